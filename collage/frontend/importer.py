@@ -1,0 +1,208 @@
+"""ONNX → Relax, node by node: what TVM's importer cannot convert becomes an opaque call.
+
+TVM's converters do the work; the loop over the nodes is ours, so that one unsupported node costs only
+itself and every binding knows the ONNX node it came from.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import tvm
+from tvm import relax
+from tvm.relax.frontend.onnx import onnx_frontend
+
+from collage.errors import ModelError
+from collage.frontend.overrides import OVERRIDES
+from collage.graph.dataflow import TensorType
+
+log = logging.getLogger(__name__)
+
+OPAQUE_SYMBOL = "collage.onnx_node"
+_SHAPE_INPUTS_ALLOWED = frozenset(
+    "Reshape Resize ConstantOfShape Gather Slice Shape Expand Concat Equal Where Cast CastLike Squeeze".split()
+)
+
+
+@dataclass(frozen=True)
+class RelaxImport:
+    """A Relax function of one dataflow block, with the ONNX node of each binding.
+
+    ``sources`` gives for each binding the index of its ONNX node; ``values`` maps ONNX value names to Relax
+    expressions; ``opaque`` tells for each ONNX node that stayed opaque why.
+    """
+
+    module: tvm.IRModule
+    sources: tuple[int, ...]
+    values: Mapping[str, Any]
+    opaque: Mapping[int, str]
+
+
+def import_onnx(model: onnx.ModelProto, force_opaque: Mapping[int, str] = {}) -> RelaxImport:
+    """Convert a simplified model (static input shapes, unique node names) to Relax.
+
+    ``force_opaque`` names nodes, by index, whose conversion is known to be wrong, with the reason.
+    Raises ModelError when an opaque node's output has no static shape.
+    """
+    importer = _Importer(model, force_opaque)
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = importer.from_onnx(model.graph, opset)
+    return RelaxImport(module, importer.binding_sources(module), dict(importer._nodes), importer.reasons)
+
+
+class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
+    def __init__(self, model: onnx.ModelProto, force_opaque: Mapping[int, str]) -> None:
+        super().__init__({}, None, keep_params_in_input=False, sanitize=True)
+        self._types = _declared_types(model)
+        self._force_opaque = force_opaque
+        self._marks: dict[Any, int] = {}
+        self.reasons: dict[int, str] = {}
+
+    def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
+        pass  # an unsupported operator becomes an opaque call
+
+    def _construct_nodes(self, graph: onnx.GraphProto) -> None:
+        for index, node in enumerate(graph.node):
+            results = self._try_convert(index, node)
+            if results is None:
+                results = self._opaque_call(index, node)
+            for name, expr in zip(node.output, results, strict=False):
+                if name:
+                    self._nodes[name] = self._mark(index, expr)
+
+    def _mark(self, index: int, expr: Any) -> Any:
+        """Bind a node's output, so that all bindings since the last one are known to be this node's."""
+        if isinstance(expr, (relax.ShapeExpr, tvm.ir.GenericConst)):
+            return expr
+        var = self.bb.emit(expr)
+        self._marks[var] = index
+        return var
+
+    def binding_sources(self, module: tvm.IRModule) -> tuple[int, ...]:
+        sources: list[int] = []
+        for block in module["main"].body.blocks:
+            for binding in block.bindings:
+                sources.append(self._marks.get(binding.var, -1))
+        for position in range(len(sources) - 2, -1, -1):
+            if sources[position] < 0:
+                sources[position] = sources[position + 1]
+        return tuple(sources)
+
+    def _try_convert(self, index: int, node: onnx.NodeProto) -> list[Any] | None:
+        """The outputs of the converted node, or None with the reason recorded."""
+        if index in self._force_opaque:
+            self.reasons[index] = self._force_opaque[index]
+            return None
+        if node.domain not in ("", "ai.onnx"):
+            self.reasons[index] = f"operator domain {node.domain} is unknown to TVM's importer"
+            return None
+        try:
+            results = self._convert(node)
+            problem = self._type_problem(node, results)
+        except Exception as error:  # converters raise anything, from AssertionError to TVM's own
+            problem = f"TVM's importer: {type(error).__name__}: {' '.join(str(error).split())[-200:]}"
+        if problem is not None:
+            self.reasons[index] = problem
+            return None
+        return results
+
+    def _convert(self, node: onnx.NodeProto) -> list[Any]:
+        if any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute):
+            raise NotImplementedError("control flow stays with ONNX Runtime")
+        attributes = self._parse_attr(node.attribute)
+        attributes["tvm_custom"] = {"name": node.name, "num_outputs": len(node.output)}
+        inputs = onnx_frontend.onnx_input()
+        for name in node.input:
+            inputs.append(self._nodes[name] if name else None)
+        if node.op_type not in _SHAPE_INPUTS_ALLOWED and any(isinstance(i, relax.ShapeExpr) for i in inputs):
+            raise NotImplementedError("takes no shape expression")
+        override = OVERRIDES.get(node.op_type)
+        result = None if override is None else override(list(inputs), attributes)
+        if result is not None:
+            result = self.bb.normalize(result)
+        else:
+            result = self._convert_operator(node.op_type, inputs, attributes, self.opset)
+        if isinstance(result, relax.Tuple):
+            return list(result)
+        if isinstance(getattr(result, "ty", None), relax.TupleType):
+            var = self.bb.emit(result)
+            return [relax.TupleGetItem(var, i) for i in range(len(result.ty.fields))]
+        return [result]
+
+    def _type_problem(self, node: onnx.NodeProto, results: list[Any]) -> str | None:
+        if len(results) < sum(1 for name in node.output if name):
+            return f"TVM's importer gives {len(results)} of {len(node.output)} outputs"
+        for name, expr in zip(node.output, results, strict=False):
+            if not name or isinstance(expr, relax.ShapeExpr):
+                continue
+            found = tensor_type(self.bb.normalize(expr).ty)
+            if found is None:
+                return f"TVM's importer gives no static type for output {name}"
+            declared = self._types.get(name)
+            if declared is not None and declared != found:
+                return f"TVM's importer gives {found} for output {name}, ONNX says {declared}"
+        return None
+
+    def _opaque_call(self, index: int, node: onnx.NodeProto) -> list[Any]:
+        log.info("node %s (%s) stays opaque: %s", node.name, node.op_type, self.reasons[index])
+        types = []
+        for name in filter(None, node.output):
+            declared = self._types.get(name)
+            if declared is None:
+                raise ModelError(
+                    f"node {node.name} ({node.op_type}): the shape of output {name} depends on data or is unknown, "
+                    f"and TVM cannot convert it ({self.reasons[index]})."
+                )
+            types.append(relax.TensorType(list(declared.shape), declared.dtype))
+        arguments = [self._as_tensor(self._nodes[name]) for name in node.input if name]
+        call = relax.call_dps_packed(OPAQUE_SYMBOL, relax.Tuple(arguments), types)
+        if len(types) == 1:
+            found = [call]
+        else:
+            var = self.bb.emit(call)
+            found = [relax.TupleGetItem(var, i) for i in range(len(types))]
+        outputs = iter(found)
+        return [next(outputs) if name else None for name in node.output]
+
+    @staticmethod
+    def _as_tensor(expr: Any) -> Any:
+        if isinstance(expr, relax.ShapeExpr):
+            return relax.const(np.array([int(v) for v in expr.values], dtype=np.int64))
+        return expr
+
+
+def tensor_type(ty: Any) -> TensorType | None:
+    """The static tensor type of a Relax type, or None."""
+    if not isinstance(ty, relax.TensorType) or ty.shape is None or not isinstance(ty.shape, relax.ShapeExpr):
+        return None
+    extents = [v if isinstance(v, int) else getattr(v, "value", None) for v in ty.shape.values]
+    if not all(isinstance(extent, int) for extent in extents) or str(ty.dtype) == "":
+        return None
+    return TensorType(tuple(int(e) for e in extents if e is not None), str(ty.dtype))
+
+
+def declared_type(info: onnx.ValueInfoProto) -> TensorType | None:
+    """The static tensor type of an ONNX value, or None."""
+    if info.type.WhichOneof("value") != "tensor_type":
+        return None
+    tensor = info.type.tensor_type
+    if not tensor.HasField("shape") or not all(d.HasField("dim_value") for d in tensor.shape.dim):
+        return None
+    try:
+        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)).name
+    except (KeyError, TypeError):
+        return None
+    return TensorType(tuple(d.dim_value for d in tensor.shape.dim), dtype)
+
+
+def _declared_types(model: onnx.ModelProto) -> dict[str, TensorType]:
+    infos: Collection[onnx.ValueInfoProto] = [*model.graph.value_info, *model.graph.output]
+    return {info.name: found for info in infos if (found := declared_type(info)) is not None}

@@ -1,0 +1,82 @@
+"""Reading an ONNX model: a path, bytes or a ``ModelProto``, with its external data, checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeAlias
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from collage.errors import ModelError
+
+ModelSource: TypeAlias = "str | Path | bytes | onnx.ModelProto"
+
+
+def load_onnx(source: ModelSource) -> onnx.ModelProto:
+    """The checked model, weights included.
+
+    Raises ModelError naming the file and the way out when it is missing, truncated, no ONNX, or lacks its
+    external data.
+    """
+    if isinstance(source, onnx.ModelProto):
+        model = onnx.ModelProto()
+        model.CopyFrom(source)
+        return _checked(model, "the given ModelProto")
+    if isinstance(source, bytes):
+        return _checked(_parse(source, "the given bytes"), "the given bytes")
+    path = Path(source)
+    if path.is_dir():
+        raise ModelError(f"{path} is a directory; give the .onnx file in it.")
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise ModelError(f"no such file: {path}. Check the path of the ONNX model.") from None
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}.") from None
+    model = _parse(data, str(path))
+    _load_external_data(model, path)
+    return _checked(model, str(path))
+
+
+def _parse(data: bytes, name: str) -> onnx.ModelProto:
+    if not data:
+        raise ModelError(f"{name} is empty, not an ONNX model.")
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except DecodeError:
+        raise ModelError(
+            f"{name} is no ONNX model, or is cut short: its protobuf does not parse. Export or download it again."
+        ) from None
+    if not model.HasField("graph") or not (model.graph.node or model.graph.output):
+        raise ModelError(f"{name} parses but holds no ONNX graph. Is it an ONNX model?")
+    return model
+
+
+def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
+    try:
+        onnx.load_external_data_for_model(model, str(path.parent))
+    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        text = str(error).splitlines()[0]
+        raise ModelError(
+            f"the weights beside {path} cannot be read: {text}. Put the external data file next to the model."
+        ) from None
+
+
+def _checked(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    if model.ByteSize() >= 2**31 - 1:
+        return model  # the checker serialises the model, which protobuf refuses above 2 GiB
+    newest = onnx.defs.onnx_opset_version()
+    for opset in model.opset_import:
+        if opset.domain in ("", "ai.onnx") and opset.version > newest:
+            raise ModelError(
+                f"{name} uses ONNX opset {opset.version}; the installed onnx knows up to {newest}. "
+                "Upgrade onnx and onnxruntime, or export with an older opset."
+            )
+    try:
+        onnx.checker.check_model(model)
+    except onnx.checker.ValidationError as error:
+        text = " ".join(str(error).split())
+        raise ModelError(f"{name} is not a valid ONNX model: {text[:400]}") from None
+    return model

@@ -1,0 +1,57 @@
+"""TVM's operator kinds for Relax operators, by name.
+
+Relax operators carry no ``TOpPattern``; TVM derives it from the lowered loops, which costs milliseconds an
+operator. The kinds of the operators that the importer emits are known beforehand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from collage.graph.dataflow import Graph, Node, OpKind
+
+_BY_KIND: Mapping[OpKind, str] = {
+    OpKind.ELEMWISE: (
+        "abs acos acosh asin asinh atan atanh bitwise_not ceil clip cos cosh erf exp floor isfinite isinf isnan "
+        "log logical_not negative round rsqrt sigmoid sign sin sinh sqrt square tan tanh astype nn.relu nn.gelu "
+        "nn.gelu_tanh nn.silu nn.leakyrelu nn.softplus nn.relu6 nn.selu nn.dropout hardswish trunc"
+    ),
+    OpKind.BROADCAST: (
+        "add subtract multiply divide floor_divide mod floor_mod power maximum minimum equal not_equal greater "
+        "greater_equal less less_equal logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor "
+        "left_shift right_shift where broadcast_to nn.prelu nn.batch_norm log_add_exp"
+    ),
+    OpKind.INJECTIVE: (
+        "reshape flatten squeeze expand_dims permute_dims concat split strided_slice take gather_elements gather_nd "
+        "repeat tile flip stack layout_transform full full_like ones zeros ones_like zeros_like arange tril triu "
+        "nn.pad nn.pixel_shuffle image.resize2d eye one_hot reverse_sequence index_tensor meshgrid slice_scatter"
+    ),
+    OpKind.REDUCTION: "sum mean max min prod std variance argmax argmin all any",
+    OpKind.OUT_FUSABLE: (
+        "matmul linear einsum nn.conv1d nn.conv2d nn.conv3d nn.conv1d_transpose nn.conv2d_transpose nn.conv3d_transpose "
+        "nn.max_pool1d nn.max_pool2d nn.max_pool3d nn.avg_pool1d nn.avg_pool2d nn.avg_pool3d nn.adaptive_avg_pool2d "
+        "nn.adaptive_avg_pool1d nn.adaptive_avg_pool3d outer"
+    ),
+}
+_KINDS = {name: kind for kind, names in _BY_KIND.items() for name in names.split()}
+
+COMPUTE_BOUND = frozenset(
+    "matmul linear einsum nn.conv1d nn.conv2d nn.conv3d "
+    "nn.conv1d_transpose nn.conv2d_transpose nn.conv3d_transpose nn.attention nn.attention_bias".split()
+)
+"""Operators whose arithmetic outweighs their traffic; they need a scheduled kernel."""
+
+VIEWS = frozenset("reshape flatten squeeze expand_dims".split())
+"""Operators that only rename the axes of a dense tensor: no work, the output is the input's memory."""
+
+
+def op_kind(op: str) -> OpKind:
+    """Kind of a Relax operator named without ``relax.``; what is not known is opaque."""
+    return _KINDS.get(op, OpKind.OPAQUE)
+
+
+def is_view(graph: Graph, node: Node) -> bool:
+    """Whether the node only renames axes of one tensor (see VIEWS)."""
+    if node.op not in VIEWS or len(node.outputs) != 1:
+        return False
+    return graph.type_of(node.inputs[0]).size == graph.type_of(node.outputs[0]).size

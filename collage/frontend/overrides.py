@@ -1,0 +1,124 @@
+"""Conversions ONNX → Relax that replace TVM's: where its importer emits anonymous loops (``call_tir``) or copies.
+
+A loop nest without a name matches no pattern and goes back to ONNX only as a whole node; the operators below
+all exist in Relax. A converter gets the ONNX node's inputs and attributes and returns a Relax expression, or
+None to leave the node to TVM's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import reduce
+from typing import Any, TypeAlias
+
+import numpy as np
+import tvm
+from tvm import relax
+
+Converter: TypeAlias = "Callable[[list[Any], dict[str, Any]], Any]"
+
+
+def _chain(operator: Callable[[Any, Any], Any]) -> Converter:
+    """TVM converts these through broadcast_to + stack + reduction: two copies of every operand."""
+    return lambda inputs, attrs: reduce(operator, inputs)
+
+
+def _constant(inputs: list[Any], position: int) -> Any:
+    """The input's array; None when it is absent. Raises LookupError when it is no constant."""
+    if position >= len(inputs) or inputs[position] is None:
+        return None
+    if not isinstance(inputs[position], tvm.ir.GenericConst):
+        raise LookupError
+    return inputs[position].value.numpy()
+
+
+def _clip(inputs: list[Any], attrs: dict[str, Any]) -> Any:
+    """A bound that is NaN does not bind; with the lower above the upper, everything is the upper (ONNX)."""
+    x, *given = inputs
+    bounds = [attrs.get("min"), attrs.get("max")]
+    for position, bound in enumerate(given):
+        bounds[position] = bound.value.numpy().item() if isinstance(bound, tvm.ir.GenericConst) else bound
+    dtype = str(x.ty.dtype)
+    low, high = (None if isinstance(b, float) and not math.isfinite(b) else b for b in bounds)
+    if isinstance(low, float) and isinstance(high, float) and low <= high:
+        return relax.op.clip(x, relax.prim_value(low), relax.prim_value(high))
+    for operator, bound, absent in ((relax.op.maximum, low, -math.inf), (relax.op.minimum, high, math.inf)):
+        if isinstance(bound, (int, float)):
+            x = operator(x, relax.const(bound, dtype))
+        elif bound is not None:
+            if dtype.startswith("float"):
+                bound = relax.op.where(relax.op.isnan(bound), relax.const(absent, dtype), bound)
+            x = operator(x, bound)
+    return x
+
+
+_PAD_MODES = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
+
+
+def _pad(inputs: list[Any], attrs: dict[str, Any]) -> Any:
+    """ONNX gives all befores, then all afters, of ``axes``; Relax (before, after) for each axis in turn."""
+    try:
+        pads, value, axes = _constant(inputs, 1), _constant(inputs, 2), _constant(inputs, 3)
+    except LookupError:
+        return None
+    x, mode = inputs[0], attrs.get("mode", b"constant").decode()
+    widths = [int(p) for p in (attrs.get("pads", attrs.get("paddings")) if pads is None else pads.reshape(-1))]
+    value = attrs.get("value", 0.0) if value is None else value.item()
+    if any(each < 0 for each in widths):
+        return None
+    rank = len(x.ty.shape)
+    axes = range(rank) if axes is None else [int(a) % rank for a in axes.reshape(-1)]
+    full = [0] * (2 * rank)
+    for position, axis in enumerate(axes):
+        full[2 * axis], full[2 * axis + 1] = widths[position], widths[position + len(widths) // 2]
+    return relax.op.nn.pad(x, full, _PAD_MODES[mode], value)
+
+
+def _tile(inputs: list[Any], attrs: dict[str, Any]) -> Any:
+    if len(inputs) != 2 or not isinstance(inputs[1], tvm.ir.GenericConst):
+        return None
+    return relax.op.tile(inputs[0], [int(r) for r in inputs[1].value.numpy()])
+
+
+def _einsum(inputs: list[Any], attrs: dict[str, Any]) -> Any:
+    return relax.op.einsum(tuple(inputs), attrs["equation"].decode())
+
+
+def _cumsum(inputs: list[Any], attrs: dict[str, Any]) -> Any:
+    if not isinstance(inputs[1], tvm.ir.GenericConst):
+        return None
+    axis, reverse = int(inputs[1].value.numpy().item()) % len(inputs[0].ty.shape), attrs.get("reverse", 0)
+    x = relax.op.flip(inputs[0], axis) if reverse else inputs[0]
+    x = relax.op.cumsum(x, axis, exclusive=bool(attrs.get("exclusive", 0)))
+    return relax.op.flip(x, axis) if reverse else x
+
+
+def _conv(inputs: list[Any], attrs: dict[str, Any]) -> None:
+    """Turn ``auto_pad`` SAME into explicit pads, in place: TVM would pad in a kernel of its own."""
+    mode = attrs.get("auto_pad", b"NOTSET").decode()
+    if mode not in ("SAME_UPPER", "SAME_LOWER"):
+        return
+    data, weight = ([int(e) for e in i.ty.shape.values][2:] for i in inputs[:2])
+    strides, dilations = attrs.get("strides", [1] * len(data)), attrs.get("dilations", [1] * len(data))
+    totals = [
+        max((math.ceil(d / s) - 1) * s + (k - 1) * dilation + 1 - d, 0)
+        for d, k, s, dilation in zip(data, weight, strides, dilations, strict=True)
+    ]
+    small, large = [t // 2 for t in totals], [t - t // 2 for t in totals]
+    attrs["pads"] = small + large if mode == "SAME_UPPER" else large + small
+    del attrs["auto_pad"]
+
+
+OVERRIDES: Mapping[str, Converter] = {
+    "Sum": _chain(relax.op.add),
+    "Max": _chain(relax.op.maximum),
+    "Min": _chain(relax.op.minimum),
+    "Clip": _clip,
+    "Pad": _pad,
+    "Tile": _tile,
+    "Einsum": _einsum,
+    "CumSum": _cumsum,
+    "Conv": _conv,
+}
+"""By ONNX operator type."""

@@ -1,0 +1,75 @@
+"""Random inputs that a model accepts: what a user's data would look like as far as the graph tells."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from collage.frontend.model import Model
+from collage.graph.dataflow import Array, Node, np_dtype
+
+_FOLLOWED = frozenset(
+    ["reshape", "flatten", "squeeze", "expand_dims", "permute_dims", "broadcast_to", "astype", "add", "subtract", "where", "concat", "split", "strided_slice", "tile", "repeat", "minimum", "maximum", "clip", "onnx.Cast", "onnx.Unsqueeze", "onnx.Squeeze", "onnx.Reshape", "onnx.Flatten", "onnx.Transpose", "onnx.Expand", "onnx.Slice", "onnx.Concat", "onnx.Where", "onnx.Identity"]
+)
+_INDEXING = {"take": 1, "gather_elements": 1, "onnx.Gather": 1, "onnx.GatherElements": 1}
+"""Operators and the position of their indices; the data comes first."""
+
+
+def random_inputs(model: Model, rng: np.random.Generator) -> tuple[Array, ...]:
+    """An array for each graph input, in order.
+
+    Floats are standard normal, booleans fair coins, integers uniform in [0, n): n is the number of rows of
+    what they index, found by following them through the graph, and 2 where they index nothing (masks, types
+    of segments).
+    """
+    found: list[Array] = []
+    for value in model.graph.inputs:
+        shape, dtype = model.graph.type_of(value).shape, np_dtype(model.graph.type_of(value).dtype)
+        array: Array
+        if dtype.kind == "b":
+            array = rng.integers(0, 2, shape).astype(dtype)
+        elif dtype.kind in "iu" or "int" in dtype.name:
+            array = rng.integers(0, indexed_rows(model, value) or 2, shape).astype(dtype)
+        elif dtype.kind == "c":
+            array = (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(dtype)
+        else:
+            array = rng.standard_normal(shape).astype(dtype)
+        found.append(np.asarray(array).reshape(shape))
+    return tuple(found)
+
+
+def indexed_rows(model: Model, value: int) -> int | None:
+    """Rows of the smallest tensor that the value is an index into, or None when it is none."""
+    graph = model.graph
+    seen = {value}
+    pending = [value]
+    rows: list[int] = []
+    while pending:
+        current = pending.pop()
+        for user in graph.users[current]:
+            node = graph.nodes[user]
+            if node.op in _INDEXING:
+                if current in node.inputs[_INDEXING[node.op] :]:
+                    rows.append(_extent(model, node))
+                if current != node.inputs[0]:
+                    continue
+            if node.op in _FOLLOWED or node.op in _INDEXING:
+                new = [v for v in node.outputs if v not in seen and _is_integer(graph.type_of(v).dtype)]
+                seen.update(new)
+                pending += new
+    return min((each for each in rows if each > 0), default=None)
+
+
+def _is_integer(dtype: str) -> bool:
+    return "int" in dtype
+
+
+def _extent(model: Model, node: Node) -> int:
+    """Length of the data's axis that the node indexes."""
+    shape = model.graph.type_of(node.inputs[0]).shape
+    axis = node.attrs.get("axis", 0)
+    if node.op.startswith("onnx."):
+        proto = model.onnx.graph.node[node.source]
+        axis = next((attribute.i for attribute in proto.attribute if attribute.name == "axis"), 0)
+    if not isinstance(axis, int):  # take without an axis indexes the flattened tensor
+        return int(np.prod(shape))
+    return shape[axis] if shape else 1

@@ -1,0 +1,95 @@
+"""Fixing symbolic input dimensions: a compile is for one set of static shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx
+
+from collage.errors import UsageError, unknown_names
+
+Shapes = Mapping[str, Sequence[int]]
+
+_GUESS_IMAGE = 224
+_GUESS_LENGTH = 128
+
+
+def model_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    """The inputs a caller must give: graph inputs that are no initializers."""
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    return [each for each in model.graph.input if each.name not in initializers]
+
+
+def fix_shapes(model: onnx.ModelProto, shapes: Shapes) -> None:
+    """Write ``shapes`` (elements per axis) into the model's inputs, in place.
+
+    Raises UsageError for unknown names, a wrong rank, a clash with a static dimension, or a dimension that
+    stays symbolic; the last lists every input with a flag that is ready to paste.
+    """
+    inputs = model_inputs(model)
+    unknown = set(shapes) - {each.name for each in inputs}
+    if unknown:
+        raise unknown_names("input in --shape", unknown, [each.name for each in inputs])
+    for each in inputs:
+        if each.name in shapes:
+            _write(each, tuple(shapes[each.name]))
+    symbolic = [each for each in inputs if not _is_static(each)]
+    if symbolic:
+        given = "; ".join(f"{each.name}: {_describe(each)}" for each in symbolic)
+        flags = " ".join(f"--shape {each.name}:{_guess(each)}" for each in symbolic)
+        raise UsageError(
+            f"these inputs have no fixed shape: {given}. Give one for each, for example: {flags} "
+            "(sizes to be replaced by yours)."
+        )
+
+
+def _write(info: onnx.ValueInfoProto, shape: tuple[int, ...]) -> None:
+    if any(extent < 0 for extent in shape):
+        raise UsageError(f"shape {shape} of input {info.name} has a negative dimension.")
+    proto = info.type.tensor_type.shape
+    if info.type.tensor_type.HasField("shape"):
+        if len(proto.dim) != len(shape):
+            raise UsageError(
+                f"input {info.name} has {len(proto.dim)} dimensions ({_describe(info)}), the given shape "
+                f"{'x'.join(map(str, shape))} has {len(shape)}."
+            )
+        for dim, extent in zip(proto.dim, shape, strict=True):
+            if dim.HasField("dim_value") and dim.dim_value > 0 and dim.dim_value != extent:
+                raise UsageError(
+                    f"input {info.name} is {_describe(info)} in the model; "
+                    f"{'x'.join(map(str, shape))} does not fit its fixed dimensions."
+                )
+    del proto.dim[:]
+    for extent in shape:
+        proto.dim.add().dim_value = extent
+    if not shape:
+        info.type.tensor_type.shape.SetInParent()
+
+
+def _is_static(info: onnx.ValueInfoProto) -> bool:
+    if info.type.WhichOneof("value") != "tensor_type":
+        return True  # sequences and optionals have no shape to fix
+    tensor = info.type.tensor_type
+    return tensor.HasField("shape") and all(d.HasField("dim_value") and d.dim_value >= 0 for d in tensor.shape.dim)
+
+
+def _describe(info: onnx.ValueInfoProto) -> str:
+    tensor = info.type.tensor_type
+    if not tensor.HasField("shape"):
+        return "unknown rank"
+    return "x".join(str(d.dim_value) if d.HasField("dim_value") else d.dim_param or "?" for d in tensor.shape.dim)
+
+
+def _guess(info: onnx.ValueInfoProto) -> str:
+    dims = list(info.type.tensor_type.shape.dim)
+    sizes = []
+    for axis, dim in enumerate(dims):
+        if dim.HasField("dim_value"):
+            sizes.append(dim.dim_value)
+        elif axis == 0:
+            sizes.append(1)
+        elif len(dims) >= 4:
+            sizes.append(3 if axis == 1 else _GUESS_IMAGE)
+        else:
+            sizes.append(_GUESS_LENGTH)
+    return "x".join(map(str, sizes)) or "1"

@@ -1,0 +1,105 @@
+"""Constant folding, dead-code removal and shape inference, by ONNX Runtime and onnx."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+
+import onnx
+import onnxruntime as ort
+
+from collage.errors import ModelError
+
+log = logging.getLogger(__name__)
+
+_EXTERNAL_ABOVE_BYTES = 1024
+
+
+def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with constants folded, BatchNormalization folded into convolutions, and types inferred.
+
+    ONNX Runtime's level "basic" does the folding; it emits standard operators only. TVM's importer needs it
+    (BERT's ConstantOfShape on a shape tensor fails without), and every engine would do the same by itself.
+    Raises ModelError when ONNX Runtime, the engine of last resort, cannot load the model.
+    """
+    with tempfile.TemporaryDirectory(prefix="collage-") as folder:
+        source, target = Path(folder) / "model.onnx", Path(folder) / "simple.onnx"
+        save_proto(model, source)
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options.optimized_model_filepath = str(target)
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
+        options.add_session_config_entry(
+            "session.optimized_model_external_initializers_min_size_in_bytes", str(_EXTERNAL_ABOVE_BYTES)
+        )
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 4
+        try:
+            ort.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # ORT's exceptions share no base class but Exception
+            text = " ".join(str(error).split())
+            raise ModelError(f"ONNX Runtime cannot load the model: {text[:400]}") from error
+        simple = onnx.load(str(target))
+    _tidy(simple, {tensor.name for tensor in model.graph.initializer})
+    return _infer_types(simple)
+
+
+def save_proto(model: onnx.ModelProto, path: Path) -> None:
+    """Write the model; weights go beside it when the protobuf would exceed 2 GiB. The model is left alone."""
+    if model.ByteSize() < 2**31 - 1:
+        path.write_bytes(model.SerializeToString())
+        return
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    onnx.save_model(copy, str(path), save_as_external_data=True, location="model.bin")
+
+
+def _tidy(model: onnx.ModelProto, initializers: Collection[str]) -> None:
+    """Drop inputs that are (or were, before folding) initializers and opsets that are not used; give every node a unique name."""
+    graph = model.graph
+    inputs = [each for each in graph.input if each.name not in initializers]
+    del graph.input[:]
+    graph.input.extend(inputs)
+    used = {node.domain for node in _all_nodes(graph)} | {f.domain for f in model.functions}
+    opsets = [o for o in model.opset_import if o.domain in used or o.domain in ("", "ai.onnx")]
+    del model.opset_import[:]
+    model.opset_import.extend(opsets)
+    seen: set[str] = set()
+    for index, node in enumerate(graph.node):
+        if not node.name or node.name in seen:
+            node.name = f"{node.name or node.op_type}#{index}"
+        seen.add(node.name)
+
+
+def _all_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    nodes = list(graph.node)
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in [attribute.g, *attribute.graphs]:
+                nodes += _all_nodes(inner)
+    return nodes
+
+
+def _infer_types(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Infer on a copy without the large weights: inference serialises the model, which has a limit of 2 GiB."""
+    bare = onnx.ModelProto()
+    bare.CopyFrom(model)
+    for tensor in bare.graph.initializer:
+        if len(tensor.raw_data) > 4096:
+            tensor.ClearField("raw_data")
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+            entry = tensor.external_data.add()
+            entry.key, entry.value = "location", "elsewhere"
+    try:
+        bare = onnx.shape_inference.infer_shapes(bare, data_prop=True)
+    except onnx.shape_inference.InferenceError as error:
+        log.warning("ONNX shape inference failed: %s", error)
+        return model
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(bare.graph.value_info)
+    inferred = {info.name: info for info in bare.graph.output}
+    for info in model.graph.output:
+        info.CopyFrom(inferred[info.name])
+    return model

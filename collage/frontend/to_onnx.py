@@ -1,0 +1,280 @@
+"""A part of the graph as an ONNX model of its own: what ONNX Runtime and OpenVINO receive.
+
+Parts that cover whole ONNX nodes go back as those nodes, so that an engine sees what the author wrote and its
+own fusions apply; a part that cuts through an ONNX node is written operator by operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from collage.frontend.export_emit import Call, Emitter, Inexpressible, element_type, fill_tensor, fill_type
+from collage.frontend.export_ops import make
+from collage.frontend.model import Model
+
+EXPORT_OPSET = 18
+"""Operator set of a part that is written operator by operator, at least."""
+
+_MIXED_OPSET = 13
+"""From here on the rules' output fits beside the model's own nodes, or says that it does not."""
+
+_DOMAINS = ("", "ai.onnx")
+
+
+class ExportError(Exception):
+    """A part of the graph has no ONNX form; the message names the operator, its ONNX node, and why."""
+
+
+def export_onnx(
+    model: Model, nodes: Sequence[int], inputs: Sequence[int], outputs: Sequence[int], *, verbatim: bool = True
+) -> onnx.ModelProto:
+    """The nodes as an ONNX model with inputs ``v<id>`` and outputs ``v<id>``, in the given orders.
+
+    An output that is no result of a node, or comes twice, is a copy named ``v<id>_out<position>``. With
+    ``verbatim=False`` everything is written operator by operator. Constants are copied once.
+    Raises ExportError when an operator has no ONNX form and its ONNX node cannot go back whole.
+    """
+    order = sorted(nodes)
+    opset = max(model.opset, EXPORT_OPSET)
+    if not verbatim:
+        return _Exporter(model, order, inputs, outputs, opset, frozenset()).export()
+    whole = _whole_sources(model, order, inputs, outputs)
+    cut = any(model.graph.nodes[n].source not in whole for n in order)
+    if not cut or model.opset >= EXPORT_OPSET:
+        return _Exporter(model, order, inputs, outputs, model.opset if whole else opset, whole).export()
+    if whole and model.opset >= _MIXED_OPSET:
+        try:
+            return _Exporter(model, order, inputs, outputs, model.opset, whole).export()
+        except ExportError:
+            pass  # some operator came to ONNX later: all of it in a newer operator set, if that works
+    return _Exporter(model, order, inputs, outputs, opset, frozenset()).export()
+
+
+def can_export(model: Model, node: int) -> str | None:
+    """Why the node cannot be written operator by operator; None when it can (0.05 ms)."""
+    emitter = Emitter(model.graph, max(model.opset, EXPORT_OPSET), ())
+    try:
+        make(Call(emitter, model.graph.nodes[node]))
+    except Inexpressible as reason:
+        return str(reason)
+    return None
+
+
+def _whole_sources(
+    model: Model, order: Sequence[int], inputs: Sequence[int], outputs: Sequence[int]
+) -> frozenset[int]:
+    """ONNX nodes that can go back as they are: all their operators are here, and nothing inside is needed outside."""
+    graph = model.graph
+    members = frozenset(order)
+    wanted = frozenset(outputs)
+    defined = set(inputs)
+    whole: set[int] = set()
+    for node_id in order:
+        source = graph.nodes[node_id].source
+        if source in whole:
+            continue
+        group = model.groups[source]
+        if source < 0 or not group <= members or min(group) != node_id:
+            defined.update(graph.nodes[node_id].outputs)
+            continue
+        proto = model.onnx.graph.node[source]
+        made = {v for n in group for v in graph.nodes[n].outputs}
+        given = {model.onnx_values[name] for name in proto.output if name in model.onnx_values}
+        needed = {v for v in made if v in wanted or v in graph.output_set or not group.issuperset(graph.users[v])}
+        if needed <= given and all(_available(model, name, defined) for name in _reads(proto)):
+            whole.add(source)
+            defined.update(given & made)
+        else:
+            defined.update(graph.nodes[node_id].outputs)
+    return frozenset(whole)
+
+
+def _available(model: Model, name: str, defined: Collection[int]) -> bool:
+    value = model.onnx_values.get(name)
+    return value in defined or name in model.initializers or (value is not None and model.graph.is_constant(value))
+
+
+def _reads(proto: onnx.NodeProto) -> Iterator[str]:
+    """Names the node reads, those that its subgraphs capture included."""
+    yield from filter(None, proto.input)
+    for body in _bodies(proto):
+        inner = _defines(body)
+        for node in body.node:
+            yield from (name for name in _reads(node) if name not in inner)
+        yield from (out.name for out in body.output if out.name not in inner)
+
+
+def _bodies(proto: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in proto.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        elif attribute.type == onnx.AttributeProto.GRAPHS:
+            yield from attribute.graphs
+
+
+def _defines(body: onnx.GraphProto) -> frozenset[str]:
+    names = {each.name for each in [*body.input, *body.initializer]}
+    names |= {each.values.name for each in body.sparse_initializer}
+    return frozenset(names | {name for node in body.node for name in node.output})
+
+
+@dataclass
+class _Exporter:
+    model: Model
+    order: Sequence[int]
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+    opset: int
+    whole: Collection[int]
+
+    def export(self) -> onnx.ModelProto:
+        self.proto = onnx.ModelProto()
+        self.emitter = Emitter(self.model.graph, self.opset, frozenset(self.inputs), self.proto.graph)
+        self.defined = set(self.inputs)
+        self.weights: dict[str, None] = {}
+        self.called: dict[tuple[str, str], None] = {}
+        done: set[int] = set()
+        for node_id in self.order:
+            source = self.model.graph.nodes[node_id].source
+            if source not in self.whole:
+                self.operator(node_id)
+            elif source not in done:
+                done.add(source)
+                self.whole_node(source)
+        try:
+            self.interface()
+        except Inexpressible as reason:
+            raise ExportError(f"part of {self.model.name}: {reason}.") from None
+        self.finish()
+        return self.proto
+
+    def operator(self, node_id: int) -> None:
+        node = self.model.graph.nodes[node_id]
+        try:
+            for value in node.inputs:
+                if value not in self.defined and not self.model.graph.is_constant(value):
+                    raise Inexpressible(f"it reads v{value}, which is no input of the part")
+            make(Call(self.emitter, node))
+        except Inexpressible as reason:
+            raise ExportError(f"{self.model.describe_node(node_id)} has no ONNX form: {reason}.") from None
+        self.defined.update(node.outputs)
+
+    def whole_node(self, source: int) -> None:
+        original = self.model.onnx.graph.node[source]
+        made = {v for n in self.model.groups[source] for v in self.model.graph.nodes[n].outputs}
+        proto = self.proto.graph.node.add()
+        proto.CopyFrom(original)
+        for position, name in enumerate(original.input):
+            proto.input[position] = self.outer(name)
+        for position, name in enumerate(original.output):
+            value = self.model.onnx_values.get(name)
+            if value in made and value not in self.defined:
+                self.defined.add(value)
+                proto.output[position] = f"v{value}"
+            elif name:
+                proto.output[position] = "" if _is_optional(original, position, self.opset) else self.emitter.fresh()
+        for body in _bodies(proto):
+            self.rename(body, {})
+        self.note_calls(proto)
+
+    def outer(self, name: str) -> str:
+        """The name in the part of an ONNX value of the model."""
+        value = self.model.onnx_values.get(name)
+        if value in self.defined:
+            return f"v{value}"
+        if value is not None and self.model.graph.is_constant(value):
+            return self.emitter.value(value)
+        if name:
+            self.weights[name] = None
+        return name and f"w_{name}"
+
+    def rename(self, body: onnx.GraphProto, scope: Mapping[str, str]) -> None:
+        """Rename what the body captures; its own names get a prefix, so that none meets one of ours."""
+        scope = {**scope, **{name: f"i_{name}" for name in _defines(body) if name}}
+        for each in [*body.input, *body.initializer, *body.value_info]:
+            each.name = scope.get(each.name, each.name)
+        for sparse in body.sparse_initializer:
+            sparse.values.name = scope.get(sparse.values.name, sparse.values.name)
+        for out in body.output:
+            out.name = scope[out.name] if out.name in scope else self.outer(out.name)
+        for node in body.node:
+            node.input[:] = [scope[name] if name in scope else self.outer(name) for name in node.input]
+            node.output[:] = [scope.get(name, name) for name in node.output]
+            for inner in _bodies(node):
+                self.rename(inner, scope)
+
+    def note_calls(self, proto: onnx.NodeProto) -> None:
+        self.called[proto.domain, proto.op_type] = None
+        for body in _bodies(proto):
+            for node in body.node:
+                self.note_calls(node)
+
+    def interface(self) -> None:
+        graph, types = self.proto.graph, self.model.graph.type_of
+        for value in self.inputs:
+            fill_type(graph.input.add(), f"v{value}", types(value))
+        given = frozenset(self.inputs)
+        seen: set[int] = set()
+        for position, value in enumerate(self.outputs):
+            name = f"v{value}"
+            if value in given or value in seen or value not in self.defined:
+                if value not in self.defined and not self.model.graph.is_constant(value):
+                    raise Inexpressible(f"its output {name} is made outside")
+                name = f"v{value}_out{position}"
+                self.emitter.identity(self.emitter.value(value), name)
+            seen.add(value)
+            fill_type(graph.output.add(), name, types(value))
+
+    def finish(self) -> None:
+        proto, model = self.proto, self.model
+        for value in self.emitter.constants:
+            tensor = proto.graph.initializer.add()
+            original = model.initializers.get(model.graph.values[value].name)
+            if original is None or original.data_type != element_type(model.graph.type_of(value).dtype):
+                fill_tensor(tensor, f"v{value}", model.graph.constants[value])
+            else:
+                tensor.CopyFrom(original)
+                tensor.name = f"v{value}"
+        for name in self.weights:
+            tensor = proto.graph.initializer.add()
+            tensor.CopyFrom(model.initializers[name])
+            tensor.name = f"w_{name}"
+        self.functions()
+        domains = {domain for domain, _ in self.called} - set(_DOMAINS)
+        for opset in model.onnx.opset_import:
+            if opset.domain in domains:
+                proto.opset_import.add(domain=opset.domain, version=opset.version)
+        proto.opset_import.add(domain="", version=self.opset)
+        proto.ir_version = max(8, min(model.onnx.ir_version, 10))
+        proto.producer_name = "collage"
+        proto.graph.name = model.name or "part"
+
+    def functions(self) -> None:
+        """Copy the model's functions that are called, by functions too."""
+        by_name = {(f.domain, f.name): f for f in self.model.onnx.functions}
+        pending = [key for key in self.called if key in by_name]
+        copied: set[tuple[str, str]] = set()
+        while pending:
+            key = pending.pop()
+            if key not in copied:
+                copied.add(key)
+                self.proto.functions.add().CopyFrom(by_name[key])
+                for node in by_name[key].node:
+                    self.note_calls(node)
+                pending += [called for called in self.called if called in by_name]
+
+
+def _is_optional(proto: onnx.NodeProto, position: int, opset: int) -> bool:
+    """Whether the operator may leave that output out."""
+    if proto.domain not in _DOMAINS:
+        return False
+    try:
+        schema = onnx.defs.get_schema(proto.op_type, opset, "")
+    except onnx.defs.SchemaError:
+        return False
+    outputs = schema.outputs
+    optional = onnx.defs.OpSchema.FormalParameterOption.Optional
+    return position < len(outputs) and outputs[position].option == optional
