@@ -1,0 +1,78 @@
+"""A workload as an ONNX file: static shapes, opset 17, BatchNorm folded into the convolution before it."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+import warnings
+from importlib.metadata import version
+from pathlib import Path
+
+import onnx
+import torch
+
+from .catalogue import HERE, Entry
+from .fold import fold_constants
+from .workload import Workload
+
+OPSET = 17  # the first with LayerNormalization; the exporter writes GELU as Erf below opset 20
+RECIPE = "collage_recipe"  # the key in the model's metadata
+SHARED = ("export.py", "fold.py", "weights.py", "workload.py")  # sources that every file depends on
+
+
+def recipe(entry: Entry, *, batch: int, small: bool) -> str:
+    """All that a file's content depends on; equal recipes mean the file need not be written again."""
+    digest = hashlib.sha256()
+    for source in (entry.source, *(HERE / name for name in SHARED)):
+        digest.update(source.read_bytes())
+    size = "small" if small else "full"
+    return f"{entry.name} {size} batch={batch} torch={version('torch')} source={digest.hexdigest()[:16]}"
+
+
+def read_recipe(path: Path) -> str | None:
+    """The recipe a file was written by; None where there is no file, or one of other making."""
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except Exception:  # a missing, cut or foreign file: protobuf's error class is private
+        return None
+    return next((entry.value for entry in model.metadata_props if entry.key == RECIPE), None)
+
+
+def to_onnx(workload: Workload, *, name: str, recipe: str) -> onnx.ModelProto:
+    """Trace `workload` and export it, with the shape of every value written into the graph.
+
+    The TorchScript exporter is the older of torch's two, but names nodes by module path and folds BatchNorm,
+    without a rewriting step of its own.
+    """
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        path = Path(folder) / f"{name}.onnx"
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", "Constant folding", UserWarning)  # `fold_constants` does the rest
+        torch.onnx.export(
+            workload.model,
+            workload.sample(0),
+            path,
+            input_names=list(workload.input_names),
+            output_names=list(workload.output_names),
+            opset_version=OPSET,
+            dynamo=False,
+        )
+        model = onnx.load(path)
+    fold_constants(model)
+    model = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+    model.graph.name = name
+    onnx.helper.set_model_props(model, {RECIPE: recipe})
+    return model
+
+
+def write(model: onnx.ModelProto, path: Path) -> None:
+    """Write beside `path`, then rename, so that a reader never sees half a file."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        onnx.save(model, scratch)
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
