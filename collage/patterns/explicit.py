@@ -1,0 +1,38 @@
+"""Method 1 of Listing 1: patterns given explicitly, matched with ``tvm.relax.dpl``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from collage.patterns.context import MatchContext, OpNode
+from collage.patterns.match import Found, escaping_reason
+
+Check = Callable[[tuple[OpNode, ...]], "bool | str"]
+"""Takes the matched operators in topological order; True, or False or the reason why they do not fit."""
+
+
+@dataclass(frozen=True)
+class BackendPattern:
+    """A pattern with a name for reports and an optional check on the matched operators."""
+
+    pattern: Any
+    name: str = "pattern"
+    check: Check | None = None
+
+    def find(self, context: MatchContext) -> Iterator[Found]:
+        """Try the pattern with each node as its root."""
+        for node in context.graph.nodes:
+            nodes = context.relax_form.match(self.pattern, node.id)
+            if nodes:
+                yield Found(nodes, self.name, self._reason(context, nodes, node.id))
+
+    def _reason(self, context: MatchContext, nodes: tuple[int, ...], root: int) -> str:
+        if reason := escaping_reason(context, nodes, root):
+            return reason
+        if self.check is not None:
+            verdict = self.check(tuple(context.ops[n] for n in nodes))
+            if verdict is not True:
+                return verdict if isinstance(verdict, str) else "the pattern's check refuses it"
+        return ""

@@ -1,0 +1,58 @@
+"""TVM's fusion rules (``FuseOps``) as a pattern rule, written in operator kinds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from collage.frontend.op_kinds import COMPUTE_BOUND
+from collage.graph.dataflow import OpKind
+from collage.patterns.context import OpNode
+from collage.patterns.rules import BasePatternRule, check_path
+
+_BROADCAST = (OpKind.ELEMWISE, OpKind.BROADCAST)
+_INJECTIVE = (*_BROADCAST, OpKind.INJECTIVE)
+
+
+class FusionRule(BasePatternRule):
+    """Which groups TVM's FuseOps would make one kernel of.
+
+    Elementwise and broadcast operators take injective ones and end in a reduction at most; injective ones
+    take injective ones; out-fusable ones (convolution, matmul, pooling) take elementwise and broadcast ones;
+    reductions and opaque operators take nothing after them.
+    """
+
+    @staticmethod
+    def op_rule(op: OpNode) -> bool | str:
+        """Everything but opaque operators."""
+        return True if op.kind is not OpKind.OPAQUE else f"{op.name} is opaque to fusion"
+
+    @staticmethod
+    def fusion_rule(cur_type: Any, src: OpNode, sink: OpNode) -> bool:
+        """See the class."""
+        if cur_type is OpKind.OUT_FUSABLE:
+            return check_path(src, sink, lambda kind: kind in _BROADCAST)
+        if cur_type in _BROADCAST:
+            return check_path(
+                src, sink, lambda kind: kind in _INJECTIVE, lambda kind: kind in (*_INJECTIVE, OpKind.REDUCTION)
+            )
+        if cur_type is OpKind.INJECTIVE:
+            return check_path(src, sink, lambda kind: kind in _INJECTIVE)
+        return False
+
+
+_SELF_CONTAINED = ("softmax", "log_softmax", "layer_norm", "rms_norm", "group_norm", "instance_norm", "cumsum")
+"""Opaque to fusion, but lowered to a loop nest that our schedules know."""
+
+
+class ScheduledFusionRule(FusionRule):
+    """The fusion rules over the operators that our CPU schedules serve: no convolution, matmul or call."""
+
+    @staticmethod
+    def op_rule(op: OpNode) -> bool | str:
+        """Memory-bound operators."""
+        node = op.context.graph.nodes[op.id]
+        if node.op in COMPUTE_BOUND:
+            return f"{op.name} needs a tuned schedule (--tune-trials)"
+        if op.kind is OpKind.OPAQUE and not (op.name in _SELF_CONTAINED or node.op == "call_tir"):
+            return f"{op.name} is opaque to TVM's fusion"
+        return True

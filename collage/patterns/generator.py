@@ -1,0 +1,90 @@
+"""The automatic pattern generator of Figure 2.4: grow a group from every seed until its rule breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from collage.patterns.context import MatchContext, OpNode
+
+if TYPE_CHECKING:
+    from collage.patterns.rules import BasePatternRule
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A group that obeys the rule (or the reason why its seed does not), and its operators as text."""
+
+    nodes: tuple[int, ...]
+    text: str
+    reason: str = ""
+
+
+def generate(context: MatchContext, rule: BasePatternRule) -> Iterator[Generated]:
+    """All groups of the rule in the model: step 1 admits the seed, step 2 grows it over post-dominators.
+
+    A group holds every node between its seed and its sink. As the sink post-dominates the seed, no
+    intermediate result escapes. Each node is asked about once.
+    """
+    from collage.patterns.rules import combine
+
+    ops = tuple(OpNode(op.id, context, rule.kind_value) for op in context.ops)
+    verdicts = [rule.op_rule(op) for op in ops]
+    for seed in ops:
+        verdict = verdicts[seed.id]
+        if verdict is not True:
+            reason = verdict if isinstance(verdict, str) else f"{rule.name} does not take {seed.name}"
+            yield Generated((seed.id,), str(seed.name), reason)
+            continue
+        group: tuple[int, ...] = (seed.id,)
+        kind = seed.kind
+        yield Generated(group, text_of(context, group))
+        while (sink := context.post_dominator[group[-1]]) is not None:
+            grown = context.between(seed.id, sink)
+            if len(grown) > rule.max_nodes or any(verdicts[n] is not True for n in grown):
+                break
+            if not rule.fusion_rule(rule.kind_value(kind), seed, ops[sink]):
+                break
+            for node in grown:
+                kind = combine(kind, ops[node].kind)
+            group = grown
+            yield Generated(group, text_of(context, group))
+
+
+def text_of(context: MatchContext, nodes: Sequence[int]) -> str:
+    """The operators of a group: ``conv2d+add+relu``."""
+    return "+".join(str(context.ops[n].name) for n in nodes)
+
+
+def pattern_of(context: MatchContext, nodes: Sequence[int]) -> Any:
+    """The group as a pattern of the pattern language, rooted at its last node.
+
+    ``is_op("conv2d")(wildcard(), wildcard())`` and so on; inputs from outside are wildcards, one for each value.
+    Groups with operators whose arguments are no tensors only (shapes) match those arguments with wildcards too.
+    """
+    from collage.patterns.language import is_op, is_tuple, wildcard
+
+    graph = context.graph
+    made: dict[int, Any] = {}
+
+    def value_pattern(value: int) -> Any:
+        producer = graph.values[value].producer
+        if producer in made:
+            return made[producer]
+        return made.setdefault(-1 - value, wildcard())
+
+    for node_id in nodes:
+        node = graph.nodes[node_id]
+        arguments: list[Any] = []
+        remaining = list(node.inputs)
+        for arg in context.model.calls[node_id].args:
+            fields = getattr(arg, "fields", None)
+            if fields is not None and remaining:
+                arguments.append(is_tuple([value_pattern(remaining.pop(0)) for _ in fields]))
+            elif type(arg).__name__ in ("ShapeExpr", "IntImm", "FloatImm") or not remaining:
+                arguments.append(wildcard())
+            else:
+                arguments.append(value_pattern(remaining.pop(0)))
+        made[node_id] = is_op(f"relax.{node.op}")(*arguments)
+    return made[nodes[-1]]

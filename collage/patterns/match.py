@@ -1,0 +1,82 @@
+"""What matching yields: subgraphs a backend may run, and those it may not, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from collage.graph.convexity import escaping, is_convex
+
+if TYPE_CHECKING:
+    from collage.patterns.context import MatchContext
+
+
+@dataclass(frozen=True)
+class Match:
+    """A set of nodes (ascending ids) that a pattern of a backend covers: (g, b) of §2.4.1."""
+
+    nodes: tuple[int, ...]
+    backend: str
+    pattern: str
+
+
+@dataclass(frozen=True)
+class RejectedMatch:
+    """Nodes that a pattern touched but may not cover, and why."""
+
+    nodes: tuple[int, ...]
+    backend: str
+    pattern: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """A find of one pattern: nodes, and why they cannot be used after all, if so."""
+
+    nodes: tuple[int, ...]
+    pattern: str
+    reason: str = ""
+
+
+class MatchSource(Protocol):
+    """Anything that finds subgraphs for a backend: a pattern, a pattern rule, a region rule."""
+
+    def find(self, context: MatchContext) -> Iterator[Found]:
+        """All finds in the model, duplicates allowed."""
+        ...
+
+
+Matches: TypeAlias = tuple[tuple[Match, ...], tuple[RejectedMatch, ...]]
+
+
+def find_matches(context: MatchContext, backend: str, sources: Sequence[MatchSource]) -> Matches:
+    """All matches of a backend, each node set once, and the rejected finds.
+
+    Every match is convex: a kernel runs as a whole.
+    """
+    matches: dict[tuple[int, ...], Match] = {}
+    rejected: dict[tuple[int, ...], RejectedMatch] = {}
+    for source in sources:
+        for found in source.find(context):
+            reason = found.reason
+            if not reason and found.nodes not in matches and not is_convex(context.graph, found.nodes, context.reach):
+                reason = "a path leaves the subgraph and comes back (not convex)"
+            if reason:
+                rejected[found.nodes] = RejectedMatch(found.nodes, backend, found.pattern, reason)
+            else:
+                matches.setdefault(found.nodes, Match(found.nodes, backend, found.pattern))
+    kept = tuple(r for nodes, r in rejected.items() if nodes not in matches)
+    return tuple(matches.values()), kept
+
+
+def escaping_reason(context: MatchContext, nodes: tuple[int, ...], sink: int) -> str:
+    """Why a fused kernel that only gives the result of ``sink`` cannot stand for the nodes, or ""."""
+    graph = context.graph
+    others = [v for v in escaping(graph, nodes) if graph.values[v].producer != sink]
+    if not others:
+        return ""
+    producer = graph.values[others[0]].producer
+    assert producer is not None
+    return f"the result of {context.model.describe_node(producer)} is also used outside (escaping intermediate)"

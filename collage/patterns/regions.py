@@ -1,0 +1,109 @@
+"""What graph engines are offered: single operators, fused chains, whole ONNX nodes, and larger regions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from collage.frontend.op_kinds import is_view
+from collage.frontend.to_onnx import can_export
+from collage.graph.dataflow import OpKind
+from collage.graph.order import branch_order, cut_positions, windows
+from collage.patterns.context import MatchContext, OpNode
+from collage.patterns.generator import text_of
+from collage.patterns.match import Found
+from collage.patterns.rules import BasePatternRule, check_path
+
+_FUSED = (OpKind.ELEMWISE, OpKind.BROADCAST)
+
+
+class EngineRule(BasePatternRule):
+    """Single operators that have an ONNX form, and chains an engine is known to fuse into one kernel.
+
+    Convolutions, matmuls and pooling take elementwise and broadcast operators after them, and elementwise
+    chains stay together; the larger regions come from WindowRule.
+    """
+
+    max_nodes = 12
+
+    @staticmethod
+    def op_rule(op: OpNode) -> bool | str:
+        """Everything that can be exported to ONNX by itself."""
+        reason = can_export(op.context.model, op.id)
+        return True if reason is None else reason
+
+    @staticmethod
+    def fusion_rule(cur_type: Any, src: OpNode, sink: OpNode) -> bool:
+        """See the class."""
+        if cur_type in (OpKind.OUT_FUSABLE, *_FUSED):
+            return check_path(src, sink, lambda kind: kind in _FUSED)
+        return False
+
+
+@dataclass(frozen=True)
+class OnnxNodeRule:
+    """Whole ONNX nodes: operators the importer broke into pieces go to an engine as they were.
+
+    ``accepts`` takes the ONNX operator's domain and type and tells whether the engine may be offered it.
+    """
+
+    accepts: Callable[[str, str], bool | str] = lambda domain, op_type: True
+
+    def find(self, context: MatchContext) -> Iterator[Found]:
+        """One find for every ONNX node that became operators."""
+        for source, nodes in context.model.groups.items():
+            if source < 0:
+                continue
+            proto = context.model.onnx.graph.node[source]
+            verdict = self.accepts(proto.domain, proto.op_type)
+            reason = "" if verdict is True else verdict or f"{proto.op_type} is not supported"
+            yield Found(tuple(sorted(nodes)), f"ONNX {proto.op_type}", str(reason))
+
+
+@dataclass(frozen=True)
+class WindowRule:
+    """Runs of 1, 2, 4, 8, ... segments between the narrow places of the graph, and the whole graph.
+
+    Segments that cut through an ONNX node are widened to whole nodes, so that engines see the model's own
+    operators. Kernels inside a region share the engine's layouts and fusions; its borders are priced,
+    because the region is timed with plain inputs and outputs.
+    """
+
+    def find(self, context: MatchContext) -> Iterator[Found]:
+        """The windows, each once."""
+        graph = context.graph
+        order = branch_order(graph)
+        cuts = self._between_onnx_nodes(context, order, cut_positions(graph, order))
+        for nodes in windows(graph, order, cuts):
+            if len(nodes) > 1:
+                name = "whole model" if len(nodes) == len(graph.nodes) else f"window of {len(nodes)}"
+                text = text_of(context, nodes) if len(nodes) <= 6 else name
+                yield Found(nodes, f"region: {text}")
+
+    @staticmethod
+    def _between_onnx_nodes(
+        context: MatchContext, order: tuple[int, ...], cuts: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        sources = [context.graph.nodes[n].source for n in order]
+        last = {source: position for position, source in enumerate(sources)}
+        first: dict[int, int] = {}
+        for position, source in enumerate(sources):
+            first.setdefault(source, position)
+        inside = [False] * (len(order) + 1)
+        for source, begin in first.items():
+            if source >= 0:
+                for position in range(begin + 1, last[source] + 1):
+                    inside[position] = True
+        return tuple(p for p in cuts if not inside[p])
+
+
+class ViewRule(BasePatternRule):
+    """Operators that only rename axes (the built-in ``view`` backend)."""
+
+    @staticmethod
+    def op_rule(op: OpNode) -> bool | str:
+        """Reshapes of any tensor that is computed."""
+        graph = op.context.graph
+        node = graph.nodes[op.id]
+        return True if is_view(graph, node) else f"{op.name} does work"

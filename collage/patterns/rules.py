@@ -1,0 +1,121 @@
+"""Method 2 of Listing 1: pattern rules, Python that says which operators a backend takes and how they fuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from collage.graph.dataflow import OpKind
+from collage.patterns.context import MatchContext, OpNode
+from collage.patterns.match import Found, MatchSource
+
+__all__ = ["BasePatternRule", "MatchSource", "check_path"]
+
+_KIND_NAMES = {
+    "kelemwise": OpKind.ELEMWISE,
+    "kelementwise": OpKind.ELEMWISE,
+    "kbroadcast": OpKind.BROADCAST,
+    "kinjective": OpKind.INJECTIVE,
+    "kreduction": OpKind.REDUCTION,
+    "kcommreduce": OpKind.REDUCTION,
+    "kfusable": OpKind.OUT_FUSABLE,
+    "koutfusable": OpKind.OUT_FUSABLE,
+    "koutewisefusable": OpKind.OUT_FUSABLE,
+    "kopaque": OpKind.OPAQUE,
+}
+
+_FUSION_ORDER = (
+    OpKind.ELEMWISE,
+    OpKind.BROADCAST,
+    OpKind.INJECTIVE,
+    OpKind.REDUCTION,
+    OpKind.OUT_FUSABLE,
+    OpKind.OPAQUE,
+)
+
+
+class BasePatternRule:
+    """Base of pattern rules (§2.3): ``op_rule`` admits operators, ``fusion_rule`` admits growth.
+
+    The pattern generator (Figure 2.4) grows a group from every admitted seed over its post-dominators until
+    ``fusion_rule`` says no. A subclass may give the operator kinds values of its own by defining ``kFusable``,
+    ``kElemwise``, ``kBroadcast``, ``kInjective``, ``kReduction``, ``kOpaque``, as Listing 1 does; the rule
+    and the checkers of ``check_path`` then see these values.
+    """
+
+    kElemwise: Any = OpKind.ELEMWISE
+    kBroadcast: Any = OpKind.BROADCAST
+    kInjective: Any = OpKind.INJECTIVE
+    kReduction: Any = OpKind.REDUCTION
+    kFusable: Any = OpKind.OUT_FUSABLE
+    kOpaque: Any = OpKind.OPAQUE
+
+    max_nodes: int = 64
+    """Groups are not grown beyond this many operators."""
+
+    @staticmethod
+    def op_rule(op: OpNode) -> bool | str:
+        """Whether the backend takes this operator: True, or False or the reason why not."""
+        return False
+
+    @staticmethod
+    def fusion_rule(cur_type: Any, src: OpNode, sink: OpNode) -> bool:
+        """Whether a group of kind ``cur_type`` grown from seed ``src`` may take in all up to ``sink``.
+
+        ``sink`` is the next post-dominator: every path from ``src`` runs through it.
+        """
+        return False
+
+    def kind_value(self, kind: OpKind) -> Any:
+        """The subclass's value for an operator kind."""
+        for name in _names_of(type(self)):
+            if _KIND_NAMES[name.lower()] is kind:
+                return getattr(self, name)
+        return kind
+
+    @property
+    def name(self) -> str:
+        """Name for reports."""
+        return type(self).__name__
+
+    def find(self, context: MatchContext) -> Iterator[Found]:
+        """All groups the generator grows in the model (Figure 2.4)."""
+        from collage.patterns.generator import generate
+
+        for each in generate(context, self):
+            yield Found(each.nodes, f"{self.name}: {each.text}", each.reason)
+
+
+def check_path(
+    src: OpNode,
+    sink: OpNode,
+    fchecker: Callable[[Any], bool],
+    sink_checker: Callable[[Any], bool] | None = None,
+) -> bool:
+    """Whether ``fchecker`` holds for the kind of every operator on the paths from ``src`` to ``sink``.
+
+    ``src`` itself is not checked; ``sink`` is (as in TVM's ``CheckPath``), with ``sink_checker`` where one is
+    given. The kinds come as the values of the rule at work, so that Listing 1's
+    ``node_pattern == MyPatternRule.kElemwise`` holds.
+    """
+    context = src.context
+    for node in context.between(src.id, sink.id):
+        if node == src.id:
+            continue
+        checker = sink_checker if sink_checker is not None and node == sink.id else fchecker
+        if not checker(src.kind_value(context.ops[node].kind)):
+            return False
+    return True
+
+
+def combine(first: OpKind, second: OpKind) -> OpKind:
+    """Kind of a group from the kinds of its parts: the one that constrains fusion more."""
+    return max(first, second, key=_FUSION_ORDER.index)
+
+
+def _names_of(rule: type) -> list[str]:
+    """Names of kind attributes, those of the most derived class first."""
+    names: dict[str, None] = {}
+    for each in rule.__mro__:
+        names.update({n: None for n in vars(each) if n.lower() in _KIND_NAMES})
+    return list(names)

@@ -1,0 +1,246 @@
+"""Op-level placement by dynamic programming: Algorithm 1, Eq. 2.2-2.4.
+
+The nodes are walked in branch order. A state says which nodes are covered: all before the first uncovered
+one, and a few after it (the mask). The first uncovered node has to be covered by some candidate that begins
+there, which gives the next states; the cheapest way into each state is kept (Eq. 2.3). The paper's S, the
+subgraphs that hold all nodes before v_s, are these states.
+
+**Circles.** A cover may be made of convex candidates and still not be runnable: with a -> b and c -> d,
+{a, d} and {b, c} wait for each other. Algorithm 1 overlooks that; here the state carries what is needed to
+refuse exactly those covers. Call a candidate *tight* when each of its entries (nodes that read from outside)
+reaches each of its exits (nodes read from outside), and *loose* otherwise. A candidate with one sink that
+all its nodes reach is tight.
+
+1. Tight candidates alone form no circle. Let P1 -> ... -> Pk -> P1 be one. Each edge goes from an exit of a
+   part to an entry of the next, which reaches the exit that the next edge leaves from, within its part or
+   not. Joined, these paths lead from a node back to itself, but the graph has no cycle.
+2. By the same argument a circle that passes through tight parts between two loose ones, A and B, implies a
+   path in the graph from A to B. Conversely such a path makes B wait for A, whichever parts cover it. So a
+   cover has a circle exactly when its loose parts do under "some node of A reaches some node of B".
+3. A state therefore carries, for each loose candidate with nodes still ahead, these nodes and all it reaches
+   so far: its descendants, and through another loose candidate among them what that one reaches. It closes a
+   circle when it comes to reach itself. One whose nodes have all been passed can be forgotten: what is
+   placed later begins later, so it can no longer reach it, and what reached it has taken over its reach.
+
+Most candidates are tight, and a candidate that is an interval of the order never has nodes ahead, so nearly
+all states carry nothing of the kind.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from collage.graph.convexity import bits
+from collage.graph.dataflow import Graph
+from collage.graph.order import branch_order
+from collage.search.placement import Candidate, Placement, charge_us, contenders, finish, no_cover
+
+_Loose: TypeAlias = "tuple[tuple[int, int], ...]"
+"""Loose candidates with nodes ahead: (mask of these nodes, mask of the nodes it reaches), ascending."""
+
+_State: TypeAlias = tuple[int, _Loose]
+"""Mask of the covered nodes, and the loose candidates. Bit i of a mask is i places after the state's."""
+
+_COUNT_BITS = 24
+_UNITS_PER_US = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """A candidate as the walk sees it. Masks are relative to its first node in the order."""
+
+    candidate: Candidate
+    mask: int
+    weight: int
+    reaches: int
+    """What a loose candidate's nodes reach outside of it; 0 for a tight one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """The cheapest known way into a state: the last option taken and the way before it."""
+
+    weight: int
+    last: _Option | None = None
+    before: _Way | None = None
+
+
+def place(
+    graph: Graph,
+    candidates: Sequence[Candidate],
+    epsilon_us: float,
+    *,
+    margin: float = 0.0,
+    max_states: int = 512,
+) -> Placement:
+    """The placement with the least sum of ``cost_us + epsilon_us + margin * noise_us``.
+
+    ``epsilon_us`` is the cost of a context switch (Eq. 2.2). Of placements with the same sum the one with
+    fewer candidates wins; the result does not depend on the order of ``candidates``. Candidates that are not
+    convex are ignored. With more than ``max_states`` states at one node only the most promising are followed
+    and the placement says ``exact=False``. Raises ``NoPlacementError`` when no placement exists.
+    """
+    order = branch_order(graph)
+    usable = contenders(graph, candidates, epsilon_us, margin)
+    options = _options(graph, order, usable, epsilon_us, margin)
+    while True:
+        way, reached, exact = _walk(options, max_states)
+        if way is not None:
+            break
+        if exact:
+            raise no_cover(graph, order[reached])
+        max_states *= 4  # every state that led to a cover was dropped
+    chosen: list[Candidate] = []
+    while way.last is not None and way.before is not None:
+        chosen.append(way.last.candidate)
+        way = way.before
+    return finish(graph, chosen, epsilon_us, exact=exact)
+
+
+def _options(
+    graph: Graph, order: Sequence[int], usable: Sequence[Candidate], epsilon_us: float, margin: float
+) -> list[list[_Option]]:
+    """For each position in the order, the candidates that begin there."""
+    position = [0] * len(order)
+    for at, node in enumerate(order):
+        position[node] = at
+    below = [0] * len(order)
+    for at in reversed(range(len(order))):
+        for user in graph.successors[order[at]]:
+            below[at] |= 1 << position[user] | below[position[user]]
+
+    options: list[list[_Option]] = [[] for _ in order]
+    for candidate in usable:
+        places = sorted(position[node] for node in candidate.nodes)
+        first = places[0]
+        mask = sum(1 << (each - first) for each in places)
+        reaches = 0
+        if _is_loose(graph, candidate.nodes):
+            for each in places:
+                reaches |= below[each] >> first
+        options[first].append(
+            _Option(candidate, mask, _weight(charge_us(candidate, epsilon_us, margin)), reaches & ~mask)
+        )
+    return options
+
+
+def _weight(charge: float) -> int:
+    """Picoseconds, with a count of one in the low bits: sums compare by cost, then by number of candidates.
+
+    Integers add up to the same sum in any order, so equal costs are equal, and ties are broken by the rule
+    and not by rounding.
+    """
+    return round(charge * _UNITS_PER_US) << _COUNT_BITS | 1
+
+
+def _is_loose(graph: Graph, nodes: Collection[int]) -> bool:
+    """Whether some entry of the convex set does not reach some exit (see the top of this file)."""
+    if len(nodes) == 1:
+        return False
+    inside = set(nodes)
+    entries: dict[int, int] = {}  # from each node of the set: mask of the entries that reach it
+    every = 0
+    exits: list[int] = []
+    for node in nodes:  # ascending, so in topological order
+        mask = 0
+        for other in graph.predecessors[node]:
+            if other in inside:
+                mask |= entries[other]
+            else:
+                mask |= 1 << len(entries)
+        entries[node] = mask
+        every |= mask
+        if any(user not in inside for user in graph.successors[node]):
+            exits.append(node)
+    return any(entries[node] != every for node in exits)
+
+
+def _walk(options: Sequence[Sequence[_Option]], max_states: int) -> tuple[_Way | None, int, bool]:
+    """The best way to cover all positions (or None), the last position reached, and whether it is exact."""
+    end = len(options)
+    layers: list[dict[_State, _Way]] = [{} for _ in range(end + 1)]
+    layers[0][(0, ())] = _Way(0)
+    bound = _Bound(options)
+    reached = 0
+    exact = True
+    for at in range(end):
+        states, layers[at] = layers[at], {}
+        if states:
+            reached = at
+        ways = list(states.items())
+        if len(ways) > max_states:
+            exact = False
+            ways = heapq.nsmallest(
+                max_states, ways, key=lambda item: item[1].weight - bound.covered(at, item[0][0])
+            )
+        here = options[at]
+        for (covered, loose), way in ways:
+            for option in here:
+                if covered & option.mask:
+                    continue
+                ahead = covered | option.mask
+                step = (~ahead & (ahead + 1)).bit_length() - 1  # trailing ones: on to the next uncovered node
+                next_loose = loose
+                if loose or option.reaches:
+                    joined = _join(loose, option)
+                    if joined is None:
+                        continue
+                    next_loose = _advance(joined, step)
+                state = (ahead >> step, next_loose)
+                weight = way.weight + option.weight
+                layer = layers[at + step]
+                known = layer.get(state)
+                if known is None or weight < known.weight:
+                    layer[state] = _Way(weight, option, way)
+    return layers[end].get((0, ())), reached, exact
+
+
+def _join(loose: _Loose, option: _Option) -> _Loose | None:
+    """The loose candidates once ``option`` is placed, or None when that closes a circle (step 3 above)."""
+    if not option.reaches:
+        return loose
+    # Each reach is already closed under going through the others, so one round keeps it so.
+    reaches = option.reaches
+    for nodes, reach in loose:
+        if reaches & nodes:
+            reaches |= reach
+    if reaches & option.mask:
+        return None
+    joined = [(option.mask, reaches)]
+    for nodes, reach in loose:
+        # Had the option reached these nodes as well, it would have come to reach itself above.
+        joined.append((nodes, reach | reaches if reach & option.mask else reach))
+    return tuple(joined)
+
+
+def _advance(loose: _Loose, step: int) -> _Loose:
+    """The same, seen from ``step`` places on, without those whose nodes have all been passed."""
+    return tuple(sorted((nodes >> step, reach >> step) for nodes, reach in loose if nodes >> step))
+
+
+class _Bound:
+    """A lower bound for what covering some nodes costs, to compare states that cover different ones.
+
+    Each node costs at least its equal share of the cheapest candidate, per node, that covers it. What a
+    state has paid beyond the bound of what it covers is what ranks it.
+    """
+
+    def __init__(self, options: Sequence[Sequence[_Option]]) -> None:
+        share: list[int | None] = [None] * len(options)
+        for first, here in enumerate(options):
+            for option in here:
+                each = option.weight // option.mask.bit_count()
+                for bit in bits(option.mask):
+                    known = share[first + bit]
+                    share[first + bit] = each if known is None else min(known, each)
+        self._share = [each or 0 for each in share]
+        self._before = [0]
+        for each in self._share:
+            self._before.append(self._before[-1] + each)
+
+    def covered(self, at: int, mask: int) -> int:
+        """Bound for all nodes before position ``at`` and those of the mask from there on."""
+        return self._before[at] + sum(self._share[at + bit] for bit in bits(mask))

@@ -1,0 +1,143 @@
+"""What the search chooses from and what it returns: candidates and placements (section 2.4.1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from collage.errors import NoPlacementError
+from collage.graph.convexity import Reachability, is_convex, quotient_order
+from collage.graph.dataflow import Graph
+
+_NAMED = 20
+"""How many nodes an error message names before it only counts the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A matched subgraph on a backend, (g_i, b_i) in section 2.4.1, with its measured cost M(P(g_i)).
+
+    ``nodes`` are ascending ids; ``cost_us`` and ``noise_us``, the measurement's spread, are microseconds.
+    """
+
+    nodes: tuple[int, ...]
+    backend: str
+    cost_us: float
+    noise_us: float = 0.0
+    launches: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.nodes or any(a >= b for a, b in pairwise(self.nodes)):
+            raise ValueError(f"nodes of a candidate must be ascending ids, at least one: {self.nodes}")
+        if not (0 <= self.cost_us < math.inf and 0 <= self.noise_us < math.inf):
+            raise ValueError(
+                f"cost and noise must be finite and not negative: {self.cost_us} us, {self.noise_us} us"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Candidates that cover each node once, in an order in which they can be launched.
+
+    ``predicted_us`` is Cost(P(G)) of Eq. 2.2: their costs and one context switch each. ``exact`` is False
+    when the search had to drop states, so that a cheaper placement may exist.
+    """
+
+    candidates: tuple[Candidate, ...]
+    predicted_us: float
+    exact: bool = True
+
+
+def check_placement(graph: Graph, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """The candidates in launch order.
+
+    Raises ``ValueError`` unless they cover each node exactly once, and its subclass
+    ``CyclicPlacementError`` when they wait for each other in a circle.
+    """
+    times = [0] * len(graph.nodes)
+    for candidate in candidates:
+        _check_ids(graph, candidate)
+        for node in candidate.nodes:
+            times[node] += 1
+    if wrong := [node for node, count in enumerate(times) if count != 1]:
+        raise ValueError(
+            "a placement covers each node once, but these are covered "
+            + ", ".join(f"{times[node]} times: {_name(graph, node)}" for node in wrong[:_NAMED])
+            + _and_more(wrong)
+        )
+    order = quotient_order(graph, [candidate.nodes for candidate in candidates])
+    return tuple(candidates[index] for index in order)
+
+
+def finish(graph: Graph, chosen: Sequence[Candidate], epsilon_us: float, *, exact: bool = True) -> Placement:
+    """The checked placement with its predicted cost, Eq. 2.2."""
+    launch = check_placement(graph, chosen)
+    return Placement(launch, math.fsum(c.cost_us + epsilon_us * c.launches for c in launch), exact)
+
+
+def charge_us(candidate: Candidate, epsilon_us: float, margin: float) -> float:
+    """What the search minimizes the sum of: M(P(g)) + epsilon (Eq. 2.3) + margin * noise, in microseconds.
+
+    The last term is how a challenger is made to beat the noise: with ``margin`` = 1 a candidate counts as
+    one standard deviation (or whatever the spread is) slower than measured. Between two ways that are about
+    as fast the one measured with more certainty wins, and a way in many pieces collects the noise of each.
+    The charge stays additive, so the search stays exact; with ``margin`` = 0 the problem is the paper's.
+    """
+    return candidate.cost_us + epsilon_us * candidate.launches + margin * candidate.noise_us
+
+
+def contenders(
+    graph: Graph, candidates: Sequence[Candidate], epsilon_us: float, margin: float
+) -> tuple[Candidate, ...]:
+    """The candidates that can be part of a best placement: convex, and the best for their set of nodes.
+
+    Ties go to less noise, then to the backend's name. In an order that depends on the candidates alone, not
+    on the order they come in. Raises ``NoPlacementError`` with the nodes that none of them covers.
+    """
+    best: dict[tuple[int, ...], tuple[tuple[float, float, str], Candidate]] = {}
+    for candidate in candidates:
+        rank = (charge_us(candidate, epsilon_us, margin), candidate.noise_us, candidate.backend)
+        if candidate.nodes not in best or rank < best[candidate.nodes][0]:
+            best[candidate.nodes] = (rank, candidate)
+    reach = Reachability.of(graph)
+    kept: list[Candidate] = []
+    missing = dict.fromkeys(range(len(graph.nodes)))
+    for nodes in sorted(best):
+        _check_ids(graph, best[nodes][1])
+        if len(nodes) == 1 or is_convex(graph, nodes, reach):
+            kept.append(best[nodes][1])
+            for node in nodes:
+                missing.pop(node, None)
+    if missing:
+        names = [_name(graph, node) for node in list(missing)[:_NAMED]]
+        raise NoPlacementError(
+            f"no candidate that can run as one kernel covers {', '.join(names)}{_and_more(list(missing))}"
+        )
+    return tuple(kept)
+
+
+def no_cover(graph: Graph, stuck_at: int | None = None) -> NoPlacementError:
+    """The error for a graph whose every node is covered, but by no combination of candidates."""
+    where = "" if stuck_at is None else f"; none gets past {_name(graph, stuck_at)}"
+    return NoPlacementError(
+        "each node has candidates, but no combination of them covers each node exactly once "
+        f"without waiting in a circle{where}"
+    )
+
+
+def _check_ids(graph: Graph, candidate: Candidate) -> None:
+    if candidate.nodes[0] < 0 or candidate.nodes[-1] >= len(graph.nodes):
+        raise ValueError(
+            f"a {candidate.backend} candidate has nodes that the graph of {len(graph.nodes)} nodes has not: "
+            f"{candidate.nodes[0]} to {candidate.nodes[-1]}"
+        )
+
+
+def _name(graph: Graph, node: int) -> str:
+    return f"node {node} ({graph.nodes[node].op})"
+
+
+def _and_more(nodes: Sequence[int]) -> str:
+    return f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""

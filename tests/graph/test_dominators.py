@@ -1,0 +1,80 @@
+"""Immediate (post-)dominators against the definition."""
+
+from __future__ import annotations
+
+from hypothesis import given
+
+from collage.graph.dataflow import Graph
+from collage.graph.dominators import dominators, post_dominators
+from tests.strategies import GraphBuilder, graph_of, graphs
+
+EXIT = -1
+
+
+def naive(count: int, after: dict[int, set[int]], node: int) -> int | None:
+    """The post-dominator of ``node`` that all its other post-dominators post-dominate."""
+
+    def reaches_exit(start: int, removed: int | None) -> bool:
+        seen, stack = {start}, [start]
+        while stack:
+            for other in after.get(stack.pop(), set()):
+                if other == EXIT:
+                    return True
+                if other != removed and other not in seen:
+                    seen.add(other)
+                    stack.append(other)
+        return False
+
+    over = {n: {d for d in range(count) if d != n and not reaches_exit(n, d)} for n in range(count)}
+    nearest = [d for d in over[node] if over[node] - {d} <= over[d]]
+    assert len(nearest) <= 1
+    return nearest[0] if nearest else None
+
+
+def edges_to_exit(graph: Graph) -> dict[int, set[int]]:
+    after: dict[int, set[int]] = {}
+    for node in graph.nodes:
+        users = {user for value in node.outputs for user in graph.users[value]}
+        if not users or set(node.outputs) & set(graph.outputs):
+            users.add(EXIT)
+        after[node.id] = users
+    return after
+
+
+def edges_to_entry(graph: Graph) -> dict[int, set[int]]:
+    return {node.id: set(graph.predecessors[node.id]) or {EXIT} for node in graph.nodes}
+
+
+@given(graphs())
+def test_post_dominators_follow_the_definition(graph: Graph) -> None:
+    after = edges_to_exit(graph)
+    count = len(graph.nodes)
+    assert post_dominators(graph) == tuple(naive(count, after, n) for n in range(count))
+
+
+@given(graphs())
+def test_dominators_follow_the_definition(graph: Graph) -> None:
+    before = edges_to_entry(graph)
+    count = len(graph.nodes)
+    assert dominators(graph) == tuple(naive(count, before, n) for n in range(count))
+
+
+def test_branches_meet_at_their_join() -> None:
+    graph = graph_of([(0, 1), (1, 2), (0, 3), (2, 4), (3, 4)], 5)
+    assert post_dominators(graph) == (4, 2, 4, 4, None)
+    assert dominators(graph) == (None, 0, 1, 0, 0)
+
+
+def test_a_value_that_is_used_and_returned_has_a_way_to_the_exit() -> None:
+    graph = graph_of([(0, 1), (1, 2)], 3, outputs=[1, 2])
+    assert post_dominators(graph) == (1, None, None)
+
+
+def test_a_dead_branch_ends_at_the_exit() -> None:
+    graph = graph_of([(0, 1), (0, 2)], 3, outputs=[2])
+    assert post_dominators(graph) == (None, None, None)
+
+
+def test_an_empty_graph_has_none() -> None:
+    graph = GraphBuilder().finish()
+    assert dominators(graph) == post_dominators(graph) == ()
