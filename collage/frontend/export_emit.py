@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from typing import TypeAlias
 
 import numpy as np
@@ -13,21 +13,25 @@ import onnx
 from collage.graph.dataflow import Array, Attr, Graph, Node, TensorType, np_dtype
 
 OnnxAttr: TypeAlias = "int | float | str | Sequence[int] | Sequence[float]"
+Maker: TypeAlias = "Callable[[Call], str | Sequence[str | None]]"
+
+DATA_LAYOUTS = ("NCW", "NCHW", "NCDHW")
+"""The layouts ONNX knows, as Relax calls them."""
 
 
-class Inexpressible(Exception):
+class InexpressibleError(Exception):
     """An operator has no ONNX form with the same meaning; the message is the reason alone."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def element_type(dtype: str) -> int:
-    """ONNX element type of a numpy (or ml_dtypes) dtype name. Raises Inexpressible."""
+    """ONNX element type of a numpy (or ml_dtypes) dtype name. Raises InexpressibleError."""
     try:
         found = int(onnx.helper.np_dtype_to_tensor_dtype(np_dtype(dtype)))
     except (AttributeError, KeyError, ValueError, TypeError):
-        raise Inexpressible(f"ONNX has no dtype {dtype}") from None
+        raise InexpressibleError(f"ONNX has no dtype {dtype}") from None
     if dtype.startswith(("int4", "uint4", "int2", "uint2", "float4")):  # several elements a byte
-        raise Inexpressible(f"tensors of {dtype} are packed in ONNX")
+        raise InexpressibleError(f"tensors of {dtype} are packed in ONNX")
     return found
 
 
@@ -85,7 +89,9 @@ class Emitter:
             fill_tensor(self.proto.initializer.add(), name, array)
         return name
 
-    def write(self, op: str, inputs: Sequence[str], outputs: Sequence[str], attrs: Mapping[str, OnnxAttr]) -> None:
+    def write(
+        self, op: str, inputs: Sequence[str], outputs: Sequence[str], attrs: Mapping[str, OnnxAttr]
+    ) -> None:
         """Append a node."""
         node = self.proto.node.add()
         node.op_type = op
@@ -185,7 +191,9 @@ class Call:
 
     def slice(self, x: str, axis: int, start: int, stop: int, step: int = 1) -> str:
         """``x[..., start:stop:step]`` on one axis."""
-        return self.op("Slice", x, self.ints([start]), self.ints([stop]), self.ints([axis]), self.ints([step]))
+        return self.op(
+            "Slice", x, self.ints([start]), self.ints([stop]), self.ints([axis]), self.ints([step])
+        )
 
     # -- asking --------------------------------------------------------------------------------------
 
@@ -197,14 +205,14 @@ class Call:
         """An attribute that must be an integer."""
         value = self.attr(name)
         if not isinstance(value, int):
-            raise Inexpressible(f"attribute {name} is {value!r}, no integer")
+            raise InexpressibleError(f"attribute {name} is {value!r}, no integer")
         return int(value)
 
     def real(self, name: str) -> float:
         """An attribute that must be a number."""
         value = self.attr(name)
         if not isinstance(value, (int, float)):
-            raise Inexpressible(f"attribute {name} is {value!r}, no number")
+            raise InexpressibleError(f"attribute {name} is {value!r}, no number")
         return float(value)
 
     def integers(self, name: str) -> tuple[int, ...]:
@@ -218,7 +226,7 @@ class Call:
     def need(self, condition: object, reason: str) -> None:
         """Refuse with that reason unless the condition holds."""
         if not condition:
-            raise Inexpressible(reason)
+            raise InexpressibleError(reason)
 
     def need_opset(self, opset: int) -> None:
         """Refuse below that operator set."""
@@ -248,7 +256,7 @@ class Call:
         for value, name in zip(self.node.outputs, names, strict=True):
             if name is None:
                 if graph.users[value] or value in graph.output_set:
-                    raise Inexpressible(f"output {self.node.outputs.index(value)} has no ONNX form")
+                    raise InexpressibleError(f"output {self.node.outputs.index(value)} has no ONNX form")
             elif name in made and name not in renamed:
                 renamed[name] = f"v{value}"
             else:
@@ -261,8 +269,13 @@ class Call:
 
 
 def as_integers(value: Attr, name: str = "argument") -> tuple[int, ...]:
-    """An integer, or a tuple of them, as a tuple. Raises Inexpressible for anything else."""
+    """An integer, or a tuple of them, as a tuple. Raises InexpressibleError for anything else."""
     items = value if isinstance(value, tuple) else (value,)
     if not all(isinstance(each, int) for each in items):
-        raise Inexpressible(f"attribute {name} is {value!r}, not static integers")
+        raise InexpressibleError(f"attribute {name} is {value!r}, not static integers")
     return tuple(int(each) for each in items if isinstance(each, int))
+
+
+def is_float(dtype: str) -> bool:
+    """Whether a dtype, by name, is a floating-point one; those of ml_dtypes are."""
+    return dtype != "bool" and not np.issubdtype(np_dtype(dtype), np.integer)

@@ -20,6 +20,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from collage.errors import ModelError
 from collage.frontend.overrides import OVERRIDES
+from collage.frontend.scopes import captures
 from collage.graph.dataflow import TensorType
 
 log = logging.getLogger(__name__)
@@ -162,7 +163,8 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
                     f"and TVM cannot convert it ({self.reasons[index]})."
                 )
             types.append(relax.TensorType(list(declared.shape), declared.dtype))
-        arguments = [self._as_tensor(self._nodes[name]) for name in node.input if name]
+        names = [*filter(None, node.input), *captures(node)]
+        arguments = [self._as_tensor(self._nodes[name]) for name in names]
         call = relax.call_dps_packed(OPAQUE_SYMBOL, relax.Tuple(arguments), types)
         if len(types) == 1:
             found = [call]

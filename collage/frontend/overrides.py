@@ -1,8 +1,8 @@
-"""Conversions ONNX → Relax that replace TVM's: where its importer emits anonymous loops (``call_tir``) or copies.
+"""Conversions ONNX → Relax in place of TVM's: where it emits anonymous loops (``call_tir``), copies or errs.
 
 A loop nest without a name matches no pattern and goes back to ONNX only as a whole node; the operators below
 all exist in Relax. A converter gets the ONNX node's inputs and attributes and returns a Relax expression, or
-None to leave the node to TVM's own.
+None to leave the node to TVM's own; an exception makes the node opaque.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any, TypeAlias
 
-import numpy as np
 import tvm
 from tvm import relax
 
@@ -63,7 +62,7 @@ def _pad(inputs: list[Any], attrs: dict[str, Any]) -> Any:
     except LookupError:
         return None
     x, mode = inputs[0], attrs.get("mode", b"constant").decode()
-    widths = [int(p) for p in (attrs.get("pads", attrs.get("paddings")) if pads is None else pads.reshape(-1))]
+    widths = [int(p) for p in (attrs["pads"] if pads is None else pads.reshape(-1))]
     value = attrs.get("value", 0.0) if value is None else value.item()
     if any(each < 0 for each in widths):
         return None
@@ -110,6 +109,39 @@ def _conv(inputs: list[Any], attrs: dict[str, Any]) -> None:
     del attrs["auto_pad"]
 
 
+def _is_inf(inputs: list[Any], attrs: dict[str, Any]) -> Any:
+    """TVM ignores which infinities are asked for."""
+    x, zero = inputs[0], relax.const(0, str(inputs[0].ty.dtype))
+    signs = []
+    if not attrs.get("detect_negative", 1):
+        signs.append(relax.op.greater(x, zero))
+    if not attrs.get("detect_positive", 1):
+        signs.append(relax.op.less(x, zero))
+    return reduce(relax.op.logical_and, signs, relax.op.isinf(x))
+
+
+def _dropout(inputs: list[Any], attrs: dict[str, Any]) -> None:
+    """TVM ignores the training mode."""
+    training = inputs[2] if len(inputs) > 2 else None
+    if training is not None and not (
+        isinstance(training, tvm.ir.GenericConst) and not training.value.numpy().item()
+    ):
+        raise NotImplementedError("dropout in training mode")
+
+
+def _resize(inputs: list[Any], attrs: dict[str, Any]) -> None:
+    """TVM knows the output's size only, and ignores what it does not know."""
+    policy = attrs.get("keep_aspect_ratio_policy", b"stretch").decode()
+    if attrs.get("antialias", 0) or "axes" in attrs or policy != "stretch":
+        raise NotImplementedError("resize with antialias, axes or keep_aspect_ratio_policy")
+    scales = inputs[2] if len(inputs) > 2 else None
+    if isinstance(scales, tvm.ir.GenericConst):
+        extents = [int(e) for e in inputs[0].ty.shape.values]
+        sizes = [float(s) * e for s, e in zip(scales.value.numpy(), extents, strict=True)]
+        if any(abs(size - round(size)) > 1e-4 for size in sizes):
+            raise NotImplementedError(f"resize by scales that give fractional sizes {sizes}")
+
+
 OVERRIDES: Mapping[str, Converter] = {
     "Sum": _chain(relax.op.add),
     "Max": _chain(relax.op.maximum),
@@ -120,5 +152,8 @@ OVERRIDES: Mapping[str, Converter] = {
     "Einsum": _einsum,
     "CumSum": _cumsum,
     "Conv": _conv,
+    "IsInf": _is_inf,
+    "Dropout": _dropout,
+    "Resize": _resize,
 }
 """By ONNX operator type."""

@@ -8,7 +8,37 @@ from collage.frontend.model import Model
 from collage.graph.dataflow import Array, Node, np_dtype
 
 _FOLLOWED = frozenset(
-    ["reshape", "flatten", "squeeze", "expand_dims", "permute_dims", "broadcast_to", "astype", "add", "subtract", "where", "concat", "split", "strided_slice", "tile", "repeat", "minimum", "maximum", "clip", "onnx.Cast", "onnx.Unsqueeze", "onnx.Squeeze", "onnx.Reshape", "onnx.Flatten", "onnx.Transpose", "onnx.Expand", "onnx.Slice", "onnx.Concat", "onnx.Where", "onnx.Identity"]
+    [
+        "reshape",
+        "flatten",
+        "squeeze",
+        "expand_dims",
+        "permute_dims",
+        "broadcast_to",
+        "astype",
+        "add",
+        "subtract",
+        "where",
+        "concat",
+        "split",
+        "strided_slice",
+        "tile",
+        "repeat",
+        "minimum",
+        "maximum",
+        "clip",
+        "onnx.Cast",
+        "onnx.Unsqueeze",
+        "onnx.Squeeze",
+        "onnx.Reshape",
+        "onnx.Flatten",
+        "onnx.Transpose",
+        "onnx.Expand",
+        "onnx.Slice",
+        "onnx.Concat",
+        "onnx.Where",
+        "onnx.Identity",
+    ]
 )
 _INDEXING = {"take": 1, "gather_elements": 1, "onnx.Gather": 1, "onnx.GatherElements": 1}
 """Operators and the position of their indices; the data comes first."""

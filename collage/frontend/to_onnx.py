@@ -6,14 +6,22 @@ own fusions apply; a part that cuts through an ONNX node is written operator by 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
 
-from collage.frontend.export_emit import Call, Emitter, Inexpressible, element_type, fill_tensor, fill_type
+from collage.frontend.export_emit import (
+    Call,
+    Emitter,
+    InexpressibleError,
+    element_type,
+    fill_tensor,
+    fill_type,
+)
 from collage.frontend.export_ops import make
 from collage.frontend.model import Model
+from collage.frontend.scopes import bodies, defines, reads
 
 EXPORT_OPSET = 18
 """Operator set of a part that is written operator by operator, at least."""
@@ -29,28 +37,37 @@ class ExportError(Exception):
 
 
 def export_onnx(
-    model: Model, nodes: Sequence[int], inputs: Sequence[int], outputs: Sequence[int], *, verbatim: bool = True
+    model: Model,
+    nodes: Sequence[int],
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    *,
+    verbatim: bool = True,
 ) -> onnx.ModelProto:
     """The nodes as an ONNX model with inputs ``v<id>`` and outputs ``v<id>``, in the given orders.
 
     An output that is no result of a node, or comes twice, is a copy named ``v<id>_out<position>``. With
     ``verbatim=False`` everything is written operator by operator. Constants are copied once.
+
+    The operator set is the model's own where that will do: a part that cuts through an ONNX node of a model
+    older than operator set 18 may need 18, and then keeps only the whole nodes that have not changed since.
     Raises ExportError when an operator has no ONNX form and its ONNX node cannot go back whole.
     """
     order = sorted(nodes)
-    opset = max(model.opset, EXPORT_OPSET)
+    newest = max(model.opset, EXPORT_OPSET)
     if not verbatim:
-        return _Exporter(model, order, inputs, outputs, opset, frozenset()).export()
+        return _Exporter(model, order, inputs, outputs, newest, frozenset()).export()
     whole = _whole_sources(model, order, inputs, outputs)
     cut = any(model.graph.nodes[n].source not in whole for n in order)
     if not cut or model.opset >= EXPORT_OPSET:
-        return _Exporter(model, order, inputs, outputs, model.opset if whole else opset, whole).export()
-    if whole and model.opset >= _MIXED_OPSET:
+        return _Exporter(model, order, inputs, outputs, model.opset, whole).export()
+    if model.opset >= _MIXED_OPSET:
         try:
             return _Exporter(model, order, inputs, outputs, model.opset, whole).export()
         except ExportError:
-            pass  # some operator came to ONNX later: all of it in a newer operator set, if that works
-    return _Exporter(model, order, inputs, outputs, opset, frozenset()).export()
+            pass  # some operator came to ONNX later
+    stable = frozenset(source for source in whole if _is_stable(model, source))
+    return _Exporter(model, order, inputs, outputs, EXPORT_OPSET, stable).export()
 
 
 def can_export(model: Model, node: int) -> str | None:
@@ -58,7 +75,7 @@ def can_export(model: Model, node: int) -> str | None:
     emitter = Emitter(model.graph, max(model.opset, EXPORT_OPSET), ())
     try:
         make(Call(emitter, model.graph.nodes[node]))
-    except Inexpressible as reason:
+    except InexpressibleError as reason:
         return str(reason)
     return None
 
@@ -66,7 +83,7 @@ def can_export(model: Model, node: int) -> str | None:
 def _whole_sources(
     model: Model, order: Sequence[int], inputs: Sequence[int], outputs: Sequence[int]
 ) -> frozenset[int]:
-    """ONNX nodes that can go back as they are: all their operators are here, and nothing inside is needed outside."""
+    """ONNX nodes that can go back as they are: wholly in here, and nothing inside them is needed outside."""
     graph = model.graph
     members = frozenset(order)
     wanted = frozenset(outputs)
@@ -83,8 +100,10 @@ def _whole_sources(
         proto = model.onnx.graph.node[source]
         made = {v for n in group for v in graph.nodes[n].outputs}
         given = {model.onnx_values[name] for name in proto.output if name in model.onnx_values}
-        needed = {v for v in made if v in wanted or v in graph.output_set or not group.issuperset(graph.users[v])}
-        if needed <= given and all(_available(model, name, defined) for name in _reads(proto)):
+        needed = {
+            v for v in made if v in wanted or v in graph.output_set or not group.issuperset(graph.users[v])
+        }
+        if needed <= given and all(_available(model, name, defined) for name in reads(proto)):
             whole.add(source)
             defined.update(given & made)
         else:
@@ -94,31 +113,20 @@ def _whole_sources(
 
 def _available(model: Model, name: str, defined: Collection[int]) -> bool:
     value = model.onnx_values.get(name)
-    return value in defined or name in model.initializers or (value is not None and model.graph.is_constant(value))
+    return (
+        value in defined
+        or name in model.initializers
+        or (value is not None and model.graph.is_constant(value))
+    )
 
 
-def _reads(proto: onnx.NodeProto) -> Iterator[str]:
-    """Names the node reads, those that its subgraphs capture included."""
-    yield from filter(None, proto.input)
-    for body in _bodies(proto):
-        inner = _defines(body)
-        for node in body.node:
-            yield from (name for name in _reads(node) if name not in inner)
-        yield from (out.name for out in body.output if out.name not in inner)
-
-
-def _bodies(proto: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in proto.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            yield attribute.g
-        elif attribute.type == onnx.AttributeProto.GRAPHS:
-            yield from attribute.graphs
-
-
-def _defines(body: onnx.GraphProto) -> frozenset[str]:
-    names = {each.name for each in [*body.input, *body.initializer]}
-    names |= {each.values.name for each in body.sparse_initializer}
-    return frozenset(names | {name for node in body.node for name in node.output})
+def _is_stable(model: Model, source: int) -> bool:
+    """Whether the ONNX node means the same in EXPORT_OPSET as in the model's own, older operator set."""
+    proto = model.onnx.graph.node[source]
+    if proto.domain not in _DOMAINS:
+        return True
+    versions = {onnx.defs.get_schema(proto.op_type, o, "").since_version for o in (model.opset, EXPORT_OPSET)}
+    return len(versions) == 1 and not any(bodies(proto))
 
 
 @dataclass
@@ -146,7 +154,7 @@ class _Exporter:
                 self.whole_node(source)
         try:
             self.interface()
-        except Inexpressible as reason:
+        except InexpressibleError as reason:
             raise ExportError(f"part of {self.model.name}: {reason}.") from None
         self.finish()
         return self.proto
@@ -156,9 +164,9 @@ class _Exporter:
         try:
             for value in node.inputs:
                 if value not in self.defined and not self.model.graph.is_constant(value):
-                    raise Inexpressible(f"it reads v{value}, which is no input of the part")
+                    raise InexpressibleError(f"it reads v{value}, which is no input of the part")
             make(Call(self.emitter, node))
-        except Inexpressible as reason:
+        except InexpressibleError as reason:
             raise ExportError(f"{self.model.describe_node(node_id)} has no ONNX form: {reason}.") from None
         self.defined.update(node.outputs)
 
@@ -167,6 +175,8 @@ class _Exporter:
         made = {v for n in self.model.groups[source] for v in self.model.graph.nodes[n].outputs}
         proto = self.proto.graph.node.add()
         proto.CopyFrom(original)
+        if proto.domain in _DOMAINS:
+            proto.domain = ""
         for position, name in enumerate(original.input):
             proto.input[position] = self.outer(name)
         for position, name in enumerate(original.output):
@@ -175,8 +185,10 @@ class _Exporter:
                 self.defined.add(value)
                 proto.output[position] = f"v{value}"
             elif name:
-                proto.output[position] = "" if _is_optional(original, position, self.opset) else self.emitter.fresh()
-        for body in _bodies(proto):
+                proto.output[position] = (
+                    "" if _is_optional(original, position, self.opset) else self.emitter.fresh()
+                )
+        for body in bodies(proto):
             self.rename(body, {})
         self.note_calls(proto)
 
@@ -193,7 +205,7 @@ class _Exporter:
 
     def rename(self, body: onnx.GraphProto, scope: Mapping[str, str]) -> None:
         """Rename what the body captures; its own names get a prefix, so that none meets one of ours."""
-        scope = {**scope, **{name: f"i_{name}" for name in _defines(body) if name}}
+        scope = {**scope, **{name: f"i_{name}" for name in defines(body) if name}}
         for each in [*body.input, *body.initializer, *body.value_info]:
             each.name = scope.get(each.name, each.name)
         for sparse in body.sparse_initializer:
@@ -203,12 +215,12 @@ class _Exporter:
         for node in body.node:
             node.input[:] = [scope[name] if name in scope else self.outer(name) for name in node.input]
             node.output[:] = [scope.get(name, name) for name in node.output]
-            for inner in _bodies(node):
+            for inner in bodies(node):
                 self.rename(inner, scope)
 
     def note_calls(self, proto: onnx.NodeProto) -> None:
         self.called[proto.domain, proto.op_type] = None
-        for body in _bodies(proto):
+        for body in bodies(proto):
             for node in body.node:
                 self.note_calls(node)
 
@@ -222,7 +234,7 @@ class _Exporter:
             name = f"v{value}"
             if value in given or value in seen or value not in self.defined:
                 if value not in self.defined and not self.model.graph.is_constant(value):
-                    raise Inexpressible(f"its output {name} is made outside")
+                    raise InexpressibleError(f"its output {name} is made outside")
                 name = f"v{value}_out{position}"
                 self.emitter.identity(self.emitter.value(value), name)
             seen.add(value)

@@ -22,7 +22,9 @@ class EngineRule(BasePatternRule):
     """Single operators that have an ONNX form, and chains an engine is known to fuse into one kernel.
 
     Convolutions, matmuls and pooling take elementwise and broadcast operators after them, and elementwise
-    chains stay together; the larger regions come from WindowRule.
+    chains stay together; the larger regions come from WindowRule. Of what cuts through an ONNX node only the
+    single operators are offered, so that every operator is covered; a convolution's bias left to the next
+    kernel gains nothing and would double the measuring.
     """
 
     max_nodes = 12
@@ -39,6 +41,15 @@ class EngineRule(BasePatternRule):
         if cur_type in (OpKind.OUT_FUSABLE, *_FUSED):
             return check_path(src, sink, lambda kind: kind in _FUSED)
         return False
+
+    def find(self, context: MatchContext) -> Iterator[Found]:
+        """The generator's groups, without chains that cut through an ONNX node."""
+        groups = context.model.groups
+        for found in super().find(context):
+            sources = {context.graph.nodes[n].source for n in found.nodes}
+            members = set(found.nodes)
+            if len(found.nodes) == 1 or all(s < 0 or groups[s] <= members for s in sources):
+                yield found
 
 
 @dataclass(frozen=True)
@@ -65,21 +76,34 @@ class OnnxNodeRule:
 class WindowRule:
     """Runs of 1, 2, 4, 8, ... segments between the narrow places of the graph, and the whole graph.
 
-    Segments that cut through an ONNX node are widened to whole nodes, so that engines see the model's own
-    operators. Kernels inside a region share the engine's layouts and fusions; its borders are priced,
-    because the region is timed with plain inputs and outputs.
+    Segments end between ONNX nodes, so that engines see the model's own operators, and there are at most
+    ``max_segments`` (long chains are cut more coarsely), so at most twice as many regions to measure. Kernels
+    inside a region share the engine's layouts and fusions; its borders are priced, because the region is
+    timed with plain inputs and outputs.
     """
+
+    max_segments: int = 48
 
     def find(self, context: MatchContext) -> Iterator[Found]:
         """The windows, each once."""
         graph = context.graph
         order = branch_order(graph)
         cuts = self._between_onnx_nodes(context, order, cut_positions(graph, order))
+        cuts = self._coarsened(cuts, len(order))
         for nodes in windows(graph, order, cuts):
             if len(nodes) > 1:
                 name = "whole model" if len(nodes) == len(graph.nodes) else f"window of {len(nodes)}"
                 text = text_of(context, nodes) if len(nodes) <= 6 else name
                 yield Found(nodes, f"region: {text}")
+
+    def _coarsened(self, cuts: tuple[int, ...], length: int) -> tuple[int, ...]:
+        """Cuts far enough apart that no more than ``max_segments`` segments remain."""
+        least = length / self.max_segments
+        kept: list[int] = []
+        for cut in cuts:
+            if cut - (kept[-1] if kept else 0) >= least and length - cut >= least:
+                kept.append(cut)
+        return tuple(kept)
 
     @staticmethod
     def _between_onnx_nodes(

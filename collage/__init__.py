@@ -1,0 +1,95 @@
+"""Collage: compile an ONNX model to the fastest mix of the kernel libraries and engines on this machine.
+
+``collage.compile("model.onnx")`` measures and places; the module it returns is called with arrays, saved with
+``save`` and loaded with ``collage.load``. Backends are registered with ``collage.register_backend``, patterns
+with ``collage.add_backend_pattern`` and ``collage.add_backend_pattern_rule``.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from collage._version import __version__
+from collage.errors import CollageError
+
+if TYPE_CHECKING:
+    from collage.api import (
+        add_backend_pattern,
+        add_backend_pattern_rule,
+        compile,
+        default_registry,
+        load,
+        register_backend,
+    )
+    from collage.backends.base import Availability, Backend, BackendKind, BuildOptions, Kernel, UnsupportedError
+    from collage.backends.registry import Registry, builtin_registry
+    from collage.frontend.subgraph import Subgraph
+    from collage.patterns.language import is_const, is_op, is_tuple, wildcard
+    from collage.patterns.rules import BasePatternRule, check_path
+    from collage.runtime.module import CompiledModule
+
+_HOMES = {
+    "collage.api": (
+        "add_backend_pattern",
+        "add_backend_pattern_rule",
+        "compile",
+        "default_registry",
+        "load",
+        "register_backend",
+    ),
+    "collage.backends.base": (
+        "Availability",
+        "Backend",
+        "BackendKind",
+        "BuildOptions",
+        "Kernel",
+        "UnsupportedError",
+    ),
+    "collage.backends.registry": ("Registry", "builtin_registry"),
+    "collage.frontend.subgraph": ("Subgraph",),
+    "collage.patterns.language": ("is_const", "is_op", "is_tuple", "wildcard"),
+    "collage.patterns.rules": ("BasePatternRule", "check_path"),
+    "collage.runtime.module": ("CompiledModule",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Availability",
+    "Backend",
+    "BackendKind",
+    "BasePatternRule",
+    "BuildOptions",
+    "CollageError",
+    "CompiledModule",
+    "Kernel",
+    "Registry",
+    "Subgraph",
+    "UnsupportedError",
+    "__version__",
+    "add_backend_pattern",
+    "add_backend_pattern_rule",
+    "builtin_registry",
+    "check_path",
+    "compile",
+    "default_registry",
+    "is_const",
+    "is_op",
+    "is_tuple",
+    "load",
+    "register_backend",
+    "wildcard",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name on first use: importing TVM takes a second, importing Collage must not."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'collage' has no attribute {name!r}")
+    found = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

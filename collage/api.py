@@ -1,0 +1,94 @@
+"""The Python interface: compile, load, register."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from collage.backends.base import Backend
+from collage.backends.registry import Registry, builtin_registry
+from collage.frontend.load import ModelSource
+from collage.patterns.explicit import Check
+from collage.patterns.match import MatchSource
+from collage.progress import Progress
+from collage.runtime.module import CompiledModule
+
+
+@cache
+def default_registry() -> Registry:
+    """The registry behind the convenience functions: built-in backends and those of installed packages."""
+    return builtin_registry()
+
+
+def register_backend(backend: Backend) -> None:
+    """Add a backend to the default registry. Raises RegistrationError when its name is taken."""
+    default_registry().register(backend)
+
+
+def add_backend_pattern(backend: str, pattern: Any, name: str | None = None, check: Check | None = None) -> None:
+    """Add an explicit pattern to a backend of the default registry (§2.3, Listing 1, method 1).
+
+    ``check`` takes the matched operators and returns True, or False or the reason why they do not fit.
+    """
+    default_registry().patterns.add_pattern(backend, pattern, name, check)
+
+
+def add_backend_pattern_rule(backend: str, pattern_rule: MatchSource) -> None:
+    """Add a pattern rule to a backend of the default registry (§2.3, Listing 1, method 2)."""
+    default_registry().patterns.add_rule(backend, pattern_rule)
+
+
+def compile(
+    model: ModelSource,
+    *,
+    backends: Sequence[str] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    threads: int | None = None,
+    tune_trials: int = 0,
+    db: str | Path | None = None,
+    registry: Registry | None = None,
+    seed: int = 0,
+    progress: Callable[[Progress], None] | bool | None = None,
+    time_limit_s: float = 60.0,
+) -> CompiledModule:
+    """Compile an ONNX model to the fastest mix of backends, by measuring.
+
+    ``model`` is a path, bytes or a ModelProto; ``shapes`` fixes symbolic inputs (elements per axis);
+    ``backends`` restricts the choice (default: all that are available); ``threads`` defaults to the cores this
+    process may use; ``db`` is the measurement database (default: in the user's cache directory);
+    ``time_limit_s`` bounds each candidate, in seconds; ``tune_trials`` lets TVM tune convolutions and matmuls.
+    ``progress`` is a callable, False for silence, or None for a bar where one can be seen.
+
+    Raises ModelError, UsageError, DatabaseError, MeasurementError or NoPlacementError, all CollageError.
+    """
+    from collage.compiler import CompileOptions, compile_model
+
+    options = CompileOptions(
+        backends=backends,
+        shapes=dict(shapes or {}),
+        threads=threads,
+        tune_trials=tune_trials,
+        db=Path(db) if db is not None else None,
+        seed=seed,
+        time_limit_s=time_limit_s,
+    )
+    chosen = registry if registry is not None else default_registry()
+    if callable(progress):
+        return compile_model(model, options, chosen, progress)
+    from collage.progress_display import display
+
+    with display(progress) as show:
+        return compile_model(model, options, chosen, show)
+
+
+def load(path: str | Path, *, registry: Registry | None = None) -> CompiledModule:
+    """Load a module that ``save`` or ``collage compile`` wrote; needs neither the model nor a database.
+
+    Raises ModuleFileError when the file is damaged or was made for another machine or set of libraries.
+    """
+    from collage.runtime.file import load_module
+
+    chosen = registry if registry is not None else default_registry()
+    return load_module(Path(path), chosen)

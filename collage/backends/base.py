@@ -1,0 +1,103 @@
+"""What a backend is: a name, whether it is here, the patterns it takes, and how it makes a kernel."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
+
+from collage.graph.dataflow import Array
+
+if TYPE_CHECKING:
+    from collage.frontend.subgraph import Subgraph
+    from collage.patterns.rules import MatchSource
+
+Call: TypeAlias = Callable[[], None]
+"""A kernel bound to its buffers: runs it, synchronously, in the calling thread."""
+
+
+class BackendKind(Enum):
+    """Operator libraries and compilers run kernels; graph engines also optimise across them (§2.2)."""
+
+    LIBRARY = "operator library"
+    COMPILER = "compiler"
+    ENGINE = "graph engine"
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether a backend can be used here: its library's version, or the reason why not and what to install."""
+
+    version: str = ""
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return not self.reason
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """What a kernel is built for: ``threads`` it may use, ``tune_trials`` a tuning compiler may spend.
+
+    ``exclusive`` tells that the kernel is the whole model: no other kernel waits for the cores, so an engine's
+    idle threads may spin. Anywhere else spinning pools fight (alternating spinning ONNX Runtime with OpenVINO
+    slowed both by 5-10x on two cores).
+    """
+
+    threads: int = 1
+    tune_trials: int = 0
+    exclusive: bool = False
+
+
+class UnsupportedError(Exception):
+    """Raised by ``codegen``: the backend does not take this subgraph; the message says why."""
+
+
+class Kernel(ABC):
+    """A loaded kernel, ready to be bound to buffers; may be bound several times."""
+
+    @abstractmethod
+    def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call:
+        """A call that reads ``inputs`` and fills ``outputs``.
+
+        The arrays are C-contiguous, start at 64-byte boundaries, have the types of the subgraph's inputs and
+        outputs, in that order, and keep their addresses for the life of the call. The kernel must not write
+        to its inputs, nor keep anything between calls.
+        """
+
+
+class Backend(ABC):
+    """A kernel library, compiler or engine. Instances hold no mutable state and can be pickled.
+
+    A third party subclasses it in about 100 lines and registers an instance with ``collage.register_backend``
+    or through the entry-point group ``collage.backends``.
+    """
+
+    name: ClassVar[str]
+    """Lower-case identifier, as given to ``--backends``."""
+    kind: ClassVar[BackendKind]
+
+    @abstractmethod
+    def available(self) -> Availability:
+        """Probe for the library, once and cheaply; must not raise."""
+
+    @abstractmethod
+    def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
+        """Patterns and pattern rules: which subgraphs the backend is offered (§2.3)."""
+
+    @abstractmethod
+    def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
+        """Compile the subgraph to an artifact that ``load`` understands, in this or another process.
+
+        Raises UnsupportedError for a subgraph it does not take; any other exception is a failed candidate.
+        """
+
+    @abstractmethod
+    def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
+        """Make the kernel of an artifact; needs neither the model nor TVM's compiler."""
+
+    def settings(self, options: BuildOptions) -> str:
+        """What beside version and threads changes the speed of its kernels; part of the measurement's key."""
+        return ""

@@ -1,0 +1,96 @@
+"""ONNX Runtime as a graph engine: a subgraph becomes a session bound to preallocated buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from collage.backends.base import (
+    Availability,
+    Backend,
+    BackendKind,
+    BuildOptions,
+    Call,
+    Kernel,
+    UnsupportedError,
+)
+from collage.graph.dataflow import Array
+
+if TYPE_CHECKING:
+    from collage.frontend.subgraph import Subgraph
+    from collage.patterns.match import MatchSource
+
+MAX_BYTES = 2**31 - 1
+"""Largest model protobuf can serialise."""
+
+
+class OnnxRuntime(Backend):
+    """Takes everything that has an ONNX form, the opaque nodes included; the engine of last resort."""
+
+    name = "onnxruntime"
+    kind = BackendKind.ENGINE
+
+    def available(self) -> Availability:
+        """Always there: a core dependency."""
+        try:
+            return Availability(version=metadata.version("onnxruntime"))
+        except metadata.PackageNotFoundError:
+            return Availability(reason="not installed: pip install onnxruntime")
+
+    def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
+        """Single operators, fused chains, whole ONNX nodes, and windows."""
+        from collage.patterns.regions import EngineRule, OnnxNodeRule, WindowRule
+
+        return (EngineRule(), OnnxNodeRule(), WindowRule())
+
+    def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
+        """The subgraph as a serialised ONNX model."""
+        return onnx_artifact(subgraph)
+
+    def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
+        """A session on the artifact, with a thread pool of its own."""
+        import onnxruntime as ort
+
+        settings = ort.SessionOptions()
+        settings.intra_op_num_threads = options.threads
+        settings.inter_op_num_threads = 1
+        settings.log_severity_level = 4
+        settings.add_session_config_entry("session.intra_op.allow_spinning", "1" if options.exclusive else "0")
+        return _SessionKernel(ort.InferenceSession(artifact, settings, providers=["CPUExecutionProvider"]))
+
+    def settings(self, options: BuildOptions) -> str:
+        """Whether idle threads spin."""
+        return "spinning" if options.exclusive else "no spinning"
+
+
+class _SessionKernel(Kernel):
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call:
+        from onnx.helper import np_dtype_to_tensor_dtype
+
+        binding = self._session.io_binding()
+        for info, array in zip(self._session.get_inputs(), inputs, strict=True):
+            kind = np_dtype_to_tensor_dtype(array.dtype)
+            binding.bind_input(info.name, "cpu", 0, kind, array.shape, array.ctypes.data)
+        for info, array in zip(self._session.get_outputs(), outputs, strict=True):
+            kind = np_dtype_to_tensor_dtype(array.dtype)
+            binding.bind_output(info.name, "cpu", 0, kind, array.shape, array.ctypes.data)
+        run: Call = partial(self._session._sess.run_with_iobinding, binding._iobinding, None)
+        return run
+
+
+def onnx_artifact(subgraph: Subgraph) -> bytes:
+    """The subgraph's ONNX model as bytes; UnsupportedError when it has no ONNX form or is too large."""
+    from collage.frontend.to_onnx import ExportError
+
+    try:
+        model = subgraph.to_onnx()
+    except ExportError as error:
+        raise UnsupportedError(str(error)) from None
+    if model.ByteSize() >= MAX_BYTES:
+        raise UnsupportedError("the region's weights exceed the 2 GiB that one ONNX protobuf can hold")
+    return model.SerializeToString()

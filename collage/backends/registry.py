@@ -1,0 +1,119 @@
+"""The registry of backends: built-in ones, those of entry points, and those registered in code."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Any
+
+from collage.backends.base import Availability, Backend, BuildOptions
+from collage.errors import RegistrationError, unknown_names
+from collage.patterns.match import MatchSource
+from collage.patterns.registry import PatternRegistry
+
+log = logging.getLogger(__name__)
+
+ENTRY_POINT_GROUP = "collage.backends"
+
+
+@dataclass
+class Registry:
+    """Backends by name, and the patterns added to them. A compile takes one as a value."""
+
+    patterns: PatternRegistry = field(default_factory=PatternRegistry)
+    problems: dict[str, str] = field(default_factory=dict)
+    """Entry points that could not be loaded, and why."""
+    _backends: dict[str, Backend] = field(default_factory=dict)
+
+    def register(self, backend: Backend) -> None:
+        """Add a backend. Raises RegistrationError for a name that is taken, and for what is no backend."""
+        if not isinstance(backend, Backend):
+            hint = " Give an instance, not the class." if isinstance(backend, type) else ""
+            raise RegistrationError(f"a backend must be an instance of collage.Backend, got {backend!r}.{hint}")
+        name = getattr(backend, "name", "")
+        if not name or name != name.lower() or not name.isidentifier():
+            raise RegistrationError(f"backend name {name!r} must be a lower-case identifier.")
+        if name in self._backends:
+            raise RegistrationError(
+                f"the backend name {name!r} is taken by {type(self._backends[name]).__qualname__}; choose another."
+            )
+        self._backends[name] = backend
+
+    def __getitem__(self, name: str) -> Backend:
+        if name not in self._backends:
+            raise unknown_names("backend", [name], self.names)
+        return self._backends[name]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all registered backends, in order of registration; the built-in ``view`` is left out."""
+        return tuple(name for name in self._backends if name != "view")
+
+    def availability(self) -> Mapping[str, Availability]:
+        """For each backend, its version or why it is not available."""
+        return {name: _probe(self._backends[name]) for name in self.names}
+
+    def select(self, names: Iterable[str] | None = None) -> dict[str, Backend]:
+        """The named backends, or all available ones; ``view`` always joins.
+
+        Raises UsageError naming all unknown names at once, or a named backend that is not available.
+        """
+        wanted = self.names if names is None else tuple(dict.fromkeys(n.lower() for n in names))
+        unknown = [n for n in wanted if n not in self._backends]
+        if unknown:
+            raise unknown_names("backend", unknown, self.names)
+        chosen: dict[str, Backend] = {}
+        for name in wanted:
+            probe = _probe(self._backends[name])
+            if probe:
+                chosen[name] = self._backends[name]
+            elif names is not None:
+                raise RegistrationError(f"backend {name} is not available: {probe.reason}")
+        if not chosen:
+            raise RegistrationError("no backend is available; see `collage backends`.")
+        if "view" in self._backends:
+            chosen["view"] = self._backends["view"]
+        return chosen
+
+    def sources(self, name: str, options: BuildOptions) -> tuple[MatchSource, ...]:
+        """A backend's own patterns and rules, then those added to it."""
+        return (*self[name].sources(options), *self.patterns.sources(name))
+
+    def copy(self) -> Registry:
+        """An independent copy."""
+        return Registry(self.patterns.copy(), dict(self.problems), dict(self._backends))
+
+
+def _probe(backend: Backend) -> Availability:
+    try:
+        return backend.available()
+    except Exception as error:  # a third party's probe must not take the listing down
+        return Availability(reason=f"its probe failed: {type(error).__name__}: {error}")
+
+
+def builtin_registry(*, with_entry_points: bool = True) -> Registry:
+    """A fresh registry with the built-in backends and those of the entry-point group ``collage.backends``."""
+    from collage.backends.onnxruntime import OnnxRuntime
+    from collage.backends.openvino import OpenVino
+    from collage.backends.tvm import Tvm
+    from collage.backends.view import View
+
+    registry = Registry()
+    for backend in (Tvm(), OnnxRuntime(), OpenVino(), View()):
+        registry.register(backend)
+    if with_entry_points:
+        for point in entry_points(group=ENTRY_POINT_GROUP):
+            _register_entry_point(registry, point)
+    return registry
+
+
+def _register_entry_point(registry: Registry, point: Any) -> None:
+    try:
+        loaded = point.load()
+    except Exception as error:  # a broken plug-in costs itself only
+        registry.problems[point.name] = f"{point.value}: {type(error).__name__}: {error}"
+        log.warning("backend entry point %s cannot be loaded: %s", point.name, error)
+        return
+    registry.register(loaded() if isinstance(loaded, type) else loaded)

@@ -1,0 +1,281 @@
+"""The pipeline: import, match, measure, place, build, compare, check."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from collage.backends.base import Backend, BuildOptions
+from collage.backends.registry import Registry
+from collage.errors import UsageError
+from collage.finalists import Finalist, Verdict, choose
+from collage.frontend.load import ModelSource, load_onnx
+from collage.frontend.model import Model, from_simplified
+from collage.frontend.shapes import fix_shapes
+from collage.frontend.simplify import simplify
+from collage.frontend.subgraph import Subgraph
+from collage.measure_db.database import Database
+from collage.measure_db.measurer import Measurer
+from collage.measure_db.protocol import Request
+from collage.measure_db.results import Measurement, Outcome
+from collage.patterns.context import MatchContext
+from collage.patterns.match import Match, RejectedMatch, find_matches
+from collage.progress import Progress
+from collage.report import NodeReport, Report
+from collage.runtime.module import CompiledModule, Parts
+from collage.schedule.program import VIEW, Port, make_program
+from collage.schedule.region import Region
+from collage.search.candidates import CandidateSet, collect
+from collage.search.dp import place
+from collage.search.placement import Candidate, Placement, finish
+from collage.target import Target, host, usable_cores
+
+log = logging.getLogger(__name__)
+
+NOISE_MARGIN = 1.0
+"""How many half-widths of its confidence interval a candidate is charged: a challenger must beat the noise."""
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """What a compile is asked for; see ``collage.compile``."""
+
+    backends: Sequence[str] | None = None
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    threads: int | None = None
+    tune_trials: int = 0
+    db: Path | None = None
+    seed: int = 0
+    time_limit_s: float = 60.0
+
+
+def compile_model(
+    source: ModelSource, options: CompileOptions, registry: Registry, progress: Callable[[Progress], None]
+) -> CompiledModule:
+    """Compile the model to the fastest mix of the registry's backends.
+
+    Raises ModelError, UsageError, DatabaseError, MeasurementError or NoPlacementError.
+    """
+    started = time.perf_counter()
+    backends = registry.select(options.backends)
+    target = _target(options.threads)
+    build = BuildOptions(target.threads, options.tune_trials)
+    versions = {name: backend.available().version for name, backend in backends.items()}
+    name = Path(source).stem if isinstance(source, (str, Path)) else "model"
+
+    progress(Progress("import", 0, 1, name))
+    original = load_onnx(source)
+    fix_shapes(original, options.shapes)
+    model = from_simplified(simplify(original), name)
+    with Database(options.db) as database:
+        settings = _Measuring(backends, versions, build, target, database, options.time_limit_s, progress)
+        with ExitStack() as stack:
+            measurer = _verified(model, settings, stack)
+            model = measurer.model
+            search_started = time.perf_counter()
+            matches, rejected = _match(model, backends, registry, build)
+            search_s = time.perf_counter() - search_started
+            requests = [Request(m.nodes, m.backend) for m in matches if m.backend != VIEW]
+            outcomes = measurer.measure(requests)
+            epsilon_us = measurer.epsilon_us(_quick(outcomes))
+            made = measurer.measurements_made
+        search_started = time.perf_counter()
+        progress(Progress("place", 0, 1))
+        by_match = {(r.nodes, r.backend): o for r, o in outcomes.items()}
+        found = collect(matches, by_match, rejected, frozenset({VIEW}))
+        placement = place(model.graph, found.candidates, epsilon_us, margin=NOISE_MARGIN)
+        search_s += time.perf_counter() - search_started
+        finalists = [
+            _finalist(label, each, model, backends, build, target, versions)
+            for label, each in _rivals(model, placement, found, epsilon_us).items()
+        ]
+        verdict = choose(finalists, original, model, backends, target, versions, database, progress, options.seed)
+    report = _report(
+        model, target, versions, verdict, found, epsilon_us, made + verdict.measurements_made, search_s,
+        time.perf_counter() - started,
+    )  # fmt: skip
+    return CompiledModule(verdict.winner.parts, report, verdict.executor)
+
+
+@dataclass(frozen=True)
+class _Measuring:
+    """What every measurer of this compile is made with."""
+
+    backends: Mapping[str, Backend]
+    versions: Mapping[str, str]
+    build: BuildOptions
+    target: Target
+    database: Database
+    time_limit_s: float
+    progress: Callable[[Progress], None]
+
+    def measurer(self, model: Model) -> Measurer:
+        return Measurer(
+            model,
+            self.backends,
+            self.versions,
+            self.build,
+            self.target.hardware,
+            self.database,
+            time_limit_s=self.time_limit_s,
+            progress=lambda p: self.progress(Progress("measure", p.done, p.total, p.description)),
+        )
+
+
+def _verified(model: Model, settings: _Measuring, stack: ExitStack) -> Measurer:
+    """A measurer of the model, with the ONNX nodes made opaque that TVM's importer converts wrongly."""
+    settings.progress(Progress("verify", 0, 1, model.name))
+    measurer = stack.enter_context(settings.measurer(model))
+    wrong = measurer.verify()
+    if not wrong:
+        return measurer
+    measurer.close()
+    opaque = {**model.opaque, **wrong}
+    return stack.enter_context(settings.measurer(from_simplified(model.onnx, model.name, opaque)))
+
+
+def _quick(outcomes: Mapping[Request, Outcome]) -> list[Request]:
+    """The quickest candidate of each backend, to measure the cost of switching between them with."""
+    quickest: dict[str, tuple[float, Request]] = {}
+    for request, outcome in outcomes.items():
+        if isinstance(outcome, Measurement):
+            best = quickest.get(request.backend)
+            if best is None or (outcome.median_us, request.nodes) < (best[0], best[1].nodes):
+                quickest[request.backend] = (outcome.median_us, request)
+    return [request for _, request in quickest.values()]
+
+
+def _target(threads: int | None) -> Target:
+    if threads is not None and threads < 1:
+        raise UsageError(f"--threads must be at least 1, not {threads}.")
+    target = host(threads)
+    if target.threads > usable_cores():
+        log.warning("%d threads asked for, but this process may use %d cores", target.threads, usable_cores())
+    return target
+
+
+def _match(
+    model: Model, backends: Mapping[str, Backend], registry: Registry, build: BuildOptions
+) -> tuple[list[Match], list[RejectedMatch]]:
+    context = MatchContext(model)
+    matches: list[Match] = []
+    rejected: list[RejectedMatch] = []
+    for name in backends:
+        found, refused = find_matches(context, name, registry.sources(name, build))
+        matches += found
+        if name != VIEW:  # that an operator does work is no news
+            rejected += refused
+    return matches, rejected
+
+
+def _rivals(
+    model: Model, placement: Placement, found: CandidateSet, epsilon_us: float
+) -> dict[str, Placement]:
+    """The search's placement, and each engine on the whole model."""
+    rivals = {"collage": placement}
+    everything = tuple(range(len(model.graph.nodes)))
+    for candidate in found.candidates:
+        if candidate.nodes == everything and placement.candidates != (candidate,):
+            rivals[candidate.backend] = finish(model.graph, [candidate], epsilon_us)
+    return rivals
+
+
+def _finalist(
+    label: str,
+    placement: Placement,
+    model: Model,
+    backends: Mapping[str, Backend],
+    build: BuildOptions,
+    target: Target,
+    versions: Mapping[str, str],
+) -> Finalist:
+    """Compile the placement's kernels and plan its memory."""
+    graph = model.graph
+    regions: list[Region] = []
+    artifacts: dict[tuple[str, tuple[int, ...]], bytes] = {}
+    digests: list[str] = []
+    for candidate in placement.candidates:
+        subgraph = Subgraph(model, candidate.nodes)
+        region = _region(model, candidate, subgraph, build)
+        regions.append(region)
+        digests.append(f"{candidate.backend}:{subgraph.digest}")
+    inputs = [Port(n, v, graph.type_of(v)) for n, v in zip(model.input_names, graph.inputs, strict=True)]
+    outputs = [Port(n, v, graph.type_of(v)) for n, v in zip(model.output_names, graph.outputs, strict=True)]
+    used = {v for r in regions for v in (*r.inputs, *r.outputs)} | {p.value for p in (*inputs, *outputs)}
+    program = make_program(regions, inputs, outputs, {v: graph.type_of(v) for v in sorted(used)})
+    kernels = []
+    for region in program.launches:
+        key = (region.backend, region.nodes)
+        if key not in artifacts:
+            options = BuildOptions(build.threads, build.tune_trials, region.exclusive)
+            artifacts[key] = backends[region.backend].codegen(Subgraph(model, region.nodes), options)
+        kernels.append(artifacts[key])
+    constants = {v: graph.constants[v] for v in graph.outputs if graph.is_constant(v)}
+    used_versions = {r.backend: versions[r.backend] for r in program.launches}
+    parts = Parts(program, kernels, constants, target, used_versions)
+    return Finalist(label, placement, parts, tuple(digests))
+
+
+def _region(model: Model, candidate: Candidate, subgraph: Subgraph, build: BuildOptions) -> Region:
+    graph = model.graph
+    sources = dict.fromkeys(graph.nodes[n].source for n in candidate.nodes)
+    return Region(
+        backend=candidate.backend,
+        ops=subgraph.ops,
+        nodes=candidate.nodes,
+        sources=tuple(model.onnx.graph.node[s].name for s in sources if s >= 0),
+        inputs=subgraph.inputs,
+        outputs=subgraph.outputs,
+        threads=build.threads,
+        cost_us=candidate.cost_us,
+        noise_us=candidate.noise_us,
+        exclusive=len(candidate.nodes) == len(graph.nodes),
+    )
+
+
+def _report(
+    model: Model,
+    target: Target,
+    versions: Mapping[str, str],
+    verdict: Verdict,
+    found: CandidateSet,
+    epsilon_us: float,
+    measurements_made: int,
+    search_s: float,
+    compile_s: float,
+) -> Report:
+    nodes = model.onnx.graph.node
+    memory = verdict.winner.parts.program.memory
+    return Report(
+        model=model.name,
+        target=str(target),
+        threads=target.threads,
+        predicted_us=verdict.winner.placement.predicted_us,
+        measured_us=verdict.timings[verdict.winner.label].median_us,
+        max_abs_error=verdict.max_abs_error,
+        relative_error=verdict.relative_error,
+        measurements_made=measurements_made,
+        search_s=search_s,
+        compile_s=compile_s,
+        epsilon_us=epsilon_us,
+        versions=dict(versions),
+        finalists={
+            label: {"median_us": t.median_us, "noise_us": t.noise_us, "min_us": t.min_us}
+            for label, t in verdict.timings.items()
+        },
+        opaque={nodes[i].name: f"{nodes[i].op_type}: {reason}" for i, reason in model.opaque.items()},
+        notes=verdict.notes,
+        nodes=tuple(
+            NodeReport(
+                n.op, nodes[n.source].name if n.source >= 0 else "", nodes[n.source].op_type if n.source >= 0 else ""
+            )
+            for n in model.graph.nodes
+        ),
+        candidates=found.reports,
+        arena_bytes=memory.nbytes,
+        arena_lower_bound_bytes=memory.lower_bound,
+    )

@@ -1,0 +1,161 @@
+"""The last round: whole modules run against each other and checked against ONNX Runtime on the original."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+
+from collage.backends.base import Backend
+from collage.errors import CollageError
+from collage.frontend.model import Model
+from collage.frontend.random_inputs import random_inputs
+from collage.frontend.subgraph import Subgraph
+from collage.graph.dataflow import Array
+from collage.measure_db.compare import region_tolerance, relative_error
+from collage.measure_db.database import Database, NetworkKey
+from collage.measure_db.timing import Timing, interleave
+from collage.progress import Progress
+from collage.runtime.executor import Executor
+from collage.runtime.module import Parts, build_executor
+from collage.search.placement import Placement
+from collage.target import Target
+
+log = logging.getLogger(__name__)
+
+_ROUNDS = 40
+_LIMIT_S = 8.0
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """A placement that was built; ``digests`` identify its regions across models and processes."""
+
+    label: str
+    placement: Placement
+    parts: Parts
+    digests: tuple[str, ...]
+
+    @property
+    def digest(self) -> str:
+        """Hash of the regions and their backends, in launch order."""
+        return hashlib.sha256("\n".join(self.digests).encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The winner with its executor, everybody's timing, and how far the winner's outputs are off."""
+
+    winner: Finalist
+    executor: Executor
+    timings: Mapping[str, Timing]
+    max_abs_error: float
+    relative_error: float
+    measurements_made: int
+    notes: tuple[str, ...] = field(default=())
+
+
+def choose(
+    finalists: Sequence[Finalist],
+    original: onnx.ModelProto,
+    model: Model,
+    backends: Mapping[str, Backend],
+    target: Target,
+    versions: Mapping[str, str],
+    database: Database,
+    progress: Callable[[Progress], None],
+    seed: int,
+) -> Verdict:
+    """Time the finalists in one interleaved run (or recall it) and hand over the best whose numbers are right.
+
+    A finalist within the noise of the best wins when it has fewer regions. Raises CollageError when none
+    agrees with ONNX Runtime on the original model.
+    """
+    inputs = random_inputs(model, np.random.default_rng(seed))
+    keys = {f.label: _key(f, finalists, model, target, versions) for f in finalists}
+    timings: dict[str, Timing] = {}
+    for label, key in keys.items():
+        known = database.get_network(key)
+        if known is not None:
+            timings[label] = known
+    executors: dict[str, Executor] = {}
+    made = 0
+    if len(timings) < len(finalists):
+        progress(Progress("compare", 0, 1, ", ".join(f.label for f in finalists)))
+        for finalist in finalists:
+            executors[finalist.label] = build_executor(finalist.parts, backends)
+        calls = {label: _run(executor, inputs) for label, executor in executors.items()}
+        timings = interleave(calls, rounds=_ROUNDS, limit_s=_LIMIT_S)
+        for label, timing in timings.items():
+            database.put_network(keys[label], timing, f"{model.name}: {label}")
+        made = len(timings)
+    progress(Progress("check", 0, 1))
+    expected = reference_outputs(original, dict(zip(model.input_names, inputs, strict=True)), model.output_names)
+    notes: list[str] = []
+    for finalist in _ranked(finalists, timings):
+        executor = executors.get(finalist.label) or build_executor(finalist.parts, backends)
+        actual = executor.run(inputs)
+        allowed = region_tolerance([e.dtype.name for e in expected])
+        error = max((relative_error(a, e) for a, e in zip(actual, expected, strict=True)), default=0.0)
+        if error <= allowed:
+            absolute = max((_max_abs(a, e) for a, e in zip(actual, expected, strict=True)), default=0.0)
+            return Verdict(finalist, executor, timings, absolute, error, made, tuple(notes))
+        notes.append(
+            f"{finalist.label}: outputs differ from ONNX Runtime's by {error:.2g} of their scale "
+            f"({allowed:.0e} allowed); not used"
+        )
+        log.warning("%s", notes[-1])
+    raise CollageError("no placement agrees with ONNX Runtime on the original model: " + "; ".join(notes))
+
+
+def reference_outputs(
+    original: onnx.ModelProto, inputs: Mapping[str, Array], names: Sequence[str]
+) -> list[Array]:
+    """Outputs of the original model, computed by ONNX Runtime without optimisation."""
+    from collage.frontend.session import reference_session
+
+    return list(reference_session(original).run(list(names), dict(inputs)))
+
+
+def _run(executor: Executor, inputs: Sequence[Array]) -> Callable[[], None]:
+    def run() -> None:
+        executor.run(inputs)
+
+    return run
+
+
+def _ranked(finalists: Sequence[Finalist], timings: Mapping[str, Timing]) -> list[Finalist]:
+    """The best first; those within its noise before it when they have fewer regions."""
+    by_time = sorted(finalists, key=lambda f: timings[f.label].median_us)
+    best = timings[by_time[0].label]
+    limit = best.median_us + best.noise_us
+    close = [f for f in by_time if timings[f.label].median_us <= limit]
+    close.sort(key=lambda f: (len(f.parts.program.launches), timings[f.label].median_us))
+    return close + [f for f in by_time if f not in close]
+
+
+def _key(
+    finalist: Finalist, all_finalists: Sequence[Finalist], model: Model, target: Target, versions: Mapping[str, str]
+) -> NetworkKey:
+    """Timings of one interleaved run belong together: the key names all that ran in it."""
+    everything = Subgraph(model, tuple(range(len(model.graph.nodes))))
+    field_ = hashlib.sha256("\n".join(sorted(f.digest for f in all_finalists)).encode()).hexdigest()[:16]
+    used = sorted({name for f in all_finalists for name in f.parts.versions})
+    return NetworkKey(
+        everything.digest if model.graph.nodes else "empty",
+        f"{finalist.digest} of {field_}",
+        target.threads,
+        target.hardware,
+        " ".join(f"{name}={versions[name]}" for name in used),
+    )
+
+
+def _max_abs(actual: Array, expected: Array) -> float:
+    if actual.size == 0 or actual.dtype.kind not in "biuf":
+        return 0.0
+    with np.errstate(all="ignore"):
+        return float(np.nanmax(np.abs(actual.astype("float64") - expected.astype("float64"))))

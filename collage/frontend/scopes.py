@@ -1,0 +1,39 @@
+"""What ONNX nodes read and define, subgraphs (If, Loop, Scan) and what those capture included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx
+
+
+def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The node's subgraphs, without theirs."""
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        elif attribute.type == onnx.AttributeProto.GRAPHS:
+            yield from attribute.graphs
+
+
+def defines(body: onnx.GraphProto) -> frozenset[str]:
+    """Names that the subgraph's own scope defines."""
+    names = {each.name for each in [*body.input, *body.initializer]}
+    names |= {each.values.name for each in body.sparse_initializer}
+    return frozenset(names | {name for node in body.node for name in node.output})
+
+
+def captures(node: onnx.NodeProto) -> dict[str, None]:
+    """Names of the outer scope that the node's subgraphs read, each once, in order."""
+    found: dict[str, None] = {}
+    for body in bodies(node):
+        inner = defines(body)
+        for each in body.node:
+            found.update(dict.fromkeys(name for name in reads(each) if name not in inner))
+        found.update(dict.fromkeys(out.name for out in body.output if out.name not in inner))
+    return found
+
+
+def reads(node: onnx.NodeProto) -> dict[str, None]:
+    """Names the node reads: its inputs, then what its subgraphs capture; each once."""
+    return {**dict.fromkeys(name for name in node.input if name), **captures(node)}

@@ -1,0 +1,58 @@
+"""Buffers that kernels are bound to: dense arrays that start at 64-byte boundaries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from collage.graph.dataflow import Array, TensorType, np_dtype
+
+ALIGNMENT = 64
+"""Bytes. TVM's kernels crash on less, and a cache line is as long."""
+
+
+def aligned_empty(shape: Sequence[int], dtype: str | np.dtype[np.generic]) -> Array:
+    """An uninitialised C-contiguous array of that shape (elements) that starts at a 64-byte boundary."""
+    found = np_dtype(dtype) if isinstance(dtype, str) else dtype
+    count = 1
+    for extent in shape:
+        count *= extent
+    size = count * found.itemsize
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    skip = -memory.ctypes.data % ALIGNMENT
+    result: Array = memory[skip : skip + size].view(found).reshape(tuple(shape))
+    return result
+
+
+def aligned_array(found: TensorType) -> Array:
+    """An uninitialised aligned array of that type."""
+    return aligned_empty(found.shape, found.dtype)
+
+
+def aligned_copy(array: Array) -> Array:
+    """An aligned, writable copy."""
+    result = aligned_empty(array.shape, array.dtype)
+    result[...] = array
+    return result
+
+
+def poison(array: Array) -> None:
+    """Fill with what no kernel computes by accident, so that elements left unwritten show.
+
+    Floats become NaN, booleans alternate (both bytes stay legal), all others get the byte 0xA5.
+    """
+    if array.dtype.kind == "b":
+        flat = array.reshape(-1)
+        flat[0::2] = True
+        flat[1::2] = False
+    elif array.dtype.kind in "fc" or "float" in array.dtype.name:
+        array.fill(np.nan)
+    else:
+        as_bytes(array).fill(0xA5)
+
+
+def as_bytes(array: Array) -> npt.NDArray[np.uint8]:
+    """The bytes of a C-contiguous array, without a copy; two arrays are identical when these are equal."""
+    return array.reshape(-1).view(np.uint8)

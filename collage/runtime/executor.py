@@ -1,0 +1,63 @@
+"""Running a program: kernels bound ahead of time to an arena, a run is a list of calls."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from collage.backends.base import Call, Kernel
+from collage.graph.dataflow import Array, np_dtype
+from collage.runtime.buffers import aligned_empty
+from collage.schedule.program import Program
+
+
+class Executor:
+    """A program with its kernels, bound to one arena. One run at a time; callers queue at a lock."""
+
+    def __init__(self, program: Program, kernels: Sequence[Kernel], constants: Mapping[int, Array]) -> None:
+        """``kernels`` are those of ``program.launches``, in order; ``constants`` outputs that are constants."""
+        self.program = program
+        self._arena = aligned_empty((max(program.memory.nbytes, 1),), "uint8")
+        self._constants = dict(constants)
+        self._arrays: dict[int, Array] = {}
+        self._kernels = list(kernels)  # a bound call may rely on its kernel staying alive
+        self.calls: list[Call] = []
+        """The run list."""
+        for region, kernel in zip(program.launches, kernels, strict=True):
+            inputs = [self.array(v) for v in region.inputs]
+            outputs = [self.array(v) for v in region.outputs]
+            self.calls.append(kernel.bind(inputs, outputs))
+        self._inputs = [self.array(p.value) for p in program.inputs]
+        self._outputs = [self._output(p.value) for p in program.outputs]
+        self._lock = threading.Lock()
+
+    def array(self, value: int) -> Array:
+        """The value's buffer in the arena."""
+        if value not in self._arrays:
+            kind = self.program.types[value]
+            offset = self.program.memory.offsets[self.program.aliases.get(value, value)]
+            raw = self._arena[offset : offset + kind.nbytes]
+            self._arrays[value] = raw.view(np_dtype(kind.dtype)).reshape(kind.shape)
+        return self._arrays[value]
+
+    def _output(self, value: int) -> Array:
+        return self._constants[value] if value in self._constants else self.array(value)
+
+    def set_inputs(self, inputs: Sequence[Array]) -> None:
+        """Copy the inputs, in order, into their buffers."""
+        for buffer, array in zip(self._inputs, inputs, strict=True):
+            np.copyto(buffer, array)
+
+    def launch(self) -> None:
+        """Run the kernels on what the input buffers hold."""
+        for call in self.calls:
+            call()
+
+    def run(self, inputs: Sequence[Array]) -> list[Array]:
+        """Outputs, in order, as arrays of the caller's own."""
+        with self._lock:
+            self.set_inputs(inputs)
+            self.launch()
+            return [np.array(buffer, copy=True, order="C") for buffer in self._outputs]

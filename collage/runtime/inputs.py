@@ -1,0 +1,69 @@
+"""Checking what a caller gives against what the model takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from collage.errors import InputError
+from collage.graph.dataflow import Array, np_dtype
+from collage.schedule.program import Port
+
+
+def collect_inputs(ports: Sequence[Port], args: Sequence[Any], named: Mapping[str, Any]) -> list[Array]:
+    """Arrays in the order of the ports, from positional and named arguments.
+
+    Takes numpy arrays, anything with DLPack, and nested lists; one mapping as the only positional argument
+    stands for named ones. Raises InputError naming the input and what it should be.
+    """
+    if len(args) == 1 and isinstance(args[0], Mapping) and not named:
+        named, args = args[0], ()
+    if len(args) > len(ports):
+        raise InputError(f"{len(args)} inputs given, the model takes {len(ports)}: {_listing(ports)}.")
+    given: dict[str, Any] = {port.name: array for port, array in zip(ports, args, strict=False)}
+    twice = sorted(set(given) & set(named))
+    if twice:
+        raise InputError(f"given both by position and by name: {', '.join(twice)}.")
+    given.update(named)
+    valid = [port.name for port in ports]
+    unknown = sorted(set(given) - set(valid))
+    if unknown:
+        raise InputError(f"unknown input: {', '.join(unknown)}. The model takes: {_listing(ports)}.")
+    missing = [port for port in ports if port.name not in given]
+    if missing:
+        raise InputError(f"missing input: {_listing(missing)}.")
+    return [_checked(port, given[port.name]) for port in ports]
+
+
+def _checked(port: Port, value: Any) -> Array:
+    try:
+        if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack__"):
+            array = np.asarray(value)
+        else:
+            array = np.from_dlpack(value)
+    except Exception as error:
+        raise InputError(f"input {port.name} is no array: {error}.") from None
+    expected = np_dtype(port.type.dtype)
+    if array.dtype != expected and not isinstance(value, np.ndarray) and not hasattr(value, "__dlpack__"):
+        array = array.astype(expected)  # a Python list has no dtype of its own
+    if array.shape != port.type.shape:
+        raise InputError(
+            f"input {port.name} has shape {_x(array.shape)}, the module was compiled for {_x(port.type.shape)}. "
+            "Compile it again with --shape for another."
+        )
+    if array.dtype != expected:
+        raise InputError(
+            f"input {port.name} has dtype {array.dtype}, the model takes {expected}: convert it with "
+            f".astype({expected.name!r})."
+        )
+    return array
+
+
+def _x(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def _listing(ports: Sequence[Port]) -> str:
+    return ", ".join(f"{p.name} ({p.type.dtype}, {_x(p.type.shape)})" for p in ports) or "no inputs"

@@ -1,0 +1,116 @@
+"""The compiled module: callable, saved to one file, shown as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from collage.backends.base import Backend, BuildOptions
+from collage.errors import CollageError
+from collage.graph.dataflow import Array
+from collage.report import Report
+from collage.runtime.executor import Executor
+from collage.runtime.inputs import collect_inputs
+from collage.schedule.program import Program
+from collage.target import Target
+
+
+@dataclass(frozen=True)
+class Parts:
+    """All that a module is made of, and all that its file holds.
+
+    ``artifacts`` are those of ``program.launches``, in order; ``constants`` the outputs that are constants;
+    ``versions`` the library versions of the backends that are used.
+    """
+
+    program: Program
+    artifacts: Sequence[bytes]
+    constants: Mapping[int, Array]
+    target: Target
+    versions: Mapping[str, str]
+
+
+class Backends(Protocol):
+    """Backends by name: a registry or a mapping."""
+
+    def __getitem__(self, name: str, /) -> Backend: ...
+
+
+def build_executor(parts: Parts, backends: Backends) -> Executor:
+    """Load the kernels and bind them. Raises CollageError naming the region that cannot be loaded."""
+    kernels = []
+    for region, artifact in zip(parts.program.launches, parts.artifacts, strict=True):
+        options = BuildOptions(threads=region.threads, exclusive=region.exclusive)
+        try:
+            kernels.append(backends[region.backend].load(artifact, options))
+        except Exception as error:
+            raise CollageError(
+                f"the {region.backend} kernel {'+'.join(region.ops[:6])} cannot be loaded: {error}"
+            ) from error
+    return Executor(parts.program, kernels, parts.constants)
+
+
+class CompiledModule:
+    """A compiled model. Call it with arrays by position or name; ``run`` takes and returns dictionaries."""
+
+    def __init__(self, parts: Parts, report: Report, executor: Executor) -> None:
+        self._parts = parts
+        self.report = report
+        self._executor = executor
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """Names of the inputs with dtype and shape."""
+        return {port.name: str(port.type) for port in self._parts.program.inputs}
+
+    @property
+    def outputs(self) -> dict[str, str]:
+        """Names of the outputs with dtype and shape."""
+        return {port.name: str(port.type) for port in self._parts.program.outputs}
+
+    @property
+    def program(self) -> Program:
+        """The launch list."""
+        return self._parts.program
+
+    @property
+    def placement(self) -> list[dict[str, Any]]:
+        """The regions in launch order: backend, ops, nodes, layout, threads, stream, cost_us."""
+        return [region.summary() for region in self._parts.program.regions]
+
+    def summary(self) -> dict[str, Any]:
+        """The JSON contract of ``show --json``."""
+        return self.report.summary(self._parts.program.regions)
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Outputs for the inputs: one array, or a tuple in the model's order when there are several.
+
+        Inputs are numpy arrays or anything with DLPack. Raises InputError for a wrong name, shape or dtype.
+        """
+        outputs = self._executor.run(collect_inputs(self._parts.program.inputs, args, named))
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
+        """Outputs by name for inputs by name."""
+        outputs = self._executor.run(collect_inputs(self._parts.program.inputs, (), inputs))
+        return {port.name: array for port, array in zip(self._parts.program.outputs, outputs, strict=True)}
+
+    def save(self, path: str | Path) -> None:
+        """Write one file that ``collage.load`` runs in a fresh process; atomic."""
+        from collage.runtime.file import save_parts
+
+        save_parts(Path(path), self._parts, self.report)
+
+    def __repr__(self) -> str:
+        counts: dict[str, int] = {}
+        for region in self._parts.program.launches:
+            counts[region.backend] = counts.get(region.backend, 0) + 1
+        mix = ", ".join(f"{count}x {name}" for name, count in counts.items())
+        return f"<collage module {self.report.model}: {mix}; {self.report.measured_us / 1000:.3f} ms>"
+
+    def _repr_html_(self) -> str:
+        from collage.show import as_html
+
+        return as_html(self.report, self._parts.program)

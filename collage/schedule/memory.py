@@ -1,0 +1,93 @@
+"""The memory plan: one arena, in which values whose lifetimes do not overlap share bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+ALIGNMENT = 64
+"""Bytes; TVM's kernels fault on buffers that are not aligned to a cache line."""
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """A value's size in bytes, and the first and last launch step (both included) at which it must exist."""
+
+    nbytes: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Offset in bytes of each value in the arena, the arena's size, and the lower bound on any plan's size.
+
+    ``lower_bound`` is the largest number of bytes alive at one step.
+    """
+
+    offsets: Mapping[int, int]
+    nbytes: int
+    lower_bound: int
+
+
+def lifetimes(
+    steps: Sequence[tuple[Sequence[int], Sequence[int]]],
+    nbytes: Mapping[int, int],
+    inputs: Collection[int],
+    outputs: Collection[int],
+) -> dict[int, Lifetime]:
+    """Lifetimes of the values of a launch list.
+
+    ``steps`` are (values read, values written) of each launch, in order; inputs exist from the start,
+    outputs to the end. A value that is written and never read lives for its step.
+    """
+    first: dict[int, int] = {value: 0 for value in inputs}
+    last: dict[int, int] = {value: 0 for value in inputs}
+    for step, (reads, writes) in enumerate(steps):
+        for value in writes:
+            first[value] = last[value] = step
+        for value in reads:
+            last[value] = step
+    for value in outputs:
+        if value in first:
+            last[value] = len(steps)
+    return {value: Lifetime(nbytes[value], first[value], last[value]) for value in first}
+
+
+def plan_memory(lives: Mapping[int, Lifetime]) -> MemoryPlan:
+    """Offsets for all values: the largest first, each at the lowest place free during its life.
+
+    Greedy by size; its arena is compared with the lower bound in the report.
+    """
+    placed: list[tuple[int, int, Lifetime]] = []
+    offsets: dict[int, int] = {}
+    total = 0
+    for value, life in sorted(lives.items(), key=lambda item: (-item[1].nbytes, item[1].first, item[0])):
+        size = _rounded(life.nbytes)
+        offset = 0
+        for begin, end, other in placed:  # ascending by begin
+            if other.first <= life.last and life.first <= other.last:
+                if offset + size <= begin:
+                    break
+                offset = max(offset, end)
+        offsets[value] = offset
+        placed.append((offset, offset + size, life))
+        placed.sort(key=lambda each: each[:2])
+        total = max(total, offset + size)
+    return MemoryPlan(offsets, total, _lower_bound(lives))
+
+
+def _rounded(nbytes: int) -> int:
+    return max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
+
+
+def _lower_bound(lives: Mapping[int, Lifetime]) -> int:
+    change: dict[int, int] = {}
+    for life in lives.values():
+        change[life.first] = change.get(life.first, 0) + _rounded(life.nbytes)
+        change[life.last + 1] = change.get(life.last + 1, 0) - _rounded(life.nbytes)
+    alive = largest = 0
+    for step in sorted(change):
+        alive += change[step]
+        largest = max(largest, alive)
+    return largest

@@ -1,0 +1,264 @@
+"""The whole way through: compile, run, save, load; real backends, checked numbers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+
+import collage
+from collage.errors import CollageError, InputError, ModuleFileError, UsageError
+from tests.models import conv_net, elementwise_net, make_model
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("db") / "measurements.sqlite"
+
+
+@pytest.fixture(scope="module")
+def module(database: Path) -> collage.CompiledModule:
+    return collage.compile(conv_net(), db=database, progress=False)
+
+
+def reference(model: onnx.ModelProto, *inputs: np.ndarray) -> list[np.ndarray]:
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {i.name: a for i, a in zip(session.get_inputs(), inputs, strict=True)})
+
+
+def image(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((1, 3, 16, 16)).astype(np.float32)
+
+
+def test_outputs_agree_with_onnx_runtime(module: collage.CompiledModule) -> None:
+    for seed in range(3):
+        (expected,) = reference(conv_net(), image(seed))
+        actual = module(image(seed))
+        assert np.abs(actual - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+def test_outputs_are_the_callers_own(module: collage.CompiledModule) -> None:
+    first = module(image(0))
+    kept = first.copy()
+    module(image(1))
+    np.testing.assert_array_equal(first, kept)
+
+
+def test_every_node_is_covered_once_and_explained(module: collage.CompiledModule) -> None:
+    regions = module.program.regions
+    covered = [node for region in regions for node in region.nodes]
+    assert sorted(covered) == list(range(len(module.report.nodes)))
+    for node in module.summary()["nodes"]:
+        verdicts = [candidate["verdict"] for candidate in node["candidates"]]
+        assert verdicts.count("chosen") == 1
+        assert all(verdicts)
+
+
+def test_a_second_compile_makes_no_measurement(module: collage.CompiledModule, database: Path) -> None:
+    again = collage.compile(conv_net(), db=database, progress=False)
+    assert module.report.measurements_made > 0
+    assert again.report.measurements_made == 0
+    assert [r.nodes for r in again.program.regions] == [r.nodes for r in module.program.regions]
+    assert [r.backend for r in again.program.regions] == [r.backend for r in module.program.regions]
+    assert again.report.measured_us == module.report.measured_us
+    assert again.report.search_s < 1.0
+
+
+def test_restricted_to_one_backend(database: Path) -> None:
+    found = collage.compile(conv_net(), db=database, backends=["onnxruntime"], progress=False)
+    assert {r.backend for r in found.program.launches} == {"onnxruntime"}
+
+
+def test_never_slower_than_the_engines_it_was_run_against(module: collage.CompiledModule) -> None:
+    finalists = module.report.finalists
+    best = min(each["median_us"] + each["noise_us"] for each in finalists.values())
+    assert module.report.measured_us <= best
+
+
+def test_a_saved_module_runs_in_a_fresh_process(module: collage.CompiledModule, tmp_path: Path) -> None:
+    path = tmp_path / "net.collage"
+    module.save(path)
+    np.save(tmp_path / "x.npy", image(5))
+    code = (
+        "import sys, numpy as np, collage\n"
+        "m = collage.load(sys.argv[1])\n"
+        "np.save(sys.argv[3], m(np.load(sys.argv[2])))\n"
+        "assert 'collage.compiler' not in sys.modules\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code, str(path), str(tmp_path / "x.npy"), str(tmp_path / "y.npy")], check=True
+    )
+    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), module(image(5)))
+    assert not list(tmp_path.glob(".net*")), "a temporary file stayed behind"
+
+
+@pytest.mark.parametrize("damage", ["truncated", "garbage", "flipped"])
+def test_a_damaged_module_file_is_refused(module: collage.CompiledModule, tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "net.collage"
+    module.save(path)
+    data = bytearray(path.read_bytes())
+    if damage == "truncated":
+        data = data[: len(data) // 2]
+    elif damage == "garbage":
+        data = bytearray(b"no module at all")
+    else:
+        position = data.index(b"artifacts/") + 200
+        data[position] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(ModuleFileError, match="damaged"):
+        collage.load(path)
+
+
+def test_a_module_for_another_machine_is_refused(
+    module: collage.CompiledModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "net.collage"
+    module.save(path)
+    monkeypatch.setattr("collage.target._cpu", lambda: ("another CPU", "ffffffff"))
+    with pytest.raises(ModuleFileError, match=r"compiled for .*another CPU"):
+        collage.load(path)
+
+
+def test_a_module_for_other_libraries_is_refused(
+    module: collage.CompiledModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "net.collage"
+    module.save(path)
+    registry = collage.Registry()
+    with pytest.raises(ModuleFileError, match=r"needs .*not available"):
+        collage.load(path, registry=registry)
+    monkeypatch.setattr("collage.runtime.file.__version__", "99.0")
+    with pytest.raises(ModuleFileError, match=r"was made by collage .*this is 99\.0"):
+        collage.load(path)
+
+
+def test_inputs_by_name_and_through_dlpack(module: collage.CompiledModule) -> None:
+    class Foreign:
+        def __init__(self, array: np.ndarray) -> None:
+            self._array = array
+
+        def __dlpack__(self, **options: object) -> object:
+            return self._array.__dlpack__(**options)
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return self._array.__dlpack_device__()
+
+    x = image(3)
+    expected = module(x)
+    np.testing.assert_array_equal(module(x=x), expected)
+    np.testing.assert_array_equal(module({"x": x}), expected)
+    np.testing.assert_array_equal(module(Foreign(x)), expected)
+    np.testing.assert_array_equal(module.run({"x": x})["y"], expected)
+    np.testing.assert_array_equal(module(np.asfortranarray(x)), expected)
+
+
+def test_wrong_inputs_are_named(module: collage.CompiledModule) -> None:
+    with pytest.raises(InputError, match=r"unknown input: z\..*x \(float32, 1x3x16x16\)"):
+        module(z=image(0))
+    with pytest.raises(InputError, match=r"missing input: x"):
+        module()
+    with pytest.raises(InputError, match=r"x has shape 1x3x8x8.*1x3x16x16"):
+        module(image(0)[:, :, :8, :8])
+    with pytest.raises(InputError, match=r"x has dtype float64.*astype\('float32'\)"):
+        module(image(0).astype(np.float64))
+
+
+def test_missing_shapes_come_with_a_flag_to_paste() -> None:
+    model = make_model([helper.make_node("Relu", ["x"], ["y"])], {"x": ["n", 3, "h", "w"]}, {"y": ["n", 3, "h", "w"]})
+    with pytest.raises(UsageError, match=r"x: nx3xhxw.*--shape x:1x3x224x224"):
+        collage.compile(model, progress=False)
+    with pytest.raises(UsageError, match=r"unknown input in --shape: q\. Valid: x"):
+        collage.compile(model, shapes={"q": (1,)}, progress=False)
+    with pytest.raises(UsageError, match="does not fit"):
+        collage.compile(model, shapes={"x": (1, 4, 8, 8)}, progress=False)
+
+
+def test_symbolic_shapes_are_fixed(database: Path) -> None:
+    model = make_model([helper.make_node("Relu", ["x"], ["y"])], {"x": ["n", 3]}, {"y": ["n", 3]})
+    found = collage.compile(model, shapes={"x": (5, 3)}, db=database, progress=False)
+    x = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
+    np.testing.assert_array_equal(found(x), np.maximum(x, 0))
+
+
+def test_a_node_the_importer_cannot_convert_is_opaque_and_the_rest_is_not(database: Path) -> None:
+    rng = np.random.default_rng(0)
+    weights = {
+        "w": rng.standard_normal((1, 32, 6)).astype(np.float32) * 0.3,
+        "r": rng.standard_normal((1, 32, 8)).astype(np.float32) * 0.3,
+    }
+    nodes = [
+        helper.make_node("Tanh", ["x"], ["t"], "tanh"),
+        helper.make_node("LSTM", ["t", "w", "r"], ["h"], "lstm", hidden_size=8),
+        helper.make_node("Relu", ["h"], ["y"], "relu"),
+    ]
+    model = make_model(nodes, {"x": [5, 2, 6]}, {"y": [5, 1, 2, 8]}, weights)
+    found = collage.compile(model, db=database, progress=False)
+    assert list(found.report.opaque) == ["lstm"]
+    assert {n.op for n in found.report.nodes} == {"tanh", "onnx.LSTM", "nn.relu"}
+    x = rng.standard_normal((5, 2, 6)).astype(np.float32)
+    np.testing.assert_allclose(found(x), reference(model, x)[0], atol=1e-5)
+
+
+def test_outputs_that_are_inputs_or_constants(database: Path) -> None:
+    weights = {"k": np.arange(3, dtype=np.float32)}
+    nodes = [
+        helper.make_node("Identity", ["x"], ["same"]),
+        helper.make_node("Identity", ["k"], ["fixed"]),
+        helper.make_node("Relu", ["x"], ["y"]),
+        helper.make_node("Identity", ["y"], ["again"]),
+    ]
+    model = make_model(nodes, {"x": [3]}, {"same": [3], "fixed": [3], "y": [3], "again": [3]}, weights)
+    found = collage.compile(model, db=database, progress=False)
+    x = np.array([-1, 0, 2], np.float32)
+    same, fixed, y, again = found(x)
+    np.testing.assert_array_equal(same, x)
+    np.testing.assert_array_equal(fixed, weights["k"])
+    np.testing.assert_array_equal(y, [0, 0, 2])
+    np.testing.assert_array_equal(again, y)
+
+
+def test_integers_and_booleans(database: Path) -> None:
+    nodes = [
+        helper.make_node("Less", ["a", "b"], ["l"]),
+        helper.make_node("Where", ["l", "a", "b"], ["y"]),
+        helper.make_node("Not", ["l"], ["n"]),
+    ]
+    types = {"a": TensorProto.INT64, "b": TensorProto.INT64, "y": TensorProto.INT64, "n": TensorProto.BOOL}
+    model = make_model(nodes, {"a": [7], "b": [7]}, {"y": [7], "n": [7]}, types=types)
+    found = collage.compile(model, db=database, progress=False)
+    a, b = np.arange(7), np.arange(7)[::-1].copy()
+    y, n = found(a, b)
+    np.testing.assert_array_equal(y, np.minimum(a, b))
+    np.testing.assert_array_equal(n, a >= b)
+
+
+def test_threads_must_be_positive() -> None:
+    with pytest.raises(UsageError, match="at least 1"):
+        collage.compile(elementwise_net(), threads=0, progress=False)
+
+
+def test_unknown_backends_are_all_named() -> None:
+    with pytest.raises(UsageError, match=r"unknown backend: nope, what\. Valid: .*onnxruntime"):
+        collage.compile(elementwise_net(), backends=["nope", "tvm", "what"], progress=False)
+
+
+def test_without_a_backend_for_some_operator(database: Path) -> None:
+    with pytest.raises(CollageError, match=r"conv2d"):
+        collage.compile(conv_net(), backends=["tvm"], db=database, progress=False)
+
+
+def test_the_summary_keeps_the_contract(module: collage.CompiledModule) -> None:
+    summary = json.loads(json.dumps(module.summary()))
+    assert {
+        "model", "target", "threads", "predicted_us", "measured_us", "max_abs_error", "measurements_made", "search_s",
+        "regions",
+    } <= summary.keys()  # fmt: skip
+    for region in summary["regions"]:
+        assert {"backend", "ops", "nodes", "layout", "threads", "stream", "cost_us"} <= region.keys()
