@@ -32,9 +32,7 @@ def _permute(c: Call) -> str:
 
 
 def _concat(c: Call) -> str:
-    if c.attr("axis") is not None:
-        return c.op("Concat", *c.x, axis=c.axis())
-    return c.op("Concat", *(c.reshape(x, (t.size,)) for x, t in zip(c.x, c.types, strict=True)), axis=0)
+    return c.op("Concat", *c.x, axis=c.axis())
 
 
 def _stack(c: Call) -> str:
@@ -237,7 +235,7 @@ _GRID_MODES = {
 
 
 def _grid_sample(c: Call) -> str:
-    """Relax has the coordinates on axis 1 of the grid, ONNX on the last; operator set 20 renamed modes."""
+    """Relax has the coordinates on axis 1 of the grid, ONNX on the last; set 20 renamed the modes."""
     rank, mode = len(c.out.shape), c.text("method")
     c.need(c.text("layout") in DATA_LAYOUTS and mode in _GRID_MODES, f"method {mode}")
     c.need_opset(16 if rank == 4 else 20)
@@ -258,19 +256,23 @@ def _affine_grid(c: Call) -> str:
 
 
 def _roi_align(c: Call) -> str:
-    """Relax keeps the batch index in column 0 of the regions."""
+    """Relax has the batch index in column 0 of the regions, and leaves shifting by half a pixel to others."""
     c.need_opset(16)
     c.need(c.text("layout") == "NCHW" and c.text("mode") == "avg", f"{c.text('mode')} in {c.text('layout')}")
     height, width = c.integers("pooled_size")
+    scale = c.real("spatial_scale")
     batch = c.op("Squeeze", c.slice(c.x[1], 1, 0, 1), c.ints([1]))
+    regions = c.slice(c.x[1], 1, 1, 5)
+    if c.attr("aligned"):
+        regions = c.op("Add", regions, c.number(0.5 / scale, c.types[1].dtype))
     return c.op(
         "RoiAlign",
         c.x[0],
-        c.slice(c.x[1], 1, 1, 5),
+        regions,
         c.op("Cast", batch, to=element_type("int64")),
         output_height=height,
         output_width=width,
-        spatial_scale=c.real("spatial_scale"),
+        spatial_scale=scale,
         sampling_ratio=max(c.integer("sample_ratio"), 0),
         coordinate_transformation_mode="half_pixel" if c.attr("aligned") else "output_half_pixel",
         mode="avg",

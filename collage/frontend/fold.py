@@ -21,7 +21,17 @@ def _to_shape(args: list[Any], attrs: _Attrs, out: TensorType) -> Any:
 
 
 def _permute(args: list[Any], attrs: _Attrs, out: TensorType) -> Any:
-    return np.transpose(args[0], attrs["axes"])
+    return np.transpose(args[0], None if attrs["axes"] is None else _ints(attrs["axes"]))
+
+
+def _ints(value: Attr) -> tuple[int, ...]:
+    assert isinstance(value, tuple)
+    return tuple(each for each in value if isinstance(each, int))
+
+
+def _take(args: list[Any], attrs: _Attrs, out: TensorType) -> Any:
+    axis = attrs["axis"]
+    return np.take(args[0], args[1], axis=axis if isinstance(axis, int) else None, mode="wrap")
 
 
 def _elementwise(function: Callable[..., Any]) -> _Folder:
@@ -36,7 +46,7 @@ _FOLDERS: Mapping[str, _Folder] = {
     "permute_dims": _permute,
     "broadcast_to": lambda args, attrs, out: np.broadcast_to(args[0], out.shape),
     "astype": lambda args, attrs, out: args[0].astype(np_dtype(out.dtype)),
-    "concat": lambda args, attrs, out: np.concatenate(args, attrs["axis"]),
+    "concat": lambda args, attrs, out: np.concatenate(args, _ints((attrs["axis"],))[0]),
     "add": _elementwise(np.add),
     "subtract": _elementwise(np.subtract),
     "multiply": _elementwise(np.multiply),
@@ -44,6 +54,9 @@ _FOLDERS: Mapping[str, _Folder] = {
     "negative": _elementwise(np.negative),
     "sqrt": _elementwise(np.sqrt),
     "exp": _elementwise(np.exp),
+    "take": _take,
+    "less": _elementwise(np.less),
+    "where": _elementwise(np.where),
     "shape_to_tensor": lambda args, attrs, out: np.array(attrs["arg0"], dtype=np.int64),
     "full": lambda args, attrs, out: np.full(out.shape, args[0]),
     "zeros": lambda args, attrs, out: np.zeros(out.shape, np_dtype(out.dtype)),

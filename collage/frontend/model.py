@@ -59,8 +59,8 @@ class Model:
         return {source: frozenset(nodes) for source, nodes in groups.items()}
 
     @cached_property
-    def initializers(self) -> Mapping[str, onnx.TensorProto]:
-        """The model's initializers by name."""
+    def initializers(self) -> Mapping[str, Any]:
+        """The model's initializers (``TensorProto``) by name."""
         return {tensor.name: tensor for tensor in self.onnx.graph.initializer}
 
     @cached_property

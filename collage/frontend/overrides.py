@@ -142,6 +142,13 @@ def _resize(inputs: list[Any], attrs: dict[str, Any]) -> None:
             raise NotImplementedError(f"resize by scales that give fractional sizes {sizes}")
 
 
+def _roi_align(inputs: list[Any], attrs: dict[str, Any]) -> None:
+    """TVM shifts the regions before it scales them, and takes the maximum of other values than ONNX."""
+    scale, mode = attrs.get("spatial_scale", 1.0), attrs.get("coordinate_transformation_mode", b"half_pixel")
+    if attrs.get("mode", b"avg") != b"avg" or (scale != 1.0 and mode != b"output_half_pixel"):
+        raise NotImplementedError(f"RoiAlign with scale {scale} and mode {attrs.get('mode', b'avg')!r}")
+
+
 OVERRIDES: Mapping[str, Converter] = {
     "Sum": _chain(relax.op.add),
     "Max": _chain(relax.op.maximum),
@@ -155,5 +162,6 @@ OVERRIDES: Mapping[str, Converter] = {
     "IsInf": _is_inf,
     "Dropout": _dropout,
     "Resize": _resize,
+    "RoiAlign": _roi_align,
 }
 """By ONNX operator type."""

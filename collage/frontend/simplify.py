@@ -24,6 +24,14 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
     (BERT's ConstantOfShape on a shape tensor fails without), and every engine would do the same by itself.
     Raises ModelError when ONNX Runtime, the engine of last resort, cannot load the model.
     """
+    simple = _fold(model)
+    if any(node.op_type == "Shape" and node.domain == "" for node in simple.graph.node):
+        simple = _fold(simple)  # ONNX Runtime inlines functions (GroupNormalization) after it has folded shapes
+    _tidy(simple, {tensor.name for tensor in model.graph.initializer})
+    return _infer_types(simple)
+
+
+def _fold(model: onnx.ModelProto) -> onnx.ModelProto:
     with tempfile.TemporaryDirectory(prefix="collage-") as folder:
         source, target = Path(folder) / "model.onnx", Path(folder) / "simple.onnx"
         save_proto(model, source)
@@ -41,9 +49,7 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
         except Exception as error:  # ORT's exceptions share no base class but Exception
             text = " ".join(str(error).split())
             raise ModelError(f"ONNX Runtime cannot load the model: {text[:400]}") from error
-        simple = onnx.load(str(target))
-    _tidy(simple, {tensor.name for tensor in model.graph.initializer})
-    return _infer_types(simple)
+        return onnx.load(str(target))
 
 
 def save_proto(model: onnx.ModelProto, path: Path) -> None:
@@ -57,7 +63,7 @@ def save_proto(model: onnx.ModelProto, path: Path) -> None:
 
 
 def _tidy(model: onnx.ModelProto, initializers: Collection[str]) -> None:
-    """Drop inputs that are (or were, before folding) initializers and opsets that are not used; give every node a unique name."""
+    """Drop inputs that are (or were, before folding) initializers, and opsets that are not used; name each node."""
     graph = model.graph
     inputs = [each for each in graph.input if each.name not in initializers]
     del graph.input[:]

@@ -181,16 +181,20 @@ class _Exporter:
             proto.input[position] = self.outer(name)
         for position, name in enumerate(original.output):
             value = self.model.onnx_values.get(name)
-            if value in made and value not in self.defined:
+            if value is not None and value in made and value not in self.defined and self.is_read(value):
                 self.defined.add(value)
                 proto.output[position] = f"v{value}"
             elif name:
-                proto.output[position] = (
-                    "" if _is_optional(original, position, self.opset) else self.emitter.fresh()
-                )
+                optional = _is_optional(original, position, self.opset)
+                proto.output[position] = "" if optional else self.emitter.fresh()
         for body in bodies(proto):
             self.rename(body, {})
         self.note_calls(proto)
+
+    def is_read(self, value: int) -> bool:
+        """Whether anybody wants the value; dead outputs cost time where they are optional."""
+        graph = self.model.graph
+        return bool(graph.users[value]) or value in graph.output_set or value in self.outputs
 
     def outer(self, name: str) -> str:
         """The name in the part of an ONNX value of the model."""

@@ -1,0 +1,181 @@
+"""Measure one candidate in this process: build, check the numbers, then time it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from collage.backends.base import Backend, BuildOptions, Call, UnsupportedError
+from collage.frontend.subgraph import Subgraph
+from collage.frontend.to_onnx import ExportError
+from collage.graph.dataflow import Array
+from collage.measure_db.compare import region_tolerance, relative_error
+from collage.measure_db.machine import last_level_cache
+from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
+from collage.measure_db.store import ValueStore
+from collage.measure_db.timing import time_calls
+from collage.runtime.buffers import aligned_array, aligned_copy, as_bytes, poison
+
+_SMALL_WEIGHTS_BYTES = 256 << 10  # below this, cold weights cost less than the noise
+_MOST_INSTANCES = 8
+_EXTRA_BYTES = 256 << 20
+_LOADING_S = 5.0
+_MESSAGE_CHARS = 500
+
+
+class RejectedError(Exception):
+    """A candidate that cannot be used; carries the Rejection."""
+
+    def __init__(self, rejection: Rejection) -> None:
+        super().__init__(rejection.message)
+        self.rejection = rejection
+
+
+@dataclass(frozen=True)
+class BoundKernel:
+    """An instance of a candidate on buffers that hold its reference inputs.
+
+    ``bind`` makes another instance, with weights of its own, on the same buffers.
+    """
+
+    call: Call
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+    bind: Callable[[], Call]
+    load_s: float
+
+
+def measure_candidate(
+    subgraph: Subgraph, backend: Backend, options: BuildOptions, store: ValueStore
+) -> Outcome:
+    """Build the kernel, compare two runs with the reference values, and time it with cold weights."""
+    try:
+        kernel = build(subgraph, backend, options, store)
+        error = check_numbers(subgraph, kernel, store)
+        timing = time_calls(_instances(subgraph, kernel))
+    except RejectedError as rejected:
+        return rejected.rejection
+    except MemoryError:
+        return Rejection(RejectionKind.MEMORY, "run: out of memory")
+    except BaseException as failure:  # a kernel that raises only after some runs
+        return _rejection("run", failure)
+    return Measurement(timing.median_us, timing.noise_us, timing.min_us, timing.repeats, error)
+
+
+def build(subgraph: Subgraph, backend: Backend, options: BuildOptions, store: ValueStore) -> BoundKernel:
+    """Compile, load and bind the candidate. Raises RejectedError."""
+    inputs = tuple(aligned_copy(_reference(subgraph, v, store)) for v in subgraph.inputs)
+    outputs = tuple(aligned_array(found) for found in subgraph.output_types)
+    with stage("codegen"):
+        artifact = backend.codegen(subgraph, options)
+
+    def bind() -> Call:
+        with stage("load"):
+            loaded = backend.load(artifact, options)
+        with stage("bind"):
+            return loaded.bind(inputs, outputs)
+
+    start = time.perf_counter()
+    call = bind()
+    return BoundKernel(call, inputs, outputs, bind, time.perf_counter() - start)
+
+
+def check_numbers(subgraph: Subgraph, kernel: BoundKernel, store: ValueStore) -> float:
+    """Largest relative error of two runs; the second finds what is kept between calls.
+
+    Raises RejectedError: wrong numbers, outputs left unwritten (they are poisoned before), inputs written to.
+    """
+    worst = 0.0
+    allowed = region_tolerance(_dtypes(subgraph))
+    for run in ("", "in the second run, "):
+        for output in kernel.outputs:
+            poison(output)
+        with stage("run"):
+            kernel.call()
+        for value, buffer in zip(subgraph.inputs, kernel.inputs, strict=True):
+            expected = _reference(subgraph, value, store)
+            if not np.array_equal(as_bytes(buffer), as_bytes(expected)):
+                raise RejectedError(Rejection(RejectionKind.INACCURATE, f"{run}writes to its inputs"))
+        for position, (value, buffer) in enumerate(zip(subgraph.outputs, kernel.outputs, strict=True)):
+            expected = _reference(subgraph, value, store)
+            error = relative_error(buffer, expected)
+            if not error <= allowed:
+                text = f"{run}output {position} {_difference(buffer, expected, error, allowed)}"
+                raise RejectedError(Rejection(RejectionKind.INACCURATE, text))
+            worst = max(worst, error)
+    return worst
+
+
+@contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Turn whatever is raised into RejectedError with the stage's name: codegen, load, bind or run."""
+    try:
+        yield
+    except RejectedError:
+        raise
+    except BaseException as error:  # also SystemExit; SIGINT is ignored in the worker
+        raise RejectedError(_rejection(name, error)) from error
+
+
+def _rejection(name: str, error: BaseException) -> Rejection:
+    text = " ".join(str(error).split())[:_MESSAGE_CHARS]
+    if isinstance(error, (UnsupportedError, ExportError)):
+        return Rejection(RejectionKind.UNSUPPORTED, text or type(error).__name__)
+    message = f"{name}: {type(error).__name__}" + (f": {text}" if text else "")
+    out_of_memory = isinstance(error, MemoryError) or looks_like_memory(text)
+    return Rejection(RejectionKind.MEMORY if out_of_memory else RejectionKind.FAILED, message)
+
+
+def looks_like_memory(text: str) -> bool:
+    """Whether a library's message says that an allocation failed."""
+    return any(
+        each in text for each in ("bad_alloc", "bad allocation", "out of memory", "Failed to allocate memory")
+    )
+
+
+def _reference(subgraph: Subgraph, value: int, store: ValueStore) -> Array:
+    try:
+        return store.load(value, subgraph.model.graph.type_of(value))
+    except KeyError:
+        name = subgraph.model.graph.values[value].name
+        text = f"no reference value for {name or 'a value inside an ONNX node'}"
+        raise RejectedError(Rejection(RejectionKind.UNSUPPORTED, text)) from None
+
+
+def _dtypes(subgraph: Subgraph) -> Iterator[str]:
+    graph = subgraph.model.graph
+    for node in subgraph.operators:
+        for value in (*node.inputs, *node.outputs):
+            yield graph.type_of(value).dtype
+
+
+def _difference(actual: Array, expected: Array, error: float, allowed: float) -> str:
+    if np.isfinite(error):
+        return f"differs by {error:.1e} of its largest value from the reference (allowed: {allowed:.0e})"
+    if "float" in actual.dtype.name:
+        wrong = int(
+            np.count_nonzero(np.isnan(actual.astype(np.float64)) & ~np.isnan(expected.astype(np.float64)))
+        )
+        if wrong:
+            return f"has {wrong} elements that are NaN or never written"
+        return "has infinities or NaN in other places than the reference"
+    return f"has {int(np.count_nonzero(actual != expected))} wrong elements"
+
+
+def _instances(subgraph: Subgraph, kernel: BoundKernel) -> Sequence[Call]:
+    """So many instances that their weights together do not fit into the last cache, within limits."""
+    weights = sum(array.nbytes for array in subgraph.weights.values())
+    count = instance_count(weights, last_level_cache(), kernel.load_s)
+    return [kernel.call, *(kernel.bind() for _ in range(count - 1))]
+
+
+def instance_count(weights: int, cache: int, load_s: float) -> int:
+    """Instances to rotate for kernels with that many bytes of weights that load in ``load_s`` seconds."""
+    if not _SMALL_WEIGHTS_BYTES <= weights < cache:
+        return 1
+    affordable = min(_MOST_INSTANCES, 1 + _EXTRA_BYTES // weights, 1 + int(_LOADING_S / max(load_s, 1e-6)))
+    return min(cache // weights + 1, affordable)

@@ -1,0 +1,74 @@
+"""The numerics gate: how far a kernel's output is from the reference, and how far it may be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from collage.graph.dataflow import Array
+
+# Libraries sum in different orders, and fast algorithms (Winograd, fused exp) lose some digits. A sum of K
+# products in another order differs by about sqrt(K) units in the last place: 6e-6 in float32 for K = 10,000,
+# and a region of an engine chains a few dozen of those. Wrong kernels are off by far more: a convolution
+# silently run in bfloat16 shows 3e-3 here, a wrong padding or axis 1e-1.
+_TOLERANCES = {
+    "float64": 1e-8,
+    "float32": 1e-4,
+    "float16": 1e-2,  # 11 bits: 5e-4 an operation, and libraries differ in whether they accumulate in float32
+    "bfloat16": 5e-2,  # 8 bits: 4e-3 an operation
+    "complex64": 1e-4,
+    "complex128": 1e-8,
+}
+
+
+def tolerance(dtype: str) -> float:
+    """Largest relative error (see relative_error) an output of that dtype may have; 0 for integers."""
+    if dtype.startswith("float8"):
+        return 0.2
+    return _TOLERANCES.get(dtype, 0.0)
+
+
+def region_tolerance(dtypes: Iterable[str]) -> float:
+    """Tolerance of a region that computes in these dtypes: the coarsest decides, wherever in it that is."""
+    return max((tolerance(dtype) for dtype in dtypes), default=0.0)
+
+
+def relative_error(actual: Array, expected: Array) -> float:
+    """Largest absolute error over the largest absolute expected value (over 1 when all of that is zero).
+
+    NaN and infinities must be the same and at the same places, integers and booleans equal; otherwise, and
+    for another shape or dtype, the error is infinite. The scale is the whole tensor's, not the element's: an
+    element near zero is the difference of large numbers, and no library gets it right to many digits.
+    """
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        return math.inf
+    if expected.size == 0:
+        return 0.0
+    if not _is_inexact(expected):
+        return 0.0 if np.array_equal(actual, expected) else math.inf
+    a, e = _widened(actual), _widened(expected)
+    finite = np.isfinite(e)
+    with np.errstate(all="ignore"):
+        if not finite.all():
+            if not np.array_equal(a[~finite], e[~finite], equal_nan=True):
+                return math.inf
+            a, e = a[finite], e[finite]
+            if e.size == 0:
+                return 0.0
+        scale = float(np.abs(e).max())
+        error = float(np.abs(a - e).max()) / (scale or 1.0)
+    return error if math.isfinite(error) else math.inf
+
+
+def _is_inexact(array: Array) -> bool:
+    return array.dtype.kind in "fc" or "float" in array.dtype.name
+
+
+def _widened(array: Array) -> Any:
+    """float32 for the 8- and 16-bit floats, which numpy computes with slowly or not at all."""
+    if array.dtype.kind in "fc" and array.dtype.itemsize >= 4:
+        return array
+    return array.astype(np.float32)

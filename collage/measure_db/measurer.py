@@ -1,0 +1,252 @@
+"""Costs of candidates: from the database where they are known, else measured in a worker process, once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+import onnxruntime
+import tvm
+
+from collage.backends.base import Backend, BuildOptions
+from collage.errors import MeasurementError, unknown_names
+from collage.frontend.model import Model
+from collage.frontend.simplify import save_proto
+from collage.frontend.subgraph import Subgraph
+from collage.measure_db.database import Database, KernelKey
+from collage.measure_db.fingerprint import fingerprint, model_digest
+from collage.measure_db.process import WorkerDiedError, WorkerProcess
+from collage.measure_db.protocol import Evaluate, Evaluated, Init, Measure, MeasureSwitch, Request, SwitchCost
+from collage.measure_db.results import Outcome
+from collage.measure_db.switch_cost import switch_cost_us
+from collage.measure_db.travel import pickle_backend
+
+log = logging.getLogger(__name__)
+
+MEMORY_VARIABLE = "COLLAGE_WORKER_MEMORY"
+"""Environment variable with the worker's memory limit in bytes, where the constructor is given none."""
+
+_EVALUATE_LIMIT_S = 1800.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far ``measure`` is: ``done`` of ``total`` candidates, and which is under way ("" at the end)."""
+
+    done: int
+    total: int
+    description: str
+
+
+class Measurer:
+    """Measures candidates of one model; a context manager, since it may hold a worker and a temporary folder.
+
+    ``versions`` gives the library version of each backend. Nothing is started before something has to be
+    measured. Raises MeasurementError when the worker cannot be started, or a backend cannot travel to it.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        backends: Mapping[str, Backend],
+        versions: Mapping[str, str],
+        options: BuildOptions,
+        hardware: str,
+        database: Database,
+        *,
+        time_limit_s: float = 60.0,
+        memory_bytes: int | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        """``hardware`` is Target.hardware; ``time_limit_s`` is for each candidate, building and timing it."""
+        self.model = model
+        self.measurements_made = 0
+        self._backends = dict(backends)
+        self._versions = dict(versions)
+        self._options = options
+        self._hardware = hardware
+        self._database = database
+        self._time_limit_s = time_limit_s
+        self._memory_bytes = memory_bytes if memory_bytes is not None else _from_environment()
+        self._progress = progress
+        self._subgraphs: dict[tuple[int, ...], Subgraph] = {}
+        self._init: Init | None = None
+        self._worker: WorkerProcess | None = None
+
+    def __enter__(self) -> Measurer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the worker and remove the temporary folder. Closing twice does nothing."""
+        try:
+            if self._worker is not None:
+                self._worker.close()
+        finally:
+            self._worker = None
+            if self._init is not None:
+                shutil.rmtree(self._init.folder, ignore_errors=True)
+            self._init = None
+
+    def measure(self, requests: Sequence[Request]) -> dict[Request, Outcome]:
+        """An outcome for each request; candidates that are the same subgraph are measured once.
+
+        A candidate that crashes, hangs, or runs out of memory or time is rejected, which is remembered like a
+        measurement, and the next one gets a fresh worker. Each outcome is in the database before the next
+        candidate starts, so interrupting loses nothing.
+        """
+        unknown = {request.backend for request in requests} - self._backends.keys()
+        if unknown:
+            raise unknown_names("backends", unknown, self._backends)
+        keys = {request: self.key(request) for request in requests}
+        known = self._database.get(keys.values())
+        missing: dict[KernelKey, Request] = {}
+        for request, key in keys.items():
+            if key not in known:
+                missing.setdefault(key, request)
+        for done, (key, request) in enumerate(missing.items()):
+            description = str(self._subgraph(request.nodes))
+            self._report(Progress(done, len(missing), f"{request.backend}: {description}"))
+            outcome = self._measure_one(request)
+            self._database.put(key, outcome, description)
+            known[key] = outcome
+            self.measurements_made += 1
+        if missing:
+            self._report(Progress(len(missing), len(missing), ""))
+        return {request: known[key] for request, key in keys.items()}
+
+    def key(self, request: Request) -> KernelKey:
+        """What the request's outcome is recorded under."""
+        backend = self._backends[request.backend]
+        return KernelKey(
+            digest=self._subgraph(request.nodes).digest,
+            backend=request.backend,
+            backend_version=self._versions[request.backend],
+            settings=backend.settings(self._options_for(request.nodes)),
+            threads=self._options.threads,
+            hardware=self._hardware,
+            tvm_version=tvm.__version__,
+        )
+
+    def verify(self) -> dict[int, str]:
+        """ONNX nodes (by index) that TVM's importer converted to something else, with the reason.
+
+        ``from_simplified(model.onnx, model.name, {**model.opaque, **wrong})`` makes them opaque; measure that
+        model with a new Measurer. What was found is remembered for the model and the libraries' versions.
+        """
+        key = f"{model_digest(self.model)} tvm {tvm.__version__} onnxruntime {onnxruntime.__version__}"
+        known = self._database.get_fact("wrong_conversions", key)
+        if isinstance(known, dict):
+            return {int(index): str(reason) for index, reason in known.items()}
+        wrong = self._evaluated(self._ready_worker())
+        self._database.put_fact(
+            "wrong_conversions", key, {str(index): reason for index, reason in wrong.items()}
+        )
+        return wrong
+
+    def epsilon_us(self, requests: Sequence[Request]) -> float:
+        """Eq. 2.2's cost of one more kernel launch, in microseconds; see ``switch_cost_us``.
+
+        Measured with the kernels of ``requests`` (two or more quick ones of different backends) the first
+        time, then remembered for these backends' versions, the machine and the threads. With fewer there is
+        nothing to switch between: it is the launch alone, remembered likewise. Raises MeasurementError when
+        the kernels, measured without trouble before, bring the worker down.
+        """
+        if len(requests) < 2:
+            return self._launch_us()
+        versions = ", ".join(f"{name} {version}" for name, version in sorted(self._versions.items()))
+        key = f"{self._hardware}; {self._options.threads} threads; {versions}; tvm {tvm.__version__}"
+        known = self._database.get_fact("epsilon_us", key)
+        if isinstance(known, float):
+            return known
+        worker = self._ready_worker()
+        self._evaluated(worker)
+        try:
+            found: SwitchCost = worker.ask(
+                MeasureSwitch(tuple(requests), self._options, self._time_limit_s), self._time_limit_s
+            )
+        except WorkerDiedError as died:
+            raise MeasurementError(f"measuring the cost of a launch: {died.rejection.message}") from None
+        self._database.put_fact("epsilon_us", key, found.us)
+        return found.us
+
+    def _launch_us(self) -> float:
+        known = self._database.get_fact("launch_us", self._hardware)
+        if isinstance(known, float):
+            return known
+        found = switch_cost_us(())
+        self._database.put_fact("launch_us", self._hardware, found)
+        return found
+
+    def _measure_one(self, request: Request) -> Outcome:
+        worker = self._ready_worker()
+        self._evaluated(worker)
+        try:
+            outcome: Outcome = worker.ask(
+                Measure(request, self._options_for(request.nodes), self._time_limit_s), self._time_limit_s
+            )
+        except WorkerDiedError as died:
+            log.info("%s on %s: %s", request.backend, self._subgraph(request.nodes), died.rejection)
+            return died.rejection
+        return outcome
+
+    def _evaluated(self, worker: WorkerProcess) -> dict[int, str]:
+        """Have the reference values computed; quick when they are there already."""
+        try:
+            evaluated: Evaluated = worker.ask(Evaluate(), _EVALUATE_LIMIT_S)
+        except WorkerDiedError as died:
+            raise MeasurementError(
+                f"computing reference values with ONNX Runtime: {died.rejection.message}"
+            ) from None
+        return dict(evaluated.wrong)
+
+    def _ready_worker(self) -> WorkerProcess:
+        if self._worker is None or not self._worker.alive:
+            self._worker = None
+            self._worker = WorkerProcess(self._session())
+        return self._worker
+
+    def _session(self) -> Init:
+        """The folder that workers start from, made on first use."""
+        if self._init is None:
+            pickles = {name: pickle_backend(name, backend) for name, backend in self._backends.items()}
+            folder = tempfile.mkdtemp(prefix="collage-measure-")
+            self._init = Init(
+                folder=folder,
+                name=self.model.name,
+                wrong=dict(self.model.opaque),  # opaque nodes stay so, whatever the reason was
+                fingerprint=fingerprint(self.model.graph),
+                backends=pickles,
+                threads=self._options.threads,
+                memory_bytes=self._memory_bytes,
+            )
+            save_proto(self.model.onnx, Path(folder) / "model.onnx")
+        return self._init
+
+    def _options_for(self, nodes: tuple[int, ...]) -> BuildOptions:
+        """What the candidate will be built for in a module: the whole model has the cores to itself."""
+        return replace(self._options, exclusive=len(nodes) == len(self.model.graph.nodes))
+
+    def _subgraph(self, nodes: tuple[int, ...]) -> Subgraph:
+        if nodes not in self._subgraphs:
+            self._subgraphs[nodes] = Subgraph(self.model, nodes)
+        return self._subgraphs[nodes]
+
+    def _report(self, progress: Progress) -> None:
+        if self._progress is not None:
+            self._progress(progress)
+
+
+def _from_environment() -> int | None:
+    text = os.environ.get(MEMORY_VARIABLE, "")
+    return int(text) if text.isdigit() else None

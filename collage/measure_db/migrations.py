@@ -1,0 +1,45 @@
+"""The database's schema, as steps: migration ``n`` takes a database from version n to n + 1.
+
+Steps that have been released are never changed; a new version appends one.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+
+APPLICATION_ID = 0x436C6C67
+"""SQLite's mark for whose file it is: "Cllg"."""
+
+
+def _first(connection: sqlite3.Connection) -> None:
+    connection.execute(
+        """CREATE TABLE kernels (
+            digest TEXT NOT NULL, backend TEXT NOT NULL, backend_version TEXT NOT NULL,
+            settings TEXT NOT NULL, threads INTEGER NOT NULL, hardware TEXT NOT NULL,
+            tvm_version TEXT NOT NULL,
+            median_us REAL, noise_us REAL, min_us REAL, repeats INTEGER, max_error REAL,
+            rejection TEXT, message TEXT,
+            created REAL NOT NULL, description TEXT NOT NULL,
+            PRIMARY KEY (digest, backend, backend_version, settings, threads, hardware, tvm_version)
+        ) WITHOUT ROWID"""
+    )
+    connection.execute(
+        """CREATE TABLE networks (
+            graph TEXT NOT NULL, placement TEXT NOT NULL, threads INTEGER NOT NULL, hardware TEXT NOT NULL,
+            versions TEXT NOT NULL,
+            median_us REAL NOT NULL, noise_us REAL NOT NULL, min_us REAL NOT NULL, p90_us REAL NOT NULL,
+            repeats INTEGER NOT NULL,
+            created REAL NOT NULL, description TEXT NOT NULL,
+            PRIMARY KEY (graph, placement, threads, hardware, versions)
+        ) WITHOUT ROWID"""
+    )
+    connection.execute(
+        """CREATE TABLE facts (
+            name TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL, created REAL NOT NULL,
+            PRIMARY KEY (name, key)
+        ) WITHOUT ROWID"""
+    )
+
+
+MIGRATIONS: Sequence[Callable[[sqlite3.Connection], None]] = (_first,)

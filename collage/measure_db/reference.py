@@ -1,0 +1,237 @@
+"""Reference values of every tensor of a model, from ONNX Runtime without its optimisations.
+
+ONNX nodes run one by one as their author wrote them. That gives the values between them; those inside (where
+TVM's importer broke a node into operators) come from running the operators, which at the same time shows
+whether they compute what the ONNX node does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import numpy_helper
+
+from collage.frontend.model import Model
+from collage.frontend.to_onnx import ExportError, export_onnx
+from collage.graph.dataflow import Array, np_dtype
+from collage.measure_db.compare import region_tolerance, relative_error
+from collage.measure_db.store import ValueStore
+
+log = logging.getLogger(__name__)
+
+_EMBED_BELOW_BYTES = 1 << 16
+_LARGEST_PROTO_BYTES = 1 << 30
+_PLAIN = "__as_float32"
+_EXOTIC = frozenset(
+    element
+    for name, element in onnx.TensorProto.DataType.items()
+    if name == "BFLOAT16" or name.startswith("FLOAT8")
+)
+
+
+def evaluate(model: Model, inputs: Sequence[Array], store: ValueStore) -> dict[int, str]:
+    """Save an array for each graph value that can be computed, given the graph inputs' arrays in order.
+
+    Returns the ONNX nodes (by index) whose conversion is wrong, with the reason; inner values of those, and
+    of nodes whose operators have no ONNX form, are not saved.
+    """
+    for value, array in zip(model.graph.inputs, inputs, strict=True):
+        store.save(value, array)
+    _run_verbatim(model, inputs, store)
+    wrong: dict[int, str] = {}
+    order = sorted(model.groups, key=lambda source: min(model.groups[source]))
+    for source in order:
+        reason = _run_operators(model, source, store)
+        if reason is not None:
+            wrong[source] = reason
+            log.warning("ONNX node %s: %s", model.onnx.graph.node[source].name, reason)
+    return wrong
+
+
+def _run_verbatim(model: Model, inputs: Sequence[Array], store: ValueStore) -> None:
+    """Run the ONNX nodes in order, and save what is a value of the graph."""
+    graph = model.onnx.graph
+    runner = _NodeRunner(model)
+    values: dict[str, Any] = dict(zip(model.input_names, inputs, strict=True))
+    left = Counter(name for node in graph.node for name in _reads(node))
+    for node in graph.node:
+        reads = _reads(node)
+        found = runner.run(node, values)
+        for name, array in found.items():
+            values[name] = array
+            value = model.onnx_values.get(name)
+            if value is not None and value not in store and not model.graph.is_constant(value):
+                _save(model, store, value, array)
+        left.subtract(list(reads))
+        for name in reads:
+            if left[name] == 0:
+                values.pop(name, None)
+
+
+def _save(model: Model, store: ValueStore, value: int, array: Any) -> None:
+    found = model.graph.type_of(value)
+    if isinstance(array, np.ndarray) and array.shape == found.shape and array.dtype == np_dtype(found.dtype):
+        store.save(value, array)
+    else:
+        log.warning("value %d: ONNX Runtime gives no %s", value, found)
+
+
+def _run_operators(model: Model, source: int, store: ValueStore) -> str | None:
+    """Save the inner values of an ONNX node's operators; tell what is wrong when they disagree with the node.
+
+    ``source`` -1 stands for operators of no ONNX node: they have inner values only.
+    """
+    graph = model.graph
+    nodes = sorted(model.groups[source])
+    made = [value for n in nodes for value in graph.nodes[n].outputs]
+    if graph.nodes[nodes[0]].op.startswith("onnx."):
+        return None  # opaque: nothing was converted
+    read = dict.fromkeys(
+        v for n in nodes for v in graph.nodes[n].inputs if v not in made and not graph.is_constant(v)
+    )
+    if any(value not in store for value in read):
+        return None
+    try:
+        part = export_onnx(model, nodes, list(read), made, verbatim=False)
+        results = _run(part, {f"v{v}": store.load(v, graph.type_of(v)) for v in read})
+    except ExportError as error:
+        log.debug("no inner values: %s", error)
+        return None
+    except Exception as error:  # ORT's exceptions share no base class but Exception
+        log.debug(
+            "no inner values of %s: %s", model.describe_node(nodes[0]), " ".join(str(error).split())[:300]
+        )
+        return None
+    arrays = dict(zip(made, results, strict=True))
+    allowed = region_tolerance(graph.type_of(v).dtype for v in [*made, *read])
+    known = [value for value in made if value in store]
+    worst = max((relative_error(arrays[v], store.load(v, graph.type_of(v))) for v in known), default=0.0)
+    if source >= 0 and not worst <= allowed:
+        ops = ", ".join(dict.fromkeys(graph.nodes[n].op for n in nodes))
+        how = "in type, integers or NaN" if worst == np.inf else f"by {worst:.1e} of its largest value"
+        return f"TVM's conversion to {ops} differs from ONNX Runtime {how}"
+    for value, array in arrays.items():
+        if value not in store:
+            _save(model, store, value, array)
+    return None
+
+
+class _NodeRunner:
+    """Runs single ONNX nodes as their author wrote them."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        graph = model.onnx.graph
+        self._declared = {info.name: info for info in [*graph.value_info, *graph.output]}
+
+    def run(self, node: onnx.NodeProto, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The node's outputs by name; none when an input is unknown or ONNX Runtime refuses the node."""
+        initializers = self._model.initializers
+        names = list(_reads(node))
+        if any(name not in values and name not in initializers for name in names):
+            return {}
+        outputs = [name for name in node.output if name]
+        # Small initializers are embedded, since some operators want constants; weights are fed.
+        for limit in (_EMBED_BELOW_BYTES, _LARGEST_PROTO_BYTES):
+            embedded = [n for n in names if n not in values and initializers[n].ByteSize() < limit]
+            fed = {
+                n: values[n] if n in values else numpy_helper.to_array(initializers[n])
+                for n in names
+                if n not in embedded
+            }
+            try:
+                return dict(zip(outputs, _run(self._part(node, fed, embedded), fed), strict=True))
+            except Exception as error:  # ORT's exceptions share no base class but Exception
+                text = " ".join(str(error).split())[:300]
+                log.debug("node %s alone in ONNX Runtime: %s", node.name, text)
+        return {}
+
+    def _part(self, node: onnx.NodeProto, fed: Mapping[str, Any], embedded: Sequence[str]) -> onnx.ModelProto:
+        """The node as a model of its own."""
+        model = self._model.onnx
+        part = onnx.ModelProto(ir_version=model.ir_version)
+        part.opset_import.extend(model.opset_import)
+        part.functions.extend(model.functions)
+        part.graph.name = "node"
+        part.graph.node.add().CopyFrom(node)
+        for name, array in fed.items():
+            element = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+            part.graph.input.append(onnx.helper.make_tensor_value_info(name, element, array.shape))
+        part.graph.initializer.extend(self._model.initializers[name] for name in embedded)
+        for name in filter(None, node.output):
+            part.graph.output.append(self._declared.get(name, onnx.ValueInfoProto(name=name)))
+        return part
+
+
+def _run(part: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
+    """Outputs of a small model, in order, without optimisations and on one thread.
+
+    Dtypes that ONNX Runtime does not exchange with numpy (bfloat16, float8) go through float32, which holds
+    their values exactly.
+    """
+    exotic_in = _cast_inputs(part)
+    exotic_out = _cast_outputs(part)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    options.enable_cpu_mem_arena = False
+    options.log_severity_level = 4
+    session = ort.InferenceSession(part.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    given = {
+        name + _PLAIN if name in exotic_in else name: np.asarray(array, np.float32)
+        if name in exotic_in
+        else array
+        for name, array in feeds.items()
+    }
+    results = session.run(None, given)
+    return [
+        array.astype(exotic_out[position]) if position in exotic_out else array
+        for position, array in enumerate(results)
+    ]
+
+
+def _cast_inputs(part: onnx.ModelProto) -> set[str]:
+    """Let the model take exotic inputs as float32; gives their names."""
+    found: set[str] = set()
+    for info in part.graph.input:
+        element = info.type.tensor_type.elem_type
+        if element in _EXOTIC:
+            found.add(info.name)
+            cast = onnx.helper.make_node("Cast", [info.name + _PLAIN], [info.name], to=element)
+            part.graph.node.insert(0, cast)
+            info.name += _PLAIN
+            info.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    return found
+
+
+def _cast_outputs(part: onnx.ModelProto) -> dict[int, Any]:
+    """Let the model give exotic outputs as float32; gives their numpy dtypes by position."""
+    found: dict[int, Any] = {}
+    for position, info in enumerate(part.graph.output):
+        element = info.type.tensor_type.elem_type
+        if element in _EXOTIC:
+            found[position] = onnx.helper.tensor_dtype_to_np_dtype(element)
+            cast = onnx.helper.make_node("Cast", [info.name], [info.name + _PLAIN], to=onnx.TensorProto.FLOAT)
+            part.graph.node.append(cast)
+            info.name += _PLAIN
+            info.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    return found
+
+
+def _reads(node: onnx.NodeProto) -> dict[str, None]:
+    """Names of the values the node reads, each once; those that its subgraphs capture too."""
+    names = dict.fromkeys(filter(None, node.input))
+    for attribute in node.attribute:
+        for body in [attribute.g, *attribute.graphs]:
+            own = {each.name for each in [*body.input, *body.initializer]}
+            for inner in body.node:
+                names |= {name: None for name in _reads(inner) if name not in own}
+                own.update(inner.output)
+            names |= {each.name: None for each in body.output if each.name not in own}
+    return names

@@ -1,0 +1,44 @@
+"""Outcomes of measuring a candidate: typed values, never a sentinel number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+
+class RejectionKind(Enum):
+    """Why a candidate has no cost."""
+
+    UNSUPPORTED = "unsupported"
+    FAILED = "failed"
+    CRASHED = "crashed"
+    TIMEOUT = "timeout"
+    MEMORY = "memory"
+    INACCURATE = "inaccurate"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Time of one call of a kernel, in microseconds, over ``repeats`` calls with cold weights.
+
+    ``noise_us`` is the half-width of the 95 % confidence interval of the median; ``max_error`` the largest
+    absolute error against the reference, relative to the largest absolute value of the output.
+    """
+
+    median_us: float
+    noise_us: float
+    min_us: float
+    repeats: int
+    max_error: float
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A candidate that cannot be used, and why."""
+
+    kind: RejectionKind
+    message: str
+
+
+Outcome: TypeAlias = Measurement | Rejection

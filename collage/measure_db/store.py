@@ -1,0 +1,63 @@
+"""Reference values on disk: one file for each value of the graph, so that a fresh worker can go on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from collage.graph.dataflow import Array, TensorType, np_dtype
+
+_MAP_ABOVE_BYTES = 1 << 16
+_DONE = "complete.json"
+
+
+class ValueStore:
+    """Arrays by value id, in a folder as ``<id>.npy``."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def __contains__(self, value: int) -> bool:
+        return self._path(value).exists()
+
+    def save(self, value: int, array: Array) -> None:
+        """Write an array. Dtypes that numpy has to be told of (bfloat16) are stored as integers."""
+        dense = np.ascontiguousarray(array).reshape(array.shape)
+        plain = dense if dense.dtype.isbuiltin == 1 else dense.view(f"u{dense.dtype.itemsize}")
+        partial = self._path(value).with_suffix(".partial")
+        with partial.open("wb") as file:
+            np.save(file, plain, allow_pickle=False)
+        os.replace(partial, self._path(value))
+
+    def load(self, value: int, found: TensorType) -> Array:
+        """The array, read-only and mapped when large. Raises KeyError for a value that is not known."""
+        path = self._path(value)
+        try:
+            large = path.stat().st_size > _MAP_ABOVE_BYTES
+            array = np.load(path, mmap_mode="r" if large else None, allow_pickle=False)
+        except FileNotFoundError:
+            raise KeyError(value) from None
+        result: Array = np.asarray(array).view(np_dtype(found.dtype)).reshape(found.shape)
+        return result
+
+    def mark_complete(self, wrong: Mapping[int, str]) -> None:
+        """Note that evaluation is through, and what it found (see reference.evaluate)."""
+        partial = self.folder / "complete.partial"
+        partial.write_text(json.dumps({str(index): reason for index, reason in wrong.items()}))
+        os.replace(partial, self.folder / _DONE)
+
+    def complete(self) -> dict[int, str] | None:
+        """What ``mark_complete`` was given, or None before that."""
+        try:
+            text = (self.folder / _DONE).read_text()
+        except FileNotFoundError:
+            return None
+        return {int(index): reason for index, reason in json.loads(text).items()}
+
+    def _path(self, value: int) -> Path:
+        return self.folder / f"{value}.npy"

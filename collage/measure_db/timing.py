@@ -1,0 +1,234 @@
+"""Timing of calls: medians with a confidence interval, cold weights, and rounds that are fair to all."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from itertools import cycle, islice, pairwise
+from statistics import median
+
+from collage.backends.base import Call
+
+Clock = Callable[[], int]
+"""Nanoseconds since some moment; monotonic."""
+
+_BATCH_NS = 20_000
+"""Shorter calls are timed several at once: a clock read takes 50-100 ns, which is 0.4 % of this."""
+_LARGEST_BATCH = 1 << 14
+_HARD_FACTOR = 4
+_FEWEST = 3
+_BLOCKS = 10
+_BLOCK_SAMPLES = 6
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Time of one call in microseconds, over ``repeats`` samples.
+
+    ``noise_us`` is the half-width of the 95 % confidence interval of the median; see ``noise``.
+    """
+
+    median_us: float
+    noise_us: float
+    min_us: float
+    p90_us: float
+    repeats: int
+
+
+def time_calls(
+    calls: Sequence[Call],
+    *,
+    limit_s: float = 0.25,
+    min_repeats: int = 7,
+    target_relative_ci: float = 0.02,
+    clock: Clock = time.perf_counter_ns,
+) -> Timing:
+    """Time of one call, over instances of one kernel that are called in turn.
+
+    Instances with weights of their own keep each other's weights out of the cache, as the other kernels of
+    the network will (53 convolutions that sum to 27.5 ms alone, hot, take 32 ms in sequence).
+
+    Sampling ends when the interval's half-width is within ``target_relative_ci`` of the median (but not in
+    the first tenth of ``limit_s``), or when ``limit_s`` and ``min_repeats`` are both reached, or after
+    ``4 * limit_s`` seconds with 3 samples. Every instance is called once beforehand; where that takes longer
+    than ``limit_s`` those calls count as samples, so a kernel of 2 s runs just 3 times.
+    """
+    with _no_gc():
+        overhead = _clock_overhead(clock)
+        start = clock()
+        warm = []
+        for call in calls:
+            warm.append(_batch_ns([call], clock, overhead))
+            if clock() - start > limit_s * 1e9:
+                return _slow(calls, warm, start, limit_s, min_repeats, clock, overhead)
+        batches = _batches(calls, clock, overhead)
+        size = len(batches[0])
+        samples: list[float] = []
+        check = min_repeats
+        start = clock()
+        for batch in cycle(batches):
+            samples.append(_batch_ns(batch, clock, overhead) / size)
+            passed = (clock() - start) / 1e9
+            count = len(samples)
+            if passed >= _HARD_FACTOR * limit_s and count >= min(_FEWEST, min_repeats):
+                break
+            if count < min_repeats:
+                continue
+            if passed >= limit_s:
+                break
+            if count >= check and passed >= 0.1 * limit_s:
+                check = count + max(1, count // 4)
+                if noise(samples) <= target_relative_ci * median(samples):
+                    break
+    return summary(samples)
+
+
+def _slow(
+    calls: Sequence[Call],
+    samples: list[float],
+    start: int,
+    limit_s: float,
+    least: int,
+    clock: Clock,
+    overhead: int,
+) -> Timing:
+    """Go on with calls so slow that warming up has used the time: the median bears one cold start."""
+    rest = islice(cycle(calls), len(samples), None)
+    for call in rest:
+        passed = (clock() - start) / 1e9
+        if len(samples) >= least or (
+            passed >= _HARD_FACTOR * limit_s and len(samples) >= min(_FEWEST, least)
+        ):
+            break
+        samples.append(_batch_ns([call], clock, overhead))
+    return summary(samples)
+
+
+def interleave(
+    candidates: Mapping[str, Call],
+    *,
+    rounds: int = 50,
+    limit_s: float = 10.0,
+    clock: Clock = time.perf_counter_ns,
+) -> dict[str, Timing]:
+    """Compare whole networks: every round times each candidate once, in an order that rotates.
+
+    Before its timed call a candidate is called once untimed, so that none pays for the caches and spinning
+    threads its neighbour left. Ends after ``rounds``, or after ``limit_s`` seconds with at least 3 rounds.
+    """
+    names = list(candidates)
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    with _no_gc():
+        overhead = _clock_overhead(clock)
+        start = clock()
+        for done in range(rounds):
+            if done >= _FEWEST and clock() - start >= limit_s * 1e9:
+                break
+            shift = done % len(names) if names else 0
+            for name in names[shift:] + names[:shift]:
+                candidates[name]()
+                samples[name].append(_batch_ns([candidates[name]], clock, overhead))
+    return {name: summary(found) for name, found in samples.items()}
+
+
+def summary(samples: Sequence[float]) -> Timing:
+    """Statistics of samples in nanoseconds, in the order taken, as microseconds. ValueError without any."""
+    _, middle, _ = median_interval(samples)
+    ordered = sorted(samples)
+    p90 = ordered[max(0, math.ceil(0.9 * len(ordered)) - 1)]
+    return Timing(middle / 1e3, noise(samples) / 1e3, ordered[0] / 1e3, p90 / 1e3, len(ordered))
+
+
+def noise(samples: Sequence[float]) -> float:
+    """Half-width of the median's 95 % confidence interval, for samples in the order they were taken.
+
+    Samples that follow each other are alike (the clock rate, a neighbour's work), so that a thousand of them
+    promise a precision that the next thousand belie. Therefore the medians of ten consecutive blocks are
+    looked at too, and the wider interval counts.
+    """
+    low, _, high = median_interval(samples)
+    width = high - low
+    if len(samples) >= _BLOCKS * _BLOCK_SAMPLES:
+        edges = [len(samples) * block // _BLOCKS for block in range(_BLOCKS + 1)]
+        low, _, high = median_interval([median(samples[a:b]) for a, b in pairwise(edges)])
+        width = max(width, high - low)
+    return width / 2
+
+
+def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
+    """Lower end, median and upper end of the median's 95 % confidence interval, by order statistics.
+
+    Needs no assumption about the distribution, whose tail is long. Fewer than 6 samples cannot give 95 %:
+    then it spans all of them.
+    """
+    if not samples:
+        raise ValueError("no samples")
+    ordered = sorted(samples)
+    rank = _rank(len(ordered))
+    return ordered[rank], median(ordered), ordered[-1 - rank]
+
+
+@cache
+def _rank(count: int) -> int:
+    """Samples to drop at either end: the most that leave the median inside with 95 %."""
+    if count > 100:
+        return max(0, math.floor((count - 1.96 * math.sqrt(count)) / 2))
+    below = 0.0
+    for rank in range(count):
+        below += math.comb(count, rank) / 2**count
+        if below > 0.025:
+            return max(0, rank - 1)
+    return 0
+
+
+def _batches(calls: Sequence[Call], clock: Clock, overhead: int) -> list[list[Call]]:
+    """Runs of calls that each take ``_BATCH_NS`` or more, going round the instances."""
+    size = 1
+    ring = cycle(calls)
+    while size < _LARGEST_BATCH:
+        taken = min(_batch_ns(list(islice(ring, size)), clock, overhead) for _ in range(3))
+        if taken >= _BATCH_NS:
+            break
+        size = min(
+            _LARGEST_BATCH, max(size + 1, math.ceil(1.1 * size * _BATCH_NS / max(taken, _BATCH_NS / 8)))
+        )
+    count = len(calls)
+    if size >= count:
+        size = math.ceil(size / count) * count
+    return [
+        [calls[(number * size + at) % count] for at in range(size)]
+        for number in range(count // math.gcd(count, size))
+    ]
+
+
+def _batch_ns(batch: Sequence[Call], clock: Clock, overhead: int) -> float:
+    start = clock()
+    for call in batch:
+        call()
+    return max(1, clock() - start - overhead)
+
+
+def _clock_overhead(clock: Clock) -> int:
+    """Nanoseconds that reading the clock adds to an interval: median of 15."""
+    found = []
+    for _ in range(15):
+        start = clock()
+        found.append(clock() - start)
+    return sorted(found)[7]
+
+
+@contextmanager
+def _no_gc() -> Iterator[None]:
+    """Python's garbage collector off: a collection takes milliseconds."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

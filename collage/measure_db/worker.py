@@ -1,0 +1,161 @@
+"""The measuring worker: imports the model, then builds and times candidates until its pipe closes.
+
+Run by WorkerProcess, never by hand. Whatever a candidate does to this process, the parent survives it.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import queue
+import shutil
+import signal
+import threading
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from collage.backends.base import Backend
+from collage.errors import CollageError, MeasurementError
+from collage.frontend.model import Model, from_simplified
+from collage.frontend.random_inputs import random_inputs
+from collage.frontend.subgraph import Subgraph
+from collage.measure_db.candidate import RejectedError, build, measure_candidate
+from collage.measure_db.fingerprint import fingerprint
+from collage.measure_db.machine import limit_memory, spare_memory
+from collage.measure_db.protocol import (
+    Evaluate,
+    Evaluated,
+    Failure,
+    Init,
+    Measure,
+    MeasureSwitch,
+    Ready,
+    SwitchCost,
+    read_message,
+    write_message,
+)
+from collage.measure_db.reference import evaluate
+from collage.measure_db.results import Outcome
+from collage.measure_db.store import ValueStore
+from collage.measure_db.switch_cost import switch_cost_us
+
+_SEED = 0
+
+
+class _Worker:
+    def __init__(self, init: Init) -> None:
+        self._init = init
+        self._backends: dict[str, Backend] = {}
+        self._store = ValueStore(Path(init.folder) / "values")
+
+    @cached_property
+    def model(self) -> Model:
+        simple = onnx.load(str(Path(self._init.folder) / "model.onnx"))
+        model = from_simplified(simple, self._init.name, self._init.wrong)
+        found = fingerprint(model.graph)
+        if found != self._init.fingerprint:
+            raise MeasurementError("the worker's import of the model differs from the compiler's")
+        return model
+
+    def answer(self, message: Any) -> object:
+        if isinstance(message, Measure):
+            return self._measure(message)
+        if isinstance(message, MeasureSwitch):
+            return self._switch(message)
+        if isinstance(message, Evaluate):
+            return self._evaluate()
+        return Failure(f"unknown message {type(message).__name__}")
+
+    def _evaluate(self) -> Evaluated:
+        wrong = self._store.complete()
+        if wrong is None:
+            wrong = evaluate(self.model, random_inputs(self.model, np.random.default_rng(_SEED)), self._store)
+            self._store.mark_complete(wrong)
+        return Evaluated(wrong)
+
+    def _measure(self, message: Measure) -> Outcome:
+        backend = self._backend(message.request.backend)
+        subgraph = Subgraph(self.model, message.request.nodes)
+        return measure_candidate(subgraph, backend, message.options, self._store)
+
+    def _switch(self, message: MeasureSwitch) -> SwitchCost:
+        kernels = []
+        for request in message.requests:
+            try:
+                backend = self._backend(request.backend)
+                subgraph = Subgraph(self.model, request.nodes)
+                kernels.append(build(subgraph, backend, message.options, self._store))
+            except RejectedError:
+                continue
+        return SwitchCost(switch_cost_us([kernel.call for kernel in kernels]))
+
+    def _backend(self, name: str) -> Backend:
+        if name not in self._backends:
+            try:
+                self._backends[name] = pickle.loads(self._init.backends[name])
+            except Exception as error:  # unpickling runs the backend's own code
+                text = f"{type(error).__name__}: {error}"
+                raise MeasurementError(f"backend {name} cannot be recreated in the worker: {text}") from error
+        return self._backends[name]
+
+
+def main() -> None:
+    """Serve one parent, until the pipe from it closes: so the parent's death ends the worker too."""
+    source, sink = _take_over_pipes()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    # TVM's handler prints a page of stack, which would push what the library said out of the message.
+    signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+    init: Init = read_message(source)
+    limit_memory(spare_memory() if init.memory_bytes is None else init.memory_bytes)
+    messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(source, messages, init.folder), daemon=True).start()
+    try:
+        worker = _Worker(init)
+        worker.model  # noqa: B018  (imported before the parent's clock for the first candidate starts)
+    except CollageError as error:
+        write_message(sink, Failure(str(error)))
+        return
+    gc.collect()
+    gc.freeze()  # the model stays; collections after each candidate need not look at it
+    write_message(sink, Ready())
+    while True:
+        message = messages.get()
+        os.ftruncate(2, 0)  # what a candidate prints is kept until the next one
+        # A kernel may hang with Python's lock held, and then nobody here notices that the parent is gone.
+        signal.setitimer(signal.ITIMER_REAL, 2 * message.limit_s + 30 if hasattr(message, "limit_s") else 0)
+        try:
+            reply = worker.answer(message)
+        except CollageError as error:
+            reply = Failure(str(error))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        gc.collect()
+        write_message(sink, reply)
+
+
+def _take_over_pipes() -> tuple[int, int]:
+    """Keep the protocol's pipes out of the way of libraries that print to stdout or read stdin."""
+    source, sink = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return source, sink
+
+
+def _receive(source: int, messages: queue.SimpleQueue[Any], folder: str) -> None:
+    """Pass messages on; when the parent is gone, remove the session's files and end at once."""
+    while True:
+        try:
+            messages.put(read_message(source))
+        except BaseException:  # EOF, or damage: either way there is nobody to tell
+            shutil.rmtree(folder, ignore_errors=True)
+            os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""The numerics gate and the buffers around it."""
+
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from collage.graph.dataflow import TensorType
+from collage.measure_db.compare import region_tolerance, relative_error, tolerance
+from collage.runtime.buffers import aligned_array, aligned_copy, aligned_empty, as_bytes, poison
+
+F = np.float32
+DTYPES = [
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "float8_e4m3fn",
+    "int8",
+    "uint8",
+    "int64",
+    "bool",
+    "complex64",
+]
+
+
+def test_error_is_relative_to_the_largest_value() -> None:
+    expected = np.array([100, 1e-6], F)
+    assert relative_error(np.array([100, 1e-3], F), expected) == pytest.approx(1e-5, rel=0.01)
+    assert relative_error(expected.copy(), expected) == 0
+
+
+def test_against_zeros_the_error_is_absolute() -> None:
+    assert relative_error(np.array([0.5, 0], F), np.zeros(2, F)) == 0.5
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
+def test_odd_values_must_agree(odd: float) -> None:
+    expected = np.array([1, odd, 2], F)
+    assert relative_error(expected.copy(), expected) == 0
+    assert relative_error(np.array([1, 2, odd], F), expected) == math.inf
+    assert relative_error(np.array([1, 2, 2], F), expected) == math.inf
+    assert relative_error(np.array([1, -odd, 2], F), expected) == (0 if np.isnan(odd) else math.inf)
+    assert relative_error(np.array([odd], F), np.array([odd], F)) == 0
+
+
+def test_nan_where_a_number_is_expected() -> None:
+    assert relative_error(np.array([1, np.nan], F), np.array([1, 2], F)) == math.inf
+
+
+def test_integers_and_booleans_are_exact() -> None:
+    assert relative_error(np.array([1, 2]), np.array([1, 2])) == 0
+    assert relative_error(np.array([1, 1_000_001]), np.array([1, 1_000_000])) == math.inf
+    assert relative_error(np.array([True]), np.array([False])) == math.inf
+
+
+def test_shape_and_dtype_must_agree() -> None:
+    assert relative_error(np.zeros((2, 1), F), np.zeros(2, F)) == math.inf
+    assert relative_error(np.zeros(2, F), np.zeros(2, np.float64)) == math.inf
+    assert relative_error(np.zeros((0, 3), F), np.zeros((0, 3), F)) == 0
+
+
+def test_small_floats() -> None:
+    expected = np.array([1, 2], ml_dtypes.bfloat16)
+    assert relative_error(np.array([1, 2.015625], ml_dtypes.bfloat16), expected) == pytest.approx(
+        0.0078, rel=0.01
+    )
+    big = np.array([60000, -60000], np.float16)
+    assert relative_error(-big, big) == 2  # and not the infinity that float16 would give
+
+
+def test_scalars() -> None:
+    assert relative_error(np.array(2.0, F), np.array(2.0, F)) == 0
+
+
+def test_the_coarsest_dtype_of_a_region_decides() -> None:
+    assert tolerance("float32") == 1e-4
+    assert tolerance("int64") == 0
+    assert region_tolerance(["float32", "float16", "int64"]) == tolerance("float16")
+    assert region_tolerance([]) == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 5), (129,)])
+def test_buffers_are_aligned_and_dense(dtype: str, shape: tuple[int, ...]) -> None:
+    array = aligned_array(TensorType(shape, dtype))
+    assert array.shape == shape
+    assert array.dtype.name == dtype
+    assert array.ctypes.data % 64 == 0 or array.size == 0
+    assert array.flags.c_contiguous
+    assert array.flags.writeable
+    assert as_bytes(array).size == array.nbytes
+    poison(array)
+    if "float" in dtype and array.size:
+        assert np.isnan(array.astype(F)).all()
+
+
+def test_poison_shows_in_every_dtype() -> None:
+    for dtype in ("int8", "uint8", "int64", "uint16"):
+        array = aligned_empty((4,), dtype)
+        poison(array)
+        assert (as_bytes(array) == 0xA5).all()
+    flags = aligned_empty((3,), "bool")
+    poison(flags)
+    assert flags.tolist() == [True, False, True]
+
+
+def test_copies_are_aligned() -> None:
+    original = np.arange(12, dtype=F).reshape(3, 4).T
+    copy = aligned_copy(original)
+    assert np.array_equal(copy, original)
+    assert copy.flags.c_contiguous
+    assert copy.ctypes.data % 64 == 0

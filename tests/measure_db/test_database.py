@@ -1,0 +1,239 @@
+"""The database keeps what it is given, says what is wrong with a file, and stands several writers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collage.errors import DatabaseError
+from collage.measure_db.database import Database, KernelKey, NetworkKey, default_path
+from collage.measure_db.migrations import MIGRATIONS
+from collage.measure_db.results import Measurement, Rejection, RejectionKind
+from collage.measure_db.timing import Timing
+
+KEY = KernelKey("d1", "onednn", "3.2", "", 2, "EPYC abc", "0.27.0")
+MEASURED = Measurement(12.5, 0.25, 12.0, 31, 1e-6)
+CRASHED = Rejection(RejectionKind.CRASHED, "SIGSEGV")
+
+
+def _with(part: str) -> KernelKey:
+    changed: dict[str, Any] = {part: "another"}
+    return replace(KEY, **changed)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "new folder" / "db.sqlite"
+
+
+def test_what_is_put_is_got_by_another_process(path: Path) -> None:
+    with Database(path) as database:
+        database.put(KEY, MEASURED, "conv2d+relu")
+        database.put(replace(KEY, backend="tvm"), CRASHED, "conv2d")
+    with Database(path) as database:
+        other = replace(KEY, threads=1)
+        found = database.get([KEY, other, replace(KEY, backend="tvm"), KEY])
+        assert found == {KEY: MEASURED, replace(KEY, backend="tvm"): CRASHED}
+        assert database.get([]) == {}
+
+
+@pytest.mark.parametrize(
+    "part", ["digest", "backend", "backend_version", "settings", "hardware", "tvm_version"]
+)
+def test_each_part_of_the_key_counts(path: Path, part: str) -> None:
+    with Database(path) as database:
+        database.put(KEY, MEASURED)
+        assert database.get([_with(part)]) == {}
+
+
+def test_a_later_outcome_replaces_an_earlier_one(path: Path) -> None:
+    with Database(path) as database:
+        database.put(KEY, MEASURED)
+        database.put(KEY, CRASHED)
+        assert database.get([KEY]) == {KEY: CRASHED}
+
+
+def test_many_keys_at_once(path: Path) -> None:
+    keys = [replace(KEY, digest=str(number)) for number in range(5000)]
+    with Database(path) as database:
+        for key in keys[::50]:
+            database.put(key, MEASURED)
+        start = time.perf_counter()
+        assert set(database.get(keys)) == set(keys[::50])
+        assert time.perf_counter() - start < 1
+
+
+def test_networks_and_facts(path: Path) -> None:
+    network = NetworkKey("g", "p", 2, "EPYC", "onednn=3.2")
+    timing = Timing(100.0, 1.0, 99.0, 120.0, 40)
+    with Database(path) as database:
+        assert database.get_network(network) is None
+        assert database.get_fact("epsilon_us", "here") is None
+        database.put_network(network, timing, "resnet")
+        database.put_fact("epsilon_us", "here", 1.5)
+        database.put_fact("wrong", "m", {"3": "reason"})
+        assert database.get_network(network) == timing
+        assert database.get_network(replace(network, threads=1)) is None
+        assert database.get_fact("epsilon_us", "here") == 1.5
+        assert database.get_fact("wrong", "m") == {"3": "reason"}
+
+
+def test_stats(path: Path) -> None:
+    with Database(path) as database:
+        database.put(KEY, MEASURED)
+        database.put(replace(KEY, digest="d2"), CRASHED)
+        database.put(replace(KEY, backend="tvm"), Rejection(RejectionKind.TIMEOUT, "took more than 60 s"))
+        database.put_fact("f", "k", 1)
+        stats = database.stats()
+    assert stats.measured == {"onednn": 1}
+    assert stats.rejected == {"onednn": 1, "tvm": 1}
+    assert stats.rejections == {"crashed": 1, "timeout": 1}
+    assert stats.hardware == {"EPYC abc": 3}
+    assert (stats.networks, stats.facts) == (0, 1)
+    assert stats.file_bytes > 0
+
+
+def test_default_path_is_in_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_path() == tmp_path / "collage" / "measurements.sqlite"
+
+
+def test_no_database(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b"these are notes, no database, and long enough to be looked at as one" * 100)
+    with pytest.raises(DatabaseError, match=r"db\.sqlite is damaged or no database.*--db") as caught:
+        Database(path)
+    assert "Delete it" in str(caught.value)
+
+
+def test_damaged_file(path: Path) -> None:
+    with Database(path) as database:
+        for number in range(500):
+            database.put(replace(KEY, digest=str(number)), MEASURED, "x" * 200)
+    data = bytearray(path.read_bytes())
+    data[4096:] = os.urandom(len(data) - 4096)
+    path.write_bytes(data)
+    with pytest.raises(DatabaseError, match="damaged"), Database(path) as database:
+        database.get([replace(KEY, digest=str(number)) for number in range(500)])
+
+
+def test_another_programs_database_is_left_alone(path: Path) -> None:
+    path.parent.mkdir()
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE bookmarks (url TEXT)")
+    connection.commit()
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(DatabaseError, match="another program"):
+        Database(path)
+    assert path.read_bytes() == before
+
+
+def test_newer_schema(path: Path) -> None:
+    with Database(path, migrations=[*MIGRATIONS, lambda connection: None]):
+        pass
+    with pytest.raises(DatabaseError, match=r"newer Collage.*Upgrade"):
+        Database(path)
+
+
+def test_migration_keeps_what_is_there(path: Path) -> None:
+    with Database(path) as database:
+        database.put(KEY, MEASURED)
+
+    def add_note(connection: sqlite3.Connection) -> None:
+        connection.execute("ALTER TABLE kernels ADD COLUMN note TEXT NOT NULL DEFAULT 'none'")
+
+    with Database(path, migrations=[*MIGRATIONS, add_note]) as database:
+        assert database.get([KEY]) == {KEY: MEASURED}
+        assert database._one("SELECT note FROM kernels", ()) == ("none",)
+
+
+def test_migration_that_fails_changes_nothing(path: Path) -> None:
+    with Database(path) as database:
+        database.put(KEY, MEASURED)
+
+    def fails(connection: sqlite3.Connection) -> None:
+        connection.execute("DROP TABLE kernels")
+        connection.execute("SELECT * FROM nowhere")
+
+    with pytest.raises(DatabaseError):
+        Database(path, migrations=[*MIGRATIONS, fails])
+    with Database(path) as database:
+        assert database.get([KEY]) == {KEY: MEASURED}
+
+
+def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DatabaseError, match=r"cannot make the folder.*--db"):
+        Database(tmp_path / "file" / "db.sqlite")
+
+
+def test_folder_that_cannot_be_written() -> None:
+    # Root may write anywhere but to the kernel's files.
+    with pytest.raises(DatabaseError, match=r"cannot be opened for writing.*--db"):
+        Database("/proc/self/db.sqlite")
+
+
+def test_path_is_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseError, match="cannot be opened"):
+        Database(tmp_path)
+
+
+def test_locked_for_too_long(path: Path) -> None:
+    with Database(path), sqlite3.connect(path, isolation_level=None) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with Database(path, busy_s=0.1) as database, pytest.raises(DatabaseError, match="locked"):
+            database.put(KEY, MEASURED)
+        other.execute("ROLLBACK")
+    other.close()
+
+
+_WRITER = """
+import sys
+from dataclasses import replace
+from collage.measure_db.database import Database
+from tests.measure_db.test_database import KEY, MEASURED
+with Database(sys.argv[1]) as database:
+    for number in range(int(sys.argv[3])):
+        database.put(replace(KEY, backend=sys.argv[2], digest=str(number)), MEASURED)
+        print(number, flush=True)
+"""
+
+
+def _writer(path: Path, name: str, count: int) -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", _WRITER, str(path), name, str(count)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def test_two_processes_write_a_new_database_at_once(path: Path) -> None:
+    writers = [_writer(path, name, 300) for name in ("a", "b")]
+    for writer in writers:
+        writer.communicate(timeout=60)
+        assert writer.returncode == 0
+    with Database(path) as database:
+        assert database.stats().measured == {"a": 300, "b": 300}
+
+
+def test_killing_the_writer_loses_nothing(path: Path) -> None:
+    writer = _writer(path, "a", 1_000_000)
+    assert writer.stdout is not None
+    written = 0
+    for line in writer.stdout:
+        written = int(line) + 1
+        if written == 200:
+            writer.send_signal(signal.SIGKILL)
+            break
+    writer.wait(timeout=10)
+    writer.stdout.close()
+    with Database(path) as database:
+        assert database.stats().measured["a"] >= written

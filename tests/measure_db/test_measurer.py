@@ -1,0 +1,337 @@
+"""The measurer survives every backend, says what was wrong with each, and measures nothing twice."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from collage.backends.base import Backend, BuildOptions
+from collage.errors import MeasurementError, UsageError
+from collage.frontend.model import Model
+from collage.measure_db.candidate import instance_count
+from collage.measure_db.database import Database
+from collage.measure_db.measurer import Measurer, Progress
+from collage.measure_db.process import WorkerProcess
+from collage.measure_db.protocol import Evaluate, Request
+from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
+from tests.backends_for_tests import NumpyBackend, chain_model
+from tests.measure_db import hostile
+
+OPTIONS = BuildOptions(threads=1)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return chain_model()
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    with Database(tmp_path / "db.sqlite") as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for temporary files of its own, to see what is left there."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def measurer(
+    model: Model, database: Database, *backends: Backend, time_limit_s: float = 30.0, **others: object
+) -> Measurer:
+    named = {backend.name: backend for backend in backends or (NumpyBackend(),)}
+    versions = dict.fromkeys(named, "1.0")
+    return Measurer(
+        model, named, versions, OPTIONS, "test machine", database, time_limit_s=time_limit_s, **others  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_a_good_backend_is_measured(model: Model, database: Database) -> None:
+    requests = [Request((0,), "numpy"), Request((0, 1), "numpy"), Request((0, 1, 2, 3), "numpy")]
+    seen: list[Progress] = []
+    with measurer(model, database, progress=seen.append) as first:
+        found = first.measure(requests)
+        assert first.measurements_made == 3
+    for outcome in found.values():
+        assert isinstance(outcome, Measurement)
+        assert 0 < outcome.min_us <= outcome.median_us < 1000
+        assert outcome.noise_us < outcome.median_us
+        assert outcome.repeats >= 7
+        assert outcome.max_error < 1e-6
+    assert [(p.done, p.total) for p in seen] == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert seen[1].description == "numpy: add+relu"
+
+
+def test_what_is_known_is_not_measured_again(
+    model: Model, database: Database, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [Request((0,), "numpy"), Request((1,), "raises-codegen"), Request((1,), "numpy")]
+    backends = (NumpyBackend(), hostile.RaisesInCodegen())
+    with measurer(model, database, *backends) as first:
+        found = first.measure(requests)
+        wrong = first.verify()
+        epsilon = first.epsilon_us([requests[0], requests[2]])
+        assert isinstance(found[requests[1]], Rejection)
+        assert epsilon > 0
+        assert wrong == {}
+    monkeypatch.setattr(WorkerProcess, "__init__", lambda *_: pytest.fail("a worker was started"))
+    with measurer(chain_model(), database, *backends) as second:
+        assert second.measure(requests) == found
+        assert second.verify() == wrong
+        assert second.epsilon_us([requests[0], requests[2]]) == epsilon
+        assert second.measurements_made == 0
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_launch_alone_needs_no_worker(model: Model, database: Database, temporary: Path) -> None:
+    with measurer(model, database) as one:
+        launch = one.epsilon_us([])
+        assert 0 < launch < 5
+        assert one.epsilon_us([]) == launch
+        assert list(temporary.iterdir()) == []
+
+
+def test_equal_subgraphs_are_measured_once(database: Database) -> None:
+    from onnx import TensorProto, helper
+
+    from collage.frontend.model import import_model
+    from tests.backends_for_tests import onnx_model
+
+    nodes = [helper.make_node("Relu", ["x" if i == 0 else f"t{i - 1}"], [f"t{i}"]) for i in range(4)]
+    kind = ((4, 4), TensorProto.FLOAT)
+    relus = import_model(onnx_model(nodes, {"x": kind}, {"t3": kind}))
+    requests = [Request((n,), "numpy") for n in range(len(relus.graph.nodes))]
+    with measurer(relus, database) as one:
+        outcomes = one.measure(requests)
+        assert len(requests) == 4
+        assert one.measurements_made == 1
+    assert len(set(outcomes.values())) == 1
+
+
+def test_another_version_is_measured_anew(model: Model, database: Database) -> None:
+    request = Request((0,), "numpy")
+    with measurer(model, database) as first:
+        first.measure([request])
+    second = Measurer(model, {"numpy": NumpyBackend()}, {"numpy": "2.0"}, OPTIONS, "test machine", database)
+    with second:
+        second.measure([request])
+        assert second.measurements_made == 1
+
+
+def test_the_whole_model_is_built_to_have_the_cores_alone(model: Model, database: Database) -> None:
+    class Spinning(NumpyBackend):
+        def settings(self, options: BuildOptions) -> str:
+            return f"exclusive {options.exclusive}"
+
+    with measurer(model, database, Spinning()) as one:
+        assert one.key(Request((0, 1, 2, 3), "numpy")).settings == "exclusive True"
+        assert one.key(Request((0, 1), "numpy")).settings == "exclusive False"
+
+
+@pytest.fixture(scope="module")
+def hostile_outcomes(model: Model, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    """Each hostile backend on one operator, one after the other in one measurer, a good one last."""
+    with Database(tmp_path_factory.mktemp("hostile") / "db.sqlite") as database:
+        one = measurer(model, database, *hostile.ALL, time_limit_s=2.0, memory_bytes=3 << 30)
+        with one:
+            found = one.measure([Request((1,), backend.name) for backend in hostile.ALL])
+            assert one.measurements_made == len(hostile.ALL)
+        assert set(database.get(one.key(r) for r in found).values()) == set(found.values())
+        return {request.backend: outcome for request, outcome in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind", "words"),
+    [
+        ("segfault", RejectionKind.CRASHED, ["SIGSEGV", "about to read address 8"]),
+        ("hang", RejectionKind.TIMEOUT, ["more than 2 s"]),
+        ("hang-with-lock", RejectionKind.TIMEOUT, ["more than 2 s"]),
+        ("wrong", RejectionKind.INACCURATE, ["output 0 differs by 1.0e-03"]),
+        ("unwritten", RejectionKind.INACCURATE, ["3 elements", "never written"]),
+        ("accumulates", RejectionKind.INACCURATE, ["second run"]),
+        ("writes-inputs", RejectionKind.INACCURATE, ["writes to its inputs"]),
+        ("bomb", RejectionKind.MEMORY, ["run: ", "MemoryError"]),
+        ("killed", RejectionKind.MEMORY, ["SIGKILL", "out of memory"]),
+        ("terminates", RejectionKind.MEMORY, ["SIGABRT", "bad_alloc"]),
+        ("exits", RejectionKind.CRASHED, ["status 7"]),
+        ("system-exits", RejectionKind.FAILED, ["run: SystemExit: enough"]),
+        ("raises-later", RejectionKind.FAILED, ["run: RuntimeError: worn out"]),
+        ("closes-files", RejectionKind.CRASHED, ["pipe"]),
+        ("raises-codegen", RejectionKind.FAILED, ["codegen: ValueError: no such layout"]),
+        ("raises-load", RejectionKind.FAILED, ["load: OSError: missing symbol"]),
+        ("raises-bind", RejectionKind.FAILED, ["bind: TypeError: odd buffers"]),
+        ("unsupported", RejectionKind.UNSUPPORTED, ["needs a 4-D tensor"]),
+    ],
+)
+def test_hostile_backend(
+    hostile_outcomes: dict[str, Outcome], backend: str, kind: RejectionKind, words: list[str]
+) -> None:
+    outcome = hostile_outcomes[backend]
+    assert isinstance(outcome, Rejection)
+    assert outcome.kind is kind
+    for word in words:
+        assert word in outcome.message
+
+
+@pytest.mark.parametrize("backend", ["chatty", "numpy"])
+def test_decent_backend_among_hostile_ones(hostile_outcomes: dict[str, Outcome], backend: str) -> None:
+    assert isinstance(hostile_outcomes[backend], Measurement)
+
+
+def test_unknown_backends_are_all_named(model: Model, database: Database) -> None:
+    with measurer(model, database) as one, pytest.raises(UsageError, match=r"foo, nope\. Valid: numpy"):
+        one.measure([Request((0,), "nope"), Request((0,), "foo")])
+
+
+def test_interrupting_keeps_what_is_measured(model: Model, database: Database, temporary: Path) -> None:
+    requests = [Request((n,), "numpy") for n in range(4)]
+
+    def interrupt(progress: Progress) -> None:
+        if progress.done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), measurer(model, database, progress=interrupt) as one:
+        one.measure(requests)
+    assert list(temporary.iterdir()) == []
+    assert one._worker is None
+    assert len(database.get(one.key(request) for request in requests)) == 2
+
+
+def test_interrupting_a_wait_kills_the_worker(
+    model: Model, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import collage.measure_db.process as process
+
+    with measurer(model, database, hostile.Hang(), NumpyBackend()) as one:
+        one.measure([Request((0,), "numpy")])
+        worker = one._worker
+        assert worker is not None
+        assert worker.alive
+
+        def interrupted(fd: int, limit_s: float) -> object:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(process, "read_message", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            one.measure([Request((1,), "hang")])
+        assert not worker.alive
+
+
+_NOTEBOOK = """
+from tests.backends_for_tests import NumpyBackend
+SCALE = 1
+
+class Local(NumpyBackend):
+    name = "local"
+
+    def codegen(self, subgraph, options):
+        assert SCALE == 1
+        return super().codegen(subgraph, options)
+"""
+
+
+def test_backend_of_a_module_that_the_worker_cannot_import(
+    model: Model, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = types.ModuleType("notebook_cell")
+    monkeypatch.setitem(sys.modules, "notebook_cell", module)
+    exec(_NOTEBOOK, module.__dict__)
+    with measurer(model, database, module.Local()) as one:
+        (outcome,) = one.measure([Request((0,), "local")]).values()
+    assert isinstance(outcome, Measurement)
+
+
+def test_backend_that_cannot_travel(model: Model, database: Database, temporary: Path) -> None:
+    class Holding(NumpyBackend):
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+    error = pytest.raises(MeasurementError, match="backend numpy cannot be sent")
+    with measurer(model, database, Holding()) as one, error:
+        one.measure([Request((0,), "numpy")])
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_worker_that_does_not_start_says_why(
+    model: Model, database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "tvm.py").write_text("raise ImportError('libtvm is broken')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with (
+        measurer(model, database) as one,
+        pytest.raises(MeasurementError, match=r"did not start.*libtvm is broken"),
+    ):
+        one.measure([Request((0,), "numpy")])
+
+
+def test_workers_model_must_be_the_same(model: Model, database: Database) -> None:
+    from dataclasses import replace
+
+    with measurer(model, database) as one:
+        one._init = replace(one._session(), fingerprint="another")
+        with pytest.raises(MeasurementError, match="differs"):
+            one.measure([Request((0,), "numpy")])
+
+
+def test_values_survive_the_worker(model: Model, database: Database) -> None:
+    """A fresh worker reads the reference values that its predecessor computed."""
+    with measurer(model, database, hostile.Exits(), NumpyBackend()) as one:
+        one.measure([Request((0,), "exits")])
+        values = Path(one._session().folder) / "values"
+        stamps = {path: path.stat().st_mtime_ns for path in values.iterdir()}
+        assert len(stamps) == 6  # input, four results, and the note that it is complete
+        assert isinstance(one.measure([Request((0,), "numpy")])[Request((0,), "numpy")], Measurement)
+        assert {path: path.stat().st_mtime_ns for path in values.iterdir()} == stamps
+
+
+def test_models_with_their_weights_outside_reach_the_worker(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(proto: onnx.ModelProto, path: Path) -> None:
+        copy = onnx.ModelProto()
+        copy.CopyFrom(proto)
+        onnx.save_model(copy, str(path), save_as_external_data=True, location="model.bin", size_threshold=0)
+
+    monkeypatch.setattr("collage.measure_db.measurer.save_proto", save)
+    with measurer(chain_model((64, 1024)), database) as one:
+        (outcome,) = one.measure([Request((0,), "numpy")]).values()
+        assert (Path(one._session().folder) / "model.bin").exists()
+        assert isinstance(outcome, Measurement)
+
+
+def test_memory_limit_comes_from_the_environment(
+    model: Model, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLLAGE_WORKER_MEMORY", str(1 << 31))
+    with measurer(model, database) as one:
+        assert one._session().memory_bytes == 1 << 31
+
+
+def test_instances_fill_the_last_cache_within_limits() -> None:
+    mib = 1 << 20
+    assert instance_count(0, 32 * mib, 0.001) == 1
+    assert instance_count(mib // 8, 32 * mib, 0.001) == 1  # too small for it to matter
+    assert instance_count(mib, 32 * mib, 0.001) == 8
+    assert instance_count(10 * mib, 32 * mib, 0.001) == 4
+    assert instance_count(40 * mib, 32 * mib, 0.001) == 1  # never in the cache anyway
+    assert instance_count(100 * mib, 500 * mib, 0.001) == 3  # 256 MiB more at most
+    assert instance_count(mib, 32 * mib, 2.0) == 3  # slow to load
+
+
+def test_worker_answers_evaluate_twice(model: Model, database: Database) -> None:
+    with measurer(model, database) as one:
+        worker = one._ready_worker()
+        assert worker.ask(Evaluate(), 60.0) == worker.ask(Evaluate(), 60.0)
+        assert np.load(Path(one._session().folder) / "values" / "0.npy").shape == (8, 16)

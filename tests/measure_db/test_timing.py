@@ -1,0 +1,224 @@
+"""Timing on synthetic clocks: the statistics, when it stops, and what is called how often."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from statistics import median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collage.measure_db.switch_cost import switch_cost_us
+from collage.measure_db.timing import interleave, median_interval, noise, summary, time_calls
+
+
+class Counted:
+    """A call that counts itself."""
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        self.run = run
+        self.calls = 0
+
+    def __call__(self) -> None:
+        self.calls += 1
+        self.run()
+
+
+class FakeClock:
+    """A clock that only kernels and its own reading move, in nanoseconds."""
+
+    def __init__(self, reading_ns: int = 50) -> None:
+        self.now = 0.0
+        self.reading_ns = reading_ns
+
+    def __call__(self) -> int:
+        self.now += self.reading_ns
+        return int(self.now)
+
+    def kernel(self, us: Callable[[], float] | float) -> Counted:
+        """A kernel of that duration."""
+
+        def run() -> None:
+            self.now += 1e3 * (us() if callable(us) else us)
+
+        return Counted(run)
+
+
+@pytest.mark.parametrize("us", [0.05, 0.7, 19.0, 250.0, 40_000.0])
+def test_a_steady_kernel_takes_what_it_takes(us: float) -> None:
+    clock = FakeClock()
+    timing = time_calls([clock.kernel(us)], clock=clock)
+    assert timing.median_us == pytest.approx(us, rel=0.005)
+    assert timing.noise_us <= 0.01 * us
+    assert timing.repeats >= 7
+
+
+def test_reading_the_clock_is_not_counted() -> None:
+    clock = FakeClock(reading_ns=5_000)
+    assert time_calls([clock.kernel(30.0)], clock=clock).median_us == pytest.approx(30.0, rel=1e-3)
+
+
+def test_a_slow_kernel_runs_three_times() -> None:
+    clock = FakeClock()
+    kernel = clock.kernel(2e6)
+    timing = time_calls([kernel], clock=clock)
+    assert kernel.calls == 3
+    assert timing.median_us == pytest.approx(2e6)
+    assert timing.repeats == 3
+
+
+def test_instances_of_a_slow_kernel_share_three_runs() -> None:
+    clock = FakeClock()
+    kernels = [clock.kernel(2e6) for _ in range(8)]
+    assert time_calls(kernels, clock=clock).repeats == 3
+
+
+def test_stops_at_the_limit_when_noise_never_settles() -> None:
+    clock = FakeClock()
+    rng = random.Random(0)
+    timing = time_calls([clock.kernel(lambda: rng.choice([50.0, 500.0]))], limit_s=0.05, clock=clock)
+    assert clock.now < 0.06e9
+    assert timing.noise_us > 1.0
+
+
+def test_noise_shrinks_with_samples_until_it_is_tight() -> None:
+    clock = FakeClock()
+    rng = random.Random(0)
+    timing = time_calls([clock.kernel(lambda: 100 * rng.lognormvariate(0, 0.2))], clock=clock)
+    assert timing.noise_us <= 0.02 * timing.median_us
+    assert timing.median_us == pytest.approx(100, rel=0.04)
+    assert clock.now < 0.25e9
+
+
+@pytest.mark.parametrize("us", [0.5, 15.0, 100.0])
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_instances_are_called_in_turn_and_equally_often(us: float, count: int) -> None:
+    clock = FakeClock()
+    order: list[int] = []
+
+    def instance(number: int) -> Callable[[], None]:
+        kernel = clock.kernel(us)
+
+        def call() -> None:
+            order.append(number)
+            kernel()
+
+        return call
+
+    time_calls([instance(number) for number in range(count)], limit_s=0.02, clock=clock)
+    calls = [order.count(number) for number in range(count)]
+    assert max(calls) - min(calls) <= 3 + 0.05 * max(calls)
+    repeated = sum(a == b for a, b in pairwise(order))
+    assert count == 1 or repeated <= 0.05 * len(order)
+
+
+def test_a_mix_of_instances_counts_as_one_kernel() -> None:
+    clock = FakeClock()
+    timing = time_calls([clock.kernel(2.0), clock.kernel(4.0)], clock=clock)
+    assert timing.median_us == pytest.approx(3.0, rel=0.01)
+
+
+def test_what_a_kernel_raises_comes_through_with_the_collector_on_again() -> None:
+    def fails() -> None:
+        assert not gc.isenabled()
+        raise RuntimeError("kernel")
+
+    with pytest.raises(RuntimeError, match="kernel"):
+        time_calls([fails])
+    assert gc.isenabled()
+
+
+def test_real_clock() -> None:
+    timing = time_calls([lambda: None], limit_s=0.02)
+    assert 0 < timing.min_us <= timing.median_us < 5
+
+
+@given(st.lists(st.floats(1, 1e6), min_size=1, max_size=200))
+def test_interval_holds_the_median(samples: list[float]) -> None:
+    low, middle, high = median_interval(samples)
+    assert min(samples) <= low <= middle <= high <= max(samples)
+    assert middle == pytest.approx(median(samples))
+
+
+@pytest.mark.parametrize("count", [7, 20, 99, 101, 400])
+def test_interval_covers_the_true_median_95_times_in_100(count: int) -> None:
+    rng = random.Random(count)
+    hits = 0
+    for _ in range(1500):
+        low, _, high = median_interval([rng.expovariate(1.0) for _ in range(count)])
+        hits += low <= 0.6931 <= high
+    assert hits / 1500 >= 0.94
+
+
+def test_drift_counts_as_noise() -> None:
+    rng = random.Random(0)
+    steady = [rng.gauss(100, 1) for _ in range(2000)]
+    drifting = [sample + (10 if 400 <= at < 1100 else 0) for at, sample in enumerate(steady)]
+    assert noise(steady) < 0.2
+    low, _, high = median_interval(drifting)
+    assert (high - low) / 2 < 0.5, "as if all samples were independent"
+    assert noise(drifting) > 4
+
+
+def test_few_samples_span_all() -> None:
+    assert median_interval([3.0, 1.0, 2.0]) == (1.0, 2.0, 3.0)
+    with pytest.raises(ValueError, match="no samples"):
+        median_interval([])
+
+
+def test_summary_is_in_microseconds() -> None:
+    timing = summary([1000.0 * each for each in range(1, 11)])
+    assert (timing.median_us, timing.min_us, timing.p90_us, timing.repeats) == (5.5, 1.0, 9.0, 10)
+
+
+def test_interleaved_rounds_rotate() -> None:
+    clock = FakeClock()
+    order: list[str] = []
+
+    def candidate(name: str, us: float) -> Callable[[], None]:
+        kernel = clock.kernel(us)
+
+        def call() -> None:
+            order.append(name)
+            kernel()
+
+        return call
+
+    times = {"a": 100, "b": 200, "c": 300}
+    found = interleave({name: candidate(name, us) for name, us in times.items()}, rounds=6, clock=clock)
+    assert {name: timing.median_us for name, timing in found.items()} == pytest.approx(times)
+    assert all(timing.repeats == 6 for timing in found.values())
+    # Twice each turn, the first time untimed; each round begins with the next.
+    assert order[:12] == list("aabbcc" + "bbccaa")
+
+
+def test_interleaving_stops_at_the_limit_but_after_three_rounds() -> None:
+    clock = FakeClock()
+    found = interleave({"a": clock.kernel(1e6), "b": clock.kernel(1e6)}, limit_s=0.5, clock=clock)
+    assert found["a"].repeats == 3
+    assert interleave({}, clock=clock) == {}
+
+
+def test_switching_costs_at_least_an_empty_launch() -> None:
+    alone = switch_cost_us([])
+    assert 0 < alone < 5
+    assert switch_cost_us([lambda: None, lambda: None], limit_s=0.01) > 0
+
+
+def test_switching_cost_is_what_alternation_adds() -> None:
+    # Two kernels that are slow when the other one ran before, as libraries with spinning threads are.
+    last = [""]
+
+    def kernel(name: str) -> Callable[[], None]:
+        def call() -> None:
+            count = 400 if last[0] == name else 1600
+            last[0] = name
+            sum(range(count))
+
+        return call
+
+    assert switch_cost_us([kernel("a"), kernel("b")], limit_s=0.05) > 3
