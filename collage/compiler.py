@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -36,6 +37,7 @@ from collage.target import Target, host, usable_cores
 
 log = logging.getLogger(__name__)
 
+_TYPICAL_US = 200.0
 NOISE_MARGIN = 1.0
 """How many half-widths of its confidence interval a candidate is charged: a challenger must beat the noise."""
 
@@ -81,7 +83,7 @@ def compile_model(
             search_s = time.perf_counter() - search_started
             requests = [Request(m.nodes, m.backend) for m in matches if m.backend != VIEW]
             outcomes = measurer.measure(requests)
-            epsilon_us = measurer.epsilon_us(_quick(outcomes))
+            epsilon_us = measurer.epsilon_us(_typical(outcomes))
             made = measurer.measurements_made
         search_started = time.perf_counter()
         progress(Progress("place", 0, 1))
@@ -138,15 +140,20 @@ def _verified(model: Model, settings: _Measuring, stack: ExitStack) -> Measurer:
     return stack.enter_context(settings.measurer(from_simplified(model.onnx, model.name, opaque)))
 
 
-def _quick(outcomes: Mapping[Request, Outcome]) -> list[Request]:
-    """The quickest candidate of each backend, to measure the cost of switching between them with."""
-    quickest: dict[str, tuple[float, Request]] = {}
+def _typical(outcomes: Mapping[Request, Outcome]) -> list[Request]:
+    """A candidate of each backend, to measure the cost of switching between backends with.
+
+    Those whose time is nearest to a typical kernel's: the quickest ones run on one thread, and would not show
+    what waking one library's threads after another's costs.
+    """
+    nearest: dict[str, tuple[float, Request]] = {}
     for request, outcome in outcomes.items():
         if isinstance(outcome, Measurement):
-            best = quickest.get(request.backend)
-            if best is None or (outcome.median_us, request.nodes) < (best[0], best[1].nodes):
-                quickest[request.backend] = (outcome.median_us, request)
-    return [request for _, request in quickest.values()]
+            distance = abs(math.log(max(outcome.median_us, 1e-3) / _TYPICAL_US))
+            best = nearest.get(request.backend)
+            if best is None or (distance, request.nodes) < (best[0], best[1].nodes):
+                nearest[request.backend] = (distance, request)
+    return [request for _, request in nearest.values()]
 
 
 def _target(threads: int | None) -> Target:

@@ -10,6 +10,9 @@ from collage.patterns.match import Match, RejectedMatch
 from collage.report import CandidateReport
 from collage.search.placement import Candidate
 
+NOISE_FLOOR = 0.02
+"""Least noise of a measurement, as a share of it: fresh processes differ by 2-5 %, which no repeat shows."""
+
 _Key = tuple[tuple[int, ...], str]
 
 
@@ -41,7 +44,8 @@ def collect(
             continue
         outcome = outcomes[match.nodes, match.backend]
         if isinstance(outcome, Measurement):
-            candidates.append(Candidate(match.nodes, match.backend, outcome.median_us, outcome.noise_us))
+            noise_us = max(outcome.noise_us, NOISE_FLOOR * outcome.median_us)
+            candidates.append(Candidate(match.nodes, match.backend, outcome.median_us, noise_us))
             reports.append(
                 CandidateReport(match.nodes, match.backend, match.pattern, outcome.median_us, outcome.noise_us)
             )
