@@ -100,11 +100,11 @@ class Report:
 
     def explain(self, regions: Sequence[Region]) -> list[dict[str, Any]]:
         """For every node, the chosen backend and each candidate that covers it: cost, or why not."""
-        chosen = {node: region for region in regions for node in region.nodes}
+        chosen = {index: region for region in regions for index in region.nodes}
         covering: list[list[CandidateReport]] = [[] for _ in self.nodes]
         for candidate in self.candidates:
-            for node in candidate.nodes:
-                covering[node].append(candidate)
+            for index in candidate.nodes:
+                covering[index].append(candidate)
         found = []
         for index, node in enumerate(self.nodes):
             region = chosen.get(index)

@@ -93,4 +93,5 @@ def onnx_artifact(subgraph: Subgraph) -> bytes:
         raise UnsupportedError(str(error)) from None
     if model.ByteSize() >= MAX_BYTES:
         raise UnsupportedError("the region's weights exceed the 2 GiB that one ONNX protobuf can hold")
-    return model.SerializeToString()
+    data: bytes = model.SerializeToString()
+    return data

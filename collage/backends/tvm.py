@@ -11,11 +11,14 @@ from collage.backends.base import (
     Backend,
     BackendKind,
     BuildOptions,
+    Call,
     Kernel,
     UnsupportedError,
 )
+from collage.graph.dataflow import Array
 
 if TYPE_CHECKING:
+    from collage.backends.tvm_codegen import run
     from collage.frontend.subgraph import Subgraph
     from collage.patterns.match import MatchSource
 
@@ -44,7 +47,9 @@ class Tvm(Backend):
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
         """Lower, fuse, schedule and compile; the artifact is LLVM IR with the constants."""
-        from collage.backends.tvm_kernel import LoweringError, UnscheduledError, compile_kernel, lower
+        from collage.backends.tvm_codegen.build import compile_kernel
+        from collage.backends.tvm_codegen.contraction import UnscheduledError
+        from collage.backends.tvm_codegen.lower import LoweringError, lower
 
         part = subgraph.to_relax(all_constants=True)
         try:
@@ -54,7 +59,16 @@ class Tvm(Backend):
 
     def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
         """The compiled functions; TVM's thread pool is set to the number of threads."""
-        from collage.backends.tvm_kernel import load_kernel, use_threads
+        from collage.backends.tvm_codegen.host import use_threads
+        from collage.backends.tvm_codegen.run import load_kernel
 
         use_threads(options.threads)
-        return load_kernel(artifact)
+        return _Compiled(load_kernel(artifact))
+
+
+class _Compiled(Kernel):
+    def __init__(self, loaded: run.Kernel) -> None:
+        self._loaded = loaded
+
+    def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call:
+        return self._loaded.bind(inputs, outputs)

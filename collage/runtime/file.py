@@ -29,13 +29,14 @@ _MANIFEST = "manifest.json"
 
 def save_parts(path: Path, parts: Parts, report: Report) -> None:
     """Write the file beside its place and move it there, so that no half-written file is ever seen."""
+    digests = [hashlib.sha256(artifact).hexdigest() for artifact in parts.artifacts]
     manifest = {
         "format": FORMAT,
         "collage": __version__,
         "target": {"device": parts.target.device, "flags": parts.target.flags, "threads": parts.target.threads},
         "versions": {n: v for n, v in parts.versions.items() if n != VIEW},
         "program": parts.program.to_json(),
-        "artifacts": [hashlib.sha256(artifact).hexdigest() for artifact in parts.artifacts],
+        "artifacts": digests,
         "constants": [str(value) for value in parts.constants],
         "report": report.to_json(),
     }
@@ -48,7 +49,7 @@ def save_parts(path: Path, parts: Parts, report: Report) -> None:
             text = json.dumps(manifest)
             archive.writestr(_MANIFEST, text, compress_type=zipfile.ZIP_DEFLATED)
             written: set[str] = set()
-            for digest, artifact in zip(manifest["artifacts"], parts.artifacts, strict=True):
+            for digest, artifact in zip(digests, parts.artifacts, strict=True):
                 if digest not in written:  # identical kernels are stored once
                     archive.writestr(f"artifacts/{digest}", artifact)
                     written.add(digest)

@@ -36,8 +36,8 @@ class Region:
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Region:
         """The inverse of ``to_json``."""
-        lists = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-        return Region(**lists)
+        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+        return Region(**fields)
 
     def summary(self) -> dict[str, Any]:
         """The region as the JSON contract of ``show --json`` has it."""
