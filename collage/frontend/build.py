@@ -62,13 +62,14 @@ class _Builder:
     env: dict[Any, Any] = field(default_factory=dict)
     """Relax variable → value id, or a list of them for a tuple."""
     constant_ids: dict[Any, int] = field(default_factory=dict)
+    untyped: dict[str, str] = field(default_factory=dict)
 
     def walk(self) -> None:
         function = self.imported.module["main"]
         for param in function.params:
             found = tensor_type(param.ty)
             if found is None:
-                raise ModelError(f"input {param.name_hint} has no static tensor type ({param.ty}).")
+                raise ModelError(f"input {param.name} has no static tensor type ({param.ty}).")
             self.env[param] = self.new_value(found)
         self.inputs = [self.env[p] for p in function.params]
         bindings = [b for block in function.body.blocks for b in block.bindings]
@@ -76,6 +77,8 @@ class _Builder:
             self.env[binding.var] = self.expression(binding.value, source)
         returned = self.expression(function.body.body, -1)
         self.outputs = returned if isinstance(returned, list) else [returned]
+        if None in self.outputs:
+            raise ModelError(f"an output has no static type; it depends on one of: {self.untyped}.")
 
     def new_value(self, found: TensorType) -> int:
         self.types.append(found)
@@ -96,7 +99,8 @@ class _Builder:
         if isinstance(expr, relax.Tuple):
             return [self.expression(each, source) for each in expr.fields]
         if isinstance(expr, relax.TupleGetItem):
-            return self.expression(expr.tuple_value, source)[expr.index]
+            fields = self.expression(expr.tuple_value, source)
+            return fields[expr.index] if fields is not None else None
         if isinstance(expr, relax.Call):
             return self.call(expr, source)
         if isinstance(expr, relax.ShapeExpr):
@@ -117,8 +121,10 @@ class _Builder:
         if isinstance(call.ty, relax.ShapeType):
             return None  # shapes are static: whoever reads this one finds it in its type
         types = _result_types(call.ty)
-        if types is None:
-            raise ModelError(f"Relax operator {name} has no static type: {call.ty}.")
+        if types is None or None in inputs:
+            # What a conversion that failed half-way left behind; an error only if something live reads it.
+            self.untyped.setdefault(name, str(call.ty))
+            return None
         if len(types) == 1 and name in _NO_WORK and inputs and types[0] == self.types[inputs[0]]:
             return inputs[0]
         if len(types) == 1 and all(i in self.constants for i in inputs):

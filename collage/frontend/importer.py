@@ -55,7 +55,13 @@ def import_onnx(model: onnx.ModelProto, force_opaque: Mapping[int, str] = {}) ->
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        module = importer.from_onnx(model.graph, opset)
+        try:
+            module = importer.from_onnx(model.graph, opset)
+        except ModelError:
+            raise
+        except Exception as error:  # inputs and initializers of types TVM does not know (strings, sequences)
+            text = " ".join(str(error).split())[-300:]
+            raise ModelError(f"TVM's importer cannot take the model: {type(error).__name__}: {text}") from error
     return RelaxImport(module, importer.binding_sources(module), dict(importer._nodes), importer.reasons)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import onnx
 import tvm_ffi
 
+from collage.errors import ModelError
 from collage.frontend.build import build_graph
 from collage.frontend.importer import import_onnx
 from collage.frontend.load import ModelSource, load_onnx
@@ -120,6 +121,9 @@ def from_simplified(simple: onnx.ModelProto, name: str = "model", wrong: Mapping
 
     ``wrong`` names ONNX nodes, by index, whose conversion is known to give wrong numbers, with the reason.
     """
+    for info in (*simple.graph.input, *simple.graph.output):
+        if info.type.WhichOneof("value") != "tensor_type":
+            raise ModelError(f"{info.name} is a {info.type.WhichOneof('value')}; only tensors go in and out so far.")
     imported = import_onnx(simple, wrong)
     built = build_graph(imported, {i: simple.graph.node[i].op_type for i in imported.opaque})
     return Model(simple, built.graph, built.calls, built.onnx_values, built.prim_funcs, imported.opaque, name)

@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any, TypeAlias
 
+import numpy as np
 import tvm
+from onnx import helper
 from tvm import relax
 
 Converter: TypeAlias = "Callable[[list[Any], dict[str, Any]], Any]"
@@ -109,6 +111,23 @@ def _conv(inputs: list[Any], attrs: dict[str, Any]) -> None:
     del attrs["auto_pad"]
 
 
+_PLAIN_CASTS = frozenset(
+    "float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
+)
+
+
+def _cast(inputs: list[Any], attrs: dict[str, Any]) -> Any:
+    """TVM spells float → integer as eight operators that wrap around; ONNX leaves out-of-range values open."""
+    try:
+        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(attrs["to"])).name
+    except (KeyError, TypeError):
+        return None
+    if not isinstance(getattr(inputs[0], "ty", None), relax.TensorType) or dtype not in _PLAIN_CASTS:
+        return None
+    source = str(inputs[0].ty.dtype)
+    return relax.op.astype(inputs[0], dtype) if source in _PLAIN_CASTS else None
+
+
 def _is_inf(inputs: list[Any], attrs: dict[str, Any]) -> Any:
     """TVM ignores which infinities are asked for."""
     x, zero = inputs[0], relax.const(0, str(inputs[0].ty.dtype))
@@ -150,6 +169,7 @@ def _roi_align(inputs: list[Any], attrs: dict[str, Any]) -> None:
 
 
 OVERRIDES: Mapping[str, Converter] = {
+    "Cast": _cast,
     "Sum": _chain(relax.op.add),
     "Max": _chain(relax.op.maximum),
     "Min": _chain(relax.op.minimum),

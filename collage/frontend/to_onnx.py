@@ -210,7 +210,8 @@ class _Exporter:
     def rename(self, body: onnx.GraphProto, scope: Mapping[str, str]) -> None:
         """Rename what the body captures; its own names get a prefix, so that none meets one of ours."""
         scope = {**scope, **{name: f"i_{name}" for name in defines(body) if name}}
-        for each in [*body.input, *body.initializer, *body.value_info]:
+        del body.value_info[:]  # may speak of outer values by their old names
+        for each in [*body.input, *body.initializer]:
             each.name = scope.get(each.name, each.name)
         for sparse in body.sparse_initializer:
             sparse.values.name = scope.get(sparse.values.name, sparse.values.name)
