@@ -13,12 +13,12 @@ from pathlib import Path
 from collage.backends.base import Backend, BuildOptions
 from collage.backends.registry import Registry
 from collage.errors import UsageError
-from collage.finalists import Finalist, Verdict, choose
+from collage.assemble import assemble, find_rivals
+from collage.finalists import Verdict, choose
 from collage.frontend.load import ModelSource, load_onnx
 from collage.frontend.model import Model, from_simplified
 from collage.frontend.shapes import fix_shapes
 from collage.frontend.simplify import simplify
-from collage.frontend.subgraph import Subgraph
 from collage.measure_db.database import Database
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.protocol import Request
@@ -27,12 +27,10 @@ from collage.patterns.context import MatchContext
 from collage.patterns.match import Match, RejectedMatch, find_matches
 from collage.progress import Progress
 from collage.report import NodeReport, Report
-from collage.runtime.module import CompiledModule, Parts
-from collage.schedule.program import VIEW, Port, make_program
-from collage.schedule.region import Region
+from collage.runtime.module import CompiledModule
+from collage.schedule.program import VIEW
 from collage.search.candidates import CandidateSet, collect
 from collage.search.dp import place
-from collage.search.placement import Candidate, Placement, finish
 from collage.target import Target, host, usable_cores
 
 log = logging.getLogger(__name__)
@@ -91,10 +89,8 @@ def compile_model(
         found = collect(matches, by_match, rejected, frozenset({VIEW}))
         placement = place(model.graph, found.candidates, epsilon_us, margin=NOISE_MARGIN)
         search_s += time.perf_counter() - search_started
-        finalists = [
-            _finalist(label, each, model, backends, build, target, versions)
-            for label, each in _rivals(model, placement, found, epsilon_us).items()
-        ]
+        rivals = find_rivals(model, placement, found.candidates, epsilon_us, NOISE_MARGIN, backends)
+        finalists = [assemble(rival, model, backends, build, target, versions) for rival in rivals]
         verdict = choose(finalists, original, model, backends, target, versions, database, progress, options.seed)
     report = _report(
         model, target, versions, verdict, found, epsilon_us, made + verdict.measurements_made, search_s,
@@ -177,71 +173,6 @@ def _match(
         if name != VIEW:  # that an operator does work is no news
             rejected += refused
     return matches, rejected
-
-
-def _rivals(
-    model: Model, placement: Placement, found: CandidateSet, epsilon_us: float
-) -> dict[str, Placement]:
-    """The search's placement, and each engine on the whole model."""
-    rivals = {"collage": placement}
-    everything = tuple(range(len(model.graph.nodes)))
-    for candidate in found.candidates:
-        if candidate.nodes == everything and placement.candidates != (candidate,):
-            rivals[candidate.backend] = finish(model.graph, [candidate], epsilon_us)
-    return rivals
-
-
-def _finalist(
-    label: str,
-    placement: Placement,
-    model: Model,
-    backends: Mapping[str, Backend],
-    build: BuildOptions,
-    target: Target,
-    versions: Mapping[str, str],
-) -> Finalist:
-    """Compile the placement's kernels and plan its memory."""
-    graph = model.graph
-    regions: list[Region] = []
-    artifacts: dict[tuple[str, tuple[int, ...]], bytes] = {}
-    digests: list[str] = []
-    for candidate in placement.candidates:
-        subgraph = Subgraph(model, candidate.nodes)
-        region = _region(model, candidate, subgraph, build)
-        regions.append(region)
-        digests.append(f"{candidate.backend}:{subgraph.digest}")
-    inputs = [Port(n, v, graph.type_of(v)) for n, v in zip(model.input_names, graph.inputs, strict=True)]
-    outputs = [Port(n, v, graph.type_of(v)) for n, v in zip(model.output_names, graph.outputs, strict=True)]
-    used = {v for r in regions for v in (*r.inputs, *r.outputs)} | {p.value for p in (*inputs, *outputs)}
-    program = make_program(regions, inputs, outputs, {v: graph.type_of(v) for v in sorted(used)})
-    kernels = []
-    for region in program.launches:
-        key = (region.backend, region.nodes)
-        if key not in artifacts:
-            options = BuildOptions(build.threads, build.tune_trials, region.exclusive)
-            artifacts[key] = backends[region.backend].codegen(Subgraph(model, region.nodes), options)
-        kernels.append(artifacts[key])
-    constants = {v: graph.constants[v] for v in graph.outputs if graph.is_constant(v)}
-    used_versions = {r.backend: versions[r.backend] for r in program.launches}
-    parts = Parts(program, kernels, constants, target, used_versions)
-    return Finalist(label, placement, parts, tuple(digests))
-
-
-def _region(model: Model, candidate: Candidate, subgraph: Subgraph, build: BuildOptions) -> Region:
-    graph = model.graph
-    sources = dict.fromkeys(graph.nodes[n].source for n in candidate.nodes)
-    return Region(
-        backend=candidate.backend,
-        ops=subgraph.ops,
-        nodes=candidate.nodes,
-        sources=tuple(model.onnx.graph.node[s].name for s in sources if s >= 0),
-        inputs=subgraph.inputs,
-        outputs=subgraph.outputs,
-        threads=build.threads,
-        cost_us=candidate.cost_us,
-        noise_us=candidate.noise_us,
-        exclusive=len(candidate.nodes) == len(graph.nodes),
-    )
 
 
 def _report(

@@ -41,9 +41,9 @@ class Availability:
 class BuildOptions:
     """What a kernel is built for: ``threads`` it may use, ``tune_trials`` a tuning compiler may spend.
 
-    ``exclusive`` tells that the kernel is the whole model: no other kernel waits for the cores, so an engine's
-    idle threads may spin. Anywhere else spinning pools fight (alternating spinning ONNX Runtime with OpenVINO
-    slowed both by 5-10x on two cores).
+    ``exclusive`` tells that no other engine's threads share the cores, so that idle threads may spin: the
+    kernel is the whole model, or all engine kernels beside it are the same engine's. Anywhere else spinning
+    pools fight (alternating spinning ONNX Runtime with OpenVINO slowed both by 5-10x on two cores).
     """
 
     threads: int = 1

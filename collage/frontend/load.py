@@ -13,6 +13,9 @@ from collage.errors import ModelError
 
 log = logging.getLogger(__name__)
 
+_CHECKED_BELOW_BYTES = 1 << 28
+"""The checker serialises the model once more: seconds for a large one, and an error above 2 GiB."""
+
 ModelSource: TypeAlias = "str | Path | bytes | onnx.ModelProto"
 
 
@@ -25,9 +28,9 @@ def load_onnx(source: ModelSource) -> onnx.ModelProto:
     if isinstance(source, onnx.ModelProto):
         model = onnx.ModelProto()
         model.CopyFrom(source)
-        return _checked(model, "the given ModelProto")
+        return _checked(model, "the given ModelProto", model.ByteSize())
     if isinstance(source, bytes):
-        return _checked(_parse(source, "the given bytes"), "the given bytes")
+        return _checked(_parse(source, "the given bytes"), "the given bytes", len(source))
     path = Path(source)
     if path.is_dir():
         raise ModelError(f"{path} is a directory; give the .onnx file in it.")
@@ -39,7 +42,7 @@ def load_onnx(source: ModelSource) -> onnx.ModelProto:
         raise ModelError(f"cannot read {path}: {error.strerror}.") from None
     model = _parse(data, str(path))
     _load_external_data(model, path)
-    return _checked(model, str(path))
+    return _checked(model, str(path), len(data))
 
 
 def _parse(data: bytes, name: str) -> onnx.ModelProto:
@@ -67,9 +70,7 @@ def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
         ) from None
 
 
-def _checked(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    if model.ByteSize() >= 2**31 - 1:
-        return model  # the checker serialises the model, which protobuf refuses above 2 GiB
+def _checked(model: onnx.ModelProto, name: str, nbytes: int) -> onnx.ModelProto:
     newest = onnx.defs.onnx_opset_version()
     for opset in model.opset_import:
         if opset.domain in ("", "ai.onnx") and opset.version > newest:
@@ -77,6 +78,8 @@ def _checked(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
                 f"{name} uses ONNX opset {opset.version}; the installed onnx knows up to {newest}. "
                 "Upgrade onnx and onnxruntime, or export with an older opset."
             )
+    if nbytes > _CHECKED_BELOW_BYTES:
+        return model
     try:
         onnx.checker.check_model(model)
     except onnx.checker.ValidationError as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import onnx
 import onnxruntime as ort
+from google.protobuf.message import EncodeError
 
 from collage.errors import ModelError
 
@@ -54,8 +55,12 @@ def _fold(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def save_proto(model: onnx.ModelProto, path: Path) -> None:
     """Write the model; weights go beside it when the protobuf would exceed 2 GiB. The model is left alone."""
-    if model.ByteSize() < 2**31 - 1:
-        path.write_bytes(model.SerializeToString())
+    try:
+        data = model.SerializeToString()  # asking for the size first would cost as much again
+    except (EncodeError, ValueError):
+        data = b""
+    if data:
+        path.write_bytes(data)
         return
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
