@@ -1,0 +1,51 @@
+"""Lowered PrimFuncs to bytes: scheduled, compiled for this CPU, written as LLVM IR."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from collage.backends.tvm_codegen.artifact import Artifact, pack
+from collage.backends.tvm_codegen.host import host_cpu, host_target
+from collage.backends.tvm_codegen.lower import LoweredKernel, first_line
+from collage.backends.tvm_codegen.schedule import default_schedule, schedule
+
+__all__ = ["compile_kernel"]
+
+logger = logging.getLogger(__name__)
+
+
+def compile_kernel(lowered: LoweredKernel, threads: int) -> bytes:
+    """Schedule and compile for this CPU. The bytes hold everything `load_kernel` needs.
+
+    With `threads` 1 the code never enters TVM's thread pool; with more, big nests split over all of the
+    pool's threads.
+    """
+    if threads < 1:
+        raise ValueError(f"threads must be at least 1, not {threads}")
+    target = host_target(threads)
+    try:
+        module = _build({n: schedule(f, threads) for n, f in lowered.funcs.items()}, target)
+    except (RuntimeError, ValueError) as error:
+        logger.warning("scheduled code does not compile, using the default schedule: %s", first_line(error))
+        module = _build({n: default_schedule(f, threads) for n, f in lowered.funcs.items()}, target)
+    with tempfile.TemporaryDirectory(prefix="collage-tvm-") as folder:
+        path = Path(folder) / "kernel.ll"
+        module.write_to_file(str(path), "ll")
+        code = path.read_bytes()
+    return pack(
+        Artifact(
+            host_cpu(), threads, lowered.calls, lowered.params, lowered.outputs, lowered.intermediates,
+            lowered.constants, code,
+        )
+    )  # fmt: skip
+
+
+def _build(funcs: Mapping[str, Any], target: Any) -> Any:
+    mod = tvm.IRModule({n: f.with_attr("global_symbol", n) for n, f in funcs.items()})
+    return tvm.tirx.build(mod, target)

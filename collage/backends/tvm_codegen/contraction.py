@@ -1,0 +1,62 @@
+"""Which PrimFuncs hold a contraction that needs a tuned kernel."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+
+from collage.backends.tvm_codegen.blocks import WINDOW, Block, blocks_of, coefficients_of, collect, shape_of
+
+__all__ = ["UnscheduledError", "compute_bound_reason"]
+
+MAX_FLOP = 1_000_000  # contractions above this need a tuned kernel: refused
+
+
+class UnscheduledError(Exception):
+    """No schedule here is good enough for this function; the message says why."""
+
+
+def compute_bound_reason(func: Any) -> str | None:
+    """Why `func` holds a contraction (convolution, matrix product) that needs a tuned kernel, or None if it
+    does not.
+
+    A reduction counts when it multiplies two different buffers, does more than `MAX_FLOP`, and uses what it
+    loads more than four times. Depthwise convolutions pass: every axis of their weights is an axis of the
+    data.
+    """
+    sch = s_tir.Schedule(func)
+    for block in blocks_of(sch):
+        if not block.reduction or 2 * block.iterations <= MAX_FLOP:
+            continue
+        for product in collect(sch.get(block.rv).body, tirx.Mul):
+            left = {x.source for x in collect(product.a, tvm.ir.expr.TensorLoad)}
+            right = {x.source for x in collect(product.b, tvm.ir.expr.TensorLoad)}
+            if not left or not right or {hash(x) for x in left} & {hash(x) for x in right}:
+                continue
+            touched = sum(math.prod(shape_of(b)) for b in left | right) + math.prod(block.store.shape)
+            if block.iterations > 4 * touched and not _is_depthwise(block, product):
+                flop = 2 * block.iterations / 1e6
+                return f"block {block.name} is a contraction of {flop:.1f} MFLOP: it needs a tuned kernel"
+    return None
+
+
+def _is_depthwise(block: Block, product: Any) -> bool:
+    """Whether both factors share every spatial axis of the smaller one, and the window is small."""
+    wide = {a.key for a in block.axes if a.extent > 1}
+    spatial = {a.key for a in block.spatial} & wide
+    plain: list[set[int]] = []
+    used: list[set[int]] = []
+    for side in (product.a, product.b):
+        loads = collect(side, tvm.ir.expr.TensorLoad)
+        indices = [
+            {k: v for k, v in coefficients_of(i).items() if k in wide} for x in loads for i in x.indices
+        ]
+        plain.append({k for i in indices if len(i) == 1 for k, v in i.items() if v == 1})
+        used.append({k for i in indices for k in i})
+    window = math.prod(a.extent for a in block.reduction)
+    data, weight = (0, 1) if len(used[0] & spatial) >= len(used[1] & spatial) else (1, 0)
+    channels = used[weight] & spatial
+    return window <= WINDOW and channels <= plain[weight] and channels <= plain[data]

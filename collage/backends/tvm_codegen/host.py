@@ -1,0 +1,51 @@
+"""This machine as TVM sees it: the CPU code is compiled for, and the threads it runs on."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm.target import codegen
+
+__all__ = ["host_cpu", "host_target", "use_threads"]
+
+_MATH_FLAGS = {
+    f"fast-math-{f}": True for f in ("contract", "reassoc", "arcp", "nsz")
+}  # NaN and inf keep their meaning
+
+
+@functools.cache
+def host_cpu() -> str:
+    """LLVM's name for this CPU, or the highest x86-64 level its flags allow."""
+    name = str(codegen.llvm_get_system_cpu())
+    if name and name not in ("generic", "x86-64"):
+        return name
+    try:
+        flags = set(re.findall(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.M)[0].split())
+    except (OSError, IndexError):
+        return "x86-64-v3"
+    if {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd"} <= flags:
+        return "x86-64-v4"
+    return "x86-64-v3" if {"avx2", "fma", "bmi2"} <= flags else "x86-64-v2"
+
+
+def host_target(threads: int) -> Any:
+    """The TVM target for this machine and a number of threads."""
+    return tvm.target.Target({"kind": "llvm", "mcpu": host_cpu(), "num-cores": threads, **_MATH_FLAGS})
+
+
+def use_threads(threads: int) -> None:
+    """Give the calling thread's TVM pool `threads` threads, unpinned; call it before the first parallel
+    kernel.
+
+    Parallel kernels split over the whole pool of the thread that calls them. Without this TVM takes half the
+    cores (one of two here: no speed-up at all), and its simpler setting `config_threadpool(1, n)` pins the
+    caller to a core.
+    """
+    share_cores = -3  # kSpecifyThreadShareAllCore
+    cores = [str(c) for c in sorted(os.sched_getaffinity(0))]
+    tvm.get_global_func("runtime.config_threadpool")(share_cores, threads, cores, threads)

@@ -1,0 +1,118 @@
+"""Compiled kernels, loaded and bound to buffers; called without a VM."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+
+from collage.backends.tvm_codegen.artifact import ALIGNMENT, Array, Call, TensorSpec, empty_aligned, unpack
+from collage.backends.tvm_codegen.host import host_cpu
+
+__all__ = ["Kernel", "load_kernel"]
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """Loaded code, and the buffers it expects."""
+
+    calls: tuple[Call, ...]
+    params: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    intermediates: tuple[TensorSpec, ...]
+    constants: tuple[Array, ...]
+    threads: int
+    functions: Mapping[str, Any]
+
+    def bind(
+        self, params: Sequence[Array], outputs: Sequence[Array], intermediates: Sequence[Array] | None = None
+    ) -> Callable[[], None]:
+        """Fix the buffers; the result runs the kernel on them with no further checks.
+
+        Arrays must be C-contiguous, on a 64-byte boundary, of the dtypes and shapes in `params` and
+        `outputs`; outputs must be writable and overlap no other buffer. Anything else is a `ValueError`.
+        Intermediates are allocated when not given. The callable keeps the arrays alive and must not run in
+        two threads at once.
+        """
+        if intermediates is None:
+            intermediates = [empty_aligned(s) for s in self.intermediates]
+        groups = {
+            "param": (params, self.params),
+            "output": (outputs, self.outputs),
+            "intermediate": (intermediates, self.intermediates),
+            "constant": (self.constants, tuple(TensorSpec(c.shape, str(c.dtype)) for c in self.constants)),
+        }
+        tensors: dict[str, list[Any]] = {}
+        for kind, (arrays, specs) in groups.items():
+            if len(arrays) != len(specs):
+                raise ValueError(f"{len(arrays)} {kind} arrays given, {len(specs)} expected")
+            for i, (array, spec) in enumerate(zip(arrays, specs, strict=True)):
+                _check(array, spec, f"{kind} {i}", writable=kind in ("output", "intermediate"))
+            tensors[kind] = [_tensor(a) for a in arrays]
+        _check_overlap([*outputs, *intermediates], [*params, *self.constants])
+        runs = [
+            functools.partial(self.functions[c.name], *(tensors[s.kind][s.index] for s in c.args))
+            for c in self.calls
+        ]
+        if len(runs) == 1:
+            return runs[0]
+
+        def run() -> None:
+            for step in runs:
+                step()
+
+        return run
+
+
+def load_kernel(data: bytes) -> Kernel:
+    """Load what `compile_kernel` made. Raises `ValueError` for other bytes, or code for another CPU model."""
+    found = unpack(data)
+    if found.mcpu != host_cpu():
+        raise ValueError(f"kernel compiled for {found.mcpu}, this CPU is {host_cpu()}")
+    with tempfile.TemporaryDirectory(prefix="collage-tvm-") as folder:
+        path = Path(folder) / "kernel.ll"
+        path.write_bytes(found.code)
+        module = tvm.runtime.load_module(str(path))
+    return Kernel(
+        found.calls, found.params, found.outputs, found.intermediates, found.constants, found.threads,
+        {c.name: module[c.name] for c in found.calls},
+    )  # fmt: skip
+
+
+def _tensor(array: Array) -> Any:
+    """A TVM tensor over the array's memory, which it keeps alive.
+
+    DLPack refuses read-only arrays, so those get a writable alias; parameters are never written.
+    """
+    if not array.flags.writeable:
+        interface = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+        array = np.asarray(types.SimpleNamespace(__array_interface__=interface, owner=array))
+    return tvm_ffi.from_dlpack(array)
+
+
+def _check(array: Array, spec: TensorSpec, what: str, *, writable: bool) -> None:
+    if array.shape != spec.shape or array.dtype != np.dtype(spec.dtype):
+        raise ValueError(f"{what} is {array.dtype}{array.shape}, expected {spec.dtype}{spec.shape}")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"{what} is not C-contiguous (strides {array.strides})")
+    if array.ctypes.data % ALIGNMENT:
+        raise ValueError(
+            f"{what} starts {array.ctypes.data % ALIGNMENT} bytes off a {ALIGNMENT}-byte boundary"
+        )
+    if writable and not array.flags.writeable:
+        raise ValueError(f"{what} is read-only")
+
+
+def _check_overlap(written: Sequence[Array], read: Sequence[Array]) -> None:
+    """The code is compiled under the promise that no written buffer aliases another."""
+    for i, array in enumerate(written):
+        if any(np.may_share_memory(array, other) for other in [*written[:i], *read]):
+            raise ValueError("a written buffer overlaps another buffer")

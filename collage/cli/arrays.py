@@ -1,0 +1,121 @@
+"""Arrays of a run: from files, made up, and told of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from collage.errors import CollageError, InputError, unknown_names
+from collage.graph.dataflow import Array, TensorType, np_dtype
+from collage.schedule.program import Port
+
+
+def read_arrays(files: Mapping[str, Path]) -> dict[str, Array]:
+    """The arrays of ``.npy`` files by input name. Raises InputError naming the file and what is wrong."""
+    return {name: _read(name, path) for name, path in files.items()}
+
+
+def _read(name: str, path: Path) -> Array:
+    try:
+        found = np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        raise InputError(f"input {name}: there is no file {path}.") from None
+    except (OSError, ValueError, EOFError) as error:
+        text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        text = "it is cut short or no .npy file" if "pickle" in text or not text else text
+        raise InputError(f"input {name}: {path} cannot be read: {text}. Write it with numpy.save.") from None
+    if not isinstance(found, np.ndarray):
+        raise InputError(f"input {name}: {path} holds several arrays (.npz); give an .npy file.")
+    return found
+
+
+def fill_inputs(
+    ports: Sequence[Port], given: Mapping[str, Array], rng: np.random.Generator | None
+) -> dict[str, Array]:
+    """The given arrays and, where ``rng`` is one, random ones for the inputs that are missing.
+
+    Raises UsageError for names that are no inputs, and InputError naming the missing inputs, with flags ready
+    to paste, when there is no ``rng``.
+    """
+    unknown = set(given) - {port.name for port in ports}
+    if unknown:
+        raise unknown_names("input", unknown, [port.name for port in ports])
+    missing = [port for port in ports if port.name not in given]
+    if missing and rng is None:
+        listing = ", ".join(f"{port.name} ({_describe(port.type)})" for port in missing)
+        flags = " ".join(f"--input {_quoted(port.name)}={_file_name(port.name)}" for port in missing)
+        raise InputError(f"missing input: {listing}. Give {flags} or fill what is missing with --random.")
+    filled = {port.name: _typed(given[port.name], port.type) for port in ports if port.name in given}
+    for port in missing:
+        assert rng is not None
+        filled[port.name] = random_array(port.type, rng)
+    return filled
+
+
+def _typed(array: Array, kind: TensorType) -> Array:
+    """``.npy`` files hold bfloat16 and its like as raw bytes: give these their dtype back."""
+    wanted = np_dtype(kind.dtype)
+    return (
+        array.view(wanted) if array.dtype.kind == "V" and array.dtype.itemsize == wanted.itemsize else array
+    )
+
+
+def random_array(kind: TensorType, rng: np.random.Generator) -> Array:
+    """A random array: normal for floats, 0 or 1 for integers (valid as an index of anything) and booleans."""
+    dtype = np_dtype(kind.dtype)
+    array: Any
+    if dtype.kind in "biu" or "int" in dtype.name:
+        array = rng.integers(0, 2, kind.shape)
+    else:
+        array = rng.standard_normal(kind.shape)
+    return np.asarray(array).astype(dtype).reshape(kind.shape)
+
+
+def describe_array(name: str, array: Array) -> dict[str, Any]:
+    """Name, dtype, shape, and least, greatest and mean value (None when empty, or no numbers)."""
+    found: dict[str, Any] = {"name": name, "dtype": array.dtype.name, "shape": list(array.shape)}
+    numbers: Any = array
+    if array.dtype.kind not in "fiubc":  # bfloat16 and its like
+        try:
+            numbers = array.astype(np.float32)
+        except (TypeError, ValueError):
+            return {**found, "min": None, "max": None, "mean": None}
+    if array.size == 0 or array.dtype.kind == "c":
+        return {**found, "min": None, "max": None, "mean": None}
+    return {
+        **found,
+        "min": float(numbers.min()),
+        "max": float(numbers.max()),
+        "mean": float(numbers.mean(dtype=np.float64)),
+    }
+
+
+def save_arrays(folder: Path, arrays: Mapping[str, Array]) -> dict[str, Path]:
+    """Write each array as ``.npy``; gives the files by name. Dtypes numpy lacks become raw bytes."""
+    files: dict[str, Path] = {}
+    for name, array in arrays.items():
+        path = folder / _file_name(name)
+        while path in files.values():  # two names may differ only in characters that files cannot have
+            path = path.with_name(f"{path.stem}_.npy")
+        try:
+            np.save(path, array, allow_pickle=False)
+        except OSError as error:
+            raise CollageError(f"cannot write {path}: {error.strerror}.") from None
+        files[name] = path
+    return files
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^\w.+-]+", "_", name).strip("._") + ".npy"
+
+
+def _quoted(name: str) -> str:
+    return name if re.fullmatch(r"[\w.:/+-]+", name) else f"'{name}'"
+
+
+def _describe(kind: TensorType) -> str:
+    return f"{kind.dtype}, {'x'.join(map(str, kind.shape)) or 'scalar'}"

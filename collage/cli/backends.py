@@ -1,0 +1,53 @@
+"""``collage backends``."""
+
+from __future__ import annotations
+
+import click
+
+from collage.cli.console import print_json, print_rich
+from collage.cli.options import JSON_OPTION
+
+
+@click.command()
+@JSON_OPTION
+def backends(as_json: bool) -> None:
+    """List the backends: which can be used here, and how to install the others.
+
+    Packages add backends through the entry-point group collage.backends; those are listed too.
+
+    \b
+    Examples:
+      collage backends
+      collage backends --json | jq '.backends[] | select(.available) | .name'
+    """
+    import collage
+
+    registry = collage.default_registry()
+    found = [
+        {
+            "name": name,
+            "kind": registry[name].kind.value,
+            "available": bool(probe),
+            "version": probe.version,
+            "reason": probe.reason,
+        }
+        for name, probe in registry.availability().items()
+    ]
+    if as_json:
+        print_json({"backends": found, "problems": dict(registry.problems)})
+        return
+    from rich.text import Text
+
+    from collage.show_terminal import plain_table
+
+    table = plain_table()
+    table.add_column("backend", no_wrap=True)
+    table.add_column("kind", no_wrap=True)
+    table.add_column("version", no_wrap=True)
+    table.add_column("", overflow="fold", ratio=1)
+    for each in found:
+        note = "available" if each["available"] else f"not available: {each['reason']}"
+        table.add_row(*(Text(str(each[key])) for key in ("name", "kind", "version")), Text(note))
+    for name, problem in registry.problems.items():
+        table.add_row(Text(name), Text("plug-in"), Text(""), Text(f"cannot be loaded: {problem}"))
+    print_rich(table)

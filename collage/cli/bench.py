@@ -1,0 +1,122 @@
+"""``collage bench``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from collage.cli.console import print_json, print_rich
+from collage.cli.errors import measurements_survive
+from collage.cli.options import (
+    DB_OPTION,
+    JSON_OPTION,
+    MODEL_ARGUMENT,
+    QUIET_OPTION,
+    SEED_OPTION,
+    SHAPES_OPTION,
+    THREADS_OPTION,
+    once_each,
+    parse_names,
+)
+
+
+@click.command()
+@MODEL_ARGUMENT
+@click.option(
+    "--engines",
+    type=parse_names,
+    metavar="A,B",
+    help="Compare with these only. Default: all that are installed.",
+)
+@SHAPES_OPTION
+@THREADS_OPTION
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=30,
+    show_default=True,
+    metavar="R",
+    help="Rounds; in each, every contender gets a short burst of runs.",
+)
+@click.option(
+    "--module",
+    metavar="OUT.collage",
+    type=click.Path(path_type=Path),
+    help="Use this compiled module of the model instead of compiling it.",
+)
+@DB_OPTION
+@SEED_OPTION
+@JSON_OPTION
+@QUIET_OPTION
+def bench(
+    model: Path,
+    engines: tuple[str, ...] | None,
+    shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    threads: int | None,
+    rounds: int,
+    module: Path | None,
+    db: Path | None,
+    seed: int,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Compare Collage with each installed engine on the whole model.
+
+    Every contender runs the original model file in a process of its own, with the same threads, inputs and
+    precision (float32), in bursts that take turns while the others sleep. Outputs are compared with ONNX
+    Runtime's.
+
+    \b
+    Examples:
+      collage bench model.onnx
+      collage bench model.onnx --engines onnxruntime --threads 1 --rounds 50
+      collage bench model.onnx --module model.collage --json
+    """
+    fixed = once_each("--shape", shapes)
+    with measurements_survive():
+        from collage.bench import bench as compare
+        from collage.progress_display import display
+
+        with display(not quiet) as progress:
+            found = compare(
+                model,
+                shapes=fixed,
+                threads=threads,
+                engines=engines,
+                rounds=rounds,
+                db=db,
+                module=module,
+                seed=seed,
+                progress=progress,
+            )
+    if as_json:
+        print_json(found)
+        return
+    from rich.text import Text
+
+    from collage.show import duration
+    from collage.show_terminal import plain_table
+
+    table = plain_table()
+    table.add_column("engine")
+    for title in ("median", "+-", "min", "p90", "against Collage", "max relative error"):
+        table.add_column(title, justify="right")
+    ours = found["engines"]["collage"]["median_us"]
+    for name, timing in sorted(found["engines"].items(), key=lambda item: item[1]["median_us"]):
+        error = timing["max_relative_error"]
+        table.add_row(
+            Text(name),
+            *(duration(timing[key]) for key in ("median_us", "noise_us", "min_us", "p90_us")),
+            f"{timing['median_us'] / ours:.2f}x",
+            "" if error is None else f"{error:.1g}",
+        )
+    click.echo(f"{found['model']}, {found['threads']} threads, {found['rounds']} rounds")
+    print_rich(table)
+    for name, reason in found["failed"].items():
+        click.echo(f"{name} could not run it: {reason}")
+    speedup, best = found["speedup_vs_best_engine"], found["best_engine"]
+    if found["within_noise"]:
+        click.echo(f"Collage is as fast as the best engine here, {best}, within the noise ({speedup:.2f}x).")
+    elif best is not None:
+        click.echo(f"Collage is {speedup:.2f}x as fast as the best engine here, {best}.")

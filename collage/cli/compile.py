@@ -1,0 +1,116 @@
+"""``collage compile``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from collage.cli.console import print_json, print_rich
+from collage.cli.errors import measurements_survive
+from collage.cli.files import check_writable, refuse_same
+from collage.cli.options import (
+    DB_OPTION,
+    JSON_OPTION,
+    MODEL_ARGUMENT,
+    QUIET_OPTION,
+    SEED_OPTION,
+    SHAPES_OPTION,
+    THREADS_OPTION,
+    once_each,
+    parse_names,
+)
+
+
+@click.command()
+@MODEL_ARGUMENT
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    metavar="OUT.collage",
+    type=click.Path(path_type=Path),
+    help="The file to write; `collage run` and `collage.load` take it.",
+)
+@click.option(
+    "--backends",
+    type=parse_names,
+    metavar="A,B",
+    help="Use only these; `collage backends` lists them. Default: all available.",
+)
+@SHAPES_OPTION
+@THREADS_OPTION
+@DB_OPTION
+@click.option(
+    "--tune-trials",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Trials TVM may spend on tuning each convolution or matrix product (about 3 s a trial).",
+)
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds for building and timing one candidate; one that takes longer is rejected.",
+)
+@SEED_OPTION
+@JSON_OPTION
+@QUIET_OPTION
+def compile(
+    model: Path,
+    output: Path,
+    backends: tuple[str, ...] | None,
+    shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    threads: int | None,
+    db: Path | None,
+    tune_trials: int,
+    time_limit: float,
+    seed: int,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Compile an ONNX model to the fastest mix of backends, and write one file.
+
+    Every way of running each part of the model is measured once, in a worker process; the measurements are
+    kept, so a second compile makes none. The result is checked against ONNX Runtime and is never slower than
+    the best engine that is installed.
+
+    \b
+    Examples:
+      collage compile model.onnx -o model.collage
+      collage compile model.onnx -o model.collage --backends tvm,onnxruntime --threads 1
+      collage compile bert.onnx -o bert.collage --shape input_ids:1x128 --shape attention_mask:1x128
+      collage compile model.onnx -o model.collage --json > report.json
+    """
+    fixed = once_each("--shape", shapes)
+    refuse_same(model, output)
+    check_writable(output)
+    with measurements_survive():
+        import collage
+        from collage.progress_display import display
+
+        with display(not quiet) as progress:
+            module = collage.compile(
+                model,
+                backends=backends,
+                shapes=fixed,
+                threads=threads,
+                tune_trials=tune_trials,
+                db=db,
+                seed=seed,
+                progress=progress,
+                time_limit_s=time_limit,
+            )
+        module.save(output)
+    if as_json:
+        print_json({**module.summary(), "output": str(output)})
+        return
+    from collage.show import size
+    from collage.show_terminal import report_view
+
+    print_rich(report_view(module.report, module.program))
+    click.echo(f"\nwrote {output} ({size(output.stat().st_size)})")

@@ -1,0 +1,58 @@
+"""``collage db``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from collage.cli.console import print_json, print_rich
+from collage.cli.options import DB_OPTION, JSON_OPTION
+from collage.errors import DatabaseError
+
+
+@click.group()
+def db() -> None:
+    """The database of measurements."""
+
+
+@db.command()
+@DB_OPTION
+@JSON_OPTION
+def stats(db: Path | None, as_json: bool) -> None:
+    """Count what is in the database.
+
+    \b
+    Examples:
+      collage db stats
+      collage db stats --db team.sqlite --json
+    """
+    from collage.measure_db.database import Database, default_path
+
+    path = db or default_path()
+    if not path.exists():  # opening would make it
+        raise DatabaseError(f"there is no measurement database at {path} yet: `collage compile` makes it.")
+    with Database(path) as database:
+        found = database.stats()
+    if as_json:
+        print_json(asdict(found))
+        return
+    from rich.text import Text
+
+    from collage.show import size
+    from collage.show_terminal import plain_table
+
+    table = plain_table()
+    table.add_column("backend")
+    table.add_column("measured", justify="right")
+    table.add_column("rejected", justify="right")
+    for name in sorted({*found.measured, *found.rejected}):
+        table.add_row(Text(name), str(found.measured.get(name, 0)), str(found.rejected.get(name, 0)))
+    click.echo(f"{found.path} ({size(found.file_bytes)})")
+    print_rich(table)
+    reasons = ", ".join(f"{count} {kind}" for kind, count in found.rejections.items())
+    click.echo(f"rejected: {reasons}" if reasons else "nothing rejected")
+    click.echo(f"whole networks: {found.networks}; facts: {found.facts}")
+    for name, count in found.hardware.items():
+        click.echo(f"{count} on {name}")

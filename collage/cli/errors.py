@@ -1,0 +1,130 @@
+"""Failures as one line on stderr and an exit status: no traceback, no stray warnings."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import click
+
+from collage.errors import CollageError
+
+TRACEBACK_VARIABLE = "COLLAGE_TRACEBACK"
+
+
+class Interrupted(CollageError):
+    """Ctrl-C. The exit status is that of a program ended by SIGINT."""
+
+    exit_code = 130
+
+
+@contextmanager
+def measurements_survive() -> Iterator[None]:
+    """Tell who presses Ctrl-C that the measurements made so far are kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(
+            "interrupted; the measurements made so far are kept, so the next run goes on from here."
+        ) from None
+
+
+class CollageGroup(click.Group):
+    """The top of the command line: runs a command and turns what it raises into a line and a status."""
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:
+        """Run and exit. As in click, except for how errors are shown."""
+        extra["standalone_mode"] = False
+        with _quiet_libraries():
+            sys.exit(self._status(args, *rest, **extra))
+
+    def _status(self, args: Sequence[str] | None, *rest: Any, **extra: Any) -> int:
+        try:
+            status = super().main(args, *rest, **extra)
+            sys.stdout.flush()
+            return status if isinstance(status, int) else 0
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            return error.exit_code
+        except click.ClickException as error:
+            return _fail(_one_line(error), error.exit_code)
+        except (click.Abort, KeyboardInterrupt):
+            return _fail("interrupted.", Interrupted.exit_code)
+        except CollageError as error:
+            return _fail(str(error), error.exit_code)
+        except BrokenPipeError:
+            # Whoever read our output has gone (`| head`). Python would complain again when it closes stdout.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        except MemoryError:
+            return _fail("out of memory.", 1)
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            return _fail(f"{where}{error.strerror or error}.", 1)
+        except Exception as error:
+            text = " ".join(str(error).split())[:300]
+            hint = "A fault in Collage; `collage --traceback` shows where."
+            return _fail(f"{type(error).__name__}: {text}. {hint}", 1)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. Click would turn Ctrl-C into a blank line."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted.") from None
+
+
+def want_traceback() -> None:
+    """Show tracebacks from now on in this process and those it starts."""
+    os.environ[TRACEBACK_VARIABLE] = "1"
+
+
+def _traceback_wanted() -> bool:
+    return os.environ.get(TRACEBACK_VARIABLE, "") not in ("", "0")
+
+
+def _fail(message: str, status: int) -> int:
+    if _traceback_wanted():
+        traceback.print_exc()
+    text = " ".join(message.split())
+    click.echo(f"collage: error: {text}" if status != Interrupted.exit_code else f"collage: {text}", err=True)
+    return status
+
+
+def _one_line(error: click.ClickException) -> str:
+    text = error.format_message()
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        stop = "" if text.endswith((".", "?")) else "."
+        return f"{text}{stop} See `{error.ctx.command_path} --help`."
+    return text
+
+
+@contextmanager
+def _quiet_libraries() -> Iterator[None]:
+    """Keep what libraries have to say off the terminal; our own warnings take one line each."""
+    if _traceback_wanted():
+        yield
+        return
+    nobody, ours = logging.NullHandler(), _WarningLines(logging.WARNING)
+    root, logger = logging.getLogger(), logging.getLogger("collage")
+    root.addHandler(nobody)
+    logger.addHandler(ours)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        root.removeHandler(nobody)
+        logger.removeHandler(ours)
+
+
+class _WarningLines(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        text = " ".join(record.getMessage().split())
+        click.echo(f"collage: {record.levelname.lower()}: {text}", err=True)

@@ -1,0 +1,51 @@
+"""Checks of files before the work: nobody shall learn after minutes that the result cannot be written."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from collage.errors import CollageError, UsageError
+
+
+def check_writable(path: Path) -> None:
+    """Raise CollageError when a file cannot be made, or replaced, at that path."""
+    if path.is_dir():
+        raise CollageError(f"cannot write {path}: it is a directory. Give the name of a file.")
+    check_folder(path.parent, path)
+    if path.exists() and not os.access(path, os.W_OK):
+        raise CollageError(f"cannot write {path}: it is write-protected.")
+
+
+def check_folder(folder: Path, wanted: Path) -> None:
+    """Raise CollageError when no file can be made in the folder; ``wanted`` is what is to be made there."""
+    try:
+        handle, name = tempfile.mkstemp(prefix=".collage-", dir=folder)
+    except FileNotFoundError:
+        raise CollageError(f"cannot write {wanted}: there is no folder {folder}. Make it first.") from None
+    except OSError as error:
+        raise CollageError(f"cannot write {wanted}: {error.strerror}.") from None
+    os.close(handle)
+    os.unlink(name)
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder if need be, and check that files can be made in it. Raises CollageError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CollageError(f"cannot make the folder {folder}: {error.strerror}.") from None
+    check_folder(folder, folder)
+
+
+def refuse_same(model: Path, output: Path) -> None:
+    """Raise UsageError when the output would replace the model."""
+    try:
+        same = output.exists() and output.samefile(model)
+    except OSError:
+        same = False
+    if same:
+        raise UsageError(
+            f"--output {output} is the model itself; give another name, such as {model.stem}.collage."
+        )

@@ -1,0 +1,50 @@
+"""The command ``collage``: its options and its subcommands."""
+
+from __future__ import annotations
+
+import click
+
+from collage._version import __version__
+from collage.cli.backends import backends
+from collage.cli.bench import bench
+from collage.cli.compile import compile
+from collage.cli.db import db
+from collage.cli.doctor import doctor
+from collage.cli.errors import TRACEBACK_VARIABLE, CollageGroup, want_traceback
+from collage.cli.run import run
+from collage.cli.show import show
+
+
+def _traceback(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        want_traceback()
+
+
+@click.group(
+    "collage",
+    cls=CollageGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.version_option(__version__, message="collage %(version)s")
+@click.option(
+    "--traceback",
+    is_flag=True,
+    expose_value=False,
+    callback=_traceback,
+    help=f"Show tracebacks and libraries' warnings; {TRACEBACK_VARIABLE}=1 does the same.",
+)
+def main() -> None:
+    """Compile an ONNX model to the fastest mix of the kernel libraries and engines on this machine.
+
+    \b
+    collage compile model.onnx -o model.collage    measure, place, check, write
+    collage show model.collage                     what runs where, and why
+    collage run model.collage --random             run it
+    collage bench model.onnx                       against each engine alone
+
+    Exit status: 0, 1 (the work failed) or 2 (usage).
+    """
+
+
+for _command in (compile, run, show, bench, backends, db, doctor):
+    main.add_command(_command)

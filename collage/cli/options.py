@@ -1,0 +1,76 @@
+"""Options that several commands share, parsed to values at the boundary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+Value = TypeVar("Value")
+
+
+def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """``name:1x3x224x224`` as a name and a tuple; the name may hold colons, and ``name:`` is a scalar."""
+    name, _, sizes = text.rpartition(":")
+    extents = [each.strip() for each in sizes.replace(",", "x").split("x")] if sizes.strip() else []
+    if not name or not all(each.isascii() and each.isdigit() for each in extents):
+        raise click.BadParameter(f"{text!r} is no shape; write it as INPUT:1x3x224x224.")
+    return name, tuple(map(int, extents))
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """``a,b`` as a tuple of names, each once."""
+    names = tuple(dict.fromkeys(each.strip() for each in text.split(",") if each.strip()))
+    if not names:
+        raise click.BadParameter("give at least one name, several with commas between them.")
+    return names
+
+
+def parse_file_of(text: str) -> tuple[str, Path]:
+    """``name=file.npy`` as a name and a path; the name may hold equals signs."""
+    name, _, path = text.rpartition("=")
+    if not name or not path:
+        raise click.BadParameter(f"{text!r} names no input; write it as INPUT=file.npy.")
+    return name, Path(path)
+
+
+def once_each(option: str, pairs: Sequence[tuple[str, Value]]) -> dict[str, Value]:
+    """The pairs as a mapping. Fails, naming all of them, when names are given twice."""
+    names = [name for name, _ in pairs]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise click.UsageError(
+            f"{option} is given more than once for {', '.join(twice)}", click.get_current_context()
+        )
+    return dict(pairs)
+
+
+MODEL_ARGUMENT = click.argument("model", metavar="MODEL.onnx", type=click.Path(path_type=Path))
+FILE_ARGUMENT = click.argument("file", metavar="OUT.collage", type=click.Path(path_type=Path))
+SHAPES_OPTION = click.option(
+    "--shape",
+    "shapes",
+    type=parse_shape,
+    metavar="NAME:1x3x224x224",
+    multiple=True,
+    help="Fix an input's symbolic dimensions; once for each such input.",
+)
+THREADS_OPTION = click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Threads a run may use. Default: the cores this process may use.",
+)
+DB_OPTION = click.option(
+    "--db",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Measurement database. Default: in your cache folder.",
+)
+SEED_OPTION = click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random inputs."
+)
+JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+QUIET_OPTION = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")

@@ -1,0 +1,83 @@
+"""``collage run``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from collage.cli.console import print_json, print_rich
+from collage.cli.files import make_folder
+from collage.cli.options import FILE_ARGUMENT, JSON_OPTION, SEED_OPTION, once_each, parse_file_of
+
+
+@click.command()
+@FILE_ARGUMENT
+@click.option(
+    "--input",
+    "inputs",
+    type=parse_file_of,
+    metavar="NAME=FILE.npy",
+    multiple=True,
+    help="An input's array; once for each input.",
+)
+@click.option("--random", is_flag=True, help="Fill inputs that are not given with seeded random data.")
+@SEED_OPTION
+@click.option(
+    "--output-dir", metavar="DIR", type=click.Path(path_type=Path), help="Save each output there as NAME.npy."
+)
+@JSON_OPTION
+def run(
+    file: Path,
+    inputs: tuple[tuple[str, Path], ...],
+    random: bool,
+    seed: int,
+    output_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Run a compiled model once and describe its outputs.
+
+    \b
+    Examples:
+      collage run model.collage --input image=image.npy --output-dir out
+      collage run bert.collage --input input_ids=ids.npy --input attention_mask=mask.npy
+      collage run model.collage --random
+    """
+    import numpy as np
+
+    import collage
+    from collage.cli.arrays import describe_array, fill_inputs, read_arrays, save_arrays
+    from collage.runtime.file import read_summary
+    from collage.runtime.inputs import collect_inputs
+
+    _, program, _ = read_summary(file)
+    given = read_arrays(once_each("--input", inputs))
+    arrays = fill_inputs(program.inputs, given, np.random.default_rng(seed) if random else None)
+    collect_inputs(program.inputs, (), arrays)  # before the kernels are loaded, which may take seconds
+    if output_dir is not None:
+        make_folder(output_dir)
+    outputs = collage.load(file).run(arrays)
+    files = save_arrays(output_dir, outputs) if output_dir is not None else {}
+    found = [
+        {**describe_array(name, array), "file": str(files[name]) if name in files else None}
+        for name, array in outputs.items()
+    ]
+    if as_json:
+        print_json({"outputs": found})
+        return
+    from rich.text import Text
+
+    from collage.show_terminal import plain_table
+
+    table = plain_table()
+    for title in ("output", "dtype", "shape", "min", "max", "mean", "saved as"):
+        table.add_column(title, overflow="fold")
+    for each in found:
+        table.add_row(
+            Text(each["name"]),
+            each["dtype"],
+            "x".join(map(str, each["shape"])) or "scalar",
+            *("" if each[key] is None else f"{each[key]:.6g}" for key in ("min", "max", "mean")),
+            Text(each["file"] or "not saved"),
+        )
+    print_rich(table)

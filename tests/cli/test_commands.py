@@ -1,0 +1,147 @@
+"""The top of the command line, and the commands about the installation."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import collage as package
+from collage.doctor import TESTED, parse_version
+from tests.cli.helpers import collage, fails, json_of, succeeds
+
+COMMANDS = (["compile"], ["run"], ["show"], ["bench"], ["backends"], ["db", "stats"], ["doctor"])
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_teaches_by_examples(command: list[str]) -> None:
+    text = succeeds(*command, "--help")
+    assert "Examples:" in text
+    assert f"collage {' '.join(command)}" in text.split("Examples:")[1]
+
+
+def test_version_and_module() -> None:
+    assert succeeds("--version").strip() == f"collage {package.__version__}"
+    done = subprocess.run(
+        [sys.executable, "-m", "collage", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == f"collage {package.__version__}"
+
+
+def test_nothing_heavy_is_imported_for_help() -> None:
+    code = (
+        "import sys\n"
+        "from collage.cli.main import main\n"
+        "heavy = {'tvm', 'onnx', 'onnxruntime', 'openvino', 'numpy', 'rich'} & set(sys.modules)\n"
+        "sys.exit(', '.join(heavy) or 0)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_unknown_command() -> None:
+    fails(2, "compil", words=("compil", "collage --help"))
+    assert collage().exit_code == 2
+
+
+def test_backends() -> None:
+    found = {each["name"]: each for each in json_of("backends", "--json")["backends"]}
+    assert {"tvm", "onnxruntime", "openvino"} <= set(found)
+    assert found["onnxruntime"]["available"]
+    assert found["onnxruntime"]["kind"] == "graph engine"
+    assert all(each["available"] or each["reason"] for each in found.values())
+    assert "onnxruntime" in succeeds("backends")
+
+
+def test_db_stats(module: Path, database: Path) -> None:
+    found = json_of("db", "stats", "--db", database, "--json")
+    assert found["path"] == str(database)
+    assert sum(found["measured"].values()) > 0
+    assert "onnxruntime" in succeeds("db", "stats", "--db", database)
+
+
+def test_db_stats_of_no_database(tmp_path: Path) -> None:
+    fails(1, "db", "stats", "--db", tmp_path / "no.sqlite", words=("no.sqlite", "collage compile"))
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "bad.sqlite").write_bytes(b"no database " * 500)
+    fails(1, "db", "stats", "--db", tmp_path / "bad.sqlite", words=("bad.sqlite", "--db"))
+
+
+def test_doctor(tmp_path: Path) -> None:
+    result = collage("doctor", "--db", tmp_path / "db.sqlite", "--json")
+    found = json.loads(result.stdout)
+    assert result.exit_code == (0 if found["ok"] else 1)
+    checks = {each["name"]: each for each in found["checks"]}
+    assert {"Python", "apache-tvm", "apache-tvm-ffi", "CPU", "load", "cache folder", "database"} <= set(
+        checks
+    )
+    for each in checks.values():
+        assert each["status"] in ("ok", "warn", "fail")
+        assert each["fix"] or each["status"] == "ok"
+    assert "Python" in succeeds("doctor", "--db", tmp_path / "db.sqlite")
+
+
+def test_doctor_tells_of_a_damaged_database(tmp_path: Path) -> None:
+    (tmp_path / "bad.sqlite").write_bytes(b"no database " * 500)
+    result = collage("doctor", "--db", tmp_path / "bad.sqlite", "--json")
+    assert result.exit_code == 1
+    (found,) = (each for each in json.loads(result.stdout)["checks"] if each["name"] == "database")
+    assert found["status"] == "fail"
+
+
+def test_doctor_knows_the_ranges_of_the_package() -> None:
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    for tested in TESTED:
+        (found,) = set(re.findall(rf'"{tested.package}([=<>][^"]*)"', text))
+        if found.startswith("=="):
+            least = parse_version(found[2:])
+            assert (least, (*least[:-1], least[-1] + 1)) == (tested.least, tested.limit)
+        else:
+            least_text, limit_text = found.split(",")
+            assert parse_version(least_text[2:]) == tested.least
+            assert parse_version(limit_text[1:]) == tested.limit
+
+
+def test_a_reader_that_goes_away_is_no_error(module: Path) -> None:
+    command = f"'{sys.executable}' -m collage show '{module}' --json | head -c 10"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
+def test_ctrl_c_keeps_the_measurements(network: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.collage"
+    command = [sys.executable, "-m", "collage", "compile", network, "-o", out, "--db", tmp_path / "db.sqlite"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("collage: measure")
+    process.send_signal(signal.SIGINT)
+    printed, line = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert printed == ""
+    assert (
+        line
+        == "collage: interrupted; the measurements made so far are kept, so the next run goes on from here.\n"
+    )
+    assert not out.exists()
+
+
+def test_an_unexpected_failure_is_one_line_too(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(path: Path) -> None:
+        raise RuntimeError("two\nlines")
+
+    monkeypatch.setattr("collage.runtime.file.read_summary", broken)
+    fails(1, "show", module, words=("RuntimeError: two lines", "--traceback"))
+
+
+def test_traceback_flag(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "collage", "--traceback", "show", tmp_path / "no.collage"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "COLLAGE_TRACEBACK": ""}
+    )
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr

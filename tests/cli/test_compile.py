@@ -1,0 +1,214 @@
+"""``collage compile``: every bad input gives one line and the right status, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import helper
+
+from tests.cli.helpers import collage, fails, json_of, succeeds
+from tests.models import conv_net, elementwise_net, make_model
+
+CONTRACT = {
+    "model",
+    "target",
+    "threads",
+    "predicted_us",
+    "measured_us",
+    "max_abs_error",
+    "measurements_made",
+    "search_s",
+    "regions",
+}
+REGION = {"backend", "ops", "nodes", "layout", "threads", "stream", "cost_us"}
+
+
+def test_prints_the_placement(network: Path, database: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.collage"
+    text = succeeds("compile", network, "-o", out, "--db", database)
+    assert out.exists()
+    for word in ("measured", "predicted", "backend", "ONNX nodes", "share", f"wrote {out}"):
+        assert word in text
+
+
+def test_json_is_the_contract_and_a_second_compile_measures_nothing(
+    module: Path, network: Path, database: Path, tmp_path: Path
+) -> None:
+    found = json_of("compile", network, "-o", tmp_path / "out.collage", "--db", database, "--json")
+    assert found.keys() >= CONTRACT
+    assert found["measurements_made"] == 0
+    assert found["model"] == "net"
+    for region in found["regions"]:
+        assert region.keys() >= REGION
+    shown = json_of("show", tmp_path / "out.collage", "--json")
+    assert {**shown, "output": found["output"]} == found
+
+
+def test_threads_and_backends_are_obeyed(network: Path, database: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.collage"
+    options = ["--threads", "1", "--backends", "onnxruntime", "--db", str(database), "--json"]
+    found = json_of("compile", network, "-o", out, *options)
+    assert found["threads"] == 1
+    assert {region["backend"] for region in found["regions"]} == {"onnxruntime"}
+
+
+def write(path: Path, content: bytes | onnx.ModelProto) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else content.SerializeToString())
+    return path
+
+
+def with_opset(version: int) -> onnx.ModelProto:
+    model = elementwise_net()
+    model.opset_import[0].version = version
+    return model
+
+
+def with_unknown_operator() -> onnx.ModelProto:
+    return make_model([helper.make_node("NoSuchOp", ["x"], ["y"])], {"x": [2]}, {"y": [2]})
+
+
+BAD_MODELS: dict[str, tuple[Callable[[], bytes | onnx.ModelProto], str]] = {
+    "empty": (lambda: b"", "is empty"),
+    "text": (lambda: b"this is no model\n" * 20, "no ONNX"),
+    "truncated": (lambda: conv_net().SerializeToString()[:900], "cut short"),
+    "opset": (lambda: with_opset(999), "opset 999"),
+    "operator": (with_unknown_operator, "NoSuchOp"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_MODELS)
+def test_bad_model(kind: str, tmp_path: Path) -> None:
+    make, word = BAD_MODELS[kind]
+    path, out = write(tmp_path / "bad.onnx", make()), tmp_path / "out.collage"
+    fails(1, "compile", path, "-o", out, "--db", tmp_path / "db", words=(word,))
+    assert not list(tmp_path.glob("*out.collage*"))
+
+
+def test_missing_model(tmp_path: Path) -> None:
+    fails(
+        1, "compile", tmp_path / "no.onnx", "-o", tmp_path / "out.collage", words=("no.onnx", "no such file")
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_model_is_a_folder(tmp_path: Path) -> None:
+    fails(1, "compile", tmp_path, "-o", tmp_path / "out.collage", words=("directory",))
+
+
+@pytest.fixture
+def symbolic(tmp_path: Path) -> Path:
+    nodes = [helper.make_node("Add", ["a:0", "b"], ["c"])]
+    model = make_model(nodes, {"a:0": ["batch", 8], "b": ["batch", 8]}, {"c": ["batch", 8]})
+    return write(tmp_path / "symbolic.onnx", model)
+
+
+def test_missing_shapes_are_listed_with_flags(symbolic: Path, tmp_path: Path) -> None:
+    line = fails(2, "compile", symbolic, "-o", tmp_path / "out.collage", words=("batchx8",))
+    for flag in ("--shape a:0:1x8", "--shape b:1x8"):
+        assert flag in line
+
+
+def test_shapes_are_taken(symbolic: Path, database: Path, tmp_path: Path) -> None:
+    shapes = ["--shape", "a:0:2x8", "--shape", "b:2x8"]
+    out = tmp_path / "out.collage"
+    succeeds("compile", symbolic, "-o", out, *shapes, "--backends", "onnxruntime", "--db", database)
+    found = json_of("run", out, "--random", "--json")
+    assert found["outputs"][0]["shape"] == [2, 8]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [
+        (["x"], ("'x'", "INPUT:1x3x224x224")),
+        (["x:axb"], ("INPUT:1x3x224x224",)),
+        (["x:-1x3"], ("INPUT:1x3x224x224",)),
+        (["nope:1", "nada:2"], ("nada, nope", "Valid: x")),
+        (["x:4x64", "x:4x64"], ("more than once", "x")),
+        (["x:4x64x1"], ("x has 2 dimensions",)),
+        (["x:5x64"], ("does not fit",)),
+    ],
+)
+def test_bad_shape(shapes: list[str], words: tuple[str, ...], network: Path, tmp_path: Path) -> None:
+    flags = [argument for shape in shapes for argument in ("--shape", shape)]
+    fails(2, "compile", network, "-o", tmp_path / "out.collage", *flags, words=words)
+
+
+def test_unknown_backends_are_named_at_once(network: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.collage"
+    words = ("nonsense, rubbish", "openvino", "onnxruntime", "tvm")
+    fails(2, "compile", network, "-o", out, "--backends", "rubbish,tvm,nonsense", words=words)
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        (["--threads", "0"], "--threads"),
+        (["--threads", "two"], "--threads"),
+        (["--time-limit", "0"], "--time-limit"),
+        (["--tune-trials", "-1"], "--tune-trials"),
+        (["--backends", ","], "--backends"),
+        (["--colour"], "--colour"),
+    ],
+)
+def test_bad_option(flags: list[str], word: str, network: Path, tmp_path: Path) -> None:
+    fails(
+        2, "compile", network, "-o", tmp_path / "out.collage", *flags, words=(word, "collage compile --help")
+    )
+
+
+def test_output_is_needed(network: Path) -> None:
+    fails(2, "compile", network, words=("--output",))
+
+
+def test_output_that_cannot_be_written_is_found_before_the_work(network: Path, tmp_path: Path) -> None:
+    fails(1, "compile", network, "-o", tmp_path / "no" / "out.collage", words=("no folder",))
+    fails(1, "compile", network, "-o", tmp_path, words=("is a directory",))
+    (tmp_path / "file").touch()
+    fails(1, "compile", network, "-o", tmp_path / "file" / "out.collage", words=("cannot write",))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_write_protected_output(network: Path, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    fails(1, "compile", network, "-o", tmp_path / "out.collage", words=("cannot write",))
+
+
+def test_output_must_not_replace_the_model(tmp_path: Path) -> None:
+    path = write(tmp_path / "net.onnx", elementwise_net())
+    before = path.read_bytes()
+    fails(2, "compile", path, "-o", path, words=("the model itself", "net.collage"))
+    assert path.read_bytes() == before
+
+
+def test_damaged_database(network: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.sqlite"
+    damaged.write_bytes(b"no database " * 500)
+    before = damaged.read_bytes()
+    out = tmp_path / "out.collage"
+    fails(1, "compile", network, "-o", out, "--db", damaged, words=("damaged.sqlite", "--db"))
+    assert not out.exists()
+    assert damaged.read_bytes() == before
+
+
+def test_database_in_a_folder_that_cannot_be_made(network: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    fails(1, "compile", network, "-o", tmp_path / "o", "--db", tmp_path / "file" / "db", words=("--db",))
+
+
+def test_an_old_output_survives_a_failure(tmp_path: Path) -> None:
+    out = tmp_path / "out.collage"
+    out.write_bytes(b"precious")
+    fails(1, "compile", tmp_path / "no.onnx", "-o", out, words=("no such file",))
+    assert out.read_bytes() == b"precious"
+
+
+def test_traceback_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLLAGE_TRACEBACK", "1")
+    result = collage("compile", tmp_path / "no.onnx", "-o", tmp_path / "out.collage")
+    assert result.exit_code == 1
+    assert "Traceback" in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("collage: error: ")

@@ -1,0 +1,61 @@
+"""Progress on stderr: lines in a log, a bar in a terminal, nothing when nobody asked."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from collage.progress import Progress
+from collage.progress_display import display
+
+_CODE = """
+from collage.progress import Progress
+from collage.progress_display import display
+with display(None) as show:
+    for done in range(3):
+        show(Progress("measure", done, 3, "tvm [bold]relu"))
+    show(Progress("place", 0, 0, "x" * 500))
+"""
+
+
+@pytest.mark.parametrize("enabled", [None, False])
+def test_silent_in_a_pipe(enabled: bool | None, capfd: pytest.CaptureFixture[str]) -> None:
+    with display(enabled) as show:
+        show(Progress("measure", 0, 3))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_one_line_for_a_stage_of_several_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    with display(True) as show:
+        show(Progress("import", 0, 1))
+        for done in range(3):
+            show(Progress("measure", done, 3, "tvm relu"))
+        show(Progress("place", 0, 1))
+    assert capsys.readouterr() == ("", "collage: measure (3)\n")
+
+
+def test_a_bar_in_a_terminal() -> None:
+    leader, follower = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", _CODE], stdout=subprocess.PIPE, stderr=follower, env=environment
+    )
+    os.close(follower)
+    text = b""
+    while True:
+        try:
+            chunk = os.read(leader, 4096)
+        except OSError:  # how Linux says that the other end is closed
+            break
+        if not chunk:
+            break
+        text += chunk
+    os.close(leader)
+    assert process.communicate()[0] == b""
+    assert process.returncode == 0
+    for word in (b"measure", b"tvm [bold]relu", b"place"):
+        assert word in text

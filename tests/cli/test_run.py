@@ -1,0 +1,119 @@
+"""``collage run``: numbers as ONNX Runtime has them, and one line for every bad input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from collage.cli.arrays import describe_array, fill_inputs, random_array, read_arrays, save_arrays
+from collage.graph.dataflow import TensorType
+from collage.schedule.program import Port
+from tests.cli.helpers import fails, json_of, succeeds
+
+
+@pytest.fixture
+def array(tmp_path: Path) -> Path:
+    path = tmp_path / "x.npy"
+    np.save(path, np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32))
+    return path
+
+
+def test_outputs_are_saved_and_described(module: Path, array: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "made" / "here"
+    found = json_of("run", module, "--input", f"x={array}", "--output-dir", folder, "--json")
+    x, y = np.load(array), np.load(folder / "y.npy")
+    np.testing.assert_allclose(y, np.maximum(x, 0) + np.tanh(x) * 2, rtol=1e-4, atol=1e-5)
+    (output,) = found["outputs"]
+    assert (output["name"], output["dtype"], output["shape"]) == ("y", "float32", [4, 64])
+    assert output["file"] == str(folder / "y.npy")
+    assert output["min"] == pytest.approx(y.min())
+    assert output["max"] == pytest.approx(y.max())
+    assert output["mean"] == pytest.approx(y.mean(), rel=1e-4)
+
+
+def test_random_inputs_are_seeded(module: Path) -> None:
+    first, again, other = (json_of("run", module, "--random", "--json", "--seed", s) for s in ("1", "1", "2"))
+    assert first == again
+    assert first != other
+
+
+def test_text(module: Path, array: Path) -> None:
+    text = succeeds("run", module, "--input", f"x={array}")
+    for word in ("y", "float32", "4x64", "not saved"):
+        assert word in text
+
+
+def test_missing_inputs_come_with_a_flag(module: Path) -> None:
+    fails(2, "run", module, words=("x (float32, 4x64)", "--input x=x.npy", "--random"))
+
+
+def test_wrong_name(module: Path, array: Path) -> None:
+    fails(2, "run", module, "--input", f"z={array}", words=("unknown input: z", "Valid: x"))
+
+
+@pytest.mark.parametrize(
+    ("value", "word"),
+    [
+        (np.zeros((4, 63), np.float32), "has shape 4x63"),
+        (np.zeros((4, 64), np.float64), "has dtype float64"),
+        (np.zeros((4, 64), np.int64), "has dtype int64"),
+    ],
+)
+def test_wrong_shape_or_dtype(module: Path, tmp_path: Path, value: np.ndarray, word: str) -> None:
+    np.save(tmp_path / "x.npy", value)
+    fails(2, "run", module, "--input", f"x={tmp_path / 'x.npy'}", words=("input x", word))
+
+
+def test_bad_array_files(module: Path, array: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.npy"
+    fails(2, "run", module, "--input", f"x={bad}", words=("bad.npy", "no file"))
+    for content in (b"", b"no array", array.read_bytes()[:200]):
+        bad.write_bytes(content)
+        fails(2, "run", module, "--input", f"x={bad}", words=("bad.npy", "numpy.save"))
+    np.savez(tmp_path / "many.npz", x=np.load(array))
+    fails(2, "run", module, "--input", f"x={tmp_path / 'many.npz'}", words=("several arrays",))
+    np.save(bad, np.array([{"a": 1}], object), allow_pickle=True)
+    fails(2, "run", module, "--input", f"x={bad}", words=("bad.npy",))
+
+
+def test_bad_flags(module: Path, array: Path) -> None:
+    fails(2, "run", module, "--input", str(array), words=("INPUT=file.npy",))
+    fails(2, "run", module, "--input", f"x={array}", "--input", f"x={array}", words=("more than once", "x"))
+
+
+def test_output_folder_that_cannot_be_made(module: Path, array: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "out"
+    fails(
+        1, "run", module, "--input", f"x={array}", "--output-dir", folder, words=("cannot make the folder",)
+    )
+
+
+def test_bfloat16_goes_through_files(tmp_path: Path) -> None:
+    kind = TensorType((3,), "bfloat16")
+    array = random_array(kind, np.random.default_rng(0))
+    path = save_arrays(tmp_path, {"x": array})["x"]
+    filled = fill_inputs([Port("x", 0, kind)], read_arrays({"x": path}), None)
+    assert filled["x"].dtype == array.dtype
+    assert filled["x"].tobytes() == array.tobytes()
+    assert describe_array("x", array)["max"] == float(array.astype(np.float32).max())
+
+
+def test_names_of_files_are_safe_and_differ(tmp_path: Path) -> None:
+    arrays = {name: np.zeros(1, np.float32) for name in ("a/b:0", "a:b:0", "../x", "y")}
+    files = save_arrays(tmp_path, arrays)
+    assert len(set(files.values())) == len(arrays)
+    assert {path.parent for path in files.values()} == {tmp_path}
+
+
+@pytest.mark.parametrize("command", ["run", "show"])
+def test_bad_module_file(command: str, module: Path, tmp_path: Path) -> None:
+    path = tmp_path / "bad.collage"
+    fails(1, command, path, words=("no such file", "bad.collage", "collage compile"))
+    fails(1, command, tmp_path, words=("directory",))
+    whole = module.read_bytes()
+    for content in (b"", b"no module", whole[: len(whole) // 2]):
+        path.write_bytes(content)
+        fails(1, command, path, words=("bad.collage", "damaged", "ompile"))

@@ -1,0 +1,162 @@
+"""``collage show``, and the report as text and HTML."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from collage.graph.dataflow import TensorType
+from collage.report import CandidateReport, NodeReport, Report
+from collage.schedule.program import Port, Program, make_program
+from collage.schedule.region import Region
+from collage.show import as_html, as_page, duration, facts, rejected, rows, shorten_nodes, shorten_ops, size
+from tests.cli.helpers import fails, json_of, succeeds
+
+NASTY = "<script>alert('&\"')</script>"
+
+
+@pytest.fixture
+def program() -> Program:
+    kind = TensorType((4,), "float32")
+    port = Port
+    regions = [
+        Region("one", ("conv2d", NASTY), (0, 1), (NASTY,), (0,), (1,), cost_us=30.0),
+        Region("view", ("reshape",), (2,), ("reshape",), (1,), (2,)),
+        Region("two", ("relu",), (3,), ("[bold]relu[/]",), (2,), (3,), cost_us=10.0),
+    ]
+    return make_program(regions, [port("x", 0, kind)], [port("y", 3, kind)], dict.fromkeys(range(4), kind))
+
+
+@pytest.fixture
+def report() -> Report:
+    return Report(
+        model=NASTY,
+        target="a machine",
+        threads=2,
+        predicted_us=40.0,
+        measured_us=50.0,
+        max_abs_error=1e-6,
+        relative_error=2e-6,
+        measurements_made=7,
+        search_s=0.25,
+        compile_s=9.0,
+        epsilon_us=0.1,
+        versions={"one": "1.0"},
+        finalists={"collage": {"median_us": 50.0}, "one": {"median_us": 100.0}},
+        opaque={f"node{i}": "no converter" for i in range(9)},
+        nodes=[NodeReport("conv2d", "c", "Conv")],
+        candidates=[
+            CandidateReport((0,), "one", "p", 1.0, 0.1),
+            CandidateReport((0,), "two", "p", reason=f"crashed: {NASTY}"),
+            CandidateReport((1,), "two", "p", reason="crashed: SIGSEGV"),
+            CandidateReport((2,), "two", "p", reason="crashed: SIGSEGV"),
+            CandidateReport((2,), "two", "p", reason="no match: because"),
+        ],
+        arena_bytes=2048,
+        arena_lower_bound_bytes=1024,
+    )
+
+
+def test_rows_are_numbered_as_the_regions_are_and_shares_sum_to_one(program: Program) -> None:
+    found = rows(program)
+    assert [row.number for row in found] == [0, 2]
+    assert [row.share for row in found] == [0.75, 0.25]
+
+
+def test_facts(report: Report, program: Program) -> None:
+    found = dict(facts(report, program))
+    assert "1.25x" in found["predicted"]
+    assert found["finalists"] == "collage 50.0 us; one 100.0 us (2.00x)"
+    assert "2.00x the lower bound" in found["arena"]
+    assert found["not converted"] == "and 4 ONNX nodes more"
+
+
+def test_rejections_are_summarised_by_backend_and_kind(report: Report) -> None:
+    assert rejected(report.candidates) == [
+        ("two", "crashed", 3, "crashed: SIGSEGV"),
+        ("two", "no match", 1, "no match: because"),
+    ]
+
+
+def test_shortening() -> None:
+    assert shorten_ops(["conv2d", "add"]) == "conv2d + add"
+    assert shorten_ops(["a"] * 5 + ["b"] * 3) == "8 operators: 5 a, 3 b"
+    assert shorten_ops(list("abcdefgh")) == "8 operators: 1 a, 1 b, 1 c, 1 d, 4 more"
+    assert shorten_nodes(["a", ""]) == "a, (unnamed)"
+    assert shorten_nodes(list("abcd")) == "a … d (4)"
+    assert [duration(us) for us in (1.25, 1500.0, 2.5e6)] == ["1.2 us", "1.500 ms", "2.50 s"]
+    assert [size(n) for n in (12, 1536, 3 << 20, 5 << 30)] == ["12 B", "1.5 KiB", "3.0 MiB", "5.0 GiB"]
+
+
+class Checker(HTMLParser):
+    """Notes tags, and that each is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        assert not [name for name, _ in attrs if name in ("src", "href") or name.startswith("on")]
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_html_is_whole_escaped_and_needs_nothing_else(report: Report, program: Program) -> None:
+    for text in (as_html(report, program), as_page(report, program)):
+        checker = Checker()
+        checker.feed(text)
+        assert not checker.open
+        assert "script" not in checker.seen
+        assert checker.seen.count("rect") == 2
+        assert "http" not in text
+        assert NASTY not in text
+
+
+def test_html_of_a_program_without_cost(report: Report) -> None:
+    kind = TensorType((4,), "float32")
+    empty = make_program([], [Port("x", 0, kind)], [Port("y", 0, kind)], {0: kind})
+    assert "0 regions" in as_html(report, empty)
+
+
+def test_text(module: Path) -> None:
+    text = succeeds("show", module)
+    for word in (
+        "model",
+        "target",
+        "measured",
+        "predicted",
+        "finalists",
+        "arena",
+        "measurements",
+        "backend",
+        "share",
+    ):
+        assert word in text
+    assert not re.search(r"[ \t]$", text, re.MULTILINE)
+
+
+def test_html_file(module: Path, tmp_path: Path) -> None:
+    page = tmp_path / "net.html"
+    assert str(page) in succeeds("show", module, "--html", page)
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    fails(1, "show", module, "--html", tmp_path / "no" / "net.html", words=("no folder",))
+
+
+def test_explain(module: Path) -> None:
+    text = succeeds("show", module, "--explain")
+    nodes = json_of("show", module, "--json")["nodes"]
+    assert text.count("chosen") == len(nodes)
+    one = succeeds("show", module, "--explain", "TANH")
+    assert one.count("node ") == 1
+    assert "tanh" in one
+    assert succeeds("show", module, "--explain", "0").startswith("node 0: ")
+    assert len(json_of("show", module, "--json", "--explain", "tanh")["nodes"]) == 1
+    fails(2, "show", module, "--explain", "nowhere", words=("nowhere", "tanh"))
