@@ -22,7 +22,14 @@ if TYPE_CHECKING:
         load,
         register_backend,
     )
-    from collage.backends.base import Availability, Backend, BackendKind, BuildOptions, Kernel, UnsupportedError
+    from collage.backends.base import (
+        Availability,
+        Backend,
+        BackendKind,
+        BuildOptions,
+        Kernel,
+        UnsupportedError,
+    )
     from collage.backends.registry import Registry, builtin_registry
     from collage.frontend.subgraph import Subgraph
     from collage.patterns.language import is_const, is_op, is_tuple, wildcard

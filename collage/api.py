@@ -27,7 +27,9 @@ def register_backend(backend: Backend) -> None:
     default_registry().register(backend)
 
 
-def add_backend_pattern(backend: str, pattern: Any, name: str | None = None, check: Check | None = None) -> None:
+def add_backend_pattern(
+    backend: str, pattern: Any, name: str | None = None, check: Check | None = None
+) -> None:
     """Add an explicit pattern to a backend of the default registry (§2.3, Listing 1, method 1).
 
     ``check`` takes the matched operators and returns True, or False or the reason why they do not fit.

@@ -10,10 +10,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from collage.assemble import assemble, find_rivals
 from collage.backends.base import Backend, BuildOptions
 from collage.backends.registry import Registry
 from collage.errors import UsageError
-from collage.assemble import assemble, find_rivals
 from collage.finalists import Verdict, choose
 from collage.frontend.load import ModelSource, load_onnx
 from collage.frontend.model import Model, from_simplified
@@ -91,7 +91,9 @@ def compile_model(
         search_s += time.perf_counter() - search_started
         rivals = find_rivals(model, placement, found.candidates, epsilon_us, NOISE_MARGIN, backends)
         finalists = [assemble(rival, model, backends, build, target, versions) for rival in rivals]
-        verdict = choose(finalists, original, model, backends, target, versions, database, progress, options.seed)
+        verdict = choose(
+            finalists, original, model, backends, target, versions, database, progress, options.seed
+        )
     report = _report(
         model, target, versions, verdict, found, epsilon_us, made + verdict.measurements_made, search_s,
         time.perf_counter() - started,
@@ -209,7 +211,9 @@ def _report(
         notes=verdict.notes,
         nodes=tuple(
             NodeReport(
-                n.op, nodes[n.source].name if n.source >= 0 else "", nodes[n.source].op_type if n.source >= 0 else ""
+                n.op,
+                nodes[n.source].name if n.source >= 0 else "",
+                nodes[n.source].op_type if n.source >= 0 else "",
             )
             for n in model.graph.nodes
         ),

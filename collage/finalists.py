@@ -94,7 +94,9 @@ def choose(
             database.put_network(keys[label], timing, f"{model.name}: {label}")
         made = len(timings)
     progress(Progress("check", 0, 1))
-    expected = reference_outputs(original, dict(zip(model.input_names, inputs, strict=True)), model.output_names)
+    expected = reference_outputs(
+        original, dict(zip(model.input_names, inputs, strict=True)), model.output_names
+    )
     notes: list[str] = []
     for finalist in _ranked(finalists, timings):
         executor = executors.get(finalist.label) or build_executor(finalist.parts, backends)
@@ -139,7 +141,11 @@ def _ranked(finalists: Sequence[Finalist], timings: Mapping[str, Timing]) -> lis
 
 
 def _key(
-    finalist: Finalist, all_finalists: Sequence[Finalist], model: Model, target: Target, versions: Mapping[str, str]
+    finalist: Finalist,
+    all_finalists: Sequence[Finalist],
+    model: Model,
+    target: Target,
+    versions: Mapping[str, str],
 ) -> NetworkKey:
     """Timings of one interleaved run belong together: the key names all that ran in it."""
     everything = Subgraph(model, tuple(range(len(model.graph.nodes))))

@@ -110,7 +110,10 @@ def main() -> None:
     module = collage.compile(long_filter_model())
     for region in module.placement:
         print(f"{region['backend']:12} {'+'.join(region['ops']):20} {region['cost_us']:9.1f} us")
-    print("each alone and Collage's choice, us:", {k: round(v["median_us"]) for k, v in module.report.finalists.items()})
+    print(
+        "each alone and Collage's choice, us:",
+        {k: round(v["median_us"]) for k, v in module.report.finalists.items()},
+    )
 
 
 if __name__ == "__main__":

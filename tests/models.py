@@ -23,7 +23,8 @@ def make_model(
 
     def infos(ports: Mapping[str, Sequence[int | str]]) -> list[onnx.ValueInfoProto]:
         return [
-            helper.make_tensor_value_info(n, kinds.get(n, TensorProto.FLOAT), list(s)) for n, s in ports.items()
+            helper.make_tensor_value_info(n, kinds.get(n, TensorProto.FLOAT), list(s))
+            for n, s in ports.items()
         ]
 
     initializers = [numpy_helper.from_array(array, name) for name, array in (weights or {}).items()]

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 Call: TypeAlias = Callable[[], None]
 """A kernel bound to its buffers: runs it, synchronously, in the calling thread."""
 
+TRIAL_LIMIT_S = 5.0
+"""Seconds that ``Backend.tune`` may take for each trial, on average; past that the candidate may be rejected."""
+
 
 class BackendKind(Enum):
     """Operator libraries and compilers run kernels; graph engines also optimise across them (§2.2)."""
@@ -41,6 +44,7 @@ class Availability:
 class BuildOptions:
     """What a kernel is built for: ``threads`` it may use, ``tune_trials`` a tuning compiler may spend.
 
+    ``tuning`` is the record that ``Backend.tune`` gave for the subgraph, or "".
     ``exclusive`` tells that no other engine's threads share the cores, so that idle threads may spin: the
     kernel is the whole model, or all engine kernels beside it are the same engine's. Anywhere else spinning
     pools fight (alternating spinning ONNX Runtime with OpenVINO slowed both by 5-10x on two cores).
@@ -49,6 +53,7 @@ class BuildOptions:
     threads: int = 1
     tune_trials: int = 0
     exclusive: bool = False
+    tuning: str = ""
 
 
 class UnsupportedError(Exception):
@@ -87,6 +92,19 @@ class Backend(ABC):
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
         """Patterns and pattern rules: which subgraphs the backend is offered (§2.3)."""
 
+    def tunes(self, subgraph: Subgraph) -> bool:
+        """Whether ``tune`` searches for this subgraph; if not, its kernels do not depend on ``tune_trials``."""
+        return False
+
+    def tune(self, subgraph: Subgraph, options: BuildOptions) -> str:
+        """Search for the best kernel in ``options.tune_trials`` trials; called before ``codegen``, once.
+
+        What it returns is kept with the measurement and comes back as ``options.tuning``, in this or another
+        process, so that ``codegen`` builds the kernel that was found without searching again. Raises
+        like ``codegen``.
+        """
+        return ""
+
     @abstractmethod
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
         """Compile the subgraph to an artifact that ``load`` understands, in this or another process.
@@ -99,5 +117,8 @@ class Backend(ABC):
         """Make the kernel of an artifact; needs neither the model nor TVM's compiler."""
 
     def settings(self, options: BuildOptions) -> str:
-        """What beside version and threads changes the speed of its kernels; part of the measurement's key."""
+        """What beside version and threads changes the speed of its kernels; part of the measurement's key.
+
+        ``options.tune_trials`` is 0 here for subgraphs that it does not tune.
+        """
         return ""

@@ -57,7 +57,9 @@ class OnnxRuntime(Backend):
         settings.intra_op_num_threads = options.threads
         settings.inter_op_num_threads = 1
         settings.log_severity_level = 4
-        settings.add_session_config_entry("session.intra_op.allow_spinning", "1" if options.exclusive else "0")
+        settings.add_session_config_entry(
+            "session.intra_op.allow_spinning", "1" if options.exclusive else "0"
+        )
         return _SessionKernel(ort.InferenceSession(artifact, settings, providers=["CPUExecutionProvider"]))
 
     def settings(self, options: BuildOptions) -> str:

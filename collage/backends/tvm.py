@@ -1,4 +1,4 @@
-"""TVM as a compiler backend: fused memory-bound kernels with CPU schedules of our own."""
+"""TVM as a compiler backend: memory-bound kernels with CPU schedules of our own, contractions with tuned ones."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from collage.backends.base import (
+    TRIAL_LIMIT_S,
     Availability,
     Backend,
     BackendKind,
@@ -15,6 +16,7 @@ from collage.backends.base import (
     Kernel,
     UnsupportedError,
 )
+from collage.frontend.op_kinds import COMPUTE_BOUND
 from collage.graph.dataflow import Array
 
 if TYPE_CHECKING:
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
 class Tvm(Backend):
     """Elementwise, broadcast, injective and reduction operators and their fusions (TVM's own rules).
 
-    Convolutions and matmuls without a tuned schedule would take seconds a call, so they are not offered.
+    Convolutions and matmuls without a tuned schedule would take seconds a call, so they are offered only when
+    there are trials to tune them in.
     """
 
     name = "tvm"
@@ -40,10 +43,32 @@ class Tvm(Backend):
             return Availability(reason="not installed: pip install 'apache-tvm==0.27.*'")
 
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
-        """TVM's fusion rules over the operators that have a schedule."""
-        from collage.patterns.fusion import ScheduledFusionRule
+        """TVM's fusion rules over the operators that have a schedule, or can get one."""
+        from collage.patterns.fusion import ScheduledFusionRule, TunedFusionRule
 
-        return (ScheduledFusionRule(),)
+        return (TunedFusionRule() if options.tune_trials else ScheduledFusionRule(),)
+
+    def settings(self, options: BuildOptions) -> str:
+        """The number of trials, where there are any."""
+        return f"tuned in {options.tune_trials} trials" if options.tune_trials else ""
+
+    def tunes(self, subgraph: Subgraph) -> bool:
+        """Convolutions and matmuls, with what is fused to them."""
+        return any(node.op in COMPUTE_BOUND for node in subgraph.operators)
+
+    def tune(self, subgraph: Subgraph, options: BuildOptions) -> str:
+        """Search with MetaSchedule; the record is JSON with a trace for each function of the kernel."""
+        if not self.tunes(subgraph) or options.tune_trials < 1:
+            return ""
+        from collage.backends.tvm_codegen.lower import LoweringError, lower
+        from collage.backends.tvm_codegen.tune import tune
+
+        part = subgraph.to_relax(all_constants=True)
+        try:
+            lowered = lower(part.function, part.prim_funcs)
+        except LoweringError as error:
+            raise UnsupportedError(str(error)) from None
+        return tune(lowered, options.threads, options.tune_trials, TRIAL_LIMIT_S * options.tune_trials)
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
         """Lower, fuse, schedule and compile; the artifact is LLVM IR with the constants."""
@@ -53,7 +78,7 @@ class Tvm(Backend):
 
         part = subgraph.to_relax(all_constants=True)
         try:
-            return compile_kernel(lower(part.function, part.prim_funcs), options.threads)
+            return compile_kernel(lower(part.function, part.prim_funcs), options.threads, options.tuning)
         except (LoweringError, UnscheduledError) as error:
             raise UnsupportedError(str(error)) from None
 

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from collage.backends.base import Availability, Backend, BackendKind, BuildOptions, Call, Kernel, UnsupportedError
+from collage.backends.base import (
+    Availability,
+    Backend,
+    BackendKind,
+    BuildOptions,
+    Call,
+    Kernel,
+    UnsupportedError,
+)
 from collage.graph.dataflow import Array
 
 if TYPE_CHECKING:

@@ -186,7 +186,15 @@ class _Builder:
             node_outputs = tuple(number(o, node_id) for o in draft.outputs)
             kind = OpKind.OPAQUE if draft.op.startswith(("onnx.", "call")) else op_kind(draft.op)
             nodes.append(
-                Node(node_id, draft.op, node_inputs, node_outputs, MappingProxyType(draft.attrs), kind, draft.source)
+                Node(
+                    node_id,
+                    draft.op,
+                    node_inputs,
+                    node_outputs,
+                    MappingProxyType(draft.attrs),
+                    kind,
+                    draft.source,
+                )
             )
         for old in self.outputs:
             if old in self.constants:
@@ -194,7 +202,9 @@ class _Builder:
         outputs = tuple(renumber[o] for o in self.outputs)
         graph = Graph(tuple(nodes), tuple(values), inputs, outputs, MappingProxyType(constants))
         kept_names = {name: renumber[value] for name, value in onnx_values.items() if value in renumber}
-        functions = {g.name_hint: f for g, f in self.imported.module.functions_items() if g.name_hint != "main"}
+        functions = {
+            g.name_hint: f for g, f in self.imported.module.functions_items() if g.name_hint != "main"
+        }
         return BuiltGraph(graph, tuple(d.call for d in kept), MappingProxyType(kept_names), functions)
 
     def _value_of(self, expr: Any) -> int | None:
@@ -222,7 +232,7 @@ def _attributes(attrs: Any) -> dict[str, Attr]:
     if attrs is None:
         return {}
     if isinstance(attrs, tvm.ir.DictAttrs):
-        return {str(k): _plain(attrs[k]) for k in attrs.keys()}
+        return {str(k): _plain(attrs[k]) for k in list(attrs.keys())}
     return {f.name: _plain(getattr(attrs, f.name)) for f in type(attrs).__tvm_ffi_type_info__.fields}
 
 

@@ -61,7 +61,9 @@ def import_onnx(model: onnx.ModelProto, force_opaque: Mapping[int, str] = {}) ->
             raise
         except Exception as error:  # inputs and initializers of types TVM does not know (strings, sequences)
             text = " ".join(str(error).split())[-300:]
-            raise ModelError(f"TVM's importer cannot take the model: {type(error).__name__}: {text}") from error
+            raise ModelError(
+                f"TVM's importer cannot take the model: {type(error).__name__}: {text}"
+            ) from error
     return RelaxImport(module, importer.binding_sources(module), dict(importer._nodes), importer.reasons)
 
 

@@ -109,10 +109,10 @@ class Model:
         return f"{each.op} ({origin})"
 
 
-def import_model(source: ModelSource, shapes: Shapes = {}, name: str = "model") -> Model:
+def import_model(source: ModelSource, shapes: Shapes | None = None, name: str = "model") -> Model:
     """Read, fix shapes, simplify and convert: the whole frontend. Raises ModelError and UsageError."""
     proto = load_onnx(source)
-    fix_shapes(proto, shapes)
+    fix_shapes(proto, shapes or {})
     return from_simplified(simplify(proto), name)
 
 
@@ -123,9 +123,9 @@ def from_simplified(simple: onnx.ModelProto, name: str = "model", wrong: Mapping
     """
     for info in (*simple.graph.input, *simple.graph.output):
         if info.type.WhichOneof("value") != "tensor_type":
-            raise ModelError(f"{info.name} is a {info.type.WhichOneof('value')}; only tensors go in and out so far.")
+            raise ModelError(
+                f"{info.name} is a {info.type.WhichOneof('value')}; only tensors go in and out so far."
+            )
     imported = import_onnx(simple, wrong)
     built = build_graph(imported, {i: simple.graph.node[i].op_type for i in imported.opaque})
     return Model(simple, built.graph, built.calls, built.onnx_values, built.prim_funcs, imported.opaque, name)
-
-

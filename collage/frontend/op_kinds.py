@@ -28,9 +28,9 @@ _BY_KIND: Mapping[OpKind, str] = {
     ),
     OpKind.REDUCTION: "sum mean max min prod std variance argmax argmin all any",
     OpKind.OUT_FUSABLE: (
-        "matmul linear einsum nn.conv1d nn.conv2d nn.conv3d nn.conv1d_transpose nn.conv2d_transpose nn.conv3d_transpose "
+        "matmul linear einsum nn.conv1d nn.conv2d nn.conv3d nn.conv1d_transpose nn.conv2d_transpose "
         "nn.max_pool1d nn.max_pool2d nn.max_pool3d nn.avg_pool1d nn.avg_pool2d nn.avg_pool3d nn.adaptive_avg_pool2d "
-        "nn.adaptive_avg_pool1d nn.adaptive_avg_pool3d outer"
+        "nn.conv3d_transpose nn.adaptive_avg_pool1d nn.adaptive_avg_pool3d outer"
     ),
 }
 _KINDS = {name: kind for kind, names in _BY_KIND.items() for name in names.split()}

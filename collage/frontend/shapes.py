@@ -70,14 +70,18 @@ def _is_static(info: onnx.ValueInfoProto) -> bool:
     if info.type.WhichOneof("value") != "tensor_type":
         return True  # sequences and optionals have no shape to fix
     tensor = info.type.tensor_type
-    return tensor.HasField("shape") and all(d.HasField("dim_value") and d.dim_value >= 0 for d in tensor.shape.dim)
+    return tensor.HasField("shape") and all(
+        d.HasField("dim_value") and d.dim_value >= 0 for d in tensor.shape.dim
+    )
 
 
 def _describe(info: onnx.ValueInfoProto) -> str:
     tensor = info.type.tensor_type
     if not tensor.HasField("shape"):
         return "unknown rank"
-    return "x".join(str(d.dim_value) if d.HasField("dim_value") else d.dim_param or "?" for d in tensor.shape.dim)
+    return "x".join(
+        str(d.dim_value) if d.HasField("dim_value") else d.dim_param or "?" for d in tensor.shape.dim
+    )
 
 
 def _guess(info: onnx.ValueInfoProto) -> str:

@@ -27,7 +27,9 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     simple = _fold(model)
     if any(node.op_type == "Shape" and node.domain == "" for node in simple.graph.node):
-        simple = _fold(simple)  # ONNX Runtime inlines functions (GroupNormalization) after it has folded shapes
+        simple = _fold(
+            simple
+        )  # ONNX Runtime inlines functions (GroupNormalization) after it has folded shapes
     _tidy(simple, {tensor.name for tensor in model.graph.initializer})
     return _infer_types(simple)
 
@@ -39,7 +41,9 @@ def _fold(model: onnx.ModelProto) -> onnx.ModelProto:
         options = ort.SessionOptions()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
         options.optimized_model_filepath = str(target)
-        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
+        options.add_session_config_entry(
+            "session.optimized_model_external_initializers_file_name", "weights.bin"
+        )
         options.add_session_config_entry(
             "session.optimized_model_external_initializers_min_size_in_bytes", str(_EXTERNAL_ABOVE_BYTES)
         )
@@ -48,7 +52,7 @@ def _fold(model: onnx.ModelProto) -> onnx.ModelProto:
         try:
             ort.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # ORT's exceptions share no base class but Exception
-            text = " ".join(str(error).split())
+            text = " ".join(str(error).replace(str(source), "the model").split())
             raise ModelError(f"ONNX Runtime cannot load the model: {text[:400]}") from error
         return onnx.load(str(target))
 

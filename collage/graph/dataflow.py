@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[np.generic]
-Attr: TypeAlias = "int | float | bool | str | None | tuple[Attr, ...]"
+Attr: TypeAlias = "int | float | bool | str | tuple[Attr, ...] | None"
 
 
 class OpKind(Enum):

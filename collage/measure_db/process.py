@@ -103,15 +103,19 @@ class WorkerProcess:
         self.kill()
 
     def kill(self) -> None:
-        """Kill it and all it started, and wait for it."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        """Kill it and all it started, and wait for it.
+
+        The pipes are closed last: a worker that sees them close believes its parent dead, and removes the
+        folder that the next worker needs.
+        """
         if self._process.returncode is None:  # not yet waited for, so its id is still its own
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
 
     def _post_mortem(self) -> Rejection:
         """What its end says. It has closed its pipe, so it has ended, or does so in a moment."""

@@ -33,14 +33,25 @@ class FusionRule(BasePatternRule):
             return check_path(src, sink, lambda kind: kind in _BROADCAST)
         if cur_type in _BROADCAST:
             return check_path(
-                src, sink, lambda kind: kind in _INJECTIVE, lambda kind: kind in (*_INJECTIVE, OpKind.REDUCTION)
+                src,
+                sink,
+                lambda kind: kind in _INJECTIVE,
+                lambda kind: kind in (*_INJECTIVE, OpKind.REDUCTION),
             )
         if cur_type is OpKind.INJECTIVE:
             return check_path(src, sink, lambda kind: kind in _INJECTIVE)
         return False
 
 
-_SELF_CONTAINED = ("softmax", "log_softmax", "layer_norm", "rms_norm", "group_norm", "instance_norm", "cumsum")
+_SELF_CONTAINED = (
+    "softmax",
+    "log_softmax",
+    "layer_norm",
+    "rms_norm",
+    "group_norm",
+    "instance_norm",
+    "cumsum",
+)
 """Opaque to fusion, but lowered to a loop nest that our schedules know."""
 
 
@@ -50,9 +61,21 @@ class ScheduledFusionRule(FusionRule):
     @staticmethod
     def op_rule(op: OpNode) -> bool | str:
         """Memory-bound operators."""
-        node = op.context.graph.nodes[op.id]
-        if node.op in COMPUTE_BOUND:
+        if _op(op) in COMPUTE_BOUND:
             return f"{op.name} needs a tuned schedule (--tune-trials)"
-        if op.kind is OpKind.OPAQUE and not (op.name in _SELF_CONTAINED or node.op == "call_tir"):
+        return TunedFusionRule.op_rule(op)
+
+
+class TunedFusionRule(FusionRule):
+    """The fusion rules over the operators that our schedules or tuning serve: convolutions and matmuls too."""
+
+    @staticmethod
+    def op_rule(op: OpNode) -> bool | str:
+        """Everything that TVM lowers to loops."""
+        if op.kind is OpKind.OPAQUE and not (op.name in _SELF_CONTAINED or _op(op) == "call_tir"):
             return f"{op.name} is opaque to TVM's fusion"
         return True
+
+
+def _op(op: OpNode) -> str:
+    return op.context.graph.nodes[op.id].op

@@ -13,6 +13,7 @@ from collage.frontend.to_relax import export_relax
 
 class RelaxForm:
     """The function, and which node each of its bindings is."""
+
     """The model as one Relax function, for the pattern matcher."""
 
     def __init__(self, model: Model) -> None:

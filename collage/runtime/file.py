@@ -33,7 +33,11 @@ def save_parts(path: Path, parts: Parts, report: Report) -> None:
     manifest = {
         "format": FORMAT,
         "collage": __version__,
-        "target": {"device": parts.target.device, "flags": parts.target.flags, "threads": parts.target.threads},
+        "target": {
+            "device": parts.target.device,
+            "flags": parts.target.flags,
+            "threads": parts.target.threads,
+        },
         "versions": {n: v for n, v in parts.versions.items() if n != VIEW},
         "program": parts.program.to_json(),
         "artifacts": digests,
@@ -102,7 +106,9 @@ def _open(path: Path) -> tuple[dict[str, Any], zipfile.ZipFile]:
     try:
         archive = zipfile.ZipFile(path)
     except FileNotFoundError:
-        raise ModuleFileError(f"no such file: {path}. Make it with `collage compile MODEL.onnx -o {path}`.") from None
+        raise ModuleFileError(
+            f"no such file: {path}. Make it with `collage compile MODEL.onnx -o {path}`."
+        ) from None
     except IsADirectoryError:
         raise ModuleFileError(f"{path} is a directory, not a module file.") from None
     except zipfile.BadZipFile:

@@ -41,8 +41,8 @@ def lifetimes(
     ``steps`` are (values read, values written) of each launch, in order; inputs exist from the start,
     outputs to the end. A value that is written and never read lives for its step.
     """
-    first: dict[int, int] = {value: 0 for value in inputs}
-    last: dict[int, int] = {value: 0 for value in inputs}
+    first: dict[int, int] = dict.fromkeys(inputs, 0)
+    last: dict[int, int] = dict.fromkeys(inputs, 0)
     for step, (reads, writes) in enumerate(steps):
         for value in writes:
             first[value] = last[value] = step

@@ -79,10 +79,7 @@ def make_program(
     def root(value: int) -> int:
         return aliases.get(value, value)
 
-    steps = [
-        ([root(v) for v in r.inputs], [v for v in r.outputs if v not in aliases])
-        for r in regions
-    ]
+    steps = [([root(v) for v in r.inputs], [v for v in r.outputs if v not in aliases]) for r in regions]
     sizes = {value: kind.nbytes for value, kind in types.items()}
     lives = lifetimes(steps, sizes, [p.value for p in inputs], {root(p.value) for p in outputs})
     return Program(tuple(regions), tuple(inputs), tuple(outputs), dict(types), aliases, plan_memory(lives))

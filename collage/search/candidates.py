@@ -47,11 +47,15 @@ def collect(
             noise_us = max(outcome.noise_us, NOISE_FLOOR * outcome.median_us)
             candidates.append(Candidate(match.nodes, match.backend, outcome.median_us, noise_us))
             reports.append(
-                CandidateReport(match.nodes, match.backend, match.pattern, outcome.median_us, outcome.noise_us)
+                CandidateReport(
+                    match.nodes, match.backend, match.pattern, outcome.median_us, outcome.noise_us
+                )
             )
         else:
             reason = f"{outcome.kind.value}: {outcome.message}"
             reports.append(CandidateReport(match.nodes, match.backend, match.pattern, reason=reason))
     for each in rejected:
-        reports.append(CandidateReport(each.nodes, each.backend, each.pattern, reason=f"no match: {each.reason}"))
+        reports.append(
+            CandidateReport(each.nodes, each.backend, each.pattern, reason=f"no match: {each.reason}")
+        )
     return CandidateSet(tuple(candidates), tuple(reports))

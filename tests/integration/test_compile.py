@@ -100,7 +100,9 @@ def test_a_saved_module_runs_in_a_fresh_process(module: collage.CompiledModule, 
 
 
 @pytest.mark.parametrize("damage", ["truncated", "garbage", "flipped"])
-def test_a_damaged_module_file_is_refused(module: collage.CompiledModule, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_module_file_is_refused(
+    module: collage.CompiledModule, tmp_path: Path, damage: str
+) -> None:
     path = tmp_path / "net.collage"
     module.save(path)
     data = bytearray(path.read_bytes())
@@ -171,7 +173,9 @@ def test_wrong_inputs_are_named(module: collage.CompiledModule) -> None:
 
 
 def test_missing_shapes_come_with_a_flag_to_paste() -> None:
-    model = make_model([helper.make_node("Relu", ["x"], ["y"])], {"x": ["n", 3, "h", "w"]}, {"y": ["n", 3, "h", "w"]})
+    model = make_model(
+        [helper.make_node("Relu", ["x"], ["y"])], {"x": ["n", 3, "h", "w"]}, {"y": ["n", 3, "h", "w"]}
+    )
     with pytest.raises(UsageError, match=r"x: nx3xhxw.*--shape x:1x3x224x224"):
         collage.compile(model, progress=False)
     with pytest.raises(UsageError, match=r"unknown input in --shape: q\. Valid: x"):

@@ -34,7 +34,9 @@ def test_values_alive_together_do_not_overlap(given_lives: dict[int, Lifetime]) 
                     or plan.offsets[b] + max(life_b.nbytes, 1) <= plan.offsets[a]
                 )
                 assert apart, (a, b)
-    assert plan.lower_bound <= plan.nbytes <= sum(-(-max(x.nbytes, 1) // 64) * 64 for x in given_lives.values())
+    assert (
+        plan.lower_bound <= plan.nbytes <= sum(-(-max(x.nbytes, 1) // 64) * 64 for x in given_lives.values())
+    )
 
 
 def test_a_chain_needs_two_buffers() -> None:
@@ -56,7 +58,12 @@ def region(backend: str, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> R
 def test_views_share_the_buffer_of_what_they_view() -> None:
     tensor, flat = TensorType((2, 8), "float32"), TensorType((16,), "float32")
     types = {0: tensor, 1: tensor, 2: flat, 3: flat, 4: flat}
-    regions = [region("a", (0,), (1,)), region("view", (1,), (2,)), region("view", (2,), (3,)), region("b", (3,), (4,))]
+    regions = [
+        region("a", (0,), (1,)),
+        region("view", (1,), (2,)),
+        region("view", (2,), (3,)),
+        region("b", (3,), (4,)),
+    ]
     program = make_program(regions, [Port("x", 0, tensor)], [Port("y", 4, flat)], types)
     assert program.aliases == {2: 1, 3: 1}
     assert [r.backend for r in program.launches] == ["a", "b"]

@@ -11,29 +11,38 @@ from typing import Any
 import tvm
 
 from collage.backends.tvm_codegen.artifact import Artifact, pack
+from collage.backends.tvm_codegen.contraction import UnscheduledError, compute_bound_reason
 from collage.backends.tvm_codegen.host import host_cpu, host_target
 from collage.backends.tvm_codegen.lower import LoweredKernel, first_line
 from collage.backends.tvm_codegen.schedule import default_schedule, schedule
+from collage.backends.tvm_codegen.tuned import parse_record, replay
 
 __all__ = ["compile_kernel"]
 
 logger = logging.getLogger(__name__)
 
 
-def compile_kernel(lowered: LoweredKernel, threads: int) -> bytes:
+def compile_kernel(lowered: LoweredKernel, threads: int, record: str = "") -> bytes:
     """Schedule and compile for this CPU. The bytes hold everything `load_kernel` needs.
 
-    With `threads` 1 the code never enters TVM's thread pool; with more, big nests split over all of the
-    pool's threads.
+    `record` is what `tune` found for it. With `threads` 1 the code never enters TVM's thread pool; with more,
+    big nests split over all of the pool's threads. Raises `UnscheduledError` for convolutions and matrix
+    products that the record does not hold.
     """
     if threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
+    traces = {name: trace for name, trace in parse_record(record).items() if trace is not None}
+    ours = {name: func for name, func in lowered.funcs.items() if name not in traces}
+    for func in ours.values():
+        if (reason := compute_bound_reason(func)) is not None:
+            raise UnscheduledError(reason)
     target = host_target(threads)
+    tuned = {name: replay(lowered.funcs[name], trace, threads) for name, trace in traces.items()}
     try:
-        module = _build({n: schedule(f, threads) for n, f in lowered.funcs.items()}, target)
+        module = _build({n: schedule(f, threads) for n, f in ours.items()} | tuned, target)
     except (RuntimeError, ValueError) as error:
         logger.warning("scheduled code does not compile, using the default schedule: %s", first_line(error))
-        module = _build({n: default_schedule(f, threads) for n, f in lowered.funcs.items()}, target)
+        module = _build({n: default_schedule(f, threads) for n, f in ours.items()} | tuned, target)
     with tempfile.TemporaryDirectory(prefix="collage-tvm-") as folder:
         path = Path(folder) / "kernel.ll"
         module.write_to_file(str(path), "ll")

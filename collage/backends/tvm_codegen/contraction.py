@@ -1,8 +1,9 @@
-"""Which PrimFuncs hold a contraction that needs a tuned kernel."""
+"""Which PrimFuncs hold a contraction (convolution, matrix product), and which need a tuned schedule."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import tvm
@@ -10,7 +11,7 @@ from tvm import s_tir, tirx
 
 from collage.backends.tvm_codegen.blocks import WINDOW, Block, blocks_of, coefficients_of, collect, shape_of
 
-__all__ = ["UnscheduledError", "compute_bound_reason"]
+__all__ = ["UnscheduledError", "compute_bound_reason", "has_contraction"]
 
 MAX_FLOP = 1_000_000  # contractions above this need a tuned kernel: refused
 
@@ -19,28 +20,36 @@ class UnscheduledError(Exception):
     """No schedule here is good enough for this function; the message says why."""
 
 
-def compute_bound_reason(func: Any) -> str | None:
-    """Why `func` holds a contraction (convolution, matrix product) that needs a tuned kernel, or None if it
-    does not.
+def has_contraction(func: Any) -> bool:
+    """Whether `func` sums products of two different buffers, however few."""
+    return any(True for _ in _contractions(s_tir.Schedule(func)))
 
-    A reduction counts when it multiplies two different buffers, does more than `MAX_FLOP`, and uses what it
-    loads more than four times. Depthwise convolutions pass: every axis of their weights is an axis of the
-    data.
+
+def compute_bound_reason(func: Any) -> str | None:
+    """Why `func` holds a contraction that needs a tuned kernel, or None if it does not.
+
+    A contraction counts when it does more than `MAX_FLOP` and uses what it loads more than four times.
+    Depthwise convolutions pass: every axis of their weights is an axis of the data.
     """
-    sch = s_tir.Schedule(func)
+    for block, product, buffers in _contractions(s_tir.Schedule(func)):
+        touched = sum(math.prod(shape_of(b)) for b in buffers) + math.prod(block.store.shape)
+        heavy = 2 * block.iterations > MAX_FLOP and block.iterations > 4 * touched
+        if heavy and not _is_depthwise(block, product):
+            flop = 2 * block.iterations / 1e6
+            return f"a contraction of {flop:.1f} MFLOP ({block.name}) needs a tuned schedule (--tune-trials)"
+    return None
+
+
+def _contractions(sch: Any) -> Iterator[tuple[Block, Any, set[Any]]]:
+    """Blocks that sum products of two different buffers, with the product and the buffers."""
     for block in blocks_of(sch):
-        if not block.reduction or 2 * block.iterations <= MAX_FLOP:
+        if not block.reduction:
             continue
         for product in collect(sch.get(block.rv).body, tirx.Mul):
             left = {x.source for x in collect(product.a, tvm.ir.expr.TensorLoad)}
             right = {x.source for x in collect(product.b, tvm.ir.expr.TensorLoad)}
-            if not left or not right or {hash(x) for x in left} & {hash(x) for x in right}:
-                continue
-            touched = sum(math.prod(shape_of(b)) for b in left | right) + math.prod(block.store.shape)
-            if block.iterations > 4 * touched and not _is_depthwise(block, product):
-                flop = 2 * block.iterations / 1e6
-                return f"block {block.name} is a contraction of {flop:.1f} MFLOP: it needs a tuned kernel"
-    return None
+            if left and right and not {hash(x) for x in left} & {hash(x) for x in right}:
+                yield block, product, left | right
 
 
 def _is_depthwise(block: Block, product: Any) -> bool:

@@ -13,7 +13,6 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from collage.backends.tvm_codegen.artifact import Array, Call, Slot, TensorSpec
-from collage.backends.tvm_codegen.contraction import UnscheduledError, compute_bound_reason
 from collage.backends.tvm_codegen.pooling import LEGALIZE
 
 __all__ = ["LoweredKernel", "LoweringError", "first_line", "lower"]
@@ -41,8 +40,7 @@ def lower(function: Any, prim_funcs: Mapping[str, Any] | None = None) -> Lowered
     """Lower a Relax function of tensors (one dataflow block, concrete shapes) to PrimFuncs in call order.
 
     `prim_funcs` holds the PrimFuncs that call_tir bindings in the function name. Raises `LoweringError` for
-    symbolic shapes, outputs that are parameters or repeated, and operators TVM cannot lower;
-    `UnscheduledError` for convolutions and matrix products.
+    symbolic shapes, outputs that are parameters or repeated, and operators TVM cannot lower.
     """
     params = [_spec(p.ty, f"parameter {p}") for p in function.params]
     _check_outputs(function)
@@ -100,11 +98,8 @@ def lower(function: Any, prim_funcs: Mapping[str, Any] | None = None) -> Lowered
                     written[key] = Slot("intermediate", len(intermediates))
                     intermediates.append(spec)
                 writes.append(written[key])
-            func = mod[value.args[0]]
             name = f"kernel_{len(calls)}"
-            if (reason := compute_bound_reason(func)) is not None:
-                raise UnscheduledError(reason)
-            funcs[name] = func
+            funcs[name] = mod[value.args[0]]
             calls.append(Call(name, (*reads, *writes), len(writes)))
     return LoweredKernel(
         funcs, tuple(calls), tuple(params), tuple(outputs), tuple(intermediates), tuple(constants)

@@ -1,0 +1,167 @@
+"""Search for schedules of contractions with TVM's MetaSchedule, in this process and without its helpers.
+
+`ms.tune_tir` wants psutil and xgboost, prints to stdout, writes log files and builds every trial in another
+process. Here the search strategy is asked for candidates, and they are built and timed in place: 0.3-0.4 s a
+trial on a 3x3 convolution of 231 MFLOP, against 3 s.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.meta_schedule import _ffi_api
+
+from collage.backends.tvm_codegen.blocks import shape_of
+from collage.backends.tvm_codegen.contraction import compute_bound_reason, has_contraction
+from collage.backends.tvm_codegen.host import host_target, use_threads
+from collage.backends.tvm_codegen.lower import LoweredKernel, first_line
+from collage.backends.tvm_codegen.schedule import schedule
+from collage.backends.tvm_codegen.tuned import finished, format_record, tunable_module
+
+__all__ = ["TuningError", "tune"]
+
+logger = logging.getLogger(__name__)
+
+# TVM's population of 512 over 4 generations takes 10-18 s a batch; this one 1.5, and finds as good schedules
+# (conv2d 64x56x56 3x3, one Zen5 core, 32 trials: 1935-2133 us, and 1572-1996 so). A learned cost model (ridge,
+# Gaussian process on TVM's features) did worse than none on so few trials: 2056-2352 us.
+_POPULATION = 64
+_GENERATIONS = 2
+_BATCH = 16
+_HOPELESS = 3.0  # a trial whose second run takes so many times the best is not timed any further
+
+
+class TuningError(Exception):
+    """No trial gave a kernel that runs."""
+
+
+def tune(lowered: LoweredKernel, threads: int, trials: int, limit_s: float, seed: int = 0) -> str:
+    """A record of schedules for the PrimFuncs that hold a contraction; "" when there is none.
+
+    `trials` is for each of them, `limit_s` (seconds) for all together. The same seed
+    gives the same first batch. Raises `TuningError`.
+    """
+    names = [name for name, func in lowered.funcs.items() if has_contraction(func)]
+    use_threads(threads)
+    end = time.monotonic() + limit_s
+    record: dict[str, Any] = {}
+    for position, name in enumerate(names):
+        share = (end - time.monotonic()) / (len(names) - position)
+        record[name] = _tune_one(lowered.funcs[name], threads, trials, time.monotonic() + share, seed)
+    return format_record(record)
+
+
+def _tune_one(func: Any, threads: int, trials: int, deadline: float, seed: int) -> Any:
+    """The best trace as a JSON object, or None when our own schedule is faster."""
+    target = host_target(threads)
+    context = _Context(tunable_module(func), target, seed)
+    bench = _Bench(target, _arguments(func))
+    own = None
+    if compute_bound_reason(func) is None:
+        own = bench.seconds(schedule(func, threads))
+    database = ms.database.MemoryDatabase()
+    workload = database.commit_workload(context.mod)
+    context.pre_tuning(
+        trials,
+        min(_BATCH, trials),
+        context.generate_design_space(),
+        database,
+        ms.cost_model.RandomModel(seed=seed),
+    )
+    best, trace = own, None
+    while time.monotonic() < deadline:
+        candidates = context.generate_measure_candidates()
+        if candidates is None:
+            break
+        results = []
+        for candidate in candidates:
+            found = None
+            if time.monotonic() < deadline:
+                found = bench.seconds(finished(candidate.sch.mod["main"], threads))
+            if found is None:
+                results.append(ms.runner.RunnerResult(None, "not run"))
+                continue
+            results.append(ms.runner.RunnerResult([found], None))
+            database.commit_tuning_record(
+                ms.database.TuningRecord(candidate.sch.trace, workload, [found], target, candidate.args_info)
+            )
+            if best is None or found < best:
+                best, trace = found, candidate.sch.trace
+        context.notify_runner_results(candidates, results)
+    if best is None:
+        raise TuningError(f"none of {bench.tried} trials gave a kernel that runs")
+    logger.info("%d trials: %.1f us, own schedule %s", bench.tried, best * 1e6, own)
+    return None if trace is None else trace.simplified(False).as_json()
+
+
+class _Context(ms.TuneContext):  # type: ignore[misc]
+    """A TuneContext that logs to our logger, and is made without its Python constructor.
+
+    That one imports `tvm.s_tir.tensor_intrin`: 10 s for intrinsics that float schedules for CPUs do not use.
+    """
+
+    def __init__(self, mod: Any, target: Any, seed: int) -> None:
+        space = ms.space_generator.PostOrderApply(sch_rules="llvm", postprocs="llvm", mutator_probs="llvm")
+        strategy = ms.search_strategy.EvolutionarySearch(
+            population_size=_POPULATION, init_min_unmeasured=_POPULATION // 2, genetic_num_iters=_GENERATIONS
+        )
+        cores = len(os.sched_getaffinity(0))
+        # TVM takes seeds from 1, and -1 for a random one.
+        self.__init_handle_by_constructor__(
+            _ffi_api.TuneContext, mod, target, space, strategy, "main", cores, seed + 1, _log
+        )
+        _ffi_api.TuneContextInitialize(self)
+
+
+def _log(level: int, filename: str, line: int, message: str) -> None:
+    logger.debug("%s:%d: %s", filename, line, message)
+
+
+@dataclass
+class _Bench:
+    """Builds and times PrimFuncs on the same arguments."""
+
+    target: Any
+    arguments: Sequence[Any]
+    best: float = field(default=float("inf"))
+    tried: int = 0
+
+    def seconds(self, func: Any) -> float | None:
+        """Seconds of a call, or None for what TVM cannot compile."""
+        self.tried += 1
+        try:
+            module = tvm.tirx.build(
+                tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), self.target
+            )
+        except (RuntimeError, ValueError, TypeError) as error:
+            logger.debug("trial %d does not compile: %s", self.tried, first_line(error))
+            return None
+        run: Callable[..., None] = module["main"]
+        run(*self.arguments)
+        start = time.perf_counter()
+        run(*self.arguments)
+        found = time.perf_counter() - start
+        if found < _HOPELESS * self.best:
+            timer = module.time_evaluator("main", tvm.cpu(), number=1, repeat=3, min_repeat_ms=10)
+            found = min(timer(*self.arguments).results)
+        self.best = min(self.best, found)
+        return found
+
+
+def _arguments(func: Any) -> list[Any]:
+    """A tensor for each parameter, in the order of the PrimFunc; indices are zero."""
+    random = np.random.default_rng(0)
+    found = []
+    for param in func.params:
+        dtype = np.dtype(str(param.dtype))
+        array = random.standard_normal(shape_of(param))
+        found.append(tvm.runtime.tensor((array if dtype.kind == "f" else 0 * array).astype(dtype)))
+    return found
