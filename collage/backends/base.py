@@ -18,7 +18,7 @@ Call: TypeAlias = Callable[[], None]
 """A kernel bound to its buffers: runs it, synchronously, in the calling thread."""
 
 TRIAL_LIMIT_S = 5.0
-"""Seconds that ``Backend.tune`` may take for each trial, on average; past that the candidate may be rejected."""
+"""Seconds that ``Backend.tune`` may take for each trial; past that the candidate may be rejected."""
 
 
 class BackendKind(Enum):
@@ -45,6 +45,7 @@ class BuildOptions:
     """What a kernel is built for: ``threads`` it may use, ``tune_trials`` a tuning compiler may spend.
 
     ``tuning`` is the record that ``Backend.tune`` gave for the subgraph, or "".
+
     ``exclusive`` tells that no other engine's threads share the cores, so that idle threads may spin: the
     kernel is the whole model, or all engine kernels beside it are the same engine's. Anywhere else spinning
     pools fight (alternating spinning ONNX Runtime with OpenVINO slowed both by 5-10x on two cores).
@@ -93,7 +94,7 @@ class Backend(ABC):
         """Patterns and pattern rules: which subgraphs the backend is offered (§2.3)."""
 
     def tunes(self, subgraph: Subgraph) -> bool:
-        """Whether ``tune`` searches for this subgraph; if not, its kernels do not depend on ``tune_trials``."""
+        """Whether ``tune`` searches for this subgraph; else its kernels do not depend on ``tune_trials``."""
         return False
 
     def tune(self, subgraph: Subgraph, options: BuildOptions) -> str:

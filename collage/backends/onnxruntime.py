@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph
     from collage.patterns.match import MatchSource
 
+_SPIN_US = "30"
+"""How long idle threads spin when another engine's kernel may be next, in microseconds.
+
+Long enough to bridge the gaps between operators, short enough to be out of the next kernel's way. DCGAN on two
+cores, alternating with OpenVINO: 0.87 ms and 0.81 ms for the two; spinning on without end 1.56 and 6.43, not
+spinning at all 1.41 and 1.30.
+"""
+
 MAX_BYTES = 2**31 - 1
 """Largest model protobuf can serialise."""
 
@@ -57,14 +65,13 @@ class OnnxRuntime(Backend):
         settings.intra_op_num_threads = options.threads
         settings.inter_op_num_threads = 1
         settings.log_severity_level = 4
-        settings.add_session_config_entry(
-            "session.intra_op.allow_spinning", "1" if options.exclusive else "0"
-        )
+        if not options.exclusive:
+            settings.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
         return _SessionKernel(ort.InferenceSession(artifact, settings, providers=["CPUExecutionProvider"]))
 
     def settings(self, options: BuildOptions) -> str:
         """Whether idle threads spin."""
-        return "spinning" if options.exclusive else "no spinning"
+        return "spinning" if options.exclusive else f"spinning {_SPIN_US} us"
 
 
 class _SessionKernel(Kernel):

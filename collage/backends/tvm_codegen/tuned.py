@@ -17,7 +17,11 @@ __all__ = ["finished", "format_record", "parse_record", "replay", "tunable_modul
 
 def format_record(traces: Mapping[str, Any]) -> str:
     """The record of a trace for each tuned PrimFunc, or None where our own schedule was the fastest."""
-    return json.dumps(traces, separators=(",", ":")) if traces else ""
+    return json.dumps(traces, separators=(",", ":"), default=_plain) if traces else ""
+
+
+def _plain(number: Any) -> int | float:
+    return int(number) if isinstance(number, tirx.IntImm) else float(number)
 
 
 def parse_record(text: str) -> dict[str, Any]:
