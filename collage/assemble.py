@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from collage.backends.base import Backend, BackendKind, BuildOptions
-from collage.errors import NoPlacementError
 from collage.finalists import Finalist
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
+from collage.placing import Placing
 from collage.runtime.module import Parts
 from collage.schedule.program import Port, make_program
 from collage.schedule.region import Region
-from collage.search.dp import place
 from collage.search.placement import Candidate, Placement, finish
 from collage.target import Target
 
@@ -28,12 +27,7 @@ class Rival:
 
 
 def find_rivals(
-    model: Model,
-    placement: Placement,
-    candidates: Sequence[Candidate],
-    epsilon_us: float,
-    margin: float,
-    backends: Mapping[str, Backend],
+    model: Model, placing: Placing, epsilon_us: float, backends: Mapping[str, Backend]
 ) -> list[Rival]:
     """The search's placement, the best one in several parts, and each engine on the whole model.
 
@@ -42,15 +36,11 @@ def find_rivals(
     shares the cores with no other is also tried with that engine's threads spinning.
     """
     everything = tuple(range(len(model.graph.nodes)))
-    placements = {"collage": placement}
-    if len(placement.candidates) == 1:
-        parts = [c for c in candidates if c.nodes != everything]
-        try:
-            placements["mix"] = place(model.graph, parts, epsilon_us, margin=margin)
-        except NoPlacementError:
-            pass  # some operator has no candidate of its own
-    for candidate in candidates:
-        if candidate.nodes == everything and placement.candidates != (candidate,):
+    placements = {"collage": placing.placement}
+    if placing.mix is not None and placing.mix is not placing.placement:
+        placements["mix"] = placing.mix
+    for candidate in placing.found.candidates:
+        if candidate.nodes == everything and placing.placement.candidates != (candidate,):
             placements[candidate.backend] = finish(model.graph, [candidate], epsilon_us)
     rivals: list[Rival] = []
     for label, each in placements.items():

@@ -25,19 +25,17 @@ from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome
 from collage.patterns.context import MatchContext
 from collage.patterns.match import Match, RejectedMatch, find_matches
+from collage.placing import place_in_rounds
 from collage.progress import Progress
 from collage.report import NodeReport, Report
 from collage.runtime.module import CompiledModule
 from collage.schedule.program import VIEW
-from collage.search.candidates import CandidateSet, collect
-from collage.search.dp import place
+from collage.search.candidates import CandidateSet
 from collage.target import Target, host, usable_cores
 
 log = logging.getLogger(__name__)
 
 _TYPICAL_US = 200.0
-NOISE_MARGIN = 1.0
-"""How many half-widths of its confidence interval a candidate is charged: a challenger must beat the noise."""
 
 
 @dataclass(frozen=True)
@@ -82,20 +80,17 @@ def compile_model(
             requests = [Request(m.nodes, m.backend) for m in matches if m.backend != VIEW]
             outcomes = measurer.measure(requests)
             epsilon_us = measurer.epsilon_us(_typical(outcomes))
+            progress(Progress("place", 0, 1))
+            placing = place_in_rounds(measurer, backends, matches, rejected, outcomes, epsilon_us)
+            search_s += placing.search_s
             made = measurer.measurements_made
-        search_started = time.perf_counter()
-        progress(Progress("place", 0, 1))
-        by_match = {(r.nodes, r.backend): o for r, o in outcomes.items()}
-        found = collect(matches, by_match, rejected, frozenset({VIEW}))
-        placement = place(model.graph, found.candidates, epsilon_us, margin=NOISE_MARGIN)
-        search_s += time.perf_counter() - search_started
-        rivals = find_rivals(model, placement, found.candidates, epsilon_us, NOISE_MARGIN, backends)
+        rivals = find_rivals(model, placing, epsilon_us, backends)
         finalists = [assemble(rival, model, backends, build, target, versions) for rival in rivals]
         verdict = choose(
             finalists, original, model, backends, target, versions, database, progress, options.seed
         )
     report = _report(
-        model, target, versions, verdict, found, epsilon_us, made + verdict.measurements_made, search_s,
+        model, target, versions, verdict, placing.found, epsilon_us, made + verdict.measurements_made, search_s,
         time.perf_counter() - started,
     )  # fmt: skip
     return CompiledModule(verdict.winner.parts, report, verdict.executor)

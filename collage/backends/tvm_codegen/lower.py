@@ -186,23 +186,41 @@ def _legalise(function: Any, prim_funcs: Mapping[str, Any]) -> Any:
     return relax.transform.DeadCodeElimination(["main"])(mod)
 
 
+def _lift_constants(function: Any) -> tuple[Any, list[Any]]:
+    """The function with its constant tensors as further parameters, which FuseTIR takes, and those tensors."""
+    variables: list[Any] = []
+    constants: list[Any] = []
+
+    def lift(constant: Any) -> Any:
+        if not isinstance(constant.ty, relax.TensorType):
+            return constant
+        constants.append(constant)
+        variables.append(relax.Var(f"constant_{len(constants)}", constant.ty))
+        return variables[-1]
+
+    body = tvm_ffi.structural_map(function.body, (tvm.ir.GenericConst, lift), order="post")
+    lifted = relax.Function([*function.params, *variables], body, function.ret_ty)
+    return lifted.with_attrs(function.attrs) if function.attrs else lifted, constants
+
+
 def _fuse(mod: Any) -> Any:
     """The whole function as one PrimFunc if FuseTIR can, or TVM's usual groups."""
-    main = mod["main"]
+    mod = relax.transform.FoldConstant()(mod)
+    main, constants = _lift_constants(mod["main"])
     builder = relax.BlockBuilder(
         tvm.IRModule({v: f for v, f in mod.functions.items() if v.name_hint != "main"})
     )
     inner = builder.add_func(main.without_attr("global_symbol").with_attr("Primitive", 1), "kernel")
-    params = [relax.Var(p.name, p.ty) for p in main.params]
+    params = [relax.Var(p.name, p.ty) for p in mod["main"].params]
     with builder.function("main", params):
         with builder.dataflow():
-            result = builder.emit_output(relax.Call(inner, params))
+            result = builder.emit_output(relax.Call(inner, [*params, *constants]))
         builder.emit_func_output(result)
     try:
         return relax.transform.FuseTIR()(builder.get())
     except (RuntimeError, ValueError, TypeError) as error:
         logger.info("not one PrimFunc, taking TVM's fusion groups: %s", first_line(error))
-    names = ("AnnotateTIROpPattern", "FoldConstant", "FuseOps", "FuseTIR", "DeadCodeElimination")
+    names = ("AnnotateTIROpPattern", "FuseOps", "FuseTIR", "DeadCodeElimination")
     try:
         return tvm.transform.Sequential([getattr(relax.transform, n)() for n in names])(mod)
     except (RuntimeError, ValueError, TypeError) as error:

@@ -1,0 +1,42 @@
+"""Neighbouring parts that the search gave to the same engine: would the engine rather have them as one?
+
+The additive model (Eq. 2.2) prices parts alone. An engine handed two neighbours as one region saves a launch
+and keeps its own layout between them, so the union is measured and offered to the next round of the search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from collage.search.placement import Candidate, Placement
+
+
+def unions(placement: Placement, engines: Collection[str]) -> list[tuple[tuple[int, ...], str]]:
+    """Node sets (ascending ids) and backends of the runs of neighbours on the same engine.
+
+    Neighbours follow each other in launch order, which is topological, so a union is convex and the placement
+    with it has no circle. Parts that launch nothing (views) join the run they lie in.
+    """
+    found: list[tuple[tuple[int, ...], str]] = []
+    run: list[Candidate] = []
+    waiting: list[Candidate] = []
+
+    def close() -> None:
+        if sum(1 for c in run if c.launches) > 1:
+            nodes = tuple(sorted(node for c in run for node in c.nodes))
+            found.append((nodes, run[0].backend))
+        run.clear()
+        waiting.clear()
+
+    for candidate in placement.candidates:
+        if not candidate.launches:
+            waiting.append(candidate)
+        elif run and candidate.backend == run[0].backend:
+            run.extend([*waiting, candidate])
+            waiting.clear()
+        else:
+            close()
+            if candidate.backend in engines:
+                run.append(candidate)
+    close()
+    return found

@@ -1,0 +1,128 @@
+"""Tuned convolutions: right numbers, a record that rebuilds the kernel elsewhere, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import helper
+
+pytest.importorskip("tvm")
+
+from collage.backends.base import BuildOptions, UnsupportedError
+from collage.backends.tvm import Tvm
+from collage.backends.tvm_codegen.build import compile_kernel
+from collage.backends.tvm_codegen.lower import lower
+from collage.backends.tvm_codegen.tuned import format_record, parse_record
+from collage.frontend.model import import_model
+from collage.frontend.subgraph import Subgraph
+from collage.graph.dataflow import Array
+from collage.patterns.context import MatchContext
+from collage.runtime.buffers import aligned_array, aligned_copy
+from tests.models import elementwise_net, make_model
+
+ROOT = Path(__file__).resolve().parents[2]
+OPTIONS = BuildOptions(threads=1, tune_trials=4)
+
+
+def conv(channels: int = 16, size: int = 16, groups: int = 1) -> onnx.ModelProto:
+    """conv2d 3x3 (by default 1.2 MFLOP, more than is built without tuning) + bias + sigmoid."""
+    rng = np.random.default_rng(0)
+    weights = {
+        "w": rng.standard_normal((channels, channels // groups, 3, 3)).astype(np.float32) * 0.1,
+        "b": rng.standard_normal(channels).astype(np.float32),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["c"], pads=[1, 1, 1, 1], group=groups),
+        helper.make_node("Sigmoid", ["c"], ["y"]),
+    ]
+    shape = [1, channels, size, size]
+    return make_model(nodes, {"x": shape}, {"y": shape}, weights)
+
+
+def whole(model: onnx.ModelProto) -> Subgraph:
+    imported = import_model(model)
+    return Subgraph(imported, tuple(range(len(imported.graph.nodes))))
+
+
+def run(subgraph: Subgraph, options: BuildOptions, x: Array) -> Array:
+    (kind,) = subgraph.output_types
+    output = aligned_array(kind)
+    output.fill(np.nan)
+    backend = Tvm()
+    kernel = backend.load(backend.codegen(subgraph, options), options)
+    kernel.bind([aligned_copy(x)], [output])()
+    return output
+
+
+def test_a_tuned_convolution_is_right_and_its_record_rebuilds_it_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    subgraph = whole(conv())
+    with pytest.raises(UnsupportedError, match=r"needs a tuned schedule \(--tune-trials\)"):
+        Tvm().codegen(subgraph, OPTIONS)
+    record = Tvm().tune(subgraph, OPTIONS)
+    assert list(parse_record(record)) == ["kernel_0"]
+    assert len(record) < 20_000
+    assert not list(tmp_path.iterdir())
+    assert capfd.readouterr() == ("", "")
+
+    x = np.random.default_rng(1).standard_normal((1, 16, 16, 16)).astype(np.float32)
+    session = ort.InferenceSession(conv().SerializeToString(), providers=["CPUExecutionProvider"])
+    (expected,) = session.run(None, {"x": x})
+    actual = run(subgraph, replace(OPTIONS, tuning=record), x)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+    (tmp_path / "record.json").write_text(record)
+    np.save(tmp_path / "x.npy", x)
+    program = """
+import sys
+from pathlib import Path
+import numpy as np
+from tests.backends.test_tvm_tuning import BuildOptions, conv, run, whole
+np.save("y.npy", run(whole(conv()), BuildOptions(1, tuning=Path("record.json").read_text()), np.load("x.npy")))
+assert "collage.backends.tvm_codegen.tune" not in sys.modules
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=60)
+    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), actual)
+
+
+def test_our_own_schedule_competes_where_there_is_one() -> None:
+    subgraph = whole(conv(channels=8, size=6, groups=8))
+    record = Tvm().tune(subgraph, replace(OPTIONS, tune_trials=1))
+    assert list(parse_record(record)) == ["kernel_0"]
+    part = subgraph.to_relax(all_constants=True)
+    lowered = lower(part.function, part.prim_funcs)
+    assert compile_kernel(lowered, 1, format_record({"kernel_0": None})) == compile_kernel(lowered, 1)
+
+
+def test_memory_bound_subgraphs_are_not_tuned() -> None:
+    subgraph = whole(elementwise_net())
+    assert not Tvm().tunes(subgraph)
+    assert Tvm().tune(subgraph, OPTIONS) == ""
+
+
+def test_convolutions_are_offered_with_trials_only() -> None:
+    context = MatchContext(import_model(conv()))
+
+    def offered(trials: int) -> set[tuple[int, ...]]:
+        sources = Tvm().sources(BuildOptions(1, trials))
+        return {found.nodes for source in sources for found in source.find(context) if not found.reason}
+
+    assert [node.op for node in context.graph.nodes] == ["nn.conv2d", "add", "sigmoid"]
+    assert offered(0) == {(1,), (1, 2), (2,)}
+    assert offered(4) == offered(0) | {(0,), (0, 1), (0, 1, 2)}
+
+
+def test_settings_name_the_trials() -> None:
+    assert Tvm().settings(BuildOptions(2)) == ""
+    assert Tvm().settings(BuildOptions(2, 8)) == "tuned in 8 trials"
