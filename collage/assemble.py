@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from collage.backends.base import Backend, BackendKind, BuildOptions
 from collage.finalists import Finalist
@@ -59,22 +59,32 @@ def assemble(
     build: BuildOptions,
     target: Target,
     versions: Mapping[str, str],
+    tunings: Mapping[tuple[tuple[int, ...], str], str],
 ) -> Finalist:
-    """Compile the rival's kernels and plan its memory."""
+    """Compile the rival's kernels and plan its memory.
+
+    ``tunings`` has the records of Backend.tune by nodes and backend.
+    """
     graph = model.graph
     regions: list[Region] = []
     digests: list[str] = []
     for candidate in rival.placement.candidates:
         subgraph = Subgraph(model, candidate.nodes)
         regions.append(_region(candidate, subgraph, build, rival.exclusive))
-        digests.append(f"{candidate.backend}:{subgraph.digest}:{rival.exclusive}")
+        tuning = tunings.get((candidate.nodes, candidate.backend), "")
+        digests.append(f"{candidate.backend}:{subgraph.digest}:{rival.exclusive}{tuning}")
     inputs = [Port(n, v, graph.type_of(v)) for n, v in zip(model.input_names, graph.inputs, strict=True)]
     outputs = [Port(n, v, graph.type_of(v)) for n, v in zip(model.output_names, graph.outputs, strict=True)]
     used = {v for r in regions for v in (*r.inputs, *r.outputs)} | {p.value for p in (*inputs, *outputs)}
     program = make_program(regions, inputs, outputs, {v: graph.type_of(v) for v in sorted(used)})
     artifacts = [
         backends[region.backend].codegen(
-            Subgraph(model, region.nodes), BuildOptions(build.threads, build.tune_trials, region.exclusive)
+            Subgraph(model, region.nodes),
+            replace(
+                build,
+                exclusive=region.exclusive,
+                tuning=tunings.get((region.nodes, region.backend), ""),
+            ),
         )
         for region in program.launches
     ]

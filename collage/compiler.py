@@ -85,7 +85,8 @@ def compile_model(
             search_s += placing.search_s
             made = measurer.measurements_made
         rivals = find_rivals(model, placing, epsilon_us, backends)
-        finalists = [assemble(rival, model, backends, build, target, versions) for rival in rivals]
+        tunings = _tunings(outcomes)
+        finalists = [assemble(rival, model, backends, build, target, versions, tunings) for rival in rivals]
         verdict = choose(
             finalists, original, model, backends, target, versions, database, progress, options.seed
         )
@@ -141,12 +142,21 @@ def _typical(outcomes: Mapping[Request, Outcome]) -> list[Request]:
     """
     nearest: dict[str, tuple[float, Request]] = {}
     for request, outcome in outcomes.items():
-        if isinstance(outcome, Measurement):
+        if isinstance(outcome, Measurement) and not outcome.tuning:
             distance = abs(math.log(max(outcome.median_us, 1e-3) / _TYPICAL_US))
             best = nearest.get(request.backend)
             if best is None or (distance, request.nodes) < (best[0], best[1].nodes):
                 nearest[request.backend] = (distance, request)
     return [request for _, request in nearest.values()]
+
+
+def _tunings(outcomes: Mapping[Request, Outcome]) -> dict[tuple[tuple[int, ...], str], str]:
+    """The records of Backend.tune by nodes and backend."""
+    return {
+        (request.nodes, request.backend): outcome.tuning
+        for request, outcome in outcomes.items()
+        if isinstance(outcome, Measurement) and outcome.tuning
+    }
 
 
 def _target(threads: int | None) -> Target:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -52,8 +52,9 @@ class BoundKernel:
 def measure_candidate(
     subgraph: Subgraph, backend: Backend, options: BuildOptions, store: ValueStore
 ) -> Outcome:
-    """Build the kernel, compare two runs with the reference values, and time it with cold weights."""
+    """Tune and build the kernel, compare two runs with the reference values, and time it with cold weights."""
     try:
+        options = tuned(subgraph, backend, options)
         kernel = build(subgraph, backend, options, store)
         error = check_numbers(subgraph, kernel, store)
         timing = time_calls(_instances(subgraph, kernel))
@@ -63,7 +64,17 @@ def measure_candidate(
         return Rejection(RejectionKind.MEMORY, "run: out of memory")
     except BaseException as failure:  # a kernel that raises only after some runs
         return _rejection("run", failure)
-    return Measurement(timing.median_us, timing.noise_us, timing.min_us, timing.repeats, error)
+    return Measurement(
+        timing.median_us, timing.noise_us, timing.min_us, timing.repeats, error, options.tuning
+    )
+
+
+def tuned(subgraph: Subgraph, backend: Backend, options: BuildOptions) -> BuildOptions:
+    """The options with the record of the kernel that tuning found, where there are trials. Raises RejectedError."""
+    if not options.tune_trials:
+        return options
+    with stage("tune"):
+        return replace(options, tuning=backend.tune(subgraph, options))
 
 
 def build(subgraph: Subgraph, backend: Backend, options: BuildOptions, store: ValueStore) -> BoundKernel:
@@ -112,7 +123,7 @@ def check_numbers(subgraph: Subgraph, kernel: BoundKernel, store: ValueStore) ->
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """Turn whatever is raised into RejectedError with the stage's name: codegen, load, bind or run."""
+    """Turn whatever is raised into RejectedError with the stage's name: tune, codegen, load, bind or run."""
     try:
         yield
     except RejectedError:

@@ -139,7 +139,7 @@ class Database:
         if isinstance(outcome, Measurement):
             found: tuple[Any, ...] = (*astuple(outcome), None, None)
         else:
-            found = (None, None, None, None, None, outcome.kind.value, outcome.message)
+            found = (None, None, None, None, None, "", outcome.kind.value, outcome.message)
         self._write(_PUT, (*astuple(key), *found, time.time(), description))
 
     def get_network(self, key: NetworkKey) -> Timing | None:
@@ -261,7 +261,7 @@ class Database:
 
 
 _KEY = "digest, backend, backend_version, settings, threads, hardware, tvm_version"
-_OUTCOME = "median_us, noise_us, min_us, repeats, max_error, rejection, message"
+_OUTCOME = "median_us, noise_us, min_us, repeats, max_error, tuning, rejection, message"
 _MATCHES = " AND ".join(
     f"{column} = json_extract(wanted.value, '$[{position}]')"
     for position, column in enumerate(_KEY.split(", "))
@@ -270,7 +270,7 @@ _MATCHES = " AND ".join(
 _GET = f"SELECT wanted.key, {_OUTCOME} FROM json_each(?) AS wanted CROSS JOIN kernels ON {_MATCHES}"
 _PUT = (
     f"INSERT OR REPLACE INTO kernels ({_KEY}, {_OUTCOME}, created, description) "
-    f"VALUES ({', '.join('?' * 16)})"
+    f"VALUES ({', '.join('?' * 17)})"
 )
 _TIMING = "median_us, noise_us, min_us, p90_us, repeats"
 _NETWORK_KEY = "graph, placement, threads, hardware, versions"

@@ -14,7 +14,7 @@ from types import TracebackType
 import onnxruntime
 import tvm
 
-from collage.backends.base import Backend, BuildOptions
+from collage.backends.base import TRIAL_LIMIT_S, Backend, BuildOptions
 from collage.errors import MeasurementError, unknown_names
 from collage.frontend.model import Model
 from collage.frontend.simplify import save_proto
@@ -64,7 +64,10 @@ class Measurer:
         memory_bytes: int | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> None:
-        """``hardware`` is Target.hardware; ``time_limit_s`` is for each candidate, building and timing it."""
+        """``hardware`` is Target.hardware; ``time_limit_s`` is for each candidate, building and timing it.
+
+        Tuning a candidate has TRIAL_LIMIT_S seconds a trial on top of that.
+        """
         self.model = model
         self.measurements_made = 0
         self._backends = dict(backends)
@@ -132,7 +135,7 @@ class Measurer:
             digest=self._subgraph(request.nodes).digest,
             backend=request.backend,
             backend_version=self._versions[request.backend],
-            settings=backend.settings(self._options_for(request.nodes)),
+            settings=backend.settings(self._options_for(request)),
             threads=self._options.threads,
             hardware=self._hardware,
             tvm_version=tvm.__version__,
@@ -191,10 +194,10 @@ class Measurer:
     def _measure_one(self, request: Request) -> Outcome:
         worker = self._ready_worker()
         self._evaluated(worker)
+        options = self._options_for(request)
+        limit_s = self._time_limit_s + TRIAL_LIMIT_S * options.tune_trials
         try:
-            outcome: Outcome = worker.ask(
-                Measure(request, self._options_for(request.nodes), self._time_limit_s), self._time_limit_s
-            )
+            outcome: Outcome = worker.ask(Measure(request, options, limit_s), limit_s)
         except WorkerDiedError as died:
             log.info("%s on %s: %s", request.backend, self._subgraph(request.nodes), died.rejection)
             return died.rejection
@@ -233,9 +236,17 @@ class Measurer:
             save_proto(self.model.onnx, Path(folder) / "model.onnx")
         return self._init
 
-    def _options_for(self, nodes: tuple[int, ...]) -> BuildOptions:
-        """What the candidate will be built for in a module: the whole model has the cores to itself."""
-        return replace(self._options, exclusive=len(nodes) == len(self.model.graph.nodes))
+    def _options_for(self, request: Request) -> BuildOptions:
+        """What the candidate will be built for in a module: the whole model has the cores to itself.
+
+        Trials are only for what the backend tunes, so that the others' measurements serve with and without.
+        """
+        tunes = self._backends[request.backend].tunes(self._subgraph(request.nodes))
+        return replace(
+            self._options,
+            exclusive=len(request.nodes) == len(self.model.graph.nodes),
+            tune_trials=self._options.tune_trials if tunes else 0,
+        )
 
     def _subgraph(self, nodes: tuple[int, ...]) -> Subgraph:
         if nodes not in self._subgraphs:

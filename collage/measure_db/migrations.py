@@ -42,4 +42,8 @@ def _first(connection: sqlite3.Connection) -> None:
     )
 
 
-MIGRATIONS: Sequence[Callable[[sqlite3.Connection], None]] = (_first,)
+def _tuning(connection: sqlite3.Connection) -> None:
+    connection.execute("ALTER TABLE kernels ADD COLUMN tuning TEXT NOT NULL DEFAULT ''")
+
+
+MIGRATIONS: Sequence[Callable[[sqlite3.Connection], None]] = (_first, _tuning)

@@ -23,7 +23,8 @@ class Measurement:
     """Time of one call of a kernel, in microseconds, over ``repeats`` calls with cold weights.
 
     ``noise_us`` is the half-width of the 95 % confidence interval of the median; ``max_error`` the largest
-    absolute error against the reference, relative to the largest absolute value of the output.
+    absolute error against the reference, relative to the largest absolute value of the output. ``tuning`` is
+    the record of Backend.tune that builds the kernel again, "" where nothing was tuned.
     """
 
     median_us: float
@@ -31,6 +32,7 @@ class Measurement:
     min_us: float
     repeats: int
     max_error: float
+    tuning: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,111 @@
+"""Records of tuning: made in the worker, kept with the measurement, handed to codegen, never made twice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from collage.backends.base import BuildOptions, UnsupportedError
+from collage.frontend.model import Model
+from collage.frontend.subgraph import Subgraph
+from collage.measure_db.database import Database, KernelKey
+from collage.measure_db.measurer import Measurer
+from collage.measure_db.migrations import MIGRATIONS
+from collage.measure_db.protocol import Request
+from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
+from tests.backends_for_tests import NumpyBackend, chain_model
+
+ADD, RELU, TANH = (Request((node,), "tuner") for node in range(3))
+
+
+class Tuner(NumpyBackend):
+    """Tunes tanh, slowly, and needs the record to build it."""
+
+    name: ClassVar[str] = "tuner"
+
+    def settings(self, options: BuildOptions) -> str:
+        return f"{options.tune_trials} trials" if options.tune_trials else ""
+
+    def tunes(self, subgraph: Subgraph) -> bool:
+        return "tanh" in subgraph.ops
+
+    def tune(self, subgraph: Subgraph, options: BuildOptions) -> str:
+        time.sleep(2.5)
+        if options.tune_trials == 7:
+            raise RuntimeError("nothing found")
+        return f"best of {options.tune_trials}"
+
+    def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
+        if self.tunes(subgraph) and options.tuning != "best of 3":
+            raise UnsupportedError("needs trials")
+        return super().codegen(subgraph, options)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return chain_model()
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    with Database(tmp_path / "db.sqlite") as opened:
+        yield opened
+
+
+def measure(
+    model: Model, database: Database, trials: int, *requests: Request
+) -> tuple[dict[Request, Outcome], int]:
+    options = BuildOptions(1, trials)
+    with Measurer(
+        model, {"tuner": Tuner()}, {"tuner": "1"}, options, "test machine", database, time_limit_s=2.0
+    ) as measurer:
+        return measurer.measure(requests), measurer.measurements_made
+
+
+def test_a_record_is_kept_with_the_measurement_and_tuning_has_its_own_time(
+    model: Model, database: Database
+) -> None:
+    found, made = measure(model, database, 3, RELU, TANH)
+    relu, tanh = found[RELU], found[TANH]
+    assert isinstance(relu, Measurement)
+    assert isinstance(tanh, Measurement)
+    assert (relu.tuning, tanh.tuning) == ("", "best of 3")
+    assert made == 2
+    assert measure(model, database, 3, RELU, TANH) == (found, 0)
+
+
+def test_what_is_not_tuned_is_measured_once_for_any_number_of_trials(
+    model: Model, database: Database
+) -> None:
+    first, made = measure(model, database, 0, ADD, TANH)
+    assert made == 2
+    assert first[TANH] == Rejection(RejectionKind.UNSUPPORTED, "needs trials")
+    second, made = measure(model, database, 3, ADD, TANH)
+    assert made == 1
+    assert second[ADD] == first[ADD]
+    assert isinstance(second[TANH], Measurement)
+
+
+def test_failing_to_tune_is_a_rejection(model: Model, database: Database) -> None:
+    found, _ = measure(model, database, 7, TANH)
+    assert found[TANH] == Rejection(RejectionKind.FAILED, "tune: RuntimeError: nothing found")
+
+
+def test_a_database_from_before_records_is_brought_up_to_date(tmp_path: Path) -> None:
+    key = KernelKey("d1", "tvm", "0.27", "", 2, "EPYC abc", "0.27.0")
+    with Database(tmp_path / "db.sqlite", migrations=MIGRATIONS[:1]) as old:
+        old._write(
+            "INSERT INTO kernels VALUES ('d1', 'tvm', '0.27', '', 2, 'EPYC abc', '0.27.0', "
+            "12.5, 0.25, 12.0, 31, 1e-6, NULL, NULL, 0.0, 'conv2d')",
+            (),
+        )
+    measured = Measurement(12.5, 0.25, 12.0, 31, 1e-6)
+    with Database(tmp_path / "db.sqlite") as database:
+        assert database.get([key]) == {key: measured}
+        database.put(key, replace(measured, tuning="record"))
+        assert database.get([key]) == {key: replace(measured, tuning="record")}
