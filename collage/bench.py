@@ -40,7 +40,7 @@ REFERENCE = "onnxruntime"
 
 _BURST_S = 0.1
 """Short, so that a change in the machine's load meets all contenders alike."""
-_SETTLE_S = 0.02
+_SETTLE_S = 0.05
 """Pause before a burst: ONNX Runtime's threads spin for some milliseconds after a run."""
 
 # Not "-m": that puts the working directory first on the path, where a user's onnx.py would shadow ours.

@@ -28,7 +28,8 @@ from collage.target import Target
 log = logging.getLogger(__name__)
 
 _ROUNDS = 40
-_LIMIT_S = 8.0
+_LIMIT_S = 15.0
+_SETTLE_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def choose(
         for finalist in finalists:
             executors[finalist.label] = build_executor(finalist.parts, backends)
         calls = {label: _run(executor, inputs) for label, executor in executors.items()}
-        timings = interleave(calls, rounds=_ROUNDS, limit_s=_LIMIT_S)
+        timings = interleave(calls, rounds=_ROUNDS, limit_s=_LIMIT_S, settle_s=_SETTLE_S, timed=3)
         for label, timing in timings.items():
             database.put_network(keys[label], timing, f"{model.name}: {label}")
         made = len(timings)

@@ -114,12 +114,16 @@ def interleave(
     *,
     rounds: int = 50,
     limit_s: float = 10.0,
+    settle_s: float = 0.0,
+    timed: int = 1,
     clock: Clock = time.perf_counter_ns,
 ) -> dict[str, Timing]:
-    """Compare whole networks: every round times each candidate once, in an order that rotates.
+    """Compare whole networks: every round has a turn for each candidate, in an order that rotates.
 
-    Before its timed call a candidate is called once untimed, so that none pays for the caches and spinning
-    threads its neighbour left. Ends after ``rounds``, or after ``limit_s`` seconds with at least 3 rounds.
+    A turn is a pause of ``settle_s`` seconds (ONNX Runtime's idle threads spin for tens of milliseconds after
+    a run, on the cores the next candidate needs), one call untimed, so that none pays for the caches its
+    neighbour left, and ``timed`` timed ones. Ends after ``rounds``, or after ``limit_s`` seconds with at least
+    3 rounds.
     """
     names = list(candidates)
     samples: dict[str, list[float]] = {name: [] for name in names}
@@ -131,8 +135,11 @@ def interleave(
                 break
             shift = done % len(names) if names else 0
             for name in names[shift:] + names[:shift]:
+                if settle_s:
+                    time.sleep(settle_s)
                 candidates[name]()
-                samples[name].append(_batch_ns([candidates[name]], clock, overhead))
+                for _ in range(timed):
+                    samples[name].append(_batch_ns([candidates[name]], clock, overhead))
     return {name: summary(found) for name, found in samples.items()}
 
 

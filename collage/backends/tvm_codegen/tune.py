@@ -8,6 +8,7 @@ trial on a 3x3 convolution of 231 MFLOP, against 3 s.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ import numpy as np
 import tvm
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule import _ffi_api
+from tvm.s_tir.meta_schedule.cost_model import PyCostModel
+from tvm.ir.utils import derived_object
 
 from collage.backends.tvm_codegen.blocks import shape_of
 from collage.backends.tvm_codegen.contraction import compute_bound_reason, has_contraction
@@ -74,7 +77,7 @@ def _tune_one(func: Any, threads: int, trials: int, deadline: float, seed: int) 
         min(_BATCH, trials),
         context.generate_design_space(),
         database,
-        ms.cost_model.RandomModel(seed=seed),
+        _RegisterModel(seed, 16),
     )
     best, trace = own, None
     while time.monotonic() < deadline:
@@ -100,6 +103,43 @@ def _tune_one(func: Any, threads: int, trials: int, deadline: float, seed: int) 
         raise TuningError(f"none of {bench.tried} trials gave a kernel that runs")
     logger.info("%d trials: %.1f us, own schedule %s", bench.tried, best * 1e6, own)
     return None if trace is None else trace.simplified(False).as_json()
+
+
+@derived_object  # type: ignore[untyped-decorator]
+class _RegisterModel(PyCostModel):  # type: ignore[misc]
+    """Scores a schedule by how well its innermost spatial tile fills vector registers without spilling."""
+
+    def __init__(self, seed: int, lanes: int) -> None:
+        super().__init__()
+        self._random = np.random.default_rng(seed)
+        self._lanes = lanes
+
+    def predict(self, context: Any, candidates: Sequence[Any]) -> Any:
+        return np.array([self._score(each.sch.trace) for each in candidates])
+
+    def _score(self, trace: Any) -> float:
+        tile = _innermost_tile(trace)
+        if not tile:
+            return float(self._random.random())
+        vectors = math.ceil(tile[-1] / self._lanes)
+        filled = tile[-1] / (vectors * self._lanes)
+        registers = math.prod(tile[:-1]) * vectors
+        return filled * min(1.0, registers/8) ** 0.5 * min(1.0, 28 / registers) * (0.9+0.2*float(self._random.random()))
+
+    def load(self, path: str) -> None:
+        """Nothing is kept."""
+
+    def save(self, path: str) -> None:
+        """Nothing is kept."""
+
+    def update(self, context: Any, candidates: Sequence[Any], results: Sequence[Any]) -> None:
+        """It does not learn."""
+
+
+def _innermost_tile(trace: Any) -> list[int]:
+    """Innermost factors of the spatial axes, which multi-level tiling splits in four."""
+    decisions = [trace.get_decision(each) for each in trace.insts if each.kind.name == "SamplePerfectTile"]
+    return [int(factors[-1]) for factors in decisions if len(factors) == 4]
 
 
 class _Context(ms.TuneContext):  # type: ignore[misc]
