@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 _ROUNDS = 40
 _LIMIT_S = 15.0
 _SETTLE_S = 0.05
+_TURN_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def choose(
         for finalist in finalists:
             executors[finalist.label] = build_executor(finalist.parts, backends)
         calls = {label: _run(executor, inputs) for label, executor in executors.items()}
-        timings = interleave(calls, rounds=_ROUNDS, limit_s=_LIMIT_S, settle_s=_SETTLE_S, timed=3)
+        timings = interleave(calls, rounds=_ROUNDS, limit_s=_LIMIT_S, settle_s=_SETTLE_S, turn_s=_TURN_S)
         for label, timing in timings.items():
             database.put_network(keys[label], timing, f"{model.name}: {label}")
         made = len(timings)

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from collage.patterns.match import MatchSource
 
 
+_SCHEDULES = "schedules 1"
+"""To be counted up when `tvm_codegen` makes other kernels than before: what was measured then no longer holds."""
+
+
 class Tvm(Backend):
     """Elementwise, broadcast, injective and reduction operators and their fusions (TVM's own rules).
 
@@ -49,8 +53,8 @@ class Tvm(Backend):
         return (TunedFusionRule() if options.tune_trials else ScheduledFusionRule(),)
 
     def settings(self, options: BuildOptions) -> str:
-        """The number of trials, where there are any."""
-        return f"tuned in {options.tune_trials} trials" if options.tune_trials else ""
+        """The version of our schedules, and the number of trials where there are any."""
+        return _SCHEDULES + (f", {options.tune_trials} trials" if options.tune_trials else "")
 
     def tunes(self, subgraph: Subgraph) -> bool:
         """Convolutions and matmuls, with what is fused to them."""

@@ -47,7 +47,7 @@ from collage.cli.options import (
     default=0,
     show_default=True,
     metavar="N",
-    help="Trials TVM may spend on tuning each convolution or matrix product (about 3 s a trial).",
+    help="Trials TVM may spend on tuning each kernel with a convolution or matrix product (0.5 s a trial).",
 )
 @click.option(
     "--time-limit",

@@ -115,15 +115,16 @@ def interleave(
     rounds: int = 50,
     limit_s: float = 10.0,
     settle_s: float = 0.0,
-    timed: int = 1,
+    turn_s: float = 0.0,
     clock: Clock = time.perf_counter_ns,
 ) -> dict[str, Timing]:
     """Compare whole networks: every round has a turn for each candidate, in an order that rotates.
 
     A turn is a pause of ``settle_s`` seconds (ONNX Runtime's idle threads spin for tens of milliseconds after
-    a run, on the cores the next candidate needs), one call untimed, so that none pays for the caches its
-    neighbour left, and ``timed`` timed ones. Ends after ``rounds``, or after ``limit_s`` seconds with at least
-    3 rounds.
+    a run, on the cores the next candidate needs), then ``turn_s`` seconds of untimed calls and as many of
+    timed ones, at least one of each: caches are warm then, and woken threads have found cores of their own
+    (DCGAN in ONNX Runtime, 0.65 ms: 1.2 ms in the first calls after a pause). Ends after ``rounds``, or after
+    ``limit_s`` seconds with at least 3 rounds.
     """
     names = list(candidates)
     samples: dict[str, list[float]] = {name: [] for name in names}
@@ -137,9 +138,14 @@ def interleave(
             for name in names[shift:] + names[:shift]:
                 if settle_s:
                     time.sleep(settle_s)
-                candidates[name]()
-                for _ in range(timed):
-                    samples[name].append(_batch_ns([candidates[name]], clock, overhead))
+                for untimed in (True, False):
+                    turn = clock()
+                    while True:
+                        elapsed = _batch_ns([candidates[name]], clock, overhead)
+                        if not untimed:
+                            samples[name].append(elapsed)
+                        if clock() - turn >= turn_s * 1e9:
+                            break
     return {name: summary(found) for name, found in samples.items()}
 
 

@@ -122,5 +122,5 @@ def test_convolutions_are_offered_with_trials_only() -> None:
 
 
 def test_settings_name_the_trials() -> None:
-    assert Tvm().settings(BuildOptions(2)) == ""
-    assert Tvm().settings(BuildOptions(2, 8)) == "tuned in 8 trials"
+    assert Tvm().settings(BuildOptions(2)) == "schedules 1"
+    assert Tvm().settings(BuildOptions(2, 8)) == "schedules 1, 8 trials"

@@ -8,7 +8,6 @@ trial on a 3x3 convolution of 231 MFLOP, against 3 s.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -19,13 +18,12 @@ import numpy as np
 import tvm
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule import _ffi_api
-from tvm.s_tir.meta_schedule.cost_model import PyCostModel
-from tvm.ir.utils import derived_object
 
 from collage.backends.tvm_codegen.blocks import shape_of
 from collage.backends.tvm_codegen.contraction import compute_bound_reason, has_contraction
 from collage.backends.tvm_codegen.host import host_target, use_threads
 from collage.backends.tvm_codegen.lower import LoweredKernel, first_line
+from collage.backends.tvm_codegen.register_model import RegisterModel
 from collage.backends.tvm_codegen.schedule import schedule
 from collage.backends.tvm_codegen.tuned import finished, format_record, tunable_module
 
@@ -33,9 +31,8 @@ __all__ = ["TuningError", "tune"]
 
 logger = logging.getLogger(__name__)
 
-# TVM's population of 512 over 4 generations takes 10-18 s a batch; this one 1.5, and finds as good schedules
-# (conv2d 64x56x56 3x3, one Zen5 core, 32 trials: 1935-2133 us, and 1572-1996 so). A learned cost model (ridge,
-# Gaussian process on TVM's features) did worse than none on so few trials: 2056-2352 us.
+# TVM's population of 512 over 4 generations takes 10-18 s a batch, this one 1.5, and they find equally good
+# schedules (conv2d 64x56x56 3x3, one Zen5 core, 32 trials without a cost model: 1935-2133 us, and 1572-1996).
 _POPULATION = 64
 _GENERATIONS = 2
 _BATCH = 16
@@ -49,8 +46,8 @@ class TuningError(Exception):
 def tune(lowered: LoweredKernel, threads: int, trials: int, limit_s: float, seed: int = 0) -> str:
     """A record of schedules for the PrimFuncs that hold a contraction; "" when there is none.
 
-    `trials` is for each of them, `limit_s` (seconds) for all together. The same seed
-    gives the same first batch. Raises `TuningError`.
+    `trials` is for each of them, `limit_s` (seconds) for all together. The same seed gives the same first batch.
+    Raises `TuningError`.
     """
     names = [name for name, func in lowered.funcs.items() if has_contraction(func)]
     use_threads(threads)
@@ -72,13 +69,8 @@ def _tune_one(func: Any, threads: int, trials: int, deadline: float, seed: int) 
         own = bench.seconds(schedule(func, threads))
     database = ms.database.MemoryDatabase()
     workload = database.commit_workload(context.mod)
-    context.pre_tuning(
-        trials,
-        min(_BATCH, trials),
-        context.generate_design_space(),
-        database,
-        _RegisterModel(seed, 16),
-    )
+    model = RegisterModel(target, str(func.params[-1].dtype), seed)
+    context.pre_tuning(trials, min(_BATCH, trials), context.generate_design_space(), database, model)
     best, trace = own, None
     while time.monotonic() < deadline:
         candidates = context.generate_measure_candidates()
@@ -103,43 +95,6 @@ def _tune_one(func: Any, threads: int, trials: int, deadline: float, seed: int) 
         raise TuningError(f"none of {bench.tried} trials gave a kernel that runs")
     logger.info("%d trials: %.1f us, own schedule %s", bench.tried, best * 1e6, own)
     return None if trace is None else trace.simplified(False).as_json()
-
-
-@derived_object  # type: ignore[untyped-decorator]
-class _RegisterModel(PyCostModel):  # type: ignore[misc]
-    """Scores a schedule by how well its innermost spatial tile fills vector registers without spilling."""
-
-    def __init__(self, seed: int, lanes: int) -> None:
-        super().__init__()
-        self._random = np.random.default_rng(seed)
-        self._lanes = lanes
-
-    def predict(self, context: Any, candidates: Sequence[Any]) -> Any:
-        return np.array([self._score(each.sch.trace) for each in candidates])
-
-    def _score(self, trace: Any) -> float:
-        tile = _innermost_tile(trace)
-        if not tile:
-            return float(self._random.random())
-        vectors = math.ceil(tile[-1] / self._lanes)
-        filled = tile[-1] / (vectors * self._lanes)
-        registers = math.prod(tile[:-1]) * vectors
-        return filled * min(1.0, registers/8) ** 0.5 * min(1.0, 28 / registers) * (0.9+0.2*float(self._random.random()))
-
-    def load(self, path: str) -> None:
-        """Nothing is kept."""
-
-    def save(self, path: str) -> None:
-        """Nothing is kept."""
-
-    def update(self, context: Any, candidates: Sequence[Any], results: Sequence[Any]) -> None:
-        """It does not learn."""
-
-
-def _innermost_tile(trace: Any) -> list[int]:
-    """Innermost factors of the spatial axes, which multi-level tiling splits in four."""
-    decisions = [trace.get_decision(each) for each in trace.insts if each.kind.name == "SamplePerfectTile"]
-    return [int(factors[-1]) for factors in decisions if len(factors) == 4]
 
 
 class _Context(ms.TuneContext):  # type: ignore[misc]
