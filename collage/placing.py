@@ -8,20 +8,24 @@ from dataclasses import dataclass
 
 from collage.backends.base import Backend, BackendKind
 from collage.errors import NoPlacementError
+from collage.graph.order import branch_order
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Outcome
 from collage.patterns.match import Match, RejectedMatch
 from collage.schedule.program import VIEW
 from collage.search.candidates import CandidateSet, collect
+from collage.search.carve import carvings
 from collage.search.dp import place
 from collage.search.merge import unions
-from collage.search.placement import Placement
+from collage.search.placement import Candidate, Placement
 
 NOISE_MARGIN = 1.0
 """How many half-widths of its confidence interval a candidate is charged: a challenger must beat the noise."""
 
-_ROUNDS = 4
+_ROUNDS = 6
+_LARGE = 0.25
+"""Regions with at least this share of the operators are carved."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +49,15 @@ def place_in_rounds(
     outcomes: Mapping[Request, Outcome],
     epsilon_us: float,
 ) -> Placing:
-    """Place; measure neighbours on the same engine as one region; place again, until nothing new comes up.
+    """Place, measure what the placement suggests, place again, until nothing new comes up.
 
-    Rounds are few (four at most), and what they measure is kept like everything else. Raises NoPlacementError.
+    Suggested are neighbours on the same engine as one region, and a large region without a kernel that another
+    backend does faster. Rounds are few (six at most), and what they measure is kept like everything else.
+    Raises NoPlacementError.
     """
     graph = measurer.model.graph
     everything = tuple(range(len(graph.nodes)))
+    order = branch_order(graph)
     engines = {name for name, backend in backends.items() if backend.kind is BackendKind.ENGINE}
     all_matches = list(matches)
     known = dict(outcomes)
@@ -68,10 +75,37 @@ def place_in_rounds(
             except NoPlacementError:
                 mix = None  # some operator has no candidate of its own
         search_s += time.perf_counter() - started
-        suggested = [Request(nodes, name) for nodes, name in unions(mix, engines)] if mix else []
-        new = [r for r in suggested if r not in known and r.nodes != everything]
+        suggested: dict[Request, str] = {}
+        for nodes, name in unions(mix, engines) if mix else []:
+            suggested[Request(nodes, name)] = "neighbours on one engine"
+        for region in _large_regions(found.candidates, placement, mix, everything, engines):
+            for nodes in carvings(order, found.candidates, region, epsilon_us):
+                suggested.setdefault(
+                    Request(nodes, region.backend), "beside a kernel that another does faster"
+                )
+        new = {r: why for r, why in suggested.items() if r not in known and r.nodes != everything}
         if not new or round_ == _ROUNDS - 1:
             break
-        known.update(measurer.measure(new))
-        all_matches += [Match(r.nodes, r.backend, "neighbours on one engine") for r in new]
+        known.update(measurer.measure(list(new)))
+        all_matches += [Match(r.nodes, r.backend, why) for r, why in new.items()]
     return Placing(placement, mix, found, search_s)
+
+
+def _large_regions(
+    candidates: Sequence[Candidate],
+    placement: Placement,
+    mix: Placement | None,
+    everything: tuple[int, ...],
+    engines: set[str],
+) -> list[Candidate]:
+    """The best engine's whole model, and the large regions of engines in the placements."""
+    whole = [c for c in candidates if c.nodes == everything and c.backend in engines]
+    found = sorted(whole, key=lambda c: (c.cost_us, c.backend))[:1]
+    for each in (placement, mix):
+        if each is not None:
+            found += [
+                c
+                for c in each.candidates
+                if c.backend in engines and len(c.nodes) >= _LARGE * len(everything)
+            ]
+    return list(dict.fromkeys(found))
