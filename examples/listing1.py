@@ -8,13 +8,14 @@ from collage import is_op, wildcard
 
 # [Method 1] Explicit pattern specification
 # Pattern language to describe conv2d + add + relu.
-conv = is_op("conv2d")(wildcard(), wildcard())
+conv = is_op('conv2d')(wildcard(), wildcard())
 conv_constr = conv.has_attr({"data_layout": "NCHW"})
-conv_add = is_op("add")(conv_constr, wildcard())
-conv_add_relu = is_op("relu")(conv_add)
+conv_add = is_op('add')(conv_constr, wildcard())
+conv_add_relu = is_op('relu')(conv_add)
 
 # Introduce new backend pattern to Collage.
-collage.add_backend_pattern(backend="cuDNN", pattern=conv_add_relu)
+collage.add_backend_pattern(backend='cuDNN',
+                            pattern=conv_add_relu)
 
 
 # [Method 2] Pattern rule specification
@@ -22,7 +23,6 @@ class MyPatternRule(collage.BasePatternRule):
     # Define variables
     kFusable = 0
     kElemwise = 1
-
     # ...
     # Checker for the supported operators.
     @staticmethod
@@ -49,8 +49,7 @@ class MyPatternRule(collage.BasePatternRule):
         if cur_type == MyPatternRule.kFusable:
             # Helper functions can be defined.
             def fchecker(node_pattern):
-                return node_pattern == MyPatternRule.kElemwise
-
+                return (node_pattern == MyPatternRule.kElemwise)
             # Check if every operator between src and sink.
             # Helper function can be passed as a checker.
             if collage.check_path(src, sink, fchecker):
@@ -60,7 +59,8 @@ class MyPatternRule(collage.BasePatternRule):
 
 
 # Introduce new pattern generation rule to Collage.
-collage.add_backend_pattern_rule(backend="TVM", pattern_rule=MyPatternRule())
+collage.add_backend_pattern_rule(backend='TVM',
+                                 pattern_rule=MyPatternRule())
 
 
 def main() -> None:
@@ -86,9 +86,7 @@ def main() -> None:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 8, 30, 5])],
         [weight, dense],
     )
-    proto: onnx.ModelProto = helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8
-    )
+    proto: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
     context = MatchContext(import_model(proto))
     for source in collage.default_registry().patterns.sources("TVM"):
         for found in source.find(context):

@@ -12,6 +12,7 @@ import queue
 import shutil
 import signal
 import threading
+import time
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -148,12 +149,20 @@ def _take_over_pipes() -> tuple[int, int]:
 
 
 def _receive(source: int, messages: queue.SimpleQueue[Any], folder: str) -> None:
-    """Pass messages on; when the parent is gone, remove the session's files and end at once."""
+    """Pass messages on; when the parent is gone, remove the session's files and end at once.
+
+    A kernel may have closed the pipe, too. Then the parent lives on, and its next worker needs the files.
+    """
+    parent = os.getppid()
     while True:
         try:
             messages.put(read_message(source))
         except BaseException:  # EOF, or damage: either way there is nobody to tell
-            shutil.rmtree(folder, ignore_errors=True)
+            for _ in range(20):  # a dying process closes its files a moment before its children notice
+                if os.getppid() != parent:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    break
+                time.sleep(0.05)
             os._exit(0)
 
 
