@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 
 from collage.assemble import assemble, find_rivals
@@ -36,6 +37,7 @@ from collage.target import Target, host, usable_cores
 log = logging.getLogger(__name__)
 
 _TYPICAL_US = 200.0
+_TYPICAL_EACH = 4
 
 
 @dataclass(frozen=True)
@@ -135,19 +137,21 @@ def _verified(model: Model, settings: _Measuring, stack: ExitStack) -> Measurer:
 
 
 def _typical(outcomes: Mapping[Request, Outcome]) -> list[Request]:
-    """A candidate of each backend, to measure the cost of switching between backends with.
+    """A few candidates of each backend in turn, to measure the cost of switching between backends with.
 
     Those whose time is nearest to a typical kernel's: the quickest ones run on one thread, and would not show
     what waking one library's threads after another's costs.
     """
-    nearest: dict[str, tuple[float, Request]] = {}
+    by_backend: dict[str, list[tuple[float, Request]]] = {}
     for request, outcome in outcomes.items():
         if isinstance(outcome, Measurement) and not outcome.tuning:
             distance = abs(math.log(max(outcome.median_us, 1e-3) / _TYPICAL_US))
-            best = nearest.get(request.backend)
-            if best is None or (distance, request.nodes) < (best[0], best[1].nodes):
-                nearest[request.backend] = (distance, request)
-    return [request for _, request in nearest.values()]
+            by_backend.setdefault(request.backend, []).append((distance, request))
+    nearest = [
+        [request for _, request in sorted(each, key=lambda pair: (pair[0], pair[1].nodes))[:_TYPICAL_EACH]]
+        for each in by_backend.values()
+    ]
+    return [request for turn in zip_longest(*nearest) for request in turn if request is not None]
 
 
 def _tunings(outcomes: Mapping[Request, Outcome]) -> dict[tuple[tuple[int, ...], str], str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 
 from collage.backends.base import Call
 from collage.measure_db.timing import time_calls
@@ -11,14 +10,15 @@ from collage.measure_db.timing import time_calls
 _ROUNDS = 3
 
 
-def switch_cost_us(calls: Sequence[Call], limit_s: float = 0.25) -> float:
+def switch_cost_us(calls: Sequence[Call], limit_s: float = 0.1) -> float:
     """Microseconds per launch by which alternating kernels take longer than each in a loop of its own.
 
     The difference holds what the additive model (Eq. 2.2) leaves out: the launch from the run list, and what
-    libraries do to each other (thread pools that spin, caches and branch predictors to warm again). It is the
-    median of three rounds of ``(t(all in turn) - sum of t(each alone)) / number``, with each timing at most
-    ``limit_s`` seconds, and never below the launch of a call that does nothing. With fewer than two calls it
-    is that launch.
+    libraries do to each other (sleeping threads to wake, caches and branch predictors to warm again). It is
+    ``(t(all in turn) - sum of t(each alone)) / number``, each t the least of three medians of at most
+    ``limit_s`` seconds, taken in rounds: what disturbs a timing makes it longer, and a disturbed "alone"
+    would hide the cost. Never below the launch of a call that does nothing, which it is with fewer than two
+    calls.
     """
     empty = time_calls([_nothing], limit_s=min(limit_s, 0.05)).median_us
     if len(calls) < 2:
@@ -28,11 +28,13 @@ def switch_cost_us(calls: Sequence[Call], limit_s: float = 0.25) -> float:
         for call in calls:
             call()
 
-    extra = []
+    alone = [float("inf")] * len(calls)
+    together = float("inf")
     for _ in range(_ROUNDS):
-        alone = sum(time_calls([call], limit_s=limit_s).median_us for call in calls)
-        extra.append((time_calls([in_turn], limit_s=limit_s).median_us - alone) / len(calls))
-    return max(empty, median(extra))
+        for position, call in enumerate(calls):
+            alone[position] = min(alone[position], time_calls([call], limit_s=limit_s).median_us)
+        together = min(together, time_calls([in_turn], limit_s=limit_s).median_us)
+    return max(empty, (together - sum(alone)) / len(calls))
 
 
 def _nothing() -> None:
