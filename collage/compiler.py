@@ -12,7 +12,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from collage.assemble import assemble, find_rivals
-from collage.backends.base import Backend, BuildOptions
+from collage.backends.base import VIEW, Backend, BuildOptions
 from collage.backends.registry import Registry
 from collage.errors import UsageError
 from collage.finalists import Verdict, choose
@@ -30,7 +30,6 @@ from collage.placing import place_in_rounds
 from collage.progress import Progress
 from collage.report import NodeReport, Report
 from collage.runtime.module import CompiledModule
-from collage.schedule.program import VIEW
 from collage.search.candidates import CandidateSet
 from collage.target import Target, host, usable_cores
 

@@ -6,14 +6,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from collage.backends.base import Backend, BackendKind
+from collage.backends.base import VIEW, Backend, BackendKind
 from collage.errors import NoPlacementError
 from collage.graph.order import branch_order
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Outcome
 from collage.patterns.match import Match, RejectedMatch
-from collage.schedule.program import VIEW
 from collage.search.candidates import CandidateSet, collect
 from collage.search.carve import carvings
 from collage.search.dp import place

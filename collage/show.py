@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from collage.backends.base import VIEW
 from collage.report import CandidateReport, Report
-from collage.schedule.program import VIEW, Program
+from collage.schedule.program import Program
 from collage.schedule.region import Region
 
 _MOST_OPS = 6

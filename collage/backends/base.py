@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph
     from collage.patterns.rules import MatchSource
 
+VIEW = "view"
+"""Name of the built-in backend for operators that do no work; the memory plan and the search know it."""
+
 Call: TypeAlias = Callable[[], None]
 """A kernel bound to its buffers: runs it, synchronously, in the calling thread."""
 

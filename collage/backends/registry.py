@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any
 
-from collage.backends.base import Availability, Backend, BuildOptions
+from collage.backends.base import VIEW, Availability, Backend, BuildOptions
 from collage.errors import RegistrationError, unknown_names
 from collage.patterns.match import MatchSource
 from collage.patterns.registry import PatternRegistry
@@ -51,7 +51,7 @@ class Registry:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all registered backends, in order of registration; the built-in ``view`` is left out."""
-        return tuple(name for name in self._backends if name != "view")
+        return tuple(name for name in self._backends if name != VIEW)
 
     def availability(self) -> Mapping[str, Availability]:
         """For each backend, its version or why it is not available."""
@@ -75,8 +75,8 @@ class Registry:
                 raise RegistrationError(f"backend {name} is not available: {probe.reason}")
         if not chosen:
             raise RegistrationError("no backend is available; see `collage backends`.")
-        if "view" in self._backends:
-            chosen["view"] = self._backends["view"]
+        if VIEW in self._backends:
+            chosen[VIEW] = self._backends[VIEW]
         return chosen
 
     def sources(self, name: str, options: BuildOptions) -> tuple[MatchSource, ...]:

@@ -67,7 +67,7 @@ class Tvm(Backend):
         from collage.backends.tvm_codegen.lower import LoweringError, lower
         from collage.backends.tvm_codegen.tune import tune
 
-        part = subgraph.to_relax(all_constants=True)
+        part = subgraph.to_relax()
         try:
             lowered = lower(part.function, part.prim_funcs)
         except LoweringError as error:
@@ -80,7 +80,7 @@ class Tvm(Backend):
         from collage.backends.tvm_codegen.contraction import UnscheduledError
         from collage.backends.tvm_codegen.lower import LoweringError, lower
 
-        part = subgraph.to_relax(all_constants=True)
+        part = subgraph.to_relax()
         try:
             return compile_kernel(lower(part.function, part.prim_funcs), options.threads, options.tuning)
         except (LoweringError, UnscheduledError) as error:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from collage.backends.base import (
+    VIEW,
     Availability,
     Backend,
     BackendKind,
@@ -22,8 +23,6 @@ from collage.graph.dataflow import Array
 if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph
     from collage.patterns.match import MatchSource
-
-VIEW = "view"
 
 
 class View(Backend):

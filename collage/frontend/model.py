@@ -17,7 +17,7 @@ from collage.frontend.importer import import_onnx
 from collage.frontend.load import ModelSource, load_onnx
 from collage.frontend.shapes import Shapes, fix_shapes
 from collage.frontend.simplify import simplify
-from collage.graph.dataflow import Graph, Node, TensorType
+from collage.graph.dataflow import Graph, Node
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,6 @@ class Model:
     def output_names(self) -> tuple[str, ...]:
         """Names of the graph outputs, in order."""
         return tuple(each.name for each in self.onnx.graph.output)
-
-    @cached_property
-    def input_types(self) -> tuple[TensorType, ...]:
-        """Types of the graph inputs, in order."""
-        return tuple(self.graph.type_of(v) for v in self.graph.inputs)
 
     @cached_property
     def groups(self) -> Mapping[int, frozenset[int]]:

@@ -27,9 +27,8 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     simple = _fold(model)
     if any(node.op_type == "Shape" and node.domain == "" for node in simple.graph.node):
-        simple = _fold(
-            simple
-        )  # ONNX Runtime inlines functions (GroupNormalization) after it has folded shapes
+        # ONNX Runtime inlines functions (GroupNormalization) after it has folded shapes.
+        simple = _fold(simple)
     _tidy(simple, {tensor.name for tensor in model.graph.initializer})
     return _infer_types(simple)
 

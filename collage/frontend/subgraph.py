@@ -134,12 +134,9 @@ class Subgraph:
         """
         return export_onnx(self.model, self.nodes, self.inputs, self.outputs)
 
-    def to_relax(self, *, all_constants: bool = False) -> RelaxPart:
-        """The part as a Relax function; scalars are constants in it, larger constants are parameters.
-
-        With ``all_constants`` the larger ones are constants in it too.
-        """
-        return export_relax(self.model, self.nodes, self.inputs, self.outputs, all_constants=all_constants)
+    def to_relax(self) -> RelaxPart:
+        """The part as a Relax function, constants embedded."""
+        return export_relax(self.model, self.nodes, self.inputs, self.outputs)
 
     def __str__(self) -> str:
         return "+".join(self.ops)

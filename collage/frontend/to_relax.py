@@ -10,53 +10,37 @@ import tvm
 from tvm import relax
 
 from collage.frontend.model import Model
-from collage.graph.dataflow import Array, TensorType
+from collage.graph.dataflow import TensorType
 
 
 @dataclass(frozen=True)
 class RelaxPart:
-    """``function`` takes the part's inputs, then ``constant_params`` (value ids); it returns its outputs.
+    """``function`` takes the part's inputs and returns its outputs; constants are embedded in it.
 
     ``variables`` maps value ids to the function's expressions; ``prim_funcs`` holds what its call_tir calls.
     """
 
     function: Any
-    constant_params: tuple[int, ...]
     variables: Mapping[int, Any]
     prim_funcs: Mapping[str, Any]
 
 
 def export_relax(
-    model: Model,
-    nodes: Sequence[int],
-    inputs: Sequence[int],
-    outputs: Sequence[int],
-    *,
-    all_constants: bool = False,
+    model: Model, nodes: Sequence[int], inputs: Sequence[int], outputs: Sequence[int]
 ) -> RelaxPart:
     """Build the function from the nodes' Relax calls (0.1 ms for a few nodes).
 
-    Constants of one element are embedded, so that kernels can fold them; larger ones become parameters, or
-    are embedded too with ``all_constants``. Two or more outputs are returned as a tuple.
+    Two or more outputs are returned as a tuple.
     """
     graph = model.graph
     variables: dict[int, Any] = {}
-    params: list[Any] = []
-    constant_params: list[int] = []
     for value in inputs:
         variables[value] = relax.Var(f"v{value}", relax_type(graph.type_of(value)))
-        params.append(variables[value])
+    params = list(variables.values())
     for node_id in nodes:
         for value in graph.nodes[node_id].inputs:
-            if value in variables or not graph.is_constant(value):
-                continue
-            array = graph.constants[value]
-            if array.size == 1 or all_constants:
-                variables[value] = relax.const(tvm.runtime.tensor(array))
-            else:
-                variables[value] = relax.Var(f"c{value}", relax_type(graph.type_of(value)))
-                params.append(variables[value])
-                constant_params.append(value)
+            if value not in variables and graph.is_constant(value):
+                variables[value] = relax.const(tvm.runtime.tensor(graph.constants[value]))
     builder = relax.BlockBuilder()
     with builder.function("main", params):
         with builder.dataflow():
@@ -74,7 +58,7 @@ def export_relax(
         builder.emit_func_output(final)
     used = {str(graph.nodes[n].attrs["prim_func"]) for n in nodes if "prim_func" in graph.nodes[n].attrs}
     functions = {name: model.prim_funcs[name] for name in used}
-    return RelaxPart(builder.get()["main"], tuple(constant_params), variables, functions)
+    return RelaxPart(builder.get()["main"], variables, functions)
 
 
 def relax_type(found: TensorType) -> Any:
@@ -100,8 +84,3 @@ def _rebuild(model: Model, node_id: int, variables: Mapping[int, Any]) -> Any:
 
     args = [substitute(arg) for arg in call.args]
     return relax.Call(call.op, args, call.attrs, call.ty_args)
-
-
-def as_arrays(model: Model, part: RelaxPart) -> list[Array]:
-    """Arrays of the part's constant parameters, in order."""
-    return [model.graph.constants[v] for v in part.constant_params]

@@ -18,6 +18,7 @@ import onnxruntime as ort
 from onnx import numpy_helper
 
 from collage.frontend.model import Model
+from collage.frontend.scopes import reads
 from collage.frontend.to_onnx import ExportError, export_onnx
 from collage.graph.dataflow import Array, np_dtype
 from collage.measure_db.compare import region_tolerance, relative_error
@@ -59,17 +60,17 @@ def _run_verbatim(model: Model, inputs: Sequence[Array], store: ValueStore) -> N
     graph = model.onnx.graph
     runner = _NodeRunner(model)
     values: dict[str, Any] = dict(zip(model.input_names, inputs, strict=True))
-    left = Counter(name for node in graph.node for name in _reads(node))
+    left = Counter(name for node in graph.node for name in reads(node))
     for node in graph.node:
-        reads = _reads(node)
+        names = reads(node)
         found = runner.run(node, values)
         for name, array in found.items():
             values[name] = array
             value = model.onnx_values.get(name)
             if value is not None and value not in store and not model.graph.is_constant(value):
                 _save(model, store, value, array)
-        left.subtract(list(reads))
-        for name in reads:
+        left.subtract(list(names))
+        for name in names:
             if left[name] == 0:
                 values.pop(name, None)
 
@@ -133,7 +134,7 @@ class _NodeRunner:
     def run(self, node: onnx.NodeProto, values: Mapping[str, Any]) -> dict[str, Any]:
         """The node's outputs by name; none when an input is unknown or ONNX Runtime refuses the node."""
         initializers = self._model.initializers
-        names = list(_reads(node))
+        names = list(reads(node))
         if any(name not in values and name not in initializers for name in names):
             return {}
         outputs = [name for name in node.output if name]
@@ -222,16 +223,3 @@ def _cast_outputs(part: onnx.ModelProto) -> dict[int, Any]:
             info.name += _PLAIN
             info.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
     return found
-
-
-def _reads(node: onnx.NodeProto) -> dict[str, None]:
-    """Names of the values the node reads, each once; those that its subgraphs capture too."""
-    names = dict.fromkeys(filter(None, node.input))
-    for attribute in node.attribute:
-        for body in [attribute.g, *attribute.graphs]:
-            own = {each.name for each in [*body.input, *body.initializer]}
-            for inner in body.node:
-                names |= {name: None for name in _reads(inner) if name not in own}
-                own.update(inner.output)
-            names |= {each.name: None for each in body.output if each.name not in own}
-    return names

@@ -14,12 +14,10 @@ from collage.frontend.to_relax import export_relax
 class RelaxForm:
     """The function, and which node each of its bindings is."""
 
-    """The model as one Relax function, for the pattern matcher."""
-
     def __init__(self, model: Model) -> None:
         graph = model.graph
         every = range(len(graph.nodes))
-        part = export_relax(model, every, graph.inputs, graph.outputs, all_constants=True)
+        part = export_relax(model, every, graph.inputs, graph.outputs)
         self._var_to_value = relax.analysis.get_var2val(part.function)
         self._node_of: dict[Any, int] = {}
         self._vars: list[Any] = []

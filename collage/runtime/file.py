@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from collage._version import __version__
+from collage.backends.base import VIEW
 from collage.backends.registry import Registry
 from collage.errors import CollageError, ModuleFileError
 from collage.graph.dataflow import np_dtype
 from collage.report import Report
 from collage.runtime.module import CompiledModule, Parts, build_executor
-from collage.schedule.program import VIEW, Program
+from collage.schedule.program import Program
 from collage.target import Target, host
 
 FORMAT = 1

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from collage.backends.base import VIEW
 from collage.graph.dataflow import TensorType
 from collage.schedule.memory import MemoryPlan, lifetimes, plan_memory
 from collage.schedule.region import Region
-
-VIEW = "view"
 
 
 @dataclass(frozen=True)
