@@ -61,7 +61,7 @@ def assemble(
     versions: Mapping[str, str],
     tunings: Mapping[tuple[tuple[int, ...], str], str],
 ) -> Finalist:
-    """Compile the rival's kernels and plan its memory.
+    """Plan the rival's launch list and memory; its kernels are compiled when somebody needs them.
 
     ``tunings`` has the records of Backend.tune by nodes and backend.
     """
@@ -77,21 +77,24 @@ def assemble(
     outputs = [Port(n, v, graph.type_of(v)) for n, v in zip(model.output_names, graph.outputs, strict=True)]
     used = {v for r in regions for v in (*r.inputs, *r.outputs)} | {p.value for p in (*inputs, *outputs)}
     program = make_program(regions, inputs, outputs, {v: graph.type_of(v) for v in sorted(used)})
-    artifacts = [
-        backends[region.backend].codegen(
-            Subgraph(model, region.nodes),
-            replace(
-                build,
-                exclusive=region.exclusive,
-                tuning=tunings.get((region.nodes, region.backend), ""),
-            ),
-        )
-        for region in program.launches
-    ]
-    constants = {v: graph.constants[v] for v in graph.outputs if graph.is_constant(v)}
     used_versions = {r.backend: versions[r.backend] for r in program.launches}
-    parts = Parts(program, artifacts, constants, target, used_versions)
-    return Finalist(rival.label, rival.placement, parts, tuple(digests))
+
+    def parts() -> Parts:
+        artifacts = [
+            backends[region.backend].codegen(
+                Subgraph(model, region.nodes),
+                replace(
+                    build,
+                    exclusive=region.exclusive,
+                    tuning=tunings.get((region.nodes, region.backend), ""),
+                ),
+            )
+            for region in program.launches
+        ]
+        constants = {v: graph.constants[v] for v in graph.outputs if graph.is_constant(v)}
+        return Parts(program, artifacts, constants, target, used_versions)
+
+    return Finalist(rival.label, rival.placement, program, tuple(digests), used_versions, parts)
 
 
 def _region(candidate: Candidate, subgraph: Subgraph, build: BuildOptions, exclusive: bool) -> Region:

@@ -86,11 +86,9 @@ def compile_model(
             search_s += placing.search_s
             made = measurer.measurements_made
         rivals = find_rivals(model, placing, epsilon_us, backends)
-        tunings = _tunings(outcomes)
+        tunings = _tunings(placing.outcomes)
         finalists = [assemble(rival, model, backends, build, target, versions, tunings) for rival in rivals]
-        verdict = choose(
-            finalists, original, model, backends, target, versions, database, progress, options.seed
-        )
+        verdict = choose(finalists, original, model, backends, target, database, progress, options.seed)
     report = _report(
         model, target, versions, verdict, placing.found, epsilon_us, made + verdict.measurements_made, search_s,
         time.perf_counter() - started,
@@ -119,7 +117,7 @@ class _Measuring:
             self.target.hardware,
             self.database,
             time_limit_s=self.time_limit_s,
-            progress=lambda p: self.progress(Progress("measure", p.done, p.total, p.description)),
+            progress=self.progress,
         )
 
 
@@ -197,7 +195,7 @@ def _report(
     compile_s: float,
 ) -> Report:
     nodes = model.onnx.graph.node
-    memory = verdict.winner.parts.program.memory
+    memory = verdict.winner.program.memory
     return Report(
         model=model.name,
         target=str(target),

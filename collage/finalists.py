@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import onnx
@@ -22,6 +23,7 @@ from collage.measure_db.timing import Timing, interleave
 from collage.progress import Progress
 from collage.runtime.executor import Executor
 from collage.runtime.module import Parts, build_executor
+from collage.schedule.program import Program
 from collage.search.placement import Placement
 from collage.target import Target
 
@@ -35,12 +37,23 @@ _TURN_S = 0.02
 
 @dataclass(frozen=True)
 class Finalist:
-    """A placement that was built; ``digests`` identify its regions across models and processes."""
+    """A placement with its launch list; ``digests`` identify its regions across models and processes.
+
+    ``versions`` are the library versions of the backends it uses. ``build`` compiles its kernels, which only
+    those need that are run.
+    """
 
     label: str
     placement: Placement
-    parts: Parts
+    program: Program
     digests: tuple[str, ...]
+    versions: Mapping[str, str]
+    build: Callable[[], Parts]
+
+    @cached_property
+    def parts(self) -> Parts:
+        """The module's parts, built on first use."""
+        return self.build()
 
     @property
     def digest(self) -> str:
@@ -67,7 +80,6 @@ def choose(
     model: Model,
     backends: Mapping[str, Backend],
     target: Target,
-    versions: Mapping[str, str],
     database: Database,
     progress: Callable[[Progress], None],
     seed: int,
@@ -78,7 +90,7 @@ def choose(
     agrees with ONNX Runtime on the original model.
     """
     inputs = random_inputs(model, np.random.default_rng(seed))
-    keys = {f.label: _key(f, finalists, model, target, versions) for f in finalists}
+    keys = {f.label: _key(f, finalists, model, target) for f in finalists}
     timings: dict[str, Timing] = {}
     for label, key in keys.items():
         known = database.get_network(key)
@@ -91,7 +103,9 @@ def choose(
         for finalist in finalists:
             executors[finalist.label] = build_executor(finalist.parts, backends)
         calls = {label: _run(executor, inputs) for label, executor in executors.items()}
-        timings = interleave(calls, rounds=_ROUNDS, limit_s=_LIMIT_S, settle_s=_SETTLE_S, turn_s=_TURN_S)
+        timings = interleave(
+            calls, rounds=_ROUNDS, limit_s=_LIMIT_S, settle_s=_SETTLE_S, turn_s=_TURN_S, until_sure=True
+        )
         for label, timing in timings.items():
             database.put_network(keys[label], timing, f"{model.name}: {label}")
         made = len(timings)
@@ -138,7 +152,7 @@ def _ranked(finalists: Sequence[Finalist], timings: Mapping[str, Timing]) -> lis
     best = timings[by_time[0].label]
     limit = best.median_us + best.noise_us
     close = [f for f in by_time if timings[f.label].median_us <= limit]
-    close.sort(key=lambda f: (len(f.parts.program.launches), timings[f.label].median_us))
+    close.sort(key=lambda f: (len(f.program.launches), timings[f.label].median_us))
     return close + [f for f in by_time if f not in close]
 
 
@@ -147,18 +161,17 @@ def _key(
     all_finalists: Sequence[Finalist],
     model: Model,
     target: Target,
-    versions: Mapping[str, str],
 ) -> NetworkKey:
     """Timings of one interleaved run belong together: the key names all that ran in it."""
     everything = Subgraph(model, tuple(range(len(model.graph.nodes))))
-    field_ = hashlib.sha256("\n".join(sorted(f.digest for f in all_finalists)).encode()).hexdigest()[:16]
-    used = sorted({name for f in all_finalists for name in f.parts.versions})
+    rivals = hashlib.sha256("\n".join(sorted(f.digest for f in all_finalists)).encode()).hexdigest()[:16]
+    used = {name: version for f in all_finalists for name, version in f.versions.items()}
     return NetworkKey(
         everything.digest if model.graph.nodes else "empty",
-        f"{finalist.digest} of {field_}",
+        f"{finalist.digest} of {rivals}",
         target.threads,
         target.hardware,
-        " ".join(f"{name}={versions[name]}" for name in used),
+        " ".join(f"{name}={version}" for name, version in sorted(used.items())),
     )
 
 

@@ -31,12 +31,14 @@ _LARGE = 0.25
 class Placing:
     """What the search found: the best placement, the best one in several parts (or None), and all candidates.
 
-    ``search_s`` is the time spent searching, without measuring, in seconds.
+    ``outcomes`` are all that was measured, these rounds included. ``search_s`` is the time spent searching,
+    without measuring, in seconds.
     """
 
     placement: Placement
     mix: Placement | None
     found: CandidateSet
+    outcomes: Mapping[Request, Outcome]
     search_s: float
 
 
@@ -87,7 +89,7 @@ def place_in_rounds(
             break
         known.update(measurer.measure(list(new)))
         all_matches += [Match(r.nodes, r.backend, why) for r, why in new.items()]
-    return Placing(placement, mix, found, search_s)
+    return Placing(placement, mix, found, known, search_s)
 
 
 def _large_regions(

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -26,6 +26,7 @@ from collage.measure_db.protocol import Evaluate, Evaluated, Init, Measure, Meas
 from collage.measure_db.results import Outcome
 from collage.measure_db.switch_cost import switch_cost_us
 from collage.measure_db.travel import pickle_backend
+from collage.progress import Progress
 
 log = logging.getLogger(__name__)
 
@@ -33,15 +34,6 @@ MEMORY_VARIABLE = "COLLAGE_WORKER_MEMORY"
 """Environment variable with the worker's memory limit in bytes, where the constructor is given none."""
 
 _EVALUATE_LIMIT_S = 1800.0
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far ``measure`` is: ``done`` of ``total`` candidates, and which is under way ("" at the end)."""
-
-    done: int
-    total: int
-    description: str
 
 
 class Measurer:
@@ -77,10 +69,11 @@ class Measurer:
         self._database = database
         self._time_limit_s = time_limit_s
         self._memory_bytes = memory_bytes if memory_bytes is not None else _from_environment()
-        self._progress = progress
+        self._progress = progress or (lambda _: None)
         self._subgraphs: dict[tuple[int, ...], Subgraph] = {}
         self._init: Init | None = None
         self._worker: WorkerProcess | None = None
+        self._wrong: Mapping[int, str] = {}
 
     def __enter__(self) -> Measurer:
         return self
@@ -119,13 +112,13 @@ class Measurer:
                 missing.setdefault(key, request)
         for done, (key, request) in enumerate(missing.items()):
             description = str(self._subgraph(request.nodes))
-            self._report(Progress(done, len(missing), f"{request.backend}: {description}"))
+            self._progress(Progress("measure", done, len(missing), f"{request.backend}: {description}"))
             outcome = self._measure_one(request)
             self._database.put(key, outcome, description)
             known[key] = outcome
             self.measurements_made += 1
         if missing:
-            self._report(Progress(len(missing), len(missing), ""))
+            self._progress(Progress("measure", len(missing), len(missing)))
         return {request: known[key] for request, key in keys.items()}
 
     def key(self, request: Request) -> KernelKey:
@@ -151,7 +144,8 @@ class Measurer:
         known = self._database.get_fact("wrong_conversions", key)
         if isinstance(known, dict):
             return {int(index): str(reason) for index, reason in known.items()}
-        wrong = self._evaluated(self._ready_worker())
+        self._ready_worker()
+        wrong = dict(self._wrong)
         self._database.put_fact(
             "wrong_conversions", key, {str(index): reason for index, reason in wrong.items()}
         )
@@ -173,7 +167,6 @@ class Measurer:
         if isinstance(known, float):
             return known
         worker = self._ready_worker()
-        self._evaluated(worker)
         try:
             found: SwitchCost = worker.ask(
                 MeasureSwitch(tuple(requests), self._options, self._time_limit_s), self._time_limit_s
@@ -193,7 +186,6 @@ class Measurer:
 
     def _measure_one(self, request: Request) -> Outcome:
         worker = self._ready_worker()
-        self._evaluated(worker)
         options = self._options_for(request)
         limit_s = self._time_limit_s + TRIAL_LIMIT_S * options.tune_trials
         try:
@@ -203,20 +195,17 @@ class Measurer:
             return died.rejection
         return outcome
 
-    def _evaluated(self, worker: WorkerProcess) -> dict[int, str]:
-        """Have the reference values computed; quick when they are there already."""
-        try:
-            evaluated: Evaluated = worker.ask(Evaluate(), _EVALUATE_LIMIT_S)
-        except WorkerDiedError as died:
-            raise MeasurementError(
-                f"computing reference values with ONNX Runtime: {died.rejection.message}"
-            ) from None
-        return dict(evaluated.wrong)
-
     def _ready_worker(self) -> WorkerProcess:
+        """A worker that has imported the model, with the reference values computed."""
         if self._worker is None or not self._worker.alive:
-            self._worker = None
             self._worker = WorkerProcess(self._session())
+            try:
+                evaluated: Evaluated = self._worker.ask(Evaluate(), _EVALUATE_LIMIT_S)
+            except WorkerDiedError as died:
+                raise MeasurementError(
+                    f"computing reference values with ONNX Runtime: {died.rejection.message}"
+                ) from None
+            self._wrong = evaluated.wrong
         return self._worker
 
     def _session(self) -> Init:
@@ -252,10 +241,6 @@ class Measurer:
         if nodes not in self._subgraphs:
             self._subgraphs[nodes] = Subgraph(self.model, nodes)
         return self._subgraphs[nodes]
-
-    def _report(self, progress: Progress) -> None:
-        if self._progress is not None:
-            self._progress(progress)
 
 
 def _from_environment() -> int | None:

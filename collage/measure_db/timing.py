@@ -22,6 +22,7 @@ _BATCH_NS = 20_000
 _LARGEST_BATCH = 1 << 14
 _HARD_FACTOR = 4
 _FEWEST = 3
+_SURE_ROUNDS = 8
 _BLOCKS = 10
 _BLOCK_SAMPLES = 6
 
@@ -116,6 +117,7 @@ def interleave(
     limit_s: float = 10.0,
     settle_s: float = 0.0,
     turn_s: float = 0.0,
+    until_sure: bool = False,
     clock: Clock = time.perf_counter_ns,
 ) -> dict[str, Timing]:
     """Compare whole networks: every round has a turn for each candidate, in an order that rotates.
@@ -124,7 +126,8 @@ def interleave(
     a run, on the cores the next candidate needs), then ``turn_s`` seconds of untimed calls and as many of
     timed ones, at least one of each: caches are warm then, and woken threads have found cores of their own
     (DCGAN in ONNX Runtime, 0.65 ms: 1.2 ms in the first calls after a pause). Ends after ``rounds``, or after
-    ``limit_s`` seconds with at least 3 rounds.
+    ``limit_s`` seconds with at least 3 rounds; with ``until_sure`` also when, after 8 rounds, the best one's
+    confidence interval lies below all others'.
     """
     names = list(candidates)
     samples: dict[str, list[float]] = {name: [] for name in names}
@@ -133,6 +136,8 @@ def interleave(
         start = clock()
         for done in range(rounds):
             if done >= _FEWEST and clock() - start >= limit_s * 1e9:
+                break
+            if until_sure and done >= _SURE_ROUNDS and _is_sure(samples):
                 break
             shift = done % len(names) if names else 0
             for name in names[shift:] + names[:shift]:
@@ -147,6 +152,13 @@ def interleave(
                         if clock() - turn >= turn_s * 1e9:
                             break
     return {name: summary(found) for name, found in samples.items()}
+
+
+def _is_sure(samples: Mapping[str, Sequence[float]]) -> bool:
+    """Whether one candidate is the fastest beyond the noise."""
+    timings = sorted((summary(each) for each in samples.values()), key=lambda timing: timing.median_us)
+    best = timings[0]
+    return all(best.median_us + best.noise_us < each.median_us - each.noise_us for each in timings[1:])
 
 
 def summary(samples: Sequence[float]) -> Timing:

@@ -18,10 +18,11 @@ from collage.errors import MeasurementError, UsageError
 from collage.frontend.model import Model
 from collage.measure_db.candidate import instance_count
 from collage.measure_db.database import Database
-from collage.measure_db.measurer import Measurer, Progress
+from collage.measure_db.measurer import Measurer
 from collage.measure_db.process import WorkerProcess
 from collage.measure_db.protocol import Evaluate, Request
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
+from collage.progress import Progress
 from tests.backends_for_tests import NumpyBackend, chain_model
 from tests.measure_db import hostile
 
@@ -71,7 +72,7 @@ def test_a_good_backend_is_measured(model: Model, database: Database) -> None:
         assert outcome.repeats >= 7
         assert outcome.max_error < 1e-6
     assert [(p.done, p.total) for p in seen] == [(0, 3), (1, 3), (2, 3), (3, 3)]
-    assert seen[1].description == "numpy: add+relu"
+    assert seen[1].text == "numpy: add+relu"
 
 
 def test_what_is_known_is_not_measured_again(

@@ -203,6 +203,14 @@ def test_interleaving_stops_at_the_limit_but_after_three_rounds() -> None:
     assert interleave({}, clock=clock) == {}
 
 
+def test_interleaving_ends_early_only_when_one_is_fastest_beyond_the_noise() -> None:
+    clock = FakeClock()
+    clear = {"a": clock.kernel(100), "b": clock.kernel(200), "c": clock.kernel(200)}
+    assert interleave(clear, rounds=50, until_sure=True, clock=clock)["a"].repeats == 8
+    equal = {"a": clock.kernel(100), "b": clock.kernel(100)}
+    assert interleave(equal, rounds=50, until_sure=True, clock=clock)["a"].repeats == 50
+
+
 def test_switching_costs_at_least_an_empty_launch() -> None:
     alone = switch_cost_us([])
     assert 0 < alone < 5
