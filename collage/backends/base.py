@@ -9,6 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from collage.graph.dataflow import Array
+from collage.graph.layout import Layout
 
 if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph
@@ -44,6 +45,20 @@ class Availability:
 
 
 @dataclass(frozen=True)
+class Variant:
+    """One of the ways in which a backend can run a subgraph: layouts of the inputs and outputs, and the split.
+
+    ``inputs`` and ``outputs`` are in the order of the subgraph's; empty tuples mean that all are plain. ``split``
+    says how the work is divided among the team's threads ("rows", "output channels", "groups", "columns"; "" when
+    the kernel decides for itself). Two variants of a subgraph differ in one of the three.
+    """
+
+    inputs: tuple[Layout, ...] = ()
+    outputs: tuple[Layout, ...] = ()
+    split: str = ""
+
+
+@dataclass(frozen=True)
 class BuildOptions:
     """What a kernel is built for: ``threads`` it may use, ``tune_trials`` a tuning compiler may spend.
 
@@ -52,12 +67,15 @@ class BuildOptions:
     ``exclusive`` tells that no other engine's threads share the cores, so that idle threads may spin: the
     kernel is the whole model, or all engine kernels beside it are the same engine's. Anywhere else spinning
     pools fight (alternating spinning ONNX Runtime with OpenVINO slowed both by 5-10x on two cores).
+
+    ``variant`` is one of those that ``Backend.variants`` gave for the subgraph.
     """
 
     threads: int = 1
     tune_trials: int = 0
     exclusive: bool = False
     tuning: str = ""
+    variant: Variant = Variant()
 
 
 class UnsupportedError(Exception):
@@ -72,7 +90,8 @@ class Kernel(ABC):
         """A call that reads ``inputs`` and fills ``outputs``.
 
         The arrays are C-contiguous, start at 64-byte boundaries, have the types of the subgraph's inputs and
-        outputs, in that order, and keep their addresses for the life of the call. The kernel must not write
+        outputs, in that order, as the variant's layouts store them (``collage.graph.layout.stored_type``), and
+        keep their addresses for the life of the call. The kernel must not write
         to its inputs, nor keep anything between calls.
         """
 
@@ -95,6 +114,10 @@ class Backend(ABC):
     @abstractmethod
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
         """Patterns and pattern rules: which subgraphs the backend is offered (§2.3)."""
+
+    def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
+        """The ways in which it can run the subgraph, each a candidate of its own; all plain by default."""
+        return (Variant(),)
 
     def tunes(self, subgraph: Subgraph) -> bool:
         """Whether ``tune`` searches for this subgraph; else its kernels do not depend on ``tune_trials``."""

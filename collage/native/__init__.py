@@ -1,0 +1,17 @@
+"""The native core: one team of pinned threads for the process, and launch lists that run without Python."""
+
+from collage.native.launch import LaunchList, Mode, NativeKernel, Step, Task, TaskError
+from collage.native.library import core_problem
+from collage.native.team import Team, team_of
+
+__all__ = [
+    "LaunchList",
+    "Mode",
+    "NativeKernel",
+    "Step",
+    "Task",
+    "TaskError",
+    "Team",
+    "core_problem",
+    "team_of",
+]

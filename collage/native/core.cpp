@@ -1,0 +1,339 @@
+// See core.h for what each function promises.
+
+#include "core.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <climits>
+#include <mutex>
+#include <new>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+constexpr size_t kLine = 128;         // two cache lines: the prefetcher pairs them
+constexpr int kSpinsBeforeYield = 4000;  // some 50 us of pauses
+constexpr int kSpinsBetweenClocks = 64;
+
+inline void relax() {
+#if defined(__x86_64__)
+  _mm_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+// Spins on; gives way to others when it takes long, since then somebody else has a thread's core.
+class Spin {
+ public:
+  void operator()() {
+    if (++count_ < kSpinsBeforeYield) relax();
+    else sched_yield();
+  }
+
+ private:
+  int count_ = 0;
+};
+
+int64_t now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return int64_t(t.tv_sec) * 1000000000 + t.tv_nsec;
+}
+
+// TVM's TVMParallelGroupEnv.
+struct ParallelEnvironment {
+  void *sync;
+  int32_t tasks;
+};
+
+using ParallelBody = int (*)(int, void *, void *);
+
+struct OpenMp {
+  int (*get)(void) = nullptr;
+  void (*set)(int) = nullptr;
+};
+OpenMp openmp;
+
+}  // namespace
+
+struct collage_team {
+  explicit collage_team(int size) : size(size) {}
+
+  const int size;
+  std::vector<int> cpus;
+  std::vector<pthread_t> threads;
+  std::mutex owner;  // held by whoever runs
+  std::atomic<int64_t> spin_ns{200000};
+
+  // The run under way; written by the first thread before `run` changes.
+  const collage_step *steps = nullptr;
+  int64_t count = 0;
+
+  // Of the last run: its number in the high half, so that a thread that is late to look does not take the next
+  // run's for it, and the first status that was not 0 in the low half.
+  std::atomic<uint64_t> status{0};
+  std::atomic<int64_t> failed{-1};
+
+  alignas(kLine) std::atomic<uint32_t> run{0};  // counts runs; sleepers wait for it to change
+  std::atomic<int> sleepers{0};
+  std::atomic<bool> park{false};
+  std::atomic<bool> stop{false};
+
+  alignas(kLine) std::atomic<int> arrived{0};
+  alignas(kLine) std::atomic<uint32_t> phase{0};
+  // A parallel loop that the first thread shares out; no body says that the step is over.
+  alignas(kLine) std::atomic<uint32_t> posted{0};
+  ParallelBody body = nullptr;
+  void *data = nullptr;
+  int tasks = 0;
+  alignas(kLine) std::atomic<int> pending{0};
+  std::atomic<int> body_status{0};
+
+  void barrier() {
+    const uint32_t now = phase.load(std::memory_order_relaxed);
+    if (arrived.fetch_add(1, std::memory_order_acq_rel) == size - 1) {
+      arrived.store(0, std::memory_order_relaxed);
+      phase.store(now + 1, std::memory_order_release);
+      return;
+    }
+    for (Spin spin; phase.load(std::memory_order_acquire) == now;) spin();
+  }
+
+  void fail(uint32_t number, int code, int64_t step) {
+    uint64_t none = uint64_t(number) << 32;
+    if (status.compare_exchange_strong(none, none | uint32_t(code), std::memory_order_relaxed))
+      failed.store(step, std::memory_order_relaxed);
+  }
+
+  bool going_well(uint32_t number) const {
+    return status.load(std::memory_order_relaxed) == uint64_t(number) << 32;
+  }
+
+  void post(ParallelBody what, void *with, int how_many) {
+    body = what;
+    data = with;
+    tasks = how_many;
+    pending.store(size - 1, std::memory_order_relaxed);
+    posted.fetch_add(1, std::memory_order_release);
+  }
+
+  void walk(int me, uint32_t number, uint32_t &seen);
+  void help(int me, uint32_t &seen);
+  void serve(int me);
+};
+
+namespace {
+
+thread_local collage_team *leading = nullptr;  // the team whose step this thread runs as its first
+
+int run_task(const collage_task &task) { return task.fn(task.a, task.b, task.n, task.c); }
+
+void share_of(const collage_team &team, int me) {
+  ParallelEnvironment environment{nullptr, team.tasks};
+  for (int task = me; task < team.tasks; task += team.size) {
+    const int code = team.body(task, &environment, team.data);
+    if (code != 0) const_cast<collage_team &>(team).body_status.store(code, std::memory_order_relaxed);
+  }
+}
+
+}  // namespace
+
+void collage_team::help(int me, uint32_t &seen) {
+  while (true) {
+    for (Spin spin; posted.load(std::memory_order_acquire) == seen;) spin();
+    ++seen;
+    if (body == nullptr) return;
+    share_of(*this, me);
+    pending.fetch_sub(1, std::memory_order_release);
+  }
+}
+
+void collage_team::walk(int me, uint32_t number, uint32_t &seen) {
+  const collage_step *const list = steps;  // the next run may begin before all have left this one
+  const int64_t length = count;
+  for (int64_t at = 0; at < length; ++at) {
+    const collage_step &step = list[at];
+    if (step.mode == COLLAGE_SPLIT) {
+      for (int i = me; i < step.count; i += size) {
+        const int code = run_task(step.tasks[i]);
+        if (code != 0) fail(number, code, at);
+      }
+    } else if (me == 0) {
+      leading = this;
+      for (int i = 0; i < step.count; ++i) {
+        const int code = run_task(step.tasks[i]);
+        if (code != 0) {
+          fail(number, code, at);
+          break;
+        }
+      }
+      leading = nullptr;
+      post(nullptr, nullptr, 0);
+    } else {
+      help(me, seen);
+    }
+    barrier();
+    if (!going_well(number)) return;
+  }
+}
+
+void collage_team::serve(int me) {
+  uint32_t last = 0, seen = 0;
+  if (openmp.set != nullptr) openmp.set(1);
+  void (*openmp_seen)(int) = openmp.set;
+  while (true) {
+    int64_t since = 0;
+    for (int spins = 0; run.load(std::memory_order_acquire) == last; ++spins) {
+      relax();
+      if (spins % kSpinsBetweenClocks != 0) continue;
+      const int64_t now = now_ns();
+      if (since == 0) since = now;
+      if (!park.load(std::memory_order_relaxed) && now - since < spin_ns.load(std::memory_order_relaxed)) continue;
+      sleepers.fetch_add(1, std::memory_order_seq_cst);
+      syscall(SYS_futex, &run, FUTEX_WAIT_PRIVATE, last, nullptr, nullptr, 0);
+      sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    }
+    last = run.load(std::memory_order_acquire);
+    if (stop.load(std::memory_order_relaxed)) return;
+    if (openmp.set != openmp_seen) (openmp_seen = openmp.set)(1);
+    walk(me, last, seen);
+  }
+}
+
+namespace {
+
+struct Start {
+  collage_team *team;
+  int me;
+};
+
+void *serve_thread(void *argument) {
+  Start *start = static_cast<Start *>(argument);
+  collage_team *team = start->team;
+  const int me = start->me;
+  delete start;
+  team->serve(me);
+  return nullptr;
+}
+
+void wake(collage_team &team) {
+  team.run.fetch_add(1, std::memory_order_seq_cst);
+  if (team.sleepers.load(std::memory_order_seq_cst) > 0)
+    syscall(SYS_futex, &team.run, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void pin(pthread_t thread, int cpu) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpu, &set);
+  pthread_setaffinity_np(thread, sizeof set, &set);
+}
+
+// The caller stays where the system put it; a thread of ours that was pinned there moves to the free core.
+void make_room(collage_team &team) {
+  if (team.cpus.empty()) return;
+  const int here = sched_getcpu();
+  if (team.cpus[0] == here) return;
+  for (int other = 1; other < team.size; ++other) {
+    if (team.cpus[other] != here) continue;
+    std::swap(team.cpus[0], team.cpus[other]);
+    pin(team.threads[other - 1], team.cpus[other]);
+    return;
+  }
+  team.cpus[0] = here;
+}
+
+}  // namespace
+
+extern "C" {
+
+collage_team *collage_team_create(int threads, const int *cpus, int cpu_count) {
+  if (threads < 1) return nullptr;
+  collage_team *team = new (std::nothrow) collage_team(threads);
+  if (team == nullptr) return nullptr;
+  if (cpu_count >= threads) team->cpus.assign(cpus, cpus + threads);
+  for (int me = 1; me < threads; ++me) {
+    pthread_t thread;
+    Start *start = new (std::nothrow) Start{team, me};
+    if (start == nullptr || pthread_create(&thread, nullptr, serve_thread, start) != 0) {
+      delete start;
+      collage_team_destroy(team);
+      return nullptr;
+    }
+    team->threads.push_back(thread);
+    if (!team->cpus.empty()) pin(thread, team->cpus[me]);
+  }
+  return team;
+}
+
+void collage_team_destroy(collage_team *team) {
+  if (team == nullptr) return;
+  team->stop.store(true);
+  wake(*team);
+  for (pthread_t thread : team->threads) pthread_join(thread, nullptr);
+  delete team;
+}
+
+void collage_team_set_spin(collage_team *team, int64_t nanoseconds) { team->spin_ns.store(nanoseconds); }
+
+int collage_team_run(collage_team *team, const collage_step *steps, int64_t count, int64_t *failed) {
+  if (failed != nullptr) *failed = -1;
+  if (count == 0) return 0;
+  std::lock_guard<std::mutex> hold(team->owner);
+  const int regions = openmp.set != nullptr ? openmp.get() : 1;
+  if (regions != 1) openmp.set(1);
+  team->steps = steps;
+  team->count = count;
+  const uint32_t number = team->run.load(std::memory_order_relaxed) + 1;
+  team->status.store(uint64_t(number) << 32, std::memory_order_relaxed);
+  team->failed.store(-1, std::memory_order_relaxed);
+  team->park.store(false, std::memory_order_relaxed);
+  uint32_t unused = 0;
+  if (team->size > 1) {
+    make_room(*team);
+    wake(*team);
+  } else {
+    team->run.store(number, std::memory_order_relaxed);
+  }
+  team->walk(0, number, unused);
+  if (regions != 1) openmp.set(regions);
+  if (failed != nullptr) *failed = team->failed.load(std::memory_order_relaxed);
+  return int(uint32_t(team->status.load(std::memory_order_relaxed)));
+}
+
+void collage_team_park(collage_team *team) { team->park.store(true, std::memory_order_relaxed); }
+
+void collage_use_openmp(int (*get_max_threads)(void), void (*set_num_threads)(int)) {
+  openmp.get = get_max_threads;
+  openmp.set = set_num_threads;
+}
+
+int collage_parallel_launch(int (*body)(int, void *, void *), void *data, int tasks) {
+  collage_team *team = leading;
+  if (team == nullptr || team->size == 1) {
+    ParallelEnvironment alone{nullptr, 1};
+    return body(0, &alone, data);
+  }
+  team->body_status.store(0, std::memory_order_relaxed);
+  team->post(body, data, tasks > 0 ? tasks : team->size);
+  leading = nullptr;  // a loop inside the loop runs alone
+  share_of(*team, 0);
+  leading = team;
+  for (Spin spin; team->pending.load(std::memory_order_acquire) != 0;) spin();
+  return team->body_status.load(std::memory_order_relaxed);
+}
+
+int collage_nothing(void *, void *, intptr_t, void *) { return 0; }
+
+}  // extern "C"

@@ -1,0 +1,69 @@
+// The native core: one team of threads, and launch lists that it walks without Python.
+//
+// Everything here has C linkage and plain types, so that Python calls it through ctypes and a test can call it
+// from C. A launch list belongs to whoever made it and must outlive its runs.
+
+#ifndef COLLAGE_NATIVE_CORE_H
+#define COLLAGE_NATIVE_CORE_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// The one signature of everything that a team runs: an operator library's "execute", a compiled TVM function,
+// or a kernel of our own. Returns 0, or a status that ends the run.
+typedef int (*collage_fn)(void *a, void *b, intptr_t n, void *c);
+
+typedef struct {
+  collage_fn fn;
+  void *a;
+  void *b;
+  intptr_t n;
+  void *c;
+} collage_task;
+
+// SPLIT: task i runs on thread i modulo the team's size. LEAD: the first thread runs the tasks one after
+// another, and the others take part in the parallel loops inside them (collage_parallel_launch).
+enum { COLLAGE_SPLIT = 0, COLLAGE_LEAD = 1 };
+
+// One step of a launch list; all threads meet at its end.
+typedef struct {
+  int32_t mode;
+  int32_t count;
+  collage_task *tasks;
+} collage_step;
+
+typedef struct collage_team collage_team;
+
+// A team of `threads` threads: the caller of each run, and threads - 1 of its own, kept off each other's cores
+// among the `cpus` given (`cpu_count` of them; fewer than threads: nothing is pinned). NULL when the system
+// gives no more threads.
+collage_team *collage_team_create(int threads, const int *cpus, int cpu_count);
+void collage_team_destroy(collage_team *team);
+
+// How long threads without work spin before they sleep, in nanoseconds.
+void collage_team_set_spin(collage_team *team, int64_t nanoseconds);
+
+// Walk a launch list; one run of a team at a time, others wait. Returns 0, or the status of the task that
+// failed, with its step in *failed (which may be NULL).
+int collage_team_run(collage_team *team, const collage_step *steps, int64_t count, int64_t *failed);
+
+// Put the idle threads to sleep now, because somebody else needs their cores.
+void collage_team_park(collage_team *team);
+
+// OpenMP of an operator library: its threads-per-region setting is 1 while a team's thread runs a task.
+void collage_use_openmp(int (*get_max_threads)(void), void (*set_num_threads)(int));
+
+// What TVM's generated code calls for a parallel loop (TVMBackendParallelLaunch): the team shares it out, or the
+// calling thread does all of it where there is no team.
+int collage_parallel_launch(int (*body)(int task, void *environment, void *data), void *data, int tasks);
+
+// A task that does nothing, for measuring what a launch costs.
+int collage_nothing(void *a, void *b, intptr_t n, void *c);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,109 @@
+"""Launch lists: what a team runs, described in Python, walked without it."""
+
+from __future__ import annotations
+
+import ctypes
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from collage.backends.base import Call, Kernel
+from collage.errors import CollageError
+from collage.graph.dataflow import Array
+from collage.native.team import Team, team_of
+
+
+class TaskError(CollageError):
+    """A native task returned a status other than 0."""
+
+
+class Mode(IntEnum):
+    """SPLIT: task i runs on thread i modulo the team's size. LEAD: the first thread runs the tasks in order, and
+    the others take part in the parallel loops inside them.
+    """
+
+    SPLIT = 0
+    LEAD = 1
+
+
+@dataclass(frozen=True)
+class Task:
+    """A call of the C function at address ``function``: ``int (*)(void *a, void *b, intptr_t n, void *c)``.
+
+    ``keep`` holds whatever must stay alive as long as the task may run.
+    """
+
+    function: int
+    a: int = 0
+    b: int = 0
+    n: int = 0
+    c: int = 0
+    keep: tuple[object, ...] = field(default=(), repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Tasks that run side by side, or under the lead of one thread; all threads meet at its end."""
+
+    tasks: tuple[Task, ...]
+    mode: Mode = Mode.SPLIT
+
+
+class NativeKernel(Kernel):
+    """A kernel that a team of ``threads`` threads runs as steps of a launch list."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+
+    @abstractmethod
+    def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
+        """The kernel on these buffers; see ``Kernel.bind`` for what holds of them."""
+
+    def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call:
+        """A launch list of this kernel alone."""
+        return LaunchList(team_of(self.threads), self.steps(inputs, outputs))
+
+
+class _Task(ctypes.Structure):
+    _fields_ = (
+        ("fn", ctypes.c_void_p),
+        ("a", ctypes.c_void_p),
+        ("b", ctypes.c_void_p),
+        ("n", ctypes.c_ssize_t),
+        ("c", ctypes.c_void_p),
+    )
+
+
+class _Step(ctypes.Structure):
+    _fields_ = (("mode", ctypes.c_int32), ("count", ctypes.c_int32), ("tasks", ctypes.c_void_p))
+
+
+class LaunchList:
+    """Steps in order, ready to run: calling it runs them all, without the GIL."""
+
+    def __init__(self, team: Team, steps: Sequence[Step]) -> None:
+        self.team = team
+        self._source = tuple(steps)
+        self._steps = (_Step * len(steps))()
+        self._tasks = []
+        for place, step in zip(self._steps, steps, strict=True):
+            tasks = (_Task * len(step.tasks))(*(_Task(t.function, t.a, t.b, t.n, t.c) for t in step.tasks))
+            place.mode, place.count, place.tasks = step.mode, len(step.tasks), ctypes.addressof(tasks)
+            self._tasks.append(tasks)
+        self._run = team._core.collage_team_run
+        self._failed = ctypes.c_int64()
+        self._arguments = (
+            team.handle,
+            ctypes.cast(self._steps, ctypes.c_void_p),
+            ctypes.c_int64(len(steps)),
+            ctypes.byref(self._failed),
+        )
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __call__(self) -> None:
+        status = self._run(*self._arguments)
+        if status:
+            raise TaskError(f"native step {self._failed.value} of {len(self)} returned status {status}.")

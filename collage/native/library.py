@@ -1,0 +1,61 @@
+"""Loading the core's shared library, which `setup.py` builds beside this file."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+from collage.errors import CollageError
+
+_NAME = "_core"
+
+
+@cache
+def core_problem() -> str:
+    """Why the native core cannot be used here and what to do about it; "" when it can."""
+    try:
+        _load()
+    except OSError as error:
+        return (
+            f"Collage's native core is missing ({error}). It is built when Collage is installed from source and "
+            "a C++17 compiler is found: install one (Debian: apt install g++) and install Collage again."
+        )
+    return ""
+
+
+def core() -> ctypes.CDLL:
+    """The core's functions (see core.h). Raises CollageError when it was not built."""
+    if problem := core_problem():
+        raise CollageError(problem)
+    return _load()
+
+
+def address_of(function: object) -> int:
+    """Address of a C function of a loaded library."""
+    return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+
+
+@cache
+def _load() -> ctypes.CDLL:
+    folder = Path(__file__).parent
+    found = [folder / (_NAME + suffix) for suffix in EXTENSION_SUFFIXES]
+    path = next((each for each in found if each.exists()), None)
+    if path is None:
+        raise OSError("it was not built")
+    library = ctypes.CDLL(str(path))
+    pointer, integer, wide = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+    signatures: dict[str, tuple[object, list[object]]] = {
+        "collage_team_create": (pointer, [integer, pointer, integer]),
+        "collage_team_destroy": (None, [pointer]),
+        "collage_team_set_spin": (None, [pointer, wide]),
+        "collage_team_run": (integer, [pointer, pointer, wide, pointer]),
+        "collage_team_park": (None, [pointer]),
+        "collage_use_openmp": (None, [pointer, pointer]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    return library

@@ -1,0 +1,60 @@
+"""The team of threads that a process's native kernels share."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+
+from collage.errors import CollageError
+from collage.native.library import core
+
+_teams: dict[int, Team] = {}
+_lock = threading.Lock()
+
+
+class Team:
+    """``threads`` threads: whoever calls ``run``, and ``threads - 1`` of the team's own, pinned to other cores.
+
+    One run at a time; callers queue. With fewer cores than threads nothing is pinned.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        cpus = sorted(os.sched_getaffinity(0))
+        self._core = core()
+        self.handle: int = self._core.collage_team_create(
+            threads, (ctypes.c_int * len(cpus))(*cpus), len(cpus)
+        )
+        if not self.handle:
+            raise CollageError(f"the system gives no {threads} threads: lower --threads or raise ulimit -u.")
+
+    def park(self) -> None:
+        """Send idle threads to sleep at once: somebody else's threads need the cores."""
+        self._core.collage_team_park(self.handle)
+
+    def set_spin(self, microseconds: float) -> None:
+        """How long threads without work spin before they sleep."""
+        self._core.collage_team_set_spin(self.handle, int(microseconds * 1000))
+
+    def close(self) -> None:
+        """End the team's threads; nothing may run on it any more."""
+        if self.handle:
+            self._core.collage_team_destroy(self.handle)
+            self.handle = 0
+
+
+def team_of(threads: int) -> Team:
+    """The process's team of that size, made on first use. Raises CollageError without the native core."""
+    with _lock:
+        if threads not in _teams:
+            _teams[threads] = Team(threads)
+        return _teams[threads]
+
+
+def _forget() -> None:
+    """In a forked child there are no threads but its own: teams are made again when needed."""
+    _teams.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
