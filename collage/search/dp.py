@@ -24,28 +24,39 @@ all its nodes reach is tight.
 
 Most candidates are tight, and a candidate that is an interval of the order never has nodes ahead, so nearly
 all states carry nothing of the kind.
+
+**Layouts.** A state also carries the layouts of the values that cross its edge: of those that some candidate
+takes or gives in another layout than the plain one, and some node of which is still to be covered. See
+``layouts.py``.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from collage.graph.convexity import bits
 from collage.graph.dataflow import Graph
 from collage.graph.order import branch_order
-from collage.search.placement import Candidate, Placement, charge_us, contenders, finish, no_cover
+from collage.search.conversion import Change
+from collage.search.layouts import Held, LayoutRules, Ports, weight
+from collage.search.placement import (
+    NO_CONVERSIONS,
+    Candidate,
+    Placement,
+    charge_us,
+    contenders,
+    finish,
+    no_cover,
+)
 
 _Loose: TypeAlias = "tuple[tuple[int, int], ...]"
 """Loose candidates with nodes ahead: (mask of these nodes, mask of the nodes it reaches), ascending."""
 
-_State: TypeAlias = tuple[int, _Loose]
-"""Mask of the covered nodes, and the loose candidates. Bit i of a mask is i places after the state's."""
-
-_COUNT_BITS = 24
-_UNITS_PER_US = 1_000_000
+_State: TypeAlias = tuple[int, _Loose, Held]
+"""Mask of the covered nodes, the loose candidates, and the layouts. Bit i of a mask is i places after the state's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +68,7 @@ class _Option:
     weight: int
     reaches: int
     """What a loose candidate's nodes reach outside of it; 0 for a tight one."""
+    ports: Ports
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +87,22 @@ def place(
     *,
     margin: float = 0.0,
     max_states: int = 512,
+    changes_us: Mapping[Change, float] = NO_CONVERSIONS,
 ) -> Placement:
-    """The placement with the least sum of ``cost_us + epsilon_us + margin * noise_us``.
+    """The placement with the least sum of ``cost_us + epsilon_us + margin * noise_us`` and conversions.
 
-    ``epsilon_us`` is the cost of a context switch (Eq. 2.2). Of placements with the same sum the one with
+    ``epsilon_us`` is the cost of a context switch (Eq. 2.2), ``changes_us`` that of changing a value's layout;
+    a change that it does not have cannot be made. Of placements with the same sum the one with
     fewer candidates wins; the result does not depend on the order of ``candidates``. Candidates that are not
     convex are ignored. With more than ``max_states`` states at one node only the most promising are followed
     and the placement says ``exact=False``. Raises ``NoPlacementError`` when no placement exists.
     """
     order = branch_order(graph)
     usable = contenders(graph, candidates, epsilon_us, margin)
-    options = _options(graph, order, usable, epsilon_us, margin)
+    rules = LayoutRules(graph, order, usable, changes_us)
+    options = _options(graph, order, usable, epsilon_us, margin, rules)
     while True:
-        way, reached, exact = _walk(options, max_states)
+        way, reached, exact = _walk(options, max_states, rules)
         if way is not None:
             break
         if exact:
@@ -97,11 +112,16 @@ def place(
     while way.last is not None and way.before is not None:
         chosen.append(way.last.candidate)
         way = way.before
-    return finish(graph, chosen, epsilon_us, exact=exact)
+    return finish(graph, chosen, epsilon_us, exact=exact, changes_us=changes_us)
 
 
 def _options(
-    graph: Graph, order: Sequence[int], usable: Sequence[Candidate], epsilon_us: float, margin: float
+    graph: Graph,
+    order: Sequence[int],
+    usable: Sequence[Candidate],
+    epsilon_us: float,
+    margin: float,
+    rules: LayoutRules,
 ) -> list[list[_Option]]:
     """For each position in the order, the candidates that begin there."""
     position = [0] * len(order)
@@ -122,18 +142,15 @@ def _options(
             for each in places:
                 reaches |= below[each] >> first
         options[first].append(
-            _Option(candidate, mask, _weight(charge_us(candidate, epsilon_us, margin)), reaches & ~mask)
+            _Option(
+                candidate,
+                mask,
+                weight(charge_us(candidate, epsilon_us, margin)),
+                reaches & ~mask,
+                rules.ports(candidate),
+            )
         )
     return options
-
-
-def _weight(charge: float) -> int:
-    """Picoseconds, with a count of one in the low bits: sums compare by cost, then by number of candidates.
-
-    Integers add up to the same sum in any order, so equal costs are equal, and ties are broken by the rule
-    and not by rounding.
-    """
-    return round(charge * _UNITS_PER_US) << _COUNT_BITS | 1
 
 
 def _is_loose(graph: Graph, nodes: Collection[int]) -> bool:
@@ -158,11 +175,13 @@ def _is_loose(graph: Graph, nodes: Collection[int]) -> bool:
     return any(entries[node] != every for node in exits)
 
 
-def _walk(options: Sequence[Sequence[_Option]], max_states: int) -> tuple[_Way | None, int, bool]:
+def _walk(
+    options: Sequence[Sequence[_Option]], max_states: int, rules: LayoutRules
+) -> tuple[_Way | None, int, bool]:
     """The best way to cover all positions (or None), the last position reached, and whether it is exact."""
     end = len(options)
     layers: list[dict[_State, _Way]] = [{} for _ in range(end + 1)]
-    layers[0][(0, ())] = _Way(0)
+    layers[0][(0, (), ())] = _Way(0)
     bound = _Bound(options)
     reached = 0
     exact = True
@@ -170,14 +189,14 @@ def _walk(options: Sequence[Sequence[_Option]], max_states: int) -> tuple[_Way |
         states, layers[at] = layers[at], {}
         if states:
             reached = at
-        ways = list(states.items())
+        ways = _undominated(states, rules)
         if len(ways) > max_states:
             exact = False
             ways = heapq.nsmallest(
                 max_states, ways, key=lambda item: item[1].weight - bound.covered(at, item[0][0])
             )
         here = options[at]
-        for (covered, loose), way in ways:
+        for (covered, loose, held), way in ways:
             for option in here:
                 if covered & option.mask:
                     continue
@@ -189,13 +208,40 @@ def _walk(options: Sequence[Sequence[_Option]], max_states: int) -> tuple[_Way |
                     if joined is None:
                         continue
                     next_loose = _advance(joined, step)
-                state = (ahead >> step, next_loose)
-                weight = way.weight + option.weight
+                cost = way.weight + option.weight
+                next_held = held
+                if held or option.ports:
+                    settled = rules.settle(held, option.ports, at, covered, at + step)
+                    if settled is None:
+                        continue
+                    next_held, extra = settled
+                    cost += extra
+                state = (ahead >> step, next_loose, next_held)
                 layer = layers[at + step]
                 known = layer.get(state)
-                if known is None or weight < known.weight:
-                    layer[state] = _Way(weight, option, way)
-    return layers[end].get((0, ())), reached, exact
+                if known is None or cost < known.weight:
+                    layer[state] = _Way(cost, option, way)
+    return layers[end].get((0, (), ())), reached, exact
+
+
+def _undominated(states: Mapping[_State, _Way], rules: LayoutRules) -> list[tuple[_State, _Way]]:
+    """The states without those that another one, with the same nodes covered, can become for no more.
+
+    Only the cheapest of each group is tried as the better one.
+    """
+    if all(not held for _, _, held in states):
+        return list(states.items())
+    cheapest: dict[tuple[int, _Loose], tuple[Held, int]] = {}
+    for (covered, loose, held), way in states.items():
+        best = cheapest.get((covered, loose))
+        if best is None or way.weight < best[1]:
+            cheapest[covered, loose] = (held, way.weight)
+    kept = []
+    for state, way in states.items():
+        held, least = cheapest[state[:2]]
+        if held == state[2] or least + rules.becoming(held, state[2]) > way.weight:
+            kept.append((state, way))
+    return kept
 
 
 def _join(loose: _Loose, option: _Option) -> _Loose | None:

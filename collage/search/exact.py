@@ -1,14 +1,15 @@
 """The op-level problem as an integer program: an independent answer to check the dynamic program with.
 
 Set partitioning: one binary variable per candidate, each node in exactly one candidate that is taken,
-least sum of the charges (Eq. 2.1 with the cost of Eq. 2.2). Circles are cut off as they turn up: of the
+least sum of the charges (Eq. 2.1 with the cost of Eq. 2.2). A conversion is a variable that cannot be 0 when one
+candidate that is taken gives a value in one layout and another one wants it in the other. Circles are cut off as they turn up: of the
 candidates of a circle at least one must go. This uses nothing of what the dynamic program knows about which
 candidates can be in a circle.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -17,7 +18,10 @@ import numpy as np
 from collage.errors import CollageError
 from collage.graph.convexity import CyclicPlacementError
 from collage.graph.dataflow import Graph
+from collage.graph.layout import Layout
+from collage.search.conversion import Change
 from collage.search.placement import (
+    NO_CONVERSIONS,
     Candidate,
     Placement,
     charge_us,
@@ -31,9 +35,14 @@ _INFEASIBLE = 2
 
 
 def place_exact(
-    graph: Graph, candidates: Sequence[Candidate], epsilon_us: float, *, margin: float = 0.0
+    graph: Graph,
+    candidates: Sequence[Candidate],
+    epsilon_us: float,
+    *,
+    margin: float = 0.0,
+    changes_us: Mapping[Change, float] = NO_CONVERSIONS,
 ) -> Placement:
-    """The placement with the least sum of ``cost_us + epsilon_us + margin * noise_us``, like ``dp.place``.
+    """The placement with the least sum of charges and conversions, like ``dp.place``.
 
     Needs scipy (the extra ``exact``). Raises ``NoPlacementError`` when no placement exists.
     """
@@ -41,15 +50,28 @@ def place_exact(
     usable = contenders(graph, candidates, epsilon_us, margin)
     if not usable:
         return finish(graph, (), epsilon_us)
+    demands = list(_demands(graph, usable))
+    changes = sorted({change for change, _ in demands if change in changes_us}, key=str)
+    width = len(usable) + len(changes)
     rows = [node for candidate in usable for node in candidate.nodes]
     columns = [index for index, candidate in enumerate(usable) for _ in candidate.nodes]
-    covers = sparse.csr_array((np.ones(len(rows)), (rows, columns)), shape=(len(graph.nodes), len(usable)))
+    covers = sparse.csr_array((np.ones(len(rows)), (rows, columns)), shape=(len(graph.nodes), width))
     constraints = [optimize.LinearConstraint(covers, 1, 1)]
-    charges = np.array([charge_us(candidate, epsilon_us, margin) for candidate in usable])
+    for change, taken in demands:  # all taken: at least one less, or the conversion
+        columns = [*taken, *([len(usable) + changes.index(change)] if change in changes_us else [])]
+        row = sparse.csr_array(
+            ([1.0] * len(taken) + [-1.0] * (len(columns) - len(taken)), ([0] * len(columns), columns)),
+            shape=(1, width),
+        )
+        constraints.append(optimize.LinearConstraint(row, -np.inf, len(taken) - 1))
+    charges = np.array(
+        [charge_us(candidate, epsilon_us, margin) for candidate in usable]
+        + [changes_us[change] for change in changes]
+    )
     while True:
         result = optimize.milp(
             charges,
-            integrality=np.ones(len(usable)),
+            integrality=np.ones(width),
             bounds=optimize.Bounds(0, 1),
             constraints=constraints,
             options={"mip_rel_gap": 0.0},
@@ -58,15 +80,35 @@ def place_exact(
             raise no_cover(graph)
         if result.x is None:
             raise CollageError(f"the exact solver gave up: {result.message}")
-        taken = [index for index, amount in enumerate(result.x) if amount > 0.5]
+        taken = [index for index, amount in enumerate(result.x[: len(usable)]) if amount > 0.5]
         try:
-            return finish(graph, [usable[index] for index in taken], epsilon_us)
+            return finish(graph, [usable[index] for index in taken], epsilon_us, changes_us=changes_us)
         except CyclicPlacementError as error:
             circle = [taken[part] for part in error.cycle]
-            row = sparse.csr_array(
-                (np.ones(len(circle)), ([0] * len(circle), circle)), shape=(1, len(usable))
-            )
+            row = sparse.csr_array((np.ones(len(circle)), ([0] * len(circle), circle)), shape=(1, width))
             constraints.append(optimize.LinearConstraint(row, -np.inf, len(circle) - 1))
+
+
+def _demands(graph: Graph, usable: Sequence[Candidate]) -> Iterator[tuple[Change, tuple[int, ...]]]:
+    """Conversions, each with the candidates (one or two, by index) that need it when they are all taken."""
+    gives: dict[int, list[tuple[Layout, tuple[int, ...]]]] = {}
+    wants: dict[int, list[tuple[Layout, tuple[int, ...]]]] = {v: [(Layout.PLAIN, ())] for v in graph.outputs}
+    for value in graph.inputs:
+        gives[value] = [(Layout.PLAIN, ())]
+    for index, candidate in enumerate(usable):
+        inside = set(candidate.nodes)
+        reads, writes = dict(candidate.reads), dict(candidate.writes)
+        for node in candidate.nodes:
+            for value in graph.nodes[node].outputs:
+                gives.setdefault(value, []).append((writes.get(value, Layout.PLAIN), (index,)))
+            for value in dict.fromkeys(graph.nodes[node].inputs):
+                if graph.values[value].producer not in inside and not graph.is_constant(value):
+                    wants.setdefault(value, []).append((reads.get(value, Layout.PLAIN), (index,)))
+    for value, wanted in wants.items():
+        for target, reader in wanted:
+            for source, writer in gives[value]:
+                if source is not target and writer != reader:
+                    yield (value, source, target), tuple(dict.fromkeys((*writer, *reader)))
 
 
 def _scipy() -> tuple[Any, Any]:

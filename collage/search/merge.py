@@ -11,25 +11,28 @@ from collections.abc import Collection
 from collage.search.placement import Candidate, Placement
 
 
-def unions(placement: Placement, engines: Collection[str]) -> list[tuple[tuple[int, ...], str]]:
+def unions(
+    placement: Placement, engines: Collection[str], free: Collection[str]
+) -> list[tuple[tuple[int, ...], str]]:
     """Node sets (ascending ids) and backends of the runs of neighbours on the same engine.
 
     Neighbours follow each other in launch order, which is topological, so a union is convex and the placement
-    with it has no circle. Parts that launch nothing (views) join the run they lie in.
+    with it has no circle. Parts on backends in ``free`` (views) launch nothing and
+    join the run they lie in.
     """
     found: list[tuple[tuple[int, ...], str]] = []
     run: list[Candidate] = []
     waiting: list[Candidate] = []
 
     def close() -> None:
-        if sum(1 for c in run if c.launches) > 1:
+        if sum(1 for c in run if c.backend not in free) > 1:
             nodes = tuple(sorted(node for c in run for node in c.nodes))
             found.append((nodes, run[0].backend))
         run.clear()
         waiting.clear()
 
     for candidate in placement.candidates:
-        if not candidate.launches:
+        if candidate.backend in free:
             waiting.append(candidate)
         elif run and candidate.backend == run[0].backend:
             run.extend([*waiting, candidate])

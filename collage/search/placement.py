@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 
+from collage.backends.base import Variant
 from collage.errors import NoPlacementError
 from collage.graph.convexity import Reachability, is_convex, quotient_order
 from collage.graph.dataflow import Graph
+from collage.graph.layout import Layout
+from collage.search.conversion import Change, Conversion, conversions
+
+_Interface = tuple[tuple[int, ...], tuple[tuple[int, Layout], ...], tuple[tuple[int, Layout], ...]]
+
+NO_CONVERSIONS: Mapping[Change, float] = MappingProxyType({})
+"""Where all candidates are plain there is nothing to convert."""
 
 _NAMED = 20
 """How many nodes an error message names before it only counts the rest."""
@@ -20,13 +29,19 @@ class Candidate:
     """A matched subgraph on a backend, (g_i, b_i) in section 2.4.1, with its measured cost M(P(g_i)).
 
     ``nodes`` are ascending ids; ``cost_us`` and ``noise_us``, the measurement's spread, are microseconds.
+    ``switches`` counts the context switches it pays for: none for a kernel on Collage's own team of threads, and
+    none for what runs nothing. ``reads`` and ``writes`` are the values that it takes and gives in another
+    layout than the plain one, by ascending id, as its ``variant`` says.
     """
 
     nodes: tuple[int, ...]
     backend: str
     cost_us: float
     noise_us: float = 0.0
-    launches: int = 1
+    switches: int = 1
+    variant: Variant = Variant()
+    reads: tuple[tuple[int, Layout], ...] = ()
+    writes: tuple[tuple[int, Layout], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.nodes or any(a >= b for a, b in pairwise(self.nodes)):
@@ -39,15 +54,17 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Candidates that cover each node once, in an order in which they can be launched.
+    """Candidates that cover each node once, in an order in which they can be launched, and the conversions
+    between them.
 
-    ``predicted_us`` is Cost(P(G)) of Eq. 2.2: their costs and one context switch each. ``exact`` is False
+    ``predicted_us`` is Cost(P(G)) of Eq. 2.2: their costs, context switches and conversions. ``exact`` is False
     when the search had to drop states, so that a cheaper placement may exist.
     """
 
     candidates: tuple[Candidate, ...]
     predicted_us: float
     exact: bool = True
+    conversions: tuple[Conversion, ...] = ()
 
 
 def check_placement(graph: Graph, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
@@ -71,10 +88,22 @@ def check_placement(graph: Graph, candidates: Sequence[Candidate]) -> tuple[Cand
     return tuple(candidates[index] for index in order)
 
 
-def finish(graph: Graph, chosen: Sequence[Candidate], epsilon_us: float, *, exact: bool = True) -> Placement:
-    """The checked placement with its predicted cost, Eq. 2.2."""
+def finish(
+    graph: Graph,
+    chosen: Sequence[Candidate],
+    epsilon_us: float,
+    *,
+    exact: bool = True,
+    changes_us: Mapping[Change, float] = NO_CONVERSIONS,
+) -> Placement:
+    """The checked placement with its predicted cost, Eq. 2.2, and that of its conversions.
+
+    Raises KeyError when a conversion is needed that ``changes_us`` has no cost for.
+    """
     launch = check_placement(graph, chosen)
-    return Placement(launch, math.fsum(c.cost_us + epsilon_us * c.launches for c in launch), exact)
+    between = conversions(graph, launch, changes_us)
+    kernels = math.fsum(c.cost_us + epsilon_us * c.switches for c in launch)
+    return Placement(launch, kernels + math.fsum(c.cost_us for c in between), exact, between)
 
 
 def charge_us(candidate: Candidate, epsilon_us: float, margin: float) -> float:
@@ -85,29 +114,35 @@ def charge_us(candidate: Candidate, epsilon_us: float, margin: float) -> float:
     as fast the one measured with more certainty wins, and a way in many pieces collects the noise of each.
     The charge stays additive, so the search stays exact; with ``margin`` = 0 the problem is the paper's.
     """
-    return candidate.cost_us + epsilon_us * candidate.launches + margin * candidate.noise_us
+    return candidate.cost_us + epsilon_us * candidate.switches + margin * candidate.noise_us
 
 
 def contenders(
     graph: Graph, candidates: Sequence[Candidate], epsilon_us: float, margin: float
 ) -> tuple[Candidate, ...]:
-    """The candidates that can be part of a best placement: convex, and the best for their set of nodes.
+    """The candidates that can be part of a best placement: convex, the best for their nodes and layouts.
 
     Ties go to less noise, then to the backend's name. In an order that depends on the candidates alone, not
     on the order they come in. Raises ``NoPlacementError`` with the nodes that none of them covers.
     """
-    best: dict[tuple[int, ...], tuple[tuple[float, float, str], Candidate]] = {}
+    best: dict[_Interface, tuple[tuple[float, float, str], Candidate]] = {}
     for candidate in candidates:
         rank = (charge_us(candidate, epsilon_us, margin), candidate.noise_us, candidate.backend)
-        if candidate.nodes not in best or rank < best[candidate.nodes][0]:
-            best[candidate.nodes] = (rank, candidate)
+        interface = (candidate.nodes, candidate.reads, candidate.writes)
+        if interface not in best or rank < best[interface][0]:
+            best[interface] = (rank, candidate)
     reach = Reachability.of(graph)
     kept: list[Candidate] = []
     missing = dict.fromkeys(range(len(graph.nodes)))
-    for nodes in sorted(best):
-        _check_ids(graph, best[nodes][1])
-        if len(nodes) == 1 or is_convex(graph, nodes, reach):
-            kept.append(best[nodes][1])
+    convex: dict[tuple[int, ...], bool] = {}
+    for interface in sorted(best):
+        candidate = best[interface][1]
+        _check_ids(graph, candidate)
+        nodes = candidate.nodes
+        if nodes not in convex:
+            convex[nodes] = len(nodes) == 1 or is_convex(graph, nodes, reach)
+        if convex[nodes]:
+            kept.append(candidate)
             for node in nodes:
                 missing.pop(node, None)
     if missing:

@@ -1,0 +1,166 @@
+"""The layouts in a state of the dynamic program: which values are held in what, and what a candidate adds.
+
+A value matters when some candidate takes or gives it in another layout than the plain one. While it crosses the
+edge between covered and uncovered nodes, a state holds for it the layout it was given in, and those that it has
+been converted to or is wanted in. Its readers may be covered before its writer; then only what they want is
+known, and the conversions are paid for when the writer is.
+
+**Dominance.** State B can become what state A is: for each value that they hold differently it converts from its
+own layout to those that A has the value in. Later it pays for a layout that neither has the value in yet at most
+the difference of the two conversions more than A. Where B's cost and all this come to no more than A's cost, A
+can be dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from collage.graph.dataflow import Graph
+from collage.graph.layout import Layout
+from collage.search.conversion import Change
+from collage.search.placement import Candidate
+
+_LAYOUTS = tuple(Layout)
+_PLAIN = _LAYOUTS.index(Layout.PLAIN)
+_UNKNOWN = -1
+_NEVER = 1 << 200
+"""The weight of a conversion that cannot be made."""
+
+Held: TypeAlias = "tuple[tuple[int, int, int], ...]"
+"""Ascending by value: (value, layout it was given in or -1, mask of other layouts it is wanted in).
+
+A covered value that is plain and wanted in nothing else is left out.
+"""
+
+Ports: TypeAlias = "tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]] | None"
+"""(value, layout) of what a candidate reads and writes, of the values that matter; None when none does."""
+
+_COUNT_BITS = 24
+_UNITS_PER_US = 1_000_000
+
+
+def weight(charge_us: float) -> int:
+    """Picoseconds, with a count of one in the low bits: sums compare by cost, then by number of kernels.
+
+    Integers add up to the same sum in any order, so equal costs are equal, and ties are broken by the rule
+    and not by rounding.
+    """
+    return round(charge_us * _UNITS_PER_US) << _COUNT_BITS | 1
+
+
+class LayoutRules:
+    """What conversions cost, and until when a value is held."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        order: Sequence[int],
+        candidates: Iterable[Candidate],
+        changes_us: Mapping[Change, float],
+    ) -> None:
+        self._graph = graph
+        matter = {value for c in candidates for value, _ in (*c.reads, *c.writes)}
+        position = {node: at for at, node in enumerate(order)}
+        self._writer: dict[int, int] = {}
+        self._last: dict[int, int] = {}
+        self._costs: dict[int, list[list[int]]] = {}
+        for value in matter:
+            producer = graph.values[value].producer
+            self._writer[value] = -1 if producer is None else position[producer]
+            touched = [position[user] for user in graph.users[value]] + [self._writer[value]]
+            self._last[value] = max(touched)
+            self._costs[value] = _table(value, changes_us)
+
+    def ports(self, candidate: Candidate) -> Ports:
+        """The candidate's reads and writes of the values that matter."""
+        if not self._last:
+            return None
+        graph, inside = self._graph, set(candidate.nodes)
+        reads, writes = dict(candidate.reads), dict(candidate.writes)
+        takes: dict[int, int] = {}
+        gives: dict[int, int] = {}
+        for node in candidate.nodes:
+            for value in graph.nodes[node].inputs:
+                if value in self._last and graph.values[value].producer not in inside:
+                    takes[value] = _LAYOUTS.index(reads.get(value, Layout.PLAIN))
+            for value in graph.nodes[node].outputs:
+                escapes = value in graph.output_set or any(u not in inside for u in graph.users[value])
+                if value in self._last and escapes:
+                    gives[value] = _LAYOUTS.index(writes.get(value, Layout.PLAIN))
+        return (tuple(takes.items()), tuple(gives.items())) if takes or gives else None
+
+    def settle(self, held: Held, ports: Ports, at: int, covered: int, then: int) -> tuple[Held, int] | None:
+        """What is held after a candidate, and the weight of the conversions it brings; None when impossible.
+
+        ``covered`` is the mask of covered nodes from position ``at`` on, before the candidate; ``then`` the
+        position of the next uncovered node after it.
+        """
+        now = {value: (layout, wanted) for value, layout, wanted in held}
+        extra = 0
+        takes, gives = ports if ports is not None else ((), ())
+        for value, layout in takes:
+            given, wanted = now.get(value) or self._before(value, at, covered)
+            if given == layout or wanted >> layout & 1:
+                continue
+            if given != _UNKNOWN:
+                extra += self._costs[value][given][layout]
+            now[value] = (given, wanted | 1 << layout)
+        for value, layout in gives:
+            wanted = now[value][1] if value in now else 0
+            if value in self._graph.output_set:
+                wanted |= 1 << _PLAIN
+            wanted &= ~(1 << layout)
+            for other in range(len(_LAYOUTS)):
+                if wanted >> other & 1:
+                    extra += self._costs[value][layout][other]
+            now[value] = (layout, wanted)
+        if extra >= _NEVER:
+            return None
+        kept = [
+            (value, given, wanted)
+            for value, (given, wanted) in now.items()
+            if self._last[value] >= then and (given != _PLAIN or wanted)
+        ]
+        return tuple(sorted(kept)), extra
+
+    def becoming(self, held: Held, other: Held) -> int:
+        """The most that it takes to go on from one state like from the other (see the top)."""
+        mine = {value: (given, wanted) for value, given, wanted in held}
+        theirs = {value: (given, wanted) for value, given, wanted in other}
+        total = 0
+        for value in mine.keys() | theirs.keys():
+            given, wanted = mine.get(value, (_PLAIN, 0))
+            other_given, other_wanted = theirs.get(value, (_PLAIN, 0))
+            if (given, wanted) == (other_given, other_wanted):
+                continue
+            if _UNKNOWN in (given, other_given):
+                return _NEVER
+            available, other_available = wanted | 1 << given, other_wanted | 1 << other_given
+            costs, other_costs = self._costs[value][given], self._costs[value][other_given]
+            for layout in range(len(_LAYOUTS)):
+                if not available >> layout & 1:
+                    if other_available >> layout & 1:
+                        total += costs[layout]
+                    else:
+                        total += max(0, costs[layout] - other_costs[layout])
+        return total
+
+    def _before(self, value: int, at: int, covered: int) -> tuple[int, int]:
+        """What holds of a value that is not held: plain when its writer is covered, else unknown."""
+        writer = self._writer[value]
+        done = writer < at or covered >> (writer - at) & 1
+        return (_PLAIN, 0) if done else (_UNKNOWN, 0)
+
+
+def _table(value: int, changes_us: Mapping[Change, float]) -> list[list[int]]:
+    """Weights of the value's conversions, by index of the layouts."""
+    table = []
+    for source in _LAYOUTS:
+        row = []
+        for target in _LAYOUTS:
+            cost = 0.0 if source is target else changes_us.get((value, source, target), math.inf)
+            row.append(0 if source is target else _NEVER if math.isinf(cost) else weight(cost))
+        table.append(row)
+    return table

@@ -1,0 +1,152 @@
+"""Layouts in the search: conversions are priced once, and the dynamic program stays exact."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from itertools import permutations
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from collage.errors import NoPlacementError
+from collage.graph.convexity import CyclicPlacementError, quotient_order
+from collage.graph.dataflow import Graph
+from collage.graph.layout import Layout
+from collage.search.conversion import Change, Conversion, changes
+from collage.search.dp import place
+from collage.search.exact import place_exact
+from collage.search.placement import Candidate, finish
+from tests.strategies import GraphBuilder, problems
+
+EPSILON = 0.5
+PLAIN, LAST, BLOCKED = Layout.PLAIN, Layout.CHANNELS_LAST, Layout.BLOCKED
+Case = tuple[Graph, list[Candidate], dict[Change, float]]
+
+
+@st.composite
+def layout_problems(draw: st.DrawFn) -> Case:
+    """Problems whose candidates come in several layouts; some conversions cannot be made."""
+    graph, plain = draw(problems(max_nodes=6))
+    candidates: list[Candidate] = []
+    for each in plain:
+        inside = set(each.nodes)
+        taken = sorted(
+            {
+                v
+                for n in each.nodes
+                for v in graph.nodes[n].inputs
+                if graph.values[v].producer not in inside and not graph.is_constant(v)
+            }
+        )
+        given = [
+            v
+            for n in each.nodes
+            for v in graph.nodes[n].outputs
+            if v in graph.output_set or any(u not in inside for u in graph.users[v])
+        ]
+        layouts = st.sampled_from([PLAIN, LAST, BLOCKED])
+        for _ in range(draw(st.integers(1, 2))):
+            reads = [(v, draw(layouts)) for v in taken]
+            writes = [(v, draw(layouts)) for v in given]
+            candidates.append(
+                replace(
+                    each,
+                    cost_us=draw(st.integers(0, 16)) / 4,
+                    reads=tuple((v, layout) for v, layout in reads if layout is not PLAIN),
+                    writes=tuple((v, layout) for v, layout in writes if layout is not PLAIN),
+                )
+            )
+    costs = {
+        (value.id, source, target): draw(st.integers(0, 8)) / 4
+        for value in graph.values
+        for source, target in permutations(Layout, 2)
+        if draw(st.integers(0, 9))
+    }
+    return graph, candidates, costs
+
+
+def brute_force(case: Case, margin: float) -> Fraction | None:
+    """The least sum of charges and conversions of all covers."""
+    graph, candidates, costs = case
+    best: Fraction | None = None
+
+    def extend(chosen: list[Candidate], covered: frozenset[int]) -> None:
+        nonlocal best
+        node = next((n for n in range(len(graph.nodes)) if n not in covered), None)
+        if node is None:
+            try:
+                quotient_order(graph, [c.nodes for c in chosen])
+                total = sum((Fraction(costs[change]) for change in changes(graph, chosen)), Fraction(0))
+            except (CyclicPlacementError, KeyError):
+                return
+            for c in chosen:
+                total += Fraction(c.cost_us) + Fraction(EPSILON) + Fraction(margin) * Fraction(c.noise_us)
+            best = total if best is None else min(best, total)
+            return
+        for candidate in candidates:
+            if candidate.nodes[0] == node and covered.isdisjoint(candidate.nodes):
+                extend([*chosen, candidate], covered | set(candidate.nodes))
+
+    extend([], frozenset())
+    return best
+
+
+@settings(max_examples=300, deadline=None)
+@given(layout_problems())
+def test_the_dynamic_program_equals_brute_force(case: Case) -> None:
+    graph, candidates, costs = case
+    best = brute_force(case, 0.0)
+    if best is None:
+        with pytest.raises(NoPlacementError):
+            place(graph, candidates, EPSILON, changes_us=costs)
+        return
+    placement = place(graph, candidates, EPSILON, changes_us=costs)
+    event(f"conversions: {len(placement.conversions)}")
+    assert placement.exact
+    assert placement.predicted_us == pytest.approx(float(best))
+    assert placement == finish(graph, placement.candidates, EPSILON, changes_us=costs)
+
+
+@settings(max_examples=60, deadline=None)
+@given(layout_problems())
+def test_the_dynamic_program_equals_the_exact_solver(case: Case) -> None:
+    graph, candidates, costs = case
+    try:
+        expected = place_exact(graph, candidates, EPSILON, changes_us=costs)
+    except NoPlacementError:
+        with pytest.raises(NoPlacementError):
+            place(graph, candidates, EPSILON, changes_us=costs)
+        return
+    found = place(graph, candidates, EPSILON, changes_us=costs)
+    assert found.predicted_us == pytest.approx(expected.predicted_us)
+
+
+def test_readers_that_want_the_same_share_a_conversion() -> None:
+    builder = GraphBuilder()
+    source = builder.node(builder.input())
+    graph = builder.finish(*(builder.node(source) for _ in range(3)))
+    x = graph.inputs[0]
+    made = graph.nodes[0].outputs[0]
+    candidates = [
+        Candidate((0,), "a", 1.0, writes=((made, BLOCKED),)),
+        Candidate((1,), "a", 1.0, reads=((made, LAST),)),
+        Candidate((2,), "a", 1.0, reads=((made, LAST),)),
+        Candidate((3,), "a", 1.0, reads=((made, BLOCKED),)),
+    ]
+    costs = {(made, BLOCKED, LAST): 2.0, (x, PLAIN, LAST): 9.0}
+    placement = place(graph, candidates, 0.0, changes_us=costs)
+    assert placement.conversions == (Conversion(made, BLOCKED, LAST, 2.0),)
+    assert placement.predicted_us == 6.0
+
+
+def test_outputs_are_handed_over_plain() -> None:
+    builder = GraphBuilder()
+    graph = builder.finish(builder.node(builder.input()))
+    (out,) = graph.outputs
+    fast = Candidate((0,), "a", 1.0, writes=((out, LAST),))
+    slow = Candidate((0,), "b", 3.0)
+    assert place(graph, [fast, slow], 0.0, changes_us={(out, LAST, PLAIN): 1.0}).candidates == (fast,)
+    assert place(graph, [fast, slow], 0.0, changes_us={(out, LAST, PLAIN): 2.5}).candidates == (slow,)
+    assert place(graph, [fast, slow], 0.0).candidates == (slow,)
