@@ -7,14 +7,11 @@ has just run do not slow the next, and a machine that gets slower meanwhile slow
 from __future__ import annotations
 
 import math
-import os
-import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ import numpy as np
 import onnx
 
 from collage.bench_worker import ENGINES, Burst, Ready, Samples, Setup
+from collage.child_process import ChildError, ChildProcess
 from collage.errors import CollageError, UsageError, unknown_names
 from collage.frontend.load import load_onnx
 from collage.frontend.model import from_simplified
@@ -30,7 +28,6 @@ from collage.frontend.shapes import fix_shapes, model_inputs
 from collage.frontend.simplify import simplify
 from collage.graph.dataflow import Array
 from collage.measure_db.compare import relative_error
-from collage.measure_db.protocol import ChannelError, Failure, read_message, write_message
 from collage.measure_db.timing import summary
 from collage.progress import Progress
 from collage.target import usable_cores
@@ -42,9 +39,6 @@ _BURST_S = 0.1
 """Short, so that a change in the machine's load meets all contenders alike."""
 _SETTLE_S = 0.05
 """Pause before a burst: ONNX Runtime's threads spin for some milliseconds after a run."""
-
-# Not "-m": that puts the working directory first on the path, where a user's onnx.py would shadow ours.
-_BOOTSTRAP = "import sys; sys.path[:] = sys.argv[1:]; from collage.bench_worker import main; main()"
 
 
 def bench(
@@ -194,10 +188,10 @@ def _start(
     for position, name in enumerate(names):
         show(Progress("start", position, len(names), name))
         contender = _Contender(_for(setup, name, module))
-        stack.callback(contender.close)
+        stack.callback(contender.kill)
         try:
             outputs = contender.outputs()
-        except _Failed as failure:
+        except ChildError as failure:
             if name == OURS:
                 raise CollageError(f"the compiled module failed: {failure}") from None
             if asked_for and name in engines:
@@ -210,7 +204,7 @@ def _start(
         if name == OURS or name in engines:
             contenders[name] = contender
         else:
-            contender.close()  # it was there for its outputs only
+            contender.kill()  # it was there for its outputs only
     return contenders, errors, failed
 
 
@@ -238,7 +232,7 @@ def _rounds(
             time.sleep(_SETTLE_S)
             try:
                 samples[name] += contenders[name].burst(_BURST_S)
-            except _Failed as failure:
+            except ChildError as failure:
                 raise CollageError(f"{name} failed in round {number + 1}: {failure}") from None
     show(Progress("run", rounds, rounds))
     return samples
@@ -262,65 +256,19 @@ def _within_noise(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     return bool(apart <= first["noise_us"] + second["noise_us"])
 
 
-class _Failed(Exception):
-    """A contender could not do what it was asked; the message says why."""
-
-
-class _Contender:
+class _Contender(ChildProcess):
     """The parent's side of a contender."""
 
     def __init__(self, setup: Setup) -> None:
+        super().__init__("collage.bench_worker", subprocess.DEVNULL)
         self._setup = setup
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _BOOTSTRAP, *(os.path.abspath(entry) for entry in sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C goes to us alone, and what it starts can be killed with it
-            bufsize=0,
-        )
 
     def outputs(self) -> Sequence[Array]:
         """Load and run the model once."""
-        ready = self._ask(self._setup)
-        assert isinstance(ready, Ready)
+        ready: Ready = self.ask(self._setup, math.inf)
         return ready.outputs
 
     def burst(self, seconds: float) -> Sequence[int]:
         """Nanoseconds of the calls of a burst."""
-        samples = self._ask(Burst(seconds))
-        assert isinstance(samples, Samples)
+        samples: Samples = self.ask(Burst(seconds), math.inf)
         return samples.nanoseconds
-
-    def _ask(self, message: object) -> object:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        try:
-            write_message(self._process.stdin.fileno(), message)
-            reply = read_message(self._process.stdout.fileno())
-        except (EOFError, BrokenPipeError, ChannelError):
-            raise _Failed(f"its process ended ({self._end()})") from None
-        if isinstance(reply, Failure):
-            raise _Failed(reply.message)
-        return reply
-
-    def _end(self) -> str:
-        try:
-            code = self._process.wait(timeout=5.0)
-        except subprocess.TimeoutExpired:
-            return "it closed its pipe"
-        if code >= 0:
-            return f"status {code}"
-        with suppress(ValueError):
-            return signal.Signals(-code).name
-        return f"signal {-code}"
-
-    def close(self) -> None:
-        """Kill it and all it started, and wait for it."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
-        if self._process.returncode is None:  # not yet waited for, so its id is still its own
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()

@@ -6,7 +6,6 @@ Run by ``collage.bench``, never by hand. Between bursts it waits for its pipe: t
 from __future__ import annotations
 
 import gc
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from collage.backends.base import Call
+from collage.child_process import Failure, read_message, take_over_pipes, write_message
 from collage.graph.dataflow import Array, TensorType
-from collage.measure_db.protocol import Failure, read_message, write_message
 from collage.runtime.buffers import aligned_array, aligned_copy
 
 _LEAST_CALLS = 3
@@ -70,7 +69,7 @@ Outputs: TypeAlias = Callable[[], Sequence[Array]]
 
 def main() -> None:
     """Serve one parent until its pipe closes."""
-    source, sink = _take_over_pipes()
+    source, sink = take_over_pipes()
     try:
         setup: Setup = read_message(source)
         try:
@@ -181,13 +180,3 @@ ENGINES: Mapping[str, Callable[[Setup], tuple[Call, Outputs]]] = {
 
 def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-
-
-def _take_over_pipes() -> tuple[int, int]:
-    """Keep the pipes out of the way of libraries that print to stdout or read stdin."""
-    source, sink = os.dup(0), os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 0)
-    os.dup2(nothing, 1)
-    os.close(nothing)
-    return source, sink

@@ -87,7 +87,7 @@ class Measurer:
         """End the worker and remove the temporary folder. Closing twice does nothing."""
         try:
             if self._worker is not None:
-                self._worker.close()
+                self._worker.kill()
         finally:
             self._worker = None
             if self._init is not None:

@@ -1,28 +1,31 @@
-"""What the measurer and its worker say to each other: length-prefixed pickles over two pipes."""
+"""What the measurer and its worker say to each other, beside ``child_process.Failure``."""
 
 from __future__ import annotations
 
-import os
-import pickle
-import select
-import struct
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from collage.backends.base import BuildOptions
-
-_HEADER = struct.Struct("<4sQ")
-_MAGIC = b"CLG1"
+from collage.backends.base import BuildOptions, Variant
+from collage.graph.dataflow import TensorType
+from collage.graph.layout import Layout
 
 
 @dataclass(frozen=True)
 class Request:
-    """A candidate to measure: node ids of the model, ascending, and the backend's name."""
+    """A candidate to measure: node ids of the model, ascending, the backend's name, and its variant."""
 
     nodes: tuple[int, ...]
     backend: str
+    variant: Variant = Variant()
+
+
+@dataclass(frozen=True)
+class Change:
+    """A layout conversion to measure, of any value of logical type ``kind``."""
+
+    kind: TensorType
+    source: Layout
+    target: Layout
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,15 @@ class Measure:
 
 
 @dataclass(frozen=True)
+class MeasureChange:
+    """Measure a conversion. Reply: an Outcome."""
+
+    change: Change
+    options: BuildOptions
+    limit_s: float
+
+
+@dataclass(frozen=True)
 class MeasureSwitch:
     """Measure the cost of switching between kernels of these candidates. Reply: SwitchCost."""
 
@@ -82,53 +94,3 @@ class SwitchCost:
     """Eq. 2.2's cost of one more launch, in microseconds."""
 
     us: float
-
-
-@dataclass(frozen=True)
-class Failure:
-    """The worker cannot do what it was asked, and it is no candidate's fault."""
-
-    message: str
-
-
-class ChannelError(Exception):
-    """What came through the pipe is no message: the other side's memory is damaged."""
-
-
-def write_message(fd: int, message: object) -> None:
-    """Send a message; blocks until it is in the pipe. Raises BrokenPipeError when nobody reads any more."""
-    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    data = memoryview(_HEADER.pack(_MAGIC, len(body)) + body)
-    while data:
-        data = data[os.write(fd, data) :]
-
-
-def read_message(fd: int, limit_s: float | None = None) -> Any:
-    """Wait for the next message, at most ``limit_s`` seconds.
-
-    Raises TimeoutError, EOFError when the other side is gone, and ChannelError.
-    """
-    deadline = None if limit_s is None else time.monotonic() + limit_s
-    magic, size = _HEADER.unpack(_read(fd, _HEADER.size, deadline))
-    if magic != _MAGIC:
-        raise ChannelError("damaged message")
-    body = _read(fd, size, deadline)
-    try:
-        return pickle.loads(body)
-    except Exception as error:  # unpickling raises anything
-        raise ChannelError(f"damaged message: {error}") from error
-
-
-def _read(fd: int, size: int, deadline: float | None) -> bytes:
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    data = bytearray()
-    while len(data) < size:
-        left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1e3
-        if not poll.poll(left):
-            raise TimeoutError
-        chunk = os.read(fd, min(size - len(data), 1 << 20))
-        if not chunk:
-            raise EOFError
-        data += chunk
-    return bytes(data)

@@ -21,6 +21,7 @@ import numpy as np
 import onnx
 
 from collage.backends.base import Backend
+from collage.child_process import Failure, read_message, take_over_pipes, write_message
 from collage.errors import CollageError, MeasurementError
 from collage.frontend.model import Model, from_simplified
 from collage.frontend.random_inputs import random_inputs
@@ -31,14 +32,11 @@ from collage.measure_db.machine import limit_memory, spare_memory
 from collage.measure_db.protocol import (
     Evaluate,
     Evaluated,
-    Failure,
     Init,
     Measure,
     MeasureSwitch,
     Ready,
     SwitchCost,
-    read_message,
-    write_message,
 )
 from collage.measure_db.reference import evaluate
 from collage.measure_db.results import Outcome
@@ -107,7 +105,7 @@ class _Worker:
 
 def main() -> None:
     """Serve one parent, until the pipe from it closes: so the parent's death ends the worker too."""
-    source, sink = _take_over_pipes()
+    source, sink = take_over_pipes()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     # TVM's handler prints a page of stack, which would push what the library said out of the message.
     signal.signal(signal.SIGSEGV, signal.SIG_DFL)
@@ -136,16 +134,6 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         gc.collect()
         write_message(sink, reply)
-
-
-def _take_over_pipes() -> tuple[int, int]:
-    """Keep the protocol's pipes out of the way of libraries that print to stdout or read stdin."""
-    source, sink = os.dup(0), os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    return source, sink
 
 
 def _receive(source: int, messages: queue.SimpleQueue[Any], folder: str) -> None:

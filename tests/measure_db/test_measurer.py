@@ -213,8 +213,6 @@ def test_interrupting_keeps_what_is_measured(model: Model, database: Database, t
 def test_interrupting_a_wait_kills_the_worker(
     model: Model, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import collage.measure_db.process as process
-
     with measurer(model, database, hostile.Hang(), NumpyBackend()) as one:
         one.measure([Request((0,), "numpy")])
         worker = one._worker
@@ -224,7 +222,7 @@ def test_interrupting_a_wait_kills_the_worker(
         def interrupted(fd: int, limit_s: float) -> object:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(process, "read_message", interrupted)
+        monkeypatch.setattr("collage.child_process.read_message", interrupted)
         with pytest.raises(KeyboardInterrupt):
             one.measure([Request((1,), "hang")])
         assert not worker.alive

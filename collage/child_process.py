@@ -1,0 +1,188 @@
+"""A child process of Python and its parent, who talk in length-prefixed pickles over two pipes.
+
+What the child runs may crash, hang, close its pipes or damage its memory: the parent survives it and knows why.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import select
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO, Any
+
+_HEADER = struct.Struct("<4sQ")
+_MAGIC = b"CLG1"
+
+# Not "-m": that puts the working directory first on the path, where a user's onnx.py would shadow ours.
+_BOOTSTRAP = "import sys; sys.path[:] = sys.argv[1:]; from {module} import main; main()"
+_END_LIMIT_S = 2.0
+
+
+class ChildError(Exception):
+    """A child did not do what it was asked; the message says why."""
+
+
+class ChannelError(ChildError):
+    """What came through the pipe is no message: the other side's memory is damaged."""
+
+
+class ChildEndedError(ChildError):
+    """A child ended instead of answering.
+
+    ``code`` is its exit status, negative for a signal, or None: it closed its pipe, and had to be killed.
+    """
+
+    def __init__(self, code: int | None) -> None:
+        super().__init__(f"its process ended ({_end(code)})")
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A child's reply when it cannot do what it was asked."""
+
+    message: str
+
+
+class ChildProcess:
+    """The parent's side of a child that runs ``main`` of a module."""
+
+    def __init__(self, module: str, stderr: int | IO[bytes], env: Mapping[str, str] | None = None) -> None:
+        """Start it, with this process's environment unless ``env`` gives one."""
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                _BOOTSTRAP.format(module=module),
+                *(os.path.abspath(entry) for entry in sys.path),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=env,
+            start_new_session=True,  # Ctrl-C goes to us alone, and what it starts can be killed with it
+            bufsize=0,
+        )
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.poll() is None
+
+    def ask(self, message: object, limit_s: float) -> Any:
+        """Send a message and wait for the reply, at most ``limit_s`` seconds.
+
+        Raises ChildError when the reply is a Failure; the child lives on. Raises TimeoutError, ChildEndedError
+        and ChannelError; then, and whatever else is raised meanwhile (KeyboardInterrupt), the child is killed.
+        """
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            write_message(self._process.stdin.fileno(), message)
+            reply = read_message(self._process.stdout.fileno(), limit_s)
+        except (EOFError, BrokenPipeError):
+            raise ChildEndedError(self._code()) from None
+        except BaseException:
+            self.kill()
+            raise
+        if isinstance(reply, Failure):
+            raise ChildError(reply.message)
+        return reply
+
+    def _code(self) -> int | None:
+        """How it ended. It has closed its pipe, so it has ended, or does so in a moment."""
+        try:
+            return self._process.wait(timeout=_END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill it and all it started, and wait for it; it has nothing to save.
+
+        The pipes are closed last: a measuring worker that sees them close believes its parent dead, and
+        removes the folder that the next worker needs.
+        """
+        if self._process.returncode is None:  # not yet waited for, so its id is still its own
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+
+
+def signal_name(number: int) -> str:
+    """``SIGSEGV`` and the like; ``signal 40`` for those without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _end(code: int | None) -> str:
+    if code is None:
+        return "it closed its pipe"
+    return f"status {code}" if code >= 0 else signal_name(-code)
+
+
+def take_over_pipes() -> tuple[int, int]:
+    """In the child: keep the pipes out of the way of libraries that print to stdout or read stdin.
+
+    Gives the descriptors to read from and to write to; what is printed goes to stderr.
+    """
+    source, sink = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return source, sink
+
+
+def write_message(fd: int, message: object) -> None:
+    """Send a message; blocks until it is in the pipe. Raises BrokenPipeError when nobody reads any more."""
+    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    data = memoryview(_HEADER.pack(_MAGIC, len(body)) + body)
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def read_message(fd: int, limit_s: float = math.inf) -> Any:
+    """Wait for the next message, at most ``limit_s`` seconds.
+
+    Raises TimeoutError, EOFError when the other side is gone, and ChannelError.
+    """
+    deadline = time.monotonic() + limit_s
+    magic, size = _HEADER.unpack(_read(fd, _HEADER.size, deadline))
+    if magic != _MAGIC:
+        raise ChannelError("damaged message")
+    body = _read(fd, size, deadline)
+    try:
+        return pickle.loads(body)
+    except Exception as error:  # unpickling raises anything
+        raise ChannelError(f"damaged message: {error}") from error
+
+
+def _read(fd: int, size: int, deadline: float) -> bytes:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    data = bytearray()
+    while len(data) < size:
+        left = max(0.0, deadline - time.monotonic()) * 1e3
+        if not poll.poll(left if math.isfinite(left) else None):
+            raise TimeoutError
+        chunk = os.read(fd, min(size - len(data), 1 << 20))
+        if not chunk:
+            raise EOFError
+        data += chunk
+    return bytes(data)
