@@ -18,6 +18,8 @@ from collage.backends.base import (
 )
 from collage.frontend.op_kinds import COMPUTE_BOUND
 from collage.graph.dataflow import Array
+from collage.native.launch import NativeKernel, Step
+from collage.native.library import core_problem
 
 if TYPE_CHECKING:
     from collage.backends.tvm_codegen import run
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from collage.patterns.match import MatchSource
 
 
-_SCHEDULES = "schedules 1"
+_SCHEDULES = "schedules 2"
 """To be counted up when `tvm_codegen` makes other kernels than before: what was measured then no longer holds."""
 
 
@@ -53,8 +55,9 @@ class Tvm(Backend):
         return (TunedFusionRule() if options.tune_trials else ScheduledFusionRule(),)
 
     def settings(self, options: BuildOptions) -> str:
-        """The version of our schedules, and the number of trials where there are any."""
-        return _SCHEDULES + (f", {options.tune_trials} trials" if options.tune_trials else "")
+        """The version of our schedules, whose threads run them, and the number of trials where there are any."""
+        pool = ", TVM's threads" if core_problem() else ""
+        return _SCHEDULES + pool + (f", {options.tune_trials} trials" if options.tune_trials else "")
 
     def tunes(self, subgraph: Subgraph) -> bool:
         """Convolutions and matmuls, with what is fused to them."""
@@ -87,15 +90,27 @@ class Tvm(Backend):
             raise UnsupportedError(str(error)) from None
 
     def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
-        """The compiled functions; TVM's thread pool is set to the number of threads."""
+        """The compiled functions on Collage's team of threads, or in TVM's pool where there is no native core."""
         from collage.backends.tvm_codegen.host import use_threads
         from collage.backends.tvm_codegen.run import load_kernel
 
+        loaded = load_kernel(artifact)
+        if loaded.addresses:
+            return _Compiled(loaded, options.threads)
         use_threads(options.threads)
-        return _Compiled(load_kernel(artifact))
+        return _Pooled(loaded)
 
 
-class _Compiled(Kernel):
+class _Compiled(NativeKernel):
+    def __init__(self, loaded: run.Kernel, threads: int) -> None:
+        super().__init__(threads)
+        self._loaded = loaded
+
+    def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
+        return self._loaded.steps(inputs, outputs)
+
+
+class _Pooled(Kernel):
     def __init__(self, loaded: run.Kernel) -> None:
         self._loaded = loaded
 

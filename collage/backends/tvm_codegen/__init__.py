@@ -1,4 +1,4 @@
 """TVM's lowering with CPU schedules of our own: from a Relax function to bytes, and to a kernel without a VM.
 
-`lower` → `build` (over `tidy`, `inline`, `rows`, `flat`, `arithmetic` in `schedule`) → `artifact` → `run`.
+`lower` → `build` (over `tidy`, `inline`, `rows`, `flat`, `arithmetic` in `schedule`) → `link` → `artifact` → `run`.
 """

@@ -18,7 +18,7 @@ import numpy.typing as npt
 __all__ = ["ALIGNMENT", "Array", "Artifact", "Call", "Slot", "TensorSpec", "empty_aligned", "pack", "unpack"]
 
 ALIGNMENT = 64  # bytes; TVM compiles aligned vector accesses, so less crashes the process
-_MAGIC = b"CLGTVM01"
+_MAGIC = b"CLGTVM02"
 Array = npt.NDArray[Any]
 
 

@@ -13,6 +13,7 @@ import tvm
 from collage.backends.tvm_codegen.artifact import Artifact, pack
 from collage.backends.tvm_codegen.contraction import UnscheduledError, compute_bound_reason
 from collage.backends.tvm_codegen.host import host_cpu, host_target
+from collage.backends.tvm_codegen.link import linkable
 from collage.backends.tvm_codegen.lower import LoweredKernel, first_line
 from collage.backends.tvm_codegen.schedule import default_schedule, schedule
 from collage.backends.tvm_codegen.tuned import parse_record, replay
@@ -25,8 +26,8 @@ logger = logging.getLogger(__name__)
 def compile_kernel(lowered: LoweredKernel, threads: int, record: str = "") -> bytes:
     """Schedule and compile for this CPU. The bytes hold everything `load_kernel` needs.
 
-    `record` is what `tune` found for it. With `threads` 1 the code never enters TVM's thread pool; with more,
-    big nests split over all of the pool's threads. Raises `UnscheduledError` for convolutions and matrix
+    `record` is what `tune` found for it. With `threads` 1 the code has no parallel loops; with more,
+    big nests split over all of the threads it runs on. Raises `UnscheduledError` for convolutions and matrix
     products that the record does not hold.
     """
     if threads < 1:
@@ -46,7 +47,7 @@ def compile_kernel(lowered: LoweredKernel, threads: int, record: str = "") -> by
     with tempfile.TemporaryDirectory(prefix="collage-tvm-") as folder:
         path = Path(folder) / "kernel.ll"
         module.write_to_file(str(path), "ll")
-        code = path.read_bytes()
+        code = linkable(path.read_bytes(), list(dict.fromkeys(call.name for call in lowered.calls)))
     return pack(
         Artifact(
             host_cpu(), threads, lowered.calls, lowered.params, lowered.outputs, lowered.intermediates,

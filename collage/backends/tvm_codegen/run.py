@@ -1,7 +1,8 @@
-"""Compiled kernels, loaded and bound to buffers; called without a VM."""
+"""Compiled kernels, loaded and bound to buffers: as steps for a team of threads, or as a call from Python."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import tempfile
 import types
@@ -16,6 +17,10 @@ import tvm_ffi
 
 from collage.backends.tvm_codegen.artifact import ALIGNMENT, Array, Call, TensorSpec, empty_aligned, unpack
 from collage.backends.tvm_codegen.host import host_cpu
+from collage.backends.tvm_codegen.link import Argument, is_parallel, link, tensor_arguments
+from collage.native.launch import LaunchList, Mode, Step, Task
+from collage.native.library import address_of, core, core_problem
+from collage.native.team import team_of
 
 __all__ = ["Kernel", "load_kernel"]
 
@@ -30,20 +35,49 @@ class Kernel:
     intermediates: tuple[TensorSpec, ...]
     constants: tuple[Array, ...]
     threads: int
+    parallel: bool
     functions: Mapping[str, Any]
+    addresses: Mapping[str, int]
+    """Of the same functions, as C functions; empty without the native core."""
 
-    def bind(
-        self, params: Sequence[Array], outputs: Sequence[Array], intermediates: Sequence[Array] | None = None
-    ) -> Callable[[], None]:
-        """Fix the buffers; the result runs the kernel on them with no further checks.
+    def bind(self, params: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], None]:
+        """Fix the buffers; the result runs the kernel on them with no further checks: on Collage's team of
+        `threads` threads, or in TVM's thread pool where there is no native core.
 
         Arrays must be C-contiguous, on a 64-byte boundary, of the dtypes and shapes in `params` and
         `outputs`; outputs must be writable and overlap no other buffer. Anything else is a `ValueError`.
-        Intermediates are allocated when not given. The callable keeps the arrays alive and must not run in
-        two threads at once.
+        The callable keeps the arrays alive and must not run in two threads at once.
         """
-        if intermediates is None:
-            intermediates = [empty_aligned(s) for s in self.intermediates]
+        if self.addresses:
+            return LaunchList(team_of(self.threads), self.steps(params, outputs))
+        runs = [
+            functools.partial(self.functions[call.name], *tensors)
+            for call, tensors in self._arguments(params, outputs)
+        ]
+        if len(runs) == 1:
+            return runs[0]
+
+        def run() -> None:
+            for step in runs:
+                step()
+
+        return run
+
+    def steps(self, params: Sequence[Array], outputs: Sequence[Array]) -> tuple[Step, ...]:
+        """The kernel on these buffers, as for `bind`; needs the native core."""
+        result = Argument()
+        tasks = []
+        for call, tensors in self._arguments(params, outputs):
+            arguments = tensor_arguments(tensors)
+            keep = (self.functions[call.name], arguments, tensors, result)
+            places = (ctypes.addressof(arguments), len(tensors), ctypes.addressof(result))
+            tasks.append(Task(self.addresses[call.name], 0, *places, keep))
+        alone = len(tasks) == 1 and not self.parallel
+        return (Step(tuple(tasks), Mode.SPLIT if alone else Mode.LEAD),)
+
+    def _arguments(self, params: Sequence[Array], outputs: Sequence[Array]) -> list[tuple[Call, list[Any]]]:
+        """Each call with its tensors, once the buffers are found good."""
+        intermediates = [empty_aligned(s) for s in self.intermediates]
         groups = {
             "param": (params, self.params),
             "output": (outputs, self.outputs),
@@ -58,18 +92,7 @@ class Kernel:
                 _check(array, spec, f"{kind} {i}", writable=kind in ("output", "intermediate"))
             tensors[kind] = [_tensor(a) for a in arrays]
         _check_overlap([*outputs, *intermediates], [*params, *self.constants])
-        runs = [
-            functools.partial(self.functions[c.name], *(tensors[s.kind][s.index] for s in c.args))
-            for c in self.calls
-        ]
-        if len(runs) == 1:
-            return runs[0]
-
-        def run() -> None:
-            for step in runs:
-                step()
-
-        return run
+        return [(call, [tensors[s.kind][s.index] for s in call.args]) for call in self.calls]
 
 
 def load_kernel(data: bytes) -> Kernel:
@@ -81,9 +104,13 @@ def load_kernel(data: bytes) -> Kernel:
         path = Path(folder) / "kernel.ll"
         path.write_bytes(found.code)
         module = tvm.runtime.load_module(str(path))
+    functions = {c.name: module[c.name] for c in found.calls}
+    addresses = (
+        {} if core_problem() else link(module, [*functions], address_of(core().collage_parallel_launch))
+    )
     return Kernel(
         found.calls, found.params, found.outputs, found.intermediates, found.constants, found.threads,
-        {c.name: module[c.name] for c in found.calls},
+        is_parallel(found.code), functions, addresses,
     )  # fmt: skip
 
 
