@@ -4,23 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from collage.backends.base import (
-    Availability,
-    Backend,
-    BackendKind,
-    BuildOptions,
-    Call,
-    Kernel,
-    UnsupportedError,
-)
+from collage.backends.base import BuildOptions, Call, Kernel
+from collage.backends.onnx_engine import OnnxEngine
 from collage.graph.dataflow import Array
-
-if TYPE_CHECKING:
-    from collage.frontend.subgraph import Subgraph
-    from collage.patterns.match import MatchSource
 
 _SPIN_US = "30"
 """How long idle threads spin when another engine's kernel may be next, in microseconds.
@@ -30,32 +18,12 @@ cores, alternating with OpenVINO: 0.87 ms and 0.81 ms for the two; spinning on w
 spinning at all 1.41 and 1.30.
 """
 
-MAX_BYTES = 2**31 - 1
-"""Largest model protobuf can serialise."""
 
-
-class OnnxRuntime(Backend):
+class OnnxRuntime(OnnxEngine):
     """Takes everything that has an ONNX form, the opaque nodes included; the engine of last resort."""
 
     name = "onnxruntime"
-    kind = BackendKind.ENGINE
-
-    def available(self) -> Availability:
-        """Always there: a core dependency."""
-        try:
-            return Availability(version=metadata.version("onnxruntime"))
-        except metadata.PackageNotFoundError:
-            return Availability(reason="not installed: pip install onnxruntime")
-
-    def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
-        """Single operators, fused chains, whole ONNX nodes, and windows."""
-        from collage.patterns.regions import EngineRule, OnnxNodeRule, WindowRule
-
-        return (EngineRule(), OnnxNodeRule(), WindowRule())
-
-    def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
-        """The subgraph as a serialised ONNX model."""
-        return onnx_artifact(subgraph)
+    requirement = "onnxruntime"
 
     def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
         """A session on the artifact, with a thread pool of its own."""
@@ -90,17 +58,3 @@ class _SessionKernel(Kernel):
             binding.bind_output(info.name, "cpu", 0, kind, array.shape, array.ctypes.data)
         run: Call = partial(self._session._sess.run_with_iobinding, binding._iobinding, None)
         return run
-
-
-def onnx_artifact(subgraph: Subgraph) -> bytes:
-    """The subgraph's ONNX model as bytes; UnsupportedError when it has no ONNX form or is too large."""
-    from collage.frontend.to_onnx import ExportError
-
-    try:
-        model = subgraph.to_onnx()
-    except ExportError as error:
-        raise UnsupportedError(str(error)) from None
-    if model.ByteSize() >= MAX_BYTES:
-        raise UnsupportedError("the region's weights exceed the 2 GiB that one ONNX protobuf can hold")
-    data: bytes = model.SerializeToString()
-    return data

@@ -4,48 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from collage.backends.base import (
-    Availability,
-    Backend,
-    BackendKind,
-    BuildOptions,
-    Call,
-    Kernel,
-    UnsupportedError,
-)
-from collage.backends.onnxruntime import onnx_artifact
+from collage.backends.base import BuildOptions, Call, Kernel, UnsupportedError
+from collage.backends.onnx_engine import OnnxEngine
 from collage.graph.dataflow import Array
 
-if TYPE_CHECKING:
-    from collage.frontend.subgraph import Subgraph
-    from collage.patterns.match import MatchSource
 
-
-class OpenVino(Backend):
+class OpenVino(OnnxEngine):
     """Takes what OpenVINO's ONNX frontend takes, in float32 arithmetic throughout."""
 
     name = "openvino"
-    kind = BackendKind.ENGINE
+    requirement = "'collage[cpu]'"
 
-    def available(self) -> Availability:
-        """Whether the wheel is installed; it is not imported yet."""
-        try:
-            return Availability(version=metadata.version("openvino"))
-        except metadata.PackageNotFoundError:
-            return Availability(reason="not installed: pip install 'collage[cpu]'")
-
-    def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
-        """Single operators, fused chains, whole ONNX nodes of the standard domain, and windows."""
-        from collage.patterns.regions import EngineRule, OnnxNodeRule, WindowRule
-
-        return (EngineRule(), OnnxNodeRule(_standard_domain), WindowRule())
-
-    def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
-        """The subgraph as a serialised ONNX model."""
-        return onnx_artifact(subgraph)
+    def accepts(self, domain: str, op_type: str) -> bool | str:
+        """The operators of the standard domain."""
+        return True if domain in ("", "ai.onnx") else f"OpenVINO does not know the operator domain {domain}"
 
     def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
         """Compile the artifact for this machine (20-50 ms for one operator)."""
@@ -88,7 +62,3 @@ def _check_port(what: str, port: Any, array: Array) -> None:
         raise UnsupportedError(
             f"OpenVINO gives {what} {port.any_name} the type {port.get_element_type()}, not {array.dtype}"
         )
-
-
-def _standard_domain(domain: str, op_type: str) -> bool | str:
-    return True if domain in ("", "ai.onnx") else f"OpenVINO does not know the operator domain {domain}"
