@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from collage.errors import CollageError, InputError, unknown_names
+from collage.frontend.random_inputs import random_array
 from collage.graph.dataflow import Array, TensorType, np_dtype
 from collage.schedule.program import Port
 
@@ -62,17 +63,6 @@ def _typed(array: Array, kind: TensorType) -> Array:
     return (
         array.view(wanted) if array.dtype.kind == "V" and array.dtype.itemsize == wanted.itemsize else array
     )
-
-
-def random_array(kind: TensorType, rng: np.random.Generator) -> Array:
-    """A random array: normal for floats, 0 or 1 for integers (valid as an index of anything) and booleans."""
-    dtype = np_dtype(kind.dtype)
-    array: Any
-    if dtype.kind in "biu" or "int" in dtype.name:
-        array = rng.integers(0, 2, kind.shape)
-    else:
-        array = rng.standard_normal(kind.shape)
-    return np.asarray(array).astype(dtype).reshape(kind.shape)
 
 
 def describe_array(name: str, array: Array) -> dict[str, Any]:

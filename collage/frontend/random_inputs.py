@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
-from collage.frontend.model import Model
-from collage.graph.dataflow import Array, Node, np_dtype
+from collage.graph.dataflow import Array, Node, TensorType, np_dtype
+
+if TYPE_CHECKING:  # it imports TVM, which `collage run --random` does not need
+    from collage.frontend.model import Model
 
 _FOLLOWED = frozenset(
     [
@@ -51,20 +55,26 @@ def random_inputs(model: Model, rng: np.random.Generator) -> tuple[Array, ...]:
     what they index, found by following them through the graph, and 2 where they index nothing (masks, types
     of segments).
     """
-    found: list[Array] = []
-    for value in model.graph.inputs:
-        shape, dtype = model.graph.type_of(value).shape, np_dtype(model.graph.type_of(value).dtype)
-        array: Array
-        if dtype.kind == "b":
-            array = rng.integers(0, 2, shape).astype(dtype)
-        elif dtype.kind in "iu" or "int" in dtype.name:
-            array = rng.integers(0, indexed_rows(model, value) or 2, shape).astype(dtype)
-        elif dtype.kind == "c":
-            array = (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(dtype)
-        else:
-            array = rng.standard_normal(shape).astype(dtype)
-        found.append(np.asarray(array).reshape(shape))
-    return tuple(found)
+    return tuple(
+        random_array(model.graph.type_of(value), rng, indexed_rows(model, value) or 2)
+        for value in model.graph.inputs
+    )
+
+
+def random_array(kind: TensorType, rng: np.random.Generator, limit: int = 2) -> Array:
+    """A random array as ``random_inputs`` makes it: integers are less than ``limit``.
+
+    The default is valid as an index of anything.
+    """
+    dtype = np_dtype(kind.dtype)
+    array: Any
+    if dtype.kind in "biu" or "int" in dtype.name:
+        array = rng.integers(0, 2 if dtype.kind == "b" else limit, kind.shape)
+    else:
+        array = rng.standard_normal(kind.shape)
+        if dtype.kind == "c":
+            array = array + 1j * rng.standard_normal(kind.shape)
+    return np.asarray(array).astype(dtype)
 
 
 def indexed_rows(model: Model, value: int) -> int | None:

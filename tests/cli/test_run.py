@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collage.cli.arrays import describe_array, fill_inputs, random_array, read_arrays, save_arrays
+from collage.cli.arrays import describe_array, fill_inputs, read_arrays, save_arrays
+from collage.frontend.random_inputs import random_array
 from collage.graph.dataflow import TensorType
 from collage.schedule.program import Port
 from tests.cli.helpers import fails, json_of, succeeds
