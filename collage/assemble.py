@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
-from collage.backends.base import Backend, BackendKind, BuildOptions
+from collage.backends.base import LAYOUT, Backend, BackendKind, BuildOptions, Variant
+from collage.backends.layout import LayoutChange
 from collage.finalists import Finalist
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
+from collage.graph.dataflow import Graph, TensorType
+from collage.graph.layout import Layout, stored_type
+from collage.measure_db.protocol import Request
 from collage.placing import Placing
 from collage.runtime.module import Parts
 from collage.schedule.program import Port, make_program
 from collage.schedule.region import Region
+from collage.search.conversion import Conversion
 from collage.search.placement import Candidate, Placement, finish
 from collage.target import Target
 
@@ -59,56 +65,113 @@ def assemble(
     build: BuildOptions,
     target: Target,
     versions: Mapping[str, str],
-    tunings: Mapping[tuple[tuple[int, ...], str], str],
+    tunings: Mapping[Request, str],
 ) -> Finalist:
     """Plan the rival's launch list and memory; its kernels are compiled when somebody needs them.
 
-    ``tunings`` has the records of Backend.tune by nodes and backend.
+    ``tunings`` has the records of Backend.tune.
     """
     graph = model.graph
-    regions: list[Region] = []
-    digests: list[str] = []
+    buffers = _Buffers(graph)
+    pieces: list[_Piece] = []
+    waiting = list(rival.placement.conversions)
     for candidate in rival.placement.candidates:
-        subgraph = Subgraph(model, candidate.nodes)
-        regions.append(_region(candidate, subgraph, build, rival.exclusive))
-        tuning = tunings.get((candidate.nodes, candidate.backend), "")
-        digests.append(f"{candidate.backend}:{subgraph.digest}:{rival.exclusive}{tuning}")
+        tuning = tunings.get(Request(candidate.nodes, candidate.backend, candidate.variant), "")
+        options = replace(build, exclusive=rival.exclusive, tuning=tuning, variant=candidate.variant)
+        kernel = _kernel(candidate, Subgraph(model, candidate.nodes), backends, options, buffers)
+        needed = [c for c in waiting if buffers.stored(c.value, c.target) in kernel.region.inputs]
+        pieces += [_conversion(change, build, buffers) for change in needed]
+        pieces.append(kernel)
+        waiting = [change for change in waiting if change not in needed]
+    pieces += [_conversion(change, build, buffers) for change in waiting]  # for the model's outputs
+    regions = [piece.region for piece in pieces]
     inputs = [Port(n, v, graph.type_of(v)) for n, v in zip(model.input_names, graph.inputs, strict=True)]
     outputs = [Port(n, v, graph.type_of(v)) for n, v in zip(model.output_names, graph.outputs, strict=True)]
     used = {v for r in regions for v in (*r.inputs, *r.outputs)} | {p.value for p in (*inputs, *outputs)}
-    program = make_program(regions, inputs, outputs, {v: graph.type_of(v) for v in sorted(used)})
+    program = make_program(regions, inputs, outputs, {v: buffers.type_of(v) for v in sorted(used)})
     used_versions = {r.backend: versions[r.backend] for r in program.launches}
+    digests = tuple(piece.digest for piece in pieces)
 
     def parts() -> Parts:
-        artifacts = [
-            backends[region.backend].codegen(
-                Subgraph(model, region.nodes),
-                replace(
-                    build,
-                    exclusive=region.exclusive,
-                    tuning=tunings.get((region.nodes, region.backend), ""),
-                ),
-            )
-            for region in program.launches
-        ]
+        make = {piece.region: piece.make for piece in pieces}
+        artifacts = [make[region]() for region in program.launches]
         constants = {v: graph.constants[v] for v in graph.outputs if graph.is_constant(v)}
         return Parts(program, artifacts, constants, target, used_versions)
 
-    return Finalist(rival.label, rival.placement, program, tuple(digests), used_versions, parts)
+    return Finalist(rival.label, rival.placement, program, digests, used_versions, parts)
 
 
-def _region(candidate: Candidate, subgraph: Subgraph, build: BuildOptions, exclusive: bool) -> Region:
+@dataclass(frozen=True)
+class _Piece:
+    """A region, what identifies its kernel across models and processes, and how to compile it."""
+
+    region: Region
+    digest: str
+    make: Callable[[], bytes]
+
+
+class _Buffers:
+    """Ids of buffers: a plain value's own, and for each other layout that it is held in a new one."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._ids: dict[tuple[int, Layout], int] = {}
+        self._types: dict[int, TensorType] = {}
+
+    def stored(self, value: int, layout: Layout) -> int:
+        if layout is Layout.PLAIN:
+            return value
+        if (value, layout) not in self._ids:
+            new = len(self._graph.values) + len(self._ids)
+            self._ids[value, layout] = new
+            self._types[new] = stored_type(self._graph.type_of(value), layout)
+        return self._ids[value, layout]
+
+    def type_of(self, buffer: int) -> TensorType:
+        return self._types[buffer] if buffer in self._types else self._graph.type_of(buffer)
+
+
+def _kernel(
+    candidate: Candidate,
+    subgraph: Subgraph,
+    backends: Mapping[str, Backend],
+    options: BuildOptions,
+    buffers: _Buffers,
+) -> _Piece:
     nodes = subgraph.model.onnx.graph.node
     sources = dict.fromkeys(node.source for node in subgraph.operators)
-    return Region(
+    reads, writes = dict(candidate.reads), dict(candidate.writes)
+    region = Region(
         backend=candidate.backend,
         ops=subgraph.ops,
         nodes=candidate.nodes,
         sources=tuple(nodes[s].name for s in sources if s >= 0),
-        inputs=subgraph.inputs,
-        outputs=subgraph.outputs,
-        threads=build.threads,
+        inputs=tuple(buffers.stored(v, reads.get(v, Layout.PLAIN)) for v in subgraph.inputs),
+        outputs=tuple(buffers.stored(v, writes.get(v, Layout.PLAIN)) for v in subgraph.outputs),
+        layout=candidate.variant.layout,
+        split=candidate.variant.split,
+        threads=options.threads,
         cost_us=candidate.cost_us,
         noise_us=candidate.noise_us,
-        exclusive=exclusive,
+        exclusive=options.exclusive,
     )
+    digest = f"{candidate.backend}:{subgraph.digest}:{options.exclusive}:{candidate.variant}:{options.tuning}"
+    return _Piece(region, digest, partial(backends[candidate.backend].codegen, subgraph, options))
+
+
+def _conversion(change: Conversion, build: BuildOptions, buffers: _Buffers) -> _Piece:
+    kind = buffers.type_of(change.value)
+    variant = Variant((change.source,), (change.target,))
+    region = Region(
+        backend=LAYOUT,
+        ops=("layout",),
+        nodes=(),
+        sources=(),
+        inputs=(buffers.stored(change.value, change.source),),
+        outputs=(buffers.stored(change.value, change.target),),
+        layout=variant.layout,
+        threads=build.threads,
+        cost_us=change.cost_us,
+    )
+    make = partial(LayoutChange.artifact, kind, change.source, change.target)
+    return _Piece(region, f"{LAYOUT}:{kind}:{variant}", make)

@@ -30,7 +30,7 @@ from collage.placing import place_in_rounds
 from collage.progress import Progress
 from collage.report import NodeReport, Report
 from collage.runtime.module import CompiledModule
-from collage.search.candidates import CandidateSet
+from collage.search.candidates import CandidateSet, offers_of
 from collage.target import Target, host, usable_cores
 
 log = logging.getLogger(__name__)
@@ -78,11 +78,14 @@ def compile_model(
             search_started = time.perf_counter()
             matches, rejected = _match(model, backends, registry, build)
             search_s = time.perf_counter() - search_started
-            requests = [Request(m.nodes, m.backend) for m in matches if m.backend != VIEW]
-            outcomes = measurer.measure(requests)
+            offers, refused = offers_of(model, matches, backends, build)
+            views = [match for match in matches if match.backend == VIEW]
+            outcomes = measurer.measure([offer.request for offer in offers])
             epsilon_us = measurer.epsilon_us(_typical(outcomes))
             progress(Progress("place", 0, 1))
-            placing = place_in_rounds(measurer, backends, matches, rejected, outcomes, epsilon_us)
+            placing = place_in_rounds(
+                measurer, backends, offers, views, [*rejected, *refused], outcomes, epsilon_us
+            )
             search_s += placing.search_s
             made = measurer.measurements_made
         rivals = find_rivals(model, placing, epsilon_us, backends)
@@ -151,10 +154,10 @@ def _typical(outcomes: Mapping[Request, Outcome]) -> list[Request]:
     return [request for turn in zip_longest(*nearest) for request in turn if request is not None]
 
 
-def _tunings(outcomes: Mapping[Request, Outcome]) -> dict[tuple[tuple[int, ...], str], str]:
-    """The records of Backend.tune by nodes and backend."""
+def _tunings(outcomes: Mapping[Request, Outcome]) -> dict[Request, str]:
+    """The records of Backend.tune."""
     return {
-        (request.nodes, request.backend): outcome.tuning
+        request: outcome.tuning
         for request, outcome in outcomes.items()
         if isinstance(outcome, Measurement) and outcome.tuning
     }

@@ -13,7 +13,7 @@ from collage.measure_db.measurer import Measurer
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Outcome
 from collage.patterns.match import Match, RejectedMatch
-from collage.search.candidates import CandidateSet, collect
+from collage.search.candidates import CandidateSet, Offer, collect, possible_changes
 from collage.search.carve import carvings
 from collage.search.dp import place
 from collage.search.merge import unions
@@ -45,7 +45,8 @@ class Placing:
 def place_in_rounds(
     measurer: Measurer,
     backends: Mapping[str, Backend],
-    matches: Sequence[Match],
+    offers: Sequence[Offer],
+    views: Sequence[Match],
     rejected: Sequence[RejectedMatch],
     outcomes: Mapping[Request, Outcome],
     epsilon_us: float,
@@ -54,30 +55,36 @@ def place_in_rounds(
 
     Suggested are neighbours on the same engine as one region, and a large region without a kernel that another
     backend does faster. Rounds are few (six at most), and what they measure is kept like everything else.
-    Raises NoPlacementError.
+    Conversions between layouts that a placement may need are measured as well. Raises NoPlacementError.
     """
-    graph = measurer.model.graph
+    model = measurer.model
+    graph = model.graph
     everything = tuple(range(len(graph.nodes)))
     order = branch_order(graph)
     engines = {name for name, backend in backends.items() if backend.kind is BackendKind.ENGINE}
-    all_matches = list(matches)
+    on_team = {name for name, backend in backends.items() if backend.on_team()}
+    all_offers = list(offers)
     known = dict(outcomes)
     search_s = 0.0
     for round_ in range(_ROUNDS):
         started = time.perf_counter()
-        by_match = {(r.nodes, r.backend): o for r, o in known.items()}
-        found = collect(all_matches, by_match, rejected, frozenset({VIEW}))
-        placement = place(graph, found.candidates, epsilon_us, margin=NOISE_MARGIN)
+        found = collect(model, all_offers, views, known, rejected, on_team)
+        search_s += time.perf_counter() - started
+        changes = possible_changes(model, found.candidates)
+        costs = measurer.measure_changes(dict.fromkeys(changes.values()))
+        changes_us = {change: costs[each] for change, each in changes.items() if each in costs}
+        started = time.perf_counter()
+        placement = place(graph, found.candidates, epsilon_us, margin=NOISE_MARGIN, changes_us=changes_us)
         mix: Placement | None = placement
         if len(placement.candidates) == 1:
             parts = [c for c in found.candidates if c.nodes != everything]
             try:
-                mix = place(graph, parts, epsilon_us, margin=NOISE_MARGIN)
+                mix = place(graph, parts, epsilon_us, margin=NOISE_MARGIN, changes_us=changes_us)
             except NoPlacementError:
                 mix = None  # some operator has no candidate of its own
         search_s += time.perf_counter() - started
         suggested: dict[Request, str] = {}
-        for nodes, name in unions(mix, engines) if mix else []:
+        for nodes, name in unions(mix, engines, {VIEW}) if mix else []:
             suggested[Request(nodes, name)] = "neighbours on one engine"
         for region in _large_regions(found.candidates, placement, mix, everything, engines):
             for nodes in carvings(order, found.candidates, region, epsilon_us):
@@ -88,7 +95,7 @@ def place_in_rounds(
         if not new or round_ == _ROUNDS - 1:
             break
         known.update(measurer.measure(list(new)))
-        all_matches += [Match(r.nodes, r.backend, why) for r, why in new.items()]
+        all_offers += [Offer(request, why) for request, why in new.items()]
     return Placing(placement, mix, found, known, search_s)
 
 

@@ -11,11 +11,13 @@ from collage.schedule.region import Region
 
 @dataclass(frozen=True)
 class CandidateReport:
-    """One candidate: its nodes, backend and pattern, and its cost or the reason why it has none."""
+    """One candidate: nodes, backend, pattern, layout and split, and its cost or the reason why it has none."""
 
     nodes: tuple[int, ...]
     backend: str
     pattern: str
+    layout: str = "plain"
+    split: str = ""
     cost_us: float | None = None
     noise_us: float | None = None
     reason: str = ""
@@ -119,16 +121,23 @@ class Report:
         return found
 
 
+def _is_choice(candidate: CandidateReport, region: Region) -> bool:
+    mine = (candidate.nodes, candidate.backend, candidate.layout, candidate.split)
+    return mine == (region.nodes, region.backend, region.layout, region.split)
+
+
 def _entry(candidate: CandidateReport, region: Region | None) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "backend": candidate.backend,
         "pattern": candidate.pattern,
+        "layout": candidate.layout,
+        "split": candidate.split,
         "operators": len(candidate.nodes),
     }
     if candidate.cost_us is not None:
         entry["cost_us"] = round(candidate.cost_us, 3)
         entry["noise_us"] = round(candidate.noise_us or 0.0, 3)
-    if region is not None and region.nodes == candidate.nodes and region.backend == candidate.backend:
+    if region is not None and _is_choice(candidate, region):
         entry["verdict"] = "chosen"
     elif candidate.reason:
         entry["verdict"] = candidate.reason

@@ -28,6 +28,7 @@ class Row:
     backend: str
     ops: str
     nodes: str
+    layout: str
     cost_us: float
     share: float
 
@@ -41,6 +42,7 @@ def rows(program: Program) -> list[Row]:
             region.backend,
             shorten_ops(region.ops),
             shorten_nodes(region.sources),
+            region.layout,
             region.cost_us,
             region.cost_us / total if total > 0 else 0.0,
         )

@@ -45,14 +45,19 @@ def placement_table(program: Program) -> RenderableType:
     table.add_column("backend", no_wrap=True)
     table.add_column("operators", overflow="fold", ratio=3)
     table.add_column("ONNX nodes", overflow="fold", ratio=3)
+    found = rows(program)
+    layouts = any(row.layout != "plain" for row in found)
+    if layouts:
+        table.add_column("layout", overflow="fold", ratio=1)
     table.add_column("us", justify="right", no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
-    for row in rows(program):
+    for row in found:
         table.add_row(
             str(row.number),
             Text(row.backend),
             Text(row.ops),
             Text(row.nodes),
+            *([Text(row.layout)] if layouts else []),
             f"{row.cost_us:.1f}",
             f"{row.share:.1%}",
         )
@@ -84,6 +89,7 @@ def explanation(entries: Sequence[tuple[int, Mapping[str, Any]]]) -> RenderableT
         table = plain_table()
         table.add_column("backend", no_wrap=True)
         table.add_column("pattern", overflow="fold", ratio=2)
+        table.add_column("layout", overflow="fold", ratio=1)
         table.add_column("operators", justify="right", no_wrap=True)
         table.add_column("us", justify="right", no_wrap=True)
         table.add_column("+-", justify="right", no_wrap=True)
@@ -93,6 +99,7 @@ def explanation(entries: Sequence[tuple[int, Mapping[str, Any]]]) -> RenderableT
             table.add_row(
                 Text(each["backend"]),
                 Text(each["pattern"]),
+                Text("; ".join(filter(None, (each["layout"], each["split"])))),
                 str(each["operators"]),
                 "" if cost is None else f"{cost:.1f}",
                 "" if noise is None else f"{noise:.1f}",
@@ -100,7 +107,7 @@ def explanation(entries: Sequence[tuple[int, Mapping[str, Any]]]) -> RenderableT
                 style="bold" if each["verdict"] == "chosen" else None,
             )
         if not entry["candidates"]:
-            table.add_row(Text("no candidate"), Text(""), "", "", "", Text(""))
+            table.add_row(Text("no candidate"), Text(""), Text(""), "", "", "", Text(""))
         parts += [table, Text()]
     return Group(*parts)
 

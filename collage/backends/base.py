@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 VIEW = "view"
 """Name of the built-in backend for operators that do no work; the memory plan and the search know it."""
 
+LAYOUT = "layout"
+"""Name of the built-in backend whose kernels change a value's layout between two other kernels."""
+
+BUILT_IN = frozenset({VIEW, LAYOUT})
+"""Backends that are always there, and that nobody names."""
+
 Call: TypeAlias = Callable[[], None]
 """A kernel bound to its buffers: runs it, synchronously, in the calling thread."""
 
@@ -57,6 +63,20 @@ class Variant:
     outputs: tuple[Layout, ...] = ()
     split: str = ""
 
+    @property
+    def layout(self) -> str:
+        """Both sides in a word or two: ``blocked``, ``plain -> blocked``, ``blocked, plain -> blocked``."""
+        sides = [" ".join(dict.fromkeys(map(str, side))) for side in (self.inputs, self.outputs)]
+        taken, given = (side.replace(" ", ", ") or str(Layout.PLAIN) for side in sides)
+        return taken if taken == given else f"{taken} -> {given}"
+
+    def __str__(self) -> str:
+        return f"{self.layout}; {self.split}" if self.split else self.layout
+
+
+ALL_PLAIN = Variant()
+"""The one variant of a backend that knows no other."""
+
 
 @dataclass(frozen=True)
 class BuildOptions:
@@ -75,7 +95,7 @@ class BuildOptions:
     tune_trials: int = 0
     exclusive: bool = False
     tuning: str = ""
-    variant: Variant = Variant()
+    variant: Variant = ALL_PLAIN
 
 
 class UnsupportedError(Exception):
@@ -117,7 +137,7 @@ class Backend(ABC):
 
     def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
         """The ways in which it can run the subgraph, each a candidate of its own; all plain by default."""
-        return (Variant(),)
+        return (ALL_PLAIN,)
 
     def tunes(self, subgraph: Subgraph) -> bool:
         """Whether ``tune`` searches for this subgraph; else its kernels do not depend on ``tune_trials``."""
@@ -142,6 +162,13 @@ class Backend(ABC):
     @abstractmethod
     def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
         """Make the kernel of an artifact; needs neither the model nor TVM's compiler."""
+
+    def on_team(self) -> bool:
+        """Whether its kernels run on Collage's own team of threads (``collage.native.NativeKernel``).
+
+        Then a launch costs nothing beside the kernel itself; other kernels pay a context switch (Eq. 2.2).
+        """
+        return False
 
     def settings(self, options: BuildOptions) -> str:
         """What beside version and threads changes the speed of its kernels; part of the measurement's key.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any
 
-from collage.backends.base import VIEW, Availability, Backend, BuildOptions
+from collage.backends.base import BUILT_IN, Availability, Backend, BuildOptions
 from collage.errors import RegistrationError, unknown_names
 from collage.patterns.match import MatchSource
 from collage.patterns.registry import PatternRegistry
@@ -50,15 +50,15 @@ class Registry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all registered backends, in order of registration; the built-in ``view`` is left out."""
-        return tuple(name for name in self._backends if name != VIEW)
+        """Names of all registered backends, in order of registration, without ``view`` and ``layout``."""
+        return tuple(name for name in self._backends if name not in BUILT_IN)
 
     def availability(self) -> Mapping[str, Availability]:
         """For each backend, its version or why it is not available."""
         return {name: _probe(self._backends[name]) for name in self.names}
 
     def select(self, names: Iterable[str] | None = None) -> dict[str, Backend]:
-        """The named backends, or all available ones; ``view`` always joins.
+        """The named backends, or all available ones; the built-in ones always join.
 
         Raises UsageError naming all unknown names at once, or a named backend that is not available.
         """
@@ -75,8 +75,9 @@ class Registry:
                 raise RegistrationError(f"backend {name} is not available: {probe.reason}")
         if not chosen:
             raise RegistrationError("no backend is available; see `collage backends`.")
-        if VIEW in self._backends:
-            chosen[VIEW] = self._backends[VIEW]
+        for name in sorted(BUILT_IN & self._backends.keys(), reverse=True):
+            if _probe(self._backends[name]):
+                chosen[name] = self._backends[name]
         return chosen
 
     def sources(self, name: str, options: BuildOptions) -> tuple[MatchSource, ...]:
@@ -97,13 +98,14 @@ def _probe(backend: Backend) -> Availability:
 
 def builtin_registry(*, with_entry_points: bool = True) -> Registry:
     """A fresh registry with the built-in backends and those of the entry-point group ``collage.backends``."""
+    from collage.backends.layout import LayoutChange
     from collage.backends.onnxruntime import OnnxRuntime
     from collage.backends.openvino import OpenVino
     from collage.backends.tvm import Tvm
     from collage.backends.view import View
 
     registry = Registry()
-    for backend in (Tvm(), OnnxRuntime(), OpenVino(), View()):
+    for backend in (Tvm(), OnnxRuntime(), OpenVino(), View(), LayoutChange()):
         registry.register(backend)
     if with_entry_points:
         for point in entry_points(group=ENTRY_POINT_GROUP):

@@ -59,6 +59,10 @@ class Tvm(Backend):
         pool = ", TVM's threads" if core_problem() else ""
         return _SCHEDULES + pool + (f", {options.tune_trials} trials" if options.tune_trials else "")
 
+    def on_team(self) -> bool:
+        """Yes, where the native core was built."""
+        return not core_problem()
+
     def tunes(self, subgraph: Subgraph) -> bool:
         """Convolutions and matmuls, with what is fused to them."""
         return any(node.op in COMPUTE_BOUND for node in subgraph.operators)

@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +14,7 @@ from types import TracebackType
 import onnxruntime
 import tvm
 
-from collage.backends.base import TRIAL_LIMIT_S, Backend, BuildOptions
+from collage.backends.base import ALL_PLAIN, LAYOUT, TRIAL_LIMIT_S, Backend, BuildOptions, Variant
 from collage.errors import MeasurementError, unknown_names
 from collage.frontend.model import Model
 from collage.frontend.simplify import save_proto
@@ -22,8 +22,18 @@ from collage.frontend.subgraph import Subgraph
 from collage.measure_db.database import Database, KernelKey
 from collage.measure_db.fingerprint import fingerprint, model_digest
 from collage.measure_db.process import WorkerDiedError, WorkerProcess
-from collage.measure_db.protocol import Evaluate, Evaluated, Init, Measure, MeasureSwitch, Request, SwitchCost
-from collage.measure_db.results import Outcome
+from collage.measure_db.protocol import (
+    Change,
+    Evaluate,
+    Evaluated,
+    Init,
+    Measure,
+    MeasureChange,
+    MeasureSwitch,
+    Request,
+    SwitchCost,
+)
+from collage.measure_db.results import Measurement, Outcome
 from collage.measure_db.switch_cost import switch_cost_us
 from collage.measure_db.travel import pickle_backend
 from collage.progress import Progress
@@ -112,6 +122,8 @@ class Measurer:
                 missing.setdefault(key, request)
         for done, (key, request) in enumerate(missing.items()):
             description = str(self._subgraph(request.nodes))
+            if request.variant != ALL_PLAIN:
+                description += f" ({request.variant})"
             self._progress(Progress("measure", done, len(missing), f"{request.backend}: {description}"))
             outcome = self._measure_one(request)
             self._database.put(key, outcome, description)
@@ -121,14 +133,53 @@ class Measurer:
             self._progress(Progress("measure", len(missing), len(missing)))
         return {request: known[key] for request, key in keys.items()}
 
+    def measure_changes(self, changes: Collection[Change]) -> dict[Change, float]:
+        """Costs in microseconds of layout conversions; those that cannot be made are left out.
+
+        Nothing can be converted where the backend ``layout`` is not among the measurer's.
+        """
+        if LAYOUT not in self._backends:
+            return {}
+        keys = {change: self._change_key(change) for change in changes}
+        known = self._database.get(keys.values())
+        missing = {change: key for change, key in keys.items() if key not in known}
+        for done, (change, key) in enumerate(missing.items()):
+            text = f"{change.source} -> {change.target} of {change.kind}"
+            self._progress(Progress("measure", done, len(missing), f"{LAYOUT}: {text}"))
+            message = MeasureChange(change, self._options, self._time_limit_s)
+            known[key] = self._ask(message, self._time_limit_s, text)
+            self._database.put(key, known[key], text)
+            self.measurements_made += 1
+        if missing:
+            self._progress(Progress("measure", len(missing), len(missing)))
+        costs = {}
+        for change, key in keys.items():
+            outcome = known[key]
+            if isinstance(outcome, Measurement):
+                costs[change] = outcome.median_us
+        return costs
+
+    def _change_key(self, change: Change) -> KernelKey:
+        return KernelKey(
+            digest=f"{change.source} -> {change.target} of {change.kind}",
+            backend=LAYOUT,
+            backend_version=self._versions[LAYOUT],
+            settings="",
+            threads=self._options.threads,
+            hardware=self._hardware,
+            tvm_version="",
+        )
+
     def key(self, request: Request) -> KernelKey:
         """What the request's outcome is recorded under."""
         backend = self._backends[request.backend]
+        settings = backend.settings(self._options_for(request))
+        variant = "" if request.variant == ALL_PLAIN else f"{_per_value(request.variant)} "
         return KernelKey(
             digest=self._subgraph(request.nodes).digest,
             backend=request.backend,
             backend_version=self._versions[request.backend],
-            settings=backend.settings(self._options_for(request)),
+            settings=variant + settings,
             threads=self._options.threads,
             hardware=self._hardware,
             tvm_version=tvm.__version__,
@@ -185,13 +236,16 @@ class Measurer:
         return found
 
     def _measure_one(self, request: Request) -> Outcome:
-        worker = self._ready_worker()
         options = self._options_for(request)
         limit_s = self._time_limit_s + TRIAL_LIMIT_S * options.tune_trials
+        what = f"{request.backend} on {self._subgraph(request.nodes)}"
+        return self._ask(Measure(request, options, limit_s), limit_s, what)
+
+    def _ask(self, message: Measure | MeasureChange, limit_s: float, what: str) -> Outcome:
         try:
-            outcome: Outcome = worker.ask(Measure(request, options, limit_s), limit_s)
+            outcome: Outcome = self._ready_worker().ask(message, limit_s)
         except WorkerDiedError as died:
-            log.info("%s on %s: %s", request.backend, self._subgraph(request.nodes), died.rejection)
+            log.info("%s: %s", what, died.rejection)
             return died.rejection
         return outcome
 
@@ -235,12 +289,19 @@ class Measurer:
             self._options,
             exclusive=len(request.nodes) == len(self.model.graph.nodes),
             tune_trials=self._options.tune_trials if tunes else 0,
+            variant=request.variant,
         )
 
     def _subgraph(self, nodes: tuple[int, ...]) -> Subgraph:
         if nodes not in self._subgraphs:
             self._subgraphs[nodes] = Subgraph(self.model, nodes)
         return self._subgraphs[nodes]
+
+
+def _per_value(variant: Variant) -> str:
+    """The variant with the layout of each input and output."""
+    sides = [" ".join(map(str, side)) for side in (variant.inputs, variant.outputs)]
+    return f"[{sides[0]} -> {sides[1]}; {variant.split}]"
 
 
 def _from_environment() -> int | None:

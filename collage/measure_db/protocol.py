@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from collage.backends.base import BuildOptions, Variant
+from collage.backends.base import ALL_PLAIN, BuildOptions, Variant
 from collage.graph.dataflow import TensorType
 from collage.graph.layout import Layout
 
@@ -16,7 +16,7 @@ class Request:
 
     nodes: tuple[int, ...]
     backend: str
-    variant: Variant = Variant()
+    variant: Variant = ALL_PLAIN
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import shutil
 import signal
 import threading
 import time
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from collage.frontend.model import Model, from_simplified
 from collage.frontend.random_inputs import random_inputs
 from collage.frontend.subgraph import Subgraph
 from collage.measure_db.candidate import RejectedError, build, measure_candidate
+from collage.measure_db.change import measure_change
 from collage.measure_db.fingerprint import fingerprint
 from collage.measure_db.machine import limit_memory, spare_memory
 from collage.measure_db.protocol import (
@@ -34,6 +36,7 @@ from collage.measure_db.protocol import (
     Evaluated,
     Init,
     Measure,
+    MeasureChange,
     MeasureSwitch,
     Ready,
     SwitchCost,
@@ -42,6 +45,7 @@ from collage.measure_db.reference import evaluate
 from collage.measure_db.results import Outcome
 from collage.measure_db.store import ValueStore
 from collage.measure_db.switch_cost import switch_cost_us
+from collage.native import beside_team
 
 _SEED = 0
 
@@ -64,6 +68,8 @@ class _Worker:
     def answer(self, message: Any) -> object:
         if isinstance(message, Measure):
             return self._measure(message)
+        if isinstance(message, MeasureChange):
+            return measure_change(message.change, message.options)
         if isinstance(message, MeasureSwitch):
             return self._switch(message)
         if isinstance(message, Evaluate):
@@ -83,15 +89,22 @@ class _Worker:
         return measure_candidate(subgraph, backend, message.options, self._store)
 
     def _switch(self, message: MeasureSwitch) -> SwitchCost:
-        kernels = []
+        kernels, calls, switches = [], [], 0
         for request in message.requests:
             try:
                 backend = self._backend(request.backend)
                 subgraph = Subgraph(self.model, request.nodes)
-                kernels.append(build(subgraph, backend, message.options, self._store))
+                options = replace(message.options, variant=request.variant)
+                kernel = build(subgraph, backend, options, self._store)
             except RejectedError:
                 continue
-        return SwitchCost(switch_cost_us([kernel.call for kernel in kernels]))
+            kernels.append(kernel)  # whose buffers the calls use
+            if backend.on_team():
+                calls.append(kernel.call)
+            else:
+                calls.append(beside_team(kernel.call, message.options.threads))
+                switches += 1
+        return SwitchCost(switch_cost_us(calls, switches))
 
     def _backend(self, name: str) -> Backend:
         if name not in self._backends:

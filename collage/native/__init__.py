@@ -2,7 +2,7 @@
 
 from collage.native.launch import LaunchList, Mode, NativeKernel, Step, Task, TaskError
 from collage.native.library import core_problem
-from collage.native.team import Team, team_of
+from collage.native.team import Team, beside_team, team_of
 
 __all__ = [
     "LaunchList",
@@ -12,6 +12,7 @@ __all__ = [
     "Task",
     "TaskError",
     "Team",
+    "beside_team",
     "core_problem",
     "team_of",
 ]

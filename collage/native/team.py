@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Callable
 
 from collage.errors import CollageError
-from collage.native.library import core
+from collage.native.library import core, core_problem
 
 _teams: dict[int, Team] = {}
 _lock = threading.Lock()
@@ -50,6 +51,19 @@ def team_of(threads: int) -> Team:
         if threads not in _teams:
             _teams[threads] = Team(threads)
         return _teams[threads]
+
+
+def beside_team(call: Callable[[], None], threads: int) -> Callable[[], None]:
+    """The call of a kernel with threads of its own, which sends the team's idle threads to sleep first."""
+    if core_problem():
+        return call
+    park = team_of(threads).park
+
+    def run() -> None:
+        park()
+        call()
+
+    return run
 
 
 def _forget() -> None:

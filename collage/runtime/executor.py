@@ -1,4 +1,7 @@
-"""Running a program: kernels bound ahead of time to an arena, a run is a list of calls."""
+"""Running a program: kernels bound ahead of time to an arena, a run is a list of calls.
+
+Kernels that follow each other on Collage's team become one call, which walks them without Python.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import numpy as np
 
 from collage.backends.base import Call, Kernel
 from collage.graph.dataflow import Array, np_dtype
+from collage.native import LaunchList, NativeKernel, Step, beside_team, team_of
 from collage.runtime.buffers import aligned_empty
 from collage.schedule.program import Program
 
@@ -23,15 +27,33 @@ class Executor:
         self._constants = dict(constants)
         self._arrays: dict[int, Array] = {}
         self._kernels = list(kernels)  # a bound call may rely on its kernel staying alive
-        self.calls: list[Call] = []
+        self.calls: list[Call] = self._bind()
         """The run list."""
-        for region, kernel in zip(program.launches, kernels, strict=True):
-            inputs = [self.array(v) for v in region.inputs]
-            outputs = [self.array(v) for v in region.outputs]
-            self.calls.append(kernel.bind(inputs, outputs))
         self._inputs = [self.array(p.value) for p in program.inputs]
         self._outputs = [self._output(p.value) for p in program.outputs]
         self._lock = threading.Lock()
+
+    def _bind(self) -> list[Call]:
+        calls: list[Call] = []
+        steps: list[Step] = []
+        threads = max((k.threads for k in self._kernels if isinstance(k, NativeKernel)), default=0)
+
+        def flush() -> None:
+            if steps:
+                calls.append(LaunchList(team_of(threads), steps))
+                steps.clear()
+
+        for region, kernel in zip(self.program.launches, self._kernels, strict=True):
+            inputs = [self.array(v) for v in region.inputs]
+            outputs = [self.array(v) for v in region.outputs]
+            if isinstance(kernel, NativeKernel):
+                steps += kernel.steps(inputs, outputs)
+            else:
+                flush()
+                call = kernel.bind(inputs, outputs)
+                calls.append(beside_team(call, threads) if threads else call)
+        flush()
+        return calls
 
     def array(self, value: int) -> Array:
         """The value's buffer in the arena."""

@@ -11,9 +11,10 @@ from typing import Any
 class Region:
     """``nodes`` are graph node ids; ``sources`` names of the ONNX nodes they came from, each once.
 
-    ``inputs`` and ``outputs`` are value ids in the order of the kernel's parameters. ``layout`` is that of its
-    inputs and outputs, ``threads`` what the kernel may use, ``stream`` where it runs; ``cost_us`` its measured
-    median in microseconds and ``noise_us`` the half-width of the 95 % interval.
+    ``inputs`` and ``outputs`` are buffer ids in the order of the kernel's parameters: a plain value's own id, a new
+    one for each other layout of it. ``layout`` is that of the inputs and outputs, ``split`` how the work is
+    divided, ``threads`` what the kernel may use, ``stream`` where it runs; ``cost_us`` its measured median in
+    microseconds and ``noise_us`` the half-width of the 95 % interval.
     """
 
     backend: str
@@ -23,6 +24,7 @@ class Region:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     layout: str = "plain"
+    split: str = ""
     threads: int = 1
     stream: int = 0
     cost_us: float = 0.0

@@ -1,19 +1,31 @@
-"""From matches and measurements to what the search chooses from, and to what the report says of each."""
+"""From offers and measurements to what the search chooses from, and to what the report says of each."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from collage.backends.base import VIEW, Backend, BuildOptions, UnsupportedError
+from collage.frontend.model import Model
+from collage.frontend.subgraph import Subgraph
+from collage.graph.layout import Layout
+from collage.measure_db.protocol import Change, Request
 from collage.measure_db.results import Measurement, Outcome
 from collage.patterns.match import Match, RejectedMatch
 from collage.report import CandidateReport
+from collage.search import conversion
 from collage.search.placement import Candidate
 
 NOISE_FLOOR = 0.02
 """Least noise of a measurement, as a share of it: fresh processes differ by 2-5 %, which no repeat shows."""
 
-_Key = tuple[tuple[int, ...], str]
+
+@dataclass(frozen=True)
+class Offer:
+    """What can be measured: a request, and the pattern that it came from."""
+
+    request: Request
+    pattern: str
 
 
 @dataclass(frozen=True)
@@ -24,38 +36,98 @@ class CandidateSet:
     reports: tuple[CandidateReport, ...]
 
 
-def collect(
-    matches: Sequence[Match],
-    outcomes: Mapping[_Key, Outcome],
-    rejected: Sequence[RejectedMatch],
-    free: frozenset[str],
-) -> CandidateSet:
-    """Candidates of the measured matches.
+def offers_of(
+    model: Model, matches: Sequence[Match], backends: Mapping[str, Backend], build: BuildOptions
+) -> tuple[list[Offer], list[RejectedMatch]]:
+    """An offer for each variant of each match, and the matches that their backend does not take after all.
 
-    ``outcomes`` maps (nodes, backend) to what measuring gave; backends in ``free`` cost nothing and launch
-    nothing, and are not measured.
+    Views are left out: there is nothing to measure.
+    """
+    found: list[Offer] = []
+    refused: list[RejectedMatch] = []
+    for match in matches:
+        if match.backend == VIEW:
+            continue
+        reason = "its backend offers no variant"
+        try:
+            variants = backends[match.backend].variants(Subgraph(model, match.nodes), build)
+        except UnsupportedError as error:
+            variants, reason = (), str(error)
+        except Exception as error:  # a third party's code
+            variants, reason = (), f"{type(error).__name__}: {error}"
+        found += [Offer(Request(match.nodes, match.backend, each), match.pattern) for each in variants]
+        if not variants:
+            refused.append(RejectedMatch(match.nodes, match.backend, match.pattern, reason))
+    return found, refused
+
+
+def collect(
+    model: Model,
+    offers: Sequence[Offer],
+    views: Sequence[Match],
+    outcomes: Mapping[Request, Outcome],
+    rejected: Sequence[RejectedMatch],
+    on_team: Collection[str],
+) -> CandidateSet:
+    """Candidates of what was measured, and of ``views``, which cost nothing and launch nothing.
+
+    ``on_team`` are the backends whose kernels pay no context switch.
     """
     candidates: list[Candidate] = []
     reports: list[CandidateReport] = []
-    for match in matches:
-        if match.backend in free:
-            candidates.append(Candidate(match.nodes, match.backend, 0.0, launches=0))
-            reports.append(CandidateReport(match.nodes, match.backend, match.pattern, 0.0, 0.0))
-            continue
-        outcome = outcomes[match.nodes, match.backend]
+    for view in views:
+        candidates.append(Candidate(view.nodes, view.backend, 0.0, switches=0))
+        reports.append(CandidateReport(view.nodes, view.backend, view.pattern, cost_us=0.0, noise_us=0.0))
+    for offer in offers:
+        request, outcome = offer.request, outcomes[offer.request]
+        about = (request.nodes, request.backend, offer.pattern, request.variant.layout, request.variant.split)
         if isinstance(outcome, Measurement):
-            noise_us = max(outcome.noise_us, NOISE_FLOOR * outcome.median_us)
-            candidates.append(Candidate(match.nodes, match.backend, outcome.median_us, noise_us))
-            reports.append(
-                CandidateReport(
-                    match.nodes, match.backend, match.pattern, outcome.median_us, outcome.noise_us
-                )
-            )
+            candidates.append(_candidate(model, request, outcome, 0 if request.backend in on_team else 1))
+            reports.append(CandidateReport(*about, outcome.median_us, outcome.noise_us))
         else:
-            reason = f"{outcome.kind.value}: {outcome.message}"
-            reports.append(CandidateReport(match.nodes, match.backend, match.pattern, reason=reason))
+            reports.append(CandidateReport(*about, reason=f"{outcome.kind.value}: {outcome.message}"))
     for each in rejected:
         reports.append(
             CandidateReport(each.nodes, each.backend, each.pattern, reason=f"no match: {each.reason}")
         )
     return CandidateSet(tuple(candidates), tuple(reports))
+
+
+def _candidate(model: Model, request: Request, outcome: Measurement, switches: int) -> Candidate:
+    variant = request.variant
+    reads: tuple[tuple[int, Layout], ...] = ()
+    writes: tuple[tuple[int, Layout], ...] = ()
+    if variant.inputs or variant.outputs:
+        subgraph = Subgraph(model, request.nodes)
+        reads = _other_than_plain(subgraph.inputs, variant.inputs)
+        writes = _other_than_plain(subgraph.outputs, variant.outputs)
+    noise_us = max(outcome.noise_us, NOISE_FLOOR * outcome.median_us)
+    return Candidate(
+        request.nodes, request.backend, outcome.median_us, noise_us, switches, variant, reads, writes
+    )
+
+
+def _other_than_plain(values: Sequence[int], layouts: Sequence[Layout]) -> tuple[tuple[int, Layout], ...]:
+    if not layouts:
+        return ()
+    pairs = zip(values, layouts, strict=True)
+    return tuple(sorted((value, layout) for value, layout in pairs if layout is not Layout.PLAIN))
+
+
+def possible_changes(model: Model, candidates: Sequence[Candidate]) -> dict[conversion.Change, Change]:
+    """The conversions that a placement of these candidates may need, and what to measure for each."""
+    graph = model.graph
+    given: dict[int, set[Layout]] = {}
+    wanted: dict[int, set[Layout]] = {}
+    for candidate in candidates:
+        for value, layout in candidate.writes:
+            given.setdefault(value, set()).add(layout)
+        for value, layout in candidate.reads:
+            wanted.setdefault(value, set()).add(layout)
+    found: dict[conversion.Change, Change] = {}
+    for value in sorted(given.keys() | wanted.keys()):
+        for source in sorted({Layout.PLAIN, *given.get(value, ())}):
+            for target in sorted({Layout.PLAIN, *wanted.get(value, ())}):
+                if source is not target:
+                    found[value, source, target] = Change(graph.type_of(value), source, target)
+    return found

@@ -2,9 +2,9 @@
 
 Set partitioning: one binary variable per candidate, each node in exactly one candidate that is taken,
 least sum of the charges (Eq. 2.1 with the cost of Eq. 2.2). A conversion is a variable that cannot be 0 when one
-candidate that is taken gives a value in one layout and another one wants it in the other. Circles are cut off as they turn up: of the
-candidates of a circle at least one must go. This uses nothing of what the dynamic program knows about which
-candidates can be in a circle.
+candidate that is taken gives a value in one layout and another one wants it in the other. Circles are cut off
+as they turn up: of the candidates of a circle at least one must go. This uses nothing of what the dynamic
+program knows about which candidates can be in a circle.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ def place_exact(
     columns = [index for index, candidate in enumerate(usable) for _ in candidate.nodes]
     covers = sparse.csr_array((np.ones(len(rows)), (rows, columns)), shape=(len(graph.nodes), width))
     constraints = [optimize.LinearConstraint(covers, 1, 1)]
-    for change, taken in demands:  # all taken: at least one less, or the conversion
-        columns = [*taken, *([len(usable) + changes.index(change)] if change in changes_us else [])]
+    for change, needing in demands:  # not all of these, or the conversion
+        columns = [*needing, *([len(usable) + changes.index(change)] if change in changes_us else [])]
         row = sparse.csr_array(
-            ([1.0] * len(taken) + [-1.0] * (len(columns) - len(taken)), ([0] * len(columns), columns)),
+            ([1.0] * len(needing) + [-1.0] * (len(columns) - len(needing)), ([0] * len(columns), columns)),
             shape=(1, width),
         )
-        constraints.append(optimize.LinearConstraint(row, -np.inf, len(taken) - 1))
+        constraints.append(optimize.LinearConstraint(row, -np.inf, len(needing) - 1))
     charges = np.array(
         [charge_us(candidate, epsilon_us, margin) for candidate in usable]
         + [changes_us[change] for change in changes]

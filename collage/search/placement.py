@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
 
-from collage.backends.base import Variant
+from collage.backends.base import ALL_PLAIN, Variant
 from collage.errors import NoPlacementError
 from collage.graph.convexity import Reachability, is_convex, quotient_order
 from collage.graph.dataflow import Graph
@@ -39,7 +39,7 @@ class Candidate:
     cost_us: float
     noise_us: float = 0.0
     switches: int = 1
-    variant: Variant = Variant()
+    variant: Variant = ALL_PLAIN
     reads: tuple[tuple[int, Layout], ...] = ()
     writes: tuple[tuple[int, Layout], ...] = ()
 
