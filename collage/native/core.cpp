@@ -13,6 +13,7 @@
 #include <climits>
 #include <mutex>
 #include <new>
+#include <utility>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -28,21 +29,22 @@ constexpr int kSpinsBetweenClocks = 64;
 inline void relax() {
 #if defined(__x86_64__)
   _mm_pause();
-#else
-  std::this_thread::yield();
+#elif defined(__aarch64__)
+  asm volatile("yield");
 #endif
 }
 
 // Spins on; gives way to others when it takes long, since then somebody else has a thread's core.
 class Spin {
  public:
+  explicit Spin(int before_yield) : left_(before_yield) {}
   void operator()() {
-    if (++count_ < kSpinsBeforeYield) relax();
+    if (left_ > 0) --left_, relax();
     else sched_yield();
   }
 
  private:
-  int count_ = 0;
+  int left_;
 };
 
 int64_t now_ns() {
@@ -59,18 +61,17 @@ struct ParallelEnvironment {
 
 using ParallelBody = int (*)(int, void *, void *);
 
-struct OpenMp {
-  int (*get)(void) = nullptr;
-  void (*set)(int) = nullptr;
-};
-OpenMp openmp;
+using SetThreads = void (*)(int);
+std::atomic<int (*)(void)> openmp_get{nullptr};
+std::atomic<SetThreads> openmp_set{nullptr};  // written last, read first
 
 }  // namespace
 
 struct collage_team {
-  explicit collage_team(int size) : size(size) {}
+  collage_team(int size, bool crowded) : size(size), patience(crowded ? 0 : kSpinsBeforeYield) {}
 
   const int size;
+  const int patience;  // spins before a waiting thread gives way: none with more threads than cores
   std::vector<int> cpus;
   std::vector<pthread_t> threads;
   std::mutex owner;  // held by whoever runs
@@ -80,9 +81,8 @@ struct collage_team {
   const collage_step *steps = nullptr;
   int64_t count = 0;
 
-  // Of the last run: its number in the high half, so that a thread that is late to look does not take the next
-  // run's for it, and the first status that was not 0 in the low half.
-  std::atomic<uint64_t> status{0};
+  // The first status of this run that was not 0, and its step.
+  std::atomic<int> status{0};
   std::atomic<int64_t> failed{-1};
 
   alignas(kLine) std::atomic<uint32_t> run{0};  // counts runs; sleepers wait for it to change
@@ -91,7 +91,7 @@ struct collage_team {
   std::atomic<bool> stop{false};
 
   alignas(kLine) std::atomic<int> arrived{0};
-  alignas(kLine) std::atomic<uint32_t> phase{0};
+  alignas(kLine) std::atomic<uint32_t> phase{0};  // counts the steps; odd after one that failed
   // A parallel loop that the first thread shares out; no body says that the step is over.
   alignas(kLine) std::atomic<uint32_t> posted{0};
   ParallelBody body = nullptr;
@@ -100,24 +100,25 @@ struct collage_team {
   alignas(kLine) std::atomic<int> pending{0};
   std::atomic<int> body_status{0};
 
-  void barrier() {
+  // Whether the run goes on. The last to arrive says so for all, since by the time that the others look the
+  // next step may have failed, or the next run begun.
+  bool barrier() {
     const uint32_t now = phase.load(std::memory_order_relaxed);
+    uint32_t then = (now | 1) + 1;
     if (arrived.fetch_add(1, std::memory_order_acq_rel) == size - 1) {
       arrived.store(0, std::memory_order_relaxed);
-      phase.store(now + 1, std::memory_order_release);
-      return;
+      if (status.load(std::memory_order_relaxed) != 0) then |= 1;
+      phase.store(then, std::memory_order_release);
+    } else {
+      for (Spin spin(patience); (then = phase.load(std::memory_order_acquire)) == now;) spin();
     }
-    for (Spin spin; phase.load(std::memory_order_acquire) == now;) spin();
+    return then % 2 == 0;
   }
 
-  void fail(uint32_t number, int code, int64_t step) {
-    uint64_t none = uint64_t(number) << 32;
-    if (status.compare_exchange_strong(none, none | uint32_t(code), std::memory_order_relaxed))
+  void fail(int code, int64_t step) {
+    int none = 0;
+    if (status.compare_exchange_strong(none, code, std::memory_order_relaxed))
       failed.store(step, std::memory_order_relaxed);
-  }
-
-  bool going_well(uint32_t number) const {
-    return status.load(std::memory_order_relaxed) == uint64_t(number) << 32;
   }
 
   void post(ParallelBody what, void *with, int how_many) {
@@ -128,7 +129,7 @@ struct collage_team {
     posted.fetch_add(1, std::memory_order_release);
   }
 
-  void walk(int me, uint32_t number, uint32_t &seen);
+  void walk(int me, uint32_t &seen);
   void help(int me, uint32_t &seen);
   void serve(int me);
 };
@@ -139,11 +140,11 @@ thread_local collage_team *leading = nullptr;  // the team whose step this threa
 
 int run_task(const collage_task &task) { return task.fn(task.a, task.b, task.n, task.c); }
 
-void share_of(const collage_team &team, int me) {
+void share_of(collage_team &team, int me) {
   ParallelEnvironment environment{nullptr, team.tasks};
   for (int task = me; task < team.tasks; task += team.size) {
     const int code = team.body(task, &environment, team.data);
-    if (code != 0) const_cast<collage_team &>(team).body_status.store(code, std::memory_order_relaxed);
+    if (code != 0) team.body_status.store(code, std::memory_order_relaxed);
   }
 }
 
@@ -151,7 +152,7 @@ void share_of(const collage_team &team, int me) {
 
 void collage_team::help(int me, uint32_t &seen) {
   while (true) {
-    for (Spin spin; posted.load(std::memory_order_acquire) == seen;) spin();
+    for (Spin spin(patience); posted.load(std::memory_order_acquire) == seen;) spin();
     ++seen;
     if (body == nullptr) return;
     share_of(*this, me);
@@ -159,7 +160,7 @@ void collage_team::help(int me, uint32_t &seen) {
   }
 }
 
-void collage_team::walk(int me, uint32_t number, uint32_t &seen) {
+void collage_team::walk(int me, uint32_t &seen) {
   const collage_step *const list = steps;  // the next run may begin before all have left this one
   const int64_t length = count;
   for (int64_t at = 0; at < length; ++at) {
@@ -167,14 +168,14 @@ void collage_team::walk(int me, uint32_t number, uint32_t &seen) {
     if (step.mode == COLLAGE_SPLIT) {
       for (int i = me; i < step.count; i += size) {
         const int code = run_task(step.tasks[i]);
-        if (code != 0) fail(number, code, at);
+        if (code != 0) fail(code, at);
       }
     } else if (me == 0) {
       leading = this;
       for (int i = 0; i < step.count; ++i) {
         const int code = run_task(step.tasks[i]);
         if (code != 0) {
-          fail(number, code, at);
+          fail(code, at);
           break;
         }
       }
@@ -183,19 +184,18 @@ void collage_team::walk(int me, uint32_t number, uint32_t &seen) {
     } else {
       help(me, seen);
     }
-    barrier();
-    if (!going_well(number)) return;
+    if (!barrier()) return;
   }
 }
 
 void collage_team::serve(int me) {
   uint32_t last = 0, seen = 0;
-  if (openmp.set != nullptr) openmp.set(1);
-  void (*openmp_seen)(int) = openmp.set;
+  SetThreads set = nullptr;
   while (true) {
     int64_t since = 0;
+    Spin spin(patience);
     for (int spins = 0; run.load(std::memory_order_acquire) == last; ++spins) {
-      relax();
+      spin();
       if (spins % kSpinsBetweenClocks != 0) continue;
       const int64_t now = now_ns();
       if (since == 0) since = now;
@@ -206,8 +206,11 @@ void collage_team::serve(int me) {
     }
     last = run.load(std::memory_order_acquire);
     if (stop.load(std::memory_order_relaxed)) return;
-    if (openmp.set != openmp_seen) (openmp_seen = openmp.set)(1);
-    walk(me, last, seen);
+    if (const SetThreads now = openmp_set.load(std::memory_order_acquire); now != set) {
+      set = now;
+      if (set != nullptr) set(1);
+    }
+    walk(me, seen);
   }
 }
 
@@ -260,7 +263,7 @@ extern "C" {
 
 collage_team *collage_team_create(int threads, const int *cpus, int cpu_count) {
   if (threads < 1) return nullptr;
-  collage_team *team = new (std::nothrow) collage_team(threads);
+  collage_team *team = new (std::nothrow) collage_team(threads, cpu_count < threads);
   if (team == nullptr) return nullptr;
   if (cpu_count >= threads) team->cpus.assign(cpus, cpus + threads);
   for (int me = 1; me < threads; ++me) {
@@ -291,32 +294,30 @@ int collage_team_run(collage_team *team, const collage_step *steps, int64_t coun
   if (failed != nullptr) *failed = -1;
   if (count == 0) return 0;
   std::lock_guard<std::mutex> hold(team->owner);
-  const int regions = openmp.set != nullptr ? openmp.get() : 1;
-  if (regions != 1) openmp.set(1);
+  const SetThreads set = openmp_set.load(std::memory_order_acquire);
+  const int regions = set != nullptr ? openmp_get.load(std::memory_order_relaxed)() : 1;
+  if (regions != 1) set(1);
   team->steps = steps;
   team->count = count;
-  const uint32_t number = team->run.load(std::memory_order_relaxed) + 1;
-  team->status.store(uint64_t(number) << 32, std::memory_order_relaxed);
+  team->status.store(0, std::memory_order_relaxed);
   team->failed.store(-1, std::memory_order_relaxed);
   team->park.store(false, std::memory_order_relaxed);
-  uint32_t unused = 0;
   if (team->size > 1) {
     make_room(*team);
     wake(*team);
-  } else {
-    team->run.store(number, std::memory_order_relaxed);
   }
-  team->walk(0, number, unused);
-  if (regions != 1) openmp.set(regions);
+  uint32_t unused = 0;
+  team->walk(0, unused);
+  if (regions != 1) set(regions);
   if (failed != nullptr) *failed = team->failed.load(std::memory_order_relaxed);
-  return int(uint32_t(team->status.load(std::memory_order_relaxed)));
+  return team->status.load(std::memory_order_relaxed);
 }
 
 void collage_team_park(collage_team *team) { team->park.store(true, std::memory_order_relaxed); }
 
 void collage_use_openmp(int (*get_max_threads)(void), void (*set_num_threads)(int)) {
-  openmp.get = get_max_threads;
-  openmp.set = set_num_threads;
+  openmp_get.store(get_max_threads, std::memory_order_relaxed);
+  openmp_set.store(set_num_threads, std::memory_order_release);
 }
 
 int collage_parallel_launch(int (*body)(int, void *, void *), void *data, int tasks) {
@@ -330,7 +331,7 @@ int collage_parallel_launch(int (*body)(int, void *, void *), void *data, int ta
   leading = nullptr;  // a loop inside the loop runs alone
   share_of(*team, 0);
   leading = team;
-  for (Spin spin; team->pending.load(std::memory_order_acquire) != 0;) spin();
+  for (Spin spin(team->patience); team->pending.load(std::memory_order_acquire) != 0;) spin();
   return team->body_status.load(std::memory_order_relaxed);
 }
 

@@ -1,0 +1,135 @@
+// Random launch lists from several threads on one team, checked against the same steps computed in order. Built
+// by test_threads.py with core.cpp and ThreadSanitizer. Arguments: size of the team, lists for each caller, seed.
+
+#include "core.h"
+
+#include <sched.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+namespace {
+
+constexpr int kWidth = 7;
+constexpr int kCallers = 3;
+
+struct Environment {  // TVMParallelGroupEnv
+  void *sync;
+  int32_t tasks;
+};
+
+using Cells = int64_t[kWidth];
+
+int64_t cell(const Cells &in, int i) { return (in[i] * 5 + in[(i + 3) % kWidth] + i) % 1000003; }
+
+// What a task works on: cells first..last of `out` from all of `in`. Plain memory: a step that began before the
+// one before it ended would be a data race.
+struct Work {
+  const Cells *in;
+  Cells *out;
+  int first, last;
+  int status;
+  bool nested;
+  bool ran;
+};
+
+int compute(void *a, void *, intptr_t, void *) {
+  Work &work = *static_cast<Work *>(a);
+  for (int i = work.first; i < work.last; ++i) (*work.out)[i] = cell(*work.in, i);
+  work.ran = true;
+  return work.status;
+}
+
+int body(int task, void *environment, void *data) {
+  Work &work = *static_cast<Work *>(data);
+  const int tasks = static_cast<Environment *>(environment)->tasks;
+  for (int i = work.first + task; i < work.last; i += tasks) (*work.out)[i] = cell(*work.in, i);
+  return task == tasks - 1 ? work.status : 0;
+}
+
+int nest(int task, void *environment, void *data) {
+  if (task != static_cast<Environment *>(environment)->tasks - 1) return 0;
+  return collage_parallel_launch(body, data, 0);
+}
+
+int compute_in_parallel(void *a, void *, intptr_t tasks, void *) {
+  Work &work = *static_cast<Work *>(a);
+  work.ran = true;
+  return collage_parallel_launch(work.nested ? nest : body, &work, int(tasks));
+}
+
+void check(bool holds, const char *what) {
+  if (holds) return;
+  std::fprintf(stderr, "wrong: %s\n", what);
+  std::exit(1);
+}
+
+void one_list(collage_team *team, std::mt19937 &random) {
+  const auto below = [&](int n) { return int(random() % unsigned(n)); };
+  const int length = 1 + below(8);
+  const int failing = below(4) == 0 ? below(length) : -1;
+  auto cells = std::make_unique<Cells[]>(length + 1);
+  for (int i = 0; i < kWidth; ++i) cells[0][i] = below(1000);
+  std::vector<std::vector<Work>> works(length);
+  std::vector<std::vector<collage_task>> tasks(length);
+  std::vector<collage_step> steps(length);
+  for (int at = 0; at < length; ++at) {
+    const bool lead = below(2) == 0;
+    const int parts = 1 + below(kWidth);
+    for (int part = 0; part < parts; ++part)
+      works[at].push_back({&cells[at], &cells[at + 1], kWidth * part / parts, kWidth * (part + 1) / parts, 0,
+                           below(4) == 0, false});
+    if (at == failing) works[at][below(parts)].status = 1 + below(5);
+    for (Work &work : works[at]) {
+      const bool parallel = below(lead ? 4 : 16) != 0 && (lead || below(2) == 0);
+      tasks[at].push_back({parallel ? compute_in_parallel : compute, &work, nullptr, below(6), nullptr});
+    }
+    steps[at] = {lead ? COLLAGE_LEAD : COLLAGE_SPLIT, parts, tasks[at].data()};
+  }
+  if (below(64) == 0) collage_team_park(team);
+  if (below(64) == 0) collage_team_set_spin(team, below(3) * 20000);
+  int64_t failed = -2;
+  const int status = collage_team_run(team, steps.data(), length, &failed);
+  check((status != 0) == (failing >= 0), "the status");
+  check(failed == failing, "the step that failed");
+  Cells expected;
+  for (int at = 0; at < length; ++at) {
+    const bool before = failing < 0 || at < failing;
+    for (int i = 0; i < kWidth && before; ++i) {
+      expected[i] = cell(cells[at], i);
+      check(cells[at + 1][i] == expected[i], "a number");
+    }
+    for (const Work &work : works[at]) {
+      if (before) check(work.ran, "a task did not run");
+      if (failing >= 0 && at > failing) check(!work.ran, "a task ran after the failure");
+      if (work.status != 0) check(work.ran, "the failing task did not run");
+    }
+  }
+}
+
+}  // namespace
+
+int main(int count, char **values) {
+  check(count == 4, "usage: stress SIZE LISTS SEED");
+  const int size = std::atoi(values[1]), lists = std::atoi(values[2]), seed = std::atoi(values[3]);
+  std::vector<int> cpus;
+  cpu_set_t allowed;
+  sched_getaffinity(0, sizeof allowed, &allowed);
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+    if (CPU_ISSET(cpu, &allowed)) cpus.push_back(cpu);
+  collage_team *team = collage_team_create(size, cpus.data(), int(cpus.size()));
+  check(team != nullptr, "no team");
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < kCallers; ++caller)
+    callers.emplace_back([=] {
+      std::mt19937 random(unsigned(seed * kCallers + caller));
+      for (int i = 0; i < lists; ++i) one_list(team, random);
+    });
+  for (std::thread &caller : callers) caller.join();
+  collage_team_destroy(team);
+  return 0;
+}
