@@ -10,13 +10,15 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
 from collage.errors import CollageError
 from collage.target import host, usable_cores
-
-Version = tuple[int, ...]
 
 
 class Status(Enum):
@@ -37,32 +39,15 @@ class Check:
     fix: str = ""
 
 
-@dataclass(frozen=True)
-class Tested:
-    """A library and the versions Collage was tested with: ``least`` and up, but below ``limit``."""
+_MODULES = {
+    "apache-tvm": "tvm",
+    "apache-tvm-ffi": "tvm_ffi",
+    "onnx": "onnx",
+    "onnxruntime": "onnxruntime",
+    "openvino": "openvino",
+}
+"""Libraries that are tried, and how they are imported. The versions they must have are the package's own."""
 
-    package: str
-    module: str
-    least: Version
-    limit: Version
-    required: bool = True
-
-    @property
-    def requirement(self) -> str:
-        """For pip."""
-        return f"'{self.package}>={_text(self.least)},<{_text(self.limit)}'"
-
-
-TESTED = (
-    Tested("apache-tvm", "tvm", (0, 27), (0, 28)),
-    Tested("apache-tvm-ffi", "tvm_ffi", (0, 1, 14), (0, 1, 15)),
-    Tested("onnx", "onnx", (1, 18), (1, 24)),
-    Tested("onnxruntime", "onnxruntime", (1, 23), (1, 32)),
-    Tested("openvino", "openvino", (2026, 4), (2026, 5), required=False),
-)
-"""The ranges of pyproject.toml; a test compares the two."""
-
-_PYTHON: tuple[Version, Version] = ((3, 10), (3, 14))
 _WHY = {
     "apache-tvm-ffi": "with 0.1.15 TVM's MetaSchedule segfaults",
     "apache-tvm": "other versions have another interface",
@@ -74,8 +59,7 @@ _BUSY = 0.5
 def checks(database: Path | None = None) -> Sequence[Callable[[], Check]]:
     """All checks, each to be called; ``database`` stands for the default one."""
     return (
-        python_check,
-        *(_library(each) for each in TESTED),
+        *_requirement_checks(),
         cpu_check,
         load_check,
         memory_check,
@@ -85,44 +69,50 @@ def checks(database: Path | None = None) -> Sequence[Callable[[], Check]]:
     )
 
 
-def python_check() -> Check:
-    """Whether this Python is one Collage was tested with."""
-    least, limit = _PYTHON
-    detail = f"{platform.python_version()} ({sys.executable})"
-    if least <= sys.version_info[:2] < limit:
-        return Check("Python", Status.OK, detail)
-    return Check("Python", Status.FAIL, detail, f"use Python {_text(least)} or newer, below {_text(limit)}")
-
-
-def _library(tested: Tested) -> Callable[[], Check]:
-    return lambda: library_check(tested)
-
-
-def library_check(tested: Tested) -> Check:
-    """Whether a library is there, in a tested version, and can be imported (in a process of its own)."""
-    bad = Status.FAIL if tested.required else Status.WARN
-    install = f"pip install {tested.requirement}"
+def _requirement_checks() -> Sequence[Callable[[], Check]]:
+    """Python and the libraries, against what the installed package says that it was tested with."""
     try:
-        version = metadata.version(tested.package)
+        package = metadata.distribution("collage")
     except metadata.PackageNotFoundError:
-        return Check(tested.package, bad, "not installed", install)
-    trouble = _import_trouble(tested.module)
+        return (not_installed_check,)
+    python = SpecifierSet(package.metadata["Requires-Python"])
+    needed = [Requirement(each) for each in package.requires or ()]
+    return (
+        partial(python_check, python),
+        *(partial(library_check, each) for each in needed if each.name in _MODULES),
+    )
+
+
+def not_installed_check() -> Check:
+    """What can be said where Collage runs from a folder."""
+    detail = "not installed, so the versions of libraries are not checked"
+    return Check("collage", Status.WARN, detail, "pip install '.[cpu]' in the folder it runs from")
+
+
+def python_check(needed: SpecifierSet) -> Check:
+    """Whether this Python is one Collage was tested with."""
+    detail = f"{platform.python_version()} ({sys.executable})"
+    if needed.contains(".".join(map(str, sys.version_info[:3]))):
+        return Check("Python", Status.OK, detail)
+    return Check("Python", Status.FAIL, detail, f"use Python {needed}")
+
+
+def library_check(needed: Requirement) -> Check:
+    """Whether a library is there, in a tested version, and can be imported (in a process of its own)."""
+    name = needed.name
+    optional = needed.marker is not None and not needed.marker.evaluate({"extra": ""})
+    install = f"pip install '{name}{needed.specifier}'"
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return Check(name, Status.WARN if optional else Status.FAIL, "not installed", install)
+    trouble = _import_trouble(_MODULES[name])
     if trouble:
-        return Check(tested.package, Status.FAIL, f"{version} cannot be imported: {trouble}", install)
-    if not tested.least <= parse_version(version) < tested.limit:
-        why = _WHY.get(tested.package, "not tested")
-        return Check(tested.package, Status.WARN, f"{version} is outside the tested range ({why})", install)
-    return Check(tested.package, Status.OK, version)
-
-
-def parse_version(text: str) -> Version:
-    """The leading numbers of a version: ``0.27.0.post1`` -> (0, 27, 0)."""
-    numbers: list[int] = []
-    for part in text.split("."):
-        if not part.isdigit():
-            break
-        numbers.append(int(part))
-    return tuple(numbers)
+        return Check(name, Status.FAIL, f"{version} cannot be imported: {trouble}", install)
+    if not needed.specifier.contains(version, prereleases=True):
+        why = _WHY.get(name, "not tested")
+        return Check(name, Status.WARN, f"{version} is outside the tested range ({why})", install)
+    return Check(name, Status.OK, version)
 
 
 def _import_trouble(module: str) -> str:
@@ -238,7 +228,3 @@ def backends_check() -> Check:
             "backends", Status.WARN, f"cannot be loaded: {broken}", "upgrade or uninstall that package"
         )
     return Check("backends", Status.OK, f"{', '.join(usable)} (`collage backends` tells more)")
-
-
-def _text(version: Version) -> str:
-    return ".".join(map(str, version))
