@@ -11,6 +11,7 @@ from enum import IntEnum
 from collage.backends.base import Call, Kernel
 from collage.errors import CollageError
 from collage.graph.dataflow import Array
+from collage.native.library import core
 from collage.native.team import Team, team_of
 
 
@@ -80,10 +81,12 @@ class _Step(ctypes.Structure):
 
 
 class LaunchList:
-    """Steps in order, ready to run: calling it runs them all, without the GIL."""
+    """Steps in order, ready to run: calling it runs them all, without the GIL.
+
+    A list whose team has ended, because this process is a fork, goes to the process's own team of that size.
+    """
 
     def __init__(self, team: Team, steps: Sequence[Step]) -> None:
-        self.team = team
         self._source = tuple(steps)
         self._steps = (_Step * len(steps))()
         self._tasks = []
@@ -91,12 +94,16 @@ class LaunchList:
             tasks = (_Task * len(step.tasks))(*(_Task(t.function, t.a, t.b, t.n, t.c) for t in step.tasks))
             place.mode, place.count, place.tasks = step.mode, len(step.tasks), ctypes.addressof(tasks)
             self._tasks.append(tasks)
-        self._run = team._core.collage_team_run
         self._failed = ctypes.c_int64()
+        self._join(team)
+
+    def _join(self, team: Team) -> None:
+        self.team = team
+        self._run = core().collage_team_run
         self._arguments = (
             team.handle,
             ctypes.cast(self._steps, ctypes.c_void_p),
-            ctypes.c_int64(len(steps)),
+            ctypes.c_int64(len(self._source)),
             ctypes.byref(self._failed),
         )
 
@@ -104,6 +111,8 @@ class LaunchList:
         return len(self._source)
 
     def __call__(self) -> None:
+        if not self.team.handle:
+            self._join(team_of(self.team.threads))
         status = self._run(*self._arguments)
         if status:
             raise TaskError(f"native step {self._failed.value} of {len(self)} returned status {status}.")

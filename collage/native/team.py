@@ -5,38 +5,46 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from weakref import WeakSet
 
 from collage.errors import CollageError
 from collage.native.library import core, core_problem
 
 _teams: dict[int, Team] = {}
+_made: WeakSet[Team] = WeakSet()
 _lock = threading.Lock()
 
 
 class Team:
     """``threads`` threads: whoever calls ``run``, and ``threads - 1`` of the team's own, pinned to other cores.
 
-    One run at a time; callers queue. With fewer cores than threads nothing is pinned.
+    One run at a time; callers queue. With fewer cores than threads nothing is pinned. ``handle`` is the core's
+    pointer to it, and 0 when the team has ended: it was closed, or this process is a fork of the one it was made in.
     """
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        cpus = sorted(os.sched_getaffinity(0))
+        cpus = _one_of_each_core_first(os.sched_getaffinity(0))
         self._core = core()
         self.handle: int = self._core.collage_team_create(
             threads, (ctypes.c_int * len(cpus))(*cpus), len(cpus)
         )
         if not self.handle:
             raise CollageError(f"the system gives no {threads} threads: lower --threads or raise ulimit -u.")
+        _made.add(self)
 
     def park(self) -> None:
         """Send idle threads to sleep at once: somebody else's threads need the cores."""
-        self._core.collage_team_park(self.handle)
+        if self.handle:
+            self._core.collage_team_park(self.handle)
 
     def set_spin(self, microseconds: float) -> None:
         """How long threads without work spin before they sleep."""
-        self._core.collage_team_set_spin(self.handle, int(microseconds * 1000))
+        if self.handle:
+            self._core.collage_team_set_spin(self.handle, int(microseconds * 1000))
 
     def close(self) -> None:
         """End the team's threads; nothing may run on it any more."""
@@ -46,9 +54,9 @@ class Team:
 
 
 def team_of(threads: int) -> Team:
-    """The process's team of that size, made on first use. Raises CollageError without the native core."""
+    """The process's team of that size, made when needed. Raises CollageError without the native core."""
     with _lock:
-        if threads not in _teams:
+        if threads not in _teams or not _teams[threads].handle:
             _teams[threads] = Team(threads)
         return _teams[threads]
 
@@ -66,8 +74,26 @@ def beside_team(call: Callable[[], None], threads: int) -> Callable[[], None]:
     return run
 
 
+def _one_of_each_core_first(cpus: Iterable[int]) -> list[int]:
+    """CPUs that are hyperthreads of one core share its arithmetic units: a small team does without them."""
+    seen: Counter[str] = Counter()
+    turns = []
+    for cpu in sorted(cpus):
+        try:
+            siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
+        except OSError:
+            siblings = str(cpu)
+        turns.append((seen[siblings], cpu))
+        seen[siblings] += 1
+    return [cpu for _, cpu in sorted(turns)]
+
+
 def _forget() -> None:
     """In a forked child there are no threads but its own: teams are made again when needed."""
+    global _lock
+    _lock = threading.Lock()  # another thread of the parent may have held it
+    for team in _made:
+        team.handle = 0
     _teams.clear()
 
 
