@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
+from functools import cache, cached_property
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -58,6 +58,7 @@ class TensorType:
         return f"{self.dtype}[{'x'.join(map(str, self.shape))}]"
 
 
+@cache
 def np_dtype(name: str) -> np.dtype[np.generic]:
     """The numpy dtype of that name; the 16-bit brain float and the 8-bit floats come from ml_dtypes."""
     try:

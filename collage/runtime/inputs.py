@@ -20,6 +20,10 @@ def collect_inputs(ports: Sequence[Port], args: Sequence[Any], named: Mapping[st
     """
     if len(args) == 1 and isinstance(args[0], Mapping) and not named:
         named, args = args[0], ()
+    if len(args) == len(ports) and not named:
+        return [_checked(port, value) for port, value in zip(ports, args, strict=True)]
+    if not args and len(named) == len(ports) and all(port.name in named for port in ports):
+        return [_checked(port, named[port.name]) for port in ports]
     if len(args) > len(ports):
         raise InputError(f"{len(args)} inputs given, the model takes {len(ports)}: {_listing(ports)}.")
     given: dict[str, Any] = {port.name: array for port, array in zip(ports, args, strict=False)}
@@ -38,6 +42,9 @@ def collect_inputs(ports: Sequence[Port], args: Sequence[Any], named: Mapping[st
 
 
 def _checked(port: Port, value: Any) -> Array:
+    expected = np_dtype(port.type.dtype)
+    if type(value) is np.ndarray and value.dtype == expected and value.shape == port.type.shape:
+        return value
     try:
         if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack__"):
             array = np.asarray(value)
@@ -45,7 +52,6 @@ def _checked(port: Port, value: Any) -> Array:
             array = np.from_dlpack(value)
     except Exception as error:
         raise InputError(f"input {port.name} is no array: {error}.") from None
-    expected = np_dtype(port.type.dtype)
     if array.dtype != expected and not isinstance(value, np.ndarray) and not hasattr(value, "__dlpack__"):
         array = array.astype(expected)  # a Python list has no dtype of its own
     if array.shape != port.type.shape:
