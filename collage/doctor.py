@@ -61,6 +61,7 @@ def checks(database: Path | None = None) -> Sequence[Callable[[], Check]]:
     return (
         *_requirement_checks(),
         cpu_check,
+        native_check,
         load_check,
         memory_check,
         lambda: cache_check(database),
@@ -151,6 +152,16 @@ def _cpu_flags() -> frozenset[str]:
 
 
 _FLAG_LINES = ("flags", "Features")
+
+
+def native_check() -> Check:
+    """Whether the native core was built, without which kernels run on their libraries' own threads."""
+    from collage.native.library import core_problem
+
+    if problem := core_problem():
+        detail, _, fix = problem.partition(". ")
+        return Check("native core", Status.WARN, detail, fix)
+    return Check("native core", Status.OK, "built")
 
 
 def load_check() -> Check:

@@ -21,6 +21,7 @@ def backends(as_json: bool) -> None:
       collage backends --json | jq '.backends[] | select(.available) | .name'
     """
     import collage
+    from collage.native.library import core_problem
 
     registry = collage.default_registry()
     found = [
@@ -34,7 +35,8 @@ def backends(as_json: bool) -> None:
         for name, probe in registry.availability().items()
     ]
     if as_json:
-        print_json({"backends": found, "problems": dict(registry.problems)})
+        core = {"available": not core_problem(), "reason": core_problem()}
+        print_json({"backends": found, "problems": dict(registry.problems), "native_core": core})
         return
     from rich.text import Text
 
@@ -50,4 +52,6 @@ def backends(as_json: bool) -> None:
         table.add_row(*(Text(str(each[key])) for key in ("name", "kind", "version")), Text(note))
     for name, problem in registry.problems.items():
         table.add_row(Text(name), Text("plug-in"), Text(""), Text(f"cannot be loaded: {problem}"))
+    note = f"not available: {core_problem()}" if core_problem() else "available"
+    table.add_row(Text("native core"), Text("team of threads"), Text(""), Text(note))
     print_rich(table)

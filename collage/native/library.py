@@ -17,9 +17,9 @@ def core_problem() -> str:
     """Why the native core cannot be used here and what to do about it; "" when it can."""
     try:
         _load()
-    except OSError as error:
+    except (OSError, AttributeError) as error:  # AttributeError: one built from older sources
         return (
-            f"Collage's native core is missing ({error}). It is built when Collage is installed from source and "
+            f"Collage's native core cannot be used: {error}. It is built when Collage is installed from source and "
             "a C++17 compiler is found: install one (Debian: apt install g++) and install Collage again."
         )
     return ""

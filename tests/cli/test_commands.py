@@ -58,6 +58,7 @@ def test_backends() -> None:
     assert found["onnxruntime"]["kind"] == "graph engine"
     assert all(each["available"] or each["reason"] for each in found.values())
     assert "onnxruntime" in succeeds("backends")
+    assert "native core" in succeeds("backends")
 
 
 def test_db_stats(module: Path, database: Path) -> None:
@@ -135,6 +136,21 @@ def test_doctor_without_an_installed_package(tmp_path: Path, monkeypatch: pytest
     }
     assert checks["collage"]["status"] == "warn"
     assert "CPU" in checks
+
+
+def test_both_tell_of_a_missing_native_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = "Collage's native core cannot be used: it was not built. Install a compiler."
+    monkeypatch.setattr("collage.native.library.core_problem", lambda: problem)
+    checks = {
+        each["name"]: each for each in json_of("doctor", "--db", tmp_path / "db.sqlite", "--json")["checks"]
+    }
+    assert checks["native core"] == {
+        "name": "native core",
+        "status": "warn",
+        "detail": "Collage's native core cannot be used: it was not built",
+        "fix": "Install a compiler.",
+    }
+    assert json_of("backends", "--json")["native_core"] == {"available": False, "reason": problem}
 
 
 def test_doctor_tells_of_a_damaged_database(tmp_path: Path) -> None:
