@@ -25,7 +25,7 @@ SHARED = ("export.py", "fold.py", "weights.py", "workload.py")  # sources that e
 def recipe(entry: Entry, *, batch: int, small: bool) -> str:
     """All that a file's content depends on; equal recipes mean the file need not be written again."""
     digest = hashlib.sha256()
-    for source in (entry.source, *(HERE / name for name in SHARED)):
+    for source in (*entry.sources, *(HERE / name for name in SHARED)):
         digest.update(source.read_bytes())
     size = "small" if small else "full"
     return f"{entry.name} {size} batch={batch} torch={version('torch')} source={digest.hexdigest()[:16]}"
