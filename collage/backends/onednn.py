@@ -1,0 +1,80 @@
+"""oneDNN as an operator library: convolutions, matrix products and what follows them, on Collage's threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from collage.backends.base import (
+    Availability,
+    Backend,
+    BackendKind,
+    BuildOptions,
+    Kernel,
+    UnsupportedError,
+    Variant,
+)
+
+if TYPE_CHECKING:
+    from collage.frontend.subgraph import Subgraph
+    from collage.patterns.match import MatchSource
+
+_KERNELS = "kernels 1"
+"""To be counted up when `onednn_kernels` makes other kernels than before: what was measured no longer holds."""
+
+
+class OneDnn(Backend):
+    """Each thread of the team runs a single-threaded primitive on its share; layouts and splits are variants.
+
+    The library is found by the environment variable COLLAGE_ONEDNN, in the system, or as the wheel
+    ``onednn-cpu-gomp``. float32 only.
+    """
+
+    name = "onednn"
+    kind = BackendKind.LIBRARY
+
+    def available(self) -> Availability:
+        """The library's version, or why it cannot be used."""
+        from collage.backends.onednn_kernels.library import availability
+
+        return availability()
+
+    def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
+        """Operators and the functions that follow them."""
+        from collage.backends.onednn_kernels.rule import OneDnnRule
+
+        return (OneDnnRule(),)
+
+    def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
+        """Layouts and splits among which the fastest is; none for a subgraph that it does not take."""
+        from collage.backends.onednn_kernels.roots import chain_of
+
+        try:
+            root, chain = chain_of(subgraph)
+            return tuple(root.variants(chain, options.threads))
+        except UnsupportedError:
+            return ()
+
+    def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
+        """The plan of the variant, and the weights packed for each share."""
+        from collage.backends.onednn_kernels.artifact import to_bytes
+        from collage.backends.onednn_kernels.handles import UnimplementedError
+        from collage.backends.onednn_kernels.pack import pack
+        from collage.backends.onednn_kernels.roots import chain_of
+
+        root, chain = chain_of(subgraph)
+        draft = root.plan(chain, options.variant, options.threads)
+        try:
+            return to_bytes(pack(draft.plan, draft.arrays, options.threads))
+        except UnimplementedError as error:
+            raise UnsupportedError(str(error)) from None
+
+    def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
+        """Primitives made for this machine, with weights of their own."""
+        from collage.backends.onednn_kernels.kernel import load
+
+        return load(artifact)
+
+    def settings(self, options: BuildOptions) -> str:
+        """The version of our kernels."""
+        return _KERNELS

@@ -1,0 +1,198 @@
+"""Activations that the importer leaves as several operators (GELU, SiLU, hard swish), recognised by algebra.
+
+What the operators compute is expanded to a polynomial whose variables are the value they begin with and
+transcendental functions of such polynomials: x · 0.5 · (1 + erf(x / √2)) is ½ x + ½ x·erf(0.707 x) however it
+was bracketed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from collage.backends.onednn_kernels.post_ops import Algorithm, Eltwise
+from collage.frontend.op_kinds import is_view
+from collage.graph.dataflow import Graph, Node
+
+_MAX_TERMS, _MAX_DEGREE = 8, 4
+_TOLERANCE = 1e-5
+
+Terms: TypeAlias = "tuple[tuple[tuple[Atom, ...], float], ...]"
+
+
+@dataclass(frozen=True)
+class Atom:
+    """A variable: the value itself (``function`` is ""), or a function of a polynomial."""
+
+    function: str = ""
+    of: Terms = ()
+    bounds: tuple[float, ...] = ()
+
+
+_X = Atom()
+_Polynomial: TypeAlias = "dict[tuple[Atom, ...], float]"
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """The nodes that together are ``functions``, and the value they end in."""
+
+    nodes: tuple[int, ...]
+    functions: tuple[Eltwise, ...]
+    result: int
+
+
+def recognise(graph: Graph, left: Mapping[int, Node], value: int) -> Recognised | None:
+    """The most nodes of ``left`` that together compute one activation of ``value``, if any do."""
+    for end in sorted(left, reverse=True):
+        node = left[end]
+        if len(node.outputs) != 1:
+            continue
+        reader = _Reader(graph, left, value)
+        terms = reader.expand(node.outputs[0])
+        functions = _match(terms) if terms else None
+        if functions is None or not _closed(graph, reader.nodes, value, end):
+            continue
+        return Recognised(tuple(sorted(reader.nodes)), functions, node.outputs[0])
+    return None
+
+
+def _closed(graph: Graph, nodes: set[int], value: int, end: int) -> bool:
+    """Whether nobody else reads what the nodes compute on the way."""
+    for node in nodes - {end}:
+        for output in graph.nodes[node].outputs:
+            if output in graph.output_set or not set(graph.users[output]) <= nodes:
+                return False
+    return True
+
+
+class _Reader:
+    """Expands values to polynomials and notes the nodes it came through."""
+
+    def __init__(self, graph: Graph, left: Mapping[int, Node], base: int) -> None:
+        self.graph, self.left, self.base = graph, left, base
+        self.nodes: set[int] = set()
+
+    def expand(self, value: int) -> _Polynomial | None:
+        if value == self.base:
+            return {(_X,): 1.0}
+        constant = self.graph.constants.get(value)
+        if constant is not None:
+            return {(): float(np.asarray(constant).reshape(()))} if constant.size == 1 else None
+        node = self.left.get(-1 if (p := self.graph.values[value].producer) is None else p)
+        if node is None:
+            return None
+        parts = [self.expand(each) for each in node.inputs]
+        found = [each for each in parts if each is not None]
+        if len(found) < len(parts):
+            return None
+        self.nodes.add(node.id)
+        result = self._apply(node, found)
+        if result is None or len(result) > _MAX_TERMS or any(len(each) > _MAX_DEGREE for each in result):
+            return None
+        return result
+
+    def _apply(self, node: Node, parts: list[_Polynomial]) -> _Polynomial | None:
+        op = node.op
+        if is_view(self.graph, node):
+            return parts[0]
+        if len(parts) == 2:
+            return _arithmetic(op, *parts)
+        if op == "square":
+            return _product(parts[0], parts[0])
+        if op == "negative":
+            return _product(parts[0], {(): -1.0})
+        if op in ("erf", "tanh", "sigmoid"):
+            return {(Atom(op, _terms(parts[0])),): 1.0}
+        low, high = node.attrs.get("arg1"), node.attrs.get("arg2")
+        if op == "nn.relu6":
+            low, high = 0.0, 6.0
+        if op in ("clip", "nn.relu6") and isinstance(low, (int, float)) and isinstance(high, (int, float)):
+            return {(Atom("clip", _terms(parts[0]), (float(low), float(high))),): 1.0}
+        return None
+
+
+def _arithmetic(op: str, a: _Polynomial, b: _Polynomial) -> _Polynomial | None:
+    if op == "add":
+        return _sum(a, b)
+    if op == "subtract":
+        return _sum(a, _product(b, {(): -1.0}))
+    if op == "multiply":
+        return _product(a, b)
+    number = b.get((), 0.0) if set(b) <= {()} else None
+    if op == "divide" and number:
+        return _product(a, {(): 1.0 / number})
+    if op == "power" and number in (2.0, 3.0):
+        square = _product(a, a)
+        return square if number == 2.0 else _product(square, a)
+    return None
+
+
+def _sum(a: _Polynomial, b: _Polynomial) -> _Polynomial:
+    return {term: a.get(term, 0.0) + b.get(term, 0.0) for term in {**a, **b}}
+
+
+def _product(a: _Polynomial, b: _Polynomial) -> _Polynomial:
+    result: _Polynomial = {}
+    for left, x in a.items():
+        for right, y in b.items():
+            term = tuple(sorted((*left, *right), key=lambda atom: (atom.function, hash(atom))))
+            result[term] = result.get(term, 0.0) + x * y
+    return result
+
+
+def _terms(polynomial: _Polynomial) -> Terms:
+    return tuple(sorted(polynomial.items(), key=lambda item: (len(item[0]), hash(item[0]))))
+
+
+def _match(polynomial: _Polynomial) -> tuple[Eltwise, ...] | None:
+    """Eltwise algorithms, one after the other, that compute the polynomial."""
+    terms = {term: x for term, x in polynomial.items() if x != 0.0}
+    if set(terms) <= {(_X,), ()} and (_X,) in terms:
+        return (Eltwise(Algorithm.LINEAR, terms[_X,], terms.get((), 0.0)),)
+    products = [term for term in terms if len(term) == 2 and term[0] == _X and term[1].function]
+    if len(products) != 1:
+        return None
+    (product,) = products
+    scale, inner = terms.pop(product), dict(product[1].of)
+    rest = terms.pop((_X,), 0.0)
+    if terms:
+        return None
+    function = product[1].function
+    if function in ("erf", "tanh") and _close(rest, scale):
+        gelu = _gelu(function, inner)
+        return None if gelu is None else _scaled(Eltwise(gelu), 2 * scale)
+    if rest != 0.0:
+        return None
+    if function == "sigmoid" and set(inner) == {(_X,)}:
+        return _scaled(Eltwise(Algorithm.SWISH, inner[_X,]), scale)
+    if function == "clip" and set(inner) <= {(_X,), ()} and (_X,) in inner:
+        low, high = product[1].bounds
+        if low == 0.0 and 0.0 < high < math.inf:
+            hard = Eltwise(Algorithm.HARD_SWISH, inner[_X,] / high, inner.get((), 0.0) / high)
+            return _scaled(hard, scale * high)
+    return None
+
+
+def _gelu(function: str, inner: _Polynomial) -> Algorithm | None:
+    if function == "erf":
+        return Algorithm.GELU_ERF if _is(inner, {(_X,): math.sqrt(0.5)}) else None
+    slope = math.sqrt(2 / math.pi)
+    wanted: _Polynomial = {(_X,): slope, (_X, _X, _X): slope * 0.044715}
+    return Algorithm.GELU_TANH if _is(inner, wanted) else None
+
+
+def _is(found: _Polynomial, wanted: _Polynomial) -> bool:
+    return set(found) == set(wanted) and all(_close(found[term], wanted[term]) for term in wanted)
+
+
+def _close(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=_TOLERANCE)
+
+
+def _scaled(function: Eltwise, by: float) -> tuple[Eltwise, ...]:
+    return (function,) if _close(by, 1.0) else (function, Eltwise(Algorithm.LINEAR, by, 0.0))

@@ -1,0 +1,196 @@
+"""How a convolution is laid out and split over threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from collage.backends.base import UnsupportedError, Variant
+from collage.backends.onednn_kernels.builder import Builder, Draft, Range, fold
+from collage.backends.onednn_kernels.chain import Chain, Combine
+from collage.backends.onednn_kernels.conv import Conv, merged, read_conv, scaled
+from collage.backends.onednn_kernels.description import Packed, cut, dense, laid_out, part
+from collage.backends.onednn_kernels.operations import Convolution
+from collage.backends.onednn_kernels.plan import BIAS, DST, SRC, WEIGHTS, Buffer, Input
+from collage.graph.layout import BLOCK, Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SMALL_FLOP = 40_000_000
+"""Below this, one thread may do all of it: some 200 us, which can run beside another branch of the model."""
+
+BATCH, ROWS, CHANNELS, GROUPS, WHOLE = "batch", "rows", "output channels", "groups", ""
+_FEW_CHANNELS = 4
+
+
+def variants(chain: Chain, threads: int) -> list[Variant]:
+    """Layouts with their best split, and one thread alone for small work."""
+    conv = read_conv(chain.graph, chain.root)
+    found: list[Variant] = []
+    for source, target in _layouts(conv):
+        if any(
+            isinstance(each, Combine) and each.operand == chain.root.inputs[0] for each in chain.after
+        ) and (source is not target):
+            continue
+        splits = [_best_split(conv, source, target)] if threads > 1 else []
+        if threads == 1 or conv.flop < SMALL_FLOP or splits == [WHOLE]:
+            splits.append(WHOLE)
+        found += [_variant(chain, source, target, split) for split in dict.fromkeys(splits)]
+    return found
+
+
+def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
+    """The shares of the variant. Raises UnsupportedError when it is none of this convolution."""
+    conv = read_conv(chain.graph, chain.root)
+    if chain.viewed and variant.outputs and variant.outputs[0] is not Layout.PLAIN:
+        raise UnsupportedError("a reshaped result has only the plain layout")
+    folded = fold(chain, conv.dst, 1)
+    builder = Builder(chain, variant, conv.dst, folded.after)
+    data = chain.root.inputs[0]
+    if chain.graph.is_constant(data):
+        raise UnsupportedError("convolution of a constant")
+    source, target = builder.input_layout(data), builder.output_layout
+    conv = scaled(conv, folded.scale, folded.bias)
+    if source is target is Layout.BLOCKED:
+        conv = merged(conv)
+    index = chain.subgraph.inputs.index(data)
+    for share in _shares(conv, source, target, variant.split, threads):
+        _add(builder, conv, share, source, index)
+    return builder.draft()
+
+
+@dataclass(frozen=True)
+class _Share:
+    """Part of the result; the part of the input it needs, and the padding that this part has."""
+
+    dst: Range | None
+    src: Range | None
+    pad_begin: tuple[int, ...]
+    pad_end: tuple[int, ...]
+
+
+def _layouts(conv: Conv) -> list[tuple[Layout, Layout]]:
+    plain, last, blocked = Layout.PLAIN, Layout.CHANNELS_LAST, Layout.BLOCKED
+    first = [(plain, blocked)] if conv.src[1] <= _FEW_CHANNELS and conv.groups == 1 else []
+    return [*first, *([] if first else [(blocked, blocked)]), (last, last), (plain, plain)]
+
+
+def _variant(chain: Chain, source: Layout, target: Layout, split: str) -> Variant:
+    """Operands of the result's shape come in its layout, others plain."""
+    shape = chain.type_of(chain.root.outputs[0]).shape
+    layouts = dict.fromkeys(chain.subgraph.inputs, Layout.PLAIN)
+    for each in chain.after:
+        if isinstance(each, Combine) and each.operand in layouts and each.shape == shape:
+            layouts[each.operand] = target
+    layouts[chain.root.inputs[0]] = source
+    return Variant(tuple(layouts.values()), (target,), split)
+
+
+def _best_split(conv: Conv, source: Layout, target: Layout) -> str:
+    if conv.dst[0] > 1:
+        return BATCH
+    rows = conv.dst[2] > 1 and len(conv.dst) > 2
+    if source is target is Layout.CHANNELS_LAST:
+        return ROWS if rows else WHOLE
+    if target is Layout.BLOCKED and conv.groups > 1 and source is Layout.BLOCKED:
+        wide = merged(conv)
+        if wide.groups > _group_unit(wide, source):
+            return GROUPS
+    elif conv.groups > 1:
+        return GROUPS
+    if conv.groups == 1 and conv.dst[1] > (BLOCK if target is Layout.BLOCKED else 1):
+        return CHANNELS
+    one_block = max(conv.src[1], conv.dst[1]) <= BLOCK
+    return ROWS if rows and one_block and source is target is Layout.BLOCKED else WHOLE
+
+
+def _shares(conv: Conv, source: Layout, target: Layout, split: str, threads: int) -> list[_Share]:
+    pads = conv.pad_begin, conv.pad_end
+    if split == WHOLE or threads == 1:
+        return [_Share(None, None, *pads)]
+    if split == BATCH:
+        ranges = [Range(0, a, b) for a, b in cut(conv.dst[0], threads)]
+        return [_Share(each, each, *pads) for each in ranges]
+    if split == ROWS:
+        return [_rows(conv, a, b) for a, b in cut(conv.dst[2], threads)]
+    unit = BLOCK if target is Layout.BLOCKED else 1
+    if split == CHANNELS:
+        return [_Share(Range(1, a, b), None, *pads) for a, b in cut(conv.dst[1], threads, unit)]
+    if split == GROUPS:
+        ins, outs = conv.src[1] // conv.groups, conv.dst[1] // conv.groups
+        unit = _group_unit(conv, source)
+        return [
+            _Share(Range(1, a * outs, b * outs), Range(1, a * ins, b * ins), *pads)
+            for a, b in cut(conv.groups, threads, unit)
+        ]
+    raise UnsupportedError(f"a convolution is not split by {split!r}")
+
+
+def _group_unit(conv: Conv, layout: Layout) -> int:
+    """How many groups have whole blocks of channels; more than there are groups when no number has."""
+    if layout is not Layout.BLOCKED:
+        return 1
+    ins, outs = conv.src[1] // conv.groups, conv.dst[1] // conv.groups
+    return next(n for n in range(1, BLOCK + 1) if n * ins % BLOCK == 0 and n * outs % BLOCK == 0)
+
+
+def _rows(conv: Conv, start: int, stop: int) -> _Share:
+    """Rows (or planes) ``start`` to ``stop`` of the result, from those of the input that reach them."""
+    stride, pad, reach, height = conv.strides[0], conv.pad_begin[0], conv.reach(2), conv.src[2]
+    if conv.transposed:
+        low = max(0, -((reach - 1 - pad - start) // stride))
+        high = min(height, (stop - 1 + pad) // stride + 1)
+        begin = start - (low * stride - pad)
+        end = (high - 1) * stride - pad + reach - stop
+    else:
+        first, last = start * stride - pad, (stop - 1) * stride - pad + reach
+        low, high = max(0, first), min(height, last)
+        begin, end = low - first, last - high
+    if low >= high:
+        raise UnsupportedError("a share of the rows would see nothing but padding")
+    return _Share(
+        Range(2, start, stop),
+        Range(2, low, high),
+        (begin, *conv.pad_begin[1:]),
+        (end, *conv.pad_end[1:]),
+    )
+
+
+def _add(builder: Builder, conv: Conv, share: _Share, source: Layout, index: int) -> None:
+    dst, output = builder.output_part(share.dst)
+    if share.src is None:
+        src, offset = laid_out(conv.src, source), 0
+    else:
+        src, offset = part(conv.src, source, share.src.axis, share.src.start, share.src.stop)
+    channels = share.dst if share.dst is not None and share.dst.axis == 1 else None
+    weights, bias, groups = conv.weights, conv.bias, conv.groups
+    if channels is not None:
+        weights = weights[channels.start : channels.stop]
+        bias = None if bias is None else bias[channels.start : channels.stop]
+        groups = groups * len(weights) // conv.dst[1] if groups > 1 else 1
+    dims: Sequence[int] = weights.shape
+    if groups > 1 or conv.groups > 1:
+        dims = (groups, len(weights) // groups, *weights.shape[1:])
+        weights = weights.reshape(dims)
+    arguments: list[tuple[int, Buffer]] = [
+        (SRC, Input(index, offset)),
+        (WEIGHTS, builder.constant(weights)),
+        (DST, output),
+    ]
+    if bias is not None:
+        arguments.append((BIAS, builder.constant(np.ascontiguousarray(bias))))
+    operation = Convolution(
+        src,
+        Packed(tuple(dims)),
+        None if bias is None else dense(bias.shape),
+        dst,
+        conv.strides,
+        conv.dilation,
+        share.pad_begin,
+        share.pad_end,
+        conv.transposed,
+    )
+    builder.add(operation, arguments, share.dst)

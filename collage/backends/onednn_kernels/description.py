@@ -1,0 +1,128 @@
+"""How tensors lie in memory, in words that travel: what becomes oneDNN memory descriptors later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeAlias
+
+from collage.graph.layout import BLOCK, Layout
+
+FLOAT_BYTES = 4
+"""All tensors are float32."""
+
+
+@dataclass(frozen=True)
+class Strided:
+    """Any order of the axes; ``strides`` in elements."""
+
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """Layout.BLOCKED: the second axis in blocks of 16, the last one padded with zeros."""
+
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Weights, in whatever order the primitive likes best."""
+
+    dims: tuple[int, ...]
+
+
+Description: TypeAlias = "Strided | Blocked | Packed"
+
+
+def ordered(dims: Sequence[int], order: Sequence[int]) -> Strided:
+    """A dense tensor whose axes lie in that order, the outermost first."""
+    strides, step = [0] * len(dims), 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= dims[axis]
+    return Strided(tuple(dims), tuple(strides))
+
+
+def dense(dims: Sequence[int]) -> Strided:
+    """A dense tensor in the order of its axes."""
+    return ordered(dims, range(len(dims)))
+
+
+def laid_out(dims: Sequence[int], layout: Layout) -> Strided | Blocked:
+    """A whole tensor in that layout."""
+    if layout is Layout.BLOCKED:
+        return Blocked(tuple(dims))
+    return ordered(dims, axis_order(len(dims), layout))
+
+
+def axis_order(rank: int, layout: Layout) -> tuple[int, ...]:
+    """The axes from the outermost to the innermost; of a blocked one, as if blocks were single channels."""
+    if layout is Layout.CHANNELS_LAST:
+        return (0, *range(2, rank), 1)
+    return tuple(range(rank))
+
+
+def outermost(dims: Sequence[int], layout: Layout) -> int:
+    """The first axis in memory order that has more than one element, or more than one block of them."""
+    order = axis_order(len(dims), layout)
+    for axis in order:
+        if dims[axis] > (BLOCK if layout is Layout.BLOCKED and axis == 1 else 1):
+            return axis
+    return order[-1]
+
+
+def part(
+    dims: Sequence[int], layout: Layout, axis: int, start: int, stop: int
+) -> tuple[Strided | Blocked, int]:
+    """Elements ``start`` to ``stop`` of the axis, as a dense tensor, and where it begins in bytes.
+
+    Raises ValueError when they do not lie together: something with more than one element lies further out.
+    """
+    if axis_order(len(dims), layout).index(axis) > axis_order(len(dims), layout).index(
+        outermost(dims, layout)
+    ) and (start, stop) != (0, dims[axis]):
+        raise ValueError(f"part of axis {axis} of {tuple(dims)} {layout} is not contiguous")
+    smaller = [*dims]
+    smaller[axis] = stop - start
+    if start == 0:
+        return laid_out(smaller, layout), 0
+    before = [*dims]
+    before[axis] = start
+    if layout is Layout.BLOCKED:
+        if axis == 1 and start % BLOCK:
+            raise ValueError("a part of a blocked tensor begins inside a block")
+        before[1] = -(-before[1] // BLOCK) * BLOCK
+    offset = FLOAT_BYTES
+    for extent in before:
+        offset *= extent
+    return laid_out(smaller, layout), offset
+
+
+def view(
+    dims: Sequence[int], layout: Layout, axis: int, start: int, stop: int
+) -> tuple[Strided | Blocked, int]:
+    """Like ``part``, but elements that do not lie together are taken with the strides of the whole.
+
+    Raises ValueError where only whole blocks lie together.
+    """
+    try:
+        return part(dims, layout, axis, start, stop)
+    except ValueError:
+        whole = laid_out(dims, layout)
+        if not isinstance(whole, Strided):
+            raise
+        smaller = [*dims]
+        smaller[axis] = stop - start
+        return Strided(tuple(smaller), whole.strides), start * whole.strides[axis] * FLOAT_BYTES
+
+
+def cut(extent: int, parts: int, unit: int = 1) -> list[tuple[int, int]]:
+    """``extent`` elements in at most ``parts`` even ranges that begin at multiples of ``unit``."""
+    units = -(-extent // unit)
+    parts = min(parts, units)
+    marks = [(units * i + parts - 1) // parts * unit for i in range(parts)] + [extent]
+    return [(a, min(b, extent)) for a, b in pairwise(marks)]

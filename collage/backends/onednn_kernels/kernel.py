@@ -1,0 +1,114 @@
+"""Loading artifacts: primitives, weights and scratch memory, bound to buffers as steps of a launch list."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from collage.backends.onednn_kernels.artifact import Artifact, from_bytes
+from collage.backends.onednn_kernels.handles import Handle, memory, stream
+from collage.backends.onednn_kernels.library import library, teach_core
+from collage.backends.onednn_kernels.plan import SCRATCHPAD, Input, Output, Share, Weight
+from collage.backends.onednn_kernels.primitive import Argument, PrimitiveDesc, argument_number
+from collage.backends.onednn_kernels.scratch import ALIGNMENT, aligned, shared_scratch
+from collage.errors import ModuleFileError
+from collage.graph.dataflow import Array
+from collage.native import NativeKernel, Step, Task
+from collage.native.library import address_of
+
+
+def load(data: bytes) -> NativeKernel:
+    """The kernel of an artifact, with weights of its own.
+
+    Raises ModuleFileError when this machine's oneDNN would pack the weights otherwise.
+    """
+    return OneDnnKernel(from_bytes(data))
+
+
+class OneDnnKernel(NativeKernel):
+    """Primitives for each share of each step."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        super().__init__(artifact.threads)
+        teach_core()
+        self._plan = artifact.plan
+        self._weights = _own(artifact.weights)
+        self._made: dict[Share, tuple[PrimitiveDesc, Handle]] = {}
+        for step in artifact.plan.steps:
+            for share in step:
+                if share not in self._made:
+                    desc = PrimitiveDesc(share.operation)
+                    _check_forms(artifact, share, desc)
+                    self._made[share] = desc, desc.make()
+
+    def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
+        """One task for each share; share i must run on thread i, whose scratch memory it uses."""
+        return [
+            Step(tuple(self._task(share, i, len(step), inputs, outputs) for i, share in enumerate(step)))
+            for step in self._plan.steps
+        ]
+
+    def _task(
+        self, share: Share, place: int, shares: int, inputs: Sequence[Array], outputs: Sequence[Array]
+    ) -> Task:
+        desc, primitive = self._made[share]
+        numbers, memories = [], []
+        for each in share.arguments:
+            buffer = each.buffer
+            if isinstance(buffer, Weight):
+                address = self._weights[buffer.index].ctypes.data
+            else:
+                arrays = inputs if isinstance(buffer, Input) else outputs
+                assert isinstance(buffer, (Input, Output))
+                address = arrays[buffer.index].ctypes.data + buffer.offset
+            numbers.append(argument_number(each.number))
+            memories.append(memory(desc.memory_desc(each.number), address))
+        scratch = self._scratch(desc.scratchpad_bytes, place, shares)
+        numbers.append(SCRATCHPAD)
+        memories.append(memory(desc.memory_desc(SCRATCHPAD), scratch.ctypes.data))
+        arguments = (Argument * len(numbers))(
+            *(Argument(number, each.value) for number, each in zip(numbers, memories, strict=True))
+        )
+        return Task(
+            address_of(library().c.dnnl_primitive_execute),
+            a=primitive.value,
+            b=stream(),
+            n=len(numbers),
+            c=ctypes.addressof(arguments),
+            keep=(self, arguments, tuple(memories), scratch, tuple(inputs), tuple(outputs)),
+        )
+
+    def _scratch(self, nbytes: int, place: int, shares: int) -> npt.NDArray[np.uint8]:
+        if shares == self.threads or self.threads == 1:
+            return shared_scratch(self.threads, place, nbytes)
+        return aligned(max(nbytes, ALIGNMENT))
+
+
+def _own(weights: Sequence[bytes | memoryview]) -> list[npt.NDArray[np.uint8]]:
+    """Copies in one aligned block."""
+    starts, size = [], 0
+    for each in weights:
+        starts.append(size)
+        size += len(each) + -len(each) % ALIGNMENT
+    block = aligned(size)
+    views = [block[start : start + len(each)] for start, each in zip(starts, weights, strict=True)]
+    for view, each in zip(views, weights, strict=True):
+        view[:] = np.frombuffer(each, np.uint8)
+    return views
+
+
+def _check_forms(artifact: Artifact, share: Share, desc: PrimitiveDesc) -> None:
+    for each in share.arguments:
+        if not isinstance(each.buffer, Weight):
+            continue
+        form = artifact.forms[each.buffer.index]
+        if form is not None and desc.form(each.number) != form:
+            here = library()
+            raise ModuleFileError(
+                f"its weights were packed by oneDNN {artifact.version} for another processor (ISA "
+                f"{artifact.isa:#x}); oneDNN {here.text} on this one (ISA {here.isa:#x}) packs them otherwise: "
+                "compile the model here."
+            )

@@ -1,0 +1,68 @@
+"""A kernel in words: which primitives run on which parts of which buffers, for each thread its share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from collage.backends.onednn_kernels.operations import Operation
+
+SRC, SRC_1, DST, WEIGHTS, BIAS, SCALE, SHIFT = 1, 2, 17, 33, 41, 51, 52
+MEAN, VARIANCE, SCRATCHPAD, MULTIPLE = 49, 50, 80, 1024
+"""Numbers of a primitive's arguments (``DNNL_ARG_*``); MULTIPLE + i is a concatenation's i-th source."""
+
+
+@dataclass(frozen=True)
+class PostOpOperand:
+    """The argument that a binary post-op reads, by the post-op's position; its number depends on the version."""
+
+    position: int
+
+
+@dataclass(frozen=True)
+class Input:
+    """The kernel's input ``index``, from byte ``offset`` on."""
+
+    index: int
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Output:
+    """The kernel's output ``index``, from byte ``offset`` on."""
+
+    index: int
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Weight:
+    """Constant ``index`` of the artifact."""
+
+    index: int
+
+
+Buffer: TypeAlias = "Input | Output | Weight"
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument of a primitive and where it lies."""
+
+    number: int | PostOpOperand
+    buffer: Buffer
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one thread does in a step."""
+
+    operation: Operation
+    arguments: tuple[Argument, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Steps in order; the shares of a step run side by side."""
+
+    steps: tuple[tuple[Share, ...], ...]

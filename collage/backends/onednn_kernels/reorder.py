@@ -1,0 +1,57 @@
+"""Conversions between layouts as kernels."""
+
+from __future__ import annotations
+
+from collage.backends.onednn_kernels.artifact import to_bytes
+from collage.backends.onednn_kernels.description import (
+    Blocked,
+    Strided,
+    cut,
+    laid_out,
+    outermost,
+    view,
+)
+from collage.backends.onednn_kernels.kernel import load
+from collage.backends.onednn_kernels.operations import Reorder
+from collage.backends.onednn_kernels.pack import pack
+from collage.backends.onednn_kernels.plan import DST, SRC, Argument, Input, Output, Plan, Share
+from collage.graph.dataflow import TensorType
+from collage.graph.layout import BLOCK, Layout, stored_type
+from collage.native import NativeKernel
+
+
+def reorder_kernel(kind: TensorType, source: Layout, target: Layout, threads: int) -> NativeKernel:
+    """A kernel of one input and one output that stores a float32 value in another layout, on ``threads`` threads.
+
+    Padding channels of a blocked result are zeros. Raises ValueError when the value has no such layout, and
+    CollageError without oneDNN.
+    """
+    if kind.dtype != "float32":
+        raise ValueError(f"{kind}: only float32 values change their layout")
+    for layout in (source, target):
+        stored_type(kind, layout)
+    return load(reorder_artifact(kind, source, target, threads))
+
+
+def reorder_artifact(kind: TensorType, source: Layout, target: Layout, threads: int) -> bytes:
+    """The kernel's artifact."""
+    shares = []
+    for src, begin, dst, at in _parts(kind.shape, source, target, threads):
+        arguments = Argument(SRC, Input(0, begin)), Argument(DST, Output(0, at))
+        shares.append(Share(Reorder(src, dst), arguments))
+    return to_bytes(pack(Plan((tuple(shares),)), (), threads))
+
+
+def _parts(
+    shape: tuple[int, ...], source: Layout, target: Layout, threads: int
+) -> list[tuple[Strided | Blocked, int, Strided | Blocked, int]]:
+    """Parts that lie together in a blocked side, and are strided views where another side needs them."""
+    if not shape:
+        return [(laid_out((1,), Layout.PLAIN), 0, laid_out((1,), Layout.PLAIN), 0)]
+    guide = next((each for each in (source, target) if each is Layout.BLOCKED), target)
+    axis = outermost(shape, guide)
+    unit = BLOCK if guide is Layout.BLOCKED and axis == 1 else 1
+    return [
+        (*view(shape, source, axis, a, b), *view(shape, target, axis, a, b))
+        for a, b in cut(shape[axis], threads, unit)
+    ]

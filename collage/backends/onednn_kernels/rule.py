@@ -1,0 +1,52 @@
+"""Which subgraphs oneDNN is offered: an operator, and every run of functions after it that it can absorb."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from collage.backends.base import UnsupportedError
+from collage.backends.onednn_kernels.chain import read_chain
+from collage.backends.onednn_kernels.roots import root_problem
+from collage.frontend.subgraph import Subgraph
+from collage.graph.dataflow import OpKind
+from collage.patterns.context import MatchContext
+from collage.patterns.generator import text_of
+from collage.patterns.match import Found
+
+_ABSORBABLE = (OpKind.ELEMWISE, OpKind.BROADCAST, OpKind.INJECTIVE)
+
+
+@dataclass(frozen=True)
+class OneDnnRule:
+    """From each operator that oneDNN has, over its post-dominators: conv, conv+bias, conv+bias+relu, ..."""
+
+    max_nodes: int = 24
+
+    def find(self, context: MatchContext) -> Iterator[Found]:
+        """The chains of the model, each prefix that can be a kernel."""
+        for seed in context.graph.nodes:
+            if problem := root_problem(context.graph, seed):
+                yield Found((seed.id,), f"{type(self).__name__}: {context.ops[seed.id].name}", problem)
+                continue
+            for nodes in self._grown(context, seed.id):
+                try:
+                    read_chain(Subgraph(context.model, nodes), seed)
+                except UnsupportedError:
+                    continue
+                yield Found(nodes, f"{type(self).__name__}: {text_of(context, nodes)}")
+
+    def _grown(self, context: MatchContext, seed: int) -> Iterator[tuple[int, ...]]:
+        yield (seed,)
+        sink = seed
+        while (after := context.post_dominator[sink]) is not None:
+            sink = after
+            nodes = context.between(seed, sink)
+            if len(nodes) > self.max_nodes or any(
+                context.ops[n].kind not in _ABSORBABLE for n in nodes if n != seed
+            ):
+                return
+            yield nodes
+
+
+__all__ = ["OneDnnRule"]

@@ -1,0 +1,99 @@
+"""Running a subgraph's oneDNN kernels in all variants, against float64 numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from collage.backends.base import BuildOptions, UnsupportedError, Variant
+from collage.backends.onednn import OneDnn
+from collage.backends.onednn_kernels.kernel import OneDnnKernel
+from collage.backends.onednn_kernels.scratch import aligned
+from collage.frontend.model import import_model
+from collage.frontend.subgraph import Subgraph
+from collage.graph.layout import Layout, from_layout, stored_type, to_layout
+from collage.patterns.context import MatchContext
+from tests.reference import evaluate
+
+BACKEND = OneDnn()
+needs_onednn = pytest.mark.skipif(not BACKEND.available(), reason=f"oneDNN: {BACKEND.available().reason}")
+
+
+def subgraph_of(proto: onnx.ModelProto) -> Subgraph:
+    """The longest chain that the backend is offered in the model."""
+    return chains_of(proto)[-1]
+
+
+def chains_of(proto: onnx.ModelProto) -> list[Subgraph]:
+    """All chains that the backend is offered in the model, the longest last."""
+    model = import_model(proto)
+    found = [f for s in BACKEND.sources(BuildOptions()) for f in s.find(MatchContext(model)) if not f.reason]
+    return [Subgraph(model, each.nodes) for each in sorted(found, key=lambda each: len(each.nodes))]
+
+
+def stored(array: np.ndarray, layout: Layout) -> np.ndarray:
+    """An aligned copy in that layout."""
+    return filled(to_layout(array.astype(np.float32), layout))
+
+
+def filled(content: np.ndarray) -> np.ndarray:
+    """An aligned copy."""
+    copy = aligned(content.nbytes).view(np.float32).reshape(content.shape)
+    copy[...] = content
+    return copy
+
+
+def variants_of(subgraph: Subgraph, threads: int) -> Sequence[Variant]:
+    """What the backend offers, each once."""
+    found = BACKEND.variants(subgraph, BuildOptions(threads=threads))
+    assert len(set(found)) == len(found)
+    assert threads > 1 or all(each.split == "" for each in found)
+    return found
+
+
+def run_variant(
+    subgraph: Subgraph, variant: Variant, threads: int, inputs: Sequence[np.ndarray]
+) -> tuple[list[np.ndarray], OneDnnKernel]:
+    """Plain outputs of one variant, computed into buffers of NaN, and the kernel."""
+    options = BuildOptions(threads=threads, variant=variant)
+    kernel: Any = BACKEND.load(BACKEND.codegen(subgraph, options), options)
+    ins = variant.inputs or (Layout.PLAIN,) * len(inputs)
+    outs = variant.outputs or (Layout.PLAIN,) * len(subgraph.outputs)
+    sources = [stored(array, layout) for array, layout in zip(inputs, ins, strict=True)]
+    before = [each.copy() for each in sources]
+    types = [stored_type(kind, layout) for kind, layout in zip(subgraph.output_types, outs, strict=True)]
+    targets = [filled(np.full(kind.shape, np.nan, np.float32)) for kind in types]
+    call = kernel.bind(sources, targets)
+    call()
+    call()
+    for source, copy in zip(sources, before, strict=True):
+        np.testing.assert_array_equal(source, copy)
+    plain = []
+    for kind, layout, target in zip(subgraph.output_types, outs, targets, strict=True):
+        found = from_layout(target, layout, kind)
+        np.testing.assert_array_equal(to_layout(found, layout), target)  # padding channels are zeros
+        plain.append(found)
+    return plain, kernel
+
+
+def check_all_variants(subgraph: Subgraph, threads: int, seed: int = 0, *, least: int = 1) -> list[Variant]:
+    """Every variant that can be built computes the right thing; those that can, at least ``least``."""
+    rng = np.random.default_rng(seed)
+    inputs = [rng.standard_normal(kind.shape).astype(np.float32) for kind in subgraph.input_types]
+    wanted = evaluate(subgraph, inputs)
+    built = []
+    for variant in variants_of(subgraph, threads):
+        try:
+            found, _ = run_variant(subgraph, variant, threads, inputs)
+        except UnsupportedError:
+            continue
+        for mine, exact in zip(found, wanted, strict=True):
+            scale = np.abs(exact).max() + 1e-3
+            np.testing.assert_allclose(mine / scale, exact / scale, atol=2e-5, err_msg=str(variant))
+        built.append(variant)
+    assert len(built) >= least, variants_of(subgraph, threads)
+    return built
