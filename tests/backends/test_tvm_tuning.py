@@ -121,6 +121,9 @@ def test_convolutions_are_offered_with_trials_only() -> None:
     assert offered(4) == offered(0) | {(0,), (0, 1), (0, 1, 2)}
 
 
-def test_settings_name_the_trials() -> None:
-    assert Tvm().settings(BuildOptions(2)) == "schedules 1"
-    assert Tvm().settings(BuildOptions(2, 8)) == "schedules 1, 8 trials"
+def test_settings_name_the_trials_and_whose_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("collage.backends.tvm.core_problem", lambda: "")
+    assert Tvm().settings(BuildOptions(2)) == "schedules 3"
+    assert Tvm().settings(BuildOptions(2, 8)) == "schedules 3, 8 trials"
+    monkeypatch.setattr("collage.backends.tvm.core_problem", lambda: "not built")
+    assert Tvm().settings(BuildOptions(2)) == "schedules 3, TVM's threads"

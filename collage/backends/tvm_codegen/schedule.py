@@ -29,16 +29,21 @@ from collage.backends.tvm_codegen.flat import emit_injective, emit_wide_reductio
 from collage.backends.tvm_codegen.inline import inline_cheap
 from collage.backends.tvm_codegen.rows import emit_rows, gather
 from collage.backends.tvm_codegen.tidy import drop_dead_blocks, order_floats, split_read_outputs
+from collage.native.library import core_problem
 
 __all__ = ["default_schedule", "schedule"]
 
 logger = logging.getLogger(__name__)
 
-# Work (iterations, an operation counting an eighth on top) from which a nest is worth a parallel region: 3-5
-# us serial. One thread against two with the pool awake, Zen5, us: x+1 on 65536 elements (work 74k) 2.13 /
-# 2.21, on 131072 6.7 / 3.0; erf-GELU on 8192 (work 25k) 1.29 / 1.36, on 32768 (work 98k) 4.8 / 3.2. A pool
-# gone to sleep takes longer to wake.
-PARALLEL_WORK = 100_000.0
+# Work (iterations, an operation counting an eighth on top) from which a nest is worth a parallel loop.
+#
+# On Collage's team, where a loop costs 0.1 us. One thread against two, Zen5, us: relu(x+y) on 16384 elements
+# (work 20k) 1.06 / 0.78, erf-GELU on 8192 (25k) 1.24 / 0.88, on 2048 (6k) 0.32 / 0.46; layer norm of 4x768
+# (21k) 0.39 / 0.48, of 8x768 (41k) 0.77 / 0.68.
+TEAM_WORK = 30_000.0
+# In TVM's pool: x+1 on 65536 elements (work 74k) 2.13 / 2.21, on 131072 6.7 / 3.0; erf-GELU on 8192 1.29 / 1.36,
+# on 32768 (work 98k) 4.8 / 3.2. A pool gone to sleep takes longer to wake.
+POOL_WORK = 100_000.0
 
 
 def schedule(func: Any, threads: int) -> Any:
@@ -72,7 +77,7 @@ def _place(sch: Any, outputs: set[int], threads: int) -> None:
             continue
         nest = gather(anchor, blocks, free - done, max(2, threads))
         done |= {b.store.buffer for b in nest.attached}
-        parallel = threads > 1 and nest.work() > PARALLEL_WORK
+        parallel = _worth_a_loop(nest.work(), threads)
         few = math.prod(anchor.axes[i].extent for i in nest.rows) < threads
         if not nest.attached and not anchor.reduction:
             emit_injective(sch, anchor, parallel, threads)
@@ -88,14 +93,13 @@ def default_schedule(func: Any, threads: int) -> Any:
         leading = [x for a, x in zip(block.axes, loops, strict=False) if not a.reduce][
             : max(1, len(loops) - 1)
         ]
-        if (
-            block.regular
-            and leading
-            and threads > 1
-            and block.iterations * (1 + block.cost / 8) > PARALLEL_WORK
-        ):
+        if block.regular and leading and _worth_a_loop(block.iterations * (1 + block.cost / 8), threads):
             try:
                 sch.parallel(sch.fuse(*leading))
             except (RuntimeError, ValueError) as error:
                 logger.debug("block %s stays serial: %s", block.name, error)
     return sch.mod["main"]
+
+
+def _worth_a_loop(work: float, threads: int) -> bool:
+    return threads > 1 and work > (POOL_WORK if core_problem() else TEAM_WORK)
