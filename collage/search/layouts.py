@@ -73,6 +73,11 @@ class LayoutRules:
             self._last[value] = max(touched)
             self._costs[value] = _table(value, changes_us)
 
+    @property
+    def matter(self) -> bool:
+        """Whether any value is held in several layouts."""
+        return bool(self._last)
+
     def ports(self, candidate: Candidate) -> Ports:
         """The candidate's reads and writes of the values that matter."""
         if not self._last:
@@ -89,7 +94,23 @@ class LayoutRules:
                 escapes = value in graph.output_set or any(u not in inside for u in graph.users[value])
                 if value in self._last and escapes:
                     gives[value] = _LAYOUTS.index(writes.get(value, Layout.PLAIN))
-        return (tuple(takes.items()), tuple(gives.items())) if takes or gives else None
+        return (tuple(sorted(takes.items())), tuple(sorted(gives.items()))) if takes or gives else None
+
+    def instead_of(self, better: Ports, worse: Ports) -> int:
+        """The most that one candidate for some nodes adds in conversions when it stands in for another."""
+        if better is None or worse is None:
+            return 0
+        total = 0
+        for (value, mine), (_, others) in zip(better[0], worse[0], strict=True):
+            if mine != others:  # it may come in any layout, and be there in the other's for another reader
+                total += max(self._costs[value][given][mine] for given in range(len(_LAYOUTS)))
+        for (value, mine), (_, others) in zip(better[1], worse[1], strict=True):
+            costs, other_costs = self._costs[value][mine], self._costs[value][others]
+            total += costs[others]
+            for third in range(len(_LAYOUTS)):
+                if third not in (mine, others):
+                    total += max(0, costs[third] - other_costs[third])
+        return total
 
     def settle(self, held: Held, ports: Ports, at: int, covered: int, then: int) -> tuple[Held, int] | None:
         """What is held after a candidate, and the weight of the conversions it brings; None when impossible.
@@ -97,9 +118,9 @@ class LayoutRules:
         ``covered`` is the mask of covered nodes from position ``at`` on, before the candidate; ``then`` the
         position of the next uncovered node after it.
         """
-        now = {value: (layout, wanted) for value, layout, wanted in held}
-        extra = 0
         takes, gives = ports if ports is not None else ((), ())
+        now = {entry[0]: entry[1:] for entry in held}
+        extra = 0
         for value, layout in takes:
             given, wanted = now.get(value) or self._before(value, at, covered)
             if given == layout or wanted >> layout & 1:
