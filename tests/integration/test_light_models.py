@@ -1,0 +1,65 @@
+"""Networks of the model zoo, cut into parts, against the reference outputs that the onnx package has for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import collage
+from collage.backends.onnx_engine import OnnxEngine
+from collage.backends.onnxruntime import OnnxRuntime
+from collage.backends.openvino import OpenVino
+from collage.patterns.context import MatchContext
+from collage.patterns.match import Found
+from collage.patterns.regions import WindowRule
+from scripts.light_models import FOLDER, reference_run
+
+
+@dataclass(frozen=True)
+class Parts(WindowRule):
+    """Windows, but not the whole graph; few, so that a network is measured in seconds."""
+
+    max_segments: int = 6
+
+    def find(self, context: MatchContext) -> Iterator[Found]:
+        return (found for found in super().find(context) if len(found.nodes) < len(context.graph.nodes))
+
+
+class Coarse(OnnxEngine):
+    kind = collage.BackendKind.LIBRARY  # an engine would be a rival on the whole model
+
+    def sources(self, options: collage.BuildOptions) -> Sequence[Parts]:
+        return (Parts(),)
+
+
+class CoarseOnnxRuntime(Coarse, OnnxRuntime):
+    pass
+
+
+class CoarseOpenVino(Coarse, OpenVino):
+    pass
+
+
+# Of those that are small enough, the two that are well-conditioned: most have the same weight everywhere and a
+# softmax over numbers of 1e9 and more, where an engine that sums in another order gives anything.
+@pytest.mark.parametrize(
+    ("name", "backends"),
+    [
+        ("light_densenet121", [CoarseOnnxRuntime()]),
+        ("light_shufflenet", [CoarseOnnxRuntime(), CoarseOpenVino()]),
+    ],
+)
+def test_reference_outputs(name: str, backends: Sequence[collage.Backend], tmp_path: Path) -> None:
+    registry = collage.Registry()
+    for backend in backends:
+        registry.register(backend)
+    path = FOLDER / f"{name}.onnx"
+    module = collage.compile(path, registry=registry, db=tmp_path / "db.sqlite", progress=False)
+    assert len(module.program.launches) > 1
+    inputs, expected = reference_run(path)
+    for actual, reference in zip(module.run(inputs).values(), expected, strict=True):
+        assert np.abs(actual - reference).max() <= 1e-4 * np.abs(reference).max()
