@@ -147,6 +147,11 @@ class Graph:
         """Ids of the values the graph returns."""
         return frozenset(self.outputs)
 
+    @cached_property
+    def constant_bytes(self) -> int:
+        """Bytes of all constants."""
+        return sum(array.nbytes for array in self.constants.values())
+
     def type_of(self, value: int) -> TensorType:
         """Type of the value with that id."""
         return self.values[value].type

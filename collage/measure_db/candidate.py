@@ -14,6 +14,7 @@ from collage.frontend.subgraph import Subgraph
 from collage.frontend.to_onnx import ExportError
 from collage.graph.dataflow import Array
 from collage.graph.layout import Layout, stored_type, to_layout
+from collage.measure_db.coldness import instance_count, weight_bytes, weights_among
 from collage.measure_db.compare import region_tolerance, relative_error
 from collage.measure_db.machine import last_level_cache
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
@@ -21,10 +22,6 @@ from collage.measure_db.store import ValueStore
 from collage.measure_db.timing import time_calls
 from collage.runtime.buffers import aligned_array, aligned_copy, as_bytes, poison
 
-_SMALL_WEIGHTS_BYTES = 256 << 10  # below this, cold weights cost less than the noise
-_MOST_INSTANCES = 8
-_EXTRA_BYTES = 256 << 20
-_LOADING_S = 5.0
 _MESSAGE_CHARS = 500
 
 
@@ -204,15 +201,7 @@ def _difference(actual: Array, expected: Array, error: float, allowed: float) ->
 
 
 def _instances(subgraph: Subgraph, kernel: BoundKernel) -> Sequence[Call]:
-    """So many instances that their weights together do not fit into the last cache, within limits."""
-    weights = sum(array.nbytes for array in subgraph.weights.values())
-    count = instance_count(weights, last_level_cache(), kernel.load_s)
+    """The kernel, and others with weights of their own to rotate with."""
+    weights, among = weight_bytes(subgraph), weights_among(subgraph)
+    count = instance_count(weights, among, last_level_cache(), kernel.load_s)
     return [kernel.call, *(kernel.bind() for _ in range(count - 1))]
-
-
-def instance_count(weights: int, cache: int, load_s: float) -> int:
-    """Instances to rotate for kernels with that many bytes of weights that load in ``load_s`` seconds."""
-    if not _SMALL_WEIGHTS_BYTES <= weights < cache:
-        return 1
-    affordable = min(_MOST_INSTANCES, 1 + _EXTRA_BYTES // weights, 1 + int(_LOADING_S / max(load_s, 1e-6)))
-    return min(cache // weights + 1, affordable)

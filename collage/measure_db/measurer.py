@@ -19,6 +19,7 @@ from collage.errors import MeasurementError, unknown_names
 from collage.frontend.model import Model
 from collage.frontend.simplify import save_proto
 from collage.frontend.subgraph import Subgraph
+from collage.measure_db.coldness import weights_among
 from collage.measure_db.database import Database, KernelKey
 from collage.measure_db.fingerprint import fingerprint, model_digest
 from collage.measure_db.process import WorkerDiedError, WorkerProcess
@@ -175,11 +176,12 @@ class Measurer:
         backend = self._backends[request.backend]
         settings = backend.settings(self._options_for(request))
         variant = "" if request.variant == ALL_PLAIN else f"{_per_value(request.variant)} "
+        among = weights_among(self._subgraph(request.nodes))
         return KernelKey(
             digest=self._subgraph(request.nodes).digest,
             backend=request.backend,
             backend_version=self._versions[request.backend],
-            settings=variant + settings,
+            settings=variant + settings + (f" among {among >> 20} MiB" if among else ""),
             threads=self._options.threads,
             hardware=self._hardware,
             tvm_version=tvm.__version__,

@@ -100,7 +100,8 @@ def place(
     a change that it does not have cannot be made. Of placements with the same sum the one with
     fewer candidates wins; the result does not depend on the order of ``candidates``. Candidates that are not
     convex are ignored. With more than ``max_states`` states at one node (512; 128 where layouts matter) only the
-    most promising are followed and the placement says ``exact=False``. Raises ``NoPlacementError`` when no placement exists.
+    most promising are followed and the placement says ``exact=False``. Raises ``NoPlacementError`` when no
+    placement exists.
     """
     order = branch_order(graph)
     usable = contenders(graph, candidates, epsilon_us, margin)

@@ -16,7 +16,6 @@ import pytest
 from collage.backends.base import Backend, BuildOptions
 from collage.errors import MeasurementError, UsageError
 from collage.frontend.model import Model
-from collage.measure_db.candidate import instance_count
 from collage.measure_db.database import Database
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.process import WorkerProcess
@@ -316,17 +315,6 @@ def test_memory_limit_comes_from_the_environment(
     monkeypatch.setenv("COLLAGE_WORKER_MEMORY", str(1 << 31))
     with measurer(model, database) as one:
         assert one._session().memory_bytes == 1 << 31
-
-
-def test_instances_fill_the_last_cache_within_limits() -> None:
-    mib = 1 << 20
-    assert instance_count(0, 32 * mib, 0.001) == 1
-    assert instance_count(mib // 8, 32 * mib, 0.001) == 1  # too small for it to matter
-    assert instance_count(mib, 32 * mib, 0.001) == 8
-    assert instance_count(10 * mib, 32 * mib, 0.001) == 4
-    assert instance_count(40 * mib, 32 * mib, 0.001) == 1  # never in the cache anyway
-    assert instance_count(100 * mib, 500 * mib, 0.001) == 3  # 256 MiB more at most
-    assert instance_count(mib, 32 * mib, 2.0) == 3  # slow to load
 
 
 def test_worker_answers_evaluate_twice(model: Model, database: Database) -> None:

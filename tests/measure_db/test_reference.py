@@ -207,6 +207,7 @@ def test_weights_of_instances_rotate(tmp_path: Path, monkeypatch: pytest.MonkeyP
             return super().load(artifact, options)
 
     monkeypatch.setattr("collage.measure_db.candidate.last_level_cache", lambda: 4 << 20)
+    monkeypatch.setattr("collage.measure_db.candidate.weights_among", lambda subgraph: 8 << 20)
     model = chain_model((2, 1 << 18))  # 1 MiB of weights
     store, _ = evaluated(model, tmp_path)
     outcome = measure_candidate(Subgraph(model, (0,)), Counting(), BuildOptions(), store)
