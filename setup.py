@@ -1,16 +1,29 @@
-"""Builds the native core; everything else is in pyproject.toml."""
+"""Builds the native core and Collage's own kernels; everything else is in pyproject.toml."""
+
+from glob import glob
 
 from setuptools import Extension, setup
 
+WARNINGS = ["-Wall", "-Wextra"]
+KERNELS = "collage/native/kernels"
+
+# Without a compiler Collage installs all the same; `collage doctor` says what is missing.
 setup(
     ext_modules=[
         Extension(
             "collage.native._core",
             ["collage/native/core.cpp"],
             depends=["collage/native/core.h"],
-            extra_compile_args=["-std=c++17", "-O2", "-Wall", "-Wextra", "-pthread"],
+            extra_compile_args=["-std=c++17", "-O2", *WARNINGS, "-pthread"],
             extra_link_args=["-pthread"],
-            optional=True,  # without a compiler Collage installs all the same; `collage doctor` says what is missing
-        )
+            optional=True,
+        ),
+        Extension(
+            "collage.native._kernels",
+            sorted(glob(f"{KERNELS}/*.cpp")),
+            depends=sorted(glob(f"{KERNELS}/*.h")),
+            extra_compile_args=["-std=c++17", "-O3", *WARNINGS],
+            optional=True,
+        ),
     ]
 )

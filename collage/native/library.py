@@ -9,8 +9,6 @@ from pathlib import Path
 
 from collage.errors import CollageError
 
-_NAME = "_core"
-
 
 @cache
 def core_problem() -> str:
@@ -37,14 +35,18 @@ def address_of(function: object) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
 
 
-@cache
-def _load() -> ctypes.CDLL:
-    folder = Path(__file__).parent
-    found = [folder / (_NAME + suffix) for suffix in EXTENSION_SUFFIXES]
+def built(name: str) -> Path:
+    """Path of an extension beside this file. Raises OSError when it was not built."""
+    found = (Path(__file__).parent / (name + suffix) for suffix in EXTENSION_SUFFIXES)
     path = next((each for each in found if each.exists()), None)
     if path is None:
         raise OSError("it was not built")
-    library = ctypes.CDLL(str(path))
+    return path
+
+
+@cache
+def _load() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(built("_core")))
     pointer, integer, wide = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
     signatures: dict[str, tuple[object, list[object]]] = {
         "collage_team_create": (pointer, [integer, pointer, integer]),

@@ -1,0 +1,74 @@
+"""Collage's own kernels, where operator libraries are slow: grouped and depthwise convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from collage.backends.base import (
+    Availability,
+    Backend,
+    BackendKind,
+    BuildOptions,
+    Kernel,
+    UnsupportedError,
+    Variant,
+)
+from collage.native.kernel_library import kernels_problem
+from collage.native.library import core_problem
+
+if TYPE_CHECKING:
+    from collage.frontend.subgraph import Subgraph
+    from collage.patterns.match import MatchSource
+
+_KERNELS = "kernels 1"
+"""To be counted up when `native_kernels` or `native/kernels` make other kernels than before."""
+
+
+class Native(Backend):
+    """Kernels in C++ for AVX-512 that run on Collage's team; float32, channels innermost."""
+
+    name = "native"
+    kind = BackendKind.LIBRARY
+
+    def available(self) -> Availability:
+        """The revision of the kernels, or why they cannot run here."""
+        problem = core_problem() or kernels_problem()
+        return Availability(reason=problem) if problem else Availability(version=_KERNELS)
+
+    def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
+        """Operators and what follows them."""
+        from collage.backends.native_kernels.rule import NativeRule
+
+        return (NativeRule(),)
+
+    def on_team(self) -> bool:
+        """Yes."""
+        return True
+
+    def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
+        """Those of all algorithms; none for a subgraph that no algorithm takes."""
+        from collage.backends.native_kernels.algorithms import offers
+
+        try:
+            return tuple(offers(subgraph, options.threads))
+        except UnsupportedError:
+            return ()
+
+    def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
+        """The numbers of the kernel and its weights, packed."""
+        from collage.backends.native_kernels.algorithms import chain_of, offers
+        from collage.backends.native_kernels.artifact import to_bytes
+
+        algorithm = offers(subgraph, options.threads).get(options.variant)
+        if algorithm is None:
+            raise UnsupportedError(f"there is no kernel for the variant {options.variant}")
+        return to_bytes(algorithm.name, algorithm.pack(chain_of(subgraph), options.variant, options.threads))
+
+    def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
+        """The kernel on buffers of its own for the weights."""
+        from collage.backends.native_kernels.algorithms import named
+        from collage.backends.native_kernels.artifact import from_bytes
+
+        name, packed = from_bytes(artifact)
+        return named(name).load(packed, options.threads)

@@ -1,0 +1,74 @@
+"""What an algorithm is: which chains it takes, in which variants, and how its kernels are packed and loaded."""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from collage.backends.base import Variant
+from collage.backends.onednn_kernels.chain import Chain, Floats
+from collage.native import NativeKernel, Step, Task
+from collage.native.kernel_library import kernel_function
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A kernel that travels: numbers by name (what JSON can hold), and arrays by name."""
+
+    numbers: Mapping[str, Any]
+    arrays: Mapping[str, Floats] = field(default_factory=dict)
+
+
+class Algorithm(ABC):
+    """A family of kernels. Instances hold nothing.
+
+    ``variants`` and ``pack`` raise UnsupportedError with the reason for a chain that the algorithm does not take.
+    Where two algorithms take the same chain in the same layouts, their words for the split must differ.
+    """
+
+    name: ClassVar[str]
+    """Stands in artifacts."""
+    roots: ClassVar[frozenset[str]]
+    """Relax operators with which its chains begin."""
+
+    @abstractmethod
+    def variants(self, chain: Chain, threads: int) -> Sequence[Variant]:
+        """Layouts and splits among which the fastest may be; at least one."""
+
+    @abstractmethod
+    def pack(self, chain: Chain, variant: Variant, threads: int) -> Packed:
+        """The kernel of one of these variants."""
+
+    @abstractmethod
+    def load(self, packed: Packed, threads: int) -> NativeKernel:
+        """The kernel for a team of ``threads`` threads; the arrays begin at multiples of 64 bytes."""
+
+
+def structure(kind: type[ctypes.Structure], values: Mapping[str, Any]) -> ctypes.Structure:
+    """A C struct from values by field name; sequences fill arrays and nested structs."""
+    found = kind()
+    for name, of in kind._fields_:  # type: ignore[misc]
+        value = values[name]
+        setattr(found, name, of(*value) if isinstance(value, (list, tuple)) else value)
+    return found
+
+
+def shared_out(
+    function: str, shape: ctypes.Structure, buffers: Sequence[ctypes.Structure], keep: tuple[object, ...]
+) -> Step:
+    """A step whose task i is share i of a kernel: ``function(&shape, &buffers[i], i)``."""
+    tasks = (
+        Task(
+            kernel_function(function),
+            ctypes.addressof(shape),
+            ctypes.addressof(each),
+            i,
+            0,
+            (shape, each, keep),
+        )
+        for i, each in enumerate(buffers)
+    )
+    return Step(tuple(tasks))

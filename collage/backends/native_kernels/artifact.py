@@ -1,0 +1,42 @@
+"""Packed kernels as bytes, and back: JSON, then the arrays."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import numpy as np
+
+from collage.backends.native_kernels.algorithm import Packed
+from collage.backends.onednn_kernels.scratch import aligned
+from collage.errors import CollageError
+
+_MAGIC = b"ntv1"
+_HEAD = struct.Struct("<4sI")
+
+
+def to_bytes(algorithm: str, packed: Packed) -> bytes:
+    """The kernel of the algorithm of that name."""
+    shapes = {name: array.shape for name, array in packed.arrays.items()}
+    header = json.dumps({"algorithm": algorithm, "numbers": packed.numbers, "arrays": shapes}).encode()
+    arrays = (np.ascontiguousarray(array, np.float32).tobytes() for array in packed.arrays.values())
+    return b"".join((_HEAD.pack(_MAGIC, len(header)), header, *arrays))
+
+
+def from_bytes(data: bytes) -> tuple[str, Packed]:
+    """The name and the kernel, its arrays copied to multiples of 64 bytes. Raises CollageError for what is none."""
+    try:
+        magic, length = _HEAD.unpack_from(data)
+        if magic != _MAGIC:
+            raise ValueError("it does not begin like one")
+        header = json.loads(data[_HEAD.size : _HEAD.size + length])
+        at = _HEAD.size + length
+        arrays = {}
+        for name, shape in header["arrays"].items():
+            content = np.frombuffer(data, np.float32, int(np.prod(shape)), at)
+            arrays[name] = aligned(content.nbytes).view(np.float32).reshape(shape)
+            arrays[name][...] = content.reshape(shape)
+            at += content.nbytes
+        return header["algorithm"], Packed(header["numbers"], arrays)
+    except (ValueError, KeyError, TypeError, struct.error) as error:
+        raise CollageError(f"this is no kernel of Collage's own: {error}") from error

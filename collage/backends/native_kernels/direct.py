@@ -1,0 +1,199 @@
+"""Direct convolution for groups of few channels and for single ones; see `direct_conv.cpp`."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from collage.backends.base import UnsupportedError, Variant
+from collage.backends.native_kernels.algorithm import Algorithm, Packed, shared_out, structure
+from collage.backends.native_kernels.convolution import SMALL_FLOP, in_layout, read_convolution
+from collage.backends.onednn_kernels.chain import Chain, Floats
+from collage.backends.onednn_kernels.conv import Conv
+from collage.graph.dataflow import Array
+from collage.graph.layout import BLOCK, Layout
+from collage.native import NativeKernel, Step
+
+ROWS, CHANNELS, WHOLE = "rows", "output channels", ""
+
+_MOST_INPUTS = 32
+_WIDTHS = (1, 3, 5, 7)
+_ROW_BLOCK = 8
+
+
+class Feed(IntEnum):
+    """How an input pixel becomes vectors (see direct_conv.h)."""
+
+    DEPTHWISE = 0
+    LANES = 1
+    BROADCAST = 2
+
+
+class DirectConv(Algorithm):
+    """Two or more groups of 1, 4, 8, 12, ... 32 channels; windows 1, 3, 5 or 7 wide."""
+
+    name = "direct_conv"
+    roots = frozenset({"nn.conv1d", "nn.conv2d", "nn.conv3d"})
+
+    def variants(self, chain: Chain, threads: int) -> Sequence[Variant]:
+        """Both layouts with channels innermost, with the more even split; one thread alone for small work."""
+        conv = read_convolution(chain).conv
+        feed_of(conv)
+        splits = [_split(conv, threads)] if threads > 1 else []
+        if threads == 1 or conv.flop < SMALL_FLOP:
+            splits.append(WHOLE)
+        layouts = Layout.BLOCKED, Layout.CHANNELS_LAST
+        return [in_layout(chain, layout, split) for layout in layouts for split in splits]
+
+    def pack(self, chain: Chain, variant: Variant, threads: int) -> Packed:
+        """The shape of the kernel, weights in the order in which they are read, and the bias."""
+        task = read_convolution(chain)
+        conv, feed = task.conv, feed_of(task.conv)
+        (layout,) = variant.outputs
+        batch, channels, *_ = conv.dst
+        spatial = {
+            "in": _three(conv.src[2:], 1),
+            "out": _three(conv.dst[2:], 1),
+            "window": _three(conv.weights.shape[2:], 1),
+            "stride": _three(conv.strides, 1),
+            "pad": _three(conv.pad_begin, 0),
+        }
+        rows = batch * math.prod(spatial["out"][:2])
+        numbers = {
+            "feed": feed,
+            "batch": batch,
+            "channels": channels,
+            "group_inputs": conv.src[1] // conv.groups,
+            "group_outputs": channels // conv.groups,
+            **spatial,
+            "from": _steps(conv.src[1], spatial["in"], layout),
+            "to": _steps(channels, spatial["out"], layout),
+            "blocked": layout is Layout.BLOCKED,
+            "by_vectors": variant.split == CHANNELS,
+            "shares": 1 if variant.split == WHOLE else threads,
+            "row_block": rows if layout is Layout.BLOCKED else _ROW_BLOCK,
+            "low": task.low,
+            "high": task.high,
+            "data": chain.subgraph.inputs.index(task.data),
+            "residual": None if task.residual is None else chain.subgraph.inputs.index(task.residual),
+        }
+        bias = np.zeros(-channels % BLOCK + channels, np.float32)
+        if conv.bias is not None:
+            bias[:channels] = conv.bias
+        return Packed(numbers, {"weights": packed_weights(conv, feed), "bias": bias})
+
+    def load(self, packed: Packed, threads: int) -> NativeKernel:
+        """The kernel; its shares read the same weights."""
+        return _Kernel(packed, threads)
+
+
+def feed_of(conv: Conv) -> Feed:
+    """How the kernel reads the input. Raises UnsupportedError for a convolution that it does not take."""
+    ins, outs = conv.src[1] // conv.groups, conv.dst[1] // conv.groups
+    if conv.transposed or conv.groups == 1 or ins > _MOST_INPUTS:
+        raise UnsupportedError(f"{conv.groups} groups of {ins} channels")
+    if any(each != 1 for each in conv.dilation):
+        raise UnsupportedError("dilated")
+    if conv.weights.shape[-1] not in _WIDTHS or conv.strides[-1] > 2:
+        raise UnsupportedError(f"a window {conv.weights.shape[-1]} wide at every {conv.strides[-1]} columns")
+    if ins == outs == 1:
+        return Feed.DEPTHWISE
+    if ins == outs and ins in (4, 8):
+        return Feed.LANES
+    if ins % 4 == 0 and outs % BLOCK == 0:
+        return Feed.BROADCAST
+    raise UnsupportedError(f"groups of {ins} and {outs} channels")
+
+
+def packed_weights(conv: Conv, feed: Feed) -> Floats:
+    """The weights as [vector][plane][row][chunk][column][input][16], zeros where there is no channel."""
+    channels = conv.dst[1]
+    ins, outs = conv.src[1] // conv.groups, channels // conv.groups
+    output = np.arange(-channels % BLOCK + channels).reshape(-1, 1, 1, BLOCK)
+    chunk = np.arange(1 if feed is Feed.DEPTHWISE else ins // 4).reshape(1, -1, 1, 1)
+    number = np.arange(1 if feed is Feed.DEPTHWISE else 4).reshape(1, 1, -1, 1)
+    group = output // outs
+    if feed is Feed.LANES:
+        lane = output // 4
+        source = (lane ^ chunk) * 4 + number - group * ins
+    else:
+        source = chunk * 4 + number + group * 0
+    weights = conv.weights.reshape(channels, ins, *_three(conv.weights.shape[2:], 1))
+    found = weights[np.minimum(output, channels - 1), source]
+    found[np.broadcast_to(output >= channels, source.shape)] = 0
+    return np.ascontiguousarray(found.transpose(0, 4, 5, 1, 6, 2, 3))
+
+
+def _split(conv: Conv, threads: int) -> str:
+    """The one that leaves less idle; rows where both are as good, for they read less of the input."""
+    rows, vectors = conv.dst[0] * math.prod(conv.dst[2:-1]), -(-conv.dst[1] // BLOCK)
+    return min((ROWS, CHANNELS), key=lambda split: _longest(rows if split == ROWS else vectors, threads))
+
+
+def _longest(units: int, threads: int) -> float:
+    """The largest share, as a part of the whole."""
+    return -(-units // threads) / units
+
+
+def _three(numbers: Sequence[int], missing: int) -> tuple[int, ...]:
+    return (*[missing] * (3 - len(numbers)), *numbers)
+
+
+def _steps(channels: int, spatial: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
+    """Floats from one batch, vector of channels, plane, row and pixel to the next."""
+    planes, rows, columns = spatial
+    pixel = BLOCK if layout is Layout.BLOCKED else channels
+    row, plane = columns * pixel, rows * columns * pixel
+    vector = planes * plane if layout is Layout.BLOCKED else BLOCK
+    batch = planes * plane * (-(-channels // BLOCK) if layout is Layout.BLOCKED else 1)
+    return batch, vector, plane, row, pixel
+
+
+_Three = ctypes.c_int64 * 3
+_WHOLES = "feed batch channels group_inputs group_outputs".split()
+
+
+class _Steps(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("batch", "vector", "plane", "row", "pixel"))
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in _WHOLES),
+        *((name, _Three) for name in ("in", "out", "window", "stride", "pad")),
+        ("from", _Steps),
+        ("to", _Steps),
+        *((name, ctypes.c_int64) for name in ("blocked", "by_vectors", "shares", "row_block")),
+        ("low", ctypes.c_float),
+        ("high", ctypes.c_float),
+    )
+
+
+class _Buffers(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("src", "weights", "bias", "residual", "dst"))
+
+
+class _Kernel(NativeKernel):
+    def __init__(self, packed: Packed, threads: int) -> None:
+        super().__init__(threads)
+        self._numbers: Mapping[str, Any] = packed.numbers
+        self._weights, self._bias = packed.arrays["weights"], packed.arrays["bias"]
+        self._shape = structure(_Shape, packed.numbers)
+
+    def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
+        """One step; the shares differ by number only."""
+        residual = self._numbers["residual"]
+        buffers = _Buffers(
+            inputs[self._numbers["data"]].ctypes.data,
+            self._weights.ctypes.data,
+            self._bias.ctypes.data,
+            None if residual is None else inputs[residual].ctypes.data,
+            outputs[0].ctypes.data,
+        )
+        shares = [buffers] * self._numbers["shares"]
+        return [shared_out("collage_direct_conv", self._shape, shares, (self, tuple(inputs), tuple(outputs)))]

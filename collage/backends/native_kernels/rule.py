@@ -1,0 +1,48 @@
+"""Which subgraphs the kernels are offered: an operator, and every run of functions after it that they absorb."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from collage.backends.base import UnsupportedError
+from collage.backends.native_kernels.algorithms import offers
+from collage.frontend.subgraph import Subgraph
+from collage.graph.dataflow import OpKind
+from collage.patterns.context import MatchContext
+from collage.patterns.generator import text_of
+from collage.patterns.match import Found
+
+_ABSORBABLE = (OpKind.ELEMWISE, OpKind.BROADCAST, OpKind.INJECTIVE)
+
+
+@dataclass(frozen=True)
+class NativeRule:
+    """conv, conv + bias, conv + bias + relu, ... over post-dominators, where an algorithm takes them."""
+
+    max_nodes: int = 12
+
+    def find(self, context: MatchContext) -> Iterator[Found]:
+        """The operators, each with a reason if there is no kernel for it, and the chains that begin with them."""
+        for seed in range(len(context.graph.nodes)):
+            for nodes in self._grown(context, seed):
+                name = f"{type(self).__name__}: {text_of(context, nodes)}"
+                try:
+                    offers(Subgraph(context.model, nodes), 1)
+                    yield Found(nodes, name)
+                except UnsupportedError as error:
+                    if len(nodes) == 1:
+                        yield Found(nodes, name, str(error))
+                        break
+
+    def _grown(self, context: MatchContext, seed: int) -> Iterator[tuple[int, ...]]:
+        yield (seed,)
+        sink = seed
+        while (after := context.post_dominator[sink]) is not None:
+            sink = after
+            nodes = context.between(seed, sink)
+            if len(nodes) > self.max_nodes:
+                return
+            if any(context.ops[n].kind not in _ABSORBABLE for n in nodes if n != seed):
+                return
+            yield nodes

@@ -1,0 +1,39 @@
+"""Loading Collage's own kernels, which `setup.py` builds from `kernels/` beside this file."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+from collage.errors import CollageError
+from collage.native.library import address_of, built
+
+_LEAST_ISA = 512
+
+
+@cache
+def kernels_problem() -> str:
+    """Why Collage's own kernels cannot be used here and what to do about it; "" when they can."""
+    try:
+        isa = _load().collage_kernels_isa()
+    except (OSError, AttributeError) as error:  # AttributeError: one built from older sources
+        return (
+            f"Collage's own kernels cannot be used: {error}. They are built when Collage is installed from source "
+            "and a C++17 compiler is found: install one (Debian: apt install g++) and install Collage again."
+        )
+    return "" if isa >= _LEAST_ISA else "this processor has no AVX-512, which Collage's own kernels need"
+
+
+def kernel_function(name: str) -> int:
+    """Address of a kernel, for a task. Raises CollageError when it cannot be used."""
+    if problem := kernels_problem():
+        raise CollageError(problem)
+    try:
+        return address_of(getattr(_load(), name))
+    except AttributeError as error:
+        raise CollageError(f"Collage's own kernels were built from other sources: {error}") from error
+
+
+@cache
+def _load() -> ctypes.CDLL:
+    return ctypes.CDLL(str(built("_kernels")))

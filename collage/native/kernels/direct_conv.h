@@ -1,0 +1,52 @@
+// Direct convolution for narrow groups; see direct_conv.cpp.
+
+#ifndef COLLAGE_NATIVE_KERNELS_DIRECT_CONV_H
+#define COLLAGE_NATIVE_KERNELS_DIRECT_CONV_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// How an input pixel becomes the vectors that weights are multiplied with, by the channels of a group.
+enum {
+  COLLAGE_DEPTHWISE = 0,  // 1: the 16 channels as they are
+  COLLAGE_LANES = 1,      // 4: each in turn broadcast within its 128 bits; 8: again with neighbouring 128 bits swapped
+  COLLAGE_BROADCAST = 2,  // a multiple of 4, and of 16 on the output: each in turn in all of the vector
+};
+
+// Distances in floats from one batch, vector of 16 channels, plane, row and pixel to the next.
+typedef struct {
+  int64_t batch, vector, plane, row, pixel;
+} collage_steps;
+
+// Windows 1, 3, 5 or 7 columns wide, at a distance of 1 or 2 columns; anything goes for planes and rows.
+typedef struct {
+  int64_t feed;
+  int64_t batch, channels;                             // of the output
+  int64_t group_inputs, group_outputs;
+  int64_t in[3], out[3], window[3], stride[3], pad[3]; // planes, rows, columns
+  collage_steps from, to;
+  int64_t blocked;     // 1: the last vector is stored whole, with zeros beyond the last channel
+  int64_t by_vectors;  // 1: shares are vectors of channels, 0: rows
+  int64_t shares;
+  int64_t row_block;   // rows that all vectors of the share go through before the next rows
+  float low, high;     // the result is clamped between
+} collage_direct_conv_shape;
+
+typedef struct {
+  const float *src;
+  const float *weights;   // [vector][plane][row][chunk of 4 inputs, or of 1][column][input][16]
+  const float *bias;      // [vector][16]
+  const float *residual;  // like dst, added before the clamp; or NULL
+  float *dst;
+} collage_direct_conv_buffers;
+
+// Share n of the convolution. a: collage_direct_conv_shape, b: collage_direct_conv_buffers.
+int collage_direct_conv(void *a, void *b, intptr_t n, void *c);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

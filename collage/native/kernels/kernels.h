@@ -1,0 +1,35 @@
+// Collage's own kernels: what Python asks of them as a whole, and how their sources are built.
+//
+// Every kernel has the signature of a team's task (core.h): `a` is its shape and `b` its buffers, plain structs that
+// Python fills in through ctypes, and `n` is the number of the share that the calling thread computes. A header for
+// each kernel tells the structs.
+//
+// No compiler flags name a processor: a source includes avx512.h after everything else, and puts what needs it
+// between `#if COLLAGE_X86` and an `#else` with entries that return COLLAGE_UNAVAILABLE. Nothing is called before
+// collage_kernels_isa was asked.
+
+#ifndef COLLAGE_NATIVE_KERNELS_H
+#define COLLAGE_NATIVE_KERNELS_H
+
+#include <stdint.h>
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define COLLAGE_X86 1
+#else
+#define COLLAGE_X86 0
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Status of a kernel that was built for another processor, or whose shape is none of those it knows.
+enum { COLLAGE_UNAVAILABLE = -1 };
+
+// What the kernels can use here: 512 for AVX-512 (F, VL, BW and DQ), or 0 when none of them can run.
+int collage_kernels_isa(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,103 @@
+"""Running a subgraph with Collage's own kernels in all variants, against float64 numpy."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import pytest
+
+from collage.backends.base import BuildOptions, Variant
+from collage.backends.native import Native
+from collage.backends.onednn_kernels.scratch import aligned
+from collage.frontend.model import import_model
+from collage.frontend.subgraph import Subgraph
+from collage.graph.layout import Layout, from_layout, stored_type, to_layout
+from collage.native import NativeKernel
+from collage.patterns.context import MatchContext
+from tests.reference import evaluate
+
+BACKEND = Native()
+needs_native = pytest.mark.skipif(not BACKEND.available(), reason=BACKEND.available().reason)
+
+
+def subgraphs_of(proto: onnx.ModelProto) -> list[Subgraph]:
+    """What the backend is offered in the model, the longest last."""
+    model = import_model(proto)
+    found = [f for s in BACKEND.sources(BuildOptions()) for f in s.find(MatchContext(model)) if not f.reason]
+    return [Subgraph(model, each.nodes) for each in sorted(found, key=lambda each: len(each.nodes))]
+
+
+def refusals_of(proto: onnx.ModelProto) -> list[str]:
+    """Why the backend is not offered what it is not offered."""
+    model = import_model(proto)
+    found = [f for s in BACKEND.sources(BuildOptions()) for f in s.find(MatchContext(model))]
+    return [each.reason for each in found if each.reason]
+
+
+def kernel_of(subgraph: Subgraph, variant: Variant, threads: int) -> NativeKernel:
+    """Compiled and loaded."""
+    options = BuildOptions(threads=threads, variant=variant)
+    kernel = BACKEND.load(BACKEND.codegen(subgraph, options), options)
+    assert isinstance(kernel, NativeKernel)
+    return kernel
+
+
+MARGIN = 32
+
+
+def filled(content: np.ndarray) -> np.ndarray:
+    """A copy at a multiple of 64 bytes, with NaN on both sides (see ``untouched``)."""
+    room = aligned(content.nbytes + 8 * MARGIN).view(np.float32)
+    room[...] = np.nan
+    room[MARGIN:-MARGIN] = content.reshape(-1)
+    return room[MARGIN:-MARGIN].reshape(content.shape)
+
+
+def untouched(copy: np.ndarray) -> bool:
+    """Whether there still is NaN on both sides."""
+    room = np.ctypeslib.as_array(
+        ctypes.cast(copy.ctypes.data - 4 * MARGIN, ctypes.POINTER(ctypes.c_float)), (copy.size + 2 * MARGIN,)
+    )
+    return bool(np.isnan(room[:MARGIN]).all() and np.isnan(room[-MARGIN:]).all())
+
+
+def run_variant(
+    subgraph: Subgraph, variant: Variant, threads: int, inputs: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """Plain outputs of one variant, computed into buffers of NaN; the inputs have NaN around them."""
+    sources = [filled(to_layout(each, layout)) for each, layout in zip(inputs, variant.inputs, strict=True)]
+    before = [each.copy() for each in sources]
+    types = [stored_type(t, layout) for t, layout in zip(subgraph.output_types, variant.outputs, strict=True)]
+    targets = [filled(np.full(kind.shape, np.nan, np.float32)) for kind in types]
+    call = kernel_of(subgraph, variant, threads).bind(sources, targets)
+    call()
+    call()
+    for source, copy in zip(sources, before, strict=True):
+        np.testing.assert_array_equal(source, copy)
+    plain = []
+    for kind, layout, target in zip(subgraph.output_types, variant.outputs, targets, strict=True):
+        found = from_layout(target, layout, kind)
+        np.testing.assert_array_equal(to_layout(found, layout), target)  # padding channels are zeros
+        assert untouched(target)
+        plain.append(found)
+    return plain
+
+
+def check_all_variants(subgraph: Subgraph, threads: int, seed: int = 0) -> list[Variant]:
+    """Every variant computes the right thing; returns them, at least one."""
+    rng = np.random.default_rng(seed)
+    inputs = [rng.standard_normal(kind.shape).astype(np.float32) for kind in subgraph.input_types]
+    wanted = evaluate(subgraph, inputs)
+    variants = list(BACKEND.variants(subgraph, BuildOptions(threads=threads)))
+    assert variants
+    assert len(set(variants)) == len(variants)
+    assert all({*each.inputs, *each.outputs} <= set(Layout) for each in variants)
+    assert threads > 1 or all(each.split == "" for each in variants)
+    for variant in variants:
+        for mine, exact in zip(run_variant(subgraph, variant, threads, inputs), wanted, strict=True):
+            scale = np.abs(exact).max() + 1e-3
+            np.testing.assert_allclose(mine / scale, exact / scale, atol=2e-5, err_msg=str(variant))
+    return variants

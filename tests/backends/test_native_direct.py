@@ -1,0 +1,161 @@
+"""Direct convolutions of narrow groups and single channels, in all variants, on random shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import helper
+
+from collage.backends.base import BuildOptions, UnsupportedError, Variant
+from collage.errors import CollageError
+from tests.backends.native_checks import (
+    BACKEND,
+    check_all_variants,
+    needs_native,
+    refusals_of,
+    run_variant,
+    subgraphs_of,
+)
+from tests.models import make_model
+
+pytestmark = needs_native
+
+WIDTHS = {1: (1, 3, 5, 7), 4: (1, 3, 5), 8: (1, 3, 5), 12: (3,), 16: (1, 3), 32: (3,)}
+
+
+def conv_model(
+    groups: int,
+    per_group: tuple[int, int],
+    size: list[int],
+    kernel: list[int],
+    *,
+    batch: int = 1,
+    bias: bool = True,
+    then: tuple[str, ...] = (),
+    **attrs: Any,
+) -> onnx.ModelProto:
+    """A grouped convolution of ``per_group`` channels, and then Relu, Clip, Add (of an input) or Mul."""
+    rng = np.random.default_rng(0)
+    ins, outs = per_group
+    rank = len(size)
+    numbers = {"w": rng.standard_normal((groups * outs, ins, *kernel)).astype(np.float32)}
+    if bias:
+        numbers["b"] = rng.standard_normal(groups * outs).astype(np.float32)
+    inputs: dict[str, list[int]] = {"x": [batch, groups * ins, *size]}
+    nodes = [helper.make_node("Conv", ["x", *numbers], ["y"], group=groups, kernel_shape=kernel, **attrs)]
+    pads, strides = attrs.get("pads", [0] * 2 * rank), attrs.get("strides", [1] * rank)
+    out = [(n + pads[i] + pads[rank + i] - kernel[i]) // strides[i] + 1 for i, n in enumerate(size)]
+    for i, op in enumerate(then):
+        operands = {"Clip": ["low", "high"], "Add": [f"r{i}"], "Mul": ["factor"]}.get(op, [])
+        numbers |= {"low": np.array(0.5, np.float32), "high": np.array(6, np.float32)} if op == "Clip" else {}
+        numbers |= (
+            {"factor": rng.standard_normal((groups * outs, *[1] * rank)).astype(np.float32)}
+            if op == "Mul"
+            else {}
+        )
+        if op == "Add":
+            inputs[f"r{i}"] = [batch, groups * outs, *out]
+        nodes.append(helper.make_node(op, [nodes[-1].output[0], *operands], [f"y{i}"]))
+    return make_model(nodes, inputs, {nodes[-1].output[0]: [None] * (rank + 2)}, numbers)
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> onnx.ModelProto:
+    ins = draw(st.sampled_from([1, 1, 4, 8, 12, 16, 32]))
+    outs = draw(st.sampled_from([16, 32])) if ins in (12, 16, 32) else ins
+    groups = draw(st.integers(2, 44 if ins == 1 else 9 if ins < 9 else 3))
+    rank = draw(st.sampled_from([1, 2, 2, 2, 3]))
+    kernel = [*(draw(st.integers(1, 4)) for _ in range(rank - 1)), draw(st.sampled_from(WIDTHS[ins]))]
+    strides = [*(draw(st.integers(1, 3)) for _ in range(rank - 1)), draw(st.integers(1, 2))]
+    pads = [draw(st.integers(0, k)) for k in kernel + kernel]
+    extra = [8] * (rank - 1) + [40]
+    size = [
+        draw(st.integers(max(1, k - pads[i] - pads[rank + i]), k + extra[i])) for i, k in enumerate(kernel)
+    ]
+    then = draw(
+        st.sampled_from(
+            [(), ("Relu",), ("Clip",), ("Add", "Relu"), ("Mul", "Add"), ("Clip", "Relu"), ("Mul",)]
+        )
+    )
+    return conv_model(
+        groups,
+        (ins, outs),
+        size,
+        kernel,
+        batch=draw(st.integers(1, 2)),
+        bias=draw(st.booleans()),
+        then=then,
+        pads=pads,
+        strides=strides,
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(convolutions(), st.sampled_from([1, 2, 3]))
+def test_convolutions(proto: onnx.ModelProto, threads: int) -> None:
+    check_all_variants(subgraphs_of(proto)[-1], threads)
+
+
+@pytest.mark.parametrize("per_group", [1, 4, 8, 16])
+def test_every_prefix(per_group: int) -> None:
+    proto = conv_model(6, (per_group, per_group), [9, 17], [3, 3], then=("Mul", "Add", "Clip"), pads=[1] * 4)
+    chains = subgraphs_of(proto)
+    assert [len(each.ops) for each in chains] == [1, 2, 3, 4]
+    for chain in chains:
+        variants = check_all_variants(chain, 2)
+        assert {str(each) for each in variants} >= {"blocked", "channels-last"}
+
+
+def test_clip_leaves_padding_channels_zero() -> None:
+    proto = conv_model(5, (4, 4), [5, 5], [3, 3], then=("Clip",))
+    check_all_variants(subgraphs_of(proto)[-1], 1)
+
+
+def test_nan_and_infinity_stay() -> None:
+    proto = conv_model(2, (4, 4), [4, 4], [1, 1], then=("Relu",), bias=False)
+    chain = subgraphs_of(proto)[-1]
+    x = np.zeros((1, 8, 4, 4), np.float32)
+    x[0, 0, 0, 0], x[0, 5, 1, 1] = np.nan, np.inf
+    for variant in BACKEND.variants(chain, BuildOptions()):
+        (y,) = run_variant(chain, variant, 1, [x])
+        assert np.isnan(y[0, :4, 0, 0]).all()
+        assert set(y[0, 4:, 1, 1]) <= {0.0, np.inf}
+        assert np.count_nonzero(y) == 4 + np.count_nonzero(y[0, 4:, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("proto", "reason"),
+    [
+        (conv_model(1, (16, 16), [5, 5], [3, 3]), "1 groups of 16 channels"),
+        (conv_model(2, (64, 64), [5, 5], [3, 3]), "2 groups of 64 channels"),
+        (conv_model(2, (3, 3), [5, 5], [3, 3]), "groups of 3 and 3 channels"),
+        (conv_model(2, (4, 4), [9, 9], [3, 3], dilations=[2, 2]), "dilated"),
+        (conv_model(2, (4, 4), [5, 5], [2, 2]), "a window 2 wide"),
+        (conv_model(2, (4, 4), [9, 9], [3, 3], strides=[1, 3]), "at every 3 columns"),
+    ],
+)
+def test_refusals(proto: onnx.ModelProto, reason: str) -> None:
+    assert not subgraphs_of(proto)
+    assert any(reason in each for each in refusals_of(proto))
+
+
+def test_chains_end_where_no_kernel_goes_on() -> None:
+    proto = conv_model(8, (4, 4), [5, 5], [3, 3], then=("Relu", "Add"))
+    assert [each.ops for each in subgraphs_of(proto)][-1] == ("conv2d", "add", "relu")
+
+
+def test_what_is_no_variant_is_refused() -> None:
+    chain = subgraphs_of(conv_model(8, (4, 4), [5, 5], [3, 3]))[-1]
+    with pytest.raises(UnsupportedError, match="no kernel for the variant"):
+        BACKEND.codegen(chain, BuildOptions(variant=Variant()))
+
+
+def test_foreign_artifacts_are_refused() -> None:
+    for artifact in (b"", b"odnn1234", b"ntv1\x02\0\0\0{}"):
+        with pytest.raises(CollageError, match="no kernel of Collage's own"):
+            BACKEND.load(artifact, BuildOptions())
