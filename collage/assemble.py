@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,7 +16,7 @@ from collage.graph.layout import Layout, stored_type
 from collage.measure_db.protocol import Request
 from collage.placing import Placing
 from collage.runtime.module import Parts
-from collage.schedule.program import Port, make_program
+from collage.schedule.program import Port, Program, make_program
 from collage.schedule.region import Region
 from collage.search.conversion import Conversion
 from collage.search.placement import Candidate, Placement, finish
@@ -58,54 +58,110 @@ def find_rivals(
     return rivals
 
 
-def assemble(
-    rival: Rival,
-    model: Model,
-    backends: Mapping[str, Backend],
-    build: BuildOptions,
-    target: Target,
-    versions: Mapping[str, str],
-    tunings: Mapping[Request, str],
-) -> Finalist:
-    """Plan the rival's launch list and memory; its kernels are compiled when somebody needs them.
+class Assembler:
+    """Makes finalists of one model; a kernel that several of them use is compiled once."""
 
-    ``tunings`` has the records of Backend.tune.
-    """
-    graph = model.graph
-    buffers = _Buffers(graph)
-    pieces: list[_Piece] = []
-    waiting = list(rival.placement.conversions)
-    for candidate in rival.placement.candidates:
-        tuning = tunings.get(Request(candidate.nodes, candidate.backend, candidate.variant), "")
-        options = replace(build, exclusive=rival.exclusive, tuning=tuning, variant=candidate.variant)
-        kernel = _kernel(candidate, Subgraph(model, candidate.nodes), backends, options, buffers)
-        needed = [c for c in waiting if buffers.stored(c.value, c.target) in kernel.region.inputs]
-        pieces += [_conversion(change, build, buffers) for change in needed]
-        pieces.append(kernel)
-        waiting = [change for change in waiting if change not in needed]
-    pieces += [_conversion(change, build, buffers) for change in waiting]  # for the model's outputs
-    regions = [piece.region for piece in pieces]
-    inputs = [Port(n, v, graph.type_of(v)) for n, v in zip(model.input_names, graph.inputs, strict=True)]
-    outputs = [Port(n, v, graph.type_of(v)) for n, v in zip(model.output_names, graph.outputs, strict=True)]
-    used = {v for r in regions for v in (*r.inputs, *r.outputs)} | {p.value for p in (*inputs, *outputs)}
-    program = make_program(regions, inputs, outputs, {v: buffers.type_of(v) for v in sorted(used)})
-    used_versions = {r.backend: versions[r.backend] for r in program.launches}
-    digests = tuple(piece.digest for piece in pieces)
+    def __init__(
+        self,
+        model: Model,
+        backends: Mapping[str, Backend],
+        build: BuildOptions,
+        target: Target,
+        versions: Mapping[str, str],
+    ) -> None:
+        self.model = model
+        self.target = target
+        self._backends = backends
+        self._build = build
+        self._versions = versions
+        self._artifacts: dict[tuple[str, tuple[int, ...]], bytes] = {}
 
-    def parts() -> Parts:
-        make = {piece.region: piece.make for piece in pieces}
-        artifacts = [make[region]() for region in program.launches]
-        constants = {v: graph.constants[v] for v in graph.outputs if graph.is_constant(v)}
-        return Parts(program, artifacts, constants, target, used_versions)
+    def assemble(self, rival: Rival, tunings: Mapping[Request, str]) -> Finalist:
+        """Plan the rival's launch list and memory; its kernels are compiled when somebody needs them.
 
-    return Finalist(rival.label, rival.placement, program, digests, used_versions, parts)
+        ``tunings`` has the records of Backend.tune.
+        """
+        graph = self.model.graph
+        buffers = _Buffers(graph)
+        pieces: list[_Piece] = []
+        waiting = list(rival.placement.conversions)
+        for candidate in rival.placement.candidates:
+            tuning = tunings.get(Request(candidate.nodes, candidate.backend, candidate.variant), "")
+            options = replace(
+                self._build, exclusive=rival.exclusive, tuning=tuning, variant=candidate.variant
+            )
+            kernel = self._kernel(candidate, options, buffers)
+            needed = [c for c in waiting if buffers.stored(c.value, c.target) in kernel.region.inputs]
+            pieces += [_conversion(change, self._build, buffers) for change in needed]
+            pieces.append(kernel)
+            waiting = [change for change in waiting if change not in needed]
+        pieces += [_conversion(change, self._build, buffers) for change in waiting]  # for the model's outputs
+        program = self._program([piece.region for piece in pieces], buffers)
+        by_region = {piece.region: piece for piece in pieces}
+        launched = [by_region[region] for region in program.launches]
+        versions = {piece.region.backend: self._versions[piece.region.backend] for piece in launched}
+
+        def parts() -> Parts:
+            constants = {v: graph.constants[v] for v in graph.outputs if graph.is_constant(v)}
+            return Parts(
+                program, [self._artifact(piece) for piece in launched], constants, self.target, versions
+            )
+
+        return Finalist(
+            rival.label,
+            rival.placement,
+            program,
+            tuple(piece.what for piece in launched),
+            tuple(piece.digest for piece in pieces),
+            versions,
+            parts,
+        )
+
+    def _program(self, regions: Sequence[Region], buffers: _Buffers) -> Program:
+        model, graph = self.model, self.model.graph
+        inputs = [Port(n, v, graph.type_of(v)) for n, v in zip(model.input_names, graph.inputs, strict=True)]
+        outputs = [
+            Port(n, v, graph.type_of(v)) for n, v in zip(model.output_names, graph.outputs, strict=True)
+        ]
+        used = {v for r in regions for v in (*r.inputs, *r.outputs)} | {p.value for p in (*inputs, *outputs)}
+        return make_program(regions, inputs, outputs, {v: buffers.type_of(v) for v in sorted(used)})
+
+    def _artifact(self, piece: _Piece) -> bytes:
+        key = (piece.digest, piece.region.nodes)  # equal digests may differ in their weights
+        if key not in self._artifacts:
+            self._artifacts[key] = piece.make()
+        return self._artifacts[key]
+
+    def _kernel(self, candidate: Candidate, options: BuildOptions, buffers: _Buffers) -> _Piece:
+        subgraph = Subgraph(self.model, candidate.nodes)
+        nodes = self.model.onnx.graph.node
+        sources = dict.fromkeys(node.source for node in subgraph.operators)
+        reads, writes = dict(candidate.reads), dict(candidate.writes)
+        region = Region(
+            backend=candidate.backend,
+            ops=subgraph.ops,
+            nodes=candidate.nodes,
+            sources=tuple(nodes[s].name for s in sources if s >= 0),
+            inputs=tuple(buffers.stored(v, reads.get(v, Layout.PLAIN)) for v in subgraph.inputs),
+            outputs=tuple(buffers.stored(v, writes.get(v, Layout.PLAIN)) for v in subgraph.outputs),
+            layout=candidate.variant.layout,
+            split=candidate.variant.split,
+            threads=options.threads,
+            cost_us=candidate.cost_us,
+            noise_us=candidate.noise_us,
+            exclusive=options.exclusive,
+        )
+        about = (candidate.backend, subgraph.digest, options.exclusive, candidate.variant, options.tuning)
+        make = partial(self._backends[candidate.backend].codegen, subgraph, options)
+        return _Piece(region, candidate, ":".join(map(str, about)), make)
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """A region, what identifies its kernel across models and processes, and how to compile it."""
+    """A region, what it is in the placement, what identifies its kernel anywhere, and how to compile it."""
 
     region: Region
+    what: Candidate | Conversion
     digest: str
     make: Callable[[], bytes]
 
@@ -131,34 +187,6 @@ class _Buffers:
         return self._types[buffer] if buffer in self._types else self._graph.type_of(buffer)
 
 
-def _kernel(
-    candidate: Candidate,
-    subgraph: Subgraph,
-    backends: Mapping[str, Backend],
-    options: BuildOptions,
-    buffers: _Buffers,
-) -> _Piece:
-    nodes = subgraph.model.onnx.graph.node
-    sources = dict.fromkeys(node.source for node in subgraph.operators)
-    reads, writes = dict(candidate.reads), dict(candidate.writes)
-    region = Region(
-        backend=candidate.backend,
-        ops=subgraph.ops,
-        nodes=candidate.nodes,
-        sources=tuple(nodes[s].name for s in sources if s >= 0),
-        inputs=tuple(buffers.stored(v, reads.get(v, Layout.PLAIN)) for v in subgraph.inputs),
-        outputs=tuple(buffers.stored(v, writes.get(v, Layout.PLAIN)) for v in subgraph.outputs),
-        layout=candidate.variant.layout,
-        split=candidate.variant.split,
-        threads=options.threads,
-        cost_us=candidate.cost_us,
-        noise_us=candidate.noise_us,
-        exclusive=options.exclusive,
-    )
-    digest = f"{candidate.backend}:{subgraph.digest}:{options.exclusive}:{candidate.variant}:{options.tuning}"
-    return _Piece(region, digest, partial(backends[candidate.backend].codegen, subgraph, options))
-
-
 def _conversion(change: Conversion, build: BuildOptions, buffers: _Buffers) -> _Piece:
     kind = buffers.type_of(change.value)
     variant = Variant((change.source,), (change.target,))
@@ -174,4 +202,4 @@ def _conversion(change: Conversion, build: BuildOptions, buffers: _Buffers) -> _
         cost_us=change.cost_us,
     )
     make = partial(LayoutChange.artifact, kind, change.source, change.target)
-    return _Piece(region, f"{LAYOUT}:{kind}:{variant}", make)
+    return _Piece(region, change, f"{LAYOUT}:{kind}:{variant}", make)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 
-from collage.assemble import assemble, find_rivals
+from collage.assemble import Assembler, find_rivals
 from collage.backends.base import VIEW, Backend, BuildOptions
 from collage.backends.registry import Registry
 from collage.errors import UsageError
@@ -20,13 +20,14 @@ from collage.frontend.load import ModelSource, load_onnx
 from collage.frontend.model import Model, from_simplified
 from collage.frontend.shapes import fix_shapes
 from collage.frontend.simplify import simplify
+from collage.in_network import InNetwork
 from collage.measure_db.database import Database
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome
 from collage.patterns.context import MatchContext
 from collage.patterns.match import Match, RejectedMatch, find_matches
-from collage.placing import place_in_rounds
+from collage.placing import Placer
 from collage.progress import Progress
 from collage.report import NodeReport, Report
 from collage.runtime.module import CompiledModule
@@ -83,14 +84,14 @@ def compile_model(
             outcomes = measurer.measure([offer.request for offer in offers])
             epsilon_us = measurer.epsilon_us(_typical(outcomes))
             progress(Progress("place", 0, 1))
-            placing = place_in_rounds(
-                measurer, backends, offers, views, [*rejected, *refused], outcomes, epsilon_us
-            )
+            assembler = Assembler(model, backends, build, target, versions)
+            network = InNetwork(assembler, backends, database, epsilon_us, progress, options.seed)
+            placer = Placer(measurer, backends, epsilon_us, offers, outcomes, views, [*rejected, *refused])
+            placing = network.settle(placer)
             search_s += placing.search_s
-            made = measurer.measurements_made
+            made = measurer.measurements_made + network.runs_made
         rivals = find_rivals(model, placing, epsilon_us, backends)
-        tunings = _tunings(placing.outcomes)
-        finalists = [assemble(rival, model, backends, build, target, versions, tunings) for rival in rivals]
+        finalists = [assembler.assemble(rival, placer.tunings()) for rival in rivals]
         verdict = choose(finalists, original, model, backends, target, database, progress, options.seed)
     report = _report(
         model, target, versions, verdict, placing.found, epsilon_us, made + verdict.measurements_made, search_s,
@@ -152,15 +153,6 @@ def _typical(outcomes: Mapping[Request, Outcome]) -> list[Request]:
         for each in by_backend.values()
     ]
     return [request for turn in zip_longest(*nearest) for request in turn if request is not None]
-
-
-def _tunings(outcomes: Mapping[Request, Outcome]) -> dict[Request, str]:
-    """The records of Backend.tune."""
-    return {
-        request: outcome.tuning
-        for request, outcome in outcomes.items()
-        if isinstance(outcome, Measurement) and outcome.tuning
-    }
 
 
 def _target(threads: int | None) -> Target:

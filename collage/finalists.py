@@ -24,7 +24,8 @@ from collage.progress import Progress
 from collage.runtime.executor import Executor
 from collage.runtime.module import Parts, build_executor
 from collage.schedule.program import Program
-from collage.search.placement import Placement
+from collage.search.conversion import Conversion
+from collage.search.placement import Candidate, Placement
 from collage.target import Target
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,9 @@ _TURN_S = 0.02
 
 @dataclass(frozen=True)
 class Finalist:
-    """A placement with its launch list; ``digests`` identify its regions across models and processes.
+    """A placement with its launch list; ``launches`` says what each of ``program.launches`` is.
+
+    ``digests`` identify its regions across models and processes.
 
     ``versions`` are the library versions of the backends it uses. ``build`` compiles its kernels, which only
     those need that are run.
@@ -46,6 +49,7 @@ class Finalist:
     label: str
     placement: Placement
     program: Program
+    launches: Sequence[Candidate | Conversion]
     digests: tuple[str, ...]
     versions: Mapping[str, str]
     build: Callable[[], Parts]
@@ -90,7 +94,7 @@ def choose(
     agrees with ONNX Runtime on the original model.
     """
     inputs = random_inputs(model, np.random.default_rng(seed))
-    keys = {f.label: _key(f, finalists, model, target) for f in finalists}
+    keys = {f.label: network_key(f, finalists, model, target) for f in finalists}
     timings: dict[str, Timing] = {}
     for label, key in keys.items():
         known = database.get_network(key)
@@ -156,7 +160,7 @@ def _ranked(finalists: Sequence[Finalist], timings: Mapping[str, Timing]) -> lis
     return close + [f for f in by_time if f not in close]
 
 
-def _key(
+def network_key(
     finalist: Finalist,
     all_finalists: Sequence[Finalist],
     model: Model,

@@ -1,6 +1,6 @@
 """The native core: one team of pinned threads for the process, and launch lists that run without Python."""
 
-from collage.native.launch import LaunchList, Mode, NativeKernel, Step, Task, TaskError
+from collage.native.launch import LaunchList, Mode, NativeKernel, Step, Task, TaskError, note_time
 from collage.native.library import core_problem
 from collage.native.team import Team, beside_team, team_of
 
@@ -14,5 +14,6 @@ __all__ = [
     "Team",
     "beside_team",
     "core_problem",
+    "note_time",
     "team_of",
 ]

@@ -60,6 +60,9 @@ void collage_use_openmp(int (*get_max_threads)(void), void (*set_num_threads)(in
 // calling thread does all of it where there is no team.
 int collage_parallel_launch(int (*body)(int task, void *environment, void *data), void *data, int tasks);
 
+// A task that writes the time to *(int64_t *)a: nanoseconds of CLOCK_MONOTONIC.
+int collage_note_time(void *a, void *b, intptr_t n, void *c);
+
 // A task that does nothing, for measuring what a launch costs.
 int collage_nothing(void *a, void *b, intptr_t n, void *c);
 

@@ -11,7 +11,7 @@ from enum import IntEnum
 from collage.backends.base import Call, Kernel
 from collage.errors import CollageError
 from collage.graph.dataflow import Array
-from collage.native.library import core
+from collage.native.library import address_of, core
 from collage.native.team import Team, team_of
 
 
@@ -49,6 +49,11 @@ class Step:
 
     tasks: tuple[Task, ...]
     mode: Mode = Mode.SPLIT
+
+
+def note_time(where: int) -> Step:
+    """A step that writes the time, in nanoseconds of ``time.monotonic_ns``, to the int64 at that address."""
+    return Step((Task(address_of(core().collage_note_time), a=where),))
 
 
 class NativeKernel(Kernel):

@@ -6,13 +6,14 @@ Kernels that follow each other on Collage's team become one call, which walks th
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from collage.backends.base import Call, Kernel
 from collage.graph.dataflow import Array, np_dtype
-from collage.native import LaunchList, NativeKernel, Step, beside_team, team_of
+from collage.native import LaunchList, NativeKernel, Step, beside_team, note_time, team_of
 from collage.runtime.buffers import aligned_empty
 from collage.schedule.program import Program
 
@@ -27,13 +28,18 @@ class Executor:
         self._constants = dict(constants)
         self._arrays: dict[int, Array] = {}
         self._kernels = list(kernels)  # a bound call may rely on its kernel staying alive
-        self.calls: list[Call] = self._bind()
+        self.calls = self.bind()
         """The run list."""
         self._inputs = [self.array(p.value) for p in program.inputs]
         self._outputs = [self._output(p.value) for p in program.outputs]
         self._lock = threading.Lock()
 
-    def _bind(self) -> list[Call]:
+    def bind(self, clock: Array | None = None) -> list[Call]:
+        """The kernels as calls, those on the team joined.
+
+        With a ``clock`` (int64, an element for each launch) the calls also write the time after each launch, in
+        nanoseconds of ``time.monotonic_ns``.
+        """
         calls: list[Call] = []
         steps: list[Step] = []
         threads = max((k.threads for k in self._kernels if isinstance(k, NativeKernel)), default=0)
@@ -43,15 +49,19 @@ class Executor:
                 calls.append(LaunchList(team_of(threads), steps))
                 steps.clear()
 
-        for region, kernel in zip(self.program.launches, self._kernels, strict=True):
+        for number, (region, kernel) in enumerate(zip(self.program.launches, self._kernels, strict=True)):
             inputs = [self.array(v) for v in region.inputs]
             outputs = [self.array(v) for v in region.outputs]
             if isinstance(kernel, NativeKernel):
                 steps += kernel.steps(inputs, outputs)
+                if clock is not None:
+                    steps.append(note_time(int(clock[number:].ctypes.data)))
             else:
                 flush()
                 call = kernel.bind(inputs, outputs)
-                calls.append(beside_team(call, threads) if threads else call)
+                if threads:
+                    call = beside_team(call, threads)
+                calls.append(call if clock is None else _timed(call, clock[number:]))
         flush()
         return calls
 
@@ -83,3 +93,11 @@ class Executor:
             self.set_inputs(inputs)
             self.launch()
             return [np.array(buffer, copy=True, order="C") for buffer in self._outputs]
+
+
+def _timed(call: Call, clock: Array) -> Call:
+    def run() -> None:
+        call()
+        clock[0] = time.monotonic_ns()
+
+    return run
