@@ -75,6 +75,42 @@ def _conv_transpose(graph: Graph, node: Node, x: np.ndarray, w: np.ndarray) -> n
     return y.reshape(out)
 
 
+def _pool(graph: Graph, node: Node, x: np.ndarray) -> np.ndarray:
+    attrs: Any = node.attrs
+    out, rank, average = graph.type_of(node.outputs[0]).shape, x.ndim - 2, "avg" in node.op
+    begin, end = _pads(attrs, rank)
+    reach = [(k - 1) * d + 1 for k, d in zip(attrs["pool_size"], attrs["dilation"], strict=True)]
+    over = [
+        max(0, (o - 1) * s + r - n - b - e)
+        for o, s, r, n, b, e in zip(out[2:], attrs["strides"], reach, x.shape[2:], begin, end, strict=True)
+    ]
+    widths = [(0, 0), (0, 0), *((b, e + o) for b, e, o in zip(begin, end, over, strict=True))]
+    padded = np.pad(x, widths, constant_values=0 if average else -np.inf)
+    counted = np.pad(np.ones_like(x), widths, constant_values=int(bool(attrs["count_include_pad"])))
+    offsets = list(itertools.product(*(range(k) for k in attrs["pool_size"])))
+    windows = [_window(each, attrs["dilation"], attrs["strides"], out[2:]) for each in offsets]
+    if not average:
+        return np.max([padded[(..., *each)] for each in windows], axis=0)
+    return sum(padded[(..., *each)] for each in windows) / sum(counted[(..., *each)] for each in windows)
+
+
+def _layer_norm(graph: Graph, node: Node, x: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> np.ndarray:
+    axes: Any = node.attrs["axes"]
+    centred = x - x.mean(axes, keepdims=True)
+    variance = (centred**2).mean(axes, keepdims=True)
+    return centred / np.sqrt(variance + node.attrs["epsilon"]) * scale + shift
+
+
+def _batch_norm(graph: Graph, node: Node, x: np.ndarray, *of_channels: np.ndarray) -> np.ndarray:
+    scale, shift, mean, variance = (each.reshape(-1, *[1] * (x.ndim - 2)) for each in of_channels)
+    epsilon: Any = node.attrs["epsilon"]
+    return (x - mean) / np.sqrt(variance + epsilon) * scale + shift
+
+
+def _reduce(function: Callable[..., np.ndarray]) -> Callable[..., Any]:
+    return lambda graph, node, x: function(x, node.attrs["axis"], keepdims=node.attrs["keepdims"])
+
+
 def _softmax(graph: Graph, node: Node, x: np.ndarray) -> np.ndarray:
     axis: Any = node.attrs["axis"]
     e = np.exp(x - x.max(axis, keepdims=True))
@@ -97,6 +133,12 @@ _OPS: Mapping[str, Callable[..., Any]] = {
     **{f"nn.conv{n}d": _conv for n in (1, 2, 3)},
     **{f"nn.conv{n}d_transpose": _conv_transpose for n in (1, 2, 3)},
     **dict.fromkeys(("reshape", "squeeze", "expand_dims", "flatten"), _reshape),
+    **{f"nn.{kind}_pool{n}d": _pool for kind in ("max", "avg") for n in (1, 2, 3)},
+    "mean": _reduce(np.mean),
+    "max": _reduce(np.max),
+    "nn.layer_norm": _layer_norm,
+    "nn.batch_norm": _batch_norm,
+    "nn.log_softmax": lambda graph, node, x: np.log(_softmax(graph, node, x)),
     "matmul": _of(np.matmul),
     "nn.softmax": _softmax,
     "add": _of(np.add),

@@ -34,6 +34,7 @@ class Atom:
 
 
 _X = Atom()
+_ATOMS = ("erf", "tanh", "sigmoid", "exp", "log", "abs", "nn.relu")
 _Polynomial: TypeAlias = "dict[tuple[Atom, ...], float]"
 
 
@@ -106,7 +107,7 @@ class _Reader:
             return _product(parts[0], parts[0])
         if op == "negative":
             return _product(parts[0], {(): -1.0})
-        if op in ("erf", "tanh", "sigmoid"):
+        if op in _ATOMS:
             return {(Atom(op, _terms(parts[0])),): 1.0}
         low, high = node.attrs.get("arg1"), node.attrs.get("arg2")
         if op == "nn.relu6":
@@ -123,9 +124,11 @@ def _arithmetic(op: str, a: _Polynomial, b: _Polynomial) -> _Polynomial | None:
         return _sum(a, _product(b, {(): -1.0}))
     if op == "multiply":
         return _product(a, b)
-    number = b.get((), 0.0) if set(b) <= {()} else None
+    number = b[()] if set(b) == {()} else None
     if op == "divide" and number:
         return _product(a, {(): 1.0 / number})
+    if op == "maximum" and number == 0.0:
+        return {(Atom("nn.relu", _terms(a)),): 1.0}
     if op == "power" and number in (2.0, 3.0):
         square = _product(a, a)
         return square if number == 2.0 else _product(square, a)
@@ -154,28 +157,50 @@ def _match(polynomial: _Polynomial) -> tuple[Eltwise, ...] | None:
     terms = {term: x for term, x in polynomial.items() if x != 0.0}
     if set(terms) <= {(_X,), ()} and (_X,) in terms:
         return (Eltwise(Algorithm.LINEAR, terms[_X,], terms.get((), 0.0)),)
+    if set(terms) == _softplus():
+        return (Eltwise(Algorithm.SOFT_RELU, 1.0),) if set(terms.values()) == {1.0} else None
+    return _elu(terms) or _gated(terms)
+
+
+def _gated(terms: _Polynomial) -> tuple[Eltwise, ...] | None:
+    """x times a function of x: GELU, SiLU, hard swish, mish."""
     products = [term for term in terms if len(term) == 2 and term[0] == _X and term[1].function]
-    if len(products) != 1:
+    if len(products) != 1 or set(terms) - {products[0], (_X,)}:
         return None
-    (product,) = products
-    scale, inner = terms.pop(product), dict(product[1].of)
-    rest = terms.pop((_X,), 0.0)
-    if terms:
-        return None
-    function = product[1].function
-    if function in ("erf", "tanh") and _close(rest, scale):
-        gelu = _gelu(function, inner)
+    gate = products[0][1]
+    scale, rest, inner = terms[products[0]], terms.get((_X,), 0.0), dict(gate.of)
+    if gate.function in ("erf", "tanh") and _close(rest, scale):
+        gelu = _gelu(gate.function, inner)
         return None if gelu is None else _scaled(Eltwise(gelu), 2 * scale)
     if rest != 0.0:
         return None
-    if function == "sigmoid" and set(inner) == {(_X,)}:
+    if gate.function == "tanh" and set(inner) == _softplus() and set(inner.values()) == {1.0}:
+        return _scaled(Eltwise(Algorithm.MISH), scale)
+    if gate.function == "sigmoid" and set(inner) == {(_X,)}:
         return _scaled(Eltwise(Algorithm.SWISH, inner[_X,]), scale)
-    if function == "clip" and set(inner) <= {(_X,), ()} and (_X,) in inner:
-        low, high = product[1].bounds
+    if gate.function == "clip" and set(inner) <= {(_X,), ()} and (_X,) in inner:
+        low, high = gate.bounds
         if low == 0.0 and 0.0 < high < math.inf:
             hard = Eltwise(Algorithm.HARD_SWISH, inner[_X,] / high, inner.get((), 0.0) / high)
             return _scaled(hard, scale * high)
     return None
+
+
+def _softplus() -> set[tuple[Atom, ...]]:
+    """max(x, 0) + log(1 + exp(-|x|)): the terms of log(1 + exp(x)) as it does not overflow."""
+    size = Atom("abs", _terms({(_X,): 1.0}))
+    decay = Atom("exp", _terms({(size,): -1.0}))
+    return {(Atom("nn.relu", _terms({(_X,): 1.0})),), (Atom("log", _terms({(): 1.0, (decay,): 1.0})),)}
+
+
+def _elu(terms: _Polynomial) -> tuple[Eltwise, ...] | None:
+    """max(x, 0) - alpha max(1 - exp(x), 0)."""
+    positive = (Atom("nn.relu", _terms({(_X,): 1.0})),)
+    growth = Atom("exp", _terms({(_X,): 1.0}))
+    negative = (Atom("nn.relu", _terms({(): 1.0, (growth,): -1.0})),)
+    if set(terms) != {positive, negative} or terms[positive] != 1.0:
+        return None
+    return (Eltwise(Algorithm.ELU, -terms[negative]),)
 
 
 def _gelu(function: str, inner: _Polynomial) -> Algorithm | None:

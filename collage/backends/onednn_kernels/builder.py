@@ -12,7 +12,9 @@ import numpy.typing as npt
 from collage.backends.base import UnsupportedError, Variant
 from collage.backends.onednn_kernels.chain import After, Chain, Combine, Floats
 from collage.backends.onednn_kernels.description import (
+    FLOAT_BYTES,
     Description,
+    dense,
     laid_out,
     view,
 )
@@ -29,7 +31,7 @@ from collage.backends.onednn_kernels.plan import (
 )
 from collage.backends.onednn_kernels.post_ops import Algorithm, Binary, Eltwise, PostOp
 from collage.graph.dataflow import Array
-from collage.graph.layout import Layout, to_layout
+from collage.graph.layout import BLOCK, Layout, to_layout
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,17 @@ class Range:
     axis: int
     start: int
     stop: int
+
+
+def variant_of(chain: Chain, data: Sequence[int], source: Layout, target: Layout, split: str) -> Variant:
+    """Values ``data`` come in ``source``, the result and operands of its shape in ``target``, others plain."""
+    layouts = dict.fromkeys(chain.subgraph.inputs, Layout.PLAIN)
+    for each in chain.after:
+        if isinstance(each, Combine) and each.operand in layouts:
+            whole = chain.type_of(each.operand).shape == each.shape == chain.shape
+            layouts[each.operand] = target if whole else Layout.PLAIN
+    layouts.update(dict.fromkeys(data, source))
+    return Variant(tuple(layouts.values()), (target,), split)
 
 
 @dataclass(frozen=True)
@@ -54,13 +67,14 @@ class Builder:
     """Makes the one step of a plan for a chain in a variant.
 
     ``shape`` is that of the root's result, as its primitive sees it, and ``after`` the functions that are left
-    for post-ops.
+    for post-ops. In a ``flat`` one ranges count elements as they lie in memory, whatever the axis.
     """
 
     chain: Chain
     variant: Variant
     shape: tuple[int, ...]
     after: tuple[After, ...]
+    flat: bool = False
     shares: list[Share] = field(default_factory=list)
     arrays: list[Array] = field(default_factory=list)
 
@@ -94,12 +108,12 @@ class Builder:
 
     def input_part(self, value: int, dims: tuple[int, ...], where: Range | None) -> tuple[Description, Input]:
         """Part of an input, seen with these dimensions."""
-        description, offset = _part(dims, self.input_layout(value), where)
+        description, offset = self._part(dims, self.input_layout(value), where)
         return description, Input(self.chain.subgraph.inputs.index(value), offset)
 
     def output_part(self, where: Range | None) -> tuple[Description, Output]:
         """Part of the result."""
-        description, offset = _part(self.shape, self.output_layout, where)
+        description, offset = self._part(self.shape, self.output_layout, where)
         return description, Output(0, offset)
 
     def _post_ops(self, where: Range | None) -> tuple[tuple[PostOp, ...], list[Argument]]:
@@ -109,30 +123,65 @@ class Builder:
             if isinstance(each, Eltwise):
                 made.append(each)
                 continue
-            description, buffer = self._operand(each, where)
+            if _is_misread(self.shape, each.shape):
+                raise UnsupportedError("oneDNN misreads an operand of one number a channel for points")
+            description, buffer = self.operand(each, where)
             arguments.append(Argument(PostOpOperand(len(made)), buffer))
             made.append(Binary(each.algorithm, description))
         return tuple(made), arguments
 
-    def _operand(self, step: Combine, where: Range | None) -> tuple[Description, Buffer]:
-        whole = step.shape == self.shape
-        layout = self.output_layout if whole else Layout.PLAIN
-        cuts = where is not None and step.shape[where.axis] > 1
+    def operand(self, step: Combine, where: Range | None) -> tuple[Description, Buffer]:
+        """What a share needs of the tensor that its part of the result is combined with."""
+        if self.flat and step.shape != self.shape:
+            raise UnsupportedError(f"an operand of {step.shape} does not lie like the result")
+        cuts = where is not None and (self.flat or step.shape[where.axis] > 1)
+        layout = self._operand_layout(step.shape)
         array = self.chain.constant(step.operand)
         if array is not None:
-            array = array.reshape(step.shape)
-            if where is not None and cuts:
-                array = np.take(array, range(where.start, where.stop), where.axis)
-            return laid_out(array.shape, layout), self.constant(to_layout(array, layout))
-        if self.input_layout(step.operand) is not layout:
-            raise UnsupportedError(f"an operand in {self.input_layout(step.operand)} layout, not {layout}")
-        return self.input_part(step.operand, step.shape, where if cuts else None)
+            return self._constant_operand(array.reshape(step.shape), layout, where if cuts else None)
+        given = self.input_layout(step.operand)
+        if given is not layout and not _same_bytes(step.shape, given, layout):
+            raise UnsupportedError(f"an operand in {given} layout, not {layout}")
+        description, offset = self._part(step.shape, layout, where if cuts else None)
+        return description, Input(self.chain.subgraph.inputs.index(step.operand), offset)
+
+    def _operand_layout(self, shape: tuple[int, ...]) -> Layout:
+        """How an operand of that shape must lie; blocked kernels want blocks of one number a channel, too."""
+        layout = self.output_layout
+        if shape == self.shape or (layout is Layout.BLOCKED and shape[1] == self.shape[1] > 1):
+            return layout
+        return Layout.PLAIN
+
+    def _constant_operand(
+        self, array: Floats, layout: Layout, where: Range | None
+    ) -> tuple[Description, Buffer]:
+        description, _ = self._part(array.shape, layout, where)
+        if self.flat:
+            stored = to_layout(array, layout).reshape(-1)
+            return description, self.constant(stored if where is None else stored[where.start : where.stop])
+        if where is not None:
+            array = np.take(array, range(where.start, where.stop), where.axis)
+            description = laid_out(array.shape, layout)
+        return description, self.constant(to_layout(array, layout))
+
+    def _part(self, dims: tuple[int, ...], layout: Layout, where: Range | None) -> tuple[Description, int]:
+        if where is None:
+            return laid_out(dims, layout), 0
+        if self.flat:
+            return dense((where.stop - where.start,)), where.start * FLOAT_BYTES
+        return view(dims, layout, where.axis, where.start, where.stop)
 
 
-def _part(dims: tuple[int, ...], layout: Layout, where: Range | None) -> tuple[Description, int]:
-    if where is None:
-        return laid_out(dims, layout), 0
-    return view(dims, layout, where.axis, where.start, where.stop)
+def _is_misread(shape: tuple[int, ...], operand: tuple[int, ...]) -> bool:
+    """Whether post-ops of oneDNN 3.2 take the first channel's number for all: (N, C, 1) and (1, C, 1), N > 1."""
+    points = len(shape) > 2 and shape[0] > 1 and all(extent == 1 for extent in shape[2:])
+    return points and operand[0] == 1 < operand[1]
+
+
+def _same_bytes(shape: tuple[int, ...], one: Layout, other: Layout) -> bool:
+    """Whether a tensor with one element a channel lies alike in two layouts."""
+    points = len(shape) > 2 and all(extent == 1 for extent in shape[2:])
+    return points and (Layout.BLOCKED not in (one, other) or shape[1] % BLOCK == 0)
 
 
 _Doubles: TypeAlias = "npt.NDArray[np.float64]"

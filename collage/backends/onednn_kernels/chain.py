@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from collage.backends.base import UnsupportedError
 from collage.backends.onednn_kernels.activations import recognise
+from collage.backends.onednn_kernels.attributes import integers, number
 from collage.backends.onednn_kernels.eltwise_table import linear_of, single
 from collage.backends.onednn_kernels.post_ops import Algorithm, Eltwise
 from collage.frontend.op_kinds import is_view
@@ -33,7 +34,10 @@ _COMMUTES = ("add", "multiply", "maximum", "minimum")
 
 @dataclass(frozen=True)
 class Combine:
-    """The result combined with value ``operand``, seen as a tensor of ``shape``, which has the result's rank."""
+    """The result combined with ``operand``, seen as a tensor of ``shape``, which has the result's rank.
+
+    The operand is a value, or one of the chain's own constants where it is negative: -1 is the first.
+    """
 
     algorithm: Algorithm
     operand: int
@@ -45,57 +49,90 @@ After: TypeAlias = "Eltwise | Combine"
 
 @dataclass(frozen=True)
 class Chain:
-    """``root`` and what happens to its result; ``output`` is the value that comes out.
+    """What happens to value ``base``, one function after the other; ``output`` is the value that comes out.
 
-    ``subgraph.outputs`` is ``output`` alone. Its type may have another shape than the root's when views are
-    among the chain; the elements are the same, in the same order.
+    ``base`` is the result of ``root``, or one of its inputs when the root is one of the functions itself.
+    ``subgraph.outputs`` is ``output`` alone. With views in the chain its type may have another shape than the
+    base's: the elements are the same, in the same order.
     """
 
     subgraph: Subgraph
     root: Node
+    base: int
     after: tuple[After, ...]
     output: int
+    own: tuple[Floats, ...] = field(default=(), repr=False, compare=False)
+    """Constants computed from those of the model."""
 
     @property
     def graph(self) -> Graph:
         """The model's graph."""
         return self.subgraph.model.graph
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the base."""
+        return self.type_of(self.base).shape
+
     def type_of(self, value: int) -> TensorType:
         """Type of a value."""
         return self.graph.type_of(value)
 
-    def constant(self, value: int) -> Floats | None:
-        """Content of a value, if it is a constant."""
-        found = self.graph.constants.get(value)
+    def constant(self, operand: int) -> Floats | None:
+        """Content of an operand, if it is a constant."""
+        if operand < 0:
+            return self.own[-1 - operand]
+        found = self.graph.constants.get(operand)
         return None if found is None else np.asarray(found, np.float32)
 
     @property
     def viewed(self) -> bool:
-        """Whether the result is handed out in another shape than the root computes it in."""
-        return self.type_of(self.output).shape != self.type_of(self.root.outputs[0]).shape
+        """Whether there are views among the chain, so that only plain layouts mean the same all along."""
+        return any(is_view(self.graph, node) for node in self.subgraph.operators)
 
 
 def read_chain(subgraph: Subgraph, root: Node) -> Chain:
-    """The subgraph as a chain that begins with ``root``. Raises UnsupportedError when it is none."""
+    """The subgraph as what follows ``root``. Raises UnsupportedError when it is not that."""
+    return _read(subgraph, root, root.outputs[0], {n.id: n for n in subgraph.operators if n.id != root.id})
+
+
+def read_functions(subgraph: Subgraph, root: Node) -> Chain:
+    """The subgraph as functions of one of the root's inputs, the root's among them.
+
+    Raises UnsupportedError when it is not that.
+    """
+    graph = subgraph.model.graph
+    shape = graph.type_of(root.outputs[0]).shape
+    reason = f"{root.op} of these operands"
+    for base in dict.fromkeys(root.inputs):
+        if graph.is_constant(base) or graph.type_of(base).shape != shape:
+            continue
+        try:
+            return _read(subgraph, root, base, {node.id: node for node in subgraph.operators})
+        except UnsupportedError as error:
+            reason = str(error)
+    raise UnsupportedError(reason)
+
+
+def _read(subgraph: Subgraph, root: Node, base: int, left: dict[int, Node]) -> Chain:
     graph = subgraph.model.graph
     for node in subgraph.operators:
         for value in (*node.inputs, *node.outputs[:1]):
             kind = graph.type_of(value)
             if kind.dtype != "float32" or not kind.size:
                 raise UnsupportedError(f"{node.op} of {kind}: oneDNN gets float32 with elements only")
-    value = root.outputs[0]
-    left = {node.id: node for node in subgraph.operators if node.id != root.id}
+    value = base
     after: list[After] = []
+    own: list[Floats] = []
     while left:
-        step = _step(graph, left, value, graph.type_of(root.outputs[0]).shape)
+        step = _step(graph, left, value, graph.type_of(base).shape, own)
         for done in step.nodes:
             del left[done]
         after += step.after
         value = step.result
     if subgraph.outputs != (value,):
         raise UnsupportedError("a result inside the chain is used outside")
-    return Chain(subgraph, root, tuple(after), value)
+    return Chain(subgraph, root, base, tuple(after), value, tuple(own))
 
 
 @dataclass(frozen=True)
@@ -105,8 +142,10 @@ class _Step:
     result: int
 
 
-def _step(graph: Graph, left: dict[int, Node], value: int, shape: tuple[int, ...]) -> _Step:
-    """The next link: what the nodes that read ``value`` do."""
+def _step(
+    graph: Graph, left: dict[int, Node], value: int, shape: tuple[int, ...], own: list[Floats]
+) -> _Step:
+    """The next link: what the nodes that read ``value`` do. Constants that it computes go to ``own``."""
     users = [node for node in graph.users[value] if node in left]
     if len(users) == 1:
         node = left[users[0]]
@@ -116,6 +155,8 @@ def _step(graph: Graph, left: dict[int, Node], value: int, shape: tuple[int, ...
             return _Step((node.id,), (found,), node.outputs[0])
         if (scalar := linear_of(graph, node, value)) is not None:
             return _Step((node.id,), (scalar,), node.outputs[0])
+        if shape == graph.type_of(value).shape and (normal := _batch_norm(graph, node, value, own)):
+            return _Step((node.id,), normal, node.outputs[0])
         if node.op in BINARY and node.inputs.count(value) == 1:
             other = node.inputs[1 - node.inputs.index(value)]
             producer = graph.values[other].producer
@@ -130,6 +171,25 @@ def _step(graph: Graph, left: dict[int, Node], value: int, shape: tuple[int, ...
     raise UnsupportedError(
         f"{' and '.join(names) or 'nothing'} after {_producer(graph, value)} is no post-op"
     )
+
+
+def _batch_norm(graph: Graph, node: Node, value: int, own: list[Floats]) -> tuple[After, ...] | None:
+    """Batch normalisation of ``value`` with known statistics: a factor and a term for each channel."""
+    known = [graph.constants.get(v) for v in node.inputs[1:]]
+    if node.op != "nn.batch_norm" or node.inputs[0] != value or node.attrs.get("training"):
+        return None
+    gamma, beta, mean, variance = (None if a is None else np.asarray(a, np.float64) for a in known)
+    if gamma is None or beta is None or mean is None or variance is None:
+        return None
+    factor = number(node, "epsilon") + variance
+    factor = (gamma if node.attrs.get("scale") else 1.0) / np.sqrt(factor)
+    term = (beta if node.attrs.get("center") else 0.0) - mean * factor
+    rank = len(graph.type_of(value).shape)
+    (axis,) = integers(node.attrs["axis"])
+    shape = tuple(len(variance) if i == axis % rank else 1 for i in range(rank))
+    own += [each.astype(np.float32).reshape(shape) for each in (factor, term)]
+    algorithms = (Algorithm.MULTIPLY, Algorithm.ADD)
+    return tuple(Combine(each, -len(own) + 1 - i, shape) for i, each in enumerate(algorithms))
 
 
 def _operand_shape(

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from collage.backends.base import UnsupportedError
+from collage.backends.onednn_kernels.attributes import DATA_LAYOUTS, integers, paddings
 from collage.backends.onednn_kernels.chain import Floats
-from collage.graph.dataflow import Attr, Graph, Node
+from collage.backends.onednn_kernels.window import Window, pad_end, transposed_pad_end
+from collage.graph.dataflow import Graph, Node
 from collage.graph.layout import BLOCK
 
 CONVOLUTIONS = {f"nn.conv{n}d{suffix}" for n in (1, 2, 3) for suffix in ("", "_transpose")}
-_DATA = ("NCW", "NCHW", "NCDHW")
 _WEIGHTS = ("OIW", "OIHW", "OIDHW")
 _TRANSPOSED_WEIGHTS = ("IOW", "IOHW", "IODHW")
 
@@ -51,10 +52,11 @@ class Conv:
         """Whether each channel is convolved by itself."""
         return self.groups > 1 and self.groups == self.src[1] == self.dst[1]
 
-    def reach(self, axis: int) -> int:
-        """Elements of the input that a window spans on a spatial axis."""
-        kernel: int = self.weights.shape[axis]
-        return (kernel - 1) * self.dilation[axis - 2] + 1
+    def window(self, axis: int) -> Window:
+        """The windows along a spatial axis, counted from 2."""
+        at = axis - 2
+        reach = (self.weights.shape[axis] - 1) * self.dilation[at] + 1
+        return Window(self.src[axis], reach, self.strides[at], self.pad_begin[at])
 
 
 def conv_problem(graph: Graph, node: Node) -> str:
@@ -64,7 +66,7 @@ def conv_problem(graph: Graph, node: Node) -> str:
     transposed = node.op.endswith("_transpose")
     wanted = _TRANSPOSED_WEIGHTS if transposed else _WEIGHTS
     data, kernel = node.attrs.get("data_layout"), node.attrs.get("kernel_layout")
-    if data not in _DATA or node.attrs.get("out_layout") not in ("", data) or kernel not in wanted:
+    if data not in DATA_LAYOUTS or node.attrs.get("out_layout") not in ("", data) or kernel not in wanted:
         return f"layout {data} with weights {kernel}"
     return ""
 
@@ -77,8 +79,7 @@ def read_conv(graph: Graph, node: Node) -> Conv:
     weights = np.asarray(graph.constants[node.inputs[1]], np.float32)
     rank = len(src) - 2
     strides, dilation = integers(node.attrs["strides"]), integers(node.attrs["dilation"])
-    pads = integers(node.attrs["padding"])
-    pads = pads if len(pads) == 2 * rank else pads * (2 * rank // len(pads))
+    begin, end = paddings(node, rank)
     (groups,) = integers(node.attrs["groups"])
     transposed = node.op.endswith("_transpose")
     if transposed:
@@ -87,17 +88,10 @@ def read_conv(graph: Graph, node: Node) -> Conv:
         weights = np.ascontiguousarray(grouped.swapaxes(1, 2)).reshape(
             groups * outputs, inputs // groups, *weights.shape[2:]
         )
-    conv = Conv(src, dst, weights, None, groups, strides, dilation, pads[:rank], pads[rank:], transposed)
-    return replace(conv, pad_end=tuple(_pad_end(conv, axis) for axis in range(2, rank + 2)))
-
-
-def _pad_end(conv: Conv, axis: int) -> int:
-    """Padding after the end such that the output has its size exactly; at most what was asked for."""
-    src, dst = conv.src[axis], conv.dst[axis]
-    stride, begin = conv.strides[axis - 2], conv.pad_begin[axis - 2]
-    if conv.transposed:
-        return (src - 1) * stride + conv.reach(axis) - begin - dst
-    return (dst - 1) * stride + conv.reach(axis) - begin - src
+    conv = Conv(src, dst, weights, None, groups, strides, dilation, begin, end, transposed)
+    found = transposed_pad_end if transposed else pad_end
+    ends = tuple(found(conv.window(axis), dst[axis]) for axis in range(2, rank + 2))
+    return replace(conv, pad_end=ends)
 
 
 def scaled(conv: Conv, scale: Floats | None, bias: Floats | None) -> Conv:
@@ -135,12 +129,3 @@ def merged(conv: Conv) -> Conv:
     return replace(
         conv, groups=groups, weights=wide.reshape(groups * count * outs, count * ins, *conv.weights.shape[2:])
     )
-
-
-def integers(value: Attr) -> tuple[int, ...]:
-    """An attribute that is an integer or several. Raises TypeError when it is not."""
-    found = value if isinstance(value, tuple) else (value,)
-    whole = tuple(each for each in found if isinstance(each, int))
-    if len(whole) != len(found):
-        raise TypeError(f"{value!r} are no integers")
-    return whole

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from collage.backends.base import UnsupportedError, Variant
-from collage.backends.onednn_kernels.builder import Builder, Draft, Range, fold
+from collage.backends.onednn_kernels.builder import Builder, Draft, Range, fold, variant_of
 from collage.backends.onednn_kernels.chain import Chain, Combine
 from collage.backends.onednn_kernels.conv import Conv, merged, read_conv, scaled
 from collage.backends.onednn_kernels.description import Packed, cut, dense, laid_out, part
 from collage.backends.onednn_kernels.operations import Convolution
 from collage.backends.onednn_kernels.plan import BIAS, DST, SRC, WEIGHTS, Buffer, Input
+from collage.backends.onednn_kernels.window import needed, transposed_needed
 from collage.graph.layout import BLOCK, Layout
 
 if TYPE_CHECKING:
@@ -29,8 +30,11 @@ _FEW_CHANNELS = 4
 def variants(chain: Chain, threads: int) -> list[Variant]:
     """Layouts with their best split, and one thread alone for small work."""
     conv = read_conv(chain.graph, chain.root)
+    functions = bool(fold(chain, conv.dst, 1).after)
     found: list[Variant] = []
     for source, target in _layouts(conv):
+        if functions and (target is Layout.PLAIN or (conv.transposed and target is Layout.BLOCKED)):
+            continue  # these kernels call slow code for post-ops: a relu after a plain convolution doubles its time
         if any(
             isinstance(each, Combine) and each.operand == chain.root.inputs[0] for each in chain.after
         ) and (source is not target):
@@ -38,7 +42,9 @@ def variants(chain: Chain, threads: int) -> list[Variant]:
         splits = [_best_split(conv, source, target)] if threads > 1 else []
         if threads == 1 or conv.flop < SMALL_FLOP or splits == [WHOLE]:
             splits.append(WHOLE)
-        found += [_variant(chain, source, target, split) for split in dict.fromkeys(splits)]
+        found += [
+            variant_of(chain, chain.root.inputs[:1], source, target, split) for split in dict.fromkeys(splits)
+        ]
     return found
 
 
@@ -76,17 +82,6 @@ def _layouts(conv: Conv) -> list[tuple[Layout, Layout]]:
     plain, last, blocked = Layout.PLAIN, Layout.CHANNELS_LAST, Layout.BLOCKED
     first = [(plain, blocked)] if conv.src[1] <= _FEW_CHANNELS and conv.groups == 1 else []
     return [*first, *([] if first else [(blocked, blocked)]), (last, last), (plain, plain)]
-
-
-def _variant(chain: Chain, source: Layout, target: Layout, split: str) -> Variant:
-    """Operands of the result's shape come in its layout, others plain."""
-    shape = chain.type_of(chain.root.outputs[0]).shape
-    layouts = dict.fromkeys(chain.subgraph.inputs, Layout.PLAIN)
-    for each in chain.after:
-        if isinstance(each, Combine) and each.operand in layouts and each.shape == shape:
-            layouts[each.operand] = target
-    layouts[chain.root.inputs[0]] = source
-    return Variant(tuple(layouts.values()), (target,), split)
 
 
 def _best_split(conv: Conv, source: Layout, target: Layout) -> str:
@@ -139,23 +134,15 @@ def _group_unit(conv: Conv, layout: Layout) -> int:
 
 def _rows(conv: Conv, start: int, stop: int) -> _Share:
     """Rows (or planes) ``start`` to ``stop`` of the result, from those of the input that reach them."""
-    stride, pad, reach, height = conv.strides[0], conv.pad_begin[0], conv.reach(2), conv.src[2]
-    if conv.transposed:
-        low = max(0, -((reach - 1 - pad - start) // stride))
-        high = min(height, (stop - 1 + pad) // stride + 1)
-        begin = start - (low * stride - pad)
-        end = (high - 1) * stride - pad + reach - stop
-    else:
-        first, last = start * stride - pad, (stop - 1) * stride - pad + reach
-        low, high = max(0, first), min(height, last)
-        begin, end = low - first, last - high
-    if low >= high:
+    find = transposed_needed if conv.transposed else needed
+    halo = find(conv.window(2), start, stop)
+    if halo.start >= halo.stop:
         raise UnsupportedError("a share of the rows would see nothing but padding")
     return _Share(
         Range(2, start, stop),
-        Range(2, low, high),
-        (begin, *conv.pad_begin[1:]),
-        (end, *conv.pad_end[1:]),
+        Range(2, halo.start, halo.stop),
+        (halo.pad_begin, *conv.pad_begin[1:]),
+        (halo.pad_end, *conv.pad_end[1:]),
     )
 
 

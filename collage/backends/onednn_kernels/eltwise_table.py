@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from collage.backends.onednn_kernels.attributes import number
 from collage.backends.onednn_kernels.post_ops import Algorithm, Eltwise
 from collage.graph.dataflow import Graph, Node
 
@@ -29,35 +30,26 @@ def linear_of(graph: Graph, node: Node, value: int) -> Eltwise | None:
     constant = graph.constants.get(node.inputs[1 - place])
     if constant is None or constant.size != 1 or graph.type_of(node.outputs[0]) != graph.type_of(value):
         return None
-    number = float(np.asarray(constant).reshape(()))
-    return _of_number(node.op, number, first=place == 0)
+    return _of_number(node.op, float(np.asarray(constant).reshape(())), first=place == 0)
 
 
-def _of_number(op: str, number: float, first: bool) -> Eltwise | None:
+def _of_number(op: str, by: float, first: bool) -> Eltwise | None:
     """``first`` tells that the tensor is the first operand."""
     if op == "add":
-        return Eltwise(Algorithm.LINEAR, 1.0, number)
+        return Eltwise(Algorithm.LINEAR, 1.0, by)
     if op == "multiply":
-        return Eltwise(Algorithm.LINEAR, number, 0.0)
+        return Eltwise(Algorithm.LINEAR, by, 0.0)
     if op == "subtract":
-        return Eltwise(Algorithm.LINEAR, 1.0, -number) if first else Eltwise(Algorithm.LINEAR, -1.0, number)
-    if op == "divide" and first and number != 0:
-        return Eltwise(Algorithm.LINEAR, 1.0 / number, 0.0)
+        return Eltwise(Algorithm.LINEAR, 1.0, -by) if first else Eltwise(Algorithm.LINEAR, -1.0, by)
+    if op == "divide" and first and by != 0:
+        return Eltwise(Algorithm.LINEAR, 1.0 / by, 0.0)
     if op == "maximum":
-        return Eltwise(Algorithm.RELU) if number == 0 else Eltwise(Algorithm.CLIP, number, np.inf)
+        return Eltwise(Algorithm.RELU) if by == 0 else Eltwise(Algorithm.CLIP, by, np.inf)
     if op == "minimum":
-        return Eltwise(Algorithm.CLIP, -np.inf, number)
-    if op == "power" and first and number == 2:
+        return Eltwise(Algorithm.CLIP, -np.inf, by)
+    if op == "power" and first and by == 2:
         return Eltwise(Algorithm.SQUARE)
     return None
-
-
-def number_attr(node: Node, name: str, default: float | None = None) -> float:
-    """A real attribute. Raises TypeError when it is none."""
-    value = node.attrs.get(name, default)
-    if not isinstance(value, (int, float)):
-        raise TypeError(f"{node.op}: {name} = {value!r} is no number")
-    return float(value)
 
 
 def _of(algorithm: Algorithm, alpha: float = 0.0, beta: float = 0.0) -> _Maker:
@@ -65,19 +57,19 @@ def _of(algorithm: Algorithm, alpha: float = 0.0, beta: float = 0.0) -> _Maker:
 
 
 def _clip(node: Node) -> Eltwise | None:
-    low, high = number_attr(node, "arg1"), number_attr(node, "arg2")
+    low, high = number(node, "arg1"), number(node, "arg2")
     if low == 0 and high == np.inf:
         return Eltwise(Algorithm.RELU)
     return Eltwise(Algorithm.CLIP, low, high)
 
 
 def _softplus(node: Node) -> Eltwise | None:
-    return Eltwise(Algorithm.SOFT_RELU, number_attr(node, "beta", 1.0))
+    return Eltwise(Algorithm.SOFT_RELU, number(node, "beta", 1.0))
 
 
 _SINGLE: Mapping[str, _Maker] = {
     "nn.relu": _of(Algorithm.RELU),
-    "nn.leakyrelu": lambda node: Eltwise(Algorithm.RELU, number_attr(node, "alpha")),
+    "nn.leakyrelu": lambda node: Eltwise(Algorithm.RELU, number(node, "alpha")),
     "nn.relu6": _of(Algorithm.CLIP, 0.0, 6.0),
     "nn.gelu": _of(Algorithm.GELU_ERF),
     "nn.gelu_tanh": _of(Algorithm.GELU_TANH),
@@ -96,3 +88,6 @@ _SINGLE: Mapping[str, _Maker] = {
     "negative": _of(Algorithm.LINEAR, -1.0, 0.0),
     "round": _of(Algorithm.ROUND),
 }
+
+FUNCTIONS = frozenset((*_SINGLE, "erf", "power"))
+"""Operators that are such an algorithm, or can be part of what is one."""

@@ -45,7 +45,7 @@ class OneDnnKernel(NativeKernel):
                     self._made[share] = desc, desc.make()
 
     def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
-        """One task for each share; share i must run on thread i, whose scratch memory it uses."""
+        """One task for each share; a step's tasks keep their places: they use their thread's scratch memory."""
         return [
             Step(tuple(self._task(share, i, len(step), inputs, outputs) for i, share in enumerate(step)))
             for step in self._plan.steps
@@ -82,8 +82,8 @@ class OneDnnKernel(NativeKernel):
         )
 
     def _scratch(self, nbytes: int, place: int, shares: int) -> npt.NDArray[np.uint8]:
-        if shares == self.threads or self.threads == 1:
-            return shared_scratch(self.threads, place, nbytes)
+        if shares > 1 or self.threads == 1:
+            return shared_scratch(self.threads, place % self.threads, nbytes)
         return aligned(max(nbytes, ALIGNMENT))
 
 

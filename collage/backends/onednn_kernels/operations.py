@@ -40,6 +40,65 @@ class MatMul:
 
 
 @dataclass(frozen=True)
+class Pooling:
+    """Maximum or average of windows; ``dilation`` counts from 1."""
+
+    algorithm: int
+    src: Description
+    dst: Description
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilation: tuple[int, ...]
+    pad_begin: tuple[int, ...]
+    pad_end: tuple[int, ...]
+    post_ops: tuple[PostOp, ...] = ()
+
+
+@dataclass(frozen=True)
+class Function:
+    """An eltwise algorithm on each element."""
+
+    algorithm: int
+    alpha: float
+    beta: float
+    src: Description
+    dst: Description
+    post_ops: tuple[PostOp, ...] = ()
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A binary algorithm; ``second`` broadcasts to ``src``."""
+
+    algorithm: int
+    src: Description
+    second: Description
+    dst: Description
+    post_ops: tuple[PostOp, ...] = ()
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """Softmax or its logarithm over one axis."""
+
+    algorithm: int
+    src: Description
+    dst: Description
+    axis: int
+    post_ops: tuple[PostOp, ...] = ()
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """Normalisation over the last axis, with factors and terms for each of its elements."""
+
+    src: Description
+    dst: Description
+    epsilon: float
+    post_ops: tuple[PostOp, ...] = ()
+
+
+@dataclass(frozen=True)
 class Reorder:
     """A copy between layouts."""
 
@@ -48,4 +107,6 @@ class Reorder:
     post_ops: tuple[PostOp, ...] = ()
 
 
-Operation: TypeAlias = "Convolution | MatMul | Reorder"
+Operation: TypeAlias = (
+    "Convolution | MatMul | Pooling | Function | Combination | Softmax | LayerNorm | Reorder"
+)

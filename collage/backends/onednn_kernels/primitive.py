@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, cached_property
-from typing import Any
 
-from collage.backends.onednn_kernels.description import Description, dense
+from collage.backends.onednn_kernels.creators import create
+from collage.backends.onednn_kernels.description import dense
 from collage.backends.onednn_kernels.handles import (
     Form,
     Handle,
@@ -16,18 +16,17 @@ from collage.backends.onednn_kernels.handles import (
     UnimplementedError,
     check,
     engine,
-    extents,
     form_of,
     memory,
     memory_desc,
     stream,
 )
 from collage.backends.onednn_kernels.library import library, one_thread
-from collage.backends.onednn_kernels.operations import Convolution, MatMul, Operation, Reorder
+from collage.backends.onednn_kernels.operations import Operation, Reorder
 from collage.backends.onednn_kernels.plan import DST, SCRATCHPAD, SRC, SRC_1, PostOpOperand
 from collage.backends.onednn_kernels.post_ops import Algorithm, Binary, Eltwise, PostOp
 
-_INFERENCE, _SCRATCHPAD_USER = 96, 1
+_SCRATCHPAD_USER = 1
 _IMPLEMENTATION, _ARGUMENT_MD = 8, 255  # dnnl_query_t
 
 
@@ -49,7 +48,7 @@ class PrimitiveDesc:
         attr = _attributes(operation.post_ops)
         made = ctypes.c_void_p()
         with one_thread():
-            status = _CREATORS[type(operation)](made, operation, attr.value)
+            status = create(made, operation, attr.value)
         check(status, type(operation).__name__)
         self.handle = Handle("primitive_desc", made.value)
         if "ref" in re.split("[:+]", self.implementation) and not isinstance(operation, Reorder):
@@ -165,50 +164,3 @@ def _attributes(post_ops: Sequence[PostOp]) -> Handle:
             check(status, f"post-op {Algorithm(each.algorithm).name}")
         check(c.dnnl_primitive_attr_set_post_ops(attr.value, chain.value), "post-ops")
     return attr
-
-
-_Creator = Callable[[ctypes.c_void_p, Any, int], int]
-
-
-def _descs(*descriptions: Description | None) -> list[Handle | None]:
-    return [None if each is None else memory_desc(each) for each in descriptions]
-
-
-def _values(handles: Sequence[Handle | None]) -> list[int | None]:
-    return [None if each is None else each.value for each in handles]
-
-
-def _convolution(made: ctypes.c_void_p, op: Convolution, attr: int) -> int:
-    descs = _descs(op.src, op.weights, op.bias, op.dst)
-    c = library().c
-    create, algorithm = (
-        (c.dnnl_deconvolution_forward_primitive_desc_create, Algorithm.DECONVOLUTION)
-        if op.transposed
-        else (c.dnnl_convolution_forward_primitive_desc_create, Algorithm.CONVOLUTION)
-    )
-    gaps = extents([d - 1 for d in op.dilation])
-    pads = extents(op.pad_begin), extents(op.pad_end)
-    status: int = create(
-        *(ctypes.byref(made), engine(), _INFERENCE, algorithm, *_values(descs)),
-        *(extents(op.strides), gaps, *pads, attr),
-    )
-    return status
-
-
-def _matmul(made: ctypes.c_void_p, op: MatMul, attr: int) -> int:
-    descs = _descs(op.src, op.weights, op.bias, op.dst)
-    status: int = library().c.dnnl_matmul_primitive_desc_create(
-        ctypes.byref(made), engine(), *_values(descs), attr
-    )
-    return status
-
-
-def _reorder(made: ctypes.c_void_p, op: Reorder, attr: int) -> int:
-    src, dst = memory_desc(op.src), memory_desc(op.dst)
-    status: int = library().c.dnnl_reorder_primitive_desc_create(
-        ctypes.byref(made), src.value, engine(), dst.value, engine(), attr
-    )
-    return status
-
-
-_CREATORS: dict[type, _Creator] = {Convolution: _convolution, MatMul: _matmul, Reorder: _reorder}

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from collage.backends.base import UnsupportedError, Variant
-from collage.backends.onednn_kernels import conv_plan, matmul
+from collage.backends.onednn_kernels import concat, conv_plan, elementwise, matmul, normalise, pooling
 from collage.backends.onednn_kernels.builder import Draft
-from collage.backends.onednn_kernels.chain import Chain, read_chain
+from collage.backends.onednn_kernels.chain import BINARY, Chain, read_chain, read_functions
 from collage.backends.onednn_kernels.conv import CONVOLUTIONS, conv_problem
+from collage.backends.onednn_kernels.eltwise_table import FUNCTIONS
 from collage.backends.onednn_kernels.matmul import matmul_problem
 from collage.graph.dataflow import Graph, Node
 
@@ -20,16 +21,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Root:
-    """``problem`` says why a node cannot be taken (or ""), ``variants`` and ``plan`` serve a whole chain."""
+    """``problem`` says why a node cannot be taken (or ""), ``variants`` and ``plan`` serve a whole chain.
+
+    ``read`` makes the chain of a subgraph that begins with the node.
+    """
 
     problem: Callable[[Graph, Node], str]
     variants: Callable[[Chain, int], Sequence[Variant]]
     plan: Callable[[Chain, Variant, int], Draft]
+    read: Callable[[Subgraph, Node], Chain] = read_chain
 
 
 _CONV = Root(conv_problem, conv_plan.variants, conv_plan.plan)
+_POOL = Root(pooling.pool_problem, pooling.variants, pooling.plan)
+_NORMALISATION = Root(normalise.normalise_problem, normalise.variants, normalise.plan)
+_FUNCTION = Root(elementwise.elementwise_problem, elementwise.variants, elementwise.plan, read_functions)
 
-ROOTS: Mapping[str, Root] = dict.fromkeys(CONVOLUTIONS, _CONV) | {
+ROOTS: Mapping[str, Root] = {
+    **dict.fromkeys((*FUNCTIONS, *BINARY, "nn.batch_norm"), _FUNCTION),
+    **dict.fromkeys(CONVOLUTIONS, _CONV),
+    **dict.fromkeys(pooling.POOLS, _POOL),
+    **dict.fromkeys(normalise.NORMALISATIONS, _NORMALISATION),
+    "concat": Root(concat.concat_problem, concat.variants, concat.plan),
     "matmul": Root(matmul_problem, matmul.variants, matmul.plan),
 }
 """By Relax name."""
@@ -52,4 +65,5 @@ def chain_of(subgraph: Subgraph) -> tuple[Root, Chain]:
     node = subgraph.operators[0]
     if problem := root_problem(subgraph.model.graph, node):
         raise UnsupportedError(f"{node.op}: {problem}")
-    return ROOTS[node.op], read_chain(subgraph, node)
+    root = ROOTS[node.op]
+    return root, root.read(subgraph, node)

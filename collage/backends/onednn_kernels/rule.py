@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from collage.backends.base import UnsupportedError
-from collage.backends.onednn_kernels.chain import read_chain
-from collage.backends.onednn_kernels.roots import root_problem
+from collage.backends.onednn_kernels.roots import chain_of, root_problem
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import OpKind
 from collage.patterns.context import MatchContext
@@ -25,19 +24,26 @@ class OneDnnRule:
 
     def find(self, context: MatchContext) -> Iterator[Found]:
         """The chains of the model, each prefix that can be a kernel."""
-        for seed in context.graph.nodes:
-            if problem := root_problem(context.graph, seed):
+        graph = context.graph
+        for seed in graph.nodes:
+            if problem := root_problem(graph, seed):
                 yield Found((seed.id,), f"{type(self).__name__}: {context.ops[seed.id].name}", problem)
+            else:
+                yield from self._kernels(context, ((seed.id,), *self._grown(context, seed.id)))
+            if sum(len(graph.users[value]) for value in seed.outputs) > 1:
+                # several operators may be one function of this result: x * sigmoid(x)
+                yield from self._kernels(context, (each[1:] for each in self._grown(context, seed.id)))
+
+    def _kernels(self, context: MatchContext, groups: Iterable[tuple[int, ...]]) -> Iterator[Found]:
+        for nodes in groups:
+            try:
+                chain_of(Subgraph(context.model, nodes))
+            except UnsupportedError:
                 continue
-            for nodes in self._grown(context, seed.id):
-                try:
-                    read_chain(Subgraph(context.model, nodes), seed)
-                except UnsupportedError:
-                    continue
-                yield Found(nodes, f"{type(self).__name__}: {text_of(context, nodes)}")
+            yield Found(nodes, f"{type(self).__name__}: {text_of(context, nodes)}")
 
     def _grown(self, context: MatchContext, seed: int) -> Iterator[tuple[int, ...]]:
-        yield (seed,)
+        """All between the seed and each of its post-dominators, as long as chains may hold such operators."""
         sink = seed
         while (after := context.post_dominator[sink]) is not None:
             sink = after

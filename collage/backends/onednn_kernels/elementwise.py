@@ -1,0 +1,108 @@
+"""Functions of single elements, and of several tensors element by element."""
+
+from __future__ import annotations
+
+from collage.backends.base import UnsupportedError, Variant
+from collage.backends.onednn_kernels.builder import Builder, Draft, Range, variant_of
+from collage.backends.onednn_kernels.chain import BINARY, Chain, Combine
+from collage.backends.onednn_kernels.description import cut, outermost
+from collage.backends.onednn_kernels.eltwise_table import FUNCTIONS
+from collage.backends.onednn_kernels.operations import Combination, Function, Operation
+from collage.backends.onednn_kernels.plan import DST, SRC, SRC_1, Buffer
+from collage.backends.onednn_kernels.post_ops import Algorithm, Eltwise
+from collage.graph.dataflow import Graph, Node
+from collage.graph.layout import BLOCK, Layout, has_channels
+
+ELEMENTS, OUTERMOST, WHOLE = "elements", "outermost axis", ""
+SMALL_ELEMENTS = 1 << 17
+"""Below this (512 KB), one thread may do all of it: some 20 us."""
+
+_LINE = 16  # elements in a cache line
+
+
+def elementwise_problem(graph: Graph, node: Node) -> str:
+    """Why no chain of functions begins with an operator, or ""."""
+    out = graph.type_of(node.outputs[0]).shape
+    if not any(graph.type_of(v).shape == out and not graph.is_constant(v) for v in node.inputs):
+        return f"{node.op} to another shape"
+    return "" if node.op in (*FUNCTIONS, *BINARY, "nn.batch_norm") else f"oneDNN has no {node.op}"
+
+
+def variants(chain: Chain, threads: int) -> list[Variant]:
+    """Every layout; all elements in even shares, or along the outermost axis where operands broadcast."""
+    kind = chain.type_of(chain.base)
+    operands = [each.shape for each in chain.after if isinstance(each, Combine)]
+    if not all(_broadcasts(shape, chain.shape) for shape in operands):
+        return []
+    layouts = [Layout.PLAIN]
+    if has_channels(kind) and not chain.viewed and all(_per_channel(o, chain.shape) for o in operands):
+        layouts = list(Layout)
+    found = []
+    for layout in layouts:
+        splits = [_split(chain, layout)] if threads > 1 else []
+        splits += [WHOLE] if not splits or kind.size < SMALL_ELEMENTS else []
+        found += [variant_of(chain, (chain.base,), layout, layout, split) for split in splits]
+    return found
+
+
+def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
+    """The shares of the variant."""
+    if not chain.after:
+        raise UnsupportedError("nothing to compute")
+    first, *rest = chain.after
+    alone = isinstance(first, Combine) or not rest
+    shape = chain.shape or (1,)
+    builder = Builder(chain, variant, shape, tuple(rest) if alone else chain.after)
+    layout = builder.output_layout
+    if chain.viewed and layout is not Layout.PLAIN:
+        raise UnsupportedError("a reshaped result has only the plain layout")
+    if builder.input_layout(chain.base) is not layout:
+        raise UnsupportedError(f"elementwise from {builder.input_layout(chain.base)} to {layout}")
+    builder.flat = variant.split == ELEMENTS and threads > 1
+    for where in _ranges(chain, variant.split, layout, threads):
+        src, source = builder.input_part(chain.base, shape, where)
+        dst, output = builder.output_part(where)
+        arguments: list[tuple[int, Buffer]] = [(SRC, source), (DST, output)]
+        operation: Operation
+        if isinstance(first, Combine):
+            second, buffer = builder.operand(first, where)
+            operation = Combination(first.algorithm, src, second, dst)
+            arguments.append((SRC_1, buffer))
+        elif alone:
+            operation = Function(first.algorithm, first.alpha, first.beta, src, dst)
+        else:  # eltwise primitives take no eltwise post-ops, but max(x, x) does
+            operation = Combination(Algorithm.MAXIMUM, src, src, dst)
+            arguments.append((SRC_1, source))
+        builder.add(operation, arguments, where)
+    return builder.draft()
+
+
+def _per_channel(operand: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether an operand has the result's shape, or one number for each channel, or one number."""
+    return operand == shape or all(n == 1 for i, n in enumerate(operand) if i != 1)
+
+
+def _broadcasts(operand: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether oneDNN has more than its reference code for such an operand."""
+    last = (*[1] * (len(shape) - 1), *shape[-1:])
+    return operand == last or _per_channel(operand, shape)
+
+
+def _split(chain: Chain, layout: Layout) -> str:
+    """Even shares of the elements as they lie, if all tensors lie alike and have no padding."""
+    whole = all(isinstance(each, Eltwise) or each.shape == chain.shape for each in chain.after)
+    padded = layout is Layout.BLOCKED and chain.shape[1] % BLOCK
+    return ELEMENTS if whole and not padded else OUTERMOST
+
+
+def _ranges(chain: Chain, split: str, layout: Layout, threads: int) -> list[Range | None]:
+    if split == WHOLE or threads == 1:
+        return [None]
+    if split == ELEMENTS:
+        return [Range(0, a, b) for a, b in cut(chain.type_of(chain.base).size, threads, _LINE)]
+    if split != OUTERMOST:
+        raise UnsupportedError(f"an elementwise kernel is not split by {split!r}")
+    shape = chain.shape or (1,)
+    axis = outermost(shape, layout)
+    unit = BLOCK if layout is Layout.BLOCKED and axis == 1 else 1
+    return [Range(axis, a, b) for a, b in cut(shape[axis], threads, unit)]

@@ -1,0 +1,175 @@
+"""Pooling, and means and maxima over all of the space."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from collage.backends.base import UnsupportedError, Variant
+from collage.backends.onednn_kernels.attributes import DATA_LAYOUTS, integers, paddings
+from collage.backends.onednn_kernels.builder import Builder, Draft, Range, variant_of
+from collage.backends.onednn_kernels.chain import Chain, Combine
+from collage.backends.onednn_kernels.description import cut, laid_out, part
+from collage.backends.onednn_kernels.operations import Pooling
+from collage.backends.onednn_kernels.plan import DST, SRC, Input, Output
+from collage.backends.onednn_kernels.post_ops import Algorithm
+from collage.backends.onednn_kernels.window import Window, needed, pad_end
+from collage.graph.dataflow import Graph, Node
+from collage.graph.layout import BLOCK, Layout
+
+BATCH, ROWS, CHANNELS, WHOLE = "batch", "rows", "channels", ""
+SMALL_ELEMENTS = 1 << 18
+"""Inputs below this (1 MB) may be left to one thread."""
+
+POOLS = {f"nn.{kind}_pool{n}d" for kind in ("max", "avg", "adaptive_avg") for n in (1, 2, 3)} | {
+    "mean",
+    "max",
+}
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Windows over (N, C, spatial...)."""
+
+    algorithm: Algorithm
+    src: tuple[int, ...]
+    dst: tuple[int, ...]
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilation: tuple[int, ...]
+    pad_begin: tuple[int, ...]
+    pad_end: tuple[int, ...]
+
+    @property
+    def to_points(self) -> bool:
+        """Whether one element of each channel is left."""
+        return all(extent == 1 for extent in self.dst[2:])
+
+    def window(self, axis: int) -> Window:
+        """The windows along a spatial axis, counted from 2."""
+        at = axis - 2
+        reach = (self.kernel[at] - 1) * self.dilation[at] + 1
+        return Window(self.src[axis], reach, self.strides[at], self.pad_begin[at])
+
+
+def pool_problem(graph: Graph, node: Node) -> str:
+    """Why a pooling cannot be taken, or ""."""
+    try:
+        read_pool(graph, node)
+    except UnsupportedError as error:
+        return str(error)
+    return ""
+
+
+def read_pool(graph: Graph, node: Node) -> Pool:
+    """The pooling of a node. Raises UnsupportedError with the reason when it is none that can be taken."""
+    src, dst = graph.type_of(node.inputs[0]).shape, graph.type_of(node.outputs[0]).shape
+    rank = len(src) - 2
+    if not 1 <= rank <= 3:
+        raise UnsupportedError(f"pooling of {len(src)} axes")
+    if node.op in ("mean", "max"):
+        axes = node.attrs["axis"]
+        given = range(len(src)) if axes is None else integers(axes)
+        if sorted(axis % len(src) for axis in given) != list(range(2, len(src))):
+            raise UnsupportedError("a reduction over other axes than the spatial ones")
+        return _global(Algorithm.AVERAGE_POOL if node.op == "mean" else Algorithm.MAX_POOL, src)
+    layout = node.attrs.get("layout")
+    if layout not in DATA_LAYOUTS or node.attrs.get("out_layout") not in ("", layout):
+        raise UnsupportedError(f"layout {layout}")
+    if node.op.startswith("nn.adaptive"):
+        if any(extent != 1 for extent in dst[2:]):
+            raise UnsupportedError("adaptive pooling to more than one element")
+        return _global(Algorithm.AVERAGE_POOL, src)
+    kernel, strides = integers(node.attrs["pool_size"]), integers(node.attrs["strides"])
+    dilation = integers(node.attrs["dilation"])
+    begin, end = paddings(node, rank)
+    algorithm = Algorithm.MAX_POOL
+    if "avg" in node.op:
+        with_padding = node.attrs.get("count_include_pad")
+        algorithm = Algorithm.AVERAGE_POOL_WITH_PADDING if with_padding else Algorithm.AVERAGE_POOL
+    pool = Pool(algorithm, src, dst, kernel, strides, dilation, begin, end)
+    ends = tuple(pad_end(pool.window(axis), dst[axis]) for axis in range(2, len(src)))
+    over = any(mine > asked for mine, asked in zip(ends, end, strict=True))
+    if algorithm is Algorithm.AVERAGE_POOL_WITH_PADDING and over:
+        raise UnsupportedError("windows that reach past the padding they count")
+    return Pool(algorithm, src, dst, kernel, strides, dilation, begin, ends)
+
+
+def _global(algorithm: Algorithm, src: tuple[int, ...]) -> Pool:
+    rank = len(src) - 2
+    ones, zeros = (1,) * rank, (0,) * rank
+    return Pool(algorithm, src, (*src[:2], *ones), src[2:], ones, ones, zeros, zeros)
+
+
+def variants(chain: Chain, threads: int) -> list[Variant]:
+    """Every layout, with the split that it allows."""
+    pool = read_pool(chain.graph, chain.root)
+    found = []
+    for layout in Layout:
+        target = layout
+        if pool.to_points and (layout is not Layout.BLOCKED or pool.dst[1] % BLOCK == 0):
+            target = Layout.PLAIN  # the bytes are the same in all layouts
+        elif len(chain.type_of(chain.output).shape) != len(pool.dst):
+            continue
+        split = _best_split(pool, layout) if threads > 1 else WHOLE
+        splits = [split, *([WHOLE] if chain.type_of(chain.root.inputs[0]).size < SMALL_ELEMENTS else [])]
+        found += [
+            variant_of(chain, chain.root.inputs, layout, target, split) for split in dict.fromkeys(splits)
+        ]
+    return found
+
+
+def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
+    """The shares of the variant."""
+    pool = read_pool(chain.graph, chain.root)
+    if any(isinstance(each, Combine) for each in chain.after) and (
+        pool.to_points or len(chain.type_of(chain.root.outputs[0]).shape) != len(pool.dst)
+    ):
+        raise UnsupportedError("an operand for single elements")
+    builder = Builder(chain, variant, pool.dst, chain.after)
+    data = chain.root.inputs[0]
+    layout, index = builder.input_layout(data), chain.subgraph.inputs.index(data)
+    if not pool.to_points and builder.output_layout is not layout:
+        raise UnsupportedError(f"pooling from {layout} to {builder.output_layout}")
+    if chain.viewed and builder.output_layout is not Layout.PLAIN:
+        raise UnsupportedError("a reshaped result has only the plain layout")
+    for dst_range, src_range, begin, end in _shares(pool, variant.split, layout, threads):
+        src, offset = laid_out(pool.src, layout), 0
+        dst, at = laid_out(pool.dst, layout), 0
+        if src_range is not None and dst_range is not None:
+            src, offset = part(pool.src, layout, src_range.axis, src_range.start, src_range.stop)
+            dst, at = part(pool.dst, layout, dst_range.axis, dst_range.start, dst_range.stop)
+        pads = (begin, *pool.pad_begin[1:]), (end, *pool.pad_end[1:])
+        operation = Pooling(pool.algorithm, src, dst, pool.kernel, pool.strides, pool.dilation, *pads)
+        builder.add(operation, [(SRC, Input(index, offset)), (DST, Output(0, at))], dst_range)
+    return builder.draft()
+
+
+def _best_split(pool: Pool, layout: Layout) -> str:
+    if pool.dst[0] > 1:
+        return BATCH
+    if layout is Layout.CHANNELS_LAST or pool.dst[1] <= (BLOCK if layout is Layout.BLOCKED else 1):
+        return ROWS if pool.dst[2] > 1 else WHOLE
+    return CHANNELS
+
+
+def _shares(
+    pool: Pool, split: str, layout: Layout, threads: int
+) -> list[tuple[Range | None, Range | None, int, int]]:
+    pads = pool.pad_begin[0], pool.pad_end[0]
+    if split == WHOLE or threads == 1:
+        return [(None, None, *pads)]
+    if split in (BATCH, CHANNELS):
+        axis = 0 if split == BATCH else 1
+        unit = BLOCK if split == CHANNELS and layout is Layout.BLOCKED else 1
+        ranges = [Range(axis, a, b) for a, b in cut(pool.dst[axis], threads, unit)]
+        return [(each, each, *pads) for each in ranges]
+    if split != ROWS:
+        raise UnsupportedError(f"pooling is not split by {split!r}")
+    shares: list[tuple[Range | None, Range | None, int, int]] = []
+    for a, b in cut(pool.dst[2], threads):
+        halo = needed(pool.window(2), a, b)
+        if halo.start >= halo.stop:
+            raise UnsupportedError("a share of the rows would see nothing but padding")
+        src = Range(2, halo.start, halo.stop)
+        shares.append((Range(2, a, b), src, halo.pad_begin, halo.pad_end))
+    return shares

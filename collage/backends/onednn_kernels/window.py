@@ -1,0 +1,54 @@
+"""Sliding windows: which part of the input a part of the output needs, and the padding it has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Window:
+    """One spatial axis of a convolution or pooling: ``size`` elements in, windows of ``reach`` elements."""
+
+    size: int
+    reach: int
+    stride: int
+    pad_begin: int
+
+
+@dataclass(frozen=True)
+class Halo:
+    """Input elements ``start`` to ``stop``, and the padding before and after them; nothing when they are none."""
+
+    start: int
+    stop: int
+    pad_begin: int
+    pad_end: int
+
+
+def pad_end(window: Window, outputs: int) -> int:
+    """Padding after the end with which there are that many outputs, exactly; may be negative."""
+    return (outputs - 1) * window.stride + window.reach - window.pad_begin - window.size
+
+
+def needed(window: Window, start: int, stop: int) -> Halo:
+    """What outputs ``start`` to ``stop`` read."""
+    first = start * window.stride - window.pad_begin
+    last = (stop - 1) * window.stride - window.pad_begin + window.reach
+    low, high = max(0, first), min(window.size, last)
+    return Halo(low, high, low - first, last - high)
+
+
+def transposed_pad_end(window: Window, outputs: int) -> int:
+    """Like ``pad_end``, of a transposed convolution: what is cut off the end of its result."""
+    return (window.size - 1) * window.stride + window.reach - window.pad_begin - outputs
+
+
+def transposed_needed(window: Window, start: int, stop: int) -> Halo:
+    """What outputs ``start`` to ``stop`` of a transposed convolution read."""
+    stride, pad, reach = window.stride, window.pad_begin, window.reach
+    low = max(0, -((reach - 1 - pad - start) // stride))
+    high = min(window.size, (stop - 1 + pad) // stride + 1)
+    begin = start - (low * stride - pad)
+    if begin < 0:  # between two inputs' windows: the one before gives no more than its place
+        low, begin = low - 1, begin + stride
+    return Halo(low, high, begin, (high - 1) * stride - pad + reach - stop)
