@@ -3,7 +3,7 @@
 make_venv() {
   local extra=$1 python=${COLLAGE_PYTHON:-python3} mark wanted
   mark=.venv/.collage-$extra
-  wanted=$(cat pyproject.toml setup.py collage/native/core.* | cksum)
+  wanted=$(cat pyproject.toml setup.py collage/native/core.* collage/native/kernels/* | cksum)
   if [ ! -x .venv/bin/python ]; then
     echo "== making .venv with $("$python" --version)" >&2
     rm -rf .venv
