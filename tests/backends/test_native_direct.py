@@ -131,7 +131,7 @@ def test_nan_and_infinity_stay() -> None:
 @pytest.mark.parametrize(
     ("proto", "reason"),
     [
-        (conv_model(1, (16, 16), [5, 5], [3, 3]), "1 groups of 16 channels"),
+        (conv_model(1, (16, 16), [5, 5], [5, 5]), "1 groups of 16 channels"),
         (conv_model(2, (64, 64), [5, 5], [3, 3]), "2 groups of 64 channels"),
         (conv_model(2, (3, 3), [5, 5], [3, 3]), "groups of 3 and 3 channels"),
         (conv_model(2, (4, 4), [9, 9], [3, 3], dilations=[2, 2]), "dilated"),

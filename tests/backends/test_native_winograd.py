@@ -1,0 +1,172 @@
+"""Winograd convolutions in all variants, on random shapes."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import helper
+
+from collage.backends.base import BuildOptions
+from collage.backends.native_kernels.winograd import _Shape, scratch_bytes, transformed_weights
+from collage.frontend.subgraph import Subgraph
+from collage.native.kernel_library import kernel_function
+from tests.backends.native_checks import BACKEND, needs_native, refusals_of, run_variant, subgraphs_of
+from tests.models import make_model
+from tests.reference import evaluate
+
+pytestmark = needs_native
+
+
+def conv_model(
+    channels: tuple[int, int],
+    size: list[int],
+    kernel: list[int],
+    *,
+    batch: int = 1,
+    bias: bool = True,
+    then: tuple[str, ...] = (),
+    **attrs: Any,
+) -> onnx.ModelProto:
+    """A convolution, and then Relu, Clip, or Add (of an input)."""
+    rng = np.random.default_rng(0)
+    ins, outs = channels
+    rank = len(size)
+    group = attrs.get("group", 1)
+    weights = rng.standard_normal((outs, ins // group, *kernel)) / np.sqrt(ins // group * np.prod(kernel))
+    numbers = {"w": weights.astype(np.float32)}
+    if bias:
+        numbers["b"] = rng.standard_normal(outs).astype(np.float32)
+    inputs: dict[str, list[int]] = {"x": [batch, ins, *size]}
+    pads, strides = attrs.get("pads", [0] * 2 * rank), attrs.get("strides", [1] * rank)
+    spread = [(k - 1) * d for k, d in zip(kernel, attrs.get("dilations", [1] * rank), strict=True)]
+    out = [(n + pads[i] + pads[rank + i] - spread[i] - 1) // strides[i] + 1 for i, n in enumerate(size)]
+    nodes = [helper.make_node("Conv", ["x", *numbers], ["y"], kernel_shape=kernel, **attrs)]
+    for i, op in enumerate(then):
+        operands = {"Clip": ["low", "high"], "Add": [f"r{i}"]}.get(op, [])
+        if op == "Clip":
+            numbers |= {"low": np.array(-0.5, np.float32), "high": np.array(1.5, np.float32)}
+        if op == "Add":
+            inputs[f"r{i}"] = [batch, outs, *out]
+        nodes.append(helper.make_node(op, [nodes[-1].output[0], *operands], [f"y{i}"]))
+    return make_model(nodes, inputs, {nodes[-1].output[0]: [None] * (rank + 2)}, numbers)
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> onnx.ModelProto:
+    blocks = st.integers(1, 3)
+    kernel = [*draw(st.sampled_from([[], [], [3], [3], [1], [2]])), 3, 3]
+    pads = [draw(st.integers(0, k - 1)) for k in kernel + kernel]
+    rank, largest = len(kernel), [5, 14, 14]
+    size = [
+        draw(st.integers(max(1, k - pads[i] - pads[rank + i]), largest[i - rank]))
+        for i, k in enumerate(kernel)
+    ]
+    return conv_model(
+        (16 * draw(blocks), 16 * draw(blocks)),
+        size,
+        kernel,
+        batch=draw(st.integers(1, 2)),
+        bias=draw(st.booleans()),
+        then=draw(st.sampled_from([(), ("Relu",), ("Clip",), ("Add",), ("Add", "Relu"), ("Clip", "Relu")])),
+        pads=pads,
+    )
+
+
+def check(subgraph: Subgraph, threads: int, tolerance: float = 1e-5) -> set[str]:
+    """The variants' names; each one computes the right thing."""
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(kind.shape).astype(np.float32) for kind in subgraph.input_types]
+    (wanted,) = evaluate(subgraph, inputs)
+    variants = BACKEND.variants(subgraph, BuildOptions(threads=threads))
+    assert variants
+    for variant in variants:
+        (found,) = run_variant(subgraph, variant, threads, inputs)
+        scale = np.abs(wanted).max() + 1e-3
+        np.testing.assert_allclose(found / scale, wanted / scale, atol=tolerance, err_msg=str(variant))
+    return {variant.split for variant in variants}
+
+
+@settings(max_examples=100, deadline=None)
+@given(convolutions(), st.sampled_from([1, 2, 3]))
+def test_convolutions(proto: onnx.ModelProto, threads: int) -> None:
+    check(subgraphs_of(proto)[-1], threads)
+
+
+def test_variants() -> None:
+    chain = subgraphs_of(conv_model((64, 64), [28, 28], [3, 3], pads=[1] * 4))[-1]
+    assert check(chain, 1) == {"winograd 4x4"}
+    assert check(chain, 2) == {"winograd 4x4, tiles", "winograd 4x4, output channels", "winograd 4x4"}
+    few = subgraphs_of(conv_model((64, 64), [6, 6], [3, 3], pads=[1] * 4))[-1]
+    assert check(few, 1) == {"winograd 2x2"}
+
+
+def test_many_chunks_of_tiles_and_planes() -> None:
+    check(subgraphs_of(conv_model((48, 112), [11, 21, 23], [3, 3, 3], pads=[1] * 6))[-1], 2)
+
+
+def test_taps_that_see_only_padding_are_left_out() -> None:
+    proto = conv_model((32, 32), [1, 8, 8], [3, 3, 3], pads=[1] * 6)
+    check(subgraphs_of(proto)[-1], 2)
+    variant, *_ = BACKEND.variants(subgraphs_of(proto)[-1], BuildOptions())
+    artifact = BACKEND.codegen(subgraphs_of(proto)[-1], BuildOptions(variant=variant))
+    assert len(artifact) < 4 * 36 * 32 * 32 + 2000
+
+
+def test_the_error_is_within_the_tolerance_of_measurements_for_many_channels() -> None:
+    check(subgraphs_of(conv_model((512, 32), [3, 8, 8], [3, 3, 3], pads=[1] * 6))[-1], 2)
+
+
+def test_padding_wider_than_the_window() -> None:
+    check(subgraphs_of(conv_model((16, 16), [2, 3, 3], [3, 3, 3], pads=[4, 3, 3, 3, 5, 4]))[-1], 2)
+
+
+def test_nan_and_infinity_stay() -> None:
+    chain = subgraphs_of(conv_model((16, 16), [12, 12], [3, 3], then=("Relu",), pads=[1] * 4))[-1]
+    x = np.zeros((1, 16, 12, 12), np.float32)
+    x[0, 3, 1, 1] = np.nan
+    for variant in BACKEND.variants(chain, BuildOptions()):
+        (y,) = run_variant(chain, variant, 1, [x])
+        assert np.isnan(y[0, :, :3, :3]).all()
+        assert np.isfinite(y[0, :, 8:, 8:]).all()
+
+
+def test_scratch_memory_is_as_large_as_the_kernel_wants() -> None:
+    wanted = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(kernel_function("collage_winograd_scratch"))
+    for size, channels in (([5, 28, 28], (64, 48)), ([2, 7, 7], (16, 32)), ([1, 9, 9], (32, 16))):
+        chain = subgraphs_of(conv_model(channels, size, [3, 3, 3], pads=[1] * 6))[-1]
+        for variant in BACKEND.variants(chain, BuildOptions()):
+            artifact = BACKEND.codegen(chain, BuildOptions(variant=variant))
+            numbers = json.loads(artifact[8 : 8 + int.from_bytes(artifact[4:8], "little")])["numbers"]
+            shape = _Shape(*(numbers[name] for name, _ in _Shape._fields_))
+            assert 4 * wanted(ctypes.addressof(shape)) == scratch_bytes(numbers)
+
+
+@pytest.mark.parametrize("tile", [2, 4])
+def test_a_constant_window_sums(tile: int) -> None:
+    """The transform of weights, tile by tile: the points of a sum are those of a box."""
+    weights = np.ones((16, 16, 1, 3, 3), np.float32)
+    points = transformed_weights(weights, tile).reshape((tile + 2) ** 2, -1)
+    assert (points == points[:, :1]).all()
+
+
+@pytest.mark.parametrize(
+    ("proto", "reason"),
+    [
+        (conv_model((16, 16), [7, 7], [5, 5]), "a window of 5x5"),
+        (conv_model((16, 16), [7, 7], [3, 3], strides=[1, 2]), "at distances other than 1"),
+        (conv_model((16, 16), [7, 7], [3, 3], dilations=[2, 2]), "at distances other than 1"),
+        (conv_model((24, 16), [7, 7], [3, 3]), "24 to 16 channels"),
+        (conv_model((16, 40), [7, 7], [3, 3]), "16 to 40 channels"),
+        (conv_model((128, 128), [7, 7], [3, 3], group=2), "grouped"),
+    ],
+)
+def test_refusals(proto: onnx.ModelProto, reason: str) -> None:
+    assert not subgraphs_of(proto)
+    assert any(reason in each for each in refusals_of(proto))
