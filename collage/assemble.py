@@ -39,7 +39,7 @@ def find_rivals(
 
     The additive model (Eq. 2.2) sees neither what neighbours do to each other nor what an engine gains from
     having the cores to itself, so what it finds close is decided by running. A placement in which one engine
-    shares the cores with no other is also tried with that engine's threads spinning.
+    shares the cores with no other threads, the team's included, is also tried with that engine's spinning.
     """
     everything = tuple(range(len(model.graph.nodes)))
     placements = {"collage": placing.placement}
@@ -53,7 +53,8 @@ def find_rivals(
         alone = len(each.candidates) == 1
         rivals.append(Rival(label, each, exclusive=alone))
         engines = {c.backend for c in each.candidates if backends[c.backend].kind is BackendKind.ENGINE}
-        if not alone and len(engines) == 1:
+        on_team = any(backends[c.backend].on_team() for c in each.candidates)
+        if not alone and len(engines) == 1 and not on_team:
             rivals.append(Rival(f"{label}, spinning", each, exclusive=True))
     return rivals
 
