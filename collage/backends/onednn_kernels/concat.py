@@ -45,8 +45,6 @@ def variants(chain: Chain, threads: int) -> list[Variant]:
 
 def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
     """The shares of the variant: several for each thread."""
-    if chain.after:
-        raise UnsupportedError("nothing is fused to a concatenation")
     kind = chain.type_of(chain.base)
     builder = Builder(chain, variant, kind.shape, ())
     layout = builder.output_layout

@@ -14,7 +14,7 @@ from collage.backends.onednn_kernels.conv import Conv, merged, read_conv, scaled
 from collage.backends.onednn_kernels.description import Packed, cut, dense, laid_out, part
 from collage.backends.onednn_kernels.operations import Convolution
 from collage.backends.onednn_kernels.plan import BIAS, DST, SRC, WEIGHTS, Buffer, Input
-from collage.backends.onednn_kernels.window import needed, transposed_needed
+from collage.backends.onednn_kernels.window import needed, row_axis, transposed_needed
 from collage.graph.layout import BLOCK, Layout
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ def variants(chain: Chain, threads: int) -> list[Variant]:
     for source, target in _layouts(conv):
         if functions and (target is Layout.PLAIN or (conv.transposed and target is Layout.BLOCKED)):
             continue  # these kernels call slow code for post-ops: a relu after a plain convolution doubles its time
+        if target is Layout.PLAIN and conv.groups > 1:
+            continue  # one small product a group: 10 to 30 times slower than the other layouts
         if any(
             isinstance(each, Combine) and each.operand == chain.root.inputs[0] for each in chain.after
         ) and (source is not target):
@@ -87,7 +89,7 @@ def _layouts(conv: Conv) -> list[tuple[Layout, Layout]]:
 def _best_split(conv: Conv, source: Layout, target: Layout) -> str:
     if conv.dst[0] > 1:
         return BATCH
-    rows = conv.dst[2] > 1 and len(conv.dst) > 2
+    rows = row_axis(conv.src, conv.dst) is not None
     if source is target is Layout.CHANNELS_LAST:
         return ROWS if rows else WHOLE
     if target is Layout.BLOCKED and conv.groups > 1 and source is Layout.BLOCKED:
@@ -109,8 +111,9 @@ def _shares(conv: Conv, source: Layout, target: Layout, split: str, threads: int
     if split == BATCH:
         ranges = [Range(0, a, b) for a, b in cut(conv.dst[0], threads)]
         return [_Share(each, each, *pads) for each in ranges]
-    if split == ROWS:
-        return [_rows(conv, a, b) for a, b in cut(conv.dst[2], threads)]
+    axis = row_axis(conv.src, conv.dst)
+    if split == ROWS and axis is not None:
+        return [_rows(conv, axis, a, b) for a, b in cut(conv.dst[axis], threads)]
     unit = BLOCK if target is Layout.BLOCKED else 1
     if split == CHANNELS:
         return [_Share(Range(1, a, b), None, *pads) for a, b in cut(conv.dst[1], threads, unit)]
@@ -132,18 +135,22 @@ def _group_unit(conv: Conv, layout: Layout) -> int:
     return next(n for n in range(1, BLOCK + 1) if n * ins % BLOCK == 0 and n * outs % BLOCK == 0)
 
 
-def _rows(conv: Conv, start: int, stop: int) -> _Share:
+def _rows(conv: Conv, axis: int, start: int, stop: int) -> _Share:
     """Rows (or planes) ``start`` to ``stop`` of the result, from those of the input that reach them."""
     find = transposed_needed if conv.transposed else needed
-    halo = find(conv.window(2), start, stop)
+    halo = find(conv.window(axis), start, stop)
     if halo.start >= halo.stop:
         raise UnsupportedError("a share of the rows would see nothing but padding")
     return _Share(
-        Range(2, start, stop),
-        Range(2, halo.start, halo.stop),
-        (halo.pad_begin, *conv.pad_begin[1:]),
-        (halo.pad_end, *conv.pad_end[1:]),
+        Range(axis, start, stop),
+        Range(axis, halo.start, halo.stop),
+        _with(conv.pad_begin, axis - 2, halo.pad_begin),
+        _with(conv.pad_end, axis - 2, halo.pad_end),
     )
+
+
+def _with(pads: tuple[int, ...], place: int, pad: int) -> tuple[int, ...]:
+    return (*pads[:place], pad, *pads[place + 1 :])
 
 
 def _add(builder: Builder, conv: Conv, share: _Share, source: Layout, index: int) -> None:

@@ -46,8 +46,6 @@ def variants(chain: Chain, threads: int) -> list[Variant]:
 
 def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
     """The shares of the variant."""
-    if chain.after:
-        raise UnsupportedError(f"nothing is fused to {chain.root.op}")
     shape, axis = _rows(chain)
     builder = Builder(chain, variant, shape, ())
     if variant.split not in (ROWS, WHOLE):

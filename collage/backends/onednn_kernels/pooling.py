@@ -12,7 +12,7 @@ from collage.backends.onednn_kernels.description import cut, laid_out, part
 from collage.backends.onednn_kernels.operations import Pooling
 from collage.backends.onednn_kernels.plan import DST, SRC, Input, Output
 from collage.backends.onednn_kernels.post_ops import Algorithm
-from collage.backends.onednn_kernels.window import Window, needed, pad_end
+from collage.backends.onednn_kernels.window import Window, needed, pad_end, row_axis
 from collage.graph.dataflow import Graph, Node
 from collage.graph.layout import BLOCK, Layout
 
@@ -132,44 +132,48 @@ def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
         raise UnsupportedError(f"pooling from {layout} to {builder.output_layout}")
     if chain.viewed and builder.output_layout is not Layout.PLAIN:
         raise UnsupportedError("a reshaped result has only the plain layout")
-    for dst_range, src_range, begin, end in _shares(pool, variant.split, layout, threads):
+    for dst_range, src_range, pads in _shares(pool, variant.split, layout, threads):
         src, offset = laid_out(pool.src, layout), 0
         dst, at = laid_out(pool.dst, layout), 0
         if src_range is not None and dst_range is not None:
             src, offset = part(pool.src, layout, src_range.axis, src_range.start, src_range.stop)
             dst, at = part(pool.dst, layout, dst_range.axis, dst_range.start, dst_range.stop)
-        pads = (begin, *pool.pad_begin[1:]), (end, *pool.pad_end[1:])
         operation = Pooling(pool.algorithm, src, dst, pool.kernel, pool.strides, pool.dilation, *pads)
         builder.add(operation, [(SRC, Input(index, offset)), (DST, Output(0, at))], dst_range)
     return builder.draft()
+
+
+_Share = tuple[Range | None, Range | None, tuple[tuple[int, ...], tuple[int, ...]]]
+"""A part of the result, the part of the input that it needs, and the padding of that part."""
 
 
 def _best_split(pool: Pool, layout: Layout) -> str:
     if pool.dst[0] > 1:
         return BATCH
     if layout is Layout.CHANNELS_LAST or pool.dst[1] <= (BLOCK if layout is Layout.BLOCKED else 1):
-        return ROWS if pool.dst[2] > 1 else WHOLE
+        return WHOLE if row_axis(pool.src, pool.dst) is None else ROWS
     return CHANNELS
 
 
-def _shares(
-    pool: Pool, split: str, layout: Layout, threads: int
-) -> list[tuple[Range | None, Range | None, int, int]]:
-    pads = pool.pad_begin[0], pool.pad_end[0]
+def _shares(pool: Pool, split: str, layout: Layout, threads: int) -> list[_Share]:
+    pads = pool.pad_begin, pool.pad_end
     if split == WHOLE or threads == 1:
-        return [(None, None, *pads)]
+        return [(None, None, pads)]
     if split in (BATCH, CHANNELS):
         axis = 0 if split == BATCH else 1
         unit = BLOCK if split == CHANNELS and layout is Layout.BLOCKED else 1
         ranges = [Range(axis, a, b) for a, b in cut(pool.dst[axis], threads, unit)]
-        return [(each, each, *pads) for each in ranges]
-    if split != ROWS:
+        return [(each, each, pads) for each in ranges]
+    rows = row_axis(pool.src, pool.dst)
+    if split != ROWS or rows is None:
         raise UnsupportedError(f"pooling is not split by {split!r}")
-    shares: list[tuple[Range | None, Range | None, int, int]] = []
-    for a, b in cut(pool.dst[2], threads):
-        halo = needed(pool.window(2), a, b)
+    shares: list[_Share] = []
+    for a, b in cut(pool.dst[rows], threads):
+        halo = needed(pool.window(rows), a, b)
         if halo.start >= halo.stop:
             raise UnsupportedError("a share of the rows would see nothing but padding")
-        src = Range(2, halo.start, halo.stop)
-        shares.append((Range(2, a, b), src, halo.pad_begin, halo.pad_end))
+        begin, end = ([*each] for each in pads)
+        begin[rows - 2], end[rows - 2] = halo.pad_begin, halo.pad_end
+        src = Range(rows, halo.start, halo.stop)
+        shares.append((Range(rows, a, b), src, (tuple(begin), tuple(end))))
     return shares

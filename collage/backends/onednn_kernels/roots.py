@@ -23,18 +23,20 @@ if TYPE_CHECKING:
 class Root:
     """``problem`` says why a node cannot be taken (or ""), ``variants`` and ``plan`` serve a whole chain.
 
-    ``read`` makes the chain of a subgraph that begins with the node.
+    ``read`` makes the chain of a subgraph that begins with the node, and ``fuses`` tells whether there is anything
+    that it absorbs.
     """
 
     problem: Callable[[Graph, Node], str]
     variants: Callable[[Chain, int], Sequence[Variant]]
     plan: Callable[[Chain, Variant, int], Draft]
     read: Callable[[Subgraph, Node], Chain] = read_chain
+    fuses: bool = True
 
 
 _CONV = Root(conv_problem, conv_plan.variants, conv_plan.plan)
 _POOL = Root(pooling.pool_problem, pooling.variants, pooling.plan)
-_NORMALISATION = Root(normalise.normalise_problem, normalise.variants, normalise.plan)
+_NORMALISATION = Root(normalise.normalise_problem, normalise.variants, normalise.plan, fuses=False)
 _FUNCTION = Root(elementwise.elementwise_problem, elementwise.variants, elementwise.plan, read_functions)
 
 ROOTS: Mapping[str, Root] = {
@@ -42,7 +44,7 @@ ROOTS: Mapping[str, Root] = {
     **dict.fromkeys(CONVOLUTIONS, _CONV),
     **dict.fromkeys(pooling.POOLS, _POOL),
     **dict.fromkeys(normalise.NORMALISATIONS, _NORMALISATION),
-    "concat": Root(concat.concat_problem, concat.variants, concat.plan),
+    "concat": Root(concat.concat_problem, concat.variants, concat.plan, fuses=False),
     "matmul": Root(matmul_problem, matmul.variants, matmul.plan),
 }
 """By Relax name."""
@@ -66,4 +68,7 @@ def chain_of(subgraph: Subgraph) -> tuple[Root, Chain]:
     if problem := root_problem(subgraph.model.graph, node):
         raise UnsupportedError(f"{node.op}: {problem}")
     root = ROOTS[node.op]
-    return root, root.read(subgraph, node)
+    chain = root.read(subgraph, node)
+    if chain.after and not root.fuses:
+        raise UnsupportedError(f"nothing is fused to {node.op}")
+    return root, chain

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from collage.backends.base import UnsupportedError
 from collage.backends.onednn_kernels.roots import chain_of, root_problem
+from collage.frontend.op_kinds import COMPUTE_BOUND
 from collage.frontend.subgraph import Subgraph
-from collage.graph.dataflow import OpKind
+from collage.graph.dataflow import Graph, Node, OpKind
 from collage.patterns.context import MatchContext
 from collage.patterns.generator import text_of
 from collage.patterns.match import Found
@@ -26,7 +27,7 @@ class OneDnnRule:
         """The chains of the model, each prefix that can be a kernel."""
         graph = context.graph
         for seed in graph.nodes:
-            if problem := root_problem(graph, seed):
+            if (problem := root_problem(graph, seed)) or (problem := _absorbed(graph, seed)):
                 yield Found((seed.id,), f"{type(self).__name__}: {context.ops[seed.id].name}", problem)
             else:
                 yield from self._kernels(context, ((seed.id,), *self._grown(context, seed.id)))
@@ -53,6 +54,16 @@ class OneDnnRule:
             ):
                 return
             yield nodes
+
+
+def _absorbed(graph: Graph, node: Node) -> str:
+    """Whether an operator only adds numbers to what a convolution or product gives: it costs nothing there."""
+    data = [v for v in node.inputs if not graph.is_constant(v)]
+    producer = graph.values[data[0]].producer if len(data) == 1 else None
+    if node.op not in ("add", "subtract") or producer is None or len(graph.users[data[0]]) > 1:
+        return ""
+    before = graph.nodes[producer]
+    return f"part of {before.op}" if before.op in COMPUTE_BOUND and not root_problem(graph, before) else ""
 
 
 __all__ = ["OneDnnRule"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -23,6 +24,19 @@ class Halo:
     stop: int
     pad_begin: int
     pad_end: int
+
+
+def row_axis(src: Sequence[int], dst: Sequence[int]) -> int | None:
+    """The spatial axis (from 2) along which parts of both tensors lie together when channels lie innermost.
+
+    None when the result has a single element there, or the input has more than one further out.
+    """
+    for axis in range(2, len(dst)):
+        if dst[axis] > 1:
+            return axis
+        if src[axis] > 1:
+            return None
+    return None
 
 
 def pad_end(window: Window, outputs: int) -> int:

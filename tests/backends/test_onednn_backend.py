@@ -1,0 +1,175 @@
+"""The `onednn` backend around its kernels: finding the library, artifacts, loading, threads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from collage.backends.base import BuildOptions
+from collage.backends.onednn import OneDnn
+from collage.backends.onednn_kernels import library
+from collage.backends.onednn_kernels.artifact import from_bytes, to_bytes
+from collage.backends.onednn_kernels.kernel import load
+from collage.errors import CollageError, ModuleFileError
+from collage.graph.dataflow import TensorType
+from collage.graph.layout import Layout
+from tests.backends.onednn_checks import (
+    check_all_variants,
+    filled,
+    needs_onednn,
+    run_variant,
+    subgraph_of,
+    variants_of,
+)
+from tests.models import conv_net, make_model
+
+
+@pytest.fixture
+def search(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The search for the library, done anew."""
+    yield library._find.__wrapped__
+    monkeypatch.undo()
+
+
+def test_a_path_that_is_wrong_is_said(search: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(library.PATH_VARIABLE, "/nowhere/libdnnl.so.3")
+    assert "COLLAGE_ONEDNN=/nowhere" in search()
+    monkeypatch.setenv(library.PATH_VARIABLE, "libm.so.6")
+    assert "no oneDNN that can be used" in search()
+
+
+def test_a_missing_library_says_how_to_install_it(search: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(library.PATH_VARIABLE, raising=False)
+    monkeypatch.setattr(library, "_NAME", "libdnnl-of-nobody.so.3")
+    assert "pip install 'collage[cpu]'" in search()
+
+
+def test_a_missing_libgomp_is_told_apart(search: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: str) -> None:
+        raise OSError("libgomp.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(library.ctypes, "CDLL", fail)
+    assert "apt install libgomp1" in search()
+
+
+def test_old_versions_and_foreign_threads_are_refused(search: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def give(*fields: int) -> None:
+        """Have the loader give a library that says it is that version, with that threading runtime."""
+        version = library._Version(*fields[:3], b"", fields[3], 0)
+        pointer = SimpleNamespace(contents=version)
+        loaded = SimpleNamespace(dnnl_version=lambda: pointer)
+        monkeypatch.setattr(library.ctypes, "CDLL", lambda path: loaded)
+
+    monkeypatch.setenv(library.PATH_VARIABLE, "here")
+    give(2, 7, 3, 2)
+    assert "2.7.3 is too old" in search()
+    give(3, 4, 0, 4)
+    assert "threads of its own" in search()
+
+
+def test_importing_collage_does_not_load_it() -> None:
+    code = "import collage, sys; assert not [m for m in sys.modules if 'onednn' in m]"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@needs_onednn
+def test_the_library_is_found() -> None:
+    found = OneDnn().available()
+    assert found.version.split(".")[0] == "3"
+    assert OneDnn().settings(BuildOptions())
+
+
+def small_product() -> Any:
+    weights = {"w": np.ones((64, 96), np.float32)}
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    return subgraph_of(make_model(nodes, {"x": [32, 64]}, {"y": [32, 96]}, weights))
+
+
+@needs_onednn
+def test_artifacts_read_back() -> None:
+    subgraph = small_product()
+    for variant in variants_of(subgraph, 2):
+        data = OneDnn().codegen(subgraph, BuildOptions(threads=2, variant=variant))
+        artifact = from_bytes(data)
+        assert to_bytes(artifact) == data
+        assert sum(map(len, artifact.weights)) >= 64 * 96 * 4  # packed, each weight once
+        assert sum(map(len, artifact.weights)) < 2 * 64 * 96 * 4
+        assert artifact.threads == 2
+
+
+@needs_onednn
+def test_what_is_no_artifact_is_said() -> None:
+    data = OneDnn().codegen(small_product(), BuildOptions())
+    for broken in (b"", b"something else altogether", data[:40], data[:-8]):
+        with pytest.raises(CollageError, match="no oneDNN kernel"):
+            load(broken)
+
+
+@needs_onednn
+def test_weights_packed_for_another_machine_are_refused() -> None:
+    artifact = from_bytes(OneDnn().codegen(small_product(), BuildOptions()))
+    assert artifact.forms[0] is not None
+    other = replace(artifact, isa=7, forms=(replace(artifact.forms[0], inner_blocks=(8, 8)),))
+    with pytest.raises(ModuleFileError, match=r"ISA 0x7.*compile the model here"):
+        load(to_bytes(other))
+
+
+@needs_onednn
+def test_instances_have_weights_of_their_own() -> None:
+    data = OneDnn().codegen(small_product(), BuildOptions())
+    first, second = load(data), load(data)
+    x, y = filled(np.ones((32, 64), np.float32)), filled(np.zeros((32, 96), np.float32))
+    first._weights[0][:] = 0  # type: ignore[attr-defined]
+    second.bind([x], [y])()
+    np.testing.assert_array_equal(y, 64)
+
+
+@needs_onednn
+def test_the_callers_openmp_setting_stays() -> None:
+    c = library.library().c
+    before = c.omp_get_max_threads()
+    c.omp_set_num_threads(3)
+    try:
+        check_all_variants(subgraph_of(conv_net()), 2)
+        assert c.omp_get_max_threads() == 3
+    finally:
+        c.omp_set_num_threads(before)
+
+
+@needs_onednn
+def test_residual_networks() -> None:
+    """Convolution, bias, a residual that is the convolution's own input, relu."""
+    proto = conv_net(channels=32)
+    subgraph = subgraph_of(proto)
+    assert subgraph.ops == ("conv2d", "add", "add", "relu")
+    assert len(subgraph.inputs) == 1
+    for threads in (1, 2, 3):
+        built = check_all_variants(subgraph, threads)
+        assert {each.outputs[0] for each in built} >= {Layout.BLOCKED, Layout.CHANNELS_LAST}
+
+
+@needs_onednn
+def test_shares_take_one_task_each() -> None:
+    subgraph = small_product()
+    (variant,) = (each for each in variants_of(subgraph, 2) if each.split == "columns")
+    _, kernel = run_variant(subgraph, variant, 2, [np.ones((32, 64), np.float32)])
+    x, y = filled(np.ones((32, 64), np.float32)), filled(np.zeros((32, 96), np.float32))
+    (step,) = kernel.steps([x], [y])
+    assert len(step.tasks) == 2
+
+
+@needs_onednn
+def test_conversions_are_refused_where_there_is_no_layout() -> None:
+    from collage.backends.onednn_kernels.reorder import reorder_kernel
+
+    with pytest.raises(ValueError, match="no blocked layout"):
+        reorder_kernel(TensorType((4, 4), "float32"), Layout.PLAIN, Layout.BLOCKED, 1)
+    with pytest.raises(ValueError, match="float32"):
+        reorder_kernel(TensorType((1, 4, 4, 4), "float64"), Layout.PLAIN, Layout.BLOCKED, 1)

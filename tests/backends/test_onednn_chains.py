@@ -1,0 +1,232 @@
+"""Which chains oneDNN is offered, how activations are recognised, and the variants of a chain; no library needed."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from collage.backends.base import BuildOptions, Variant
+from collage.backends.onednn import OneDnn
+from collage.backends.onednn_kernels.chain import Chain, Combine
+from collage.backends.onednn_kernels.post_ops import Algorithm, Eltwise
+from collage.backends.onednn_kernels.roots import chain_of
+from collage.frontend.model import import_model
+from collage.frontend.subgraph import Subgraph
+from collage.graph.layout import Layout
+from collage.patterns.context import MatchContext
+from collage.patterns.match import find_matches
+from tests.models import conv_net, make_model
+
+PLAIN, LAST, BLOCKED = Layout.PLAIN, Layout.CHANNELS_LAST, Layout.BLOCKED
+
+
+def offered(proto: onnx.ModelProto) -> dict[str, Subgraph]:
+    """The matches by their operators; of several alike, the last."""
+    context = MatchContext(import_model(proto))
+    matches, _ = find_matches(context, "onednn", OneDnn().sources(BuildOptions()))
+    return {"+".join(s.ops): s for s in (Subgraph(context.model, m.nodes) for m in matches)}
+
+
+def longest(proto: onnx.ModelProto) -> Chain:
+    subgraph = max(offered(proto).values(), key=lambda each: len(each.nodes))
+    return chain_of(subgraph)[1]
+
+
+def after_abs(*nodes: onnx.NodeProto, **numbers: float) -> onnx.ModelProto:
+    """Nodes from ``a`` to ``y``, where ``a`` is a result; numbers are scalar constants."""
+    weights = {name: np.array(value, np.float32) for name, value in numbers.items()}
+    first = helper.make_node("Abs", ["x"], ["a"])
+    return make_model([first, *nodes], {"x": [1, 16, 4, 4]}, {"y": [1, 16, 4, 4]}, weights)
+
+
+def node(op: str, *inputs: str, to: str) -> onnx.NodeProto:
+    return helper.make_node(op, list(inputs), [to])
+
+
+def test_prefixes_are_offered() -> None:
+    found = offered(conv_net(channels=16))
+    assert {"conv2d", "conv2d+add", "conv2d+add+relu", "conv2d+add+add", "conv2d+add+add+relu"} <= set(found)
+    assert {"matmul", "mean", "mean+reshape", "add+relu"} <= set(found)
+    assert "relu+mean" not in found  # a chain begins with the pooling
+
+
+def test_bias_is_left_to_its_convolution() -> None:
+    context = MatchContext(import_model(conv_net(channels=16)))
+    _, rejected = find_matches(context, "onednn", OneDnn().sources(BuildOptions()))
+    assert [each.reason for each in rejected] == [*["part of nn.conv2d"] * 2, "oneDNN has no reshape"]
+
+
+def test_results_used_elsewhere_end_a_chain() -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"]),
+        helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node("Tanh", ["c"], ["t"]),
+        helper.make_node("Concat", ["r", "t"], ["y"], axis=1),
+    ]
+    weights = {"w": np.ones((16, 16, 1, 1), np.float32)}
+    found = offered(make_model(nodes, {"x": [1, 16, 4, 4]}, {"y": [1, 32, 4, 4]}, weights))
+    assert set(found) == {"conv2d", "relu", "tanh", "concat"}
+
+
+def test_other_types_are_refused() -> None:
+    proto = make_model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        {"x": [4, 8], "w": [8, 8]},
+        {"y": [4, 8]},
+        types=dict.fromkeys("xwy", TensorProto.DOUBLE),
+    )
+    assert not offered(proto)
+
+
+ERF_GELU = [
+    [
+        node("Div", "a", "root", to="g1"),
+        node("Erf", "g1", to="g2"),
+        node("Add", "g2", "one", to="g3"),
+        node("Mul", "a", "g3", to="g4"),
+        node("Mul", "g4", "half", to="y"),
+    ],
+    [
+        node("Mul", "a", "inverse", to="g1"),
+        node("Erf", "g1", to="g2"),
+        node("Add", "one", "g2", to="g3"),
+        node("Mul", "half", "a", to="g4"),
+        node("Mul", "g4", "g3", to="y"),
+    ],
+    [
+        node("Mul", "inverse", "a", to="g1"),
+        node("Erf", "g1", to="g2"),
+        node("Mul", "g2", "half", to="g3"),
+        node("Add", "g3", "half", to="g4"),
+        node("Mul", "g4", "a", to="y"),
+    ],
+]
+NUMBERS = {"root": 2**0.5, "inverse": 0.5**0.5, "one": 1.0, "half": 0.5}
+
+
+def used(nodes: list[onnx.NodeProto]) -> dict[str, float]:
+    return {name: value for name, value in NUMBERS.items() if any(name in n.input for n in nodes)}
+
+
+@pytest.mark.parametrize("nodes", ERF_GELU)
+def test_erf_gelu_is_recognised(nodes: list[onnx.NodeProto]) -> None:
+    assert longest(after_abs(*nodes, **used(nodes))).after == (
+        Eltwise(Algorithm.ABS),
+        Eltwise(Algorithm.GELU_ERF),
+    )
+
+
+def test_gelu_without_its_half_is_scaled() -> None:
+    nodes = [*ERF_GELU[0][:3], node("Mul", "a", "g3", to="y")]
+    *_, gelu, scale = longest(after_abs(*nodes, **used(nodes))).after
+    assert gelu == Eltwise(Algorithm.GELU_ERF)
+    assert scale == Eltwise(Algorithm.LINEAR, 2.0, 0.0)
+
+
+def test_almost_gelu_is_not_recognised() -> None:
+    nodes = ERF_GELU[0]
+    numbers = {**used(nodes), "root": 1.5}
+    assert set(offered(after_abs(*nodes, **numbers))) & {"abs+divide+erf+add+multiply+multiply"} == set()
+
+
+def test_tanh_gelu_is_recognised() -> None:
+    nodes = [
+        node("Pow", "a", "three", to="g1"),
+        node("Mul", "g1", "cubic", to="g2"),
+        node("Add", "a", "g2", to="g3"),
+        node("Mul", "g3", "slope", to="g4"),
+        node("Tanh", "g4", to="g5"),
+        node("Add", "g5", "one", to="g6"),
+        node("Mul", "a", "g6", to="g7"),
+        node("Mul", "g7", "half", to="y"),
+    ]
+    chain = longest(after_abs(*nodes, three=3, cubic=0.044715, slope=(2 / np.pi) ** 0.5, one=1, half=0.5))
+    assert chain.after[1:] == (Eltwise(Algorithm.GELU_TANH),)
+
+
+@pytest.mark.parametrize(
+    ("op", "functions"),
+    [
+        ("HardSwish", (Eltwise(Algorithm.HARD_SWISH, pytest.approx(1 / 6), 0.5),)),
+        ("Mish", (Eltwise(Algorithm.MISH),)),
+        ("Softplus", (Eltwise(Algorithm.SOFT_RELU, 1.0),)),
+        ("Elu", (Eltwise(Algorithm.ELU, 1.0),)),
+    ],
+)
+def test_operators_taken_to_pieces(op: str, functions: tuple[Eltwise, ...]) -> None:
+    assert longest(after_abs(node(op, "a", to="y"))).after[1:] == functions
+
+
+def test_silu_is_recognised() -> None:
+    nodes = (node("Sigmoid", "a", to="s"), node("Mul", "a", "s", to="y"))
+    assert longest(after_abs(*nodes)).after[1:] == (Eltwise(Algorithm.SWISH, 1.0),)
+
+
+def test_twice_the_value_is_a_factor() -> None:
+    assert longest(after_abs(node("Add", "a", "a", to="y"))).after[1:] == (
+        Eltwise(Algorithm.LINEAR, 2.0, 0.0),
+    )
+
+
+def conv(channels: int = 64, size: int = 56, *, ins: int | None = None, **attrs: object) -> onnx.ModelProto:
+    """Convolution, bias, residual and relu."""
+    given = ins or channels
+    weights = {
+        "w": np.ones((channels, given // int(str(attrs.get("group", 1))), 3, 3), np.float32),
+        "b": np.arange(channels, dtype=np.float32),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["c"], pads=[1, 1, 1, 1], **attrs),
+        helper.make_node("Add", ["c", "r"], ["a"]),
+        helper.make_node("Relu", ["a"], ["y"]),
+    ]
+    shape = [1, channels, size, size]
+    return make_model(nodes, {"x": [1, given, size, size], "r": shape}, {"y": shape}, weights)
+
+
+def variants(proto: onnx.ModelProto, ops: str, threads: int = 2) -> list[Variant]:
+    return list(OneDnn().variants(offered(proto)[ops], BuildOptions(threads=threads)))
+
+
+def test_variants_of_a_convolution() -> None:
+    assert variants(conv(), "conv2d") == [
+        Variant((BLOCKED,), (BLOCKED,), "output channels"),
+        Variant((LAST,), (LAST,), "rows"),
+        Variant((PLAIN,), (PLAIN,), "output channels"),
+    ]
+    assert variants(conv(), "conv2d+add+add+relu") == [
+        Variant((BLOCKED, BLOCKED), (BLOCKED,), "output channels"),
+        Variant((LAST, LAST), (LAST,), "rows"),
+    ]
+
+
+def test_small_work_may_be_left_to_one_thread() -> None:
+    splits = [each.split for each in variants(conv(16, 8), "conv2d")]
+    assert splits == ["rows", "", "rows", "", "output channels", ""]
+    assert {each.split for each in variants(conv(), "conv2d", threads=1)} == {""}
+
+
+def test_first_convolutions_may_read_plain_images() -> None:
+    assert Variant((PLAIN,), (BLOCKED,), "output channels") in variants(conv(ins=3), "conv2d")
+    assert Variant((BLOCKED,), (BLOCKED,), "output channels") not in variants(conv(ins=3), "conv2d")
+
+
+@pytest.mark.parametrize("group", [8, 64])
+def test_groups_are_shared_out(group: int) -> None:
+    assert variants(conv(group=group), "conv2d")[0] == Variant((BLOCKED,), (BLOCKED,), "groups")
+
+
+def test_what_follows_is_folded() -> None:
+    from collage.backends.onednn_kernels.builder import fold
+
+    subgraph = offered(conv())["conv2d+add+add+relu"]
+    folded = fold(chain_of(subgraph)[1], (1, 64, 56, 56), 1)
+    assert folded.scale is None
+    assert folded.bias is not None
+    np.testing.assert_array_equal(folded.bias, np.arange(64))
+    combine, relu = folded.after
+    assert isinstance(combine, Combine)
+    assert combine.algorithm is Algorithm.ADD
+    assert relu == Eltwise(Algorithm.RELU)
