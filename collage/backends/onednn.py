@@ -45,6 +45,10 @@ class OneDnn(Backend):
 
         return (OneDnnRule(),)
 
+    def on_team(self) -> bool:
+        """Yes."""
+        return True
+
     def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
         """Layouts and splits among which the fastest is; none for a subgraph that it does not take."""
         from collage.backends.onednn_kernels.roots import chain_of

@@ -39,11 +39,11 @@ def weights_among(subgraph: Subgraph) -> int:
 def instance_count(weights: int, among: int, cached: int, load_s: float) -> int:
     """Instances to rotate for kernels with that many bytes of weights that load in ``load_s`` seconds.
 
-    ``among`` is what ``weights_among`` gave, ``cached`` the last-level cache's size in bytes. Beyond that, one
-    instance more than fits will do.
+    ``among`` is what ``weights_among`` gave, ``cached`` the last-level cache's size in bytes. Beyond that,
+    instances fill twice the cache, which does not forget strictly by age.
     """
     if not among:
         return 1
-    wanted = cached // weights + 1 if among > cached else max(1, among // weights)
+    wanted = 2 * cached // weights if among > cached else max(1, among // weights)
     affordable = min(_MOST_INSTANCES, 1 + _EXTRA_BYTES // weights, 1 + int(_LOADING_S / max(load_s, 1e-6)))
     return min(wanted, affordable)

@@ -18,8 +18,9 @@ MIB = 1 << 20
 def test_instances_fill_the_cache_within_limits() -> None:
     cold, cached = 64 * MIB, 32 * MIB
     assert instance_count(MIB, 0, cached, 0.001) == 1  # it does not matter
-    assert instance_count(4 * MIB, cold, cached, 0.001) == 9
+    assert instance_count(4 * MIB, cold, cached, 0.001) == 16
     assert instance_count(MIB, cold, cached, 0.001) == 16  # at most
+    assert instance_count(8 * MIB, cold, cached, 0.001) == 8
     assert instance_count(MIB, cold, cached, 2.0) == 3  # slow to load
     assert instance_count(100 * MIB, 1000 * MIB, 500 * MIB, 0.001) == 3  # 256 MiB more at most
 

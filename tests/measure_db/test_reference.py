@@ -212,7 +212,7 @@ def test_weights_of_instances_rotate(tmp_path: Path, monkeypatch: pytest.MonkeyP
     store, _ = evaluated(model, tmp_path)
     outcome = measure_candidate(Subgraph(model, (0,)), Counting(), BuildOptions(), store)
     assert isinstance(outcome, Measurement)
-    assert len(loads) == 5
+    assert len(loads) == 8
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (5,), (300, 100)])
