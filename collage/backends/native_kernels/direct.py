@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Mapping, Sequence
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -26,16 +25,8 @@ _WIDTHS = (1, 3, 5, 7)
 _ROW_BLOCK = 8
 
 
-class Feed(IntEnum):
-    """How an input pixel becomes vectors (see direct_conv.h)."""
-
-    DEPTHWISE = 0
-    LANES = 1
-    BROADCAST = 2
-
-
 class DirectConv(Algorithm):
-    """Two or more groups of 1, 4, 8, 12, ... 32 channels; windows 1, 3, 5 or 7 wide."""
+    """Two or more groups of 1, 2, 4, 8, 16 or 32 channels; windows 1, 3, 5 or 7 wide."""
 
     name = "direct_conv"
     roots = frozenset({"nn.conv1d", "nn.conv2d", "nn.conv3d"})
@@ -43,7 +34,7 @@ class DirectConv(Algorithm):
     def variants(self, chain: Chain, threads: int) -> Sequence[Variant]:
         """Both layouts with channels innermost, with the more even split; one thread alone for small work."""
         conv = read_convolution(chain).conv
-        feed_of(conv)
+        width_of(conv)
         splits = [_split(conv, threads)] if threads > 1 else []
         if threads == 1 or conv.flop < SMALL_FLOP:
             splits.append(WHOLE)
@@ -53,7 +44,7 @@ class DirectConv(Algorithm):
     def pack(self, chain: Chain, variant: Variant, threads: int) -> Packed:
         """The shape of the kernel, weights in the order in which they are read, and the bias."""
         task = read_convolution(chain)
-        conv, feed = task.conv, feed_of(task.conv)
+        conv = task.conv
         (layout,) = variant.outputs
         batch, channels, *_ = conv.dst
         spatial = {
@@ -65,10 +56,9 @@ class DirectConv(Algorithm):
         }
         rows = batch * math.prod(spatial["out"][:2])
         numbers = {
-            "feed": feed,
             "batch": batch,
             "channels": channels,
-            "group_inputs": conv.src[1] // conv.groups,
+            "group_inputs": width_of(conv),
             "group_outputs": channels // conv.groups,
             **spatial,
             "from": _steps(conv.src[1], spatial["in"], layout),
@@ -85,15 +75,15 @@ class DirectConv(Algorithm):
         bias = np.zeros(-channels % BLOCK + channels, np.float32)
         if conv.bias is not None:
             bias[:channels] = conv.bias
-        return Packed(numbers, {"weights": packed_weights(conv, feed), "bias": bias})
+        return Packed(numbers, {"weights": packed_weights(conv), "bias": bias})
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
         """The kernel; its shares read the same weights."""
         return _Kernel(packed, threads)
 
 
-def feed_of(conv: Conv) -> Feed:
-    """How the kernel reads the input. Raises UnsupportedError for a convolution that it does not take."""
+def width_of(conv: Conv) -> int:
+    """Input channels of a group as the kernel sees it. Raises UnsupportedError for what the kernel does not take."""
     ins, outs = conv.src[1] // conv.groups, conv.dst[1] // conv.groups
     if conv.transposed or conv.groups == 1 or ins > _MOST_INPUTS:
         raise UnsupportedError(f"{conv.groups} groups of {ins} channels")
@@ -101,32 +91,36 @@ def feed_of(conv: Conv) -> Feed:
         raise UnsupportedError("dilated")
     if conv.weights.shape[-1] not in _WIDTHS or conv.strides[-1] > 2:
         raise UnsupportedError(f"a window {conv.weights.shape[-1]} wide at every {conv.strides[-1]} columns")
-    if ins == outs == 1:
-        return Feed.DEPTHWISE
-    if ins == outs and ins in (4, 8):
-        return Feed.LANES
-    if ins % 4 == 0 and outs % BLOCK == 0:
-        return Feed.BROADCAST
+    if ins == outs and ins in (1, 2, 4, 8):
+        return 4 if ins == 2 else ins
+    if ins % BLOCK == outs % BLOCK == 0:
+        return ins
     raise UnsupportedError(f"groups of {ins} and {outs} channels")
 
 
-def packed_weights(conv: Conv, feed: Feed) -> Floats:
-    """The weights as [vector][plane][row][chunk][column][input][16], zeros where there is no channel."""
-    channels = conv.dst[1]
-    ins, outs = conv.src[1] // conv.groups, channels // conv.groups
-    output = np.arange(-channels % BLOCK + channels).reshape(-1, 1, 1, BLOCK)
-    chunk = np.arange(1 if feed is Feed.DEPTHWISE else ins // 4).reshape(1, -1, 1, 1)
-    number = np.arange(1 if feed is Feed.DEPTHWISE else 4).reshape(1, 1, -1, 1)
-    group = output // outs
-    if feed is Feed.LANES:
-        lane = output // 4
-        source = (lane ^ chunk) * 4 + number - group * ins
-    else:
-        source = chunk * 4 + number + group * 0
-    weights = conv.weights.reshape(channels, ins, *_three(conv.weights.shape[2:], 1))
-    found = weights[np.minimum(output, channels - 1), source]
-    found[np.broadcast_to(output >= channels, source.shape)] = 0
-    return np.ascontiguousarray(found.transpose(0, 4, 5, 1, 6, 2, 3))
+def packed_weights(conv: Conv) -> Floats:
+    """The weights as `direct_conv.h` has them, zeros where output and input are of no or of different groups."""
+    width = width_of(conv)
+    outputs, inputs = conv.dst[1], conv.src[1]
+    ins, outs = inputs // conv.groups, outputs // conv.groups
+    vector, block, exchange, rotation, lane = np.ogrid[
+        : -(-outputs // BLOCK), : -(-width // BLOCK), : _exchanges(width), : 1 if width == 1 else 4, :BLOCK
+    ]
+    first = vector if width < BLOCK else vector * BLOCK // outs * (ins // BLOCK)
+    source = (first + block) * BLOCK + (lane // 4 ^ exchange) * 4 + lane % 4
+    target = vector * BLOCK + lane // 4 * 4 + (lane + rotation) % 4
+    source, target = np.broadcast_arrays(source, target)
+    group = target // outs
+    inside = (source < inputs) & (target < outputs) & (source // ins == group)
+    weights = conv.weights.reshape(outputs, ins, *_three(conv.weights.shape[2:], 1))
+    found = weights[np.where(inside, target, 0), np.where(inside, source - group * ins, 0)]
+    found[~inside] = 0
+    return np.ascontiguousarray(found.transpose(0, 5, 6, 1, 2, 7, 3, 4))
+
+
+def _exchanges(width: int) -> int:
+    """How many 128 bits of a vector a group has; each of the result's sees them all."""
+    return min(max(1, width // 4), 4)
 
 
 def _split(conv: Conv, threads: int) -> str:
@@ -155,7 +149,7 @@ def _steps(channels: int, spatial: tuple[int, ...], layout: Layout) -> tuple[int
 
 
 _Three = ctypes.c_int64 * 3
-_WHOLES = "feed batch channels group_inputs group_outputs".split()
+_WHOLES = "batch channels group_inputs group_outputs".split()
 
 
 class _Steps(ctypes.Structure):

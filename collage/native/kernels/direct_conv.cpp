@@ -1,9 +1,15 @@
 // Direct convolution for narrow groups and for single channels, where a matrix product would have nothing to do.
 //
-// A vector holds 16 output channels of a pixel, and a tile is 14 pixels of a row, in registers. The tile goes through
-// the input row from left to right: each input pixel is made into N vectors once (`Feed`), and they are multiplied
-// with the weights of all columns of the window that it lies in, which are in registers too. With 3 columns and N = 4
-// that is 12 multiplications for a load and 4 permutations, or for 4 broadcasts.
+// A vector holds 16 channels of a pixel, and a tile is some pixels of a row of the result, in registers. It goes
+// through rows of the input from left to right: each input pixel is loaded once and multiplied with the weights of
+// all columns of the window that it lies in, which are in registers too.
+//
+// For groups of 4 channels, each input is to be multiplied with 4 weights, for the outputs in the same 128 bits. No
+// input is moved for that: there are 4 sums for each pixel, and sum r has in element i of 128 bits what element
+// i + r of the result is to get. They are rotated and added at the end. Wider groups see, besides the input as it
+// is, the input with its 128 bits exchanged: 1 with 0 and 3 with 2 (8 channels), and then 2 and 3 with 0 and 1 too
+// (16). A shuffle feeds 12 multiplications then, where broadcasts or permutations of each input feed 3: those of 32
+// channels of 3x3, at every other pixel, took a third longer.
 
 #include "direct_conv.h"
 
@@ -20,8 +26,16 @@ using Shape = collage_direct_conv_shape;
 using Buffers = collage_direct_conv_buffers;
 
 constexpr int64_t kVector = 16;
-constexpr int kTile = 14;
 constexpr __mmask16 kAll = 0xffff;
+
+// Pixels of a tile that has so many sums for each: enough of them to hide the latency of multiplications, and no more
+// than fit in 32 registers together with the weights of 3 columns.
+constexpr int pixels_of(int rotations) { return rotations == 1 ? 14 : 4; }
+
+template <int ROTATIONS>
+struct Sums {
+  __m512 at[pixels_of(ROTATIONS)][ROTATIONS];
+};
 
 // A tile, and the part of the input that its windows see.
 struct Place {
@@ -32,89 +46,120 @@ struct Place {
   uint64_t columns;      // bit i: the column i to the right of src lies inside and is needed
   float *dst;
   const float *residual;
-  int pixels;
+  int64_t pixels;
   __mmask16 lanes;       // channels
 };
 
-// Vectors that an input pixel becomes at a time.
-constexpr int count_of(int feed) { return feed == COLLAGE_DEPTHWISE ? 1 : 4; }
-
-template <int FEED>
-[[gnu::always_inline]] inline void load(const float *pixel, __mmask16 lanes, bool swapped, __m512 (&x)[count_of(FEED)]) {
-  if constexpr (FEED == COLLAGE_BROADCAST) {
-    for (int i = 0; i < 4; ++i) x[i] = _mm512_set1_ps(pixel[i]);
-  } else {
-    __m512 all = _mm512_maskz_loadu_ps(lanes, pixel);
-    if constexpr (FEED == COLLAGE_DEPTHWISE) {
-      x[0] = all;
-    } else {
-      if (swapped) all = _mm512_maskz_shuffle_f32x4(kAll, all, all, 0xB1);
-      x[0] = _mm512_maskz_permute_ps(kAll, all, 0x00);
-      x[1] = _mm512_maskz_permute_ps(kAll, all, 0x55);
-      x[2] = _mm512_maskz_permute_ps(kAll, all, 0xAA);
-      x[3] = _mm512_maskz_permute_ps(kAll, all, 0xFF);
-    }
-  }
+// Keeps the compiler from working out before a loop what is as cheap inside it (on GCC 12 that costs a third).
+template <typename T>
+[[gnu::always_inline]] inline void opaque(T &value) {
+  asm volatile("" : "+r"(value));
 }
 
-// What one row of the windows adds to the tile.
-template <int FEED, int STRIDE, int WIDTH>
+// What one row of the windows adds to the tile, from 16 channels whose 128 bits are exchanged: i becomes i ^ EXCHANGE.
+template <int ROTATIONS, int STRIDE, int WIDTH, int EXCHANGE>
 [[gnu::always_inline]] inline void sweep(const float *src, int64_t pixel, const float *weights, const Place &at,
-                                         bool swapped, __m512 (&sum)[kTile]) {
-  constexpr int N = count_of(FEED);
-  __m512 w[WIDTH][N];
+                                         Sums<ROTATIONS> &sums) {
+  constexpr int kPixels = pixels_of(ROTATIONS);
+  constexpr bool kResident = WIDTH * ROTATIONS + kPixels * ROTATIONS <= 28;
+  __m512 w[WIDTH][ROTATIONS];
+  if constexpr (kResident) {
 #pragma GCC unroll 8
-  for (int k = 0; k < WIDTH; ++k)
+    for (int k = 0; k < WIDTH; ++k)
 #pragma GCC unroll 4
-    for (int i = 0; i < N; ++i) w[k][i] = _mm512_loadu_ps(weights + (k * N + i) * kVector);
+      for (int r = 0; r < ROTATIONS; ++r) w[k][r] = _mm512_loadu_ps(weights + (k * ROTATIONS + r) * kVector);
+  }
+  uint64_t columns = at.columns;
+  opaque(columns);
+  __mmask16 lanes = at.lanes;
+  asm volatile("" : "+Yk"(lanes));
 #pragma GCC unroll 64
-  for (int column = 0; column < (kTile - 1) * STRIDE + WIDTH; ++column) {
-    if (at.columns >> column & 1) {
-      __m512 x[N];
-      load<FEED>(src + column * pixel, at.lanes, swapped, x);
-#pragma GCC unroll 4
-      for (int i = 0; i < N; ++i) {
+  for (int column = 0; column < (kPixels - 1) * STRIDE + WIDTH; ++column) {
+    if (__builtin_expect(columns >> column & 1, 1)) {
+      __m512 x = _mm512_maskz_loadu_ps(lanes, src);
+      if constexpr (EXCHANGE != 0)
+        x = _mm512_maskz_shuffle_f32x4(kAll, x, x, EXCHANGE == 1 ? 0xB1 : EXCHANGE == 2 ? 0x4E : 0x1B);
 #pragma GCC unroll 8
-        for (int k = 0; k < WIDTH; ++k) {
-          const int to = (column - k) / STRIDE;
-          if (column >= k && (column - k) % STRIDE == 0 && to < kTile)
-            sum[to] = _mm512_fmadd_ps(x[i], w[k][i], sum[to]);
+      for (int k = 0; k < WIDTH; ++k) {
+        const int to = (column - k) / STRIDE;
+        if (column >= k && (column - k) % STRIDE == 0 && to < kPixels) {
+#pragma GCC unroll 4
+          for (int r = 0; r < ROTATIONS; ++r) {
+            const __m512 by = kResident ? w[k][r] : _mm512_loadu_ps(weights + (k * ROTATIONS + r) * kVector);
+            sums.at[to][r] = _mm512_fmadd_ps(x, by, sums.at[to][r]);
+          }
         }
       }
+      if constexpr (!kResident) opaque(weights);
     }
+    src += pixel;
+    opaque(src);
   }
 }
 
-template <int FEED, int STRIDE, int WIDTH>
+template <int ROTATIONS>
+[[gnu::always_inline]] inline __m512 total(const __m512 (&sums)[ROTATIONS]) {
+  if constexpr (ROTATIONS == 1) {
+    return sums[0];
+  } else {
+    const __m512 low = sums[0] + _mm512_maskz_permute_ps(kAll, sums[1], 0x93);
+    const __m512 high = sums[2] + _mm512_maskz_permute_ps(kAll, sums[3], 0x93);
+    return low + _mm512_maskz_permute_ps(kAll, high, 0x4E);
+  }
+}
+
+template <int ROTATIONS, int STRIDE, int WIDTH>
 void tile(const Shape &s, const float *bias, int64_t vector, const Place &at) {
-  constexpr int N = count_of(FEED);
-  const int64_t first = FEED == COLLAGE_BROADCAST ? vector * kVector / s.group_outputs * s.group_inputs : vector * kVector;
-  const int64_t chunks = FEED == COLLAGE_DEPTHWISE ? 1 : s.group_inputs / N;
-  __m512 sum[kTile];
+  constexpr int kPixels = pixels_of(ROTATIONS);
+  constexpr int64_t kWeights = WIDTH * ROTATIONS * kVector;
+  Sums<ROTATIONS> sums;
 #pragma GCC unroll 16
-  for (int i = 0; i < kTile; ++i) sum[i] = _mm512_loadu_ps(bias + vector * kVector);
+  for (int i = 0; i < kPixels; ++i) {
+    sums.at[i][0] = _mm512_loadu_ps(bias + vector * kVector);
+#pragma GCC unroll 4
+    for (int r = 1; r < ROTATIONS; ++r) sums.at[i][r] = _mm512_setzero_ps();
+  }
+  const int64_t pixel = s.from.pixel;
   const float *weights = at.weights;
   for (int64_t plane = 0; plane < at.planes; ++plane, weights += at.skip) {
     for (int64_t row = 0; row < at.rows; ++row) {
       const float *src = at.src + plane * s.from.plane + row * s.from.row;
-      for (int64_t chunk = 0; chunk < chunks; ++chunk, weights += WIDTH * N * kVector) {
-        const int64_t channel = FEED == COLLAGE_BROADCAST ? first + chunk * N : first;
-        const float *from = src + channel / kVector * s.from.vector + channel % kVector;
-        sweep<FEED, STRIDE, WIDTH>(from, s.from.pixel, weights, at, chunk != 0, sum);
+      if constexpr (ROTATIONS == 1) {
+        sweep<ROTATIONS, STRIDE, WIDTH, 0>(src, pixel, weights, at, sums);
+        weights += kWeights;
+      } else {
+        for (int64_t group = 0; group < s.group_inputs; group += kVector, src += s.from.vector) {
+          sweep<ROTATIONS, STRIDE, WIDTH, 0>(src, pixel, weights, at, sums);
+          weights += kWeights;
+          if (s.group_inputs <= 4) continue;
+          sweep<ROTATIONS, STRIDE, WIDTH, 1>(src, pixel, weights, at, sums);
+          weights += kWeights;
+          if (s.group_inputs <= 8) continue;
+          sweep<ROTATIONS, STRIDE, WIDTH, 2>(src, pixel, weights, at, sums);
+          sweep<ROTATIONS, STRIDE, WIDTH, 3>(src, pixel, weights + kWeights, at, sums);
+          weights += 2 * kWeights;
+        }
       }
     }
   }
-  const __m512 low = _mm512_set1_ps(s.low), high = _mm512_set1_ps(s.high);
+  __m512 found[kPixels];
 #pragma GCC unroll 16
-  for (int i = 0; i < kTile; ++i) {
-    if (i >= at.pixels) continue;
-    if (at.residual) sum[i] += _mm512_maskz_loadu_ps(at.lanes, at.residual + i * s.to.pixel);
+  for (int i = 0; i < kPixels; ++i) found[i] = total<ROTATIONS>(sums.at[i]);
+  if (at.residual) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kPixels; ++i)
+      if (i < at.pixels) found[i] += _mm512_maskz_loadu_ps(at.lanes, at.residual + i * s.to.pixel);
+  }
+  const __m512 low = _mm512_set1_ps(s.low), high = _mm512_set1_ps(s.high);
+  const __mmask16 stored = s.blocked ? kAll : at.lanes;
+  float *dst = at.dst;
+#pragma GCC unroll 16
+  for (int i = 0; i < kPixels; ++i) {
+    if (i == at.pixels) return;
     // NaN stays NaN: both return their second operand then.
-    sum[i] = _mm512_maskz_min_ps(kAll, high, _mm512_maskz_max_ps(kAll, low, sum[i]));
-    if (s.blocked)
-      _mm512_storeu_ps(at.dst + i * s.to.pixel, _mm512_maskz_mov_ps(at.lanes, sum[i]));
-    else
-      _mm512_mask_storeu_ps(at.dst + i * s.to.pixel, at.lanes, sum[i]);
+    _mm512_mask_storeu_ps(dst, stored, _mm512_maskz_min_ps(at.lanes, high, _mm512_maskz_max_ps(kAll, low, found[i])));
+    dst += s.to.pixel;
+    opaque(dst);
   }
 }
 
@@ -128,66 +173,89 @@ struct Inside {
   }
 };
 
-// A row of the result; those of all planes of all batches are numbered through.
-template <int FEED, int STRIDE, int WIDTH>
-void one_row(const Shape &s, const Buffers &b, int64_t vector, int64_t number) {
-  const int64_t y = number % s.out[1], z = number / s.out[1] % s.out[0], batch = number / s.out[1] / s.out[0];
-  const Inside planes(s, 0, z), rows(s, 1, y);
-  const int64_t row_weights =
-      WIDTH * kVector * (FEED == COLLAGE_DEPTHWISE ? 1 : s.group_inputs);
-  const float *src = b.src + batch * s.from.batch + (planes.start + planes.begin) * s.from.plane +
+// The rows of the result, numbered through all planes of all batches.
+struct Row {
+  int64_t batch, z, y;
+  Row(const Shape &s, int64_t number)
+      : batch(number / s.out[1] / s.out[0]), z(number / s.out[1] % s.out[0]), y(number % s.out[1]) {}
+  void advance(const Shape &s) {
+    if (++y < s.out[1]) return;
+    y = 0;
+    if (++z < s.out[0]) return;
+    z = 0;
+    ++batch;
+  }
+};
+
+// `tiles` of `pixels` pixels make up a row of the result; the first `more` have one more.
+struct Tiles {
+  int64_t tiles, pixels, more;
+  Tiles(int64_t row, int most) : tiles((row + most - 1) / most), pixels(row / tiles), more(row % tiles) {}
+};
+
+template <int ROTATIONS, int STRIDE, int WIDTH>
+void one_row(const Shape &s, const Buffers &b, const Tiles &tiles, int64_t vector, const Row &row) {
+  const Inside planes(s, 0, row.z), rows(s, 1, row.y);
+  const int64_t row_weights = WIDTH * kVector * s.group_inputs;
+  const bool wide = s.group_inputs >= kVector;
+  const int64_t from = wide ? vector * kVector / s.group_outputs * (s.group_inputs / kVector) : vector;
+  const float *src = b.src + row.batch * s.from.batch + from * s.from.vector + (planes.start + planes.begin) * s.from.plane +
                      (rows.start + rows.begin) * s.from.row;
-  const int64_t dst = batch * s.to.batch + vector * s.to.vector + z * s.to.plane + y * s.to.row;
+  int64_t dst = row.batch * s.to.batch + vector * s.to.vector + row.z * s.to.plane + row.y * s.to.row;
   Place at;
   at.planes = planes.count;
   at.rows = rows.count;
   at.skip = (s.window[1] - rows.count) * row_weights;
   at.weights = b.weights + ((vector * s.window[0] + planes.begin) * s.window[1] + rows.begin) * row_weights;
   at.lanes = __mmask16((1u << std::min(kVector, s.channels - vector * kVector)) - 1);
-  const int64_t tiles = (s.out[2] + kTile - 1) / kTile;
-  for (int64_t i = 0; i < tiles; ++i) {
-    const int64_t begin = i * s.out[2] / tiles, end = (i + 1) * s.out[2] / tiles;
-    const int64_t left = begin * STRIDE - s.pad[2];
-    const int64_t low = std::max<int64_t>(0, -left), high = std::min((end - begin - 1) * STRIDE + WIDTH, s.in[2] - left);
+  int64_t left = -s.pad[2];
+  for (int64_t i = 0; i < tiles.tiles; ++i) {
+    at.pixels = tiles.pixels + (i < tiles.more);
+    const int64_t low = std::max<int64_t>(0, -left), high = std::min<int64_t>((at.pixels - 1) * STRIDE + WIDTH, s.in[2] - left);
     at.columns = low < high ? (uint64_t(1) << high) - (uint64_t(1) << low) : 0;
     at.src = src + left * s.from.pixel;
-    at.dst = b.dst + dst + begin * s.to.pixel;
-    at.residual = b.residual ? b.residual + dst + begin * s.to.pixel : nullptr;
-    at.pixels = int(end - begin);
-    tile<FEED, STRIDE, WIDTH>(s, b.bias, vector, at);
+    at.dst = b.dst + dst;
+    at.residual = b.residual ? b.residual + dst : nullptr;
+    tile<ROTATIONS, STRIDE, WIDTH>(s, b.bias, vector, at);
+    left += at.pixels * STRIDE;
+    dst += at.pixels * s.to.pixel;
   }
 }
 
-template <int FEED, int STRIDE, int WIDTH>
+template <int ROTATIONS, int STRIDE, int WIDTH>
 int convolve(const Shape &s, const Buffers &b, int64_t share) {
   const int64_t rows = s.batch * s.out[0] * s.out[1], vectors = (s.channels + kVector - 1) / kVector;
   const int64_t all = s.by_vectors ? vectors : rows;
   const int64_t begin = share * all / s.shares, end = (share + 1) * all / s.shares;
   const int64_t first_row = s.by_vectors ? 0 : begin, last_row = s.by_vectors ? rows : end;
   const int64_t first = s.by_vectors ? begin : 0, last = s.by_vectors ? end : vectors;
-  for (int64_t block = first_row; block < last_row; block += s.row_block)
-    for (int64_t vector = first; vector < last; ++vector)
-      for (int64_t row = block; row < std::min(block + s.row_block, last_row); ++row)
-        one_row<FEED, STRIDE, WIDTH>(s, b, vector, row);
+  const Tiles tiles(s.out[2], pixels_of(ROTATIONS));
+  for (int64_t block = first_row; block < last_row; block += s.row_block) {
+    const int64_t count = std::min(s.row_block, last_row - block);
+    for (int64_t vector = first; vector < last; ++vector) {
+      Row row(s, block);
+      for (int64_t i = 0; i < count; ++i, row.advance(s)) one_row<ROTATIONS, STRIDE, WIDTH>(s, b, tiles, vector, row);
+    }
+  }
   return 0;
 }
 
-template <int FEED, int WIDTH>
+template <int ROTATIONS, int WIDTH>
 int with_stride(const Shape &s, const Buffers &b, int64_t share) {
   switch (s.stride[2]) {
-    case 1: return convolve<FEED, 1, WIDTH>(s, b, share);
-    case 2: return convolve<FEED, 2, WIDTH>(s, b, share);
+    case 1: return convolve<ROTATIONS, 1, WIDTH>(s, b, share);
+    case 2: return convolve<ROTATIONS, 2, WIDTH>(s, b, share);
   }
   return COLLAGE_UNAVAILABLE;
 }
 
-template <int FEED>
+template <int ROTATIONS>
 int with_width(const Shape &s, const Buffers &b, int64_t share) {
   switch (s.window[2]) {
-    case 1: return with_stride<FEED, 1>(s, b, share);
-    case 3: return with_stride<FEED, 3>(s, b, share);
-    case 5: return with_stride<FEED, 5>(s, b, share);
-    case 7: return with_stride<FEED, 7>(s, b, share);
+    case 1: return with_stride<ROTATIONS, 1>(s, b, share);
+    case 3: return with_stride<ROTATIONS, 3>(s, b, share);
+    case 5: return with_stride<ROTATIONS, 5>(s, b, share);
+    case 7: return with_stride<ROTATIONS, 7>(s, b, share);
   }
   return COLLAGE_UNAVAILABLE;
 }
@@ -197,12 +265,7 @@ int with_width(const Shape &s, const Buffers &b, int64_t share) {
 extern "C" int collage_direct_conv(void *a, void *b, intptr_t n, void *) {
   const Shape &shape = *static_cast<const Shape *>(a);
   const Buffers &buffers = *static_cast<const Buffers *>(b);
-  switch (shape.feed) {
-    case COLLAGE_DEPTHWISE: return with_width<COLLAGE_DEPTHWISE>(shape, buffers, n);
-    case COLLAGE_LANES: return with_width<COLLAGE_LANES>(shape, buffers, n);
-    case COLLAGE_BROADCAST: return with_width<COLLAGE_BROADCAST>(shape, buffers, n);
-  }
-  return COLLAGE_UNAVAILABLE;
+  return shape.group_inputs == 1 ? with_width<1>(shape, buffers, n) : with_width<4>(shape, buffers, n);
 }
 
 #else

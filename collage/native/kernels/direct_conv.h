@@ -9,13 +9,6 @@
 extern "C" {
 #endif
 
-// How an input pixel becomes the vectors that weights are multiplied with, by the channels of a group.
-enum {
-  COLLAGE_DEPTHWISE = 0,  // 1: the 16 channels as they are
-  COLLAGE_LANES = 1,      // 4: each in turn broadcast within its 128 bits; 8: again with neighbouring 128 bits swapped
-  COLLAGE_BROADCAST = 2,  // a multiple of 4, and of 16 on the output: each in turn in all of the vector
-};
-
 // Distances in floats from one batch, vector of 16 channels, plane, row and pixel to the next.
 typedef struct {
   int64_t batch, vector, plane, row, pixel;
@@ -23,9 +16,8 @@ typedef struct {
 
 // Windows 1, 3, 5 or 7 columns wide, at a distance of 1 or 2 columns; anything goes for planes and rows.
 typedef struct {
-  int64_t feed;
   int64_t batch, channels;                             // of the output
-  int64_t group_inputs, group_outputs;
+  int64_t group_inputs, group_outputs;                 // both 1, 4 or 8; or multiples of 16
   int64_t in[3], out[3], window[3], stride[3], pad[3]; // planes, rows, columns
   collage_steps from, to;
   int64_t blocked;     // 1: the last vector is stored whole, with zeros beyond the last channel
@@ -37,7 +29,7 @@ typedef struct {
 
 typedef struct {
   const float *src;
-  const float *weights;   // [vector][plane][row][chunk of 4 inputs, or of 1][column][input][16]
+  const float *weights;   // [vector][plane][row][16 inputs][exchange: 1, 2 or 4][column][rotation: 1 or 4][16]
   const float *bias;      // [vector][16]
   const float *residual;  // like dst, added before the clamp; or NULL
   float *dst;
