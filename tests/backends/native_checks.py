@@ -68,9 +68,11 @@ def run_variant(
     subgraph: Subgraph, variant: Variant, threads: int, inputs: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
     """Plain outputs of one variant, computed into buffers of NaN; the inputs have NaN around them."""
-    sources = [filled(to_layout(each, layout)) for each, layout in zip(inputs, variant.inputs, strict=True)]
+    taken = variant.inputs or (Layout.PLAIN,) * len(inputs)
+    given = variant.outputs or (Layout.PLAIN,) * len(subgraph.output_types)
+    sources = [filled(to_layout(each, layout)) for each, layout in zip(inputs, taken, strict=True)]
     before = [each.copy() for each in sources]
-    types = [stored_type(t, layout) for t, layout in zip(subgraph.output_types, variant.outputs, strict=True)]
+    types = [stored_type(t, layout) for t, layout in zip(subgraph.output_types, given, strict=True)]
     targets = [filled(np.full(kind.shape, np.nan, np.float32)) for kind in types]
     call = kernel_of(subgraph, variant, threads).bind(sources, targets)
     call()
@@ -78,7 +80,7 @@ def run_variant(
     for source, copy in zip(sources, before, strict=True):
         np.testing.assert_array_equal(source, copy)
     plain = []
-    for kind, layout, target in zip(subgraph.output_types, variant.outputs, targets, strict=True):
+    for kind, layout, target in zip(subgraph.output_types, given, targets, strict=True):
         found = from_layout(target, layout, kind)
         np.testing.assert_array_equal(to_layout(found, layout), target)  # padding channels are zeros
         assert untouched(target)

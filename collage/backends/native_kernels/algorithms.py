@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from collage.backends.base import UnsupportedError, Variant
 from collage.backends.native_kernels.algorithm import Algorithm
 from collage.backends.native_kernels.direct import DirectConv
+from collage.backends.native_kernels.gemm import Gemm
 from collage.backends.native_kernels.winograd import Winograd
 from collage.backends.onednn_kernels.chain import Chain, read_chain
 from collage.errors import unknown_names
@@ -15,7 +16,7 @@ from collage.errors import unknown_names
 if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph
 
-ALGORITHMS: tuple[Algorithm, ...] = (DirectConv(), Winograd())
+ALGORITHMS: tuple[Algorithm, ...] = (DirectConv(), Winograd(), Gemm())
 
 ROOTS = frozenset().union(*(each.roots for each in ALGORITHMS))
 

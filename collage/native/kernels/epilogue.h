@@ -9,7 +9,7 @@
 namespace collage {
 
 // As `activation` in the parameters of kernels.
-enum Activation : int64_t { kNone = 0, kGelu = 1, kTanh = 2, kSigmoid = 3, kSwish = 4 };
+enum Activation : int64_t { kNone = 0, kGelu = 1, kTanh = 2, kSigmoid = 3, kSwish = 4, kGeluTanh = 5 };
 
 // NaN stays NaN. (Not _mm512_max_ps: GCC 12 warns of the undefined register in it.)
 inline __m512 clamp(__m512 x, __m512 low, __m512 high) {
@@ -80,12 +80,19 @@ inline __m512 tangent(__m512 x) {
   return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(found), sign));
 }
 
+// x (1 + tanh u) / 2 = x sigmoid(2 u), with u = sqrt(2 / pi) (x + 0.044715 x^3).
+inline __m512 gelu_tanh(__m512 x) {
+  const __m512 inner = _mm512_fmadd_ps(_mm512_set1_ps(0.044715f) * x, x * x, x);
+  return x * sigmoid(inner * _mm512_set1_ps(1.5957691216f));
+}
+
 inline __m512 activate(__m512 x, int64_t activation) {
   switch (activation) {
     case kGelu: return gelu(x);
     case kTanh: return tangent(x);
     case kSigmoid: return sigmoid(x);
     case kSwish: return x * sigmoid(x);
+    case kGeluTanh: return gelu_tanh(x);
     default: return x;
   }
 }

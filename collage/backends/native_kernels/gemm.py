@@ -1,0 +1,219 @@
+"""Products with a constant matrix that streams through the caches once; see `gemm.cpp`."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from collage.backends.base import UnsupportedError, Variant
+from collage.backends.native_kernels.algorithm import Algorithm, Packed, shared_out, structure
+from collage.backends.native_kernels.convolution import SMALL_FLOP
+from collage.backends.onednn_kernels.builder import fold
+from collage.backends.onednn_kernels.chain import After, Chain, Combine, Floats
+from collage.backends.onednn_kernels.matmul import read_product
+from collage.backends.onednn_kernels.post_ops import Algorithm as Function
+from collage.backends.onednn_kernels.post_ops import Eltwise
+from collage.graph.dataflow import Array
+from collage.graph.layout import BLOCK
+from collage.native import NativeKernel, Step
+
+COLUMNS, ROWS, WHOLE = "columns", "rows", ""
+
+_PANEL = 3
+_ROW_CHUNK = 128
+_SLICE = 1024
+"""Most of the depth at a time: a panel of 48 columns then is 200 kB, and 64 rows are 256 kB."""
+
+
+class Activation(IntEnum):
+    """As in epilogue.h."""
+
+    NONE = 0
+    GELU = 1
+    TANH = 2
+    SIGMOID = 3
+    SWISH = 4
+    GELU_TANH = 5
+
+
+_ACTIVATIONS = {
+    Eltwise(Function.GELU_ERF): Activation.GELU,
+    Eltwise(Function.TANH): Activation.TANH,
+    Eltwise(Function.SIGMOID): Activation.SIGMOID,
+    Eltwise(Function.SWISH, 1.0): Activation.SWISH,
+    Eltwise(Function.GELU_TANH): Activation.GELU_TANH,
+}
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """clamp(activation(product + bias [+ residual])) [+ residual]."""
+
+    activation: Activation = Activation.NONE
+    low: float = -inf
+    high: float = inf
+    residual: int | None = None
+    residual_first: bool = False
+
+
+@dataclass(frozen=True)
+class _Task:
+    rows: int
+    weights: Floats
+    bias: Floats | None
+    ending: _Ending
+
+    @property
+    def flop(self) -> int:
+        return 2 * self.rows * self.weights.size
+
+
+class Gemm(Algorithm):
+    """A matrix, or several with the same rows' length, times a constant one."""
+
+    name = "gemm"
+    roots = frozenset({"matmul"})
+
+    def variants(self, chain: Chain, threads: int) -> Sequence[Variant]:
+        """All plain; split by columns, so that each thread reads its part of the weights, or by rows."""
+        task = _read(chain)
+        splits = []
+        if threads > 1:
+            splits += [COLUMNS] if task.weights.shape[1] >= BLOCK * threads else []
+            splits += [ROWS] if task.rows >= 8 * threads else []
+        if not splits or task.flop < SMALL_FLOP:
+            splits.append(WHOLE)
+        return [Variant(split=split) for split in splits]
+
+    def pack(self, chain: Chain, variant: Variant, threads: int) -> Packed:
+        """The shape of the kernel, the weights in the order in which they are read, and the bias."""
+        task = _read(chain)
+        depth, columns = task.weights.shape
+        slices = -(-depth // _SLICE)
+        shares = 1 if variant.split == WHOLE else threads
+        end = task.ending
+        numbers = {
+            "rows": task.rows,
+            "depth": depth,
+            "columns": columns,
+            "row_chunk": _ROW_CHUNK,
+            "slice": -(-depth // (slices * BLOCK)) * BLOCK,
+            "shares": shares,
+            "by_rows": variant.split == ROWS,
+            "activation": end.activation,
+            "residual_first": end.residual_first,
+            "low": end.low,
+            "high": end.high,
+            "data": chain.subgraph.inputs.index(chain.root.inputs[0]),
+            "residual": None if end.residual is None else chain.subgraph.inputs.index(end.residual),
+        }
+        bias = np.zeros(columns + -columns % BLOCK, np.float32)
+        if task.bias is not None:
+            bias[:columns] = task.bias
+        weights = packed_weights(task.weights, numbers["slice"], shares if variant.split == COLUMNS else 1)
+        return Packed(numbers, {"weights": weights, "bias": bias})
+
+    def load(self, packed: Packed, threads: int) -> NativeKernel:
+        """The kernel; its shares read one array of weights."""
+        return _Kernel(packed, threads)
+
+
+def packed_weights(weights: Floats, deep: int, shares: int) -> Floats:
+    """(K, N) as [share of the columns][slice of ``deep``][panel of 48 columns][k][column], flat."""
+    depth, columns = weights.shape
+    blocks = -(-columns // BLOCK)
+    padded = np.zeros((depth, blocks * BLOCK), np.float32)
+    padded[:, :columns] = weights
+    parts = []
+    for share in range(shares):
+        begin, end = blocks * share // shares, blocks * (share + 1) // shares
+        for k in range(0, depth, deep):
+            for block in range(begin, end, _PANEL):
+                panel = padded[k : k + deep, block * BLOCK : min(block + _PANEL, end) * BLOCK]
+                parts.append(panel.reshape(-1))
+    return np.concatenate(parts)
+
+
+def _read(chain: Chain) -> _Task:
+    """The chain as a product. Raises UnsupportedError when it is none that the kernel takes."""
+    product = read_product(chain.graph, chain.root)
+    weights = chain.constant(chain.root.inputs[1])
+    if weights is None or weights.ndim != 2:
+        raise UnsupportedError("its right operand is no constant matrix")
+    shape = chain.type_of(chain.root.outputs[0]).shape
+    folded = fold(chain, shape, len(shape) - 1)
+    if folded.scale is not None:
+        weights = weights * folded.scale
+    return _Task(math.prod(product.dst[:-1]), weights, folded.bias, _ending(chain, folded.after, shape))
+
+
+def _ending(chain: Chain, after: Sequence[After], shape: tuple[int, ...]) -> _Ending:
+    activation, low, high = Activation.NONE, -inf, inf
+    residual, first, clamped = None, False, False
+    for each in after:
+        if isinstance(each, Combine):
+            if each.algorithm is not Function.ADD or each.shape != shape or residual is not None:
+                raise UnsupportedError(f"{each.algorithm.name.lower()} of {each.shape} after the product")
+            if each.operand not in chain.subgraph.inputs:
+                raise UnsupportedError("a constant matrix is added")
+            residual, first = each.operand, activation is Activation.NONE and not clamped
+            continue
+        if residual is not None and not first:
+            raise UnsupportedError("functions of the sum with a residual, after another function")
+        if (found := _ACTIVATIONS.get(each)) is not None and activation is Activation.NONE and not clamped:
+            activation = found
+            continue
+        least, most = _bounds(each)
+        low, high, clamped = min(max(low, least), most), min(max(high, least), most), True
+    return _Ending(activation, low, high, residual, first)
+
+
+def _bounds(each: Eltwise) -> tuple[float, float]:
+    if each.algorithm == Function.RELU and each.alpha == 0:
+        return 0.0, inf
+    if each.algorithm == Function.CLIP:
+        return each.alpha, each.beta
+    raise UnsupportedError(f"{Function(each.algorithm).name.lower()} after the product")
+
+
+_WHOLES = "rows depth columns row_chunk slice shares by_rows activation residual_first".split()
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in _WHOLES),
+        ("low", ctypes.c_float),
+        ("high", ctypes.c_float),
+    )
+
+
+class _Buffers(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("src", "weights", "bias", "residual", "dst"))
+
+
+class _Kernel(NativeKernel):
+    def __init__(self, packed: Packed, threads: int) -> None:
+        super().__init__(threads)
+        self._numbers: Mapping[str, Any] = packed.numbers
+        self._weights, self._bias = packed.arrays["weights"], packed.arrays["bias"]
+        self._shape = structure(_Shape, packed.numbers)
+
+    def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
+        """One step; the shares differ by number only."""
+        residual = self._numbers["residual"]
+        buffers = _Buffers(
+            inputs[self._numbers["data"]].ctypes.data,
+            self._weights.ctypes.data,
+            self._bias.ctypes.data,
+            None if residual is None else inputs[residual].ctypes.data,
+            outputs[0].ctypes.data,
+        )
+        shares = [buffers] * self._numbers["shares"]
+        return [shared_out("collage_gemm", self._shape, shares, (self, tuple(inputs), tuple(outputs)))]

@@ -1,0 +1,144 @@
+"""Products with constant matrices, in all variants, on random shapes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import helper
+
+from collage.backends.base import BuildOptions
+from collage.backends.native_kernels.gemm import packed_weights
+from tests.backends.native_checks import (
+    BACKEND,
+    check_all_variants,
+    needs_native,
+    refusals_of,
+    run_variant,
+    subgraphs_of,
+)
+from tests.models import make_model
+
+pytestmark = needs_native
+
+ENDINGS = [
+    (),
+    ("Relu",),
+    ("Tanh",),
+    ("Sigmoid",),
+    ("Gelu",),
+    ("GeluTanh",),
+    ("Silu",),
+    ("Residual",),
+    ("Residual", "Relu"),
+    ("Gelu", "Residual"),
+    ("Clip", "Residual"),
+    ("Tanh", "Clip"),
+]
+
+
+def product_model(
+    left: list[int], columns: int, *, bias: bool = True, then: tuple[str, ...] = (), scale: float = 1.0
+) -> onnx.ModelProto:
+    """A product with a constant matrix, and then a bias and what else is asked for."""
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal((left[-1], columns)) * scale / math.sqrt(left[-1])
+    numbers: dict[str, Any] = {"w": weights.astype(np.float32)}
+    inputs = {"x": left}
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+
+    def add(op: str, *operands: str, **attrs: Any) -> str:
+        nodes.append(helper.make_node(op, list(operands), [f"y{len(nodes)}"], **attrs))
+        return str(nodes[-1].output[0])
+
+    value = "y"
+    if bias:
+        numbers["b"] = rng.standard_normal(columns).astype(np.float32)
+        value = add("Add", value, "b")
+    for op in then:
+        if op == "Residual":
+            inputs["r"] = [*left[:-1], columns]
+            value = add("Add", "r", value)
+        elif op == "Clip":
+            numbers |= {"low": np.array(-0.5, np.float32), "high": np.array(1.5, np.float32)}
+            value = add("Clip", value, "low", "high")
+        elif op == "Silu":
+            value = add("Mul", value, add("Sigmoid", value))
+        elif op.startswith("Gelu"):
+            value = add("Gelu", value, approximate="tanh" if op.endswith("Tanh") else "none")
+        else:
+            value = add(op, value)
+    return make_model(nodes, inputs, {value: [None] * len(left)}, numbers, opset=20)
+
+
+@st.composite
+def products(draw: st.DrawFn) -> onnx.ModelProto:
+    left = draw(st.sampled_from([[], [1], [2]]))
+    return product_model(
+        [*left, draw(st.integers(1, 40)), draw(st.one_of(st.integers(1, 80), st.sampled_from([1025, 2050])))],
+        draw(st.integers(1, 200)),
+        bias=draw(st.booleans()),
+        then=draw(st.sampled_from(ENDINGS)),
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(products(), st.sampled_from([1, 2, 3]))
+def test_products(proto: onnx.ModelProto, threads: int) -> None:
+    check_all_variants(subgraphs_of(proto)[-1], threads)
+
+
+@pytest.mark.parametrize("then", ENDINGS)
+def test_every_ending_is_one_kernel(then: tuple[str, ...]) -> None:
+    model = product_model([1, 17, 64], 100, then=then)
+    (whole,) = [each for each in subgraphs_of(model) if len(each.outputs) == 1][-1:]
+    assert whole.outputs == tuple(whole.model.graph.outputs)
+    check_all_variants(whole, 2)
+
+
+@pytest.mark.parametrize("function", ["Gelu", "GeluTanh", "Tanh", "Sigmoid", "Silu"])
+@pytest.mark.parametrize("spread", [1e-3, 1.0, 40.0])
+def test_functions_are_accurate(function: str, spread: float) -> None:
+    check_all_variants(subgraphs_of(product_model([64, 32], 160, then=(function,), scale=spread))[-1], 1)
+
+
+def test_many_rows() -> None:
+    chain = subgraphs_of(product_model([300, 64], 96, then=("Residual", "Relu")))[-1]
+    splits = {variant.split for variant in check_all_variants(chain, 2)}
+    assert splits == {"columns", "rows", ""}
+
+
+@pytest.mark.parametrize("function", ["Gelu", "Tanh", "Sigmoid", "Relu"])
+def test_nan_and_infinity(function: str) -> None:
+    limits = {"Gelu": (np.inf, 0), "Tanh": (1, -1), "Sigmoid": (1, 0), "Relu": (np.inf, 0)}[function]
+    chain = subgraphs_of(product_model([4, 1], 1, bias=False, then=(function,)))[-1]
+    sign = np.sign(np.asarray(chain.model.graph.constants[chain.operators[0].inputs[1]]).item())
+    x = (sign * np.array([[np.nan], [np.inf], [-np.inf], [1e30]])).astype(np.float32)
+    (y,) = run_variant(chain, BACKEND.variants(chain, BuildOptions())[0], 1, [x])
+    assert np.isnan(y[0, 0])
+    assert (y[1, 0], y[2, 0]) == limits
+    assert y[3, 0] == 1 or y[3, 0] > 1e29
+
+
+def test_weights_lie_as_they_are_read() -> None:
+    weights = np.arange(4 * 70, dtype=np.float32).reshape(4, 70)
+    packed = packed_weights(weights, 2, 2)
+    first = packed[: 4 * 32].reshape(2, 2, 32)  # 5 blocks: 2 for the first share, 3 for the second
+    np.testing.assert_array_equal(first[1], weights[2:, :32])
+    second = packed[4 * 32 :].reshape(2, 2, 48)
+    np.testing.assert_array_equal(second[0, :, :38], weights[:2, 32:])
+    assert not second[:, :, 38:].any()
+
+
+def test_refusals() -> None:
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    computed = make_model([node], {"x": [4, 4], "w": [4, 4]}, {"y": [4, 4]})
+    assert not subgraphs_of(computed)
+    assert any("no constant matrix" in each for each in refusals_of(computed))
+    chain = subgraphs_of(product_model([4, 8], 8, then=("Residual", "Exp")))[-1]
+    assert chain.ops[-1] == "add"
