@@ -23,7 +23,6 @@ typedef struct {
   int64_t blocked;     // 1: the last vector is stored whole, with zeros beyond the last channel
   int64_t by_vectors;  // 1: shares are vectors of channels, 0: rows
   int64_t shares;
-  int64_t row_block;   // rows that all vectors of the share go through before the next rows
   float low, high;     // the result is clamped between
 } collage_direct_conv_shape;
 
