@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from collage.backends.base import Backend, BuildOptions, Call, UnsupportedError, Variant
+from collage.backends.base import Backend, BuildOptions, Call, Kernel, UnsupportedError, Variant
 from collage.frontend.subgraph import Subgraph
 from collage.frontend.to_onnx import ExportError
 from collage.graph.dataflow import Array
@@ -19,7 +19,8 @@ from collage.measure_db.compare import region_tolerance, relative_error
 from collage.measure_db.machine import last_level_cache
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
 from collage.measure_db.store import ValueStore
-from collage.measure_db.timing import time_calls
+from collage.measure_db.timing import Clocked, Timing, time_calls, time_clocked
+from collage.native import LaunchList, NativeKernel, note_time, team_of, touch_in_turns
 from collage.runtime.buffers import aligned_array, aligned_copy, as_bytes, poison
 
 _MESSAGE_CHARS = 500
@@ -52,14 +53,15 @@ class _Layouts:
 class BoundKernel:
     """An instance of a candidate on buffers that hold its reference inputs, in the layouts of its variant.
 
-    ``bind`` makes another instance, with weights of its own, on the same buffers.
+    ``another`` makes one more instance, with weights of its own, on the same buffers.
     """
 
+    kernel: Kernel
     call: Call
     inputs: tuple[Array, ...]
     outputs: tuple[Array, ...]
     layouts: _Layouts
-    bind: Callable[[], Call]
+    another: Callable[[], BoundKernel]
     load_s: float
 
 
@@ -71,7 +73,7 @@ def measure_candidate(
         options = tuned(subgraph, backend, options)
         kernel = build(subgraph, backend, options, store)
         error = check_numbers(subgraph, kernel, store)
-        timing = time_calls(_instances(subgraph, kernel))
+        timing = _time(_instances(subgraph, kernel))
     except RejectedError as rejected:
         return rejected.rejection
     except MemoryError:
@@ -105,15 +107,15 @@ def build(subgraph: Subgraph, backend: Backend, options: BuildOptions, store: Va
     with stage("codegen"):
         artifact = backend.codegen(subgraph, options)
 
-    def bind() -> Call:
+    def instance() -> BoundKernel:
+        start = time.perf_counter()
         with stage("load"):
             loaded = backend.load(artifact, options)
         with stage("bind"):
-            return loaded.bind(inputs, outputs)
+            call = loaded.bind(inputs, outputs)
+        return BoundKernel(loaded, call, inputs, outputs, layouts, instance, time.perf_counter() - start)
 
-    start = time.perf_counter()
-    call = bind()
-    return BoundKernel(call, inputs, outputs, layouts, bind, time.perf_counter() - start)
+    return instance()
 
 
 def check_numbers(subgraph: Subgraph, kernel: BoundKernel, store: ValueStore) -> float:
@@ -200,8 +202,30 @@ def _difference(actual: Array, expected: Array, error: float, allowed: float) ->
     return f"has {int(np.count_nonzero(actual != expected))} wrong elements"
 
 
-def _instances(subgraph: Subgraph, kernel: BoundKernel) -> Sequence[Call]:
+def _instances(subgraph: Subgraph, kernel: BoundKernel) -> list[BoundKernel]:
     """The kernel, and others with weights of their own to rotate with."""
     weights, among = weight_bytes(subgraph), weights_among(subgraph)
     count = instance_count(weights, among, last_level_cache(), kernel.load_s)
-    return [kernel.call, *(kernel.bind() for _ in range(count - 1))]
+    return [kernel, *(kernel.another() for _ in range(count - 1))]
+
+
+def _time(instances: Sequence[BoundKernel]) -> Timing:
+    """A kernel on the team finds its buffers' cache lines on all cores, as the network's kernels leave them."""
+    if not isinstance(instances[0].kernel, NativeKernel):
+        return time_calls([each.call for each in instances])
+    return time_clocked([clocked(each.kernel, each.inputs, each.outputs) for each in instances])
+
+
+def clocked(kernel: Kernel, inputs: Sequence[Array], outputs: Sequence[Array]) -> Clocked:
+    """A call of a kernel on the team that takes its own time, with the buffers' cache lines on all cores."""
+    assert isinstance(kernel, NativeKernel)
+    clock = np.zeros(2, np.int64)
+    before, after = (note_time(int(clock[side:].ctypes.data)) for side in (0, 1))
+    touches = [touch_in_turns(array) for array in (*outputs, *inputs) if array.nbytes]
+    run = LaunchList(team_of(kernel.threads), [*touches, before, *kernel.steps(inputs, outputs), after])
+
+    def call() -> int:
+        run()
+        return int(clock[1] - clock[0])
+
+    return call

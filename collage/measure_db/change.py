@@ -8,10 +8,10 @@ from collage.backends.base import BuildOptions
 from collage.backends.layout import LayoutChange
 from collage.graph.dataflow import np_dtype
 from collage.graph.layout import stored_type, to_layout
-from collage.measure_db.candidate import RejectedError, stage
+from collage.measure_db.candidate import RejectedError, clocked, stage
 from collage.measure_db.protocol import Change
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
-from collage.measure_db.timing import time_calls
+from collage.measure_db.timing import time_clocked
 from collage.runtime.buffers import aligned_array, aligned_copy, as_bytes, poison
 
 
@@ -33,5 +33,5 @@ def measure_change(change: Change, options: BuildOptions) -> Outcome:
         return rejected.rejection
     if not np.array_equal(as_bytes(given), as_bytes(to_layout(plain, change.target))):
         return Rejection(RejectionKind.INACCURATE, f"{change.source} -> {change.target} of {change.kind}")
-    timing = time_calls([call])
+    timing = time_clocked([clocked(kernel, [taken], [given])])
     return Measurement(timing.median_us, timing.noise_us, timing.min_us, timing.repeats, 0.0)

@@ -17,11 +17,15 @@ from collage.backends.base import Call
 Clock = Callable[[], int]
 """Nanoseconds since some moment; monotonic."""
 
+Clocked = Callable[[], int]
+"""Runs a kernel and gives the nanoseconds that it took."""
+
 _BATCH_NS = 20_000
 """Shorter calls are timed several at once: a clock read takes 50-100 ns, which is 0.4 % of this."""
 _LARGEST_BATCH = 1 << 14
 _HARD_FACTOR = 4
 _FEWEST = 3
+_LEAST_CLOCKED = 21
 _SURE_ROUNDS = 8
 _BLOCKS = 10
 _BLOCK_SAMPLES = 6
@@ -79,6 +83,40 @@ def time_calls(
             if passed >= _HARD_FACTOR * limit_s and count >= min(_FEWEST, min_repeats):
                 break
             if count < min_repeats:
+                continue
+            if passed >= limit_s:
+                break
+            if count >= check and passed >= 0.1 * limit_s:
+                check = count + max(1, count // 4)
+                if noise(samples) <= target_relative_ci * median(samples):
+                    break
+    return summary(samples)
+
+
+def time_clocked(
+    calls: Sequence[Clocked],
+    *,
+    limit_s: float = 0.25,
+    target_relative_ci: float = 0.02,
+    clock: Clock = time.perf_counter_ns,
+) -> Timing:
+    """Time of one call, over instances that tell themselves how many nanoseconds each call took.
+
+    Sampling ends like that of ``time_calls``, after 21 samples at least, or 3 that take four times ``limit_s``.
+    """
+    with _no_gc():
+        start = clock()
+        for call in calls:
+            call()
+        samples: list[float] = []
+        check = _LEAST_CLOCKED
+        for call in cycle(calls):
+            samples.append(call())
+            passed = (clock() - start) / 1e9
+            count = len(samples)
+            if passed >= _HARD_FACTOR * limit_s and count >= _FEWEST:
+                break
+            if count < _LEAST_CLOCKED:
                 continue
             if passed >= limit_s:
                 break

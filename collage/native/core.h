@@ -63,6 +63,9 @@ int collage_parallel_launch(int (*body)(int task, void *environment, void *data)
 // A task that writes the time to *(int64_t *)a: nanoseconds of CLOCK_MONOTONIC.
 int collage_note_time(void *a, void *b, intptr_t n, void *c);
 
+// A task that rewrites a word of each cache line of the n bytes from a on, so that the lines are this core's.
+int collage_touch(void *a, void *b, intptr_t n, void *c);
+
 // A task that does nothing, for measuring what a launch costs.
 int collage_nothing(void *a, void *b, intptr_t n, void *c);
 

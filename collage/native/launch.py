@@ -14,6 +14,8 @@ from collage.graph.dataflow import Array
 from collage.native.library import address_of, core
 from collage.native.team import Team, team_of
 
+_MOST_PIECES = 256
+
 
 class TaskError(CollageError):
     """A native task returned a status other than 0."""
@@ -54,6 +56,18 @@ class Step:
 def note_time(where: int) -> Step:
     """A step that writes the time, in nanoseconds of ``time.monotonic_ns``, to the int64 at that address."""
     return Step((Task(address_of(core().collage_note_time), a=where),))
+
+
+def touch_in_turns(array: Array) -> Step:
+    """A step after which the cores own an array's cache lines in turns, by pieces of 4 KiB or more."""
+    piece = max(4096, -(-array.nbytes // (_MOST_PIECES * 4096)) * 4096)
+    function, start = address_of(core().collage_touch), int(array.ctypes.data)
+    return Step(
+        tuple(
+            Task(function, a=start + at, n=min(piece, array.nbytes - at), keep=(array,))
+            for at in range(0, array.nbytes, piece)
+        )
+    )
 
 
 class NativeKernel(Kernel):

@@ -1,0 +1,71 @@
+"""Kernels on the team take their own time, with their buffers' cache lines on all cores."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from collage.graph.dataflow import Array
+from collage.measure_db.candidate import clocked
+from collage.measure_db.timing import time_clocked
+from collage.native import NativeKernel, Step, Task, core_problem, touch_in_turns
+from collage.native.library import address_of, core
+from collage.runtime.buffers import aligned_empty
+
+pytestmark = pytest.mark.skipif(bool(core_problem()), reason=core_problem())
+
+
+class Touches(NativeKernel):
+    """Rewrites its input so many times."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__(threads=2)
+        self.times = times
+
+    def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
+        task = Task(address_of(core().collage_touch), a=inputs[0].ctypes.data, n=inputs[0].nbytes)
+        return [Step((task,))] * self.times
+
+
+def test_the_kernel_alone_is_timed() -> None:
+    array = aligned_empty((1 << 20,), "uint8")
+    array[:] = 7
+    call = clocked(Touches(20), [array], [])
+    start = time.monotonic_ns()
+    inside = sum(call() for _ in range(50))
+    assert 0 < inside < time.monotonic_ns() - start
+    once = time_clocked([clocked(Touches(1), [array], [])], limit_s=0.1)
+    often = time_clocked([call], limit_s=0.1)
+    assert often.median_us > 5 * once.median_us
+    assert np.all(array == 7)
+
+
+def test_touching_covers_an_array_and_leaves_it_as_it_is() -> None:
+    array = aligned_empty((300_001,), "uint8")
+    array[:] = np.arange(300_001) % 251
+    step = touch_in_turns(array)
+    assert sum(task.n for task in step.tasks) == array.nbytes
+    assert [task.a for task in step.tasks] == list(
+        range(array.ctypes.data, array.ctypes.data + array.nbytes, step.tasks[0].n)
+    )
+    assert np.array_equal(array, np.arange(300_001) % 251)
+
+
+def test_sampling_ends_when_the_interval_is_narrow_or_the_time_is_up() -> None:
+    now = [0]
+
+    def clock() -> int:
+        return now[0]
+
+    def kernel() -> int:
+        now[0] += 1_000_000
+        return 1_000_000
+
+    steady = time_clocked([kernel], limit_s=10.0, clock=clock)
+    assert steady.median_us == 1000.0
+    assert steady.repeats < 2000
+    slow = time_clocked([kernel], limit_s=0.0001, clock=clock)
+    assert slow.repeats == 3
