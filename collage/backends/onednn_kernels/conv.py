@@ -102,6 +102,19 @@ def scaled(conv: Conv, scale: Floats | None, bias: Floats | None) -> Conv:
     return replace(conv, weights=weights, bias=bias)
 
 
+def in_a_row(conv: Conv) -> Conv:
+    """A pointwise convolution with all positions on the first spatial axis, so that shares of them are even.
+
+    With channels last they lie one after the other: 2048 to 1024 channels on 7x7 take 425 us in shares of 25 and
+    24 positions, 480 us in shares of 4 and 3 rows (2 cores with AVX-512).
+    """
+    same = conv.src[2:] == conv.dst[2:] and set(conv.strides) == {1} and not any(conv.pad_begin)
+    if conv.transposed or not same or math.prod(conv.weights.shape[2:]) != 1:
+        return conv
+    space = (math.prod(conv.src[2:]), *[1] * (len(conv.src) - 3))
+    return replace(conv, src=(*conv.src[:2], *space), dst=(*conv.dst[:2], *space))
+
+
 def merged(conv: Conv) -> Conv:
     """Narrow groups merged to wide ones with a block-diagonal kernel, where that fills blocks of 16 channels.
 

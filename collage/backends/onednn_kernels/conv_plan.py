@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from collage.backends.base import UnsupportedError, Variant
 from collage.backends.onednn_kernels.builder import Builder, Draft, Range, fold, variant_of
-from collage.backends.onednn_kernels.chain import Chain, Combine
-from collage.backends.onednn_kernels.conv import Conv, merged, read_conv, scaled
+from collage.backends.onednn_kernels.chain import After, Chain, Combine
+from collage.backends.onednn_kernels.conv import Conv, in_a_row, merged, read_conv, scaled
 from collage.backends.onednn_kernels.description import Packed, cut, dense, laid_out, part
 from collage.backends.onednn_kernels.operations import Convolution
 from collage.backends.onednn_kernels.plan import BIAS, DST, SRC, WEIGHTS, Buffer, Input
+from collage.backends.onednn_kernels.post_ops import Eltwise
 from collage.backends.onednn_kernels.window import needed, row_axis, transposed_needed
 from collage.graph.layout import BLOCK, Layout
 
@@ -56,7 +57,14 @@ def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
     if chain.viewed and variant.outputs and variant.outputs[0] is not Layout.PLAIN:
         raise UnsupportedError("a reshaped result has only the plain layout")
     folded = fold(chain, conv.dst, 1)
-    builder = Builder(chain, variant, conv.dst, folded.after)
+    after = folded.after
+    if variant.split == ROWS and all(_lies_in_a_row(each, conv) for each in after):
+        before, conv = conv.dst, in_a_row(conv)
+        after = tuple(
+            replace(each, shape=conv.dst) if isinstance(each, Combine) and each.shape == before else each
+            for each in after
+        )
+    builder = Builder(chain, variant, conv.dst, after)
     data = chain.root.inputs[0]
     if chain.graph.is_constant(data):
         raise UnsupportedError("convolution of a constant")
@@ -68,6 +76,11 @@ def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
     for share in _shares(conv, source, target, variant.split, threads):
         _add(builder, conv, share, source, index)
     return builder.draft()
+
+
+def _lies_in_a_row(step: After, conv: Conv) -> bool:
+    """Whether a function knows no more of a position than its place in memory."""
+    return isinstance(step, Eltwise) or step.shape == conv.dst or set(step.shape[2:]) == {1}
 
 
 @dataclass(frozen=True)
