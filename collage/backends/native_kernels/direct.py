@@ -12,7 +12,8 @@ import numpy as np
 from collage.backends.base import UnsupportedError, Variant
 from collage.backends.native_kernels.algorithm import Algorithm, Packed, shared_out, structure
 from collage.backends.native_kernels.convolution import SMALL_FLOP, in_layout, read_convolution
-from collage.backends.onednn_kernels.chain import Chain, Floats
+from collage.backends.native_kernels.direct_weights import packed_weights, reach_of
+from collage.backends.onednn_kernels.chain import Chain
 from collage.backends.onednn_kernels.conv import Conv
 from collage.graph.dataflow import Array
 from collage.graph.layout import BLOCK, Layout
@@ -21,13 +22,15 @@ from collage.native import NativeKernel, Step
 ROWS, CHANNELS, WHOLE = "rows", "output channels", ""
 
 _MOST_INPUTS = 32
+_MOST_WASTE = 8
+"""Multiplications for each that counts; the others are with zeros, where groups do not fill vectors."""
 _WIDTHS = (1, 3, 5, 7)
 _MANY_WEIGHTS = 1 << 18
 """Bytes. 1024 channels of 7x7 in groups of 32 take 56 us split by channels and 71 by rows, 256 channels the same."""
 
 
 class DirectConv(Algorithm):
-    """Two or more groups of 1, 2, 4, 8, 16 or 32 channels; windows 1, 3, 5 or 7 wide."""
+    """Two or more groups of 1, 2, 4 or 6 to 32 inputs; windows at most 7 wide at every column or every other one."""
 
     name = "direct_conv"
     roots = frozenset({"nn.conv1d", "nn.conv2d", "nn.conv3d"})
@@ -35,7 +38,8 @@ class DirectConv(Algorithm):
     def variants(self, chain: Chain, threads: int) -> Sequence[Variant]:
         """Both layouts with channels innermost, with the more even split; one thread alone for small work."""
         conv = read_convolution(chain).conv
-        width_of(conv)
+        if problem := problem_of(conv):
+            raise UnsupportedError(problem)
         splits = [_split(conv, threads)] if threads > 1 else []
         if threads == 1 or conv.flop < SMALL_FLOP:
             splits.append(WHOLE)
@@ -45,24 +49,28 @@ class DirectConv(Algorithm):
     def pack(self, chain: Chain, variant: Variant, threads: int) -> Packed:
         """The shape of the kernel, weights in the order in which they are read, and the bias."""
         task = read_convolution(chain)
-        conv = task.conv
+        conv, reach = task.conv, reach_of(task.conv)
         (layout,) = variant.outputs
-        batch, channels, *_ = conv.dst
+        batch, outputs, *_ = conv.dst
+        *heights, width = _three(conv.weights.shape[2:], 1)
         spatial = {
             "in": _three(conv.src[2:], 1),
             "out": _three(conv.dst[2:], 1),
-            "window": _three(conv.weights.shape[2:], 1),
+            "window": (*heights, next(each for each in _WIDTHS if each >= width)),
             "stride": _three(conv.strides, 1),
             "pad": _three(conv.pad_begin, 0),
         }
         numbers = {
             "batch": batch,
-            "channels": channels,
-            "group_inputs": width_of(conv),
-            "group_outputs": channels // conv.groups,
+            "inputs": conv.src[1],
+            "outputs": outputs,
+            "rotations": reach.rotations,
+            "exchanges": reach.exchanges,
+            "blocks": reach.blocks,
+            "first": reach.first,
             **spatial,
             "from": _steps(conv.src[1], spatial["in"], layout),
-            "to": _steps(channels, spatial["out"], layout),
+            "to": _steps(outputs, spatial["out"], layout),
             "blocked": layout is Layout.BLOCKED,
             "by_vectors": variant.split == CHANNELS,
             "shares": 1 if variant.split == WHOLE else threads,
@@ -71,55 +79,28 @@ class DirectConv(Algorithm):
             "data": chain.subgraph.inputs.index(task.data),
             "residual": None if task.residual is None else chain.subgraph.inputs.index(task.residual),
         }
-        bias = np.zeros(-channels % BLOCK + channels, np.float32)
+        bias = np.zeros(-outputs % BLOCK + outputs, np.float32)
         if conv.bias is not None:
-            bias[:channels] = conv.bias
-        return Packed(numbers, {"weights": packed_weights(conv), "bias": bias})
+            bias[:outputs] = conv.bias
+        return Packed(numbers, {"weights": packed_weights(conv, reach, spatial["window"]), "bias": bias})
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
         """The kernel; its shares read the same weights."""
         return _Kernel(packed, threads)
 
 
-def width_of(conv: Conv) -> int:
-    """Input channels of a group as the kernel sees it. Raises UnsupportedError for what the kernel does not take."""
+def problem_of(conv: Conv) -> str:
+    """Why the kernel does not take a convolution, or ""."""
     ins, outs = conv.src[1] // conv.groups, conv.dst[1] // conv.groups
     if conv.transposed or conv.groups == 1 or ins > _MOST_INPUTS:
-        raise UnsupportedError(f"{conv.groups} groups of {ins} channels")
+        return f"{conv.groups} groups of {ins} channels"
     if any(each != 1 for each in conv.dilation):
-        raise UnsupportedError("dilated")
-    if conv.weights.shape[-1] not in _WIDTHS or conv.strides[-1] > 2:
-        raise UnsupportedError(f"a window {conv.weights.shape[-1]} wide at every {conv.strides[-1]} columns")
-    if ins == outs and ins in (1, 2, 4, 8):
-        return 4 if ins == 2 else ins
-    if ins % BLOCK == outs % BLOCK == 0:
-        return ins
-    raise UnsupportedError(f"groups of {ins} and {outs} channels")
-
-
-def packed_weights(conv: Conv) -> Floats:
-    """The weights as `direct_conv.h` has them, zeros where output and input are of no or of different groups."""
-    width = width_of(conv)
-    outputs, inputs = conv.dst[1], conv.src[1]
-    ins, outs = inputs // conv.groups, outputs // conv.groups
-    vector, block, exchange, rotation, lane = np.ogrid[
-        : -(-outputs // BLOCK), : -(-width // BLOCK), : _exchanges(width), : 1 if width == 1 else 4, :BLOCK
-    ]
-    first = vector if width < BLOCK else vector * BLOCK // outs * (ins // BLOCK)
-    source = (first + block) * BLOCK + (lane // 4 ^ exchange) * 4 + lane % 4
-    target = vector * BLOCK + lane // 4 * 4 + (lane + rotation) % 4
-    source, target = np.broadcast_arrays(source, target)
-    group = target // outs
-    inside = (source < inputs) & (target < outputs) & (source // ins == group)
-    weights = conv.weights.reshape(outputs, ins, *_three(conv.weights.shape[2:], 1))
-    found = weights[np.where(inside, target, 0), np.where(inside, source - group * ins, 0)]
-    found[~inside] = 0
-    return np.ascontiguousarray(found.transpose(0, 5, 6, 1, 2, 7, 3, 4))
-
-
-def _exchanges(width: int) -> int:
-    """How many 128 bits of a vector a group has; each of the result's sees them all."""
-    return min(max(1, width // 4), 4)
+        return "dilated"
+    if conv.weights.shape[-1] > max(_WIDTHS) or conv.strides[-1] > 2:
+        return f"a window {conv.weights.shape[-1]} wide at every {conv.strides[-1]} columns"
+    if reach_of(conv).inputs > _MOST_WASTE * ins:
+        return f"groups of {ins} and {outs} channels"
+    return ""
 
 
 def _split(conv: Conv, threads: int) -> str:
@@ -150,7 +131,7 @@ def _steps(channels: int, spatial: tuple[int, ...], layout: Layout) -> tuple[int
 
 
 _Three = ctypes.c_int64 * 3
-_WHOLES = "batch channels group_inputs group_outputs".split()
+_WHOLES = "batch inputs outputs rotations exchanges blocks".split()
 
 
 class _Steps(ctypes.Structure):
@@ -170,7 +151,9 @@ class _Shape(ctypes.Structure):
 
 
 class _Buffers(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("src", "weights", "bias", "residual", "dst"))
+    _fields_ = tuple(
+        (name, ctypes.c_void_p) for name in ("src", "first", "weights", "bias", "residual", "dst")
+    )
 
 
 class _Kernel(NativeKernel):
@@ -178,6 +161,7 @@ class _Kernel(NativeKernel):
         super().__init__(threads)
         self._numbers: Mapping[str, Any] = packed.numbers
         self._weights, self._bias = packed.arrays["weights"], packed.arrays["bias"]
+        self._first = (ctypes.c_int64 * len(packed.numbers["first"]))(*packed.numbers["first"])
         self._shape = structure(_Shape, packed.numbers)
 
     def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
@@ -185,6 +169,7 @@ class _Kernel(NativeKernel):
         residual = self._numbers["residual"]
         buffers = _Buffers(
             inputs[self._numbers["data"]].ctypes.data,
+            ctypes.addressof(self._first),
             self._weights.ctypes.data,
             self._bias.ctypes.data,
             None if residual is None else inputs[residual].ctypes.data,

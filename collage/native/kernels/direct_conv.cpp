@@ -9,7 +9,8 @@
 // i + r of the result is to get. They are rotated and added at the end. Wider groups see, besides the input as it
 // is, the input with its 128 bits exchanged: 1 with 0 and 3 with 2 (8 channels), and then 2 and 3 with 0 and 1 too
 // (16). A shuffle feeds 12 multiplications then, where broadcasts or permutations of each input feed 3: those of 32
-// channels of 3x3, at every other pixel, took a third longer.
+// channels of 3x3, at every other pixel, took a third longer. Groups that do not fill vectors see their neighbours'
+// channels too, with weights of 0.
 
 #include "direct_conv.h"
 
@@ -47,8 +48,14 @@ struct Place {
   float *dst;
   const float *residual;
   int64_t pixels;
-  __mmask16 lanes;       // channels
+  __mmask16 lanes;       // channels of the result
+  __mmask16 last_lanes;  // channels of the last vector of inputs
 };
+
+// Which of a vector's channels there are.
+inline __mmask16 lanes_of(int64_t channels, int64_t vector) {
+  return __mmask16((1u << std::min(kVector, channels - vector * kVector)) - 1);
+}
 
 // Keeps the compiler from working out before a loop what is as cheap inside it (on GCC 12 that costs a third).
 template <typename T>
@@ -58,8 +65,8 @@ template <typename T>
 
 // What one row of the windows adds to the tile, from 16 channels whose 128 bits are exchanged: i becomes i ^ EXCHANGE.
 template <int ROTATIONS, int STRIDE, int WIDTH, int EXCHANGE>
-[[gnu::always_inline]] inline void sweep(const float *src, int64_t pixel, const float *weights, const Place &at,
-                                         Sums<ROTATIONS> &sums) {
+[[gnu::always_inline]] inline void sweep(const float *src, int64_t pixel, const float *weights, uint64_t columns,
+                                         __mmask16 lanes, Sums<ROTATIONS> &sums) {
   constexpr int kPixels = pixels_of(ROTATIONS);
   constexpr bool kResident = WIDTH * ROTATIONS + kPixels * ROTATIONS <= 28;
   __m512 w[WIDTH][ROTATIONS];
@@ -69,9 +76,7 @@ template <int ROTATIONS, int STRIDE, int WIDTH, int EXCHANGE>
 #pragma GCC unroll 4
       for (int r = 0; r < ROTATIONS; ++r) w[k][r] = _mm512_loadu_ps(weights + (k * ROTATIONS + r) * kVector);
   }
-  uint64_t columns = at.columns;
   opaque(columns);
-  __mmask16 lanes = at.lanes;
   asm volatile("" : "+Yk"(lanes));
 #pragma GCC unroll 64
   for (int column = 0; column < (kPixels - 1) * STRIDE + WIDTH; ++column) {
@@ -114,10 +119,8 @@ template <int ROTATIONS>
 template <int ROTATIONS, int STRIDE, int LOCALITY>
 [[gnu::always_inline]] inline void prefetch_below(const Shape &s, const Place &at) {
   const float *row = at.src + at.rows * s.from.row;
-  for (int64_t group = 0; group < s.group_inputs; group += kVector, row += s.from.vector) {
-#pragma GCC unroll 2
+  for (int64_t block = 0; block < s.blocks; ++block, row += s.from.vector) {
     for (int y = 0; y < STRIDE; ++y)
-#pragma GCC unroll 32
       for (int column = 0; column < pixels_of(ROTATIONS) * STRIDE; ++column)
         __builtin_prefetch(row + y * s.from.row + column * s.from.pixel, 0, LOCALITY);
   }
@@ -146,20 +149,21 @@ void tile(const Shape &s, const float *bias, int64_t vector, const Place &at) {
     for (int64_t row = 0; row < at.rows; ++row) {
       const float *src = at.src + plane * s.from.plane + row * s.from.row;
       if constexpr (ROTATIONS == 1) {
-        sweep<ROTATIONS, STRIDE, WIDTH, 0>(src, pixel, weights, at, sums);
+        sweep<ROTATIONS, STRIDE, WIDTH, 0>(src, pixel, weights, at.columns, at.last_lanes, sums);
         weights += kWeights;
-      } else {
-        for (int64_t group = 0; group < s.group_inputs; group += kVector, src += s.from.vector) {
-          sweep<ROTATIONS, STRIDE, WIDTH, 0>(src, pixel, weights, at, sums);
-          weights += kWeights;
-          if (s.group_inputs <= 4) continue;
-          sweep<ROTATIONS, STRIDE, WIDTH, 1>(src, pixel, weights, at, sums);
-          weights += kWeights;
-          if (s.group_inputs <= 8) continue;
-          sweep<ROTATIONS, STRIDE, WIDTH, 2>(src, pixel, weights, at, sums);
-          sweep<ROTATIONS, STRIDE, WIDTH, 3>(src, pixel, weights + kWeights, at, sums);
-          weights += 2 * kWeights;
-        }
+        continue;
+      }
+      for (int64_t left = s.blocks; left > 0; --left, src += s.from.vector) {
+        const __mmask16 lanes = left == 1 ? at.last_lanes : kAll;
+        sweep<ROTATIONS, STRIDE, WIDTH, 0>(src, pixel, weights, at.columns, lanes, sums);
+        weights += kWeights;
+        if (s.exchanges == 1) continue;
+        sweep<ROTATIONS, STRIDE, WIDTH, 1>(src, pixel, weights, at.columns, lanes, sums);
+        weights += kWeights;
+        if (s.exchanges == 2) continue;
+        sweep<ROTATIONS, STRIDE, WIDTH, 2>(src, pixel, weights, at.columns, lanes, sums);
+        sweep<ROTATIONS, STRIDE, WIDTH, 3>(src, pixel, weights + kWeights, at.columns, lanes, sums);
+        weights += 2 * kWeights;
       }
     }
   }
@@ -217,18 +221,17 @@ struct Tiles {
 template <int ROTATIONS, int STRIDE, int WIDTH>
 void one_row(const Shape &s, const Buffers &b, const Tiles &tiles, int64_t vector, const Row &row) {
   const Inside planes(s, 0, row.z), rows(s, 1, row.y);
-  const int64_t row_weights = WIDTH * kVector * s.group_inputs;
-  const bool wide = s.group_inputs >= kVector;
-  const int64_t from = wide ? vector * kVector / s.group_outputs * (s.group_inputs / kVector) : vector;
-  const float *src = b.src + row.batch * s.from.batch + from * s.from.vector + (planes.start + planes.begin) * s.from.plane +
-                     (rows.start + rows.begin) * s.from.row;
+  const int64_t row_weights = WIDTH * kVector * ROTATIONS * s.exchanges * s.blocks;
+  const float *src = b.src + row.batch * s.from.batch + b.first[vector] * s.from.vector +
+                     (planes.start + planes.begin) * s.from.plane + (rows.start + rows.begin) * s.from.row;
   int64_t dst = row.batch * s.to.batch + vector * s.to.vector + row.z * s.to.plane + row.y * s.to.row;
   Place at;
   at.planes = planes.count;
   at.rows = rows.count;
   at.skip = (s.window[1] - rows.count) * row_weights;
   at.weights = b.weights + ((vector * s.window[0] + planes.begin) * s.window[1] + rows.begin) * row_weights;
-  at.lanes = __mmask16((1u << std::min(kVector, s.channels - vector * kVector)) - 1);
+  at.lanes = lanes_of(s.outputs, vector);
+  at.last_lanes = lanes_of(s.inputs, b.first[vector] + s.blocks - 1);
   int64_t left = -s.pad[2];
   for (int64_t i = 0; i < tiles.tiles; ++i) {
     at.pixels = tiles.pixels + (i < tiles.more);
@@ -245,7 +248,7 @@ void one_row(const Shape &s, const Buffers &b, const Tiles &tiles, int64_t vecto
 
 template <int ROTATIONS, int STRIDE, int WIDTH>
 int convolve(const Shape &s, const Buffers &b, int64_t share) {
-  const int64_t rows = s.batch * s.out[0] * s.out[1], vectors = (s.channels + kVector - 1) / kVector;
+  const int64_t rows = s.batch * s.out[0] * s.out[1], vectors = (s.outputs + kVector - 1) / kVector;
   const int64_t all = s.by_vectors ? vectors : rows;
   const int64_t begin = share * all / s.shares, end = (share + 1) * all / s.shares;
   const int64_t first_row = s.by_vectors ? 0 : begin, last_row = s.by_vectors ? rows : end;
@@ -284,7 +287,11 @@ int with_width(const Shape &s, const Buffers &b, int64_t share) {
 extern "C" int collage_direct_conv(void *a, void *b, intptr_t n, void *) {
   const Shape &shape = *static_cast<const Shape *>(a);
   const Buffers &buffers = *static_cast<const Buffers *>(b);
-  return shape.group_inputs == 1 ? with_width<1>(shape, buffers, n) : with_width<4>(shape, buffers, n);
+  switch (shape.rotations) {
+    case 1: return with_width<1>(shape, buffers, n);
+    case 4: return with_width<4>(shape, buffers, n);
+  }
+  return COLLAGE_UNAVAILABLE;
 }
 
 #else
