@@ -17,7 +17,6 @@ from collage.backends.native_kernels.algorithm import Algorithm, Packed, shared_
 from collage.backends.native_kernels.convolution import SMALL_FLOP
 from collage.backends.onednn_kernels.builder import fold
 from collage.backends.onednn_kernels.chain import After, Chain, Combine, Floats
-from collage.backends.onednn_kernels.matmul import read_product
 from collage.backends.onednn_kernels.post_ops import Algorithm as Function
 from collage.backends.onednn_kernels.post_ops import Eltwise
 from collage.graph.dataflow import Array
@@ -143,15 +142,17 @@ def packed_weights(weights: Floats, deep: int, shares: int) -> Floats:
 
 def _read(chain: Chain) -> _Task:
     """The chain as a product. Raises UnsupportedError when it is none that the kernel takes."""
-    product = read_product(chain.graph, chain.root)
-    weights = chain.constant(chain.root.inputs[1])
+    left, right = chain.root.inputs
+    weights = chain.constant(right)
     if weights is None or weights.ndim != 2:
         raise UnsupportedError("its right operand is no constant matrix")
+    if chain.graph.is_constant(left):
+        raise UnsupportedError("product of constants")
     shape = chain.type_of(chain.root.outputs[0]).shape
     folded = fold(chain, shape, len(shape) - 1)
     if folded.scale is not None:
         weights = weights * folded.scale
-    return _Task(math.prod(product.dst[:-1]), weights, folded.bias, _ending(chain, folded.after, shape))
+    return _Task(math.prod(shape[:-1]), weights, folded.bias, _ending(chain, folded.after, shape))
 
 
 def _ending(chain: Chain, after: Sequence[After], shape: tuple[int, ...]) -> _Ending:
