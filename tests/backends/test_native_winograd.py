@@ -164,7 +164,6 @@ def test_a_constant_window_sums(tile: int) -> None:
         (conv_model((16, 16), [7, 7], [3, 3], dilations=[2, 2]), "at distances other than 1"),
         (conv_model((24, 16), [7, 7], [3, 3]), "24 to 16 channels"),
         (conv_model((16, 40), [7, 7], [3, 3]), "16 to 40 channels"),
-        (conv_model((128, 128), [7, 7], [3, 3], group=2), "grouped"),
     ],
 )
 def test_refusals(proto: onnx.ModelProto, reason: str) -> None:

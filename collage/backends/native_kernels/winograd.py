@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from collage.backends.base import UnsupportedError, Variant
 from collage.backends.native_kernels.algorithm import Algorithm, Packed, shared_out, structure
 from collage.backends.native_kernels.convolution import SMALL_FLOP, in_layout, read_convolution
+from collage.backends.native_kernels.points import POINTS, transforms
 from collage.backends.onednn_kernels.chain import Chain, Floats
 from collage.backends.onednn_kernels.conv import Conv
 from collage.backends.onednn_kernels.scratch import aligned, shared_scratch
@@ -36,17 +36,7 @@ _GFLOP_PER_THREAD, _CYCLES_PER_POINT, _GHZ, _GB_PER_S = 240.0, 3.0, 4.0, 40.0
 _SLOWER = 1.5
 
 
-def _weights_of(*pairs: float) -> npt.NDArray[np.float64]:
-    """G of the paper's section 5 for the points 0, plus and minus each of ``pairs``, and infinity."""
-    points = [0.0, *(sign * each for each in pairs for sign in (1, -1))]
-    rows = [
-        [point**k / math.prod(point - other for other in points if other != point) for k in range(3)]
-        for point in points
-    ]
-    return np.array([*rows, [0.0, 0.0, 1.0]])
-
-
-_WEIGHTS_OF = {2: _weights_of(1.0), 4: _weights_of(math.sqrt(0.5), math.sqrt(2.0))}
+_WEIGHTS_OF = {tile: transforms(POINTS[tile + 1], tile, 3).weights for tile in (2, 4)}
 """By the outputs of a tile in each direction; the other two transforms are in `winograd.cpp`."""
 
 
