@@ -114,6 +114,40 @@ def test_products(proto: onnx.ModelProto, threads: int) -> None:
         check_all_variants(chain, threads, least=int(chain.ops == ("matmul",)))
 
 
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from([(2, 3, 4), (1, 3, 5), (1, 6, 4, 5), (2, 2, 3, 4)]).flatmap(
+        lambda shape: st.tuples(*[st.permutations(shape)] * 2, st.permutations(range(len(shape))))
+    ),
+    st.sampled_from([1, 2, 3]),
+    st.sampled_from([(), ("Relu",), ("Add",)]),
+)
+def test_transposed_operands_and_results(
+    drawn: tuple[list[int], list[int], list[int]], threads: int, then: tuple[str, ...]
+) -> None:
+    """(batch..., M, K) from axes in any order, times a matrix batch that fits, and the result in any order."""
+    stored, _, order = drawn
+    rank = len(stored)
+    left = [stored[axis] for axis in order]
+    right = [*left[:-2], left[-1], 7]
+    back = sorted(range(rank), key=order.__getitem__)
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["l"], perm=order),
+        helper.make_node("Transpose", ["z"], ["r"], perm=order),
+        helper.make_node("MatMul", ["l", "r"], ["p"]),
+        *(helper.make_node(op, ["p", "b"] if op == "Add" else ["p"], ["q"]) for op in then),
+        helper.make_node("Transpose", ["q" if then else "p"], ["y"], perm=order),
+    ]
+    weights = {"b": np.arange(7, dtype=np.float32)} if then == ("Add",) else {}
+    inputs = {"x": stored, "z": [right[axis] for axis in back]}
+    proto = make_model(nodes, inputs, {"y": [None] * rank}, weights)
+    chains = chains_of(proto)
+    for chain in chains:
+        check_all_variants(chain, threads, least=0 if "add" in chain.ops else 1)
+    together = rank - 1 in order[-2:]
+    assert any("permute_dims" in chain.ops for chain in chains) == together
+
+
 def gelu(value: str) -> list[onnx.NodeProto]:
     """erf-GELU as exporters write it, from ``value`` to ``y``; needs the constants root, one and half."""
     return [

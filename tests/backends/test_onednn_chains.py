@@ -58,6 +58,25 @@ def test_bias_is_left_to_its_convolution() -> None:
     assert [each.reason for each in rejected] == [*["part of nn.conv2d"] * 2, "oneDNN has no reshape"]
 
 
+def test_attention_is_offered_with_its_transposes() -> None:
+    heads = {"perm": [0, 2, 1, 3]}
+    nodes = [
+        helper.make_node("Transpose", ["q"], ["a"], **heads),
+        helper.make_node("Transpose", ["k"], ["b"], perm=[0, 2, 3, 1]),
+        helper.make_node("Transpose", ["v"], ["c"], **heads),
+        helper.make_node("MatMul", ["a", "b"], ["s"]),
+        helper.make_node("Add", ["s", "mask"], ["m"]),
+        helper.make_node("Softmax", ["m"], ["w"]),
+        helper.make_node("MatMul", ["w", "c"], ["o"]),
+        helper.make_node("Transpose", ["o"], ["y"], **heads),
+    ]
+    inputs = {**{name: [1, 8, 2, 4] for name in "qkv"}, "mask": [1, 1, 1, 8]}
+    found = set(offered(make_model(nodes, inputs, {"y": [1, 8, 2, 4]})))
+    assert "permute_dims+permute_dims+matmul+add" in found
+    assert "permute_dims+matmul+permute_dims" in found
+    assert {"matmul", "matmul+add", "matmul+permute_dims", "softmax"} <= found
+
+
 def test_results_used_elsewhere_end_a_chain() -> None:
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["c"]),

@@ -115,6 +115,17 @@ def read_functions(subgraph: Subgraph, root: Node) -> Chain:
 
 
 def _read(subgraph: Subgraph, root: Node, base: int, left: dict[int, Node]) -> Chain:
+    chain = read_part(subgraph, root, base, left)
+    if subgraph.outputs != (chain.output,):
+        raise UnsupportedError("a result inside the chain is used outside")
+    return chain
+
+
+def read_part(subgraph: Subgraph, root: Node, base: int, left: dict[int, Node]) -> Chain:
+    """The nodes ``left`` of the subgraph as functions of value ``base``, whatever the others do.
+
+    Raises UnsupportedError when they are not that.
+    """
     graph = subgraph.model.graph
     for node in subgraph.operators:
         for value in (*node.inputs, *node.outputs[:1]):
@@ -130,8 +141,6 @@ def _read(subgraph: Subgraph, root: Node, base: int, left: dict[int, Node]) -> C
             del left[done]
         after += step.after
         value = step.result
-    if subgraph.outputs != (value,):
-        raise UnsupportedError("a result inside the chain is used outside")
     return Chain(subgraph, root, base, tuple(after), value, tuple(own))
 
 

@@ -19,7 +19,8 @@ from collage.backends.onednn_kernels.description import (
     dense,
 )
 from collage.backends.onednn_kernels.operations import MatMul
-from collage.backends.onednn_kernels.plan import BIAS, DST, SRC, WEIGHTS, Buffer, Input
+from collage.backends.onednn_kernels.plan import BIAS, DST, SRC, WEIGHTS, Buffer, Input, Output
+from collage.backends.onednn_kernels.transposes import ProductChain, operand_view, result_view
 from collage.graph.dataflow import Graph, Node
 
 BATCH, ROWS, COLUMNS, WHOLE = "batch", "rows", "columns", ""
@@ -69,6 +70,37 @@ def read_product(graph: Graph, node: Node) -> Product:
     return Product(_padded(left, rank), _padded(right, rank), dst, packs)
 
 
+@dataclass(frozen=True)
+class _Views:
+    """How operands and result lie, and the values that the operands are read from."""
+
+    left: Strided
+    right: Strided
+    dst: Strided
+    values: tuple[int, int]
+
+
+def _views(chain: Chain, product: Product) -> _Views:
+    node = chain.root
+    left, right, dst = dense(product.left), dense(product.right), dense(product.dst)
+    values = [node.inputs[0], node.inputs[1]]
+    if isinstance(chain, ProductChain) and (chain.operands or chain.result_axes):
+        if len(product.dst) != len(chain.shape):
+            raise UnsupportedError("a product of all rows does not see them transposed")
+        views = [left, right]
+        for place, value in enumerate(node.inputs):
+            source = chain.operands.get(value)
+            if source is None:
+                continue
+            if len(source.axes) != len(product.dst):
+                raise UnsupportedError("a transposed operand of fewer axes")
+            views[place] = operand_view(chain.type_of(source.value).shape, source.axes)
+            values[place] = source.value
+        left, right = views
+        dst = result_view(product.dst, chain.result_axes) if chain.result_axes else dst
+    return _Views(left, right, dst, (values[0], values[1]))
+
+
 def variants(chain: Chain, threads: int) -> list[Variant]:
     """All plain; split by columns, rows or batch."""
     product = read_product(chain.graph, chain.root)
@@ -87,6 +119,8 @@ def variants(chain: Chain, threads: int) -> list[Variant]:
 def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
     """The shares of the variant."""
     product = read_product(chain.graph, chain.root)
+    views = _views(chain, product)
+    rank = len(product.dst)
     root_shape = chain.type_of(chain.root.outputs[0]).shape
     folded = fold(chain, root_shape, len(root_shape) - 1, scales=product.packs)
     after = tuple(_seen(each, root_shape, product.dst) for each in folded.after)
@@ -97,71 +131,68 @@ def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
         if folded.scale is not None:
             right = right * folded.scale
     for where in _ranges(product, variant.split, threads):
-        dst, output = builder.output_part(where)
-        src, source = _operand(builder, 0, product.left, _of_left(product, where))
+        outer = None if where is None or where.axis == rank - 1 else where
+        inner = None if where is None or where.axis == rank - 2 else where
+        dst, at = _slice(views.dst, where)
+        src, source = _operand(builder, views.values[0], views.left, outer)
         weights: Description
         buffer: Buffer
-        inner = _of_right(product, where)
         if right is None:
-            weights, buffer = _operand(builder, 1, product.right, inner)
+            weights, buffer = _operand(builder, views.values[1], views.right, inner)
         else:
-            share = right if inner is None else np.take(right, range(inner.start, inner.stop), inner.axis)
+            share = right
+            if inner is not None and right.shape[inner.axis] > 1:
+                share = np.take(right, range(inner.start, inner.stop), inner.axis)
             weights, buffer = Packed(share.shape), builder.constant(share)
-        arguments: list[tuple[int, Buffer]] = [(SRC, source), (WEIGHTS, buffer), (DST, output)]
+        arguments: list[tuple[int, Buffer]] = [(SRC, source), (WEIGHTS, buffer), (DST, Output(0, at))]
         bias = folded.bias
         described: Description | None = None
         if bias is not None:
-            columns = where if where is not None and where.axis == len(product.dst) - 1 else None
+            columns = where if where is not None and where.axis == rank - 1 else None
             share = bias if columns is None else bias[columns.start : columns.stop]
-            described = dense((*[1] * (len(product.dst) - 1), len(share)))
+            described = dense((*[1] * (rank - 1), len(share)))
             arguments.append((BIAS, builder.constant(share)))
         builder.add(MatMul(src, weights, described, dst), arguments, where)
     return builder.draft()
 
 
 def _ranges(product: Product, split: str, threads: int) -> list[Range | None]:
-    rank = len(product.dst)
+    dims = product.dst
+    rank = len(dims)
     if split == WHOLE or threads == 1:
         return [None]
     if split == COLUMNS:
-        columns = product.dst[-1]
-        unit = next((u for u in (64, 32, 16) if columns >= 2 * u * threads), 1)
-        return [Range(rank - 1, a, b) for a, b in cut(columns, threads, unit)]
+        unit = next((u for u in (64, 32, 16) if dims[-1] >= 2 * u * threads), 1)
+        return [Range(rank - 1, a, b) for a, b in cut(dims[-1], threads, unit)]
     if split == ROWS:
-        return [Range(rank - 2, a, b) for a, b in cut(product.dst[-2], threads)]
+        return [Range(rank - 2, a, b) for a, b in cut(dims[-2], threads)]
     if split == BATCH:
-        axis = next((i for i in range(rank - 2) if product.dst[i] > 1), None)
+        axis = next((i for i in range(rank - 2) if dims[i] > 1), None)
         if axis is not None:
-            return [Range(axis, a, b) for a, b in cut(product.dst[axis], threads)]
+            return [Range(axis, a, b) for a, b in cut(dims[axis], threads)]
     raise UnsupportedError(f"a matrix product is not split by {split!r}")
 
 
-def _of_left(product: Product, where: Range | None) -> Range | None:
-    """What a part of the result needs of the left operand; None: all."""
-    if where is None or where.axis == len(product.dst) - 1 or product.left[where.axis] == 1:
-        return None
-    return where
+def _operand(builder: Builder, value: int, whole: Strided, where: Range | None) -> tuple[Strided, Input]:
+    """What a share reads of an operand; one that broadcasts along the axis is read whole."""
+    cuts = where if where is not None and whole.dims[where.axis] > 1 else None
+    description, offset = _slice(whole, cuts)
+    return description, Input(builder.chain.subgraph.inputs.index(value), offset)
 
 
-def _of_right(product: Product, where: Range | None) -> Range | None:
-    if where is None or where.axis == len(product.dst) - 2 or product.right[where.axis] == 1:
-        return None
-    return where
-
-
-def _operand(
-    builder: Builder, place: int, dims: tuple[int, ...], where: Range | None
-) -> tuple[Strided, Input]:
-    """An operand that is an input, seen with these dimensions."""
-    whole = dense(dims)
-    index = builder.chain.subgraph.inputs.index(builder.chain.root.inputs[place])
+def _slice(whole: Strided, where: Range | None) -> tuple[Strided, int]:
+    """Part of a matrix or of a batch of them, and where it begins in bytes."""
     if where is None:
-        return whole, Input(index)
-    smaller = [*dims]
-    smaller[where.axis] = where.stop - where.start
-    return Strided(tuple(smaller), whole.strides), Input(
-        index, where.start * whole.strides[where.axis] * FLOAT_BYTES
-    )
+        return whole, 0
+    dims = [*whole.dims]
+    dims[where.axis] = where.stop - where.start
+    strides = [*whole.strides]
+    for axis in reversed(
+        range(len(dims) - 1)
+    ):  # as if dense, where it does not matter: oneDNN looks for that
+        if dims[axis] == 1:
+            strides[axis] = dims[axis + 1] * strides[axis + 1]
+    return Strided(tuple(dims), tuple(strides)), where.start * whole.strides[where.axis] * FLOAT_BYTES
 
 
 def _seen(step: After, shape: tuple[int, ...], dst: tuple[int, ...]) -> After:

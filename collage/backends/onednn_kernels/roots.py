@@ -13,6 +13,7 @@ from collage.backends.onednn_kernels.chain import BINARY, Chain, read_chain, rea
 from collage.backends.onednn_kernels.conv import CONVOLUTIONS, conv_problem
 from collage.backends.onednn_kernels.eltwise_table import FUNCTIONS
 from collage.backends.onednn_kernels.matmul import matmul_problem
+from collage.backends.onednn_kernels.transposes import product_of, read_product_chain
 from collage.graph.dataflow import Graph, Node
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ ROOTS: Mapping[str, Root] = {
     **dict.fromkeys(pooling.POOLS, _POOL),
     **dict.fromkeys(normalise.NORMALISATIONS, _NORMALISATION),
     "concat": Root(concat.concat_problem, concat.variants, concat.plan, fuses=False),
-    "matmul": Root(matmul_problem, matmul.variants, matmul.plan),
+    "matmul": Root(matmul_problem, matmul.variants, matmul.plan, read_product_chain),
 }
 """By Relax name."""
 
@@ -64,7 +65,9 @@ def root_problem(graph: Graph, node: Node) -> str:
 
 def chain_of(subgraph: Subgraph) -> tuple[Root, Chain]:
     """The subgraph as a chain, and who plans it. Raises UnsupportedError when it is none."""
-    node = subgraph.operators[0]
+    node = product_of(subgraph)
+    if node is None:
+        raise UnsupportedError("transposes alone")
     if problem := root_problem(subgraph.model.graph, node):
         raise UnsupportedError(f"{node.op}: {problem}")
     root = ROOTS[node.op]

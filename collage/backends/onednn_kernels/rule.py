@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from collage.backends.base import UnsupportedError
 from collage.backends.onednn_kernels.roots import chain_of, root_problem
+from collage.backends.onednn_kernels.transposes import operand_transposes
 from collage.frontend.op_kinds import COMPUTE_BOUND
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Graph, Node, OpKind
@@ -30,7 +31,10 @@ class OneDnnRule:
             if (problem := root_problem(graph, seed)) or (problem := _absorbed(graph, seed)):
                 yield Found((seed.id,), f"{type(self).__name__}: {context.ops[seed.id].name}", problem)
             else:
-                yield from self._kernels(context, ((seed.id,), *self._grown(context, seed.id)))
+                chains = ((seed.id,), *self._grown(context, seed.id))
+                yield from self._kernels(context, chains)
+                if seed.op == "matmul" and (before := operand_transposes(graph, seed)):
+                    yield from self._kernels(context, (tuple(sorted({*before, *each})) for each in chains))
             if sum(len(graph.users[value]) for value in seed.outputs) > 1:
                 # several operators may be one function of this result: x * sigmoid(x)
                 yield from self._kernels(context, (each[1:] for each in self._grown(context, seed.id)))
