@@ -100,13 +100,14 @@ def builtin_registry(*, with_entry_points: bool = True) -> Registry:
     """A fresh registry with the built-in backends and those of the entry-point group ``collage.backends``."""
     from collage.backends.layout import LayoutChange
     from collage.backends.native import Native
+    from collage.backends.onednn import OneDnn
     from collage.backends.onnxruntime import OnnxRuntime
     from collage.backends.openvino import OpenVino
     from collage.backends.tvm import Tvm
     from collage.backends.view import View
 
     registry = Registry()
-    for backend in (Tvm(), OnnxRuntime(), OpenVino(), Native(), View(), LayoutChange()):
+    for backend in (Tvm(), OneDnn(), Native(), OnnxRuntime(), OpenVino(), View(), LayoutChange()):
         registry.register(backend)
     if with_entry_points:
         for point in entry_points(group=ENTRY_POINT_GROUP):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from collage._version import __version__
-from collage.backends.base import VIEW
+from collage.backends.base import BUILT_IN
 from collage.backends.registry import Registry
 from collage.errors import CollageError, ModuleFileError
 from collage.graph.dataflow import np_dtype
@@ -39,7 +39,7 @@ def save_parts(path: Path, parts: Parts, report: Report) -> None:
             "flags": parts.target.flags,
             "threads": parts.target.threads,
         },
-        "versions": {n: v for n, v in parts.versions.items() if n != VIEW},
+        "versions": {n: v for n, v in parts.versions.items() if n not in BUILT_IN},
         "program": parts.program.to_json(),
         "artifacts": digests,
         "constants": [str(value) for value in parts.constants],
