@@ -61,7 +61,10 @@ void product(const Window &w, float *c, intptr_t c_block) {
     for (int64_t channel = 0; channel < w.channels; ++channel)
       for (int64_t row = 0; row < w.rows; ++row) {
         const float *a = w.a + point * w.point + channel * w.channel + row * w.row;
-        for (int64_t column = 0; column < w.columns; ++column, b += NR * kLanes) sum.add(a + column, STRIDE, b);
+        for (int64_t column = 0; column < w.columns; ++column, ++a, b += NR * kLanes) {
+          asm("" : "+r"(a));  // or GCC keeps what the next columns read again in registers, and spills the sums
+          sum.add(a, STRIDE, b);
+        }
       }
   }
 #pragma GCC unroll 32
