@@ -74,8 +74,8 @@ class InNetwork:
             return [float(str(each)) for each in known]
         self.progress(Progress("run", 0, 1, f"a mix of {len(finalist.launches)} kernels"))
         executor = build_executor(finalist.parts, self.backends)
-        executor.set_inputs(random_inputs(self.assembler.model, np.random.default_rng(self.seed)))
-        times = launch_times_us(executor)
+        inputs = random_inputs(self.assembler.model, np.random.default_rng(self.seed))
+        times = launch_times_us(executor, inputs)
         self.runs_made += 1
         self.database.put_fact("launch_times_us", key, [round(each, 3) for each in times])
         return times

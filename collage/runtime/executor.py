@@ -83,7 +83,7 @@ class Executor:
             np.copyto(buffer, array)
 
     def launch(self) -> None:
-        """Run the kernels on what the input buffers hold."""
+        """Run the kernels on what the input buffers hold; these may be overwritten after their last use."""
         for call in self.calls:
             call()
 
