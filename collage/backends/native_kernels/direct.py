@@ -12,7 +12,7 @@ import numpy as np
 from collage.backends.base import UnsupportedError, Variant
 from collage.backends.native_kernels.algorithm import Algorithm, Packed, shared_out, structure
 from collage.backends.native_kernels.convolution import SMALL_FLOP, in_layout, read_convolution
-from collage.backends.native_kernels.direct_weights import packed_weights, reach_of
+from collage.backends.native_kernels.direct_weights import packed_weights, sources_of
 from collage.backends.onednn_kernels.chain import Chain
 from collage.backends.onednn_kernels.conv import Conv
 from collage.graph.dataflow import Array
@@ -49,7 +49,7 @@ class DirectConv(Algorithm):
     def pack(self, chain: Chain, variant: Variant, threads: int) -> Packed:
         """The shape of the kernel, weights in the order in which they are read, and the bias."""
         task = read_convolution(chain)
-        conv, reach = task.conv, reach_of(task.conv)
+        conv, sources = task.conv, sources_of(task.conv)
         (layout,) = variant.outputs
         batch, outputs, *_ = conv.dst
         *heights, width = _three(conv.weights.shape[2:], 1)
@@ -64,10 +64,9 @@ class DirectConv(Algorithm):
             "batch": batch,
             "inputs": conv.src[1],
             "outputs": outputs,
-            "rotations": reach.rotations,
-            "exchanges": reach.exchanges,
-            "blocks": reach.blocks,
-            "first": reach.first,
+            "reach": sources.reach,
+            "begin": sources.begin,
+            "sources": [4 * block + exchange for seen in sources.of_vector for block, exchange in seen],
             **spatial,
             "from": _steps(conv.src[1], spatial["in"], layout),
             "to": _steps(outputs, spatial["out"], layout),
@@ -82,7 +81,7 @@ class DirectConv(Algorithm):
         bias = np.zeros(-outputs % BLOCK + outputs, np.float32)
         if conv.bias is not None:
             bias[:outputs] = conv.bias
-        return Packed(numbers, {"weights": packed_weights(conv, reach, spatial["window"]), "bias": bias})
+        return Packed(numbers, {"weights": packed_weights(conv, sources, spatial["window"]), "bias": bias})
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
         """The kernel; its shares read the same weights."""
@@ -98,7 +97,7 @@ def problem_of(conv: Conv) -> str:
         return "dilated"
     if conv.weights.shape[-1] > max(_WIDTHS) or conv.strides[-1] > 2:
         return f"a window {conv.weights.shape[-1]} wide at every {conv.strides[-1]} columns"
-    if reach_of(conv).inputs > _MOST_WASTE * ins:
+    if sources_of(conv).per_output > _MOST_WASTE * ins:
         return f"groups of {ins} and {outs} channels"
     return ""
 
@@ -130,8 +129,12 @@ def _steps(channels: int, spatial: tuple[int, ...], layout: Layout) -> tuple[int
     return batch, vector, plane, row, pixel
 
 
+def _integers(numbers: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * len(numbers))(*numbers)
+
+
 _Three = ctypes.c_int64 * 3
-_WHOLES = "batch inputs outputs rotations exchanges blocks".split()
+_WHOLES = "batch inputs outputs reach".split()
 
 
 class _Steps(ctypes.Structure):
@@ -152,7 +155,7 @@ class _Shape(ctypes.Structure):
 
 class _Buffers(ctypes.Structure):
     _fields_ = tuple(
-        (name, ctypes.c_void_p) for name in ("src", "first", "weights", "bias", "residual", "dst")
+        (name, ctypes.c_void_p) for name in ("src", "begin", "sources", "weights", "bias", "residual", "dst")
     )
 
 
@@ -161,7 +164,7 @@ class _Kernel(NativeKernel):
         super().__init__(threads)
         self._numbers: Mapping[str, Any] = packed.numbers
         self._weights, self._bias = packed.arrays["weights"], packed.arrays["bias"]
-        self._first = (ctypes.c_int64 * len(packed.numbers["first"]))(*packed.numbers["first"])
+        self._begin, self._sources = _integers(packed.numbers["begin"]), _integers(packed.numbers["sources"])
         self._shape = structure(_Shape, packed.numbers)
 
     def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
@@ -169,7 +172,8 @@ class _Kernel(NativeKernel):
         residual = self._numbers["residual"]
         buffers = _Buffers(
             inputs[self._numbers["data"]].ctypes.data,
-            ctypes.addressof(self._first),
+            ctypes.addressof(self._begin),
+            ctypes.addressof(self._sources),
             self._weights.ctypes.data,
             self._bias.ctypes.data,
             None if residual is None else inputs[residual].ctypes.data,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 
@@ -11,59 +14,82 @@ from collage.backends.onednn_kernels.chain import Floats
 from collage.backends.onednn_kernels.conv import Conv
 from collage.graph.layout import BLOCK
 
+_LANE = 4
+"""Channels in 128 bits."""
+
+
+class Reach(IntEnum):
+    """Which inputs an output sees (see direct_conv.h)."""
+
+    ITSELF = 0
+    SAME_128_BITS = 1
+    SAME_256_BITS = 2
+    LISTED = 3
+
 
 @dataclass(frozen=True)
-class Reach:
-    """A vector of outputs sees ``blocks`` vectors of inputs from number ``first`` on; see direct_conv.h."""
+class Sources:
+    """For each vector of outputs the vectors of inputs that it sees, and how their 128 bits are exchanged."""
 
-    rotations: int
-    exchanges: int
-    blocks: int
-    first: tuple[int, ...]
+    reach: Reach
+    of_vector: tuple[tuple[tuple[int, int], ...], ...]
+
+    @cached_property
+    def begin(self) -> tuple[int, ...]:
+        """Where each vector's begin when they are numbered through, and their number."""
+        return tuple(accumulate((len(each) for each in self.of_vector), initial=0))
 
     @property
-    def inputs(self) -> int:
-        """Multiplications for each output and each point of the window."""
-        return self.rotations * self.exchanges * self.blocks
+    def per_output(self) -> float:
+        """Multiplications for each output and each point of the window, on average."""
+        return self.begin[-1] / len(self.of_vector) * (1 if self.reach is Reach.ITSELF else _LANE)
 
 
-def reach_of(conv: Conv) -> Reach:
-    """The fewest multiplications that cover the groups, wherever their channels lie in vectors."""
+def sources_of(conv: Conv) -> Sources:
+    """The fewest that cover the groups, wherever their channels lie in vectors."""
     ins, outs = conv.src[1] // conv.groups, conv.dst[1] // conv.groups
-    spans = []
-    for begin in range(0, conv.dst[1], BLOCK):
-        end = min(begin + BLOCK, conv.dst[1])
-        spans.append((begin // outs * ins // BLOCK, (((end - 1) // outs + 1) * ins - 1) // BLOCK))
-    blocks = max(last - first + 1 for first, last in spans)
-    latest = -(-conv.src[1] // BLOCK) - blocks
-    first = tuple(min(first, latest) for first, _ in spans)
+    vectors = range(-(-conv.dst[1] // BLOCK))
     if ins == outs == 1:
-        return Reach(1, 1, blocks, first)
-    exchanges = (1 if 4 % ins == 0 else 2 if ins == 8 else 4) if ins == outs else 4
-    return Reach(4, exchanges, blocks, first)
+        return Sources(Reach.ITSELF, tuple(((v, 0),) for v in vectors))
+    narrow = {1: Reach.SAME_128_BITS, 2: Reach.SAME_128_BITS, 4: Reach.SAME_128_BITS, 8: Reach.SAME_256_BITS}
+    reach = narrow.get(ins, Reach.LISTED) if ins == outs else Reach.LISTED
+    found: list[set[tuple[int, int]]] = [set() for _ in vectors]
+    for group in range(conv.groups):
+        for target in _lanes(group * outs, (group + 1) * outs):
+            for source in _lanes(group * ins, (group + 1) * ins):
+                found[target // _LANE].add((source // _LANE, source % _LANE ^ target % _LANE))
+    if reach is Reach.SAME_256_BITS:
+        found = [{(v, 0), (v, 1)} for v in vectors]  # also where the last group fills half a vector
+    return Sources(reach, tuple(tuple(sorted(each)) for each in found))
 
 
-def packed_weights(conv: Conv, reach: Reach, window: Sequence[int]) -> Floats:
+def packed_weights(conv: Conv, sources: Sources, window: Sequence[int]) -> Floats:
     """The weights as `direct_conv.h` has them, zeros where output and input are in no or in different groups.
 
     ``window`` is (planes, rows, columns), at least as large as the weights are.
     """
     outputs, inputs = conv.dst[1], conv.src[1]
     ins, outs = inputs // conv.groups, outputs // conv.groups
-    vector, block, exchange, rotation, lane = np.ogrid[
-        : len(reach.first), : reach.blocks, : reach.exchanges, : reach.rotations, :BLOCK
-    ]
-    first = np.array(reach.first).reshape(vector.shape)
-    source = (first + block) * BLOCK + (lane // 4 ^ exchange) * 4 + lane % 4
-    target = vector * BLOCK + lane // 4 * 4 + (lane + rotation) % 4
-    source, target = np.broadcast_arrays(source, target)
-    group = target // outs
-    inside = (source < inputs) & (target < outputs) & (source // ins == group)
-    shape = conv.weights.shape[2:]
     weights = np.zeros((outputs, ins, *window), np.float32)
-    weights[:, :, : (1, 1, *shape)[-3], : (1, *shape)[-2], : shape[-1]] = conv.weights.reshape(
-        outputs, ins, *(1,) * (3 - len(shape)), *shape
-    )
-    found = weights[np.where(inside, target, 0), np.where(inside, source - group * ins, 0)]
-    found[~inside] = 0
-    return np.ascontiguousarray(found.transpose(0, 5, 6, 1, 2, 7, 3, 4))
+    planes, rows, columns = (1, 1, 1, *conv.weights.shape[2:])[-3:]
+    weights[:, :, :planes, :rows, :columns] = conv.weights.reshape(outputs, ins, planes, rows, columns)
+    rotation, lane = np.ogrid[: 1 if sources.reach is Reach.ITSELF else _LANE, :BLOCK]
+    packed = []
+    for vector, seen in enumerate(sources.of_vector):
+        block, exchange = np.array(seen).T.reshape(2, -1, 1, 1)
+        source = block * BLOCK + (lane // _LANE ^ exchange) * _LANE + lane % _LANE
+        target = vector * BLOCK + lane // _LANE * _LANE + (lane + rotation) % _LANE
+        source, target = np.broadcast_arrays(source, target)
+        if sources.reach is Reach.ITSELF:
+            target = source
+        group = target // outs
+        inside = (source < inputs) & (target < outputs) & (source // ins == group)
+        found = weights[np.where(inside, target, 0), np.where(inside, source - group * ins, 0)]
+        found[~inside] = 0
+        packed.append(found.transpose(3, 4, 0, 5, 1, 2).reshape(-1))
+    return np.concatenate(packed)
+
+
+def _lanes(start: int, stop: int) -> range:
+    """The 128 bits in which these channels lie, numbered through."""
+    return range(start // _LANE, (stop - 1) // _LANE + 1)

@@ -31,16 +31,21 @@ constexpr __mmask16 kAll = 0xffff;
 
 // Pixels of a tile that has so many sums for each: enough of them to hide the latency of multiplications, and no more
 // than fit in 32 registers together with the weights of 3 columns.
-constexpr int pixels_of(int rotations) { return rotations == 1 ? 14 : 4; }
+constexpr int pixels_of(int reach) { return reach == COLLAGE_ITSELF ? 14 : 4; }
+constexpr int rotations_of(int reach) { return reach == COLLAGE_ITSELF ? 1 : 4; }
 
-template <int ROTATIONS>
+template <int REACH>
 struct Sums {
-  __m512 at[pixels_of(ROTATIONS)][ROTATIONS];
+  __m512 at[pixels_of(REACH)][rotations_of(REACH)];
 };
 
 // A tile, and the part of the input that its windows see.
 struct Place {
-  const float *src;      // the pixel under the first corner of the first window that lies inside, as if rows had no end
+  // The pixel under the first corner of the first window that lies inside, as if rows had no end, in the first vector
+  // of inputs that is seen (of all if the sources are listed).
+  const float *src;
+  const int64_t *sources, *end;
+  __mmask16 last_lanes;  // channels of the last vector of inputs that is seen
   const float *weights;  // of that corner
   int64_t planes, rows;  // of the windows that lie inside
   int64_t skip;          // weights of rows that lie outside, from one plane to the next
@@ -49,12 +54,17 @@ struct Place {
   const float *residual;
   int64_t pixels;
   __mmask16 lanes;       // channels of the result
-  __mmask16 last_lanes;  // channels of the last vector of inputs
 };
 
 // Which of a vector's channels there are.
 inline __mmask16 lanes_of(int64_t channels, int64_t vector) {
   return __mmask16((1u << std::min(kVector, channels - vector * kVector)) - 1);
+}
+
+// Vectors of inputs that the tile sees.
+template <int REACH>
+[[gnu::always_inline]] inline int64_t blocks_of(const Place &at) {
+  return REACH == COLLAGE_LISTED ? (at.end[-1] >> 2) - (*at.sources >> 2) + 1 : 1;
 }
 
 // Keeps the compiler from working out before a loop what is as cheap inside it (on GCC 12 that costs a third).
@@ -64,17 +74,17 @@ template <typename T>
 }
 
 // What one row of the windows adds to the tile, from 16 channels whose 128 bits are exchanged: i becomes i ^ EXCHANGE.
-template <int ROTATIONS, int STRIDE, int WIDTH, int EXCHANGE>
+template <int REACH, int STRIDE, int WIDTH, int EXCHANGE>
 [[gnu::always_inline]] inline void sweep(const float *src, int64_t pixel, const float *weights, uint64_t columns,
-                                         __mmask16 lanes, Sums<ROTATIONS> &sums) {
-  constexpr int kPixels = pixels_of(ROTATIONS);
-  constexpr bool kResident = WIDTH * ROTATIONS + kPixels * ROTATIONS <= 28;
-  __m512 w[WIDTH][ROTATIONS];
+                                         __mmask16 lanes, Sums<REACH> &sums) {
+  constexpr int kPixels = pixels_of(REACH), kRotations = rotations_of(REACH);
+  constexpr bool kResident = WIDTH * kRotations + kPixels * kRotations <= 28;
+  __m512 w[WIDTH][kRotations];
   if constexpr (kResident) {
 #pragma GCC unroll 8
     for (int k = 0; k < WIDTH; ++k)
 #pragma GCC unroll 4
-      for (int r = 0; r < ROTATIONS; ++r) w[k][r] = _mm512_loadu_ps(weights + (k * ROTATIONS + r) * kVector);
+      for (int r = 0; r < kRotations; ++r) w[k][r] = _mm512_loadu_ps(weights + (k * kRotations + r) * kVector);
   }
   opaque(columns);
   asm volatile("" : "+Yk"(lanes));
@@ -89,8 +99,8 @@ template <int ROTATIONS, int STRIDE, int WIDTH, int EXCHANGE>
         const int to = (column - k) / STRIDE;
         if (column >= k && (column - k) % STRIDE == 0 && to < kPixels) {
 #pragma GCC unroll 4
-          for (int r = 0; r < ROTATIONS; ++r) {
-            const __m512 by = kResident ? w[k][r] : _mm512_loadu_ps(weights + (k * ROTATIONS + r) * kVector);
+          for (int r = 0; r < kRotations; ++r) {
+            const __m512 by = kResident ? w[k][r] : _mm512_loadu_ps(weights + (k * kRotations + r) * kVector);
             sums.at[to][r] = _mm512_fmadd_ps(x, by, sums.at[to][r]);
           }
         }
@@ -116,60 +126,65 @@ template <int ROTATIONS>
 // Asks for what the tile below this one reads first: 128 channels of 56x56, last, take 77 us instead of 92, because
 // no prefetcher of the processor expects a vector every 512 bytes. There the lines of a row share so few sets of the
 // L1 cache that they wait in L2.
-template <int ROTATIONS, int STRIDE, int LOCALITY>
+template <int REACH, int STRIDE, int LOCALITY>
 [[gnu::always_inline]] inline void prefetch_below(const Shape &s, const Place &at) {
-  const float *row = at.src + at.rows * s.from.row;
-  for (int64_t block = 0; block < s.blocks; ++block, row += s.from.vector) {
+  const float *below = at.src + at.rows * s.from.row;
+  if (REACH == COLLAGE_LISTED) below += (*at.sources >> 2) * s.from.vector;
+  for (int64_t left = blocks_of<REACH>(at); left > 0; --left, below += s.from.vector)
     for (int y = 0; y < STRIDE; ++y)
-      for (int column = 0; column < pixels_of(ROTATIONS) * STRIDE; ++column)
-        __builtin_prefetch(row + y * s.from.row + column * s.from.pixel, 0, LOCALITY);
-  }
+      for (int column = 0; column < pixels_of(REACH) * STRIDE; ++column)
+        __builtin_prefetch(below + y * s.from.row + column * s.from.pixel, 0, LOCALITY);
 }
 
-template <int ROTATIONS, int STRIDE, int WIDTH>
-void tile(const Shape &s, const float *bias, int64_t vector, const Place &at) {
-  constexpr int kPixels = pixels_of(ROTATIONS);
-  constexpr int64_t kWeights = WIDTH * ROTATIONS * kVector;
-  Sums<ROTATIONS> sums;
+template <int REACH, int STRIDE, int WIDTH>
+[[gnu::always_inline]] inline void tile(const Shape &s, const float *bias, int64_t vector, const Place &at) {
+  constexpr int kPixels = pixels_of(REACH), kRotations = rotations_of(REACH);
+  constexpr int64_t kWeights = WIDTH * kRotations * kVector;
+  Sums<REACH> sums;
 #pragma GCC unroll 16
   for (int i = 0; i < kPixels; ++i) {
     sums.at[i][0] = _mm512_loadu_ps(bias + vector * kVector);
 #pragma GCC unroll 4
-    for (int r = 1; r < ROTATIONS; ++r) sums.at[i][r] = _mm512_setzero_ps();
+    for (int r = 1; r < kRotations; ++r) sums.at[i][r] = _mm512_setzero_ps();
   }
-  if (ROTATIONS > 1 || STRIDE == 1) {
+  if (REACH != COLLAGE_ITSELF || STRIDE == 1) {
     if (s.blocked)
-      prefetch_below<ROTATIONS, STRIDE, 3>(s, at);
+      prefetch_below<REACH, STRIDE, 3>(s, at);
     else
-      prefetch_below<ROTATIONS, STRIDE, 2>(s, at);
+      prefetch_below<REACH, STRIDE, 2>(s, at);
   }
   const int64_t pixel = s.from.pixel;
   const float *weights = at.weights;
-  for (int64_t plane = 0; plane < at.planes; ++plane, weights += at.skip) {
-    for (int64_t row = 0; row < at.rows; ++row) {
-      const float *src = at.src + plane * s.from.plane + row * s.from.row;
-      if constexpr (ROTATIONS == 1) {
-        sweep<ROTATIONS, STRIDE, WIDTH, 0>(src, pixel, weights, at.columns, at.last_lanes, sums);
+  const int64_t next_row = s.from.row;
+  const float *of_plane = at.src;
+  for (int64_t plane = 0; plane < at.planes; ++plane, weights += at.skip, of_plane += s.from.plane) {
+    const float *src = of_plane;
+    for (int64_t row = 0; row < at.rows; ++row, src += next_row) {
+      if constexpr (REACH == COLLAGE_LISTED) {
+        for (const int64_t *source = at.sources; source != at.end; ++source, weights += kWeights) {
+          const int64_t vector = *source >> 2;
+          const float *from = src + vector * s.from.vector;
+          const __mmask16 lanes = lanes_of(s.inputs, vector);
+          switch (*source & 3) {
+            case 0: sweep<REACH, STRIDE, WIDTH, 0>(from, pixel, weights, at.columns, lanes, sums); break;
+            case 1: sweep<REACH, STRIDE, WIDTH, 1>(from, pixel, weights, at.columns, lanes, sums); break;
+            case 2: sweep<REACH, STRIDE, WIDTH, 2>(from, pixel, weights, at.columns, lanes, sums); break;
+            case 3: sweep<REACH, STRIDE, WIDTH, 3>(from, pixel, weights, at.columns, lanes, sums); break;
+          }
+        }
+      } else {
+        sweep<REACH, STRIDE, WIDTH, 0>(src, pixel, weights, at.columns, at.last_lanes, sums);
         weights += kWeights;
-        continue;
-      }
-      for (int64_t left = s.blocks; left > 0; --left, src += s.from.vector) {
-        const __mmask16 lanes = left == 1 ? at.last_lanes : kAll;
-        sweep<ROTATIONS, STRIDE, WIDTH, 0>(src, pixel, weights, at.columns, lanes, sums);
-        weights += kWeights;
-        if (s.exchanges == 1) continue;
-        sweep<ROTATIONS, STRIDE, WIDTH, 1>(src, pixel, weights, at.columns, lanes, sums);
-        weights += kWeights;
-        if (s.exchanges == 2) continue;
-        sweep<ROTATIONS, STRIDE, WIDTH, 2>(src, pixel, weights, at.columns, lanes, sums);
-        sweep<ROTATIONS, STRIDE, WIDTH, 3>(src, pixel, weights + kWeights, at.columns, lanes, sums);
-        weights += 2 * kWeights;
+        if constexpr (REACH == COLLAGE_SAME_256_BITS) {
+          sweep<REACH, STRIDE, WIDTH, 1>(src, pixel, weights, at.columns, at.last_lanes, sums);
+          weights += kWeights;
+        }
       }
     }
   }
   __m512 found[kPixels];
 #pragma GCC unroll 16
-  for (int i = 0; i < kPixels; ++i) found[i] = total<ROTATIONS>(sums.at[i]);
+  for (int i = 0; i < kPixels; ++i) found[i] = total<kRotations>(sums.at[i]);
   if (at.residual) {
 #pragma GCC unroll 16
     for (int i = 0; i < kPixels; ++i)
@@ -218,20 +233,25 @@ struct Tiles {
   Tiles(int64_t row, int most) : tiles((row + most - 1) / most), pixels(row / tiles), more(row % tiles) {}
 };
 
-template <int ROTATIONS, int STRIDE, int WIDTH>
+template <int REACH, int STRIDE, int WIDTH>
 void one_row(const Shape &s, const Buffers &b, const Tiles &tiles, int64_t vector, const Row &row) {
   const Inside planes(s, 0, row.z), rows(s, 1, row.y);
-  const int64_t row_weights = WIDTH * kVector * ROTATIONS * s.exchanges * s.blocks;
-  const float *src = b.src + row.batch * s.from.batch + b.first[vector] * s.from.vector +
-                     (planes.start + planes.begin) * s.from.plane + (rows.start + rows.begin) * s.from.row;
-  int64_t dst = row.batch * s.to.batch + vector * s.to.vector + row.z * s.to.plane + row.y * s.to.row;
+  const int64_t point = WIDTH * rotations_of(REACH) * kVector;  // weights of a row of the window and a source
+  const int64_t row_weights = point * (b.begin[vector + 1] - b.begin[vector]);
   Place at;
+  at.sources = b.sources + b.begin[vector];
+  at.end = b.sources + b.begin[vector + 1];
+  at.last_lanes = lanes_of(s.inputs, at.end[-1] >> 2);
   at.planes = planes.count;
   at.rows = rows.count;
   at.skip = (s.window[1] - rows.count) * row_weights;
-  at.weights = b.weights + ((vector * s.window[0] + planes.begin) * s.window[1] + rows.begin) * row_weights;
+  at.weights = b.weights + b.begin[vector] * s.window[0] * s.window[1] * point +
+               (planes.begin * s.window[1] + rows.begin) * row_weights;
   at.lanes = lanes_of(s.outputs, vector);
-  at.last_lanes = lanes_of(s.inputs, b.first[vector] + s.blocks - 1);
+  const float *src = b.src + row.batch * s.from.batch + (planes.start + planes.begin) * s.from.plane +
+                     (rows.start + rows.begin) * s.from.row;
+  if (REACH != COLLAGE_LISTED) src += (*at.sources >> 2) * s.from.vector;
+  int64_t dst = row.batch * s.to.batch + vector * s.to.vector + row.z * s.to.plane + row.y * s.to.row;
   int64_t left = -s.pad[2];
   for (int64_t i = 0; i < tiles.tiles; ++i) {
     at.pixels = tiles.pixels + (i < tiles.more);
@@ -240,44 +260,44 @@ void one_row(const Shape &s, const Buffers &b, const Tiles &tiles, int64_t vecto
     at.src = src + left * s.from.pixel;
     at.dst = b.dst + dst;
     at.residual = b.residual ? b.residual + dst : nullptr;
-    tile<ROTATIONS, STRIDE, WIDTH>(s, b.bias, vector, at);
+    tile<REACH, STRIDE, WIDTH>(s, b.bias, vector, at);
     left += at.pixels * STRIDE;
     dst += at.pixels * s.to.pixel;
   }
 }
 
-template <int ROTATIONS, int STRIDE, int WIDTH>
+template <int REACH, int STRIDE, int WIDTH>
 int convolve(const Shape &s, const Buffers &b, int64_t share) {
   const int64_t rows = s.batch * s.out[0] * s.out[1], vectors = (s.outputs + kVector - 1) / kVector;
   const int64_t all = s.by_vectors ? vectors : rows;
   const int64_t begin = share * all / s.shares, end = (share + 1) * all / s.shares;
   const int64_t first_row = s.by_vectors ? 0 : begin, last_row = s.by_vectors ? rows : end;
   const int64_t first = s.by_vectors ? begin : 0, last = s.by_vectors ? end : vectors;
-  const Tiles tiles(s.out[2], pixels_of(ROTATIONS));
+  const Tiles tiles(s.out[2], pixels_of(REACH));
   for (int64_t vector = first; vector < last; ++vector) {
     Row row(s, first_row);
     for (int64_t i = first_row; i < last_row; ++i, row.advance(s))
-      one_row<ROTATIONS, STRIDE, WIDTH>(s, b, tiles, vector, row);
+      one_row<REACH, STRIDE, WIDTH>(s, b, tiles, vector, row);
   }
   return 0;
 }
 
-template <int ROTATIONS, int WIDTH>
+template <int REACH, int WIDTH>
 int with_stride(const Shape &s, const Buffers &b, int64_t share) {
   switch (s.stride[2]) {
-    case 1: return convolve<ROTATIONS, 1, WIDTH>(s, b, share);
-    case 2: return convolve<ROTATIONS, 2, WIDTH>(s, b, share);
+    case 1: return convolve<REACH, 1, WIDTH>(s, b, share);
+    case 2: return convolve<REACH, 2, WIDTH>(s, b, share);
   }
   return COLLAGE_UNAVAILABLE;
 }
 
-template <int ROTATIONS>
+template <int REACH>
 int with_width(const Shape &s, const Buffers &b, int64_t share) {
   switch (s.window[2]) {
-    case 1: return with_stride<ROTATIONS, 1>(s, b, share);
-    case 3: return with_stride<ROTATIONS, 3>(s, b, share);
-    case 5: return with_stride<ROTATIONS, 5>(s, b, share);
-    case 7: return with_stride<ROTATIONS, 7>(s, b, share);
+    case 1: return with_stride<REACH, 1>(s, b, share);
+    case 3: return with_stride<REACH, 3>(s, b, share);
+    case 5: return with_stride<REACH, 5>(s, b, share);
+    case 7: return with_stride<REACH, 7>(s, b, share);
   }
   return COLLAGE_UNAVAILABLE;
 }
@@ -287,9 +307,11 @@ int with_width(const Shape &s, const Buffers &b, int64_t share) {
 extern "C" int collage_direct_conv(void *a, void *b, intptr_t n, void *) {
   const Shape &shape = *static_cast<const Shape *>(a);
   const Buffers &buffers = *static_cast<const Buffers *>(b);
-  switch (shape.rotations) {
-    case 1: return with_width<1>(shape, buffers, n);
-    case 4: return with_width<4>(shape, buffers, n);
+  switch (shape.reach) {
+    case COLLAGE_ITSELF: return with_width<COLLAGE_ITSELF>(shape, buffers, n);
+    case COLLAGE_SAME_128_BITS: return with_width<COLLAGE_SAME_128_BITS>(shape, buffers, n);
+    case COLLAGE_SAME_256_BITS: return with_width<COLLAGE_SAME_256_BITS>(shape, buffers, n);
+    case COLLAGE_LISTED: return with_width<COLLAGE_LISTED>(shape, buffers, n);
   }
   return COLLAGE_UNAVAILABLE;
 }

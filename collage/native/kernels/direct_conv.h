@@ -14,12 +14,14 @@ typedef struct {
   int64_t batch, vector, plane, row, pixel;
 } collage_steps;
 
+// Which inputs an output sees: those of the same channel, in the same 128 bits of a vector, in the same 256, or what is
+// listed for its vector. The list is always there; the others are what is faster without it.
+enum { COLLAGE_ITSELF = 0, COLLAGE_SAME_128_BITS = 1, COLLAGE_SAME_256_BITS = 2, COLLAGE_LISTED = 3 };
+
 // Windows 1, 3, 5 or 7 columns wide, at a distance of 1 or 2 columns; anything goes for planes and rows.
 typedef struct {
   int64_t batch, inputs, outputs;                      // channels
-  int64_t rotations;  // 1: each channel sees itself, 4: those of the same 128 bits, of two (exchanges: 2) or of all (4)
-  int64_t exchanges;
-  int64_t blocks;                                      // vectors of inputs that a vector of outputs sees
+  int64_t reach;                                       // COLLAGE_ITSELF ...
   int64_t in[3], out[3], window[3], stride[3], pad[3]; // planes, rows, columns
   collage_steps from, to;
   int64_t blocked;                                     // 1: the last vector is stored whole, zeros beyond the channels
@@ -30,8 +32,10 @@ typedef struct {
 
 typedef struct {
   const float *src;
-  const int64_t *first;   // [vector of outputs]: the first vector of inputs that it sees
-  const float *weights;   // [vector of outputs][plane][row][block][exchange][column][rotation][16]
+  // What vector v of outputs sees: sources begin[v] to begin[v + 1], each 4 * vector of inputs + exchange: element i of
+  // its 128 bits j is multiplied for the outputs in 128 bits j ^ exchange.
+  const int64_t *begin, *sources;
+  const float *weights;   // [vector of outputs][plane][row][source][column][rotation: 1 or 4][16]
   const float *bias;      // [vector of outputs][16]
   const float *residual;  // like dst, added before the clamp; or NULL
   float *dst;
