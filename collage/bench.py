@@ -1,44 +1,32 @@
-"""Collage against each installed engine on the whole model, fairly: same inputs, threads and precision.
-
-Every contender lives in a process of its own and runs in bursts that take turns: spinning threads of one that
-has just run do not slow the next, and a machine that gets slower meanwhile slows all alike.
-"""
+"""Collage against each installed engine on the whole model, fairly: same inputs, threads and precision."""
 
 from __future__ import annotations
 
-import math
-import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
-from collage.bench_worker import ENGINES, Burst, Ready, Samples, Setup
-from collage.child_process import ChildError, ChildProcess
-from collage.errors import CollageError, UsageError, unknown_names
+from collage.bench_worker import ENGINES, Setup
+from collage.child_process import ChildError
+from collage.errors import UsageError, unknown_names
 from collage.frontend.load import load_onnx
 from collage.frontend.model import from_simplified
 from collage.frontend.random_inputs import random_inputs
 from collage.frontend.shapes import fix_shapes, model_inputs
 from collage.frontend.simplify import simplify
 from collage.graph.dataflow import Array
-from collage.measure_db.compare import relative_error
-from collage.measure_db.timing import summary
 from collage.progress import Progress
+from collage.race import outputs_of, race
 from collage.target import usable_cores
 
 OURS = "collage"
 REFERENCE = "onnxruntime"
-
-_BURST_S = 0.1
-"""Short, so that a change in the machine's load meets all contenders alike."""
-_SETTLE_S = 0.05
-"""Pause before a burst: ONNX Runtime's threads spin for some milliseconds after a run."""
 
 
 def bench(
@@ -47,6 +35,7 @@ def bench(
     shapes: Mapping[str, Sequence[int]] | None = None,
     threads: int | None = None,
     engines: Sequence[str] | None = None,
+    others: Mapping[str, str] | None = None,
     rounds: int = 30,
     db: str | Path | None = None,
     module: str | Path | None = None,
@@ -55,38 +44,65 @@ def bench(
 ) -> dict[str, Any]:
     """Compare Collage with engines on an ONNX file; the JSON contract of ``collage bench --json``.
 
-    ``engines`` defaults to all that are installed; ``module`` is a compiled module of the model, made here
-    when not given. Times are microseconds; ``speedup_vs_best_engine`` is the best engine's median over
-    Collage's, None when no engine ran the model, and ``within_noise`` tells that it shows no difference.
-    Engines that were not asked for by name and cannot run the model are listed under ``failed``. Raises
-    UsageError, ModelError and what ``collage.compile`` raises.
+    ``engines`` defaults to all that are installed; ``others`` are contenders from outside, name to
+    "module:function" (see ``collage.bench_worker.Setup``). ``module`` is a compiled module of the model, made here
+    when not given. Times are microseconds; ``speedup_vs_best_engine`` is the best contender's median over
+    Collage's, None when no other ran the model, and ``within_noise`` tells that it shows no difference.
+    Engines that were not asked for by name and cannot run the model are listed under ``failed``, and so are others.
+    Raises UsageError, ModelError and what ``collage.compile`` raises.
     """
     show = progress or (lambda _: None)
     chosen = _choose(engines)
+    contenders = {name: name for name in chosen} | _outside(others or {}) | {OURS: OURS}
     cores = _threads(threads, module)
     path = Path(model)
     show(Progress("prepare", 0, 1, path.name))
-    setup = _setup(path, dict(shapes or {}), cores, seed)
+    setup = prepare(path, threads=cores, shapes=shapes, seed=seed)
     with ExitStack() as stack:
         if module is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="collage-bench-"))
             module = Path(folder) / "module.collage"
             _compile(path, dict(shapes or {}), cores, db, seed, show, module)
-        contenders, errors, failed = _start(setup, chosen, str(module), engines is not None, stack, show)
-        samples = _rounds(contenders, rounds, show)
-    found = {name: _timing(samples[name], errors[name]) for name in contenders}
-    rivals = {name: timing["median_us"] for name, timing in found.items() if name != OURS}
+        expected, failed = reference(setup)
+        found = race(
+            {name: _for(setup, engine, str(module)) for name, engine in contenders.items()},
+            expected=expected,
+            rounds=rounds,
+            required={OURS, *([] if engines is None else chosen)},
+            progress=show,
+        )
+    ours = found.timings[OURS]
+    rivals = {name: timing["median_us"] for name, timing in found.timings.items() if name != OURS}
     best = min(rivals, key=rivals.__getitem__) if rivals else None
     return {
         "model": path.name,
         "threads": cores,
         "rounds": rounds,
-        "engines": found,
-        "speedup_vs_best_engine": round(rivals[best] / found[OURS]["median_us"], 4) if best else None,
+        "engines": dict(found.timings),
+        "speedup_vs_best_engine": round(rivals[best] / ours["median_us"], 4) if best else None,
         "best_engine": best,
-        "within_noise": _within_noise(found[best], found[OURS]) if best else None,
-        "failed": failed,
+        "within_noise": _within_noise(found.timings[best], ours) if best else None,
+        "failed": {**failed, **found.failed},
     }
+
+
+def _outside(others: Mapping[str, str]) -> dict[str, str]:
+    """Contenders from outside. Raises UsageError for names that are taken and what names no function."""
+    taken = sorted(others.keys() & ENGINES.keys())
+    if taken:
+        raise UsageError(f"names that engines have already: {', '.join(taken)}.")
+    malformed = [engine for engine in others.values() if ":" not in engine]
+    if malformed:
+        raise UsageError(f'no "module:function": {", ".join(malformed)}.')
+    return dict(others)
+
+
+def reference(setup: Setup) -> tuple[Sequence[Array] | None, dict[str, str]]:
+    """ONNX Runtime's outputs, which all others are compared with; or None, with the reason under its name."""
+    try:
+        return outputs_of(replace(setup, engine=REFERENCE)), {}
+    except ChildError as failure:
+        return None, {REFERENCE: str(failure)}
 
 
 def _choose(engines: Sequence[str] | None) -> list[str]:
@@ -123,9 +139,12 @@ def _threads(threads: int | None, module: str | Path | None) -> int:
     return report.threads
 
 
-def _setup(path: Path, shapes: Mapping[str, Sequence[int]], threads: int, seed: int) -> Setup:
-    """What all contenders share. Raises ModelError and UsageError."""
+def prepare(
+    path: Path, *, threads: int, shapes: Mapping[str, Sequence[int]] | None = None, seed: int = 0
+) -> Setup:
+    """What all contenders share; each gets its ``engine``. Raises ModelError and UsageError."""
     proto = load_onnx(path)
+    shapes = dict(shapes or {})
     symbolic = {each.name: each.type.tensor_type.shape for each in model_inputs(proto) if each.name in shapes}
     dims = _named_dims(symbolic, shapes)
     fix_shapes(proto, shapes)
@@ -171,104 +190,12 @@ def _compile(
     compile(path, shapes=shapes, threads=threads, db=db, seed=seed, progress=show).save(output)
 
 
-def _start(
-    setup: Setup,
-    engines: Sequence[str],
-    module: str,
-    asked_for: bool,
-    stack: ExitStack,
-    show: Callable[[Progress], None],
-) -> tuple[dict[str, _Contender], dict[str, float | None], dict[str, str]]:
-    """Start the contenders one by one: they, how far their outputs are off, and who failed and why."""
-    contenders: dict[str, _Contender] = {}
-    errors: dict[str, float | None] = {}
-    failed: dict[str, str] = {}
-    expected: Sequence[Array] | None = None
-    names = list(dict.fromkeys([REFERENCE, *engines, OURS]))
-    for position, name in enumerate(names):
-        show(Progress("start", position, len(names), name))
-        contender = _Contender(_for(setup, name, module))
-        stack.callback(contender.kill)
-        try:
-            outputs = contender.outputs()
-        except ChildError as failure:
-            if name == OURS:
-                raise CollageError(f"the compiled module failed: {failure}") from None
-            if asked_for and name in engines:
-                raise CollageError(f"{name} cannot run {setup.path}: {failure}") from None
-            failed[name] = str(failure)
-            continue
-        if name == REFERENCE:
-            expected = outputs
-        errors[name] = None if expected is None else _largest_error(outputs, expected)
-        if name == OURS or name in engines:
-            contenders[name] = contender
-        else:
-            contender.kill()  # it was there for its outputs only
-    return contenders, errors, failed
-
-
 def _for(setup: Setup, engine: str, module: str) -> Setup:
-    path = module if engine == OURS else setup.path
-    return Setup(engine, path, setup.threads, setup.inputs, setup.outputs, setup.shapes, setup.dims)
-
-
-def _largest_error(actual: Sequence[Array], expected: Sequence[Array]) -> float:
-    if len(actual) != len(expected):
-        return math.inf
-    return max((relative_error(a, e) for a, e in zip(actual, expected, strict=True)), default=0.0)
-
-
-def _rounds(
-    contenders: Mapping[str, _Contender], rounds: int, show: Callable[[Progress], None]
-) -> dict[str, list[int]]:
-    """Nanoseconds of each contender's calls; the order rotates from round to round."""
-    names = list(contenders)
-    samples: dict[str, list[int]] = {name: [] for name in names}
-    for number in range(rounds):
-        shift = number % len(names)
-        for name in names[shift:] + names[:shift]:
-            show(Progress("run", number, rounds, name))
-            time.sleep(_SETTLE_S)
-            try:
-                samples[name] += contenders[name].burst(_BURST_S)
-            except ChildError as failure:
-                raise CollageError(f"{name} failed in round {number + 1}: {failure}") from None
-    show(Progress("run", rounds, rounds))
-    return samples
-
-
-def _timing(samples: Sequence[int], error: float | None) -> dict[str, Any]:
-    found = summary(samples)
-    return {
-        "median_us": round(found.median_us, 3),
-        "noise_us": round(found.noise_us, 3),
-        "min_us": round(found.min_us, 3),
-        "p90_us": round(found.p90_us, 3),
-        "samples": found.repeats,
-        "max_relative_error": error,
-    }
+    """The setup of one contender; Collage runs the module, all others the model."""
+    return replace(setup, engine=engine, path=module if engine == OURS else setup.path)
 
 
 def _within_noise(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     """Whether the two medians' 95 % confidence intervals meet."""
     apart = abs(first["median_us"] - second["median_us"])
     return bool(apart <= first["noise_us"] + second["noise_us"])
-
-
-class _Contender(ChildProcess):
-    """The parent's side of a contender."""
-
-    def __init__(self, setup: Setup) -> None:
-        super().__init__("collage.bench_worker", subprocess.DEVNULL)
-        self._setup = setup
-
-    def outputs(self) -> Sequence[Array]:
-        """Load and run the model once."""
-        ready: Ready = self.ask(self._setup, math.inf)
-        return ready.outputs
-
-    def burst(self, seconds: float) -> Sequence[int]:
-        """Nanoseconds of the calls of a burst."""
-        samples: Samples = self.ask(Burst(seconds), math.inf)
-        return samples.nanoseconds

@@ -1,6 +1,6 @@
-"""A contender of ``collage bench``: one engine with the model in a process of its own.
+"""A contender of a race: one engine with the model in a process of its own.
 
-Run by ``collage.bench``, never by hand. Between bursts it waits for its pipe: the others have the cores then.
+Run by ``collage.race``, never by hand. Between bursts it waits for its pipe: the others have the cores then.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,6 +29,9 @@ _WARM_PART = 0.2
 class Setup:
     """The first message: which engine, and what it shall run. Reply: Ready or Failure.
 
+    ``engine`` is one of ``ENGINES``, or "module:function" for one from outside: a function that takes the setup
+    and gives a call that runs the model once and a function that gives that run's outputs. The module is found as
+    in the parent, whose ``sys.path`` the child has.
     ``path`` is the ONNX file, or the ``.collage`` file for Collage. ``dims`` gives the extents of symbolic
     dimensions that have a name, ``shapes`` those of inputs that are not static. ``outputs`` have the model's
     order.
@@ -66,6 +70,9 @@ class Samples:
 Outputs: TypeAlias = Callable[[], Sequence[Array]]
 """Gives the outputs of the last call."""
 
+Engine: TypeAlias = Callable[[Setup], "tuple[Call, Outputs]"]
+"""Loads the model."""
+
 
 def main() -> None:
     """Serve one parent until its pipe closes."""
@@ -73,7 +80,7 @@ def main() -> None:
     try:
         setup: Setup = read_message(source)
         try:
-            call, outputs = ENGINES[setup.engine](setup)
+            call, outputs = _engine(setup.engine)(setup)
             call()
             reply: object = Ready(tuple(np.array(each) for each in outputs()))
         except Exception as error:  # whatever the engine raises is the answer
@@ -171,11 +178,17 @@ def _openvino(setup: Setup) -> tuple[Call, Outputs]:
     return run, lambda: [request.get_tensor(name).data for name in setup.outputs]
 
 
-ENGINES: Mapping[str, Callable[[Setup], tuple[Call, Outputs]]] = {
+ENGINES: Mapping[str, Engine] = {
     "collage": _collage,
     "onnxruntime": _onnxruntime,
     "openvino": _openvino,
 }
+
+
+def _engine(name: str) -> Engine:
+    module, _, function = name.partition(":")
+    found: Engine = getattr(import_module(module), function) if function else ENGINES[name]
+    return found
 
 
 def _one_line(error: Exception) -> str:

@@ -69,9 +69,11 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         query = self.query(x).reshape(-1, *self.split).transpose(1, 2)
-        key = self.key(x).reshape(-1, *self.split).permute(0, 2, 3, 1)
+        key = self.key(x).reshape(-1, *self.split).transpose(1, 2)
         value = self.value(x).reshape(-1, *self.split).transpose(1, 2)
-        weights = torch.softmax(query @ key / self.scale + mask, dim=-1)  # [N, heads, T, T]
+        # Not one permute: Inductor 2.13 would take it for this transposition (pytorch/pytorch#195320), and fail.
+        scores = query @ key.transpose(-2, -1) / self.scale
+        weights = torch.softmax(scores + mask, dim=-1)  # [N, heads, T, T]
         context = (weights @ value).transpose(1, 2).reshape(-1, *self.joined)
         y: Tensor = self.norm(self.output(context) + x)
         return y

@@ -15,32 +15,22 @@ import torch
 
 from .catalogue import HERE, Entry
 from .fold import fold_constants
+from .recipe import RECIPE, Recipe
 from .workload import Workload
 
 OPSET = 17  # the first with LayerNormalization; the exporter writes GELU as Erf below opset 20
-RECIPE = "collage_recipe"  # the key in the model's metadata
 SHARED = ("export.py", "fold.py", "weights.py", "workload.py")  # sources that every file depends on
 
 
-def recipe(entry: Entry, *, batch: int, small: bool) -> str:
-    """All that a file's content depends on; equal recipes mean the file need not be written again."""
+def recipe(entry: Entry, *, batch: int, small: bool) -> Recipe:
+    """What the file of a workload would be made of now."""
     digest = hashlib.sha256()
     for source in (*entry.sources, *(HERE / name for name in SHARED)):
         digest.update(source.read_bytes())
-    size = "small" if small else "full"
-    return f"{entry.name} {size} batch={batch} torch={version('torch')} source={digest.hexdigest()[:16]}"
+    return Recipe(entry.name, small, batch, version("torch"), digest.hexdigest()[:16])
 
 
-def read_recipe(path: Path) -> str | None:
-    """The recipe a file was written by; None where there is no file, or one of other making."""
-    try:
-        model = onnx.load(path, load_external_data=False)
-    except Exception:  # a missing, cut or foreign file: protobuf's error class is private
-        return None
-    return next((entry.value for entry in model.metadata_props if entry.key == RECIPE), None)
-
-
-def to_onnx(workload: Workload, *, name: str, recipe: str) -> onnx.ModelProto:
+def to_onnx(workload: Workload, *, name: str, recipe: Recipe) -> onnx.ModelProto:
     """Trace `workload` and export it, with the shape of every value written into the graph.
 
     The TorchScript exporter is the older of torch's two, but names nodes by module path and folds BatchNorm,
@@ -64,7 +54,7 @@ def to_onnx(workload: Workload, *, name: str, recipe: str) -> onnx.ModelProto:
     fold_constants(model)
     model = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
     model.graph.name = name
-    onnx.helper.set_model_props(model, {RECIPE: recipe})
+    onnx.helper.set_model_props(model, {RECIPE: str(recipe)})
     return model
 
 

@@ -1,0 +1,133 @@
+"""A race: contenders in processes of their own, in bursts that take turns.
+
+Spinning threads of one that has just run do not slow the next, and a machine that gets slower meanwhile slows all
+alike.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from collage.bench_worker import Burst, Ready, Samples, Setup
+from collage.child_process import ChildError, ChildProcess
+from collage.errors import CollageError
+from collage.graph.dataflow import Array
+from collage.measure_db.compare import relative_error
+from collage.measure_db.timing import summary
+from collage.progress import Progress
+
+_BURST_S = 0.1
+"""Short, so that a change in the machine's load meets all contenders alike."""
+_SETTLE_S = 0.05
+"""Pause before a burst: ONNX Runtime's threads spin for some milliseconds after a run."""
+
+
+@dataclass(frozen=True)
+class Race:
+    """Timings of those that ran, by name (microseconds, and how far their outputs are off), and why others failed."""
+
+    timings: Mapping[str, Mapping[str, Any]]
+    failed: Mapping[str, str]
+
+
+def race(
+    setups: Mapping[str, Setup],
+    *,
+    expected: Sequence[Array] | None = None,
+    rounds: int = 30,
+    required: Collection[str] = (),
+    progress: Callable[[Progress], None],
+) -> Race:
+    """Run the contenders ``setups``, by name, against each other; compare their outputs with ``expected``.
+
+    Raises CollageError when a required contender cannot run the model, or any fails once it has run it.
+    """
+    contenders: dict[str, _Contender] = {}
+    errors: dict[str, float | None] = {}
+    failed: dict[str, str] = {}
+    with ExitStack() as stack:
+        for position, (name, setup) in enumerate(setups.items()):
+            progress(Progress("start", position, len(setups), name))
+            contender = _Contender(setup)
+            stack.callback(contender.kill)
+            try:
+                outputs = contender.outputs()
+            except ChildError as failure:
+                if name in required:
+                    raise CollageError(f"{name} cannot run {setup.path}: {failure}") from None
+                failed[name] = str(failure)
+                continue
+            errors[name] = None if expected is None else _largest_error(outputs, expected)
+            contenders[name] = contender
+        samples = _rounds(contenders, rounds, progress)
+    return Race({name: _timing(samples[name], errors[name]) for name in contenders}, failed)
+
+
+def outputs_of(setup: Setup) -> Sequence[Array]:
+    """What a contender makes of the inputs. Raises ChildError."""
+    contender = _Contender(setup)
+    try:
+        return contender.outputs()
+    finally:
+        contender.kill()
+
+
+def _largest_error(actual: Sequence[Array], expected: Sequence[Array]) -> float:
+    if len(actual) != len(expected):
+        return math.inf
+    return max((relative_error(a, e) for a, e in zip(actual, expected, strict=True)), default=0.0)
+
+
+def _rounds(
+    contenders: Mapping[str, _Contender], rounds: int, show: Callable[[Progress], None]
+) -> dict[str, list[int]]:
+    """Nanoseconds of each contender's calls; the order rotates from round to round."""
+    names = list(contenders)
+    samples: dict[str, list[int]] = {name: [] for name in names}
+    for number in range(rounds if names else 0):
+        shift = number % len(names)
+        for name in names[shift:] + names[:shift]:
+            show(Progress("run", number, rounds, name))
+            time.sleep(_SETTLE_S)
+            try:
+                samples[name] += contenders[name].burst(_BURST_S)
+            except ChildError as failure:
+                raise CollageError(f"{name} failed in round {number + 1}: {failure}") from None
+    show(Progress("run", rounds, rounds))
+    return samples
+
+
+def _timing(samples: Sequence[int], error: float | None) -> dict[str, Any]:
+    found = summary(samples)
+    return {
+        "median_us": round(found.median_us, 3),
+        "noise_us": round(found.noise_us, 3),
+        "min_us": round(found.min_us, 3),
+        "p90_us": round(found.p90_us, 3),
+        "samples": found.repeats,
+        "max_relative_error": error,
+    }
+
+
+class _Contender(ChildProcess):
+    """The parent's side of a contender."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__("collage.bench_worker", subprocess.DEVNULL)
+        self._setup = setup
+
+    def outputs(self) -> Sequence[Array]:
+        """Load and run the model once."""
+        ready: Ready = self.ask(self._setup, math.inf)
+        return ready.outputs
+
+    def burst(self, seconds: float) -> Sequence[int]:
+        """Nanoseconds of the calls of a burst."""
+        samples: Samples = self.ask(Burst(seconds), math.inf)
+        return samples.nanoseconds

@@ -1,0 +1,68 @@
+"""Races, and contenders from outside in them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+
+from collage.bench import bench, prepare, reference
+from collage.errors import CollageError, UsageError
+from collage.progress import Progress
+from collage.race import race
+from tests.models import elementwise_net
+
+HERE = "tests.numpy_contender"
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("race") / "net.onnx"
+    onnx.save_model(elementwise_net(), str(path))
+    return path
+
+
+def ignore(progress: Progress) -> None:
+    pass
+
+
+def test_outside_contenders_are_timed_and_compared(network: Path) -> None:
+    setup = prepare(network, threads=1)
+    expected, failed = reference(setup)
+    assert expected is not None and not failed
+    setups = {name: replace(setup, engine=f"{HERE}:{name}") for name in ("right", "wrong", "broken")}
+    found = race(setups, expected=expected, rounds=1, progress=ignore)
+    assert list(found.timings) == ["right", "wrong"]
+    assert found.timings["right"]["max_relative_error"] < 1e-6
+    assert found.timings["wrong"]["max_relative_error"] > 0.1
+    assert 0 < found.timings["right"]["min_us"] <= found.timings["right"]["median_us"]
+    assert found.failed == {"broken": "RuntimeError: no kernel for 1 threads"}
+
+
+def test_a_required_contender_that_fails_ends_the_race(network: Path) -> None:
+    setup = replace(prepare(network, threads=1), engine=f"{HERE}:broken")
+    with pytest.raises(CollageError, match=r"mine cannot run .*no kernel"):
+        race({"mine": setup}, required={"mine"}, progress=ignore)
+
+
+def test_nobody_runs(network: Path) -> None:
+    setup = replace(prepare(network, threads=1), engine=f"{HERE}:broken")
+    assert race({"mine": setup}, progress=ignore).timings == {}
+
+
+def test_bench_takes_others(network: Path, tmp_path: Path) -> None:
+    others = {"numpy": f"{HERE}:right", "broken": f"{HERE}:broken", "nowhere": "tests.nowhere:run"}
+    found = bench(network, engines=["onnxruntime"], others=others, rounds=1, threads=1, db=tmp_path / "db")
+    assert list(found["engines"]) == ["onnxruntime", "numpy", "collage"]
+    assert found["engines"]["numpy"]["max_relative_error"] < 1e-6
+    assert found["failed"].keys() == {"broken", "nowhere"}
+    assert "ModuleNotFoundError" in found["failed"]["nowhere"]
+    assert found["best_engine"] in ("onnxruntime", "numpy")
+
+
+@pytest.mark.parametrize("others", [{"collage": f"{HERE}:right"}, {"numpy": "rubbish"}])
+def test_names_of_others(network: Path, others: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match=r"collage|rubbish"):
+        bench(network, others=others)
