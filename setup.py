@@ -22,7 +22,7 @@ setup(
             "collage.native._kernels",
             sorted(glob(f"{KERNELS}/*.cpp")),
             depends=sorted(glob(f"{KERNELS}/*.h")),
-            extra_compile_args=["-std=c++17", "-O3", *WARNINGS],
+            extra_compile_args=["-std=c++17", "-O3", "-g0", *WARNINGS],
             optional=True,
         ),
     ]
