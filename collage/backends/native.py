@@ -14,15 +14,12 @@ from collage.backends.base import (
     UnsupportedError,
     Variant,
 )
-from collage.native.kernel_library import kernels_problem
+from collage.native.kernel_library import REVISION, kernels_problem
 from collage.native.library import core_problem
 
 if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph
     from collage.patterns.match import MatchSource
-
-_KERNELS = "kernels 5"
-"""To be counted up when `native_kernels` or `native/kernels` make other kernels than before."""
 
 
 class Native(Backend):
@@ -34,7 +31,7 @@ class Native(Backend):
     def available(self) -> Availability:
         """The revision of the kernels, or why they cannot run here."""
         problem = core_problem() or kernels_problem()
-        return Availability(reason=problem) if problem else Availability(version=_KERNELS)
+        return Availability(reason=problem) if problem else Availability(version=f"kernels {REVISION}")
 
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
         """Operators and what follows them."""

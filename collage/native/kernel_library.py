@@ -8,6 +8,9 @@ from functools import cache
 from collage.errors import CollageError
 from collage.native.library import address_of, built
 
+REVISION = 6
+"""That of the kernels' sources (kernels.h), which say when to count up."""
+
 _LEAST_ISA = 512
 
 
@@ -15,7 +18,10 @@ _LEAST_ISA = 512
 def kernels_problem() -> str:
     """Why Collage's own kernels cannot be used here and what to do about it; "" when they can."""
     try:
-        isa = _load().collage_kernels_isa()
+        library = _load()
+        found, isa = library.collage_kernels_revision(), library.collage_kernels_isa()
+        if found != REVISION:
+            raise OSError(f"they were built from other sources (revision {found}, not {REVISION})")
     except (OSError, AttributeError) as error:  # AttributeError: one built from older sources
         return (
             f"Collage's own kernels cannot be used: {error}. They are built when Collage is installed from source "
@@ -28,10 +34,7 @@ def kernel_function(name: str) -> int:
     """Address of a kernel, for a task. Raises CollageError when it cannot be used."""
     if problem := kernels_problem():
         raise CollageError(problem)
-    try:
-        return address_of(getattr(_load(), name))
-    except AttributeError as error:
-        raise CollageError(f"Collage's own kernels were built from other sources: {error}") from error
+    return address_of(getattr(_load(), name))
 
 
 @cache

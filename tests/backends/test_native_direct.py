@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from collage.backends.base import BuildOptions, UnsupportedError, Variant
-from collage.errors import CollageError
+from collage.errors import CollageError, ModuleFileError
 from tests.backends.native_checks import (
     BACKEND,
     check_all_variants,
@@ -156,6 +156,15 @@ def test_what_is_no_variant_is_refused() -> None:
 
 
 def test_foreign_artifacts_are_refused() -> None:
-    for artifact in (b"", b"odnn1234", b"ntv1\x02\0\0\0{}"):
+    for artifact in (b"", b"odnn1234", b"ntve\x02\0\0\0{}"):
         with pytest.raises(CollageError, match="no kernel of Collage's own"):
             BACKEND.load(artifact, BuildOptions())
+
+
+def test_artifacts_of_another_revision_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = subgraphs_of(conv_model(8, (4, 4), [5, 5], [3, 3]))[-1]
+    options = BuildOptions(variant=BACKEND.variants(chain, BuildOptions())[0])
+    artifact = BACKEND.codegen(chain, options)
+    monkeypatch.setattr("collage.backends.native_kernels.artifact.REVISION", -1)
+    with pytest.raises(ModuleFileError, match="compile the model again"):
+        BACKEND.load(artifact, options)

@@ -9,27 +9,37 @@ import numpy as np
 
 from collage.backends.native_kernels.algorithm import Packed
 from collage.backends.onednn_kernels.scratch import aligned
-from collage.errors import CollageError
+from collage.errors import CollageError, ModuleFileError
+from collage.native.kernel_library import REVISION
 
-_MAGIC = b"ntv1"
+_MAGIC = b"ntve"
 _HEAD = struct.Struct("<4sI")
 
 
 def to_bytes(algorithm: str, packed: Packed) -> bytes:
     """The kernel of the algorithm of that name."""
     shapes = {name: array.shape for name, array in packed.arrays.items()}
-    header = json.dumps({"algorithm": algorithm, "numbers": packed.numbers, "arrays": shapes}).encode()
+    head = {"revision": REVISION, "algorithm": algorithm, "numbers": packed.numbers, "arrays": shapes}
+    header = json.dumps(head).encode()
     arrays = (np.ascontiguousarray(array, np.float32).tobytes() for array in packed.arrays.values())
     return b"".join((_HEAD.pack(_MAGIC, len(header)), header, *arrays))
 
 
 def from_bytes(data: bytes) -> tuple[str, Packed]:
-    """The name and the kernel, its arrays copied to multiples of 64 bytes. Raises CollageError for what is none."""
+    """The algorithm's name and the kernel, its arrays copied to multiples of 64 bytes.
+
+    Raises CollageError for what is none, ModuleFileError for one of another revision of the kernels.
+    """
     try:
         magic, length = _HEAD.unpack_from(data)
         if magic != _MAGIC:
             raise ValueError("it does not begin like one")
         header = json.loads(data[_HEAD.size : _HEAD.size + length])
+        if header["revision"] != REVISION:
+            raise ModuleFileError(
+                f"it has kernels of revision {header['revision']}, and this Collage those of {REVISION}: "
+                "compile the model again."
+            )
         at = _HEAD.size + length
         arrays = {}
         for name, shape in header["arrays"].items():

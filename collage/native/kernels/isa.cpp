@@ -1,5 +1,7 @@
 #include "kernels.h"
 
+extern "C" int collage_kernels_revision(void) { return COLLAGE_KERNELS_REVISION; }
+
 extern "C" int collage_kernels_isa(void) {
 #if COLLAGE_X86
   __builtin_cpu_init();

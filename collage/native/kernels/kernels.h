@@ -26,6 +26,12 @@ extern "C" {
 // Status of a kernel that was built for another processor, or whose shape is none of those it knows.
 enum { COLLAGE_UNAVAILABLE = -1 };
 
+// To be counted up, here and in kernel_library.py, when a struct, the order of weights or the speed of a kernel changes:
+// a library of another revision is not used, nor are measurements and packed kernels of another one.
+#define COLLAGE_KERNELS_REVISION 6
+
+int collage_kernels_revision(void);
+
 // What the kernels can use here: 512 for AVX-512 (F, VL, BW and DQ), or 0 when none of them can run.
 int collage_kernels_isa(void);
 
