@@ -8,9 +8,9 @@
 // input is moved for that: there are 4 sums for each pixel, and sum r has in element i of 128 bits what element
 // i + r of the result is to get. They are rotated and added at the end. Wider groups see, besides the input as it
 // is, the input with its 128 bits exchanged: 1 with 0 and 3 with 2 (8 channels), and then 2 and 3 with 0 and 1 too
-// (16). A shuffle feeds 12 multiplications then, where broadcasts or permutations of each input feed 3: those of 32
-// channels of 3x3, at every other pixel, took a third longer. Groups that do not fill vectors see their neighbours'
-// channels too, with weights of 0.
+// (16). A shuffle feeds 12 multiplications then, where a broadcast or permutation of each input feeds 3: groups of 32
+// channels at every other pixel took a fifth longer. Groups that do not fill vectors see their neighbours' channels
+// too, with weights of 0; an infinite input then makes NaN of theirs.
 
 #include "direct_conv.h"
 
@@ -29,10 +29,10 @@ using Buffers = collage_direct_conv_buffers;
 constexpr int64_t kVector = 16;
 constexpr __mmask16 kAll = 0xffff;
 
-// Pixels of a tile that has so many sums for each: enough of them to hide the latency of multiplications, and no more
-// than fit in 32 registers together with the weights of 3 columns.
-constexpr int pixels_of(int reach) { return reach == COLLAGE_ITSELF ? 14 : 4; }
+// Sums of a pixel, and pixels of a tile: enough sums to hide the latency of multiplications, and no more than fit in
+// 32 registers together with the weights of 3 columns.
 constexpr int rotations_of(int reach) { return reach == COLLAGE_ITSELF ? 1 : 4; }
+constexpr int pixels_of(int reach) { return reach == COLLAGE_ITSELF ? 14 : 4; }
 
 template <int REACH>
 struct Sums {
@@ -153,10 +153,8 @@ template <int REACH, int STRIDE, int WIDTH>
     else
       prefetch_below<REACH, STRIDE, 2>(s, at);
   }
-  const int64_t pixel = s.from.pixel;
-  const float *weights = at.weights;
-  const int64_t next_row = s.from.row;
-  const float *of_plane = at.src;
+  const int64_t pixel = s.from.pixel, next_row = s.from.row;
+  const float *weights = at.weights, *of_plane = at.src;
   for (int64_t plane = 0; plane < at.planes; ++plane, weights += at.skip, of_plane += s.from.plane) {
     const float *src = of_plane;
     for (int64_t row = 0; row < at.rows; ++row, src += next_row) {
@@ -255,7 +253,8 @@ void one_row(const Shape &s, const Buffers &b, const Tiles &tiles, int64_t vecto
   int64_t left = -s.pad[2];
   for (int64_t i = 0; i < tiles.tiles; ++i) {
     at.pixels = tiles.pixels + (i < tiles.more);
-    const int64_t low = std::max<int64_t>(0, -left), high = std::min<int64_t>((at.pixels - 1) * STRIDE + WIDTH, s.in[2] - left);
+    const int64_t low = std::max<int64_t>(0, -left);
+    const int64_t high = std::min<int64_t>((at.pixels - 1) * STRIDE + WIDTH, s.in[2] - left);
     at.columns = low < high ? (uint64_t(1) << high) - (uint64_t(1) << low) : 0;
     at.src = src + left * s.from.pixel;
     at.dst = b.dst + dst;
