@@ -26,11 +26,11 @@ _MOST_WASTE = 8
 """Multiplications for each that counts; the others are with zeros, where groups do not fill vectors."""
 _WIDTHS = (1, 3, 5, 7)
 _MANY_WEIGHTS = 1 << 18
-"""Bytes. 1024 channels of 7x7 in groups of 32 take 56 us split by channels and 71 by rows, 256 channels the same."""
+"""Bytes. Groups of 32 channels, 1024 in all, of 7x7 take 56 us split by channels, 71 by rows; fewer the same."""
 
 
 class DirectConv(Algorithm):
-    """Two or more groups of 1, 2, 4 or 6 to 32 inputs; windows at most 7 wide at every column or every other one."""
+    """Two or more groups of at most 32 inputs; windows at most 7 wide, at every column or every other one."""
 
     name = "direct_conv"
     roots = frozenset({"nn.conv1d", "nn.conv2d", "nn.conv3d"})
