@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from collage.backends.base import BuildOptions
-from collage.backends.native_kernels.winograd import _Shape, scratch_bytes, transformed_weights
+from collage.backends.native_kernels.algorithm import structure
+from collage.backends.native_kernels.winograd_kernel import Shape, scratch_bytes
 from collage.frontend.subgraph import Subgraph
 from collage.native.kernel_library import kernel_function
 from tests.backends.native_checks import BACKEND, needs_native, refusals_of, run_variant, subgraphs_of
@@ -79,6 +80,39 @@ def convolutions(draw: st.DrawFn) -> onnx.ModelProto:
     )
 
 
+def transposed_model(
+    channels: tuple[int, int], size: list[int], *, batch: int = 1, then: tuple[str, ...] = (), **attrs: Any
+) -> onnx.ModelProto:
+    """A transposed convolution with a window of 4x4 at distances of 2, and then Relu or Add (of an input)."""
+    rng = np.random.default_rng(0)
+    ins, outs = channels
+    weights = rng.standard_normal((ins, outs, 4, 4)) / np.sqrt(4 * ins)
+    numbers = {"w": weights.astype(np.float32), "b": rng.standard_normal(outs).astype(np.float32)}
+    pads, extra = attrs.get("pads", [0] * 4), attrs.get("output_padding", [0, 0])
+    inputs = {"x": [batch, ins, *size]}
+    out = [2 * (n - 1) + 4 - pads[i] - pads[i + 2] + extra[i] for i, n in enumerate(size)]
+    attrs = {"kernel_shape": [4, 4], "strides": [2, 2], **attrs}
+    nodes = [helper.make_node("ConvTranspose", ["x", "w", "b"], ["y"], **attrs)]
+    for op in then:
+        if op == "Add":
+            inputs["r"] = [batch, outs, *out]
+        nodes.append(helper.make_node(op, [nodes[-1].output[0], *["r"] * (op == "Add")], [f"y{len(nodes)}"]))
+    return make_model(nodes, inputs, {nodes[-1].output[0]: [None] * 4}, numbers)
+
+
+@st.composite
+def transposed_convolutions(draw: st.DrawFn) -> onnx.ModelProto:
+    blocks = st.integers(1, 3)
+    return transposed_model(
+        (16 * draw(blocks), 16 * draw(blocks)),
+        [draw(st.integers(2, 9)), draw(st.integers(2, 9))],
+        batch=draw(st.integers(1, 2)),
+        then=draw(st.sampled_from([(), ("Relu",), ("Add",), ("Add", "Relu")])),
+        pads=[draw(st.integers(0, 2)) for _ in range(4)],
+        output_padding=[draw(st.integers(0, 1)), draw(st.integers(0, 1))],
+    )
+
+
 def check(subgraph: Subgraph, threads: int, tolerance: float = 1e-5) -> set[str]:
     """The variants' names; each one computes the right thing."""
     rng = np.random.default_rng(0)
@@ -96,6 +130,12 @@ def check(subgraph: Subgraph, threads: int, tolerance: float = 1e-5) -> set[str]
 @settings(max_examples=100, deadline=None)
 @given(convolutions(), st.sampled_from([1, 2, 3]))
 def test_convolutions(proto: onnx.ModelProto, threads: int) -> None:
+    check(subgraphs_of(proto)[-1], threads)
+
+
+@settings(max_examples=60, deadline=None)
+@given(transposed_convolutions(), st.sampled_from([1, 2, 3]))
+def test_transposed_convolutions(proto: onnx.ModelProto, threads: int) -> None:
     check(subgraphs_of(proto)[-1], threads)
 
 
@@ -121,6 +161,7 @@ def test_taps_that_see_only_padding_are_left_out() -> None:
 
 def test_the_error_is_within_the_tolerance_of_measurements_for_many_channels() -> None:
     check(subgraphs_of(conv_model((512, 32), [3, 8, 8], [3, 3, 3], pads=[1] * 6))[-1], 2)
+    check(subgraphs_of(transposed_model((512, 32), [8, 8], pads=[1] * 4))[-1], 2)
 
 
 def test_padding_wider_than_the_window() -> None:
@@ -144,16 +185,8 @@ def test_scratch_memory_is_as_large_as_the_kernel_wants() -> None:
         for variant in BACKEND.variants(chain, BuildOptions()):
             artifact = BACKEND.codegen(chain, BuildOptions(variant=variant))
             numbers = json.loads(artifact[8 : 8 + int.from_bytes(artifact[4:8], "little")])["numbers"]
-            shape = _Shape(*(numbers[name] for name, _ in _Shape._fields_))
+            shape = structure(Shape, numbers)
             assert 4 * wanted(ctypes.addressof(shape)) == scratch_bytes(numbers)
-
-
-@pytest.mark.parametrize("tile", [2, 4])
-def test_a_constant_window_sums(tile: int) -> None:
-    """The transform of weights, tile by tile: the points of a sum are those of a box."""
-    weights = np.ones((16, 16, 1, 3, 3), np.float32)
-    points = transformed_weights(weights, tile).reshape((tile + 2) ** 2, -1)
-    assert (points == points[:, :1]).all()
 
 
 @pytest.mark.parametrize(
@@ -164,6 +197,9 @@ def test_a_constant_window_sums(tile: int) -> None:
         (conv_model((16, 16), [7, 7], [3, 3], dilations=[2, 2]), "at distances other than 1"),
         (conv_model((24, 16), [7, 7], [3, 3]), "24 to 16 channels"),
         (conv_model((16, 40), [7, 7], [3, 3]), "16 to 40 channels"),
+        (transposed_model((16, 16), [4, 4], dilations=[2, 2]), "dilated"),
+        (transposed_model((16, 16), [4, 4], strides=[1, 1]), "at distances of (1, 1)"),
+        (transposed_model((16, 3), [4, 4]), "16 to 3 channels"),
     ],
 )
 def test_refusals(proto: onnx.ModelProto, reason: str) -> None:

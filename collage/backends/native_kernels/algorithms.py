@@ -10,14 +10,14 @@ from collage.backends.native_kernels.algorithm import Algorithm
 from collage.backends.native_kernels.direct import DirectConv
 from collage.backends.native_kernels.gemm import Gemm
 from collage.backends.native_kernels.shallow import ShallowConv
-from collage.backends.native_kernels.winograd import Winograd
+from collage.backends.native_kernels.winograd import TransposedWinograd, Winograd
 from collage.backends.onednn_kernels.chain import Chain, read_chain
 from collage.errors import unknown_names
 
 if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph
 
-ALGORITHMS: tuple[Algorithm, ...] = (DirectConv(), Winograd(), ShallowConv(), Gemm())
+ALGORITHMS: tuple[Algorithm, ...] = (DirectConv(), Winograd(), TransposedWinograd(), ShallowConv(), Gemm())
 
 ROOTS = frozenset().union(*(each.roots for each in ALGORITHMS))
 

@@ -41,6 +41,8 @@ def around_zero(*distances: float) -> tuple[float, ...]:
 
 
 POINTS = {
+    2: (1.0, -1.0),
+    4: around_zero(0.5**0.5, 2**0.5)[1:],
     3: around_zero(1.0),
     5: around_zero(0.5**0.5, 2**0.5),
     7: around_zero(0.6, 1.0, 1.6),

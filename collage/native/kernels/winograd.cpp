@@ -1,6 +1,6 @@
-// Winograd's convolution F(m x m, 3 x 3), m = 2 or 4 (Lavin & Gray 2015, sections 4.1 and 4.3).
+// Winograd's convolution F(m x m, r x r), m = 2 or 4, r = 2 or 3 (Lavin & Gray 2015, section 4).
 //
-// A chunk of tiles at a time: its (m + 2)^2 points are transformed, multiplied with the transformed weights, one
+// A chunk of tiles at a time: its (m + r - 1)^2 points are transformed, multiplied with the transformed weights, one
 // matrix product for each point, and transformed back, all by one thread and small enough for its L2 cache. A
 // third dimension is summed directly: the taps of a point lie behind each other in the product's inner dimension.
 
@@ -13,14 +13,15 @@
 #include <algorithm>
 
 #include "avx512.h"
-#include "epilogue.h"
 #include "tile.h"
+#include "winograd_tiles.h"
 
 namespace {
 
 using collage::Accumulators;
 using collage::Blocked;
 using collage::kLanes;
+using collage::Transform;
 
 constexpr int kRows = 14;   // rows of the largest register tile
 constexpr int kPanel = 2;   // blocks of columns of a register tile
@@ -40,119 +41,23 @@ Range part(int64_t size, int64_t which, int64_t parts) {
 // One line more where the count is even: points whose distance is a power of two would share few sets of a cache.
 int64_t odd_lines(int64_t lines) { return lines | 1; }
 
-int64_t points(const Shape &s) { return (s.tile + 2) * (s.tile + 2); }
 int64_t chunk_planes(const Shape &s) { return std::min(s.chunk_depths + s.depth_taps - 1, s.in_depth); }
 // Lines between two points of the transformed input (of one plane) and of the products.
 int64_t in_lines(const Shape &s) { return odd_lines(s.in_blocks * s.chunk_tiles); }
 int64_t out_lines(const Shape &s, int64_t blocks) { return odd_lines(blocks * s.chunk_tiles * s.chunk_depths); }
 
-template <int M>
-struct Transform;
+// One phase of an axis.
+struct Phase {
+  Phase(const collage_winograd_axis &axis, int64_t which, int64_t tile)
+      : in(axis.in),
+        pad(axis.pad[which]),
+        begin(axis.begin[which]),
+        step(axis.phases),
+        count(axis.count[which]),
+        tiles((count + tile - 1) / tile) {}
 
-template <>
-struct Transform<2> {
-  static constexpr int kPoints = 4;
-  static inline void in(const __m512 x[4], __m512 y[4]) {
-    y[0] = x[2] - x[0];
-    y[1] = x[1] + x[2];
-    y[2] = x[2] - x[1];
-    y[3] = x[3] - x[1];
-  }
-  static inline void out(const __m512 x[4], __m512 y[2]) {
-    y[0] = x[0] + x[1] + x[2];
-    y[1] = x[1] - x[2] + x[3];
-  }
+  int64_t in, pad, begin, step, count, tiles;
 };
-
-// Interpolated at 0, infinity, +-r and +-2r with r^2 = 1/2: a fifth of the error of the usual 0, infinity, +-1, +-2
-// (2.5e-6 of the largest result, not 1.1e-5, for 256 channels), and no more arithmetic.
-template <>
-struct Transform<4> {
-  static constexpr int kPoints = 6;
-  static constexpr float kRoot = 0.70710678f;
-  static inline void in(const __m512 x[6], __m512 y[6]) {
-    const __m512 r = _mm512_set1_ps(kRoot), r2 = _mm512_set1_ps(2 * kRoot);
-    const __m512 half = _mm512_set1_ps(0.5f), two = _mm512_set1_ps(2), both = _mm512_set1_ps(2.5f);
-    const __m512 a = _mm512_fnmadd_ps(two, x[2], x[4]), b = _mm512_fnmadd_ps(two, x[1], x[3]);
-    const __m512 c = _mm512_fnmadd_ps(half, x[2], x[4]), d = _mm512_fnmadd_ps(half, x[1], x[3]);
-    y[0] = _mm512_fnmadd_ps(both, x[2], x[0] + x[4]);
-    y[1] = _mm512_fmadd_ps(r, b, a);
-    y[2] = _mm512_fnmadd_ps(r, b, a);
-    y[3] = _mm512_fmadd_ps(r2, d, c);
-    y[4] = _mm512_fnmadd_ps(r2, d, c);
-    y[5] = _mm512_fnmadd_ps(both, x[3], x[1] + x[5]);
-  }
-  static inline void out(const __m512 x[6], __m512 y[4]) {
-    const __m512 r = _mm512_set1_ps(kRoot), two = _mm512_set1_ps(2), four = _mm512_set1_ps(4);
-    const __m512 half = _mm512_set1_ps(0.5f), eight = _mm512_set1_ps(8);
-    const __m512 a = x[1] + x[2], b = r * (x[1] - x[2]), c = x[3] + x[4], d = r * (x[3] - x[4]);
-    y[0] = x[0] + a + c;
-    y[1] = _mm512_fmadd_ps(two, d, b);
-    y[2] = half * _mm512_fmadd_ps(four, c, a);
-    y[3] = _mm512_fmadd_ps(half, _mm512_fmadd_ps(eight, d, b), x[5]);
-  }
-};
-
-// Points of one tile of one block of channels: `src` is its first element, rows and columns outside are zeros.
-template <int M>
-inline void transform_in(const float *src, intptr_t row, Range rows, Range columns, float *dst, intptr_t point) {
-  constexpr int P = Transform<M>::kPoints;
-  __m512 middle[P][P];
-#pragma GCC unroll 8
-  for (int j = 0; j < P; ++j) {
-    __m512 x[P], y[P];
-    const bool inside = j >= columns.begin && j < columns.end;
-#pragma GCC unroll 8
-    for (int i = 0; i < P; ++i)
-      x[i] = inside && i >= rows.begin && i < rows.end ? _mm512_load_ps(src + i * row + j * kLanes)
-                                                       : _mm512_setzero_ps();
-    Transform<M>::in(x, y);
-#pragma GCC unroll 8
-    for (int i = 0; i < P; ++i) middle[i][j] = y[i];
-  }
-#pragma GCC unroll 8
-  for (int i = 0; i < P; ++i) {
-    __m512 y[P];
-    Transform<M>::in(middle[i], y);
-#pragma GCC unroll 8
-    for (int j = 0; j < P; ++j) _mm512_store_ps(dst + (i * P + j) * point, y[j]);
-  }
-}
-
-struct Finish {
-  __m512 bias, low, high;
-};
-
-// Outputs of one tile of one block of channels; of those outside nothing is written.
-template <int M, bool RESIDUAL>
-inline void transform_out(const float *src, intptr_t point, const Finish &f, const float *residual, float *dst,
-                          intptr_t row, int64_t rows, int64_t columns) {
-  constexpr int P = Transform<M>::kPoints;
-  __m512 middle[M][P];
-#pragma GCC unroll 8
-  for (int j = 0; j < P; ++j) {
-    __m512 x[P], y[M];
-#pragma GCC unroll 8
-    for (int i = 0; i < P; ++i) x[i] = _mm512_load_ps(src + (i * P + j) * point);
-    Transform<M>::out(x, y);
-#pragma GCC unroll 4
-    for (int i = 0; i < M; ++i) middle[i][j] = y[i];
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < M; ++i) {
-    if (i >= rows) break;
-    __m512 y[M];
-    Transform<M>::out(middle[i], y);
-#pragma GCC unroll 4
-    for (int j = 0; j < M; ++j) {
-      if (j >= columns) break;
-      const intptr_t at = i * row + j * kLanes;
-      __m512 value = y[j] + f.bias;
-      if (RESIDUAL) value += _mm512_load_ps(residual + at);
-      _mm512_store_ps(dst + at, collage::clamp(value, f.low, f.high));
-    }
-  }
-}
 
 // C's rows are 16 floats apart, its blocks of columns `c_block`.
 using Product = void (*)(const Blocked &, float *c, intptr_t c_block);
@@ -175,19 +80,26 @@ constexpr Product kProducts[kRows + 1] = {
 };
 
 // One share's work: the tiles and blocks of output channels that it does.
-template <int M>
+template <int P>
 class Worker {
  public:
-  Worker(const Shape &s, const Buffers &b, Range blocks)
+  static constexpr int64_t M = Transform<P>::kOutputs;
+
+  Worker(const Shape &s, const Buffers &b, int64_t row_phase, int64_t column_phase, Range blocks)
       : s_(s),
         b_(b),
+        rows_(s.rows, row_phase, M),
+        columns_(s.columns, column_phase, M),
+        weights_(b.weights + (row_phase * s.columns.phases + column_phase) * kPoints * s.out_blocks * per_block()),
         blocks_(blocks),
-        columns_((s.out_width + M - 1) / M),
         in_point_(in_lines(s) * kLanes),
         in_plane_(kPoints * in_point_),
         out_point_(out_lines(s, blocks.size()) * kLanes),
         transformed_(b.scratch),
         products_(b.scratch + chunk_planes(s) * in_plane_) {}
+
+  // Tiles of one image.
+  int64_t tiles() const { return rows_.tiles * columns_.tiles; }
 
   // Tiles of one image, depths [depths) of its result.
   void chunk(int64_t image, Range tiles, Range depths) const {
@@ -202,24 +114,26 @@ class Worker {
   }
 
  private:
-  static constexpr int P = Transform<M>::kPoints;
   static constexpr int64_t kPoints = P * P;
 
+  intptr_t per_block() const { return s_.depth_taps * s_.in_blocks * kLanes * kLanes; }
+
   void transform(int64_t image, Range tiles, int64_t plane, float *to) const {
-    const intptr_t row = s_.in_width * kLanes, whole = s_.in_height * row;
+    const intptr_t row = columns_.in * kLanes, whole = rows_.in * row;
     for (int64_t block = 0; block < s_.in_blocks; ++block) {
       const float *from = b_.src + ((image * s_.in_blocks + block) * s_.in_depth + plane) * whole;
       for (int64_t tile = tiles.begin; tile < tiles.end; ++tile, to += kLanes) {
-        const int64_t y = tile / columns_ * M - s_.pad_top, x = tile % columns_ * M - s_.pad_left;
+        const int64_t y = tile / columns_.tiles * M - rows_.pad, x = tile % columns_.tiles * M - columns_.pad;
         const float *src = from + y * row + x * kLanes;
-        if (y >= 0 && x >= 0 && y + P <= s_.in_height && x + P <= s_.in_width)
-          transform_in<M>(src, row, {0, P}, {0, P}, to, in_point_);
+        if (y >= 0 && x >= 0 && y + P <= rows_.in && x + P <= columns_.in)
+          collage::transform_in<P>(src, row, to, in_point_);
         else
-          transform_edge(src, row, {-y, s_.in_height - y}, {-x, s_.in_width - x}, to);
+          transform_edge(src, row, {-y, rows_.in - y}, {-x, columns_.in - x}, to);
       }
     }
   }
 
+  // A tile of which only [rows) and [columns) are in the input.
   __attribute__((noinline)) void transform_edge(const float *src, intptr_t row, Range rows, Range columns,
                                                 float *to) const {
     alignas(64) float inside[P * P * kLanes];
@@ -229,18 +143,17 @@ class Worker {
         _mm512_store_ps(inside + (i * P + j) * kLanes,
                         there ? _mm512_load_ps(src + i * row + j * kLanes) : _mm512_setzero_ps());
       }
-    transform_in<M>(inside, P * kLanes, {0, P}, {0, P}, to, in_point_);
+    collage::transform_in<P>(inside, P * kLanes, to, in_point_);
   }
 
   void multiply(int64_t tiles, Range depths, int64_t first_plane) const {
     const int64_t groups = (tiles + kRows - 1) / kRows;
-    const intptr_t per_block = s_.depth_taps * s_.in_blocks * kLanes * kLanes;
     const intptr_t c_block = depths.size() * tiles * kLanes;
     for (int64_t point = 0; point < kPoints; ++point) {
-      const float *weights = b_.weights + point * s_.out_blocks * per_block;
+      const float *weights = weights_ + point * s_.out_blocks * per_block();
       for (int64_t block = blocks_.begin; block < blocks_.end;) {
         const int64_t wide = block + kPanel <= s_.out_blocks && block % kPanel == 0 ? kPanel : 1;
-        const float *panel = weights + block * per_block;
+        const float *panel = weights + block * per_block();
         float *to = products_ + point * out_point_ + (block - blocks_.begin) * c_block;
         for (int64_t depth = depths.begin; depth < depths.end; ++depth) {
           const Range taps{std::max<int64_t>(0, s_.pad_depth - depth),
@@ -266,48 +179,41 @@ class Worker {
   }
 
   void give(int64_t image, Range tiles, int64_t depth, const float *from, intptr_t c_block) const {
-    const intptr_t row = s_.out_width * kLanes, whole = s_.out_height * row;
+    const intptr_t row = s_.columns.out * kLanes, whole = s_.rows.out * row;
+    const intptr_t down = rows_.step * row, right = columns_.step * kLanes;
     for (int64_t block = blocks_.begin; block < blocks_.end; ++block) {
-      const Finish finish{b_.bias == nullptr ? _mm512_setzero_ps() : _mm512_loadu_ps(b_.bias + block * kLanes),
-                          _mm512_set1_ps(s_.low), _mm512_set1_ps(s_.high)};
-      const intptr_t plane = ((image * s_.out_blocks + block) * s_.out_depth + depth) * whole;
+      const collage::Finish finish{_mm512_loadu_ps(b_.bias + block * kLanes), _mm512_set1_ps(s_.low),
+                                   _mm512_set1_ps(s_.high)};
+      const intptr_t plane = ((image * s_.out_blocks + block) * s_.out_depth + depth) * whole +
+                             rows_.begin * row + columns_.begin * kLanes;
       const float *src = from + (block - blocks_.begin) * c_block;
       for (int64_t tile = tiles.begin; tile < tiles.end; ++tile, src += kLanes) {
-        const int64_t y = tile / columns_ * M, x = tile % columns_ * M;
-        const intptr_t at = plane + y * row + x * kLanes;
+        const int64_t y = tile / columns_.tiles * M, x = tile % columns_.tiles * M;
+        const intptr_t at = plane + y * down + x * right;
+        const int64_t rows = rows_.count - y, columns = columns_.count - x;
         if (b_.residual != nullptr)
-          transform_out<M, true>(src, out_point_, finish, b_.residual + at, b_.dst + at, row, s_.out_height - y,
-                                 s_.out_width - x);
+          collage::transform_out<P, true>(src, out_point_, finish, b_.residual + at, b_.dst + at, down, right, rows,
+                                          columns);
         else
-          transform_out<M, false>(src, out_point_, finish, nullptr, b_.dst + at, row, s_.out_height - y,
-                                  s_.out_width - x);
+          collage::transform_out<P, false>(src, out_point_, finish, nullptr, b_.dst + at, down, right, rows, columns);
       }
     }
   }
 
   const Shape &s_;
   const Buffers &b_;
+  const Phase rows_, columns_;
+  const float *const weights_;
   const Range blocks_;
-  const int64_t columns_;
   const intptr_t in_point_, in_plane_, out_point_;
   float *const transformed_;
   float *const products_;
 };
 
-template <int M>
-void run(const Shape &s, const Buffers &b, int64_t share) {
-  const int64_t tiles = ((s.out_height + M - 1) / M) * ((s.out_width + M - 1) / M);
-  const Range everything{0, s.batch * tiles};
-  const int64_t panels = (s.out_blocks + kPanel - 1) / kPanel;
-  Range mine = everything, blocks{0, s.out_blocks};
-  if (s.by_channels) {
-    const Range some = part(panels, share, s.shares);
-    blocks = {some.begin * kPanel, std::min(some.end * kPanel, s.out_blocks)};
-    if (blocks.size() <= 0) return;
-  } else {
-    mine = part(everything.size(), share, s.shares);
-  }
-  const Worker<M> worker(s, b, blocks);
+template <int P>
+void run_phase(const Worker<P> &worker, const Shape &s, int64_t share) {
+  const int64_t tiles = worker.tiles();
+  const Range mine = s.by_channels ? Range{0, s.batch * tiles} : part(s.batch * tiles, share, s.shares);
   for (int64_t at = mine.begin; at < mine.end;) {
     const int64_t image = at / tiles, first = at % tiles;
     const int64_t here = std::min(mine.end - at, tiles - first);
@@ -322,20 +228,37 @@ void run(const Shape &s, const Buffers &b, int64_t share) {
   }
 }
 
+template <int P>
+void run(const Shape &s, const Buffers &b, int64_t share) {
+  Range blocks{0, s.out_blocks};
+  if (s.by_channels) {
+    const Range panels = part((s.out_blocks + kPanel - 1) / kPanel, share, s.shares);
+    blocks = {panels.begin * kPanel, std::min(panels.end * kPanel, s.out_blocks)};
+    if (blocks.size() <= 0) return;
+  }
+  for (int64_t row = 0; row < s.rows.phases; ++row)
+    for (int64_t column = 0; column < s.columns.phases; ++column)
+      run_phase<P>(Worker<P>(s, b, row, column, blocks), s, share);
+}
+
 }  // namespace
 
 extern "C" {
 
 int64_t collage_winograd_scratch(const collage_winograd_shape *s) {
-  return points(*s) * (chunk_planes(*s) * in_lines(*s) + out_lines(*s, s->out_blocks)) * kLanes;
+  return s->points * s->points * (chunk_planes(*s) * in_lines(*s) + out_lines(*s, s->out_blocks)) * kLanes;
 }
 
 int collage_winograd(void *a, void *b, intptr_t n, void *) {
   const Shape &shape = *static_cast<const Shape *>(a);
   const Buffers &buffers = *static_cast<const Buffers *>(b);
-  if (shape.tile == 2) run<2>(shape, buffers, n);
-  else if (shape.tile == 4) run<4>(shape, buffers, n);
-  else return COLLAGE_UNAVAILABLE;
+  switch (shape.points) {
+    case 3: run<3>(shape, buffers, n); break;
+    case 4: run<4>(shape, buffers, n); break;
+    case 5: run<5>(shape, buffers, n); break;
+    case 6: run<6>(shape, buffers, n); break;
+    default: return COLLAGE_UNAVAILABLE;
+  }
   return 0;
 }
 

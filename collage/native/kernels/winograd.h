@@ -9,24 +9,34 @@
 extern "C" {
 #endif
 
-// A convolution with a kernel of (depth_taps x) 3 x 3, strides and dilations 1, no groups; all values blocked by
-// 16 channels. Zeros stand around the input as far as windows reach beyond it. Sizes count elements.
+// One direction, rows or columns. A transposed convolution at distances of 2 is one of its own for each remainder of
+// the output's place: `phases` is 2 then, and otherwise 1. Phase i makes outputs begin[i], begin[i] + phases, ...,
+// count[i] of them, and the first one's window begins pad[i] elements before the input.
 typedef struct {
-  int64_t batch, in_blocks, out_blocks;           // blocks of 16 channels
-  int64_t in_depth, in_height, in_width;          // in_depth is 1 in two dimensions
-  int64_t out_depth, out_height, out_width;
-  int64_t depth_taps, pad_depth, pad_top, pad_left;
-  int64_t tile;                                   // 2 or 4: outputs of a tile in each direction
-  int64_t chunk_tiles, chunk_depths;              // what is transformed and multiplied at a time
-  int64_t by_channels;                            // 1: shares are blocks of output channels, 0: tiles
+  int64_t in, out, phases;
+  int64_t begin[2], count[2], pad[2];
+} collage_winograd_axis;
+
+// A convolution, with windows at distances of 1 and no groups; all values blocked by 16 channels. Zeros stand around
+// the input as far as windows reach beyond it. Sizes count elements.
+typedef struct {
+  int64_t batch, in_blocks, out_blocks;      // blocks of 16 channels
+  int64_t in_depth, out_depth;               // planes: 1 in two dimensions
+  int64_t depth_taps, pad_depth;             // of the window
+  collage_winograd_axis rows, columns;
+  int64_t points;                            // in each direction: 6 or 4 for windows of 3x3, 5 or 3 for 2x2
+  int64_t chunk_tiles, chunk_depths;         // what is transformed and multiplied at a time
+  int64_t by_channels;                       // 1: shares are blocks of output channels, 0: tiles
   int64_t shares;
-  float low, high;                                // the result is clamped between
+  float low, high;                           // the result is clamped between
 } collage_winograd_shape;
 
 typedef struct {
   const float *src;
-  const float *weights;   // [point][panel of 2 blocks][depth tap][input channel][32], the last panel 16 wide if odd
-  const float *bias;      // [output channel] or NULL
+  // [phase of rows][phase of columns][point][panel of 2 blocks][depth tap][input channel][32], the last panel 16 wide
+  // if their number is odd
+  const float *weights;
+  const float *bias;      // [output channel]
   const float *residual;  // added before the clamp, blocked like the result, or NULL
   float *dst;
   float *scratch;         // of this share; collage_winograd_scratch floats, at a multiple of 64 bytes
