@@ -9,6 +9,7 @@ from collage.backends.base import UnsupportedError, Variant
 from collage.backends.native_kernels.algorithm import Algorithm
 from collage.backends.native_kernels.direct import DirectConv
 from collage.backends.native_kernels.gemm import Gemm
+from collage.backends.native_kernels.narrow import NarrowTransposed
 from collage.backends.native_kernels.shallow import ShallowConv
 from collage.backends.native_kernels.winograd import TransposedWinograd, Winograd
 from collage.backends.onednn_kernels.chain import Chain, read_chain
@@ -17,7 +18,14 @@ from collage.errors import unknown_names
 if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph
 
-ALGORITHMS: tuple[Algorithm, ...] = (DirectConv(), Winograd(), TransposedWinograd(), ShallowConv(), Gemm())
+ALGORITHMS: tuple[Algorithm, ...] = (
+    DirectConv(),
+    Winograd(),
+    TransposedWinograd(),
+    NarrowTransposed(),
+    ShallowConv(),
+    Gemm(),
+)
 
 ROOTS = frozenset().union(*(each.roots for each in ALGORITHMS))
 

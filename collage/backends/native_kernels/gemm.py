@@ -6,8 +6,6 @@ import ctypes
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -15,10 +13,9 @@ import numpy as np
 from collage.backends.base import UnsupportedError, Variant
 from collage.backends.native_kernels.algorithm import Algorithm, Packed, shared_out, structure
 from collage.backends.native_kernels.convolution import SMALL_FLOP
+from collage.backends.native_kernels.ending import Ending, read_ending
 from collage.backends.onednn_kernels.builder import fold
-from collage.backends.onednn_kernels.chain import After, Chain, Combine, Floats
-from collage.backends.onednn_kernels.post_ops import Algorithm as Function
-from collage.backends.onednn_kernels.post_ops import Eltwise
+from collage.backends.onednn_kernels.chain import Chain, Floats
 from collage.graph.dataflow import Array
 from collage.graph.layout import BLOCK
 from collage.native import NativeKernel, Step
@@ -31,43 +28,12 @@ _SLICE = 1024
 """Most of the depth at a time: a panel of 48 columns then is 200 kB, and 64 rows are 256 kB."""
 
 
-class Activation(IntEnum):
-    """As in epilogue.h."""
-
-    NONE = 0
-    GELU = 1
-    TANH = 2
-    SIGMOID = 3
-    SWISH = 4
-    GELU_TANH = 5
-
-
-_ACTIVATIONS = {
-    Eltwise(Function.GELU_ERF): Activation.GELU,
-    Eltwise(Function.TANH): Activation.TANH,
-    Eltwise(Function.SIGMOID): Activation.SIGMOID,
-    Eltwise(Function.SWISH, 1.0): Activation.SWISH,
-    Eltwise(Function.GELU_TANH): Activation.GELU_TANH,
-}
-
-
-@dataclass(frozen=True)
-class _Ending:
-    """clamp(activation(product + bias [+ residual])) [+ residual]."""
-
-    activation: Activation = Activation.NONE
-    low: float = -inf
-    high: float = inf
-    residual: int | None = None
-    residual_first: bool = False
-
-
 @dataclass(frozen=True)
 class _Task:
     rows: int
     weights: Floats
     bias: Floats | None
-    ending: _Ending
+    ending: Ending
 
     @property
     def flop(self) -> int:
@@ -152,36 +118,7 @@ def _read(chain: Chain) -> _Task:
     folded = fold(chain, shape, len(shape) - 1)
     if folded.scale is not None:
         weights = weights * folded.scale
-    return _Task(math.prod(shape[:-1]), weights, folded.bias, _ending(chain, folded.after, shape))
-
-
-def _ending(chain: Chain, after: Sequence[After], shape: tuple[int, ...]) -> _Ending:
-    activation, low, high = Activation.NONE, -inf, inf
-    residual, first, clamped = None, False, False
-    for each in after:
-        if isinstance(each, Combine):
-            if each.algorithm is not Function.ADD or each.shape != shape or residual is not None:
-                raise UnsupportedError(f"{each.algorithm.name.lower()} of {each.shape} after the product")
-            if each.operand not in chain.subgraph.inputs:
-                raise UnsupportedError("a constant matrix is added")
-            residual, first = each.operand, activation is Activation.NONE and not clamped
-            continue
-        if residual is not None and not first:
-            raise UnsupportedError("functions of the sum with a residual, after another function")
-        if (found := _ACTIVATIONS.get(each)) is not None and activation is Activation.NONE and not clamped:
-            activation = found
-            continue
-        least, most = _bounds(each)
-        low, high, clamped = min(max(low, least), most), min(max(high, least), most), True
-    return _Ending(activation, low, high, residual, first)
-
-
-def _bounds(each: Eltwise) -> tuple[float, float]:
-    if each.algorithm == Function.RELU and each.alpha == 0:
-        return 0.0, inf
-    if each.algorithm == Function.CLIP:
-        return each.alpha, each.beta
-    raise UnsupportedError(f"{Function(each.algorithm).name.lower()} after the product")
+    return _Task(math.prod(shape[:-1]), weights, folded.bias, read_ending(chain, folded.after, shape))
 
 
 _WHOLES = "rows depth columns row_chunk slice shares by_rows activation residual_first".split()

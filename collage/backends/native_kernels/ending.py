@@ -1,0 +1,75 @@
+"""What happens to a kernel's sums: a residual, one of some activations, and a clamp."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from math import inf
+
+from collage.backends.base import UnsupportedError
+from collage.backends.onednn_kernels.chain import After, Chain, Combine
+from collage.backends.onednn_kernels.post_ops import Algorithm as Function
+from collage.backends.onednn_kernels.post_ops import Eltwise
+
+
+class Activation(IntEnum):
+    """As in epilogue.h."""
+
+    NONE = 0
+    GELU = 1
+    TANH = 2
+    SIGMOID = 3
+    SWISH = 4
+    GELU_TANH = 5
+
+
+_ACTIVATIONS = {
+    Eltwise(Function.GELU_ERF): Activation.GELU,
+    Eltwise(Function.TANH): Activation.TANH,
+    Eltwise(Function.SIGMOID): Activation.SIGMOID,
+    Eltwise(Function.SWISH, 1.0): Activation.SWISH,
+    Eltwise(Function.GELU_TANH): Activation.GELU_TANH,
+}
+
+
+@dataclass(frozen=True)
+class Ending:
+    """clamp(activation(sum [+ residual])) [+ residual]; ``residual`` is a value of the graph."""
+
+    activation: Activation = Activation.NONE
+    low: float = -inf
+    high: float = inf
+    residual: int | None = None
+    residual_first: bool = False
+
+
+def read_ending(chain: Chain, after: Sequence[After], shape: tuple[int, ...]) -> Ending:
+    """What follows a result of that shape. Raises UnsupportedError when it is something else."""
+    activation, low, high = Activation.NONE, -inf, inf
+    residual, first, clamped = None, False, False
+    for each in after:
+        if isinstance(each, Combine):
+            if each.algorithm is not Function.ADD or each.shape != shape or residual is not None:
+                raise UnsupportedError(f"{each.algorithm.name.lower()} of {each.shape} after the sum")
+            if each.operand not in chain.subgraph.inputs:
+                raise UnsupportedError("a constant is added")
+            residual, first = each.operand, activation is Activation.NONE and not clamped
+            continue
+        if residual is not None and not first:
+            raise UnsupportedError("functions of the sum with a residual, after another function")
+        if (found := _ACTIVATIONS.get(each)) is not None and activation is Activation.NONE and not clamped:
+            activation = found
+            continue
+        least, most = bounds(each)
+        low, high, clamped = min(max(low, least), most), min(max(high, least), most), True
+    return Ending(activation, low, high, residual, first)
+
+
+def bounds(each: Eltwise) -> tuple[float, float]:
+    """Of a clamp. Raises UnsupportedError for another function."""
+    if each.algorithm == Function.RELU and each.alpha == 0:
+        return 0.0, inf
+    if each.algorithm == Function.CLIP:
+        return each.alpha, each.beta
+    raise UnsupportedError(f"{Function(each.algorithm).name.lower()} after the sum")

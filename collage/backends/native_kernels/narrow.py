@@ -1,0 +1,191 @@
+"""Transposed convolutions to few channels, such as a generator's last; see `narrow_transposed.cpp`."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from collage.backends.base import UnsupportedError, Variant
+from collage.backends.native_kernels.algorithm import Algorithm, Packed, shared_out, structure
+from collage.backends.native_kernels.convolution import SMALL_FLOP
+from collage.backends.native_kernels.ending import Ending, read_ending
+from collage.backends.onednn_kernels.builder import fold
+from collage.backends.onednn_kernels.chain import Chain, Floats
+from collage.backends.onednn_kernels.conv import Conv, read_conv, scaled
+from collage.backends.onednn_kernels.scratch import aligned, shared_scratch
+from collage.graph.dataflow import Array
+from collage.graph.layout import BLOCK, Layout
+from collage.native import NativeKernel, Step
+
+ROWS, WHOLE = "rows", ""
+
+_MOST_OUTPUTS = 4
+_CHUNK_BYTES = 500_000
+"""Of the input's rows with pixels innermost: half of a core's L2."""
+_LANES, _VECTORS = 16, 2
+
+
+@dataclass(frozen=True)
+class _Task:
+    conv: Conv
+    ending: Ending
+
+
+class NarrowTransposed(Algorithm):
+    """Transposed 4x4 windows at distances of 2, from channels innermost to at most 4 channels, plain."""
+
+    name = "narrow_transposed"
+    roots = frozenset({"nn.conv2d_transpose"})
+
+    def variants(self, chain: Chain, threads: int) -> Sequence[Variant]:
+        """From either layout with channels innermost, split by rows; one thread alone for small work."""
+        task = _read(chain)
+        splits = [ROWS] if threads > 1 else []
+        if threads == 1 or task.conv.flop < SMALL_FLOP:
+            splits.append(WHOLE)
+        layouts = Layout.BLOCKED, Layout.CHANNELS_LAST
+        return [Variant((layout,), (Layout.PLAIN,), split) for layout in layouts for split in splits]
+
+    def pack(self, chain: Chain, variant: Variant, threads: int) -> Packed:
+        """The shape of the kernel, weights in the order in which they are read, and the bias."""
+        task = _read(chain)
+        conv, ending = task.conv, task.ending
+        batch, inputs, *inside = conv.src
+        outputs, *outside = conv.dst[1:]
+        pads = [[_before(pad, phase) for phase in (0, 1)] for pad in conv.pad_begin]
+        row_floats = _row_floats(inside[1], outside[1])
+        shares = threads if variant.split == ROWS else 1
+        pairs = -(-outside[0] // 2)
+        numbers = {
+            "batch": batch,
+            "inputs": inputs,
+            "outputs": outputs,
+            "in": inside,
+            "out": outside,
+            "row_pad": pads[0],
+            "column_pad": pads[1],
+            **_distances(inputs, inside, variant.inputs[0]),
+            "row_chunk": max(2, min(-(-pairs // shares), _CHUNK_BYTES // (4 * inputs * row_floats))),
+            "activation": ending.activation,
+            "shares": shares,
+            "low": ending.low,
+            "high": ending.high,
+        }
+        bias = np.zeros(outputs, np.float32) if conv.bias is None else conv.bias
+        return Packed(numbers, {"weights": _packed_weights(conv), "bias": bias})
+
+    def load(self, packed: Packed, threads: int) -> NativeKernel:
+        """The kernel; its shares read the same weights, and work in memory of their own."""
+        return _Kernel(packed, threads)
+
+
+def _read(chain: Chain) -> _Task:
+    """Raises UnsupportedError when the chain is none that the kernel takes."""
+    conv = read_conv(chain.graph, chain.root)
+    if (
+        conv.groups > 1
+        or conv.weights.shape[2:] != (4, 4)
+        or conv.strides != (2, 2)
+        or conv.dilation != (1, 1)
+    ):
+        raise UnsupportedError(
+            f"a window of {conv.weights.shape[2:]} at distances of {conv.strides}, grouped or dilated"
+        )
+    if conv.dst[1] > _MOST_OUTPUTS:
+        raise UnsupportedError(f"{conv.dst[1]} output channels are not few")
+    if conv.src[1] % BLOCK:
+        raise UnsupportedError(f"{conv.src[1]} input channels, which are no multiple of {BLOCK}")
+    if max(conv.pad_begin) > 2:
+        raise UnsupportedError(f"a padding of {conv.pad_begin}")
+    if chain.graph.is_constant(chain.root.inputs[0]):
+        raise UnsupportedError("convolution of a constant")
+    folded = fold(chain, conv.dst, 1)
+    ending = read_ending(chain, folded.after, conv.dst)
+    if ending.residual is not None:
+        raise UnsupportedError("a residual")
+    return _Task(scaled(conv, folded.scale, folded.bias), ending)
+
+
+def _before(pad: int, phase: int) -> int:
+    """Output 2 j + phase is made of the inputs from j minus this on."""
+    return 1 - (phase + pad - (phase + pad) % 2) // 2
+
+
+def _packed_weights(conv: Conv) -> Floats:
+    """(O, I, 4, 4) as [row phase][input][row][column phase][column][output]."""
+    first, second = ([[(p + pad) % 2 + 2, (p + pad) % 2] for p in (0, 1)] for pad in conv.pad_begin)
+    windows = conv.weights[:, :, first][..., second]  # O, I, row phase, row, column phase, column
+    return np.ascontiguousarray(windows.transpose(2, 1, 3, 4, 5, 0))
+
+
+def _row_floats(inside: int, outside: int) -> int:
+    unit = _LANES * _VECTORS
+    return -(-max(-(-outside // 2), inside) // unit) * unit + 2 * _LANES
+
+
+def _distances(channels: int, spatial: Sequence[int], layout: Layout) -> dict[str, int]:
+    """Floats from one image, block of channels, row and pixel of the input to the next."""
+    pixel = BLOCK if layout is Layout.BLOCKED else channels
+    return {
+        "from_batch": math.prod(spatial) * channels,
+        "from_block": math.prod(spatial) * BLOCK if layout is Layout.BLOCKED else BLOCK,
+        "from_row": spatial[1] * pixel,
+        "from_pixel": pixel,
+    }
+
+
+_Two = ctypes.c_int64 * 2
+_FROM = ("from_batch", "from_block", "from_row", "from_pixel")
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("batch", "inputs", "outputs")),
+        *((name, _Two) for name in ("in", "out", "row_pad", "column_pad")),
+        *((name, ctypes.c_int64) for name in (*_FROM, "row_chunk", "activation", "shares")),
+        ("low", ctypes.c_float),
+        ("high", ctypes.c_float),
+    )
+
+
+class _Buffers(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("src", "weights", "bias", "dst", "scratch"))
+
+
+class _Kernel(NativeKernel):
+    def __init__(self, packed: Packed, threads: int) -> None:
+        super().__init__(threads)
+        self._numbers: Mapping[str, Any] = packed.numbers
+        self._weights, self._bias = packed.arrays["weights"], packed.arrays["bias"]
+        self._shape = structure(_Shape, packed.numbers)
+
+    def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
+        """One step; a share that may run beside other kernels has scratch memory that is its own."""
+        shares, nbytes = self._numbers["shares"], scratch_bytes(self._numbers)
+        scratch = [
+            shared_scratch(self.threads, i, nbytes) if shares == self.threads else aligned(nbytes)
+            for i in range(shares)
+        ]
+        buffers = [
+            _Buffers(
+                inputs[0].ctypes.data,
+                self._weights.ctypes.data,
+                self._bias.ctypes.data,
+                outputs[0].ctypes.data,
+                each.ctypes.data,
+            )
+            for each in scratch
+        ]
+        keep = (self, tuple(inputs), tuple(outputs), tuple(scratch))
+        return [shared_out("collage_narrow_transposed", self._shape, buffers, keep)]
+
+
+def scratch_bytes(numbers: Mapping[str, Any]) -> int:
+    """What a share keeps rows in (``collage_narrow_transposed_scratch``)."""
+    row_floats = _row_floats(numbers["in"][1], numbers["out"][1])
+    return 4 * int(numbers["row_chunk"] + 2) * int(numbers["inputs"]) * row_floats
