@@ -50,7 +50,7 @@ def inductor(setup: Setup, *, max_autotune: bool = False) -> tuple[Call, Outputs
     workload = _workload(setup)
     ways = []
     for cpp_wrapper in (False, True):
-        options = {"cpp_wrapper": cpp_wrapper, "max_autotune": max_autotune}
+        options: dict[str, Any] = {"cpp_wrapper": cpp_wrapper, "max_autotune": max_autotune}
         ways.append(_bind(torch.compile(workload.model, dynamic=False, options=options), workload, setup))
     return min(ways, key=lambda way: _seconds(way[0]))
 

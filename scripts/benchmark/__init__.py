@@ -1,0 +1,1 @@
+"""The studies of `scripts/bench_cpu`."""

@@ -1,0 +1,54 @@
+"""A model compiled for a study: the module's file, and what its report and program say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import collage
+from collage.progress import Progress
+from collage.report import Report
+from collage.schedule.program import Program
+
+
+@dataclass(frozen=True)
+class Options:
+    """What all studies take."""
+
+    threads: int
+    rounds: int
+    db: str | None = None
+    tune_trials: int = 0
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """``file`` is what contenders load; the module itself is let go, as its memory and threads are theirs now."""
+
+    file: Path
+    report: Report
+    program: Program
+
+    @property
+    def mix(self) -> dict[str, int]:
+        """How many launches each backend has."""
+        return dict(Counter(region.backend for region in self.program.launches).most_common())
+
+
+def compile_to(
+    file: Path, model: Path, options: Options, show: Callable[[Progress], None], **arguments: Any
+) -> Compiled:
+    """Compile ``model`` and save it; ``arguments`` are ``collage.compile``'s. Raises what that does."""
+    module = collage.compile(
+        model,
+        threads=options.threads,
+        tune_trials=options.tune_trials,
+        db=options.db,
+        progress=show,
+        **arguments,
+    )
+    module.save(file)
+    return Compiled(file, module.report, module.program)
