@@ -47,11 +47,6 @@ class Conv:
         flop: int = 2 * math.prod(outer) * per_channel * math.prod(self.weights.shape[2:])
         return flop
 
-    @property
-    def depthwise(self) -> bool:
-        """Whether each channel is convolved by itself."""
-        return self.groups > 1 and self.groups == self.src[1] == self.dst[1]
-
     def window(self, axis: int) -> Window:
         """The windows along a spatial axis, counted from 2."""
         at = axis - 2
