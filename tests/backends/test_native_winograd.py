@@ -199,7 +199,7 @@ def test_scratch_memory_is_as_large_as_the_kernel_wants() -> None:
         (conv_model((16, 40), [7, 7], [3, 3]), "16 to 40 channels"),
         (transposed_model((16, 16), [4, 4], dilations=[2, 2]), "dilated"),
         (transposed_model((16, 16), [4, 4], strides=[1, 1]), "at distances of (1, 1)"),
-        (transposed_model((16, 3), [4, 4]), "16 to 3 channels"),
+        (transposed_model((16, 24), [4, 4]), "16 to 24 channels"),
     ],
 )
 def test_refusals(proto: onnx.ModelProto, reason: str) -> None:

@@ -37,16 +37,17 @@ class _AnyWinograd(Algorithm):
         """The convolution. Raises UnsupportedError when it is none that the kernel takes."""
 
     def variants(self, chain: Chain, threads: int) -> Sequence[Variant]:
-        """Blocked; tiles and splits that might be the fastest."""
+        """In both layouts with channels innermost; tiles and splits that might be the fastest."""
         plan = self.plan(read_convolution(chain).conv)
-        return [in_layout(chain, Layout.BLOCKED, str(way)) for way in ways(plan, threads)]
+        layouts = Layout.BLOCKED, Layout.CHANNELS_LAST
+        return [in_layout(chain, layout, str(way)) for layout in layouts for way in ways(plan, threads)]
 
     def pack(self, chain: Chain, variant: Variant, threads: int) -> Packed:
         """The shape of the kernel, the transformed weights, and the bias."""
         task = read_convolution(chain)
         plan, way, place = self.plan(task.conv), way_named(variant.split), chain.subgraph.inputs.index
         numbers = {
-            **numbers_of(plan, way, threads),
+            **numbers_of(plan, way, variant.outputs[0], threads),
             "low": task.low,
             "high": task.high,
             "data": place(task.data),

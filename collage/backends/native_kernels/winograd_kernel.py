@@ -13,6 +13,7 @@ from collage.graph.layout import BLOCK
 from collage.native import NativeKernel, Step
 
 _Axis = ctypes.c_int64 * 9
+_Steps = ctypes.c_int64 * 5
 _WHOLES = "batch in_blocks out_blocks in_depth out_depth depth_taps pad_depth".split()
 
 
@@ -23,6 +24,8 @@ class Shape(ctypes.Structure):
         *((name, ctypes.c_int64) for name in _WHOLES),
         ("rows", _Axis),
         ("columns", _Axis),
+        ("from", _Steps),
+        ("to", _Steps),
         *(
             (name, ctypes.c_int64)
             for name in ("points", "chunk_tiles", "chunk_depths", "by_channels", "shares")

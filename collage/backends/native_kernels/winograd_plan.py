@@ -13,7 +13,7 @@ from collage.backends.base import UnsupportedError
 from collage.backends.native_kernels.convolution import SMALL_FLOP
 from collage.backends.native_kernels.points import POINTS, transforms
 from collage.backends.onednn_kernels.chain import Floats
-from collage.graph.layout import BLOCK
+from collage.graph.layout import BLOCK, Layout
 
 TILES, CHANNELS, WHOLE = "tiles", "output channels", ""
 
@@ -159,7 +159,7 @@ def way_named(name: str) -> Way:
     raise UnsupportedError(f"{name!r} is no way of Winograd's")
 
 
-def numbers_of(plan: Plan, way: Way, threads: int) -> dict[str, Any]:
+def numbers_of(plan: Plan, way: Way, layout: Layout, threads: int) -> dict[str, Any]:
     """The kernel's parameters by name."""
     chunk_tiles, chunk_depths = _chunk(plan, way.tile)
     return {
@@ -172,6 +172,8 @@ def numbers_of(plan: Plan, way: Way, threads: int) -> dict[str, Any]:
         "pad_depth": plan.planes.pad,
         "rows": plan.rows.numbers(),
         "columns": plan.columns.numbers(),
+        "from": _steps(plan.inputs, (plan.planes.inputs, plan.rows.inputs, plan.columns.inputs), layout),
+        "to": _steps(plan.outputs, (plan.planes.outputs, plan.rows.outputs, plan.columns.outputs), layout),
         "points": plan.points(way.tile),
         "chunk_tiles": chunk_tiles,
         "chunk_depths": chunk_depths,
@@ -201,6 +203,14 @@ def _chunk(plan: Plan, tile: int) -> tuple[int, int]:
     seen = min(plan.planes.inputs, depths + plan.planes.taps - 1)
     fit = _CHUNK_BYTES // (4 * plan.points(tile) ** 2 * (plan.inputs * seen + plan.outputs * depths))
     return min(plan.tiles(tile), max(1, fit // _ROWS) * _ROWS), depths
+
+
+def _steps(channels: int, spatial: tuple[int, int, int], layout: Layout) -> tuple[int, ...]:
+    """Floats from one image, block of channels, plane, row and pixel to the next."""
+    _, rows, columns = spatial
+    pixel = BLOCK if layout is Layout.BLOCKED else channels
+    block = math.prod(spatial) * BLOCK if layout is Layout.BLOCKED else BLOCK
+    return math.prod(spatial) * channels, block, rows * columns * pixel, columns * pixel, pixel
 
 
 def _milliseconds(plan: Plan, way: Way, threads: int) -> float:

@@ -42,24 +42,29 @@ struct Accumulators {
 };
 
 // A in blocks of 16 k: within a block its rows are 16 floats apart. Several such A, `a_tap` floats apart, are summed,
-// with their panels of B one behind the other.
+// with their panels of B one behind the other. With each block, `ahead_lines` cache lines from `ahead` on are
+// prefetched.
 struct Blocked {
   const float *a;
   intptr_t a_block, blocks;  // floats between blocks, and how many
   intptr_t a_tap, taps;
   const float *b;
+  const float *ahead;
+  intptr_t ahead_lines;
 };
 
 template <int MR, int NR>
 __attribute__((always_inline)) inline void multiply(const Blocked &o, Accumulators<MR, NR> &result) {
   Accumulators<MR, NR> sum;
   sum.clear();
-  const float *b = o.b;
+  const float *b = o.b, *ahead = o.ahead;
   for (intptr_t tap = 0; tap < o.taps; ++tap) {
     const float *a = o.a + tap * o.a_tap;
-    for (intptr_t block = 0; block < o.blocks; ++block, a += o.a_block)
+    for (intptr_t block = 0; block < o.blocks; ++block, a += o.a_block) {
+      for (intptr_t line = 0; line < o.ahead_lines; ++line, ahead += kLanes) _mm_prefetch(ahead, _MM_HINT_T1);
 #pragma GCC unroll 4
       for (int k = 0; k < kLanes; ++k, b += NR * kLanes) sum.add(a + k, kLanes, b);
+    }
   }
   result = sum;
 }

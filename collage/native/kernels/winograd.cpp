@@ -119,73 +119,101 @@ class Worker {
   intptr_t per_block() const { return s_.depth_taps * s_.in_blocks * kLanes * kLanes; }
 
   void transform(int64_t image, Range tiles, int64_t plane, float *to) const {
-    const intptr_t row = columns_.in * kLanes, whole = rows_.in * row;
+    const collage_winograd_steps &step = s_.from;
     for (int64_t block = 0; block < s_.in_blocks; ++block) {
-      const float *from = b_.src + ((image * s_.in_blocks + block) * s_.in_depth + plane) * whole;
+      const float *from = b_.src + image * step.batch + block * step.block + plane * step.plane;
       for (int64_t tile = tiles.begin; tile < tiles.end; ++tile, to += kLanes) {
         const int64_t y = tile / columns_.tiles * M - rows_.pad, x = tile % columns_.tiles * M - columns_.pad;
-        const float *src = from + y * row + x * kLanes;
+        const float *src = from + y * step.row + x * step.pixel;
         if (y >= 0 && x >= 0 && y + P <= rows_.in && x + P <= columns_.in)
-          collage::transform_in<P>(src, row, to, in_point_);
+          collage::transform_in<P>(src, step.row, step.pixel, to, in_point_);
         else
-          transform_edge(src, row, {-y, rows_.in - y}, {-x, columns_.in - x}, to);
+          transform_edge(src, {-y, rows_.in - y}, {-x, columns_.in - x}, to);
       }
     }
   }
 
   // A tile of which only [rows) and [columns) are in the input.
-  __attribute__((noinline)) void transform_edge(const float *src, intptr_t row, Range rows, Range columns,
-                                                float *to) const {
+  __attribute__((noinline)) void transform_edge(const float *src, Range rows, Range columns, float *to) const {
     alignas(64) float inside[P * P * kLanes];
     for (int i = 0; i < P; ++i)
       for (int j = 0; j < P; ++j) {
         const bool there = i >= rows.begin && i < rows.end && j >= columns.begin && j < columns.end;
         _mm512_store_ps(inside + (i * P + j) * kLanes,
-                        there ? _mm512_load_ps(src + i * row + j * kLanes) : _mm512_setzero_ps());
+                        there ? _mm512_load_ps(src + i * s_.from.row + j * s_.from.pixel) : _mm512_setzero_ps());
       }
-    collage::transform_in<P>(inside, P * kLanes, to, in_point_);
+    collage::transform_in<P>(inside, P * kLanes, kLanes, to, in_point_);
   }
 
   void multiply(int64_t tiles, Range depths, int64_t first_plane) const {
-    const int64_t groups = (tiles + kRows - 1) / kRows;
     const intptr_t c_block = depths.size() * tiles * kLanes;
+    int64_t products = 0;
+    for (int64_t depth = depths.begin; depth < depths.end; ++depth) products += taps(depth).size();
     for (int64_t point = 0; point < kPoints; ++point) {
       const float *weights = weights_ + point * s_.out_blocks * per_block();
       for (int64_t block = blocks_.begin; block < blocks_.end;) {
         const int64_t wide = block + kPanel <= s_.out_blocks && block % kPanel == 0 ? kPanel : 1;
-        const float *panel = weights + block * per_block();
-        float *to = products_ + point * out_point_ + (block - blocks_.begin) * c_block;
+        Stream stream{weights + block * per_block(), wide * per_block(), products * groups(tiles)};
+        if (block + wide < blocks_.end) stream.next = stream.panel + stream.floats;
+        else if (point + 1 < kPoints) stream.next = weights + (s_.out_blocks + blocks_.begin) * per_block();
         for (int64_t depth = depths.begin; depth < depths.end; ++depth) {
-          const Range taps{std::max<int64_t>(0, s_.pad_depth - depth),
-                           std::min(s_.depth_taps, s_.in_depth + s_.pad_depth - depth)};
-          Blocked o{};
-          o.a_block = tiles * kLanes;
-          o.blocks = s_.in_blocks;
-          o.a_tap = in_plane_;
-          o.taps = std::max<int64_t>(0, taps.size());
-          o.b = panel + taps.begin * s_.in_blocks * kLanes * kLanes * wide;
-          const float *a = transformed_ + (depth - s_.pad_depth + taps.begin - first_plane) * in_plane_ +
-                           point * in_point_;
-          for (int64_t group = 0; group < groups; ++group) {
-            const Range rows = part(tiles, group, groups);
-            o.a = a + rows.begin * kLanes;
-            const Product go = (wide == 2 ? kProducts<2> : kProducts<1>)[rows.size()];
-            go(o, to + ((depth - depths.begin) * tiles + rows.begin) * kLanes, c_block);
-          }
+          float *to = products_ + point * out_point_ + (block - blocks_.begin) * c_block;
+          const float *from = transformed_ + (depth - s_.pad_depth - first_plane) * in_plane_ + point * in_point_;
+          panel(tiles, taps(depth), int(wide), from, stream, to + (depth - depths.begin) * tiles * kLanes, c_block);
         }
         block += wide;
       }
     }
   }
 
+  static int64_t groups(int64_t tiles) { return (tiles + kRows - 1) / kRows; }
+
+  // Taps of the window that see a plane, for that plane of the result.
+  Range taps(int64_t depth) const {
+    const int64_t begin = std::max<int64_t>(0, s_.pad_depth - depth);
+    return {begin, std::max(begin, std::min(s_.depth_taps, s_.in_depth + s_.pad_depth - depth))};
+  }
+
+  // A panel of weights, and the one that is fetched while it is used: a part with each of `parts` taps.
+  struct Stream {
+    const float *panel;
+    int64_t floats, parts;
+    const float *next = nullptr;
+    int64_t done = 0;
+  };
+
+  // One point of the tiles of one plane of the result: from `from`, where tap 0 would see it.
+  void panel(int64_t tiles, Range taps, int wide, const float *from, Stream &stream, float *to,
+             intptr_t c_block) const {
+    const Product *const products = wide == 2 ? kProducts<2> : kProducts<1>;
+    const intptr_t tap = s_.in_blocks * kLanes * kLanes * wide;
+    Blocked o{};
+    o.a_block = tiles * kLanes;
+    o.blocks = s_.in_blocks;
+    o.a_tap = in_plane_;
+    o.taps = taps.size();
+    o.b = stream.panel + taps.begin * tap;
+    if (stream.next != nullptr) {
+      const int64_t parts = stream.parts * s_.in_blocks * kLanes;
+      o.ahead_lines = (stream.floats + parts - 1) / parts;
+    }
+    for (int64_t group = 0; group < groups(tiles); ++group) {
+      const Range rows = part(tiles, group, groups(tiles));
+      o.a = from + taps.begin * in_plane_ + rows.begin * kLanes;
+      if (stream.next != nullptr) o.ahead = stream.next + stream.floats / kLanes * stream.done / stream.parts * kLanes;
+      products[rows.size()](o, to + rows.begin * kLanes, c_block);
+      stream.done += taps.size();
+    }
+  }
+
   void give(int64_t image, Range tiles, int64_t depth, const float *from, intptr_t c_block) const {
-    const intptr_t row = s_.columns.out * kLanes, whole = s_.rows.out * row;
-    const intptr_t down = rows_.step * row, right = columns_.step * kLanes;
+    const collage_winograd_steps &step = s_.to;
+    const intptr_t down = rows_.step * step.row, right = columns_.step * step.pixel;
     for (int64_t block = blocks_.begin; block < blocks_.end; ++block) {
       const collage::Finish finish{_mm512_loadu_ps(b_.bias + block * kLanes), _mm512_set1_ps(s_.low),
                                    _mm512_set1_ps(s_.high)};
-      const intptr_t plane = ((image * s_.out_blocks + block) * s_.out_depth + depth) * whole +
-                             rows_.begin * row + columns_.begin * kLanes;
+      const intptr_t plane = image * step.batch + block * step.block + depth * step.plane + rows_.begin * step.row +
+                             columns_.begin * step.pixel;
       const float *src = from + (block - blocks_.begin) * c_block;
       for (int64_t tile = tiles.begin; tile < tiles.end; ++tile, src += kLanes) {
         const int64_t y = tile / columns_.tiles * M, x = tile % columns_.tiles * M;

@@ -85,15 +85,15 @@ struct Transform<6> {
   }
 };
 
-// Points of one tile, `point` floats apart, from its first element, with rows `row` floats apart.
+// Points of one tile, `point` floats apart, from its first element, with `row` and `column` floats to the next ones.
 template <int P>
-inline void transform_in(const float *src, intptr_t row, float *dst, intptr_t point) {
+inline void transform_in(const float *src, intptr_t row, intptr_t column, float *dst, intptr_t point) {
   __m512 middle[P][P];
 #pragma GCC unroll 8
   for (int j = 0; j < P; ++j) {
     __m512 x[P], y[P];
 #pragma GCC unroll 8
-    for (int i = 0; i < P; ++i) x[i] = _mm512_load_ps(src + i * row + j * kLanes);
+    for (int i = 0; i < P; ++i) x[i] = _mm512_load_ps(src + i * row + j * column);
     Transform<P>::in(x, y);
 #pragma GCC unroll 8
     for (int i = 0; i < P; ++i) middle[i][j] = y[i];
