@@ -11,6 +11,7 @@ from collage.backends.native_kernels.direct import DirectConv
 from collage.backends.native_kernels.gemm import Gemm
 from collage.backends.native_kernels.narrow import NarrowTransposed
 from collage.backends.native_kernels.shallow import ShallowConv
+from collage.backends.native_kernels.strassen import StrassenConv, StrassenGemm
 from collage.backends.native_kernels.winograd import TransposedWinograd, Winograd
 from collage.backends.onednn_kernels.chain import Chain, read_chain
 from collage.errors import unknown_names
@@ -24,7 +25,9 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     TransposedWinograd(),
     NarrowTransposed(),
     ShallowConv(),
+    StrassenConv(),
     Gemm(),
+    StrassenGemm(),
 )
 
 ROOTS = frozenset().union(*(each.roots for each in ALGORITHMS))

@@ -29,7 +29,9 @@ _SLICE = 1024
 
 
 @dataclass(frozen=True)
-class _Task:
+class GemmTask:
+    """``weights`` are (K, N), with factors that follow the product; ``bias`` has the terms."""
+
     rows: int
     weights: Floats
     bias: Floats | None
@@ -37,6 +39,7 @@ class _Task:
 
     @property
     def flop(self) -> int:
+        """Floating-point operations."""
         return 2 * self.rows * self.weights.size
 
 
@@ -48,7 +51,7 @@ class Gemm(Algorithm):
 
     def variants(self, chain: Chain, threads: int) -> Sequence[Variant]:
         """All plain; split by columns, so that each thread reads its part of the weights, or by rows."""
-        task = _read(chain)
+        task = read_gemm(chain)
         splits = []
         if threads > 1:
             splits += [COLUMNS] if task.weights.shape[1] >= BLOCK * threads else []
@@ -59,7 +62,7 @@ class Gemm(Algorithm):
 
     def pack(self, chain: Chain, variant: Variant, threads: int) -> Packed:
         """The shape of the kernel, the weights in the order in which they are read, and the bias."""
-        task = _read(chain)
+        task = read_gemm(chain)
         depth, columns = task.weights.shape
         slices = -(-depth // _SLICE)
         shares = 1 if variant.split == WHOLE else threads
@@ -106,7 +109,7 @@ def packed_weights(weights: Floats, deep: int, shares: int) -> Floats:
     return np.concatenate(parts)
 
 
-def _read(chain: Chain) -> _Task:
+def read_gemm(chain: Chain) -> GemmTask:
     """The chain as a product. Raises UnsupportedError when it is none that the kernel takes."""
     left, right = chain.root.inputs
     weights = chain.constant(right)
@@ -118,7 +121,7 @@ def _read(chain: Chain) -> _Task:
     folded = fold(chain, shape, len(shape) - 1)
     if folded.scale is not None:
         weights = weights * folded.scale
-    return _Task(math.prod(shape[:-1]), weights, folded.bias, read_ending(chain, folded.after, shape))
+    return GemmTask(math.prod(shape[:-1]), weights, folded.bias, read_ending(chain, folded.after, shape))
 
 
 _WHOLES = "rows depth columns row_chunk slice shares by_rows activation residual_first".split()
