@@ -31,7 +31,7 @@ pytestmark = needs_native
 def any_size() -> Iterator[None]:
     """Small work is taken, too."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("_LEAST_ROWS", "_LEAST_DEPTH", "_LEAST_COLUMNS", "_LEAST_FLOP"):
+        for name in ("_LEAST_MATRIX_ROWS", "_LEAST_ROWS", "_LEAST_DEPTH", "_LEAST_COLUMNS", "_LEAST_FLOP"):
             patch.setattr(strassen, name, 1)
         yield
 
@@ -96,13 +96,15 @@ def test_many_chunks() -> None:
 
 
 def test_variants_of_a_product() -> None:
-    chain = subgraphs_of(product_model([64, 768], 192, then=("Gelu",)))[-1]
+    chain = subgraphs_of(product_model([140, 768], 192, then=("Gelu",)))[-1]
     assert check(chain, 2) == {"plain; strassen, rows", "plain; strassen, output channels"}
+    deep = subgraphs_of(product_model([130, 2112], 192, then=("Residual", "Relu")))[-1]
+    assert len(check(deep, 2)) == 2
 
 
 def test_factors_are_the_sums_of_quarters() -> None:
     weights = np.random.default_rng(0).standard_normal((64, 96)).astype(np.float32)
-    factors = right_factors(weights)
+    factors = right_factors(weights, 32)
     wide, narrow = factors[: 7 * 32 * 32].reshape(7, 32, 32), factors[7 * 32 * 32 :].reshape(7, 32, 16)
     b11, b21, t2, t3, minus_t4, t1, b22 = np.concatenate([wide, narrow], -1).astype(np.float64)
     np.testing.assert_array_equal(b11, weights[:32, :48])
@@ -114,10 +116,10 @@ def test_factors_are_the_sums_of_quarters() -> None:
 
 def test_scratch_memory_is_as_large_as_the_kernel_wants() -> None:
     wanted = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(kernel_function("collage_strassen_scratch"))
-    for channels, size in (((128, 64), [40, 40]), ((512, 256), [14, 14])):
+    for channels, size in (((128, 64), [40, 40]), ((512, 256), [14, 14]), ((2080, 256), [7, 7])):
         chain = subgraphs_of(conv_model(channels, size, [1, 1]))[-1]
-        for variant in BACKEND.variants(chain, BuildOptions()):
-            artifact = BACKEND.codegen(chain, BuildOptions(variant=variant))
+        for variant in BACKEND.variants(chain, BuildOptions(threads=2)):
+            artifact = BACKEND.codegen(chain, BuildOptions(threads=2, variant=variant))
             numbers = json.loads(artifact[8 : 8 + int.from_bytes(artifact[4:8], "little")])["numbers"]
             assert 4 * wanted(ctypes.addressof(structure(_Shape, numbers))) == scratch_bytes(numbers)
 
@@ -131,7 +133,7 @@ def test_scratch_memory_is_as_large_as_the_kernel_wants() -> None:
         conv_model((128, 128), [3, 3], [1, 1]),
         conv_model((64, 128), [40, 40], [1, 1]),
         product_model([64, 776], 768),
-        product_model([4, 768], 768),
+        product_model([64, 768], 768),
     ],
 )
 def test_refusals(proto: onnx.ModelProto) -> None:

@@ -48,8 +48,8 @@ Range part(Range whole, int64_t which, int64_t parts) {
 
 int64_t ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Floats of one factor; an odd number of lines, since one whose power of two is high would share few sets of a cache.
-int64_t factor_floats(const Shape &s) { return (s.in_blocks * s.row_chunk | 1) * kLanes; }
+// Floats of a left factor; an odd number of lines: those of a high power of two would share few sets of a cache.
+int64_t factor_floats(const Shape &s) { return (s.slice * s.row_chunk | 1) * kLanes; }
 
 // Results of a register tile, and what is needed for the others.
 constexpr int kC11 = 0, kC12 = 1, kC21 = 2, kU = 3, kY = 4, kZ = 5, kTiles = 6;
@@ -113,19 +113,25 @@ inline void finish(const Shape &s, __m512 x, __m512 bias, const float *residual,
 class Worker {
  public:
   Worker(const Shape &s, const Buffers &b, Range blocks)
-      : s_(s), b_(b), blocks_(blocks), factor_(factor_floats(s)), tiles_(b.scratch), factors_(b.scratch + kTiles * kTile) {}
+      : s_(s), b_(b), blocks_(blocks), factor_(factor_floats(s)), tiles_(b.scratch),
+        factors_(b.scratch + kTiles * kTile) {}
 
   // The pixels of a chunk: the first half of them are the upper rows of A.
   void chunk(Range pixels) const {
     const int64_t half = ceil(pixels.size(), 2);
     Chunk c{half, pixels.size() - half, {}, {}};
     for (int64_t i = 0; i < pixels.size(); ++i) place(pixels.begin + i, c.from[i], c.to[i]);
-    pack(c);
-    const intptr_t k_panel = kProducts * s_.in_blocks * kLanes * kLanes;
-    for (int64_t block = blocks_.begin; block < blocks_.end; block += kPanel) {
-      const int wide = int(std::min<int64_t>(kPanel, blocks_.end - block));
-      const float *const panel = b_.weights + block * k_panel, *const next = panel + wide * k_panel;
-      multiply(c, block, wide, panel, block + wide < blocks_.end ? next : nullptr);
+    for (int64_t first = 0; first < s_.in_blocks; first += s_.slice) {
+      const Range depth{first, std::min(first + s_.slice, s_.in_blocks)};
+      const intptr_t per_block = kProducts * depth.size() * kLanes * kLanes;
+      const float *const slice = b_.weights + kProducts * first * kLanes * s_.out_blocks * kLanes;
+      Panel panel{depth, blocks_.begin, width(blocks_.begin), slice + blocks_.begin * per_block, nullptr};
+      pack(c, depth, panel.weights, panel.wide * per_block / kLanes);
+      for (; panel.block < blocks_.end; panel.block += kPanel, panel.weights = panel.next) {
+        panel.wide = width(panel.block);
+        panel.next = panel.weights + panel.wide * per_block;
+        multiply(c, panel);
+      }
     }
   }
 
@@ -144,16 +150,28 @@ class Worker {
     to = image * t.batch + z * t.plane + y * t.row + x * t.pixel;
   }
 
-  // The left factors of the products, in their order.
-  void pack(const Chunk &c) const {
+  struct Panel {
+    Range depth;    // blocks of each half
+    int64_t block;  // its first one of half the columns
+    int wide;       // blocks
+    const float *weights, *next;
+  };
+
+  int width(int64_t block) const { return int(std::min<int64_t>(kPanel, blocks_.end - block)); }
+
+  // The left factors of the products, in their order. Meanwhile `lines` cache lines of weights are prefetched.
+  void pack(const Chunk &c, Range depth, const float *weights, int64_t lines) const {
     const intptr_t right = s_.in_blocks * s_.from.block;
-    for (int64_t block = 0; block < s_.in_blocks; ++block)
+    const int64_t ahead = ceil(lines, depth.size() * c.upper);
+    for (int64_t block = 0; block < depth.size(); ++block)
       for (int64_t row = 0; row < c.upper; ++row) {
-        const float *const upper = b_.src + c.from[row] + block * s_.from.block;
+        for (int64_t line = 0; line < ahead; ++line, weights += kLanes) _mm_prefetch(weights, _MM_HINT_T1);
+        const intptr_t at = (depth.begin + block) * s_.from.block;
+        const float *const upper = b_.src + c.from[row] + at;
         const __m512 a11 = _mm512_loadu_ps(upper), a12 = _mm512_loadu_ps(upper + right);
         __m512 a21 = _mm512_setzero_ps(), a22 = a21;
         if (row < c.lower) {
-          const float *const lower = b_.src + c.from[c.upper + row] + block * s_.from.block;
+          const float *const lower = b_.src + c.from[c.upper + row] + at;
           a21 = _mm512_loadu_ps(lower);
           a22 = _mm512_loadu_ps(lower + right);
         }
@@ -165,52 +183,61 @@ class Worker {
       }
   }
 
-  void multiply(const Chunk &c, int64_t block, int wide, const float *panel, const float *next) const {
-    const int64_t groups = ceil(c.upper, kRows), lines = kProducts * s_.in_blocks * kLanes * wide;
+  void multiply(const Chunk &c, const Panel &panel) const {
     Operands o{};
     o.a_block = c.upper * kLanes;
     o.a_product = factor_;
-    o.blocks = s_.in_blocks;
-    o.b = panel;
-    o.ahead_lines = next != nullptr ? ceil(wide * kLanes, groups) : 0;
+    o.blocks = panel.depth.size();
+    o.b = panel.weights;
+    const int64_t groups = ceil(c.upper, kRows), lines = (panel.next - panel.weights) / kLanes;
+    const bool more = panel.block + panel.wide < blocks_.end;
+    o.ahead_lines = more ? ceil(lines, groups * kProducts * o.blocks) : 0;
     for (int64_t group = 0; group < groups; ++group) {
       const Range rows = part({0, c.upper}, group, groups);
       o.a = factors_ + rows.begin * kLanes;
-      if (next != nullptr) o.ahead = next + lines * group / groups * kLanes;
-      (wide == 2 ? kRuns<2> : kRuns<1>)[rows.size()](o, tiles_);
+      if (more) o.ahead = panel.next + lines * group / groups * kLanes;
+      (panel.wide == 2 ? kRuns<2> : kRuns<1>)[rows.size()](o, tiles_);
+      if (panel.depth.end < s_.in_blocks) {
+        give<collage::kNone>(c, rows, panel, false);
+        continue;
+      }
       switch (s_.activation) {
-        case collage::kGelu: give<collage::kGelu>(c, rows, block, wide); break;
-        case collage::kTanh: give<collage::kTanh>(c, rows, block, wide); break;
-        case collage::kSigmoid: give<collage::kSigmoid>(c, rows, block, wide); break;
-        case collage::kSwish: give<collage::kSwish>(c, rows, block, wide); break;
-        case collage::kGeluTanh: give<collage::kGeluTanh>(c, rows, block, wide); break;
-        default: give<collage::kNone>(c, rows, block, wide);
+        case collage::kGelu: give<collage::kGelu>(c, rows, panel, true); break;
+        case collage::kTanh: give<collage::kTanh>(c, rows, panel, true); break;
+        case collage::kSigmoid: give<collage::kSigmoid>(c, rows, panel, true); break;
+        case collage::kSwish: give<collage::kSwish>(c, rows, panel, true); break;
+        case collage::kGeluTanh: give<collage::kGeluTanh>(c, rows, panel, true); break;
+        default: give<collage::kNone>(c, rows, panel, true);
       }
     }
   }
 
   template <collage::Activation ACTIVATION>
-  void give(const Chunk &c, Range rows, int64_t block, int wide) const {
-    for (int j = 0; j < wide; ++j) {
-      const int64_t left = block + j, right = left + s_.out_blocks;
+  void give(const Chunk &c, Range rows, const Panel &panel, bool last) const {
+    const int64_t wide = panel.wide;
+    for (int64_t j = 0; j < wide; ++j) {
+      const int64_t left = panel.block + j, right = left + s_.out_blocks;
       const __m512 bias[2] = {_mm512_loadu_ps(b_.bias + left * kLanes), _mm512_loadu_ps(b_.bias + right * kLanes)};
       const float *from = tiles_ + j * kLanes;
       for (int64_t row = rows.begin; row < rows.end; ++row, from += wide * kLanes) {
         const intptr_t upper = c.to[row], at[2] = {upper + left * s_.to.block, upper + right * s_.to.block};
-        put<ACTIVATION>(_mm512_load_ps(from + kC11 * kTile), bias[0], at[0]);
-        put<ACTIVATION>(_mm512_load_ps(from + kC12 * kTile), bias[1], at[1]);
+        put<ACTIVATION>(_mm512_load_ps(from + kC11 * kTile), bias[0], at[0], panel, last);
+        put<ACTIVATION>(_mm512_load_ps(from + kC12 * kTile), bias[1], at[1], panel, last);
         if (row >= c.lower) continue;
         const intptr_t down = c.to[c.upper + row] - upper;
-        put<ACTIVATION>(_mm512_load_ps(from + kC21 * kTile), bias[0], at[0] + down);
+        put<ACTIVATION>(_mm512_load_ps(from + kC21 * kTile), bias[0], at[0] + down, panel, last);
         const __m512 y = _mm512_load_ps(from + kY * kTile), z = _mm512_load_ps(from + kZ * kTile);
-        put<ACTIVATION>(y + (z - _mm512_load_ps(from + kU * kTile)), bias[1], at[1] + down);
+        put<ACTIVATION>(y + (z - _mm512_load_ps(from + kU * kTile)), bias[1], at[1] + down, panel, last);
       }
     }
   }
 
+  // Adds to what the slices before this one gave.
   template <collage::Activation ACTIVATION>
-  void put(__m512 x, __m512 bias, intptr_t at) const {
-    finish<ACTIVATION>(s_, x, bias, b_.residual == nullptr ? nullptr : b_.residual + at, b_.dst + at);
+  void put(__m512 x, __m512 bias, intptr_t at, const Panel &panel, bool last) const {
+    if (panel.depth.begin > 0) x += _mm512_loadu_ps(b_.dst + at);
+    if (last) finish<ACTIVATION>(s_, x, bias, b_.residual == nullptr ? nullptr : b_.residual + at, b_.dst + at);
+    else _mm512_storeu_ps(b_.dst + at, x);
   }
 
   const Shape &s_;

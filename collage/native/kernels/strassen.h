@@ -22,6 +22,7 @@ typedef struct {
   int64_t out[3];                        // planes, rows, columns
   collage_strassen_steps from, to;
   int64_t row_chunk;                     // pixels in each half of what is multiplied at a time; at most 128
+  int64_t slice;                         // blocks of each half of the input channels that are multiplied at a time
   int64_t by_channels;                   // 1: shares are panels of output channels, 0: pixels
   int64_t shares;
   int64_t activation;                    // epilogue.h
@@ -31,8 +32,8 @@ typedef struct {
 
 typedef struct {
   const float *src;
-  const float *weights;   // [panel of 2 blocks of half the columns][product][k of half the depth][32], the last one
-                          // 16 wide if their number is odd; the products' factors are told in strassen.cpp
+  const float *weights;   // [slice][panel of 2 blocks of half the columns][product][k of half the depth][32], the last
+                          // panel 16 wide if their number is odd; the products' factors are told in strassen.cpp
   const float *bias;      // [output channel]
   const float *residual;  // lies like dst; or NULL
   float *dst;
