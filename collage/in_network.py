@@ -49,11 +49,13 @@ class InNetwork:
         The mix's costs are then those in the network, so that their sum predicts the whole.
         """
         corrections = NO_CORRECTIONS
-        placing = placer.place()
-        best = (math.inf, placing)
-        search_s = placing.search_s
+        best: tuple[float, Placing] | None = None
+        search_s = 0.0
         seen: list[tuple[Candidate, ...]] = []
         for _ in range(_ROUNDS):
+            placing = placer.place(corrections)
+            search_s += placing.search_s
+            best = best or (math.inf, placing)
             if placing.mix is None or _alike(placing.mix) in seen:
                 break
             seen.append(_alike(placing.mix))
@@ -62,8 +64,7 @@ class InNetwork:
             if sum(times) < best[0]:
                 best = (sum(times), _with_times(placing, finalist, times, self.epsilon_us))
             corrections = corrections.learn(finalist.launches, times, self.epsilon_us)
-            placing = placer.place(corrections)
-            search_s += placing.search_s
+        assert best is not None
         return replace(best[1], search_s=search_s)
 
     def _times(self, finalist: Finalist) -> list[float]:

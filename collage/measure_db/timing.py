@@ -73,23 +73,8 @@ def time_calls(
                 return _slow(calls, warm, start, limit_s, min_repeats, clock, overhead)
         batches = _batches(calls, clock, overhead)
         size = len(batches[0])
-        samples: list[float] = []
-        check = min_repeats
-        start = clock()
-        for batch in cycle(batches):
-            samples.append(_batch_ns(batch, clock, overhead) / size)
-            passed = (clock() - start) / 1e9
-            count = len(samples)
-            if passed >= _HARD_FACTOR * limit_s and count >= min(_FEWEST, min_repeats):
-                break
-            if count < min_repeats:
-                continue
-            if passed >= limit_s:
-                break
-            if count >= check and passed >= 0.1 * limit_s:
-                check = count + max(1, count // 4)
-                if noise(samples) <= target_relative_ci * median(samples):
-                    break
+        found = (_batch_ns(batch, clock, overhead) / size for batch in cycle(batches))
+        samples = _enough(found, limit_s, min_repeats, target_relative_ci, clock)
     return summary(samples)
 
 
@@ -105,26 +90,36 @@ def time_clocked(
     Sampling ends like that of ``time_calls``, after 21 samples at least, or 3 that take four times ``limit_s``.
     """
     with _no_gc():
-        start = clock()
         for call in calls:
             call()
-        samples: list[float] = []
-        check = _LEAST_CLOCKED
-        for call in cycle(calls):
-            samples.append(call())
-            passed = (clock() - start) / 1e9
-            count = len(samples)
-            if passed >= _HARD_FACTOR * limit_s and count >= _FEWEST:
-                break
-            if count < _LEAST_CLOCKED:
-                continue
-            if passed >= limit_s:
-                break
-            if count >= check and passed >= 0.1 * limit_s:
-                check = count + max(1, count // 4)
-                if noise(samples) <= target_relative_ci * median(samples):
-                    break
+        samples = _enough(
+            (call() for call in cycle(calls)), limit_s, _LEAST_CLOCKED, target_relative_ci, clock
+        )
     return summary(samples)
+
+
+def _enough(
+    found: Iterator[float], limit_s: float, least: int, target_relative_ci: float, clock: Clock
+) -> list[float]:
+    """Samples until their interval is narrow or the time is up; see ``time_calls``."""
+    samples: list[float] = []
+    check = least
+    start = clock()
+    for sample in found:
+        samples.append(sample)
+        passed = (clock() - start) / 1e9
+        count = len(samples)
+        if passed >= _HARD_FACTOR * limit_s and count >= min(_FEWEST, least):
+            break
+        if count < least:
+            continue
+        if passed >= limit_s:
+            break
+        if count >= check and passed >= 0.1 * limit_s:
+            check = count + max(1, count // 4)
+            if noise(samples) <= target_relative_ci * median(samples):
+                break
+    return samples
 
 
 def _slow(
