@@ -19,11 +19,15 @@ def aligned_empty(shape: Sequence[int], dtype: str | np.dtype[np.generic]) -> Ar
     count = 1
     for extent in shape:
         count *= extent
-    size = count * found.itemsize
+    result: Array = aligned_bytes(count * found.itemsize).view(found).reshape(tuple(shape))
+    return result
+
+
+def aligned_bytes(size: int) -> npt.NDArray[np.uint8]:
+    """``size`` uninitialised bytes that start at a 64-byte boundary."""
     memory = np.empty(size + ALIGNMENT, np.uint8)
     skip = -memory.ctypes.data % ALIGNMENT
-    result: Array = memory[skip : skip + size].view(found).reshape(tuple(shape))
-    return result
+    return memory[skip : skip + size]
 
 
 def aligned_array(found: TensorType) -> Array:

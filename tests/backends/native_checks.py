@@ -11,12 +11,12 @@ import pytest
 
 from collage.backends.base import BuildOptions, Variant
 from collage.backends.native import Native
-from collage.backends.onednn_kernels.scratch import aligned
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.layout import Layout, from_layout, stored_type, to_layout
 from collage.native import NativeKernel
 from collage.patterns.context import MatchContext
+from collage.runtime.buffers import aligned_bytes
 from tests.reference import evaluate
 
 BACKEND = Native()
@@ -50,7 +50,7 @@ MARGIN = 32
 
 def filled(content: np.ndarray) -> np.ndarray:
     """A copy at a multiple of 64 bytes, with NaN on both sides (see ``untouched``)."""
-    room = aligned(content.nbytes + 8 * MARGIN).view(np.float32)
+    room = aligned_bytes(content.nbytes + 8 * MARGIN).view(np.float32)
     room[...] = np.nan
     room[MARGIN:-MARGIN] = content.reshape(-1)
     return room[MARGIN:-MARGIN].reshape(content.shape)

@@ -12,11 +12,11 @@ import pytest
 from collage.backends.base import BuildOptions, UnsupportedError, Variant
 from collage.backends.onednn import OneDnn
 from collage.backends.onednn_kernels.kernel import OneDnnKernel
-from collage.backends.onednn_kernels.scratch import aligned
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.layout import Layout, from_layout, stored_type, to_layout
 from collage.patterns.context import MatchContext
+from collage.runtime.buffers import aligned_bytes
 from tests.reference import evaluate
 
 BACKEND = OneDnn()
@@ -42,7 +42,7 @@ def stored(array: np.ndarray, layout: Layout) -> np.ndarray:
 
 def filled(content: np.ndarray) -> np.ndarray:
     """An aligned copy."""
-    copy = aligned(content.nbytes).view(np.float32).reshape(content.shape)
+    copy = aligned_bytes(content.nbytes).view(np.float32).reshape(content.shape)
     copy[...] = content
     return copy
 

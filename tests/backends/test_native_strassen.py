@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from collage.backends.base import BuildOptions, Variant
 from collage.backends.native_kernels import strassen
-from collage.backends.native_kernels.algorithm import structure
+from collage.backends.native_kernels.kernel import structure
 from collage.backends.native_kernels.strassen import _Shape, right_factors, scratch_bytes
 from collage.frontend.subgraph import Subgraph
 from collage.native.kernel_library import kernel_function

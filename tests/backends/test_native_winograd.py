@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from collage.backends.base import BuildOptions
-from collage.backends.native_kernels.algorithm import structure
+from collage.backends.native_kernels.kernel import structure
 from collage.backends.native_kernels.winograd_kernel import Shape, scratch_bytes
 from collage.frontend.subgraph import Subgraph
 from collage.native.kernel_library import kernel_function

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,8 +9,7 @@ from typing import Any, ClassVar
 
 from collage.backends.base import Variant
 from collage.backends.onednn_kernels.chain import Chain, Floats
-from collage.native import NativeKernel, Step, Task
-from collage.native.kernel_library import kernel_function
+from collage.native import NativeKernel
 
 
 @dataclass(frozen=True)
@@ -45,30 +43,3 @@ class Algorithm(ABC):
     @abstractmethod
     def load(self, packed: Packed, threads: int) -> NativeKernel:
         """The kernel for a team of ``threads`` threads; the arrays begin at multiples of 64 bytes."""
-
-
-def structure(kind: type[ctypes.Structure], values: Mapping[str, Any]) -> ctypes.Structure:
-    """A C struct from values by field name; sequences fill arrays and nested structs."""
-    found = kind()
-    for name, of in kind._fields_:  # type: ignore[misc]
-        value = values[name]
-        setattr(found, name, of(*value) if isinstance(value, (list, tuple)) else value)
-    return found
-
-
-def shared_out(
-    function: str, shape: ctypes.Structure, buffers: Sequence[ctypes.Structure], keep: tuple[object, ...]
-) -> Step:
-    """A step whose task i is share i of a kernel: ``function(&shape, &buffers[i], i)``."""
-    tasks = (
-        Task(
-            kernel_function(function),
-            ctypes.addressof(shape),
-            ctypes.addressof(each),
-            i,
-            0,
-            (shape, each, keep),
-        )
-        for i, each in enumerate(buffers)
-    )
-    return Step(tuple(tasks))

@@ -8,9 +8,9 @@ import struct
 import numpy as np
 
 from collage.backends.native_kernels.algorithm import Packed
-from collage.backends.onednn_kernels.scratch import aligned
 from collage.errors import CollageError, ModuleFileError
 from collage.native.kernel_library import REVISION
+from collage.runtime.buffers import aligned_bytes
 
 _MAGIC = b"ntve"
 _HEAD = struct.Struct("<4sI")
@@ -44,7 +44,7 @@ def from_bytes(data: bytes) -> tuple[str, Packed]:
         arrays = {}
         for name, shape in header["arrays"].items():
             content = np.frombuffer(data, np.float32, int(np.prod(shape)), at)
-            arrays[name] = aligned(content.nbytes).view(np.float32).reshape(shape)
+            arrays[name] = aligned_bytes(content.nbytes).view(np.float32).reshape(shape)
             arrays[name][...] = content.reshape(shape)
             at += content.nbytes
         return header["algorithm"], Packed(header["numbers"], arrays)

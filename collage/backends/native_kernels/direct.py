@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from collage.backends.base import UnsupportedError, Variant
-from collage.backends.native_kernels.algorithm import Algorithm, Packed, shared_out, structure
+from collage.backends.native_kernels.algorithm import Algorithm, Packed
 from collage.backends.native_kernels.convolution import SMALL_FLOP, in_layout, read_convolution
 from collage.backends.native_kernels.direct_weights import packed_weights, sources_of
+from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.onednn_kernels.chain import Chain
 from collage.backends.onednn_kernels.conv import Conv
-from collage.graph.dataflow import Array
 from collage.graph.layout import BLOCK, Layout
-from collage.native import NativeKernel, Step
+from collage.native import NativeKernel
 
 ROWS, CHANNELS, WHOLE = "rows", "output channels", ""
 
@@ -85,7 +84,14 @@ class DirectConv(Algorithm):
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
         """The kernel; its shares read the same weights."""
-        return _Kernel(packed, threads)
+        reach = [np.array(packed.numbers[name], np.int64) for name in ("begin", "sources")]
+        return SharedKernel(
+            "collage_direct_conv",
+            _Shape,
+            packed,
+            threads,
+            constants=[*reach, packed.arrays["weights"], packed.arrays["bias"]],
+        )
 
 
 def problem_of(conv: Conv) -> str:
@@ -129,10 +135,6 @@ def _steps(channels: int, spatial: tuple[int, ...], layout: Layout) -> tuple[int
     return batch, vector, plane, row, pixel
 
 
-def _integers(numbers: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
-    return (ctypes.c_int64 * len(numbers))(*numbers)
-
-
 _Three = ctypes.c_int64 * 3
 _WHOLES = "batch inputs outputs reach".split()
 
@@ -151,33 +153,3 @@ class _Shape(ctypes.Structure):
         ("low", ctypes.c_float),
         ("high", ctypes.c_float),
     )
-
-
-class _Buffers(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_void_p) for name in ("src", "begin", "sources", "weights", "bias", "residual", "dst")
-    )
-
-
-class _Kernel(NativeKernel):
-    def __init__(self, packed: Packed, threads: int) -> None:
-        super().__init__(threads)
-        self._numbers: Mapping[str, Any] = packed.numbers
-        self._weights, self._bias = packed.arrays["weights"], packed.arrays["bias"]
-        self._begin, self._sources = _integers(packed.numbers["begin"]), _integers(packed.numbers["sources"])
-        self._shape = structure(_Shape, packed.numbers)
-
-    def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
-        """One step; the shares differ by number only."""
-        residual = self._numbers["residual"]
-        buffers = _Buffers(
-            inputs[self._numbers["data"]].ctypes.data,
-            ctypes.addressof(self._begin),
-            ctypes.addressof(self._sources),
-            self._weights.ctypes.data,
-            self._bias.ctypes.data,
-            None if residual is None else inputs[residual].ctypes.data,
-            outputs[0].ctypes.data,
-        )
-        shares = [buffers] * self._numbers["shares"]
-        return [shared_out("collage_direct_conv", self._shape, shares, (self, tuple(inputs), tuple(outputs)))]

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from collage.backends.base import UnsupportedError, Variant
-from collage.backends.native_kernels.algorithm import Algorithm, Packed, shared_out, structure
+from collage.backends.native_kernels.algorithm import Algorithm, Packed
 from collage.backends.native_kernels.convolution import SMALL_FLOP
 from collage.backends.native_kernels.ending import Ending, read_ending
+from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.onednn_kernels.builder import fold
 from collage.backends.onednn_kernels.chain import Chain, Floats
-from collage.graph.dataflow import Array
 from collage.graph.layout import BLOCK
-from collage.native import NativeKernel, Step
+from collage.native import NativeKernel
 
 COLUMNS, ROWS, WHOLE = "columns", "rows", ""
 
@@ -90,7 +89,13 @@ class Gemm(Algorithm):
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
         """The kernel; its shares read one array of weights."""
-        return _Kernel(packed, threads)
+        return SharedKernel(
+            "collage_gemm",
+            _Shape,
+            packed,
+            threads,
+            constants=[packed.arrays["weights"], packed.arrays["bias"]],
+        )
 
 
 def packed_weights(weights: Floats, deep: int, shares: int) -> Floats:
@@ -133,28 +138,3 @@ class _Shape(ctypes.Structure):
         ("low", ctypes.c_float),
         ("high", ctypes.c_float),
     )
-
-
-class _Buffers(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("src", "weights", "bias", "residual", "dst"))
-
-
-class _Kernel(NativeKernel):
-    def __init__(self, packed: Packed, threads: int) -> None:
-        super().__init__(threads)
-        self._numbers: Mapping[str, Any] = packed.numbers
-        self._weights, self._bias = packed.arrays["weights"], packed.arrays["bias"]
-        self._shape = structure(_Shape, packed.numbers)
-
-    def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
-        """One step; the shares differ by number only."""
-        residual = self._numbers["residual"]
-        buffers = _Buffers(
-            inputs[self._numbers["data"]].ctypes.data,
-            self._weights.ctypes.data,
-            self._bias.ctypes.data,
-            None if residual is None else inputs[residual].ctypes.data,
-            outputs[0].ctypes.data,
-        )
-        shares = [buffers] * self._numbers["shares"]
-        return [shared_out("collage_gemm", self._shape, shares, (self, tuple(inputs), tuple(outputs)))]

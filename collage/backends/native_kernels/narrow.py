@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 
 from collage.backends.base import UnsupportedError, Variant
-from collage.backends.native_kernels.algorithm import Algorithm, Packed, shared_out, structure
+from collage.backends.native_kernels.algorithm import Algorithm, Packed
 from collage.backends.native_kernels.convolution import SMALL_FLOP
 from collage.backends.native_kernels.ending import Ending, read_ending
+from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.onednn_kernels.builder import fold
 from collage.backends.onednn_kernels.chain import Chain, Floats
 from collage.backends.onednn_kernels.conv import Conv, read_conv, scaled
-from collage.backends.onednn_kernels.scratch import aligned, shared_scratch
-from collage.graph.dataflow import Array
 from collage.graph.layout import BLOCK, Layout
-from collage.native import NativeKernel, Step
+from collage.native import NativeKernel
 
 ROWS, WHOLE = "rows", ""
 
@@ -73,6 +72,7 @@ class NarrowTransposed(Algorithm):
             "row_chunk": max(2, min(-(-pairs // shares), _CHUNK_BYTES // (4 * inputs * row_floats))),
             "activation": ending.activation,
             "shares": shares,
+            "data": chain.subgraph.inputs.index(chain.root.inputs[0]),
             "low": ending.low,
             "high": ending.high,
         }
@@ -81,7 +81,14 @@ class NarrowTransposed(Algorithm):
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
         """The kernel; its shares read the same weights, and work in memory of their own."""
-        return _Kernel(packed, threads)
+        return SharedKernel(
+            "collage_narrow_transposed",
+            _Shape,
+            packed,
+            threads,
+            constants=[packed.arrays["weights"], packed.arrays["bias"]],
+            scratch_bytes=scratch_bytes(packed.numbers),
+        )
 
 
 def _read(chain: Chain) -> _Task:
@@ -151,38 +158,6 @@ class _Shape(ctypes.Structure):
         ("low", ctypes.c_float),
         ("high", ctypes.c_float),
     )
-
-
-class _Buffers(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("src", "weights", "bias", "dst", "scratch"))
-
-
-class _Kernel(NativeKernel):
-    def __init__(self, packed: Packed, threads: int) -> None:
-        super().__init__(threads)
-        self._numbers: Mapping[str, Any] = packed.numbers
-        self._weights, self._bias = packed.arrays["weights"], packed.arrays["bias"]
-        self._shape = structure(_Shape, packed.numbers)
-
-    def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
-        """One step; a share that may run beside other kernels has scratch memory that is its own."""
-        shares, nbytes = self._numbers["shares"], scratch_bytes(self._numbers)
-        scratch = [
-            shared_scratch(self.threads, i, nbytes) if shares == self.threads else aligned(nbytes)
-            for i in range(shares)
-        ]
-        buffers = [
-            _Buffers(
-                inputs[0].ctypes.data,
-                self._weights.ctypes.data,
-                self._bias.ctypes.data,
-                outputs[0].ctypes.data,
-                each.ctypes.data,
-            )
-            for each in scratch
-        ]
-        keep = (self, tuple(inputs), tuple(outputs), tuple(scratch))
-        return [shared_out("collage_narrow_transposed", self._shape, buffers, keep)]
 
 
 def scratch_bytes(numbers: Mapping[str, Any]) -> int:

@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 
 from collage.backends.base import UnsupportedError, Variant
-from collage.backends.native_kernels.algorithm import Algorithm, Packed, shared_out, structure
+from collage.backends.native_kernels.algorithm import Algorithm, Packed
 from collage.backends.native_kernels.convolution import SMALL_FLOP, Convolution, read_convolution
+from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.points import POINTS, Transforms, transforms
 from collage.backends.onednn_kernels.chain import Chain, Floats
 from collage.backends.onednn_kernels.conv import Conv
-from collage.backends.onednn_kernels.scratch import aligned, shared_scratch
-from collage.graph.dataflow import Array
 from collage.graph.layout import BLOCK, Layout
-from collage.native import NativeKernel, Step
+from collage.native import NativeKernel
 
 ROWS, WHOLE = "rows", ""
 WINOGRAD = "winograd over planes"
@@ -97,7 +96,14 @@ class ShallowConv(Algorithm):
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
         """The kernel; its shares read the same weights, and work in memory of their own."""
-        return _Kernel(packed, threads)
+        return SharedKernel(
+            "collage_shallow_conv",
+            _Shape,
+            packed,
+            threads,
+            constants=[packed.arrays[name] for name in _ARRAYS],
+            scratch_bytes=scratch_bytes(packed.numbers),
+        )
 
 
 def packed_weights(weights: Floats, found: Transforms) -> Floats:
@@ -178,39 +184,6 @@ class _Shape(ctypes.Structure):
 
 
 _ARRAYS = "weights", "before", "after", "bias"
-
-
-class _Buffers(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("src", *_ARRAYS, "residual", "dst", "scratch"))
-
-
-class _Kernel(NativeKernel):
-    def __init__(self, packed: Packed, threads: int) -> None:
-        super().__init__(threads)
-        self._numbers: Mapping[str, Any] = packed.numbers
-        self._arrays = [packed.arrays[name] for name in _ARRAYS]
-        self._shape = structure(_Shape, packed.numbers)
-
-    def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
-        """One step; a share that may run beside other kernels has scratch memory that is its own."""
-        shares, residual = self._numbers["shares"], self._numbers["residual"]
-        nbytes = scratch_bytes(self._numbers)
-        scratch = [
-            shared_scratch(self.threads, i, nbytes) if shares == self.threads else aligned(nbytes)
-            for i in range(shares)
-        ]
-        buffers = [
-            _Buffers(
-                inputs[self._numbers["data"]].ctypes.data,
-                *(array.ctypes.data for array in self._arrays),
-                None if residual is None else inputs[residual].ctypes.data,
-                outputs[0].ctypes.data,
-                each.ctypes.data,
-            )
-            for each in scratch
-        ]
-        keep = (self, tuple(inputs), tuple(outputs), tuple(scratch))
-        return [shared_out("collage_shallow_conv", self._shape, buffers, keep)]
 
 
 def scratch_bytes(numbers: Mapping[str, Any]) -> int:

@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 
 from collage.backends.base import UnsupportedError, Variant
-from collage.backends.native_kernels.algorithm import Algorithm, Packed, shared_out, structure
+from collage.backends.native_kernels.algorithm import Algorithm, Packed
 from collage.backends.native_kernels.convolution import in_layout, read_convolution
 from collage.backends.native_kernels.ending import Ending
 from collage.backends.native_kernels.gemm import read_gemm
+from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.onednn_kernels.chain import Chain, Floats
-from collage.backends.onednn_kernels.scratch import aligned, shared_scratch
-from collage.graph.dataflow import Array
 from collage.graph.layout import BLOCK, Layout
-from collage.native import NativeKernel, Step
+from collage.native import NativeKernel
 
 NAME = "strassen"
 ROWS, CHANNELS = "rows", "output channels"
@@ -125,7 +124,14 @@ class _AnyStrassen(Algorithm):
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
         """The kernel; its shares read the same weights, and work in memory of their own."""
-        return _Kernel(packed, threads)
+        return SharedKernel(
+            "collage_strassen",
+            _Shape,
+            packed,
+            threads,
+            constants=[packed.arrays["weights"], packed.arrays["bias"]],
+            scratch_bytes=scratch_bytes(packed.numbers),
+        )
 
 
 class StrassenConv(_AnyStrassen):
@@ -251,42 +257,6 @@ class _Shape(ctypes.Structure):
         ("low", ctypes.c_float),
         ("high", ctypes.c_float),
     )
-
-
-class _Buffers(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_void_p) for name in ("src", "weights", "bias", "residual", "dst", "scratch")
-    )
-
-
-class _Kernel(NativeKernel):
-    def __init__(self, packed: Packed, threads: int) -> None:
-        super().__init__(threads)
-        self._numbers: Mapping[str, Any] = packed.numbers
-        self._weights, self._bias = packed.arrays["weights"], packed.arrays["bias"]
-        self._shape = structure(_Shape, packed.numbers)
-
-    def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
-        """One step; a share that may run beside other kernels has scratch memory that is its own."""
-        shares, residual = self._numbers["shares"], self._numbers["residual"]
-        nbytes = scratch_bytes(self._numbers)
-        scratch = [
-            shared_scratch(self.threads, i, nbytes) if shares == self.threads else aligned(nbytes)
-            for i in range(shares)
-        ]
-        buffers = [
-            _Buffers(
-                inputs[self._numbers["data"]].ctypes.data,
-                self._weights.ctypes.data,
-                self._bias.ctypes.data,
-                None if residual is None else inputs[residual].ctypes.data,
-                outputs[0].ctypes.data,
-                each.ctypes.data,
-            )
-            for each in scratch
-        ]
-        keep = (self, tuple(inputs), tuple(outputs), tuple(scratch))
-        return [shared_out("collage_strassen", self._shape, buffers, keep)]
 
 
 def scratch_bytes(numbers: Mapping[str, Any]) -> int:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from collage.backends.base import UnsupportedError, Variant
+from collage.backends.native_kernels import winograd_kernel
 from collage.backends.native_kernels.algorithm import Algorithm, Packed
 from collage.backends.native_kernels.convolution import in_layout, read_convolution
-from collage.backends.native_kernels.winograd_kernel import WinogradKernel
 from collage.backends.native_kernels.winograd_plan import (
     ONE_PLANE,
     Axis,
@@ -58,7 +58,7 @@ class _AnyWinograd(Algorithm):
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
         """The kernel."""
-        return WinogradKernel(packed, threads)
+        return winograd_kernel.load(packed, threads)
 
 
 class Winograd(_AnyWinograd):

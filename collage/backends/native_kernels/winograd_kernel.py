@@ -1,16 +1,14 @@
-"""Binding Winograd kernels to buffers; see `winograd.h`."""
+"""The shape of Winograd kernels as their C function takes it; see `winograd.h`."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from collage.backends.native_kernels.algorithm import Packed, shared_out, structure
-from collage.backends.onednn_kernels.scratch import aligned, shared_scratch
-from collage.graph.dataflow import Array
+from collage.backends.native_kernels.algorithm import Packed
+from collage.backends.native_kernels.kernel import SharedKernel
 from collage.graph.layout import BLOCK
-from collage.native import NativeKernel, Step
 
 _Axis = ctypes.c_int64 * 9
 _Steps = ctypes.c_int64 * 5
@@ -35,42 +33,16 @@ class Shape(ctypes.Structure):
     )
 
 
-class _Buffers(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_void_p) for name in ("src", "weights", "bias", "residual", "dst", "scratch")
-    )
-
-
-class WinogradKernel(NativeKernel):
+def load(packed: Packed, threads: int) -> SharedKernel:
     """Shares that read the same weights, and transform in memory of their own."""
-
-    def __init__(self, packed: Packed, threads: int) -> None:
-        super().__init__(threads)
-        self._numbers: Mapping[str, Any] = packed.numbers
-        self._weights, self._bias = packed.arrays["weights"], packed.arrays["bias"]
-        self._shape = structure(Shape, packed.numbers)
-
-    def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
-        """One step; a share that may run beside other kernels has scratch memory that is its own."""
-        shares, residual = self._numbers["shares"], self._numbers["residual"]
-        nbytes = scratch_bytes(self._numbers)
-        scratch = [
-            shared_scratch(self.threads, i, nbytes) if shares == self.threads else aligned(nbytes)
-            for i in range(shares)
-        ]
-        buffers = [
-            _Buffers(
-                inputs[self._numbers["data"]].ctypes.data,
-                self._weights.ctypes.data,
-                self._bias.ctypes.data,
-                None if residual is None else inputs[residual].ctypes.data,
-                outputs[0].ctypes.data,
-                each.ctypes.data,
-            )
-            for each in scratch
-        ]
-        keep = (self, tuple(inputs), tuple(outputs), tuple(scratch))
-        return [shared_out("collage_winograd", self._shape, buffers, keep)]
+    return SharedKernel(
+        "collage_winograd",
+        Shape,
+        packed,
+        threads,
+        constants=[packed.arrays["weights"], packed.arrays["bias"]],
+        scratch_bytes=scratch_bytes(packed.numbers),
+    )
 
 
 def scratch_bytes(numbers: Mapping[str, Any]) -> int:

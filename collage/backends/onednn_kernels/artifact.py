@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from collage.backends.onednn_kernels import description, handles, operations, plan, post_ops
-from collage.backends.onednn_kernels.scratch import ALIGNMENT
 from collage.errors import CollageError
+from collage.runtime.buffers import ALIGNMENT
 
 _MAGIC = b"odnn"
 _HEAD = struct.Struct("<4sI")

@@ -13,11 +13,12 @@ from collage.backends.onednn_kernels.handles import Handle, memory, stream
 from collage.backends.onednn_kernels.library import library, teach_core
 from collage.backends.onednn_kernels.plan import SCRATCHPAD, Input, Output, Share, Weight
 from collage.backends.onednn_kernels.primitive import Argument, PrimitiveDesc, argument_number
-from collage.backends.onednn_kernels.scratch import ALIGNMENT, aligned, shared_scratch
+from collage.backends.onednn_kernels.scratch import shared_scratch
 from collage.errors import ModuleFileError
 from collage.graph.dataflow import Array
 from collage.native import NativeKernel, Step, Task
 from collage.native.library import address_of
+from collage.runtime.buffers import ALIGNMENT, aligned_bytes
 
 
 def load(data: bytes) -> NativeKernel:
@@ -84,7 +85,7 @@ class OneDnnKernel(NativeKernel):
     def _scratch(self, nbytes: int, place: int, shares: int) -> npt.NDArray[np.uint8]:
         if shares > 1 or self.threads == 1:
             return shared_scratch(self.threads, place % self.threads, nbytes)
-        return aligned(max(nbytes, ALIGNMENT))
+        return aligned_bytes(max(nbytes, ALIGNMENT))
 
 
 def _own(weights: Sequence[bytes | memoryview]) -> list[npt.NDArray[np.uint8]]:
@@ -93,7 +94,7 @@ def _own(weights: Sequence[bytes | memoryview]) -> list[npt.NDArray[np.uint8]]:
     for each in weights:
         starts.append(size)
         size += len(each) + -len(each) % ALIGNMENT
-    block = aligned(size)
+    block = aligned_bytes(size)
     views = [block[start : start + len(each)] for start, each in zip(starts, weights, strict=True)]
     for view, each in zip(views, weights, strict=True):
         view[:] = np.frombuffer(each, np.uint8)

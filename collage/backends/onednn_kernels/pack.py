@@ -13,8 +13,8 @@ from collage.backends.onednn_kernels.handles import Form, form_of, memory_desc
 from collage.backends.onednn_kernels.library import library
 from collage.backends.onednn_kernels.plan import WEIGHTS, Plan, Share, Weight
 from collage.backends.onednn_kernels.primitive import PrimitiveDesc, reorder
-from collage.backends.onednn_kernels.scratch import aligned
 from collage.graph.dataflow import Array
+from collage.runtime.buffers import aligned_bytes
 
 
 def pack(plan: Plan, arrays: Sequence[Array], threads: int) -> Artifact:
@@ -57,7 +57,7 @@ def _weights(share: Share) -> Description | None:
 
 def _packed(array: Array, form: Form, desc: int) -> memoryview:
     source = memory_desc(dense(array.shape))
-    result = aligned(form.nbytes)
+    result = aligned_bytes(form.nbytes)
     result.fill(0)
     reorder(source.value, array.ctypes.data, desc, result.ctypes.data)
     assert form_of(desc) == form

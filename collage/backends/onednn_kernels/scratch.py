@@ -11,17 +11,10 @@ import threading
 import numpy as np
 import numpy.typing as npt
 
-ALIGNMENT = 64
+from collage.runtime.buffers import aligned_bytes
 
 _buffers: dict[tuple[int, int], npt.NDArray[np.uint8]] = {}
 _lock = threading.Lock()
-
-
-def aligned(nbytes: int, alignment: int = ALIGNMENT) -> npt.NDArray[np.uint8]:
-    """Uninitialised bytes that begin at a multiple of ``alignment``."""
-    raw = np.empty(nbytes + alignment, np.uint8)
-    begin = -raw.ctypes.data % alignment
-    return raw[begin : begin + nbytes]
 
 
 def shared_scratch(team: int, thread: int, nbytes: int) -> npt.NDArray[np.uint8]:
@@ -29,5 +22,5 @@ def shared_scratch(team: int, thread: int, nbytes: int) -> npt.NDArray[np.uint8]
     with _lock:
         found = _buffers.get((team, thread))
         if found is None or found.nbytes < nbytes:
-            found = _buffers[team, thread] = aligned(max(nbytes, 1 << 16))
+            found = _buffers[team, thread] = aligned_bytes(max(nbytes, 1 << 16))
         return found

@@ -7,7 +7,6 @@ model.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -15,9 +14,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from collage.runtime.buffers import ALIGNMENT, aligned_empty
+
 __all__ = ["ALIGNMENT", "Array", "Artifact", "Call", "Slot", "TensorSpec", "empty_aligned", "pack", "unpack"]
 
-ALIGNMENT = 64  # bytes; TVM compiles aligned vector accesses, so less crashes the process
 _MAGIC = b"CLGTVM02"
 Array = npt.NDArray[Any]
 
@@ -106,8 +106,4 @@ def _specs(found: Sequence[Any]) -> tuple[TensorSpec, ...]:
 
 def empty_aligned(spec: TensorSpec) -> Array:
     """An uninitialised C-contiguous array on an `ALIGNMENT` boundary."""
-    dtype = np.dtype(spec.dtype)
-    size = math.prod(spec.shape) * dtype.itemsize
-    raw = np.empty(size + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + size].view(dtype).reshape(spec.shape)
+    return aligned_empty(spec.shape, np.dtype(spec.dtype))
