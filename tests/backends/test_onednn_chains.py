@@ -8,9 +8,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from collage.backends.base import BuildOptions, Variant
+from collage.backends.chains.chain import Chain, Combine
+from collage.backends.chains.functions import Algorithm, Eltwise
 from collage.backends.onednn import OneDnn
-from collage.backends.onednn_kernels.chain import Chain, Combine
-from collage.backends.onednn_kernels.post_ops import Algorithm, Eltwise
 from collage.backends.onednn_kernels.roots import chain_of
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
@@ -238,7 +238,7 @@ def test_groups_are_shared_out(group: int) -> None:
 
 
 def test_what_follows_is_folded() -> None:
-    from collage.backends.onednn_kernels.builder import fold
+    from collage.backends.chains.fold import fold
 
     subgraph = offered(conv())["conv2d+add+add+relu"]
     folded = fold(chain_of(subgraph)[1], (1, 64, 56, 56), 1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from collage.backends.base import Variant
-from collage.backends.onednn_kernels.chain import Chain, Floats
+from collage.backends.chains.chain import Chain, Floats
 from collage.native import NativeKernel
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from collage.backends.base import UnsupportedError, Variant
+from collage.backends.chains.chain import Chain, read_chain
 from collage.backends.native_kernels.algorithm import Algorithm
 from collage.backends.native_kernels.direct import DirectConv
 from collage.backends.native_kernels.gemm import Gemm
@@ -13,7 +14,6 @@ from collage.backends.native_kernels.narrow import NarrowTransposed
 from collage.backends.native_kernels.shallow import ShallowConv
 from collage.backends.native_kernels.strassen import StrassenConv, StrassenGemm
 from collage.backends.native_kernels.winograd import TransposedWinograd, Winograd
-from collage.backends.onednn_kernels.chain import Chain, read_chain
 from collage.errors import unknown_names
 
 if TYPE_CHECKING:

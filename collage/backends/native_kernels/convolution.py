@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from math import inf
 
 from collage.backends.base import UnsupportedError, Variant
-from collage.backends.onednn_kernels.builder import fold
-from collage.backends.onednn_kernels.chain import After, Chain, Combine
-from collage.backends.onednn_kernels.conv import Conv, read_conv, scaled
-from collage.backends.onednn_kernels.post_ops import Algorithm, Eltwise
+from collage.backends.chains.chain import After, Chain, Combine
+from collage.backends.chains.conv import Conv, read_conv, scaled
+from collage.backends.chains.ending import bounds
+from collage.backends.chains.fold import fold
+from collage.backends.chains.functions import Algorithm
 from collage.graph.layout import Layout
 
 SMALL_FLOP = 40_000_000
@@ -45,7 +46,9 @@ def read_convolution(chain: Chain) -> Convolution:
         rest.pop(0)
     low, high = -inf, inf
     for each in rest:
-        least, most = _bounds(each)
+        if isinstance(each, Combine):
+            raise UnsupportedError(f"{each.algorithm.name.lower()} of {each.shape} after the convolution")
+        least, most = bounds(each)
         low, high = min(max(low, least), most), min(max(high, least), most)
     return Convolution(scaled(conv, folded.scale, folded.bias), data, residual, low, high)
 
@@ -63,12 +66,3 @@ def _residual(chain: Chain, step: After, conv: Conv) -> int | None:
     if not isinstance(value, int) or value not in chain.subgraph.inputs:
         return None
     return value if chain.type_of(value).shape == conv.dst else None
-
-
-def _bounds(step: After) -> tuple[float, float]:
-    if isinstance(step, Eltwise):
-        if step.algorithm == Algorithm.RELU and step.alpha == 0:
-            return 0.0, inf
-        if step.algorithm == Algorithm.CLIP:
-            return step.alpha, step.beta
-    raise UnsupportedError(f"{Algorithm(step.algorithm).name.lower()} after the convolution")

@@ -10,8 +10,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from collage.backends.onednn_kernels.chain import Floats
-from collage.backends.onednn_kernels.conv import Conv
+from collage.backends.chains.chain import Floats
+from collage.backends.chains.conv import Conv
 from collage.graph.layout import BLOCK
 
 _LANE = 4

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from collage.backends.base import UnsupportedError, Variant
+from collage.backends.chains.chain import Chain, Floats
+from collage.backends.chains.ending import Ending, read_ending
+from collage.backends.chains.fold import fold
 from collage.backends.native_kernels.algorithm import Algorithm, Packed
 from collage.backends.native_kernels.convolution import SMALL_FLOP
-from collage.backends.native_kernels.ending import Ending, read_ending
 from collage.backends.native_kernels.kernel import SharedKernel
-from collage.backends.onednn_kernels.builder import fold
-from collage.backends.onednn_kernels.chain import Chain, Floats
 from collage.graph.layout import BLOCK
 from collage.native import NativeKernel
 

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from collage.backends.native_kernels.algorithm import Packed
-from collage.backends.onednn_kernels.scratch import shared_scratch
 from collage.graph.dataflow import Array
 from collage.native import NativeKernel, Step, Task
 from collage.native.kernel_library import kernel_function
+from collage.native.scratch import shared_scratch
 from collage.runtime.buffers import aligned_bytes
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from collage.backends.base import UnsupportedError, Variant
+from collage.backends.chains.chain import Chain, Floats
+from collage.backends.chains.conv import Conv, read_conv, scaled
+from collage.backends.chains.ending import Ending, read_ending
+from collage.backends.chains.fold import fold
 from collage.backends.native_kernels.algorithm import Algorithm, Packed
 from collage.backends.native_kernels.convolution import SMALL_FLOP
-from collage.backends.native_kernels.ending import Ending, read_ending
 from collage.backends.native_kernels.kernel import SharedKernel
-from collage.backends.onednn_kernels.builder import fold
-from collage.backends.onednn_kernels.chain import Chain, Floats
-from collage.backends.onednn_kernels.conv import Conv, read_conv, scaled
 from collage.graph.layout import BLOCK, Layout
 from collage.native import NativeKernel
 

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from collage.backends.base import UnsupportedError, Variant
+from collage.backends.chains.chain import Chain
+from collage.backends.chains.conv import Conv
 from collage.backends.native_kernels import winograd_kernel
 from collage.backends.native_kernels.algorithm import Algorithm, Packed
 from collage.backends.native_kernels.convolution import in_layout, read_convolution
@@ -25,8 +27,6 @@ from collage.backends.native_kernels.winograd_plan import (
     way_named,
     ways,
 )
-from collage.backends.onednn_kernels.chain import Chain
-from collage.backends.onednn_kernels.conv import Conv
 from collage.graph.layout import Layout
 from collage.native import NativeKernel
 

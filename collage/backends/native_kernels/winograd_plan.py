@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from collage.backends.base import UnsupportedError
+from collage.backends.chains.chain import Floats
 from collage.backends.native_kernels.convolution import SMALL_FLOP
 from collage.backends.native_kernels.points import POINTS, transforms
-from collage.backends.onednn_kernels.chain import Floats
 from collage.graph.layout import BLOCK, Layout
 
 TILES, CHANNELS, WHOLE = "tiles", "output channels", ""

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from collage.backends.base import UnsupportedError, Variant
-from collage.backends.onednn_kernels.chain import After, Chain, Combine, Floats
-from collage.backends.onednn_kernels.description import (
-    FLOAT_BYTES,
-    Description,
-    dense,
-    laid_out,
-    view,
-)
+from collage.backends.chains.chain import After, Chain, Combine, Floats
+from collage.backends.chains.functions import Eltwise
+from collage.backends.chains.strided import FLOAT_BYTES, Range, dense
+from collage.backends.onednn_kernels.description import Description, laid_out, view
 from collage.backends.onednn_kernels.operations import Operation
 from collage.backends.onednn_kernels.plan import (
     Argument,
@@ -29,18 +23,9 @@ from collage.backends.onednn_kernels.plan import (
     Share,
     Weight,
 )
-from collage.backends.onednn_kernels.post_ops import Algorithm, Binary, Eltwise, PostOp
+from collage.backends.onednn_kernels.post_ops import Binary, PostOp
 from collage.graph.dataflow import Array
 from collage.graph.layout import BLOCK, Layout, to_layout
-
-
-@dataclass(frozen=True)
-class Range:
-    """Elements ``start`` to ``stop`` of an axis."""
-
-    axis: int
-    start: int
-    stop: int
 
 
 def variant_of(chain: Chain, data: Sequence[int], source: Layout, target: Layout, split: str) -> Variant:
@@ -182,61 +167,3 @@ def _same_bytes(shape: tuple[int, ...], one: Layout, other: Layout) -> bool:
     """Whether a tensor with one element a channel lies alike in two layouts."""
     points = len(shape) > 2 and all(extent == 1 for extent in shape[2:])
     return points and (Layout.BLOCKED not in (one, other) or shape[1] % BLOCK == 0)
-
-
-_Doubles: TypeAlias = "npt.NDArray[np.float64]"
-
-
-@dataclass(frozen=True)
-class Folded:
-    """result = scale · product + bias, channel by channel, then ``after``; None for 1 and 0."""
-
-    scale: Floats | None
-    bias: Floats | None
-    after: tuple[After, ...]
-
-
-def fold(chain: Chain, shape: tuple[int, ...], axis: int, *, scales: bool = True) -> Folded:
-    """Split off what follows the root and is linear in each channel (those of ``axis``).
-
-    ``scales`` tells whether the root's weights are constant, so that a factor can go into them.
-    """
-    channels = shape[axis]
-    scale, bias = np.ones(channels), np.zeros(channels)
-    scaled = shifted = False
-    rest = list(chain.after)
-    while rest:
-        step = rest[0]
-        if isinstance(step, Eltwise):
-            if step.algorithm != Algorithm.LINEAR or (step.alpha != 1.0 and not scales):
-                break
-            factor, term = np.full(channels, step.alpha), np.full(channels, step.beta)
-        else:
-            array = chain.constant(step.operand)
-            if array is None or any(n != 1 for i, n in enumerate(step.shape) if i != axis % len(shape)):
-                break
-            number = np.broadcast_to(array.reshape(-1).astype(np.float64), (channels,))
-            made = _linear(step.algorithm.name, number)
-            if made is None or (not scales and step.algorithm.name in ("MULTIPLY", "DIVIDE")):
-                break
-            factor, term = made
-        scale, bias = scale * factor, bias * factor + term
-        scaled |= bool((factor != 1).any())
-        shifted = shifted or bool(term.any())
-        rest.pop(0)
-    return Folded(
-        scale.astype(np.float32) if scaled else None,
-        bias.astype(np.float32) if shifted else None,
-        tuple(rest),
-    )
-
-
-def _linear(name: str, number: _Doubles) -> tuple[_Doubles, _Doubles] | None:
-    """Factor and term that combining with a number means."""
-    ones, zeros = np.ones(number.shape), np.zeros(number.shape)
-    return {
-        "ADD": (ones, number),
-        "SUBTRACT": (ones, -number),
-        "MULTIPLY": (number, zeros),
-        "DIVIDE": (1 / np.where(number == 0, np.nan, number), zeros),
-    }.get(name)

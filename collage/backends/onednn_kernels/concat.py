@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 
 from collage.backends.base import UnsupportedError, Variant
-from collage.backends.onednn_kernels.attributes import integers
+from collage.backends.chains.attributes import integers
+from collage.backends.chains.chain import Chain
+from collage.backends.chains.strided import FLOAT_BYTES, Strided, cut
 from collage.backends.onednn_kernels.builder import Builder, Draft
-from collage.backends.onednn_kernels.chain import Chain
-from collage.backends.onednn_kernels.description import FLOAT_BYTES, Strided, cut
 from collage.backends.onednn_kernels.operations import Reorder
 from collage.backends.onednn_kernels.plan import DST, SRC, Input, Output
 from collage.graph.dataflow import Graph, Node

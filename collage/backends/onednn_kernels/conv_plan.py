@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from collage.backends.base import UnsupportedError, Variant
-from collage.backends.onednn_kernels.builder import Builder, Draft, Range, fold, variant_of
-from collage.backends.onednn_kernels.chain import After, Chain, Combine
-from collage.backends.onednn_kernels.conv import Conv, in_a_row, merged, read_conv, scaled
-from collage.backends.onednn_kernels.description import Packed, cut, dense, laid_out, part
+from collage.backends.chains.chain import After, Chain, Combine
+from collage.backends.chains.conv import Conv, in_a_row, merged, read_conv, scaled
+from collage.backends.chains.fold import fold
+from collage.backends.chains.functions import Eltwise
+from collage.backends.chains.strided import Range, cut, dense
+from collage.backends.chains.window import needed, row_axis, transposed_needed
+from collage.backends.onednn_kernels.builder import Builder, Draft, variant_of
+from collage.backends.onednn_kernels.description import Packed, laid_out, part
 from collage.backends.onednn_kernels.operations import Convolution
 from collage.backends.onednn_kernels.plan import BIAS, DST, SRC, WEIGHTS, Buffer, Input
-from collage.backends.onednn_kernels.post_ops import Eltwise
-from collage.backends.onednn_kernels.window import needed, row_axis, transposed_needed
 from collage.graph.layout import BLOCK, Layout
 
 if TYPE_CHECKING:

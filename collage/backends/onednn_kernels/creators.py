@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from collage.backends.chains.functions import Algorithm
 from collage.backends.onednn_kernels.description import Description
 from collage.backends.onednn_kernels.handles import Handle, engine, extents, memory_desc
 from collage.backends.onednn_kernels.library import library
@@ -20,7 +21,6 @@ from collage.backends.onednn_kernels.operations import (
     Reorder,
     Softmax,
 )
-from collage.backends.onednn_kernels.post_ops import Algorithm
 
 _INFERENCE = 96  # dnnl_prop_kind_t
 _USE_SCALE, _USE_SHIFT = 2, 4  # dnnl_normalization_flags_t

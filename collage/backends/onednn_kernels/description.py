@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TypeAlias
 
+from collage.backends.chains.strided import FLOAT_BYTES, Strided, ordered
 from collage.graph.layout import BLOCK, Layout
-
-FLOAT_BYTES = 4
-"""All tensors are float32."""
-
-
-@dataclass(frozen=True)
-class Strided:
-    """Any order of the axes; ``strides`` in elements."""
-
-    dims: tuple[int, ...]
-    strides: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -36,20 +25,6 @@ class Packed:
 
 
 Description: TypeAlias = "Strided | Blocked | Packed"
-
-
-def ordered(dims: Sequence[int], order: Sequence[int]) -> Strided:
-    """A dense tensor whose axes lie in that order, the outermost first."""
-    strides, step = [0] * len(dims), 1
-    for axis in reversed(order):
-        strides[axis] = step
-        step *= dims[axis]
-    return Strided(tuple(dims), tuple(strides))
-
-
-def dense(dims: Sequence[int]) -> Strided:
-    """A dense tensor in the order of its axes."""
-    return ordered(dims, range(len(dims)))
 
 
 def laid_out(dims: Sequence[int], layout: Layout) -> Strided | Blocked:
@@ -118,11 +93,3 @@ def view(
         smaller = [*dims]
         smaller[axis] = stop - start
         return Strided(tuple(smaller), whole.strides), start * whole.strides[axis] * FLOAT_BYTES
-
-
-def cut(extent: int, parts: int, unit: int = 1) -> list[tuple[int, int]]:
-    """``extent`` elements in at most ``parts`` even ranges that begin at multiples of ``unit``."""
-    units = -(-extent // unit)
-    parts = min(parts, units)
-    marks = [(units * i + parts - 1) // parts * unit for i in range(parts)] + [extent]
-    return [(a, min(b, extent)) for a, b in pairwise(marks)]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collage.backends.base import UnsupportedError, Variant
-from collage.backends.onednn_kernels.builder import Builder, Draft, Range, variant_of
-from collage.backends.onednn_kernels.chain import BINARY, Chain, Combine
-from collage.backends.onednn_kernels.description import cut, outermost
-from collage.backends.onednn_kernels.eltwise_table import FUNCTIONS
+from collage.backends.chains.chain import BINARY, Chain, Combine
+from collage.backends.chains.eltwise_table import FUNCTIONS
+from collage.backends.chains.functions import Algorithm, Eltwise
+from collage.backends.chains.strided import Range, cut
+from collage.backends.onednn_kernels.builder import Builder, Draft, variant_of
+from collage.backends.onednn_kernels.description import outermost
 from collage.backends.onednn_kernels.operations import Combination, Function, Operation
 from collage.backends.onednn_kernels.plan import DST, SRC, SRC_1, Buffer
-from collage.backends.onednn_kernels.post_ops import Algorithm, Eltwise
 from collage.graph.dataflow import Graph, Node
 from collage.graph.layout import BLOCK, Layout, has_channels
 

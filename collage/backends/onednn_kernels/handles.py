@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from collage.backends.onednn_kernels.description import Description, Packed, Strided
+from collage.backends.chains.strided import Strided
+from collage.backends.onednn_kernels.description import Description, Packed
 from collage.backends.onednn_kernels.library import library
 from collage.errors import CollageError
 from collage.graph.layout import BLOCK

@@ -13,11 +13,11 @@ from collage.backends.onednn_kernels.handles import Handle, memory, stream
 from collage.backends.onednn_kernels.library import library, teach_core
 from collage.backends.onednn_kernels.plan import SCRATCHPAD, Input, Output, Share, Weight
 from collage.backends.onednn_kernels.primitive import Argument, PrimitiveDesc, argument_number
-from collage.backends.onednn_kernels.scratch import shared_scratch
 from collage.errors import ModuleFileError
 from collage.graph.dataflow import Array
 from collage.native import NativeKernel, Step, Task
 from collage.native.library import address_of
+from collage.native.scratch import shared_scratch
 from collage.runtime.buffers import ALIGNMENT, aligned_bytes
 
 

@@ -7,13 +7,13 @@ import math
 import numpy as np
 
 from collage.backends.base import UnsupportedError, Variant
-from collage.backends.onednn_kernels.attributes import integers, number
-from collage.backends.onednn_kernels.builder import Builder, Draft, Range
-from collage.backends.onednn_kernels.chain import Chain
-from collage.backends.onednn_kernels.description import cut
+from collage.backends.chains.attributes import integers, number
+from collage.backends.chains.chain import Chain
+from collage.backends.chains.functions import Algorithm
+from collage.backends.chains.strided import Range, cut
+from collage.backends.onednn_kernels.builder import Builder, Draft
 from collage.backends.onednn_kernels.operations import LayerNorm, Operation, Softmax
 from collage.backends.onednn_kernels.plan import DST, SCALE, SHIFT, SRC, Buffer
-from collage.backends.onednn_kernels.post_ops import Algorithm
 from collage.graph.dataflow import Graph, Node
 
 ROWS, WHOLE = "rows", ""

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from collage.backends.chains.strided import dense
 from collage.backends.onednn_kernels.artifact import Artifact
-from collage.backends.onednn_kernels.description import Description, Packed, dense
+from collage.backends.onednn_kernels.description import Description, Packed
 from collage.backends.onednn_kernels.handles import Form, form_of, memory_desc
 from collage.backends.onednn_kernels.library import library
 from collage.backends.onednn_kernels.plan import WEIGHTS, Plan, Share, Weight

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from collage.backends.base import UnsupportedError, Variant
-from collage.backends.onednn_kernels.attributes import DATA_LAYOUTS, integers, paddings
-from collage.backends.onednn_kernels.builder import Builder, Draft, Range, variant_of
-from collage.backends.onednn_kernels.chain import Chain, Combine
-from collage.backends.onednn_kernels.description import cut, laid_out, part
+from collage.backends.chains.attributes import DATA_LAYOUTS, integers, paddings
+from collage.backends.chains.chain import Chain, Combine
+from collage.backends.chains.functions import Algorithm
+from collage.backends.chains.strided import Range, cut
+from collage.backends.chains.window import Window, needed, pad_end, row_axis
+from collage.backends.onednn_kernels.builder import Builder, Draft, variant_of
+from collage.backends.onednn_kernels.description import laid_out, part
 from collage.backends.onednn_kernels.operations import Pooling
 from collage.backends.onednn_kernels.plan import DST, SRC, Input, Output
-from collage.backends.onednn_kernels.post_ops import Algorithm
-from collage.backends.onednn_kernels.window import Window, needed, pad_end, row_axis
 from collage.graph.dataflow import Graph, Node
 from collage.graph.layout import BLOCK, Layout
 

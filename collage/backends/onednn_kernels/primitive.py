@@ -7,8 +7,9 @@ import re
 from collections.abc import Sequence
 from functools import cache, cached_property
 
+from collage.backends.chains.functions import Algorithm, Eltwise
+from collage.backends.chains.strided import dense
 from collage.backends.onednn_kernels.creators import create
-from collage.backends.onednn_kernels.description import dense
 from collage.backends.onednn_kernels.handles import (
     Form,
     Handle,
@@ -24,7 +25,7 @@ from collage.backends.onednn_kernels.handles import (
 from collage.backends.onednn_kernels.library import library, one_thread
 from collage.backends.onednn_kernels.operations import Operation, Reorder
 from collage.backends.onednn_kernels.plan import DST, SCRATCHPAD, SRC, SRC_1, PostOpOperand
-from collage.backends.onednn_kernels.post_ops import Algorithm, Binary, Eltwise, PostOp
+from collage.backends.onednn_kernels.post_ops import Binary, PostOp
 
 _SCRATCHPAD_USER = 1
 _IMPLEMENTATION, _ARGUMENT_MD = 8, 255  # dnnl_query_t

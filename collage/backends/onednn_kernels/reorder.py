@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
+from collage.backends.chains.strided import Strided, cut
 from collage.backends.onednn_kernels.artifact import to_bytes
-from collage.backends.onednn_kernels.description import (
-    Blocked,
-    Strided,
-    cut,
-    laid_out,
-    outermost,
-    view,
-)
+from collage.backends.onednn_kernels.description import Blocked, laid_out, outermost, view
 from collage.backends.onednn_kernels.kernel import load
 from collage.backends.onednn_kernels.operations import Reorder
 from collage.backends.onednn_kernels.pack import pack

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from collage.backends.base import UnsupportedError, Variant
+from collage.backends.chains.chain import BINARY, Chain, read_chain, read_functions
+from collage.backends.chains.conv import CONVOLUTIONS, conv_problem
+from collage.backends.chains.eltwise_table import FUNCTIONS
+from collage.backends.chains.product import matmul_problem
+from collage.backends.chains.transposes import product_of, read_product_chain
 from collage.backends.onednn_kernels import concat, conv_plan, elementwise, matmul, normalise, pooling
 from collage.backends.onednn_kernels.builder import Draft
-from collage.backends.onednn_kernels.chain import BINARY, Chain, read_chain, read_functions
-from collage.backends.onednn_kernels.conv import CONVOLUTIONS, conv_problem
-from collage.backends.onednn_kernels.eltwise_table import FUNCTIONS
-from collage.backends.onednn_kernels.matmul import matmul_problem
-from collage.backends.onednn_kernels.transposes import product_of, read_product_chain
 from collage.graph.dataflow import Graph, Node
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from collage.backends.base import UnsupportedError
+from collage.backends.chains.transposes import operand_transposes
 from collage.backends.onednn_kernels.roots import chain_of, root_problem
-from collage.backends.onednn_kernels.transposes import operand_transposes
 from collage.frontend.op_kinds import COMPUTE_BOUND
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Graph, Node, OpKind

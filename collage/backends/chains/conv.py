@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from collage.backends.base import UnsupportedError
-from collage.backends.onednn_kernels.attributes import DATA_LAYOUTS, integers, paddings
-from collage.backends.onednn_kernels.chain import Floats
-from collage.backends.onednn_kernels.window import Window, pad_end, transposed_pad_end
+from collage.backends.chains.attributes import DATA_LAYOUTS, integers, paddings
+from collage.backends.chains.chain import Floats
+from collage.backends.chains.window import Window, pad_end, transposed_pad_end
 from collage.graph.dataflow import Graph, Node
 from collage.graph.layout import BLOCK
 

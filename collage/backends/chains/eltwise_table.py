@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from collage.backends.onednn_kernels.attributes import number
-from collage.backends.onednn_kernels.post_ops import Algorithm, Eltwise
+from collage.backends.chains.attributes import number
+from collage.backends.chains.functions import Algorithm, Eltwise
 from collage.graph.dataflow import Graph, Node
 
 _Maker = Callable[[Node], "Eltwise | None"]

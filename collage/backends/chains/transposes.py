@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from collage.backends.base import UnsupportedError
-from collage.backends.onednn_kernels.attributes import integers
-from collage.backends.onednn_kernels.chain import Chain, Combine, read_part
-from collage.backends.onednn_kernels.description import Strided, dense
+from collage.backends.chains.attributes import integers
+from collage.backends.chains.chain import Chain, Combine, read_part
+from collage.backends.chains.strided import Strided, dense
 from collage.frontend.op_kinds import is_view
 from collage.graph.dataflow import Graph, Node
 

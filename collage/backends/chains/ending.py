@@ -8,9 +8,9 @@ from enum import IntEnum
 from math import inf
 
 from collage.backends.base import UnsupportedError
-from collage.backends.onednn_kernels.chain import After, Chain, Combine
-from collage.backends.onednn_kernels.post_ops import Algorithm as Function
-from collage.backends.onednn_kernels.post_ops import Eltwise
+from collage.backends.chains.chain import After, Chain, Combine
+from collage.backends.chains.functions import Algorithm as Function
+from collage.backends.chains.functions import Eltwise
 
 
 class Activation(IntEnum):

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from collage.backends.onednn_kernels.post_ops import Algorithm, Eltwise
+from collage.backends.chains.functions import Algorithm, Eltwise
 from collage.frontend.op_kinds import is_view
 from collage.graph.dataflow import Graph, Node
 

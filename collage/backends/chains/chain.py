@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from collage.backends.base import UnsupportedError
-from collage.backends.onednn_kernels.activations import recognise
-from collage.backends.onednn_kernels.attributes import integers, number
-from collage.backends.onednn_kernels.eltwise_table import linear_of, single
-from collage.backends.onednn_kernels.post_ops import Algorithm, Eltwise
+from collage.backends.chains.activations import recognise
+from collage.backends.chains.attributes import integers, number
+from collage.backends.chains.eltwise_table import linear_of, single
+from collage.backends.chains.functions import Algorithm, Eltwise
 from collage.frontend.op_kinds import is_view
 from collage.graph.dataflow import Graph, Node, TensorType
 
@@ -131,7 +131,7 @@ def read_part(subgraph: Subgraph, root: Node, base: int, left: dict[int, Node]) 
         for value in (*node.inputs, *node.outputs[:1]):
             kind = graph.type_of(value)
             if kind.dtype != "float32" or not kind.size:
-                raise UnsupportedError(f"{node.op} of {kind}: oneDNN gets float32 with elements only")
+                raise UnsupportedError(f"{node.op} of {kind}: libraries get float32 with elements only")
     value = base
     after: list[After] = []
     own: list[Floats] = []

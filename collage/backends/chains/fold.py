@@ -1,0 +1,69 @@
+"""What follows an operator and is linear in each channel: it goes into the weights and the bias."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from collage.backends.chains.chain import After, Chain, Floats
+from collage.backends.chains.functions import Algorithm, Eltwise
+
+_Doubles: TypeAlias = "npt.NDArray[np.float64]"
+
+
+@dataclass(frozen=True)
+class Folded:
+    """result = scale · product + bias, channel by channel, then ``after``; None for 1 and 0."""
+
+    scale: Floats | None
+    bias: Floats | None
+    after: tuple[After, ...]
+
+
+def fold(chain: Chain, shape: tuple[int, ...], axis: int, *, scales: bool = True) -> Folded:
+    """Split off what follows the root and is linear in each channel (those of ``axis``).
+
+    ``scales`` tells whether the root's weights are constant, so that a factor can go into them.
+    """
+    channels = shape[axis]
+    scale, bias = np.ones(channels), np.zeros(channels)
+    scaled = shifted = False
+    rest = list(chain.after)
+    while rest:
+        step = rest[0]
+        if isinstance(step, Eltwise):
+            if step.algorithm != Algorithm.LINEAR or (step.alpha != 1.0 and not scales):
+                break
+            factor, term = np.full(channels, step.alpha), np.full(channels, step.beta)
+        else:
+            array = chain.constant(step.operand)
+            if array is None or any(n != 1 for i, n in enumerate(step.shape) if i != axis % len(shape)):
+                break
+            number = np.broadcast_to(array.reshape(-1).astype(np.float64), (channels,))
+            made = _linear(step.algorithm.name, number)
+            if made is None or (not scales and step.algorithm.name in ("MULTIPLY", "DIVIDE")):
+                break
+            factor, term = made
+        scale, bias = scale * factor, bias * factor + term
+        scaled |= bool((factor != 1).any())
+        shifted = shifted or bool(term.any())
+        rest.pop(0)
+    return Folded(
+        scale.astype(np.float32) if scaled else None,
+        bias.astype(np.float32) if shifted else None,
+        tuple(rest),
+    )
+
+
+def _linear(name: str, number: _Doubles) -> tuple[_Doubles, _Doubles] | None:
+    """Factor and term that combining with a number means."""
+    ones, zeros = np.ones(number.shape), np.zeros(number.shape)
+    return {
+        "ADD": (ones, number),
+        "SUBTRACT": (ones, -number),
+        "MULTIPLY": (number, zeros),
+        "DIVIDE": (1 / np.where(number == 0, np.nan, number), zeros),
+    }.get(name)

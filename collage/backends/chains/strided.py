@@ -1,0 +1,49 @@
+"""Dense tensors seen with any order of the axes, and parts of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+FLOAT_BYTES = 4
+"""All tensors are float32."""
+
+
+@dataclass(frozen=True)
+class Strided:
+    """Any order of the axes; ``strides`` in elements."""
+
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def ordered(dims: Sequence[int], order: Sequence[int]) -> Strided:
+    """A dense tensor whose axes lie in that order, the outermost first."""
+    strides, step = [0] * len(dims), 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= dims[axis]
+    return Strided(tuple(dims), tuple(strides))
+
+
+def dense(dims: Sequence[int]) -> Strided:
+    """A dense tensor in the order of its axes."""
+    return ordered(dims, range(len(dims)))
+
+
+def cut(extent: int, parts: int, unit: int = 1) -> list[tuple[int, int]]:
+    """``extent`` elements in at most ``parts`` even ranges that begin at multiples of ``unit``."""
+    units = -(-extent // unit)
+    parts = min(parts, units)
+    marks = [(units * i + parts - 1) // parts * unit for i in range(parts)] + [extent]
+    return [(a, min(b, extent)) for a, b in pairwise(marks)]
+
+
+@dataclass(frozen=True)
+class Range:
+    """Elements ``start`` to ``stop`` of an axis."""
+
+    axis: int
+    start: int
+    stop: int
