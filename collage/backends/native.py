@@ -55,7 +55,7 @@ class Native(Backend):
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
         """The numbers of the kernel and its weights, packed."""
         from collage.backends.native_kernels.algorithms import chain_of, offers
-        from collage.backends.native_kernels.artifact import to_bytes
+        from collage.native.packed import to_bytes
 
         algorithm = offers(subgraph, options.threads).get(options.variant)
         if algorithm is None:
@@ -65,7 +65,7 @@ class Native(Backend):
     def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
         """The kernel on buffers of its own for the weights."""
         from collage.backends.native_kernels.algorithms import named
-        from collage.backends.native_kernels.artifact import from_bytes
+        from collage.native.packed import from_bytes
 
         name, packed = from_bytes(artifact)
         return named(name).load(packed, options.threads)

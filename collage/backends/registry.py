@@ -99,6 +99,7 @@ def _probe(backend: Backend) -> Availability:
 def builtin_registry(*, with_entry_points: bool = True) -> Registry:
     """A fresh registry with the built-in backends and those of the entry-point group ``collage.backends``."""
     from collage.backends.layout import LayoutChange
+    from collage.backends.mkl import Mkl
     from collage.backends.native import Native
     from collage.backends.onednn import OneDnn
     from collage.backends.onnxruntime import OnnxRuntime
@@ -107,7 +108,7 @@ def builtin_registry(*, with_entry_points: bool = True) -> Registry:
     from collage.backends.view import View
 
     registry = Registry()
-    for backend in (Tvm(), OneDnn(), Native(), OnnxRuntime(), OpenVino(), View(), LayoutChange()):
+    for backend in (Tvm(), OneDnn(), Mkl(), Native(), OnnxRuntime(), OpenVino(), View(), LayoutChange()):
         registry.register(backend)
     if with_entry_points:
         for point in entry_points(group=ENTRY_POINT_GROUP):

@@ -68,10 +68,10 @@ std::atomic<SetThreads> openmp_set{nullptr};  // written last, read first
 }  // namespace
 
 struct collage_team {
-  collage_team(int size, bool crowded) : size(size), patience(crowded ? 0 : kSpinsBeforeYield) {}
+  explicit collage_team(int size) : size(size) {}
 
   const int size;
-  const int patience;  // spins before a waiting thread gives way: none with more threads than cores
+  std::atomic<int> patience{0};  // spins before a waiting thread gives way: none with more threads than cores
   std::vector<int> cpus;
   std::vector<pthread_t> threads;
   std::mutex owner;  // held by whoever runs
@@ -100,6 +100,8 @@ struct collage_team {
   alignas(kLine) std::atomic<int> pending{0};
   std::atomic<int> body_status{0};
 
+  Spin patient() const { return Spin(patience.load(std::memory_order_relaxed)); }
+
   // Whether the run goes on. The last to arrive says so for all, since by the time that the others look the
   // next step may have failed, or the next run begun.
   bool barrier() {
@@ -110,7 +112,7 @@ struct collage_team {
       if (status.load(std::memory_order_relaxed) != 0) then |= 1;
       phase.store(then, std::memory_order_release);
     } else {
-      for (Spin spin(patience); (then = phase.load(std::memory_order_acquire)) == now;) spin();
+      for (Spin spin = patient(); (then = phase.load(std::memory_order_acquire)) == now;) spin();
     }
     return then % 2 == 0;
   }
@@ -152,7 +154,7 @@ void share_of(collage_team &team, int me) {
 
 void collage_team::help(int me, uint32_t &seen) {
   while (true) {
-    for (Spin spin(patience); posted.load(std::memory_order_acquire) == seen;) spin();
+    for (Spin spin = patient(); posted.load(std::memory_order_acquire) == seen;) spin();
     ++seen;
     if (body == nullptr) return;
     share_of(*this, me);
@@ -193,7 +195,7 @@ void collage_team::serve(int me) {
   SetThreads set = nullptr;
   while (true) {
     int64_t since = 0;
-    Spin spin(patience);
+    Spin spin = patient();
     for (int spins = 0; run.load(std::memory_order_acquire) == last; ++spins) {
       spin();
       if (spins % kSpinsBetweenClocks != 0) continue;
@@ -243,13 +245,19 @@ void pin(pthread_t thread, int cpu) {
   pthread_setaffinity_np(thread, sizeof set, &set);
 }
 
-// The caller stays where the system put it; a thread of ours that was pinned there moves to the free core.
+// The caller stays where the system put it; a thread of ours that was pinned there moves to the free core. The cores
+// that this process may use can change at any time (taskset, containers): none but those are taken, and with fewer
+// of them than threads whoever waits gives way at once.
 void make_room(collage_team &team) {
-  if (team.cpus.empty()) return;
+  cpu_set_t usable;
+  const bool known = sched_getaffinity(0, sizeof usable, &usable) == 0;
+  const bool crowded = team.cpus.empty() || (known && CPU_COUNT(&usable) < team.size);
+  team.patience.store(crowded ? 0 : kSpinsBeforeYield, std::memory_order_relaxed);
   const int here = sched_getcpu();
-  if (team.cpus[0] == here) return;
+  if (crowded || team.cpus[0] == here) return;
   for (int other = 1; other < team.size; ++other) {
     if (team.cpus[other] != here) continue;
+    if (known && !CPU_ISSET(team.cpus[0], &usable)) return;
     std::swap(team.cpus[0], team.cpus[other]);
     pin(team.threads[other - 1], team.cpus[other]);
     return;
@@ -263,7 +271,7 @@ extern "C" {
 
 collage_team *collage_team_create(int threads, const int *cpus, int cpu_count) {
   if (threads < 1) return nullptr;
-  collage_team *team = new (std::nothrow) collage_team(threads, cpu_count < threads);
+  collage_team *team = new (std::nothrow) collage_team(threads);
   if (team == nullptr) return nullptr;
   if (cpu_count >= threads) team->cpus.assign(cpus, cpus + threads);
   for (int me = 1; me < threads; ++me) {
@@ -331,7 +339,7 @@ int collage_parallel_launch(int (*body)(int, void *, void *), void *data, int ta
   leading = nullptr;  // a loop inside the loop runs alone
   share_of(*team, 0);
   leading = team;
-  for (Spin spin(team->patience); team->pending.load(std::memory_order_acquire) != 0;) spin();
+  for (Spin spin = team->patient(); team->pending.load(std::memory_order_acquire) != 0;) spin();
   return team->body_status.load(std::memory_order_relaxed);
 }
 
@@ -343,6 +351,15 @@ int collage_note_time(void *a, void *, intptr_t, void *) {
 int collage_touch(void *a, void *, intptr_t n, void *) {
   volatile char *const bytes = static_cast<volatile char *>(a);
   for (intptr_t at = 0; at < n; at += 64) bytes[at] = bytes[at];
+  return 0;
+}
+
+int collage_in_turn(void *a, void *, intptr_t n, void *) {
+  const collage_task *const tasks = static_cast<const collage_task *>(a);
+  for (intptr_t i = 0; i < n; ++i) {
+    const collage_task &t = tasks[i];
+    if (const int status = t.fn(t.a, t.b, t.n, t.c)) return status;
+  }
   return 0;
 }
 

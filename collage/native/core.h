@@ -66,6 +66,9 @@ int collage_note_time(void *a, void *b, intptr_t n, void *c);
 // A task that rewrites a word of each cache line of the n bytes from a on, so that the lines are this core's.
 int collage_touch(void *a, void *b, intptr_t n, void *c);
 
+// A task that runs the n tasks at a one after another; returns the first status other than 0.
+int collage_in_turn(void *a, void *b, intptr_t n, void *c);
+
 // A task that does nothing, for measuring what a launch costs.
 int collage_nothing(void *a, void *b, intptr_t n, void *c);
 

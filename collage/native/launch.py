@@ -70,6 +70,15 @@ def touch_in_turns(array: Array) -> Step:
     )
 
 
+def in_turn(tasks: Sequence[Task]) -> Task:
+    """One task that runs all of these, one after another."""
+    if len(tasks) == 1:
+        return tasks[0]
+    array = _tasks(tasks)
+    function = address_of(core().collage_in_turn)
+    return Task(function, a=ctypes.addressof(array), n=len(tasks), keep=(array, tuple(tasks)))
+
+
 class NativeKernel(Kernel):
     """A kernel that a team of ``threads`` threads runs as steps of a launch list."""
 
@@ -99,6 +108,10 @@ class _Step(ctypes.Structure):
     _fields_ = (("mode", ctypes.c_int32), ("count", ctypes.c_int32), ("tasks", ctypes.c_void_p))
 
 
+def _tasks(tasks: Sequence[Task]) -> ctypes.Array[_Task]:
+    return (_Task * len(tasks))(*(_Task(t.function, t.a, t.b, t.n, t.c) for t in tasks))
+
+
 class LaunchList:
     """Steps in order, ready to run: calling it runs them all, without the GIL.
 
@@ -110,7 +123,7 @@ class LaunchList:
         self._steps = (_Step * len(steps))()
         self._tasks = []
         for place, step in zip(self._steps, steps, strict=True):
-            tasks = (_Task * len(step.tasks))(*(_Task(t.function, t.a, t.b, t.n, t.c) for t in step.tasks))
+            tasks = _tasks(step.tasks)
             place.mode, place.count, place.tasks = step.mode, len(step.tasks), ctypes.addressof(tasks)
             self._tasks.append(tasks)
         self._failed = ctypes.c_int64()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import logging
 import os
 import tempfile
 import zipfile
@@ -22,7 +23,9 @@ from collage.graph.dataflow import np_dtype
 from collage.report import Report
 from collage.runtime.module import CompiledModule, Parts, build_executor
 from collage.schedule.program import Program
-from collage.target import Target, host
+from collage.target import Target, host, usable_cores
+
+log = logging.getLogger(__name__)
 
 FORMAT = 1
 _MANIFEST = "manifest.json"
@@ -90,6 +93,12 @@ def load_module(path: Path, registry: Registry) -> CompiledModule:
         except (KeyError, ValueError, TypeError, zipfile.BadZipFile, OSError, EOFError) as error:
             raise _damaged(path, str(error)) from None
     parts = Parts(program, artifacts, constants, Target(**manifest["target"]), manifest["versions"])
+    if parts.target.threads > usable_cores():
+        log.warning(
+            "%s was compiled for %d threads, and this process may use %d cores: it gives the same results, more "
+            "slowly than a module compiled with --threads %d would",
+            *(path, parts.target.threads, usable_cores(), usable_cores()),
+        )
     return CompiledModule(parts, report, build_executor(parts, registry))
 
 

@@ -1,4 +1,4 @@
-"""Running a subgraph with Collage's own kernels in all variants, against float64 numpy."""
+"""Running a subgraph with a library's kernels (Collage's own, unless told) in all variants, against float64 numpy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from collage.backends.base import BuildOptions, Variant
+from collage.backends.base import Backend, BuildOptions, Variant
 from collage.backends.native import Native
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
@@ -19,28 +19,28 @@ from collage.patterns.context import MatchContext
 from collage.runtime.buffers import aligned_bytes
 from tests.reference import evaluate
 
-BACKEND = Native()
+BACKEND: Backend = Native()
 needs_native = pytest.mark.skipif(not BACKEND.available(), reason=BACKEND.available().reason)
 
 
-def subgraphs_of(proto: onnx.ModelProto) -> list[Subgraph]:
+def subgraphs_of(proto: onnx.ModelProto, backend: Backend = BACKEND) -> list[Subgraph]:
     """What the backend is offered in the model, the longest last."""
     model = import_model(proto)
-    found = [f for s in BACKEND.sources(BuildOptions()) for f in s.find(MatchContext(model)) if not f.reason]
+    found = [f for s in backend.sources(BuildOptions()) for f in s.find(MatchContext(model)) if not f.reason]
     return [Subgraph(model, each.nodes) for each in sorted(found, key=lambda each: len(each.nodes))]
 
 
-def refusals_of(proto: onnx.ModelProto) -> list[str]:
+def refusals_of(proto: onnx.ModelProto, backend: Backend = BACKEND) -> list[str]:
     """Why the backend is not offered what it is not offered."""
     model = import_model(proto)
-    found = [f for s in BACKEND.sources(BuildOptions()) for f in s.find(MatchContext(model))]
+    found = [f for s in backend.sources(BuildOptions()) for f in s.find(MatchContext(model))]
     return [each.reason for each in found if each.reason]
 
 
-def kernel_of(subgraph: Subgraph, variant: Variant, threads: int) -> NativeKernel:
+def kernel_of(subgraph: Subgraph, variant: Variant, threads: int, backend: Backend = BACKEND) -> NativeKernel:
     """Compiled and loaded."""
     options = BuildOptions(threads=threads, variant=variant)
-    kernel = BACKEND.load(BACKEND.codegen(subgraph, options), options)
+    kernel = backend.load(backend.codegen(subgraph, options), options)
     assert isinstance(kernel, NativeKernel)
     return kernel
 
@@ -65,7 +65,11 @@ def untouched(copy: np.ndarray) -> bool:
 
 
 def run_variant(
-    subgraph: Subgraph, variant: Variant, threads: int, inputs: Sequence[np.ndarray]
+    subgraph: Subgraph,
+    variant: Variant,
+    threads: int,
+    inputs: Sequence[np.ndarray],
+    backend: Backend = BACKEND,
 ) -> list[np.ndarray]:
     """Plain outputs of one variant, computed into buffers of NaN; the inputs have NaN around them."""
     taken = variant.inputs or (Layout.PLAIN,) * len(inputs)
@@ -74,7 +78,7 @@ def run_variant(
     before = [each.copy() for each in sources]
     types = [stored_type(t, layout) for t, layout in zip(subgraph.output_types, given, strict=True)]
     targets = [filled(np.full(kind.shape, np.nan, np.float32)) for kind in types]
-    call = kernel_of(subgraph, variant, threads).bind(sources, targets)
+    call = kernel_of(subgraph, variant, threads, backend).bind(sources, targets)
     call()
     call()
     for source, copy in zip(sources, before, strict=True):
@@ -88,18 +92,20 @@ def run_variant(
     return plain
 
 
-def check_all_variants(subgraph: Subgraph, threads: int, seed: int = 0) -> list[Variant]:
+def check_all_variants(
+    subgraph: Subgraph, threads: int, seed: int = 0, backend: Backend = BACKEND
+) -> list[Variant]:
     """Every variant computes the right thing; returns them, at least one."""
     rng = np.random.default_rng(seed)
     inputs = [rng.standard_normal(kind.shape).astype(np.float32) for kind in subgraph.input_types]
     wanted = evaluate(subgraph, inputs)
-    variants = list(BACKEND.variants(subgraph, BuildOptions(threads=threads)))
+    variants = list(backend.variants(subgraph, BuildOptions(threads=threads)))
     assert variants
     assert len(set(variants)) == len(variants)
     assert all({*each.inputs, *each.outputs} <= set(Layout) for each in variants)
-    assert threads > 1 or all(each.split == "" for each in variants)
+    assert threads > 1 or {each.split for each in variants} <= {"", "packed"}
     for variant in variants:
-        for mine, exact in zip(run_variant(subgraph, variant, threads, inputs), wanted, strict=True):
+        for mine, exact in zip(run_variant(subgraph, variant, threads, inputs, backend), wanted, strict=True):
             scale = np.abs(exact).max() + 1e-3
             np.testing.assert_allclose(mine / scale, exact / scale, atol=2e-5, err_msg=str(variant))
     return variants

@@ -165,6 +165,6 @@ def test_artifacts_of_another_revision_are_refused(monkeypatch: pytest.MonkeyPat
     chain = subgraphs_of(conv_model(8, (4, 4), [5, 5], [3, 3]))[-1]
     options = BuildOptions(variant=BACKEND.variants(chain, BuildOptions())[0])
     artifact = BACKEND.codegen(chain, options)
-    monkeypatch.setattr("collage.backends.native_kernels.artifact.REVISION", -1)
+    monkeypatch.setattr("collage.native.packed.REVISION", -1)
     with pytest.raises(ModuleFileError, match="compile the model again"):
         BACKEND.load(artifact, options)

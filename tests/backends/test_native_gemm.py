@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
@@ -22,73 +19,14 @@ from tests.backends.native_checks import (
     run_variant,
     subgraphs_of,
 )
+from tests.backends.product_models import ENDINGS, product_model, weighted_products
 from tests.models import make_model
 
 pytestmark = needs_native
 
-ENDINGS = [
-    (),
-    ("Relu",),
-    ("Tanh",),
-    ("Sigmoid",),
-    ("Gelu",),
-    ("GeluTanh",),
-    ("Silu",),
-    ("Residual",),
-    ("Residual", "Relu"),
-    ("Gelu", "Residual"),
-    ("Clip", "Residual"),
-    ("Tanh", "Clip"),
-]
-
-
-def product_model(
-    left: list[int], columns: int, *, bias: bool = True, then: tuple[str, ...] = (), scale: float = 1.0
-) -> onnx.ModelProto:
-    """A product with a constant matrix, and then a bias and what else is asked for."""
-    rng = np.random.default_rng(0)
-    weights = rng.standard_normal((left[-1], columns)) * scale / math.sqrt(left[-1])
-    numbers: dict[str, Any] = {"w": weights.astype(np.float32)}
-    inputs = {"x": left}
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
-
-    def add(op: str, *operands: str, **attrs: Any) -> str:
-        nodes.append(helper.make_node(op, list(operands), [f"y{len(nodes)}"], **attrs))
-        return str(nodes[-1].output[0])
-
-    value = "y"
-    if bias:
-        numbers["b"] = rng.standard_normal(columns).astype(np.float32)
-        value = add("Add", value, "b")
-    for op in then:
-        if op == "Residual":
-            inputs["r"] = [*left[:-1], columns]
-            value = add("Add", "r", value)
-        elif op == "Clip":
-            numbers |= {"low": np.array(-0.5, np.float32), "high": np.array(1.5, np.float32)}
-            value = add("Clip", value, "low", "high")
-        elif op == "Silu":
-            value = add("Mul", value, add("Sigmoid", value))
-        elif op.startswith("Gelu"):
-            value = add("Gelu", value, approximate="tanh" if op.endswith("Tanh") else "none")
-        else:
-            value = add(op, value)
-    return make_model(nodes, inputs, {value: [None] * len(left)}, numbers, opset=20)
-
-
-@st.composite
-def products(draw: st.DrawFn) -> onnx.ModelProto:
-    left = draw(st.sampled_from([[], [1], [2]]))
-    return product_model(
-        [*left, draw(st.integers(1, 40)), draw(st.one_of(st.integers(1, 80), st.sampled_from([1025, 2050])))],
-        draw(st.integers(1, 200)),
-        bias=draw(st.booleans()),
-        then=draw(st.sampled_from(ENDINGS)),
-    )
-
 
 @settings(max_examples=150, deadline=None)
-@given(products(), st.sampled_from([1, 2, 3]))
+@given(weighted_products(), st.sampled_from([1, 2, 3]))
 def test_products(proto: onnx.ModelProto, threads: int) -> None:
     check_all_variants(subgraphs_of(proto)[-1], threads)
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from collage.backends.base import BuildOptions, Variant
 from collage.backends.native_kernels import strassen
-from collage.backends.native_kernels.kernel import structure
 from collage.backends.native_kernels.strassen import _Shape, right_factors, scratch_bytes
 from collage.frontend.subgraph import Subgraph
 from collage.native.kernel_library import kernel_function
+from collage.native.structure import structure
 from tests.backends.native_checks import BACKEND, needs_native, run_variant, subgraphs_of
 from tests.backends.test_native_gemm import ENDINGS, product_model
 from tests.backends.test_native_winograd import conv_model

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from collage.backends.base import BuildOptions
-from collage.backends.native_kernels.kernel import structure
 from collage.backends.native_kernels.winograd_kernel import Shape, scratch_bytes
 from collage.frontend.subgraph import Subgraph
 from collage.native.kernel_library import kernel_function
+from collage.native.structure import structure
 from tests.backends.native_checks import BACKEND, needs_native, refusals_of, run_variant, subgraphs_of
 from tests.models import make_model
 from tests.reference import evaluate

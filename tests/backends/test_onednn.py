@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
+from collage.backends.chains.attributes import integers
 from collage.graph.dataflow import TensorType
 from collage.graph.layout import Layout, stored_type, to_layout
 from tests.backends.onednn_checks import chains_of, check_all_variants, filled, needs_onednn, subgraph_of
+from tests.backends.product_models import any_products, transposed_products
 from tests.models import make_model
 
 pytestmark = needs_onednn
@@ -74,78 +76,23 @@ def test_conversions(shape: tuple[int, ...], threads: int) -> None:
             np.testing.assert_array_equal(result, to_layout(array, target))
 
 
-@st.composite
-def products(draw: st.DrawFn) -> onnx.ModelProto:
-    rng = np.random.default_rng(0)
-    m, k, n = (
-        draw(st.integers(1, 40)),
-        draw(st.integers(1, 40)),
-        draw(st.sampled_from([1, 7, 16, 33, 96, 200])),
-    )
-    lead = draw(st.sampled_from([(), (1,), (3,), (2, 3), (1, 4)]))
-    left, right = (*lead, m, k), (k, n)
-    weights, inputs = {"w": rng.standard_normal(right).astype(np.float32)}, {"x": left}
-    if draw(st.booleans()):
-        right = (*draw(st.sampled_from([(), lead, (1,) * len(lead)])), k, n)
-        weights, inputs = {}, {"x": left, "w": right}
-    nodes, last = [helper.make_node("MatMul", ["x", "w"], ["p"])], "p"
-
-    def then(op: str, *operands: str) -> None:
-        nonlocal last
-        nodes.append(helper.make_node(op, [last, *operands], [f"{op}{len(nodes)}"]))
-        last = nodes[-1].output[0]
-
-    if draw(st.booleans()):
-        shape = draw(st.sampled_from([(n,), (1, n), (m, 1), (m, n), ()]))
-        weights["b"] = rng.standard_normal(shape).astype(np.float32)
-        then(draw(st.sampled_from(["Add", "Mul"])), "b")
-    if draw(st.booleans()):
-        then(draw(st.sampled_from(["Relu", "Tanh", "Sigmoid"])))
-    if draw(st.booleans()):
-        inputs["r"] = draw(st.sampled_from([(n,), (*lead, m, n), (m, n)]))
-        then(draw(st.sampled_from(["Add", "Mul", "Sub"])), "r")
-    return make_model(nodes, inputs, {last: [None] * (len(lead) + 2)}, weights)
-
-
 @settings(max_examples=60, deadline=None)
-@given(products(), st.sampled_from([1, 2, 3]))
+@given(any_products(), st.sampled_from([1, 2, 3]))
 def test_products(proto: onnx.ModelProto, threads: int) -> None:
     for chain in chains_of(proto):
         check_all_variants(chain, threads, least=int(chain.ops == ("matmul",)))
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    st.sampled_from([(2, 3, 4), (1, 3, 5), (1, 6, 4, 5), (2, 2, 3, 4)]).flatmap(
-        lambda shape: st.tuples(*[st.permutations(shape)] * 2, st.permutations(range(len(shape))))
-    ),
-    st.sampled_from([1, 2, 3]),
-    st.sampled_from([(), ("Relu",), ("Add",)]),
-)
-def test_transposed_operands_and_results(
-    drawn: tuple[list[int], list[int], list[int]], threads: int, then: tuple[str, ...]
-) -> None:
-    """(batch..., M, K) from axes in any order, times a matrix batch that fits, and the result in any order."""
-    stored, _, order = drawn
-    rank = len(stored)
-    left = [stored[axis] for axis in order]
-    right = [*left[:-2], left[-1], 7]
-    back = sorted(range(rank), key=order.__getitem__)
-    nodes = [
-        helper.make_node("Transpose", ["x"], ["l"], perm=order),
-        helper.make_node("Transpose", ["z"], ["r"], perm=order),
-        helper.make_node("MatMul", ["l", "r"], ["p"]),
-        *(helper.make_node(op, ["p", "b"] if op == "Add" else ["p"], ["q"]) for op in then),
-        helper.make_node("Transpose", ["q" if then else "p"], ["y"], perm=order),
-    ]
-    weights = {"b": np.arange(7, dtype=np.float32)} if then == ("Add",) else {}
-    inputs = {"x": stored, "z": [right[axis] for axis in back]}
-    proto = make_model(nodes, inputs, {"y": [None] * rank}, weights)
+@given(transposed_products(), st.sampled_from([1, 2, 3]))
+def test_transposed_operands_and_results(proto: onnx.ModelProto, threads: int) -> None:
     chains = chains_of(proto)
     for chain in chains:
         check_all_variants(chain, threads, least=0 if "add" in chain.ops else 1)
-    together = rank - 1 in order[-2:]
-    assert any("permute_dims" in chain.ops for chain in chains) == together
+    perm = integers(
+        next(node for node in chains[0].model.graph.nodes if node.op == "permute_dims").attrs["axes"]
+    )
+    assert any("permute_dims" in chain.ops for chain in chains) == (len(perm) - 1 in perm[-2:])
 
 
 def gelu(value: str) -> list[onnx.NodeProto]:

@@ -69,6 +69,7 @@ class Views:
 
 
 def views_of(chain: Chain, product: Product) -> Views:
+    """Dense, but for transposes around the product. Raises UnsupportedError for those it cannot do without."""
     node = chain.root
     left, right, dst = dense(product.left), dense(product.right), dense(product.dst)
     values = [node.inputs[0], node.inputs[1]]
@@ -128,9 +129,7 @@ def part_of(whole: Strided, where: Range | None) -> tuple[Strided, int]:
     dims = [*whole.dims]
     dims[where.axis] = where.stop - where.start
     strides = [*whole.strides]
-    for axis in reversed(
-        range(len(dims) - 1)
-    ):  # as if dense, where it does not matter: oneDNN looks for that
+    for axis in reversed(range(len(dims) - 1)):  # as if dense where it does not matter: oneDNN looks for that
         if dims[axis] == 1:
             strides[axis] = dims[axis + 1] * strides[axis + 1]
     return Strided(tuple(dims), tuple(strides)), where.start * whole.strides[where.axis] * FLOAT_BYTES

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 from collage.backends.base import Variant
-from collage.backends.chains.chain import Chain, Floats
+from collage.backends.chains.chain import Chain
 from collage.native import NativeKernel
-
-
-@dataclass(frozen=True)
-class Packed:
-    """A kernel that travels: numbers by name (what JSON can hold), and arrays by name."""
-
-    numbers: Mapping[str, Any]
-    arrays: Mapping[str, Floats] = field(default_factory=dict)
+from collage.native.packed import Packed
 
 
 class Algorithm(ABC):

@@ -11,12 +11,13 @@ import numpy as np
 from collage.backends.base import UnsupportedError, Variant
 from collage.backends.chains.chain import Chain
 from collage.backends.chains.conv import Conv
-from collage.backends.native_kernels.algorithm import Algorithm, Packed
+from collage.backends.native_kernels.algorithm import Algorithm
 from collage.backends.native_kernels.convolution import SMALL_FLOP, in_layout, read_convolution
 from collage.backends.native_kernels.direct_weights import packed_weights, sources_of
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.graph.layout import BLOCK, Layout
 from collage.native import NativeKernel
+from collage.native.packed import Packed
 
 ROWS, CHANNELS, WHOLE = "rows", "output channels", ""
 

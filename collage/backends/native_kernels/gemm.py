@@ -13,11 +13,12 @@ from collage.backends.base import UnsupportedError, Variant
 from collage.backends.chains.chain import Chain, Floats
 from collage.backends.chains.ending import Ending, read_ending
 from collage.backends.chains.fold import fold
-from collage.backends.native_kernels.algorithm import Algorithm, Packed
+from collage.backends.native_kernels.algorithm import Algorithm
 from collage.backends.native_kernels.convolution import SMALL_FLOP
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.graph.layout import BLOCK
 from collage.native import NativeKernel
+from collage.native.packed import Packed
 
 COLUMNS, ROWS, WHOLE = "columns", "rows", ""
 

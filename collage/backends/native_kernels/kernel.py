@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from collage.backends.native_kernels.algorithm import Packed
 from collage.graph.dataflow import Array
 from collage.native import NativeKernel, Step, Task
 from collage.native.kernel_library import kernel_function
+from collage.native.packed import Packed
 from collage.native.scratch import shared_scratch
+from collage.native.structure import structure
 from collage.runtime.buffers import aligned_bytes
 
 
@@ -63,12 +64,3 @@ class SharedKernel(NativeKernel):
         if self._numbers["shares"] == self.threads:
             return shared_scratch(self.threads, share, self._scratch_bytes)
         return aligned_bytes(self._scratch_bytes)
-
-
-def structure(kind: type[ctypes.Structure], values: Mapping[str, Any]) -> ctypes.Structure:
-    """A C struct from values by field name; sequences fill arrays and nested structs."""
-    found = kind()
-    for name, of in kind._fields_:  # type: ignore[misc]
-        value = values[name]
-        setattr(found, name, of(*value) if isinstance(value, (list, tuple)) else value)
-    return found

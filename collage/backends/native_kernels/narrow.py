@@ -15,11 +15,12 @@ from collage.backends.chains.chain import Chain, Floats
 from collage.backends.chains.conv import Conv, read_conv, scaled
 from collage.backends.chains.ending import Ending, read_ending
 from collage.backends.chains.fold import fold
-from collage.backends.native_kernels.algorithm import Algorithm, Packed
+from collage.backends.native_kernels.algorithm import Algorithm
 from collage.backends.native_kernels.convolution import SMALL_FLOP
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.graph.layout import BLOCK, Layout
 from collage.native import NativeKernel
+from collage.native.packed import Packed
 
 ROWS, WHOLE = "rows", ""
 

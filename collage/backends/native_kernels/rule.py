@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from collage.backends.base import UnsupportedError
+from collage.backends.chains.growth import grown
 from collage.backends.native_kernels.algorithms import offers
 from collage.frontend.subgraph import Subgraph
-from collage.graph.dataflow import OpKind
 from collage.patterns.context import MatchContext
 from collage.patterns.generator import text_of
 from collage.patterns.match import Found
-
-_ABSORBABLE = (OpKind.ELEMWISE, OpKind.BROADCAST, OpKind.INJECTIVE)
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,7 @@ class NativeRule:
     def find(self, context: MatchContext) -> Iterator[Found]:
         """The operators, each with a reason if there is no kernel for it, and the chains that begin with them."""
         for seed in range(len(context.graph.nodes)):
-            for nodes in self._grown(context, seed):
+            for nodes in ((seed,), *grown(context, seed, self.max_nodes)):
                 name = f"{type(self).__name__}: {text_of(context, nodes)}"
                 try:
                     offers(Subgraph(context.model, nodes), 1)
@@ -34,15 +32,3 @@ class NativeRule:
                     if len(nodes) == 1:
                         yield Found(nodes, name, str(error))
                         break
-
-    def _grown(self, context: MatchContext, seed: int) -> Iterator[tuple[int, ...]]:
-        yield (seed,)
-        sink = seed
-        while (after := context.post_dominator[sink]) is not None:
-            sink = after
-            nodes = context.between(seed, sink)
-            if len(nodes) > self.max_nodes:
-                return
-            if any(context.ops[n].kind not in _ABSORBABLE for n in nodes if n != seed):
-                return
-            yield nodes

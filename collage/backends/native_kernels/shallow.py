@@ -12,12 +12,13 @@ import numpy as np
 from collage.backends.base import UnsupportedError, Variant
 from collage.backends.chains.chain import Chain, Floats
 from collage.backends.chains.conv import Conv
-from collage.backends.native_kernels.algorithm import Algorithm, Packed
+from collage.backends.native_kernels.algorithm import Algorithm
 from collage.backends.native_kernels.convolution import SMALL_FLOP, Convolution, read_convolution
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.points import POINTS, Transforms, transforms
 from collage.graph.layout import BLOCK, Layout
 from collage.native import NativeKernel
+from collage.native.packed import Packed
 
 ROWS, WHOLE = "rows", ""
 WINOGRAD = "winograd over planes"

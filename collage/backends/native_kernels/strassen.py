@@ -14,12 +14,13 @@ import numpy as np
 from collage.backends.base import UnsupportedError, Variant
 from collage.backends.chains.chain import Chain, Floats
 from collage.backends.chains.ending import Ending
-from collage.backends.native_kernels.algorithm import Algorithm, Packed
+from collage.backends.native_kernels.algorithm import Algorithm
 from collage.backends.native_kernels.convolution import in_layout, read_convolution
 from collage.backends.native_kernels.gemm import read_gemm
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.graph.layout import BLOCK, Layout
 from collage.native import NativeKernel
+from collage.native.packed import Packed
 
 NAME = "strassen"
 ROWS, CHANNELS = "rows", "output channels"

@@ -14,7 +14,7 @@ from collage.backends.base import UnsupportedError, Variant
 from collage.backends.chains.chain import Chain
 from collage.backends.chains.conv import Conv
 from collage.backends.native_kernels import winograd_kernel
-from collage.backends.native_kernels.algorithm import Algorithm, Packed
+from collage.backends.native_kernels.algorithm import Algorithm
 from collage.backends.native_kernels.convolution import in_layout, read_convolution
 from collage.backends.native_kernels.winograd_plan import (
     ONE_PLANE,
@@ -29,6 +29,7 @@ from collage.backends.native_kernels.winograd_plan import (
 )
 from collage.graph.layout import Layout
 from collage.native import NativeKernel
+from collage.native.packed import Packed
 
 
 class _AnyWinograd(Algorithm):

@@ -6,9 +6,9 @@ import ctypes
 from collections.abc import Mapping
 from typing import Any
 
-from collage.backends.native_kernels.algorithm import Packed
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.graph.layout import BLOCK
+from collage.native.packed import Packed
 
 _Axis = ctypes.c_int64 * 9
 _Steps = ctypes.c_int64 * 5

@@ -6,16 +6,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from collage.backends.base import UnsupportedError
+from collage.backends.chains.growth import grown
 from collage.backends.chains.transposes import operand_transposes
 from collage.backends.onednn_kernels.roots import chain_of, root_problem
 from collage.frontend.op_kinds import COMPUTE_BOUND
 from collage.frontend.subgraph import Subgraph
-from collage.graph.dataflow import Graph, Node, OpKind
+from collage.graph.dataflow import Graph, Node
 from collage.patterns.context import MatchContext
 from collage.patterns.generator import text_of
 from collage.patterns.match import Found
-
-_ABSORBABLE = (OpKind.ELEMWISE, OpKind.BROADCAST, OpKind.INJECTIVE)
 
 
 @dataclass(frozen=True)
@@ -31,13 +30,15 @@ class OneDnnRule:
             if (problem := root_problem(graph, seed)) or (problem := _absorbed(graph, seed)):
                 yield Found((seed.id,), f"{type(self).__name__}: {context.ops[seed.id].name}", problem)
             else:
-                chains = ((seed.id,), *self._grown(context, seed.id))
+                chains = ((seed.id,), *grown(context, seed.id, self.max_nodes))
                 yield from self._kernels(context, chains)
                 if seed.op == "matmul" and (before := operand_transposes(graph, seed)):
                     yield from self._kernels(context, (tuple(sorted({*before, *each})) for each in chains))
             if sum(len(graph.users[value]) for value in seed.outputs) > 1:
                 # several operators may be one function of this result: x * sigmoid(x)
-                yield from self._kernels(context, (each[1:] for each in self._grown(context, seed.id)))
+                yield from self._kernels(
+                    context, (each[1:] for each in grown(context, seed.id, self.max_nodes))
+                )
 
     def _kernels(self, context: MatchContext, groups: Iterable[tuple[int, ...]]) -> Iterator[Found]:
         for nodes in groups:
@@ -46,18 +47,6 @@ class OneDnnRule:
             except UnsupportedError:
                 continue
             yield Found(nodes, f"{type(self).__name__}: {text_of(context, nodes)}")
-
-    def _grown(self, context: MatchContext, seed: int) -> Iterator[tuple[int, ...]]:
-        """All between the seed and each of its post-dominators, as long as chains may hold such operators."""
-        sink = seed
-        while (after := context.post_dominator[sink]) is not None:
-            sink = after
-            nodes = context.between(seed, sink)
-            if len(nodes) > self.max_nodes or any(
-                context.ops[n].kind not in _ABSORBABLE for n in nodes if n != seed
-            ):
-                return
-            yield nodes
 
 
 def _absorbed(graph: Graph, node: Node) -> str:

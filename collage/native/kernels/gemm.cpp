@@ -14,12 +14,14 @@
 #include <algorithm>
 
 #include "avx512.h"
-#include "epilogue.h"
+#include "finishing.h"
 #include "tile.h"
 
 namespace {
 
 using collage::Accumulators;
+using collage::Ending;
+using collage::Finishing;
 using collage::kLanes;
 using collage::Plain;
 
@@ -45,38 +47,6 @@ void tile(const Plain &o, float *c, intptr_t row, bool first, __mmask16 mask) {
       _mm512_mask_storeu_ps(to, columns, x);
     }
 }
-
-// What happens to the sums.
-struct Ending {
-  const float *bias;      // of these columns, or nullptr
-  const float *residual;  // of this tile, or nullptr
-  __mmask16 mask;         // columns of the last block
-};
-
-template <collage::Activation ACTIVATION>
-void finish(const Shape &s, const Ending &end, float *c, int64_t rows, int wide) {
-  const __m512 low = _mm512_set1_ps(s.low), high = _mm512_set1_ps(s.high), zero = _mm512_setzero_ps();
-  const bool before = s.residual_first != 0;
-  for (int j = 0; j < wide; ++j) {
-    const __mmask16 mask = j == wide - 1 ? end.mask : __mmask16(0xffff);
-    const __m512 bias = end.bias == nullptr ? zero : _mm512_loadu_ps(end.bias + j * kLanes);
-    for (int64_t i = 0; i < rows; ++i) {
-      const intptr_t at = i * s.columns + j * kLanes;
-      __m512 x = _mm512_maskz_loadu_ps(mask, c + at) + bias;
-      const __m512 residual = end.residual == nullptr ? zero : _mm512_maskz_loadu_ps(mask, end.residual + at);
-      if (before) x += residual;
-      x = collage::clamp(collage::activate(x, ACTIVATION), low, high);
-      if (!before) x += residual;
-      _mm512_mask_storeu_ps(c + at, mask, x);
-    }
-  }
-}
-
-using Finish = void (*)(const Shape &, const Ending &, float *, int64_t, int);
-
-constexpr Finish kFinish[] = {finish<collage::kNone>, finish<collage::kGelu>, finish<collage::kTanh>,
-                              finish<collage::kSigmoid>, finish<collage::kSwish>, finish<collage::kGeluTanh>};
-constexpr int64_t kActivations = sizeof kFinish / sizeof *kFinish;
 
 using Tile = void (*)(const Plain &, float *, intptr_t, bool, __mmask16);
 
@@ -121,6 +91,7 @@ class Worker {
     const Tile *const tiles = wide == 3 ? kTiles<3> : wide == 2 ? kTiles<2> : kTiles<1>;
     Ending ending{b_.bias == nullptr ? nullptr : b_.bias + column, nullptr, 0xffff};
     if ((column + wide * kLanes) > width) ending.mask = __mmask16((1u << (width % kLanes)) - 1);
+    const Finishing how{s_.columns, s_.residual_first != 0, s_.low, s_.high};
     Plain o{};
     o.a_row = s_.depth;
     o.depth = depth.end - depth.begin;
@@ -137,7 +108,7 @@ class Worker {
       tiles[count](o, b_.dst + at, width, depth.begin == 0, ending.mask);
       if (depth.end < s_.depth) continue;
       if (b_.residual != nullptr) ending.residual = b_.residual + at;
-      kFinish[s_.activation](s_, ending, b_.dst + at, count, wide);
+      collage::kFinish[s_.activation](how, ending, b_.dst + at, count, wide);
     }
   }
 
@@ -158,7 +129,7 @@ void run(const Shape &s, const Buffers &b, int64_t share) {
 
 extern "C" int collage_gemm(void *a, void *b, intptr_t n, void *) {
   const Shape &shape = *static_cast<const Shape *>(a);
-  if (shape.activation < 0 || shape.activation >= kActivations) return COLLAGE_UNAVAILABLE;
+  if (shape.activation < 0 || shape.activation >= collage::kActivations) return COLLAGE_UNAVAILABLE;
   run(shape, *static_cast<const Buffers *>(b), n);
   return 0;
 }

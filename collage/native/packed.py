@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from collage.backends.native_kernels.algorithm import Packed
 from collage.errors import CollageError, ModuleFileError
 from collage.native.kernel_library import REVISION
 from collage.runtime.buffers import aligned_bytes
@@ -16,8 +19,16 @@ _MAGIC = b"ntve"
 _HEAD = struct.Struct("<4sI")
 
 
+@dataclass(frozen=True)
+class Packed:
+    """A kernel that travels: numbers by name (what JSON can hold), and arrays by name."""
+
+    numbers: Mapping[str, Any]
+    arrays: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+
+
 def to_bytes(algorithm: str, packed: Packed) -> bytes:
-    """The kernel of the algorithm of that name."""
+    """The kernel, with the name of the algorithm that loads it."""
     shapes = {name: array.shape for name, array in packed.arrays.items()}
     head = {"revision": REVISION, "algorithm": algorithm, "numbers": packed.numbers, "arrays": shapes}
     header = json.dumps(head).encode()

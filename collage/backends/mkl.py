@@ -1,0 +1,79 @@
+"""MKL as an operator library: products of matrices, packed and batched, on Collage's threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from collage.backends.base import (
+    Availability,
+    Backend,
+    BackendKind,
+    BuildOptions,
+    Kernel,
+    UnsupportedError,
+    Variant,
+)
+
+if TYPE_CHECKING:
+    from collage.frontend.subgraph import Subgraph
+    from collage.patterns.match import MatchSource
+
+_KERNELS = "kernels 1"
+"""To be counted up when `mkl_kernels` makes other kernels than before: what was measured no longer holds."""
+
+
+class Mkl(Backend):
+    """Each thread of the team multiplies its share with MKL's sequential GEMM; float32 only.
+
+    The library is found by the environment variable COLLAGE_MKL, in the system, or as the wheel ``mkl``. Bias,
+    activations and residuals are a pass of Collage's own kernels over each block of sums.
+    """
+
+    name = "mkl"
+    kind = BackendKind.LIBRARY
+
+    def available(self) -> Availability:
+        """The library's version, or why it cannot be used."""
+        from collage.backends.mkl_kernels.library import availability
+
+        return availability()
+
+    def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
+        """Products and what follows them."""
+        from collage.backends.mkl_kernels.rule import MklRule
+
+        return (MklRule(),)
+
+    def on_team(self) -> bool:
+        """Yes."""
+        return True
+
+    def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
+        """Splits, packed and not; none for a subgraph that it does not take."""
+        from collage.backends.mkl_kernels.plan import variants
+        from collage.backends.mkl_kernels.task import read_task
+
+        try:
+            return variants(read_task(subgraph), options.threads)
+        except UnsupportedError:
+            return ()
+
+    def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
+        """The shares of the variant, and the weights."""
+        from collage.backends.mkl_kernels.plan import plan
+        from collage.backends.mkl_kernels.task import read_task
+        from collage.native.packed import to_bytes
+
+        return to_bytes(self.name, plan(read_task(subgraph), options.variant, options.threads))
+
+    def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
+        """The kernel, with weights packed for this machine."""
+        from collage.backends.mkl_kernels.kernel import MklKernel
+        from collage.native.packed import from_bytes
+
+        return MklKernel(from_bytes(artifact)[1], options.threads)
+
+    def settings(self, options: BuildOptions) -> str:
+        """The version of our part."""
+        return _KERNELS

@@ -1,0 +1,127 @@
+"""Binding a product to buffers: calls of MKL, each with the pass that finishes its sums, as a share's one task."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from collage.backends.chains.strided import FLOAT_BYTES
+from collage.backends.mkl_kernels.library import library
+from collage.graph.dataflow import Array
+from collage.native import NativeKernel, Step, Task
+from collage.native.kernel_library import kernel_function
+from collage.native.launch import in_turn
+from collage.native.library import address_of, core
+from collage.native.packed import Packed
+from collage.native.structure import structure
+from collage.runtime.buffers import aligned_bytes
+
+_ROW_MAJOR, _AS_IS, _RIGHT = 101, 111, 162  # CblasRowMajor, CblasNoTrans, CblasBMatrix
+_PLAIN, _PACKED, _BATCH = range(3)  # as in blas.h
+
+
+class MklKernel(NativeKernel):
+    """Each share multiplies its part of the matrices; MKL packs a constant operand when the kernel is loaded."""
+
+    def __init__(self, packed: Packed, threads: int) -> None:
+        super().__init__(threads)
+        self._numbers = packed.numbers
+        self._weights, self._bias = packed.arrays.get("weights"), packed.arrays.get("bias")
+        self._finish = kernel_function("collage_finish") if packed.numbers["finish"] else 0
+        self._packed: list[npt.NDArray[np.uint8]] = []
+        if self._numbers["packed"]:
+            self._packed = [self._pack(calls[0]) for calls in self._numbers["shares"]]
+            self._weights = None
+
+    def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
+        """One step with a task for each share."""
+        shares = range(len(self._numbers["shares"]))
+        return [Step(tuple(in_turn(tuple(self._share(i, inputs, outputs[0]))) for i in shares))]
+
+    def _share(self, share: int, inputs: Sequence[Array], dst: Array) -> Iterator[Task]:
+        for call in self._numbers["shares"][share]:
+            yield self._multiply(share, call, inputs, dst)
+            if self._finish:
+                for start in call["dst"]:
+                    yield self._finished(call, start, inputs, dst)
+
+    def _multiply(self, share: int, call: Mapping[str, Any], inputs: Sequence[Array], dst: Array) -> Task:
+        numbers, count = self._numbers, len(call["dst"])
+        left = inputs[numbers["left"]]
+        right: Array
+        starts = call["right"]
+        if self._packed:
+            right, starts = self._packed[share], [0]
+        elif self._weights is not None:
+            right = self._weights
+        else:
+            right = inputs[numbers["right"]]
+        kind = _PACKED if self._packed else _BATCH if count > 1 else _PLAIN
+        shape = structure(_Product, {**call, "kind": kind, "count": count, "factor": numbers["factor"]})
+        pointers = (_pointers(left, call["left"]), _pointers(right, starts), _pointers(dst, call["dst"]))
+        matrices = (ctypes.c_void_p * 3)(*map(ctypes.addressof, pointers))
+        blas = library().blas
+        return Task(
+            address_of(core().collage_multiply),
+            a=ctypes.addressof(blas),
+            b=ctypes.addressof(shape),
+            c=ctypes.addressof(matrices),
+            keep=(blas, shape, matrices, pointers, left, right, dst),
+        )
+
+    def _finished(self, call: Mapping[str, Any], start: int, inputs: Sequence[Array], dst: Array) -> Task:
+        numbers = self._numbers
+        shape = structure(_Finish, {**numbers, **call, "row": call["dst_row"]})
+        residual = None if numbers["residual"] is None else inputs[numbers["residual"]]
+        places = ((self._bias, call["first_column"]), (residual, start), (dst, start))
+        buffers = (ctypes.c_void_p * len(places))(*(_address(array, at) for array, at in places))
+        keep = (shape, buffers, self._bias, residual, dst)
+        return Task(self._finish, ctypes.addressof(shape), ctypes.addressof(buffers), keep=keep)
+
+    def _pack(self, call: Mapping[str, Any]) -> npt.NDArray[np.uint8]:
+        """The share's columns of the weights, as MKL wants them on this processor."""
+        assert self._weights is not None
+        c = library().c
+        sizes = call["rows"], call["columns"], call["depth"]
+        result = aligned_bytes(c.cblas_sgemm_pack_get_size(_RIGHT, *sizes))
+        source = _address(self._weights, call["first_column"])
+        columns = self._weights.shape[1]
+        factor = self._numbers["factor"]
+        c.cblas_sgemm_pack(_ROW_MAJOR, _RIGHT, _AS_IS, *sizes, factor, source, columns, result.ctypes.data)
+        return result
+
+
+def _address(array: Array | None, floats: int) -> int | None:
+    return None if array is None else int(array.ctypes.data) + FLOAT_BYTES * floats
+
+
+def _pointers(array: Array, starts: Sequence[int]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(starts))(*(_address(array, start) for start in starts))
+
+
+class _Product(ctypes.Structure):
+    """As in blas.h."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_int32)
+            for name in (
+                "kind rows columns depth left_row right_row dst_row left_transposed right_transposed count".split()
+            )
+        ),
+        ("factor", ctypes.c_float),
+    )
+
+
+class _Finish(ctypes.Structure):
+    """As in finish.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in "rows columns row activation residual_first".split()),
+        ("low", ctypes.c_float),
+        ("high", ctypes.c_float),
+    )

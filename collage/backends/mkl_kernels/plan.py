@@ -1,0 +1,137 @@
+"""Dividing a product among the threads of a team: which matrices each share multiplies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product as every
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from collage.backends.base import UnsupportedError, Variant
+from collage.backends.chains.ending import Ending
+from collage.backends.chains.product import ranges, splits
+from collage.backends.chains.strided import FLOAT_BYTES, Strided, cut
+from collage.backends.mkl_kernels.task import Task
+from collage.graph.layout import Layout
+from collage.native.packed import Packed
+
+PACKED = "packed"
+_CHUNK_BYTES = 1 << 19
+"""Of the sums that are finished at a time: they are in the L2 cache still."""
+_LEAST_ROWS = 64
+"""Of a chunk: each reads all of the right operand."""
+_MOST = 2**31 - 1
+
+Box: TypeAlias = "list[tuple[int, int]]"
+"""From and to, along each axis of the result."""
+
+
+def variants(task: Task, threads: int) -> list[Variant]:
+    """The splits of the product, with a constant matrix as it is and packed by MKL.
+
+    Raises UnsupportedError when MKL has no call for the operands.
+    """
+    _call(task, [(0, extent) for extent in task.product.dst])
+    packs = task.weights is not None and task.weights.ndim == 2
+    words = [word for split in splits(task.product, threads) for word in _words(split, packs)]
+    if task.layout is Layout.PLAIN:
+        return [Variant(split=word) for word in words]
+    return [Variant((task.layout,) * len(task.chain.subgraph.inputs), (task.layout,), word) for word in words]
+
+
+def _words(split: str, packs: bool) -> list[str]:
+    packed = f"{split}, {PACKED}" if split else PACKED
+    return [split, packed] if packs else [split]
+
+
+def plan(task: Task, variant: Variant, threads: int) -> Packed:
+    """The shares as numbers, with the weights (not packed yet: MKL's order is its own) and the bias."""
+    place = task.chain.subgraph.inputs.index
+    split = variant.split.removesuffix(PACKED).removesuffix(", ")
+    ending = task.ending
+    finish = task.bias is not None or ending != Ending()
+    shares = []
+    for where in ranges(task.product, split, threads):
+        whole = [(0, extent) for extent in task.product.dst]
+        if where is not None:
+            whole[where.axis] = where.start, where.stop
+        shares.append([_call(task, box) for box in (_chunks(whole) if finish else [whole])])
+    numbers = {
+        "left": place(task.views.values[0]),
+        "right": None if task.weights is not None else place(task.views.values[1]),
+        "packed": variant.split != split,
+        "factor": task.factor,
+        "shares": shares,
+        "finish": finish,
+        "activation": ending.activation,
+        "residual_first": ending.residual_first,
+        "low": ending.low,
+        "high": ending.high,
+        "residual": None if ending.residual is None else place(ending.residual),
+    }
+    arrays = {} if task.weights is None else {"weights": np.ascontiguousarray(task.weights)}
+    return Packed(numbers, arrays if task.bias is None else {**arrays, "bias": task.bias})
+
+
+def _chunks(whole: Box) -> Iterator[Box]:
+    """Parts of a matrix that are finished soon after they are computed; a batch is one part."""
+    *batch, (start, stop), columns = whole
+    if batch:
+        yield whole
+        return
+    rows = max(_LEAST_ROWS, _CHUNK_BYTES // (FLOAT_BYTES * (columns[1] - columns[0])))
+    for begin, end in cut(stop - start, -(-(stop - start) // rows)):
+        yield [(start + begin, start + end), columns]
+
+
+def _call(task: Task, box: Box) -> dict[str, Any]:
+    """The product of that part of the result; offsets and distances of rows in floats."""
+    views = task.views
+    rows, columns = box[-2:]
+    everything = (0, task.product.left[-1])
+    left = _matrices(views.left, [*box[:-2], rows, everything])
+    right = _matrices(views.right, [*box[:-2], everything, columns])
+    dst = _matrices(views.dst, box)
+    if dst.transposed:
+        raise UnsupportedError("a result whose rows do not lie together")
+    if max(left.row, right.row, dst.row, *task.product.dst) > _MOST:
+        raise UnsupportedError("a matrix larger than MKL's 32-bit integers")
+    return {
+        "rows": rows[1] - rows[0],
+        "columns": columns[1] - columns[0],
+        "depth": everything[1],
+        "first_column": columns[0],
+        **{"left_row": left.row, "left_transposed": left.transposed, "left": left.starts},
+        **{"right_row": right.row, "right_transposed": right.transposed, "right": right.starts},
+        **{"dst_row": dst.row, "dst": dst.starts},
+    }
+
+
+@dataclass(frozen=True)
+class _Matrices:
+    """Matrices of one form: where each starts, and the distance of the rows that lie in memory."""
+
+    starts: list[int]
+    row: int
+    transposed: bool
+
+
+def _matrices(whole: Strided, box: Box) -> _Matrices:
+    """Part of a batch; an operand that broadcasts along an axis is read again and again."""
+    spans = [(0, 1) if extent == 1 else span for extent, span in zip(whole.dims, box, strict=True)]
+    *_, rows, columns = (range(*span) for span in spans)
+    row, column = whole.strides[-2:]
+    if column == 1 or len(columns) == 1:
+        distance, transposed = (row if len(rows) > 1 else 0), False
+    elif row == 1 or len(rows) == 1:
+        distance, transposed = column, True
+    else:
+        raise UnsupportedError("neither rows nor columns lie together")
+    first = rows.start * row + columns.start * column
+    counts = [range(*span) for span in box[:-2]]
+    steps = [0 if extent == 1 else stride for extent, stride in zip(whole.dims, whole.strides, strict=True)]
+    starts = [first + sum(i * step for i, step in zip(at, steps, strict=False)) for at in every(*counts)]
+    least = len(rows) if transposed else len(columns)
+    return _Matrices(starts, max(distance, least), transposed)
