@@ -125,7 +125,8 @@ class Assembler:
             Port(n, v, graph.type_of(v)) for n, v in zip(model.output_names, graph.outputs, strict=True)
         ]
         used = {v for r in regions for v in (*r.inputs, *r.outputs)} | {p.value for p in (*inputs, *outputs)}
-        return make_program(regions, inputs, outputs, {v: buffers.type_of(v) for v in sorted(used)})
+        types = {v: buffers.type_of(v) for v in sorted(used)}
+        return make_program(regions, inputs, outputs, types, self.target.threads)
 
     def _artifact(self, piece: _Piece) -> bytes:
         key = (piece.digest, piece.region.nodes)  # equal digests may differ in their weights

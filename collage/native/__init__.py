@@ -1,6 +1,7 @@
 """The native core: one team of pinned threads for the process, and launch lists that run without Python."""
 
 from collage.native.launch import (
+    Events,
     LaunchList,
     Mode,
     NativeKernel,
@@ -8,12 +9,15 @@ from collage.native.launch import (
     Task,
     TaskError,
     note_time,
+    streams,
     touch_in_turns,
 )
 from collage.native.library import core_problem
+from collage.native.scratch import on_stream
 from collage.native.team import Team, beside_team, team_of
 
 __all__ = [
+    "Events",
     "LaunchList",
     "Mode",
     "NativeKernel",
@@ -24,6 +28,8 @@ __all__ = [
     "beside_team",
     "core_problem",
     "note_time",
+    "on_stream",
+    "streams",
     "team_of",
     "touch_in_turns",
 ]

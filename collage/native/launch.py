@@ -15,6 +15,8 @@ from collage.native.library import address_of, core
 from collage.native.team import Team, team_of
 
 _MOST_PIECES = 256
+_EVENT_BYTES = 128
+_EVENT_WORDS = _EVENT_BYTES // 4
 
 
 class TaskError(CollageError):
@@ -79,6 +81,41 @@ def in_turn(tasks: Sequence[Task]) -> Task:
     return Task(function, a=ctypes.addressof(array), n=len(tasks), keep=(array, tuple(tasks)))
 
 
+class Events:
+    """The events of one launch list: counters that a task records and others wait for."""
+
+    def __init__(self) -> None:
+        self._counters: list[ctypes.Array[ctypes.c_uint32]] = []
+
+    def make(self, waiters: int) -> tuple[Task, list[Task]]:
+        """The task that records a new event, and one for each of those that wait for it."""
+        # Each counter on cache lines of its own: the recorder's, then one for each waiter.
+        memory = (ctypes.c_uint32 * (_EVENT_WORDS * (waiters + 2)))()
+        self._counters.append(memory)
+        start = -(-ctypes.addressof(memory) // _EVENT_BYTES) * _EVENT_BYTES
+        await_, record = address_of(core().collage_await), address_of(core().collage_record)
+        waits = [
+            Task(await_, a=start, b=start + _EVENT_BYTES * (i + 1), keep=(memory,)) for i in range(waiters)
+        ]
+        return Task(record, a=start, keep=(memory,)), waits
+
+    def reset(self) -> None:
+        """Forget what was recorded: another thread of this fork's parent may have been at it."""
+        for each in self._counters:
+            ctypes.memset(each, 0, ctypes.sizeof(each))
+
+
+def streams(lists: Sequence[Sequence[Task]]) -> Step:
+    """A step in which each list runs on a thread of its own, in order; events may be among the tasks."""
+    return Step(tuple(_stream(each) for each in lists))
+
+
+def _stream(tasks: Sequence[Task]) -> Task:
+    array = _tasks(tasks)
+    function = address_of(core().collage_stream)
+    return Task(function, a=ctypes.addressof(array), n=len(tasks), keep=(array, tuple(tasks)))
+
+
 class NativeKernel(Kernel):
     """A kernel that a team of ``threads`` threads runs as steps of a launch list."""
 
@@ -118,8 +155,10 @@ class LaunchList:
     A list whose team has ended, because this process is a fork, goes to the process's own team of that size.
     """
 
-    def __init__(self, team: Team, steps: Sequence[Step]) -> None:
+    def __init__(self, team: Team, steps: Sequence[Step], events: Events | None = None) -> None:
+        """``events`` are those among the tasks."""
         self._source = tuple(steps)
+        self._events = events
         self._steps = (_Step * len(steps))()
         self._tasks = []
         for place, step in zip(self._steps, steps, strict=True):
@@ -144,6 +183,8 @@ class LaunchList:
 
     def __call__(self) -> None:
         if not self.team.handle:
+            if self._events is not None:
+                self._events.reset()
             self._join(team_of(self.team.threads))
         status = self._run(*self._arguments)
         if status:

@@ -13,9 +13,21 @@ import numpy as np
 
 from collage.backends.base import Call, Kernel
 from collage.graph.dataflow import Array, np_dtype
-from collage.native import LaunchList, NativeKernel, Step, beside_team, note_time, team_of
+from collage.native import (
+    Events,
+    LaunchList,
+    NativeKernel,
+    Step,
+    Task,
+    beside_team,
+    note_time,
+    on_stream,
+    streams,
+    team_of,
+)
 from collage.runtime.buffers import aligned_empty
 from collage.schedule.program import Program
+from collage.schedule.schedule import TEAM
 
 
 class Executor:
@@ -40,30 +52,19 @@ class Executor:
         With a ``clock`` (int64, an element for each launch) the calls also write the time after each launch, in
         nanoseconds of ``time.monotonic_ns``.
         """
-        calls: list[Call] = []
-        steps: list[Step] = []
-        threads = max((k.threads for k in self._kernels if isinstance(k, NativeKernel)), default=0)
-
-        def flush() -> None:
-            if steps:
-                calls.append(LaunchList(team_of(threads), steps))
-                steps.clear()
-
+        team = self.program.threads if any(isinstance(k, NativeKernel) for k in self._kernels) else 0
+        binder = _Binder(self.program, team)
         for number, (region, kernel) in enumerate(zip(self.program.launches, self._kernels, strict=True)):
             inputs = [self.array(v) for v in region.inputs]
             outputs = [self.array(v) for v in region.outputs]
+            mark = None if clock is None else clock[number:]
             if isinstance(kernel, NativeKernel):
-                steps += kernel.steps(inputs, outputs)
-                if clock is not None:
-                    steps.append(note_time(int(clock[number:].ctypes.data)))
+                binder.native(number, kernel, inputs, outputs, mark)
             else:
-                flush()
                 call = kernel.bind(inputs, outputs)
-                if threads:
-                    call = beside_team(call, threads)
-                calls.append(call if clock is None else _timed(call, clock[number:]))
-        flush()
-        return calls
+                call = beside_team(call, team) if team else call
+                binder.call(call if mark is None else _timed(call, mark))
+        return binder.finish()
 
     def array(self, value: int) -> Array:
         """The value's buffer in the arena."""
@@ -93,6 +94,72 @@ class Executor:
             self.set_inputs(inputs)
             self.launch()
             return [np.array(buffer, copy=True, order="C") for buffer in self._outputs]
+
+
+class _Binder:
+    """Joins what follows each other on the team: launches of all its threads, and side by side those of streams."""
+
+    def __init__(self, program: Program, team: int) -> None:
+        self._streams = program.ordered.schedule.streams
+        self._team = team
+        self._events = Events()
+        self._records: dict[int, Task] = {}
+        self._waits: dict[int, list[Task]] = {}
+        waiters: dict[int, list[int]] = {}
+        for u, v in program.ordered.events:
+            waiters.setdefault(u, []).append(v)
+        for u, those in waiters.items():
+            self._records[u], waits = self._events.make(len(those))
+            for v, wait in zip(those, waits, strict=True):
+                self._waits.setdefault(v, []).append(wait)
+        self._calls: list[Call] = []
+        self._steps: list[Step] = []
+        self._lists: dict[int, list[Task]] = {}
+
+    def native(
+        self,
+        number: int,
+        kernel: NativeKernel,
+        inputs: Sequence[Array],
+        outputs: Sequence[Array],
+        clock: Array | None,
+    ) -> None:
+        """Launch ``number``, on its stream."""
+        stream = self._streams[number]
+        if stream == TEAM:
+            self._meet()
+            self._steps += kernel.steps(inputs, outputs)
+            if clock is not None:
+                self._steps.append(note_time(int(clock.ctypes.data)))
+            return
+        with on_stream(stream):
+            steps = kernel.steps(inputs, outputs)
+        tasks = [task for step in steps for task in step.tasks]
+        if clock is not None:
+            tasks += note_time(int(clock.ctypes.data)).tasks
+        records = [self._records[number]] if number in self._records else []
+        self._lists.setdefault(stream, []).extend([*self._waits.get(number, ()), *tasks, *records])
+
+    def call(self, call: Call) -> None:
+        """Something that the team does not run."""
+        self._flush()
+        self._calls.append(call)
+
+    def finish(self) -> list[Call]:
+        """All calls."""
+        self._flush()
+        return self._calls
+
+    def _meet(self) -> None:
+        if self._lists:
+            self._steps.append(streams([self._lists.get(i, []) for i in range(max(self._lists) + 1)]))
+            self._lists = {}
+
+    def _flush(self) -> None:
+        self._meet()
+        if self._steps:
+            self._calls.append(LaunchList(team_of(self._team), self._steps, self._events))
+            self._steps = []
 
 
 def _timed(call: Call, clock: Array) -> Call:

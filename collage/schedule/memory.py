@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 ALIGNMENT = 64
@@ -54,24 +54,30 @@ def lifetimes(
     return {value: Lifetime(nbytes[value], first[value], last[value]) for value in first}
 
 
-def plan_memory(lives: Mapping[int, Lifetime]) -> MemoryPlan:
+def plan_memory(lives: Mapping[int, Lifetime], meet: Callable[[int, int], bool] | None = None) -> MemoryPlan:
     """Offsets for all values: the largest first, each at the lowest place free during its life.
 
-    Greedy by size; its arena is compared with the lower bound in the report.
+    ``meet`` tells whether two values may exist at the same time; by default their lifetimes do. Greedy by size; its
+    arena is compared with the lower bound in the report.
     """
-    placed: list[tuple[int, int, Lifetime]] = []
+
+    def overlap(a: int, b: int) -> bool:
+        return lives[a].first <= lives[b].last and lives[b].first <= lives[a].last
+
+    together = meet or overlap
+    placed: list[tuple[int, int, int]] = []
     offsets: dict[int, int] = {}
     total = 0
     for value, life in sorted(lives.items(), key=lambda item: (-item[1].nbytes, item[1].first, item[0])):
         size = _rounded(life.nbytes)
         offset = 0
         for begin, end, other in placed:  # ascending by begin
-            if other.first <= life.last and life.first <= other.last:
+            if together(value, other):
                 if offset + size <= begin:
                     break
                 offset = max(offset, end)
         offsets[value] = offset
-        placed.append((offset, offset + size, life))
+        placed.append((offset, offset + size, value))
         placed.sort(key=lambda each: each[:2])
         total = max(total, offset + size)
     return MemoryPlan(offsets, total, _lower_bound(lives))

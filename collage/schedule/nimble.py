@@ -1,0 +1,34 @@
+"""Nimble's stream assignment (Algorithm 1): as concurrent as the graph allows, with the fewest synchronisations."""
+
+from __future__ import annotations
+
+import networkx
+
+from collage.schedule.dag import Dag
+
+
+def nimble_streams(dag: Dag) -> tuple[int, ...]:
+    """The stream of each node, numbered from 0 in the order in which the streams begin.
+
+    No two independent nodes share a stream (maximum logical concurrency), and among such assignments none needs
+    fewer synchronisations (Theorem 4): |E'| - |M|, with the edges E' of the minimum equivalent graph and a maximum
+    matching M of it (Theorem 3). O(V E) for the graph, O(E' sqrt(V)) for the matching.
+    """
+    matched = maximum_matching(dag.minimum_equivalent())
+    streams: list[int] = []
+    count = 0
+    for v in range(len(dag)):
+        before = matched.get(v)
+        streams.append(count if before is None else streams[before])
+        count += before is None
+    return tuple(streams)
+
+
+def maximum_matching(dag: Dag) -> dict[int, int]:
+    """Of the bipartite graph of step 2: for each node v that is matched, the u with (u, v) in the matching."""
+    graph = networkx.Graph()
+    tails = [("x", u) for u in range(len(dag))]
+    graph.add_nodes_from(tails)
+    graph.add_edges_from((("x", u), ("y", v)) for u, v in dag.edges)
+    found = networkx.bipartite.hopcroft_karp_matching(graph, tails)
+    return {v: u for (side, u), (_, v) in found.items() if side == "x"}

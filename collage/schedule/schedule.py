@@ -1,0 +1,113 @@
+"""A schedule: on which stream each launch runs, in which order, and what waits for what. It knows no device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from collage.schedule.dag import Dag
+
+TEAM = -1
+"""The stream of a launch that takes all threads: everything before it ends first, and nothing after it begins."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """``streams[v]`` is that of launch v, from 0 on, or TEAM; ``order`` a topological order of the launches.
+
+    The launches of a stream run in this order.
+    """
+
+    order: tuple[int, ...]
+    streams: tuple[int, ...]
+
+    @staticmethod
+    def sequential(count: int) -> Schedule:
+        """Everything on the whole team, one after another."""
+        return Schedule(tuple(range(count)), (TEAM,) * count)
+
+    @property
+    def count(self) -> int:
+        """Streams in use, at least one."""
+        return max(self.streams, default=0) + 1 or 1
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """What a schedule guarantees: ``events`` (u, v) across streams, and what has ended before each launch begins."""
+
+    dag: Dag
+    schedule: Schedule
+
+    @cached_property
+    def events(self) -> tuple[tuple[int, int], ...]:
+        """Launch v waits for launch u: the edges that no stream's order, whole team or other event implies.
+
+        In the order of the launches that wait.
+        """
+        return self._walk[0]
+
+    @cached_property
+    def before(self) -> tuple[int, ...]:
+        """For each launch, the set of those that have ended when it begins: bit u stands for launch u."""
+        return self._walk[1]
+
+    @cached_property
+    def _walk(self) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
+        events: list[tuple[int, int]] = []
+        before = [0] * len(self.dag)
+        place = [0] * len(self.dag)
+        ended: dict[int, int] = {}  # by stream: its last launch and all that ended before that
+        all_ended = everything = 0
+        for position, v in enumerate(self.schedule.order):
+            place[v] = position
+            stream = self.schedule.streams[v]
+            if stream == TEAM:
+                before[v] = everything
+                ended.clear()
+                everything |= 1 << v
+                all_ended = everything
+                continue
+            known = ended.get(stream, all_ended)
+            for u in sorted(self.dag.predecessors[v], key=place.__getitem__, reverse=True):
+                if not known >> u & 1:
+                    events.append((u, v))
+                    known |= before[u] | 1 << u
+            before[v] = known
+            ended[stream] = known | 1 << v
+            everything |= 1 << v
+        return tuple(events), tuple(before)
+
+
+def check(dag: Dag, schedule: Schedule) -> None:
+    """Raises ValueError unless the order is one of all launches that respects the graph."""
+    if sorted(schedule.order) != list(range(len(dag))) or len(schedule.streams) != len(dag):
+        raise ValueError(f"a schedule of {len(schedule.order)} launches for a graph of {len(dag)}")
+    place = {v: position for position, v in enumerate(schedule.order)}
+    for u, v in dag.edges:
+        if place[u] > place[v]:
+            raise ValueError(f"launch {v} needs launch {u} and comes before it")
+
+
+def concurrency(dag: Dag, schedule: Schedule, cost_us: Sequence[float]) -> float:
+    """Degree of concurrency: the launches' times added up, over the time that the schedule takes by them."""
+    total = sum(cost_us)
+    return total / makespan_us(dag, schedule, cost_us) if total else 1.0
+
+
+def makespan_us(dag: Dag, schedule: Schedule, cost_us: Sequence[float]) -> float:
+    """When the last launch ends, in microseconds, if each takes its time and waiting costs nothing."""
+    ends = [0.0] * len(dag)
+    free: dict[int, float] = {}
+    all_free = latest = 0.0
+    for v in schedule.order:
+        stream = schedule.streams[v]
+        if stream == TEAM:
+            latest = all_free = ends[v] = latest + cost_us[v]
+            free.clear()
+            continue
+        start = max([free.get(stream, all_free), *(ends[u] for u in dag.predecessors[v])])
+        free[stream] = ends[v] = start + cost_us[v]
+        latest = max(latest, ends[v])
+    return latest

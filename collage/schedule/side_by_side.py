@@ -1,0 +1,87 @@
+"""Whole team or one thread each: which launches run side by side, by measured cost.
+
+A launch takes the whole team for ``team_us`` or one thread for ``alone_us`` (moldable tasks). Which is better depends
+on what else could run meanwhile, so modes and streams are chosen together: list scheduling decides streams and order
+for given modes, and a local search changes the modes. It starts from the sequential schedule and keeps what is
+better, so the result is never longer than that by the costs given; with p threads it is at least the larger of the
+critical path of the shorter times and 1/p of the work, which ``lower_bound_us`` tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from collage.schedule.dag import Dag
+from collage.schedule.list_schedule import Costs, Found, list_schedule
+from collage.schedule.schedule import Schedule
+
+_ROUNDS = 4
+
+
+def schedule_side_by_side(dag: Dag, costs: Costs, threads: int) -> Found:
+    """The best schedule found for a team of ``threads`` threads; the sequential one where nothing is gained."""
+    count = len(dag)
+    best = Found(Schedule.sequential(count), sum(costs.team_us))
+    if threads < 2 or count < 2:
+        return best
+    possible = [v for v in range(count) if costs.alone_us[v] is not None]
+    everybody = frozenset(possible)
+    starts = [everybody, frozenset(v for v in possible if _scales_badly(costs, v, threads)), frozenset[int]()]
+    alone = min(starts, key=lambda each: list_schedule(dag, costs, threads, each).time_us)
+    found = list_schedule(dag, costs, threads, alone)
+    groups = _groups(dag, possible)
+    for _ in range(_ROUNDS):
+        before = found.time_us
+        for group in groups:
+            for changed in (alone | group, alone - group):
+                if changed == alone:
+                    continue
+                tried = list_schedule(dag, costs, threads, changed)
+                if tried.time_us < found.time_us:
+                    found, alone = tried, changed
+        if found.time_us >= before:
+            break
+    return found if found.time_us < best.time_us else best
+
+
+def _scales_badly(costs: Costs, v: int, threads: int) -> bool:
+    alone = costs.alone_us[v]
+    return alone is not None and alone < costs.team_us[v] * (1 + threads) / 2
+
+
+def _groups(dag: Dag, possible: Sequence[int]) -> list[frozenset[int]]:
+    """What changes its mode together: single launches, chains of them, and all that is at one depth."""
+    can = set(possible)
+    depth: list[int] = []
+    chains: dict[int, list[int]] = {}
+    head: dict[int, int] = {}
+    for v, before in enumerate(dag.predecessors):
+        depth.append(1 + max((depth[u] for u in before), default=-1))
+        if v not in can:
+            continue
+        u = before[0] if len(before) == 1 else -1
+        head[v] = head[u] if u in head and len(dag.successors[u]) == 1 else v
+        chains.setdefault(head[v], []).append(v)
+    levels: dict[int, list[int]] = {}
+    for v in possible:
+        levels.setdefault(depth[v], []).append(v)
+    pairs = [
+        frozenset(a) | frozenset(b)
+        for a, b in zip(chains.values(), list(chains.values())[1:], strict=False)
+        if dag.independent(a[0], b[0])
+    ]
+    groups = [*map(frozenset, levels.values()), *map(frozenset, chains.values()), *pairs]
+    return list(dict.fromkeys([*groups, *(frozenset((v,)) for v in possible)]))
+
+
+def lower_bound_us(dag: Dag, costs: Costs, threads: int) -> float:
+    """No schedule takes less: the critical path of the shorter times, and the least work over the threads."""
+    least = [min(t, t if a is None else a) for t, a in zip(costs.team_us, costs.alone_us, strict=True)]
+    ways = [0.0] * len(dag)
+    for v, before in enumerate(dag.predecessors):
+        ways[v] = least[v] + max((ways[u] for u in before), default=0.0)
+    work = [
+        min(t * threads, t * threads if a is None else a)
+        for t, a in zip(costs.team_us, costs.alone_us, strict=True)
+    ]
+    return max(max(ways, default=0.0), sum(work) / threads)
