@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from collage.backends.base import LAYOUT, Backend, BackendKind, BuildOptions, Variant
+from collage.backends.base import ALL_PLAIN, LAYOUT, Backend, BackendKind, BuildOptions, Variant
 from collage.backends.layout import LayoutChange
 from collage.finalists import Finalist
 from collage.frontend.model import Model
@@ -18,18 +18,31 @@ from collage.placing import Placing
 from collage.runtime.module import Parts
 from collage.schedule.program import Port, Program, make_program
 from collage.schedule.region import Region
+from collage.schedule.schedule import TEAM, Schedule
 from collage.search.conversion import Conversion
 from collage.search.placement import Candidate, Placement, finish
 from collage.target import Target
 
 
 @dataclass(frozen=True)
+class Apart:
+    """A schedule of the launches of a placement, and what runs on one thread instead of each of them."""
+
+    schedule: Schedule
+    alone: tuple[Candidate | Conversion | None, ...]
+
+
+@dataclass(frozen=True)
 class Rival:
-    """A placement for the last round; ``exclusive`` lets its engine's idle threads spin."""
+    """A placement for the last round; ``exclusive`` lets its engine's idle threads spin.
+
+    ``apart`` schedules its launches side by side.
+    """
 
     label: str
     placement: Placement
     exclusive: bool
+    apart: Apart | None = None
 
 
 def find_rivals(
@@ -97,6 +110,8 @@ class Assembler:
             pieces.append(kernel)
             waiting = [change for change in waiting if change not in needed]
         pieces += [_conversion(change, self._build, buffers) for change in waiting]  # for the model's outputs
+        if rival.apart is not None:
+            pieces = self._side_by_side(pieces, rival.apart, buffers)
         program = self._program([piece.region for piece in pieces], buffers)
         by_region = {piece.region: piece for piece in pieces}
         launched = [by_region[region] for region in program.launches]
@@ -118,15 +133,53 @@ class Assembler:
             parts,
         )
 
+    def _side_by_side(self, pieces: Sequence[_Piece], apart: Apart, buffers: _Buffers) -> list[_Piece]:
+        """The pieces in the order of the schedule, those on a stream for one thread; views where they can be."""
+        launches = self._program([piece.region for piece in pieces], buffers).launches
+        launched = [piece for piece in pieces if piece.region in launches]
+        waiting = [piece for piece in pieces if piece.region not in launches]
+        single = replace(self._build, threads=1)
+        found: list[_Piece] = []
+        made = {p.value for p in self._ports(self.model.graph.inputs, self.model.input_names)}
+
+        def add(piece: _Piece) -> None:
+            found.append(piece)
+            made.update(piece.region.outputs)
+
+        def add_views() -> None:
+            for view in [v for v in waiting if made >= set(v.region.inputs)]:
+                waiting.remove(view)
+                add(view)
+
+        add_views()
+        for v in apart.schedule.order:
+            stream, alone = apart.schedule.streams[v], apart.alone[v]
+            piece = launched[v]
+            if stream != TEAM:
+                assert alone is not None
+                options = replace(single, variant=getattr(alone, "variant", ALL_PLAIN))
+                made_alone = (
+                    _conversion(alone, single, buffers)
+                    if isinstance(alone, Conversion)
+                    else self._kernel(alone, options, buffers)
+                )
+                region = replace(made_alone.region, stream=stream)
+                piece = replace(made_alone, region=region, digest=f"{made_alone.digest} on {stream}")
+            add(piece)
+            add_views()
+        return found
+
     def _program(self, regions: Sequence[Region], buffers: _Buffers) -> Program:
         model, graph = self.model, self.model.graph
-        inputs = [Port(n, v, graph.type_of(v)) for n, v in zip(model.input_names, graph.inputs, strict=True)]
-        outputs = [
-            Port(n, v, graph.type_of(v)) for n, v in zip(model.output_names, graph.outputs, strict=True)
-        ]
+        inputs = self._ports(graph.inputs, model.input_names)
+        outputs = self._ports(graph.outputs, model.output_names)
         used = {v for r in regions for v in (*r.inputs, *r.outputs)} | {p.value for p in (*inputs, *outputs)}
         types = {v: buffers.type_of(v) for v in sorted(used)}
         return make_program(regions, inputs, outputs, types, self.target.threads)
+
+    def _ports(self, values: Sequence[int], names: Sequence[str]) -> list[Port]:
+        graph = self.model.graph
+        return [Port(name, value, graph.type_of(value)) for name, value in zip(names, values, strict=True)]
 
     def _artifact(self, piece: _Piece) -> bytes:
         key = (piece.digest, piece.region.nodes)  # equal digests may differ in their weights

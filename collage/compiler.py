@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from collage.progress import Progress
 from collage.report import NodeReport, Report
 from collage.runtime.module import CompiledModule
 from collage.search.candidates import CandidateSet, offers_of
+from collage.streams import Streams
 from collage.target import Target, host, usable_cores
 
 log = logging.getLogger(__name__)
@@ -89,12 +90,19 @@ def compile_model(
             placer = Placer(measurer, backends, epsilon_us, offers, outcomes, views, [*rejected, *refused])
             placing = network.settle(placer)
             search_s += placing.search_s
-            made = measurer.measurements_made + network.runs_made
-        rivals = find_rivals(model, placing, epsilon_us, backends)
+            made = measurer.measurements_made
+            rivals = find_rivals(model, placing, epsilon_us, backends)
+            if placing.mix is not None and target.threads > 1:
+                alone = stack.enter_context(replace(settings, build=BuildOptions(threads=1)).measurer(model))
+                streams = Streams(assembler, network, backends, matches, alone, placer.tunings())
+                side_by_side = streams.rival(placing.mix, target.threads)
+                rivals += [side_by_side] if side_by_side is not None else []
+                made += alone.measurements_made
         finalists = [assembler.assemble(rival, placer.tunings()) for rival in rivals]
         verdict = choose(finalists, original, model, backends, target, database, progress, options.seed)
+        made += network.runs_made + verdict.measurements_made
     report = _report(
-        model, target, versions, verdict, placing.found, epsilon_us, made + verdict.measurements_made, search_s,
+        model, target, versions, verdict, placing.found, epsilon_us, made, search_s,
         time.perf_counter() - started,
     )  # fmt: skip
     return CompiledModule(verdict.winner.parts, report, verdict.executor)

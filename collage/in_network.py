@@ -60,14 +60,14 @@ class InNetwork:
                 break
             seen.append(_alike(placing.mix))
             finalist = self.assembler.assemble(Rival("mix", placing.mix, exclusive=False), placer.tunings())
-            times = self._times(finalist)
+            times = self.times(finalist)
             if sum(times) < best[0]:
                 best = (sum(times), _with_times(placing, finalist, times, self.epsilon_us))
             corrections = corrections.learn(finalist.launches, times, self.epsilon_us)
         assert best is not None
         return replace(best[1], search_s=search_s)
 
-    def _times(self, finalist: Finalist) -> list[float]:
+    def times(self, finalist: Finalist) -> list[float]:
         """Microseconds of each launch, from the database or from running the network."""
         key = str(network_key(finalist, [finalist], self.assembler.model, self.assembler.target))
         known = self.database.get_fact("launch_times_us", key)

@@ -9,6 +9,7 @@ import numpy as np
 
 from collage.graph.dataflow import Array
 from collage.runtime.executor import Executor
+from collage.schedule.schedule import TEAM, Ordered
 
 _WARM_RUNS = 3
 _LEAST_RUNS = 9
@@ -17,8 +18,11 @@ _LEAST_RUNS = 9
 def launch_times_us(executor: Executor, inputs: Sequence[Array], limit_s: float = 0.5) -> list[float]:
     """Medians in microseconds, in launch order, over runs of the network on these inputs.
 
-    Whatever passes between two launches counts to the second one, so they add up to the whole.
+    A launch begins when what it waits for has ended: the one before it on its stream, those it has events of, all
+    others where it takes the whole team. Whatever passes until it runs counts to it, so that without streams the
+    times add up to the whole.
     """
+    ordered = executor.program.ordered
     clock = np.zeros(len(executor.program.launches), np.int64)
     calls = executor.bind(clock)
     rows: list[list[int]] = []
@@ -28,6 +32,28 @@ def launch_times_us(executor: Executor, inputs: Sequence[Array], limit_s: float 
         begin = time.monotonic_ns()
         for call in calls:
             call()
-        rows.append([int(each) for each in np.diff(clock, prepend=begin)])
+        ends = [int(each) for each in clock]
+        rows.append([end - at for end, at in zip(ends, begins(ordered, ends, begin), strict=True)])
     medians = np.median(np.array(rows[_WARM_RUNS:]), axis=0) / 1e3
     return [float(each) for each in medians]
+
+
+def begins(ordered: Ordered, ends: Sequence[int], begin: int) -> list[int]:
+    """When each launch could begin, given when each ended, in any unit."""
+    waits: dict[int, list[int]] = {}
+    for u, v in ordered.events:
+        waits.setdefault(v, []).append(u)
+    found = [begin] * len(ends)
+    last: dict[int, int] = {}
+    met = latest = begin
+    for v in ordered.schedule.order:
+        stream = ordered.schedule.streams[v]
+        if stream == TEAM:
+            found[v] = latest
+            last.clear()
+            met = latest = ends[v]
+        else:
+            found[v] = max([last.get(stream, met), *(ends[u] for u in waits.get(v, ()))])
+            last[stream] = ends[v]
+            latest = max(latest, ends[v])
+    return found

@@ -93,17 +93,24 @@ def collect(
     return CandidateSet(tuple(candidates), tuple(reports))
 
 
-def _candidate(model: Model, request: Request, outcome: Measurement, switches: int) -> Candidate:
+def layouts_of(
+    model: Model, request: Request
+) -> tuple[tuple[tuple[int, Layout], ...], tuple[tuple[int, Layout], ...]]:
+    """The values that a request reads and writes in another layout than the plain one, by ascending id."""
     variant = request.variant
-    reads: tuple[tuple[int, Layout], ...] = ()
-    writes: tuple[tuple[int, Layout], ...] = ()
-    if variant.inputs or variant.outputs:
-        subgraph = Subgraph(model, request.nodes)
-        reads = _other_than_plain(subgraph.inputs, variant.inputs)
-        writes = _other_than_plain(subgraph.outputs, variant.outputs)
+    if not (variant.inputs or variant.outputs):
+        return (), ()
+    subgraph = Subgraph(model, request.nodes)
+    return _other_than_plain(subgraph.inputs, variant.inputs), _other_than_plain(
+        subgraph.outputs, variant.outputs
+    )
+
+
+def _candidate(model: Model, request: Request, outcome: Measurement, switches: int) -> Candidate:
+    reads, writes = layouts_of(model, request)
     noise_us = max(outcome.noise_us, NOISE_FLOOR * outcome.median_us)
     return Candidate(
-        request.nodes, request.backend, outcome.median_us, noise_us, switches, variant, reads, writes
+        request.nodes, request.backend, outcome.median_us, noise_us, switches, request.variant, reads, writes
     )
 
 

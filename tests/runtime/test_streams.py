@@ -1,0 +1,184 @@
+"""Programs with launches side by side: every hazard of the arena is ordered, and the numbers are right."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from collage.backends.base import BuildOptions
+from collage.graph.dataflow import Array, TensorType
+from collage.native import NativeKernel, Step, Task, TaskError, core_problem
+from collage.native.library import address_of
+from collage.runtime.executor import Executor
+from collage.runtime.profile import begins, launch_times_us
+from collage.schedule.program import Port, Program, make_program
+from collage.schedule.region import Region
+from collage.schedule.schedule import TEAM, check
+
+needs_core = pytest.mark.skipif(bool(core_problem()), reason=core_problem())
+
+# n inputs at a, the output at b: the sum of all plus 1, element by element, slowly, as often as c says.
+ADD = """
+#include <stdint.h>
+enum { SIZE = 64 };
+int add(void *a, void *b, intptr_t n, void *c) {
+  float **in = a, *out = b;
+  if ((intptr_t)c < 0) return 7;
+  for (intptr_t again = 0; again <= (intptr_t)c; ++again)
+    for (int i = 0; i < SIZE; ++i) {
+      volatile float sum = 1;
+      for (intptr_t k = 0; k < n; ++k) sum += in[k][i];
+      out[i] = sum;
+    }
+  return 0;
+}
+"""
+KIND = TensorType((64,), "float32")
+
+
+@pytest.fixture(scope="module")
+def add(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    folder: Path = tmp_path_factory.mktemp("add")
+    (folder / "add.c").write_text(ADD)
+    command = [compiler, "-O1", "-shared", "-fPIC", "-o", str(folder / "add.so"), str(folder / "add.c")]
+    subprocess.run(command, check=True, timeout=60)
+    return ctypes.CDLL(str(folder / "add.so"))
+
+
+class AddKernel(NativeKernel):
+    """Adds its inputs and 1; takes longer the larger ``delay`` is, and fails where that is negative."""
+
+    def __init__(self, library: ctypes.CDLL, delay: int) -> None:
+        super().__init__(BuildOptions().threads)
+        self.library, self.delay = library, delay
+
+    def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
+        pointers = (ctypes.c_void_p * len(inputs))(*(array.ctypes.data for array in inputs))
+        task = Task(
+            address_of(self.library.add),
+            a=ctypes.addressof(pointers),
+            b=int(outputs[0].ctypes.data),
+            n=len(inputs),
+            c=self.delay,
+            keep=(pointers, tuple(inputs), tuple(outputs)),
+        )
+        return [Step((task,))]
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> tuple[Program, list[int]]:
+    """A network of additions on a team of 2 or 3, some launches on streams; and how slow each is."""
+    threads, inputs = draw(st.integers(2, 3)), draw(st.integers(1, 2))
+    count = draw(st.integers(1, 14))
+    regions, delays = [], []
+    for v in range(count):
+        value = inputs + v
+        near = st.integers(max(0, value - 5), value - 1)
+        reads = draw(st.lists(near, min_size=1, max_size=3, unique=True))
+        stream = draw(st.integers(-1, threads - 1))
+        on = {"threads": threads} if stream == TEAM else {"threads": 1, "stream": stream}
+        regions.append(Region("add", ("add",), (v,), (), tuple(reads), (value,), **on))
+        delays.append(draw(st.sampled_from([0, 1, 20, 100])))
+    last = inputs + count - 1
+    outputs = sorted({last, *draw(st.lists(st.integers(inputs, last), max_size=2))})
+    types = dict.fromkeys(range(inputs + count), KIND)
+    ports = [[Port(f"v{v}", v, KIND) for v in values] for values in (range(inputs), outputs)]
+    return make_program(regions, *ports, types, threads), delays
+
+
+@settings(max_examples=150, deadline=None)
+@given(programs())
+def test_every_hazard_of_the_arena_is_ordered(drawn: tuple[Program, list[int]]) -> None:
+    """Reads after writes by the events, writes after reads by the memory plan."""
+    program, _ = drawn
+    ordered, offsets = program.ordered, program.memory.offsets
+    check(ordered.dag, ordered.schedule)
+    assert Program.from_json(program.to_json()) == program
+    writer = {region.outputs[0]: v for v, region in enumerate(program.launches)}
+    readers: dict[int, set[int]] = {}
+    for v, region in enumerate(program.launches):
+        for value in region.inputs:
+            readers.setdefault(value, set()).add(v)
+            if value in writer:
+                assert ordered.before[v] >> writer[value] & 1
+    ends = {port.value for port in program.outputs}
+    for a in offsets:
+        for b in offsets:
+            if a == b or abs(offsets[a] - offsets[b]) >= KIND.nbytes:
+                continue
+            first, second = sorted((a, b), key=lambda value: writer.get(value, -1))
+            assert second in writer  # inputs all exist at the start
+            assert first not in ends
+            uses = readers.get(first, set()) | ({writer[first]} if first in writer else set())
+            assert all(ordered.before[writer[second]] >> u & 1 for u in uses)
+
+
+@needs_core
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(drawn=programs())
+def test_the_numbers_are_those_of_one_after_another(
+    drawn: tuple[Program, list[int]], add: ctypes.CDLL
+) -> None:
+    program, delays = drawn
+    kernels = [AddKernel(add, delay) for delay in delays]
+    executor = Executor(program, kernels, {})
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        values = {p.value: rng.integers(0, 9, 64).astype(np.float32) for p in program.inputs}
+        inputs = [values[p.value] for p in program.inputs]
+        for region in program.launches:
+            values[region.outputs[0]] = 1 + sum(values[v] for v in region.inputs)
+        executor._arena[:] = 0xA5
+        found = executor.run(inputs)
+        for port, array in zip(program.outputs, found, strict=True):
+            np.testing.assert_array_equal(array, values[port.value])
+    times = launch_times_us(executor, inputs, limit_s=0)
+    assert len(times) == len(delays)
+    assert min(times) > 0
+
+
+@needs_core
+def test_a_failure_on_one_stream_ends_the_run_and_the_next_one_is_whole(add: ctypes.CDLL) -> None:
+    """Launch 0 fails; launch 2, on another thread, waits for it."""
+    on = [{"threads": 1, "stream": s} for s in (0, 1, 1)]
+    reads = [(0,), (0,), (1, 2)]
+    regions = [Region("add", ("add",), (v,), (), reads[v], (v + 1,), **on[v]) for v in range(3)]
+    program = make_program(
+        regions, [Port("x", 0, KIND)], [Port("y", 3, KIND)], dict.fromkeys(range(4), KIND), 2
+    )
+    assert program.ordered.events == ((0, 2),)
+    kernels = [AddKernel(add, 0) for _ in range(3)]
+    whole = Executor(program, kernels, {})
+    kernels[0] = AddKernel(add, -1)
+    broken = Executor(program, kernels, {})
+    x = np.ones(64, np.float32)
+    for _ in range(20):
+        with pytest.raises(TaskError, match="status 7"):
+            broken.run([x])
+        np.testing.assert_array_equal(whole.run([x])[0], np.full(64, 5, np.float32))
+
+
+def test_when_launches_could_begin() -> None:
+    on = [
+        {"threads": 1, "stream": 0},
+        {"threads": 1, "stream": 1},
+        {"threads": 1, "stream": 1},
+        {"threads": 2},
+    ]
+    reads = [(0,), (0,), (1, 2), (3,)]
+    regions = [Region("add", ("add",), (v,), (), reads[v], (v + 1,), **on[v]) for v in range(4)]
+    program = make_program(
+        regions, [Port("x", 0, KIND)], [Port("y", 4, KIND)], dict.fromkeys(range(5), KIND), 2
+    )
+    assert begins(program.ordered, [50, 20, 70, 90], 10) == [10, 10, 50, 70]
