@@ -16,6 +16,8 @@ from collage.schedule.list_schedule import Costs, Found, list_schedule
 from collage.schedule.schedule import Schedule
 
 _ROUNDS = 4
+_LAUNCHES_TRIED, _LEAST_TRIES = 100_000, 100
+"""How much is tried in large networks: some 10 us a launch, so about a second."""
 
 
 def schedule_side_by_side(dag: Dag, costs: Costs, threads: int) -> Found:
@@ -30,12 +32,15 @@ def schedule_side_by_side(dag: Dag, costs: Costs, threads: int) -> Found:
     alone = min(starts, key=lambda each: list_schedule(dag, costs, threads, each).time_us)
     found = list_schedule(dag, costs, threads, alone)
     groups = _groups(dag, possible)
+    groups.sort(key=lambda group: (-sum(costs.team_us[v] for v in group), min(group)))
+    left = max(_LEAST_TRIES, _LAUNCHES_TRIED // count)
     for _ in range(_ROUNDS):
         before = found.time_us
         for group in groups:
             for changed in (alone | group, alone - group):
-                if changed == alone:
+                if changed == alone or not left:
                     continue
+                left -= 1
                 tried = list_schedule(dag, costs, threads, changed)
                 if tried.time_us < found.time_us:
                     found, alone = tried, changed

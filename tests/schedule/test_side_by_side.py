@@ -1,0 +1,115 @@
+"""Launches side by side: the heuristic against the exact answer and its bounds, on random graphs and costs."""
+
+from __future__ import annotations
+
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collage.schedule.dag import Dag
+from collage.schedule.exact import shortest_us
+from collage.schedule.list_schedule import Costs, list_schedule
+from collage.schedule.schedule import TEAM, Schedule, check, concurrency, makespan_us
+from collage.schedule.side_by_side import lower_bound_us, schedule_side_by_side
+from tests.schedule.dags import dags
+
+
+@st.composite
+def priced(draw: st.DrawFn, most: int) -> tuple[Dag, Costs]:
+    dag = draw(dags(most))
+    team = [draw(st.integers(1, 50)) for _ in range(len(dag))]
+    alone = [
+        draw(st.one_of(st.none(), st.floats(0.8, 2.2).map(lambda factor, us=us: round(us * factor, 1))))
+        for us in team
+    ]
+    return dag, Costs(tuple(map(float, team)), tuple(alone))
+
+
+def times(costs: Costs, schedule: Schedule) -> list[float]:
+    found = [
+        team if stream == TEAM else alone
+        for team, alone, stream in zip(costs.team_us, costs.alone_us, schedule.streams, strict=True)
+    ]
+    return [us for us in found if us is not None]
+
+
+def brute_force_us(dag: Dag, costs: Costs) -> float:
+    """All orders, modes and threads."""
+    best = float("inf")
+    for order in permutations(range(len(dag))):
+        place = {v: i for i, v in enumerate(order)}
+        if any(place[u] > place[v] for u, v in dag.edges):
+            continue
+        for streams in product((TEAM, 0, 1), repeat=len(dag)):
+            schedule = Schedule(order, streams)
+            if len(found := times(costs, schedule)) == len(dag):
+                best = min(best, makespan_us(dag, schedule, found))
+    return best
+
+
+@settings(max_examples=25, deadline=None)
+@given(priced(4))
+def test_the_exact_answer_is_that_of_trying_everything(drawn: tuple[Dag, Costs]) -> None:
+    dag, costs = drawn
+    if len(dag):
+        assert shortest_us(dag, costs) == pytest.approx(brute_force_us(dag, costs), rel=1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(priced(7))
+def test_between_the_exact_answer_and_one_after_another(drawn: tuple[Dag, Costs]) -> None:
+    dag, costs = drawn
+    found = schedule_side_by_side(dag, costs, 2)
+    check(dag, found.schedule)
+    sequential = sum(costs.team_us)
+    exact = shortest_us(dag, costs)
+    assert lower_bound_us(dag, costs, 2) <= exact * (1 + 1e-6) + 1e-6
+    assert exact <= found.time_us * (1 + 1e-6) + 1e-6
+    assert found.time_us <= min(sequential, 1.34 * exact) + 1e-6
+    assert makespan_us(dag, found.schedule, times(costs, found.schedule)) <= found.time_us + 1e-6
+
+
+@settings(max_examples=100, deadline=None)
+@given(priced(12), st.integers(2, 4))
+def test_more_threads_and_costs_of_meeting(drawn: tuple[Dag, Costs], threads: int) -> None:
+    dag, costs = drawn
+    dear = Costs(costs.team_us, costs.alone_us, meeting_us=3.0, event_us=1.0)
+    found = schedule_side_by_side(dag, dear, threads)
+    check(dag, found.schedule)
+    assert max(found.schedule.streams, default=TEAM) < threads
+    assert lower_bound_us(dag, costs, threads) <= found.time_us + 1e-6
+    assert found.time_us <= sum(costs.team_us) + 1e-6
+    for v, stream in enumerate(found.schedule.streams):
+        assert stream == TEAM or costs.alone_us[v] is not None
+
+
+def test_two_equal_branches_run_side_by_side() -> None:
+    dag = Dag.of_edges(6, [(0, 1), (0, 2), (1, 3), (2, 4), (3, 5), (4, 5)])
+    costs = Costs((10.0,) * 6, (15.0,) * 6)
+    found = schedule_side_by_side(dag, costs, 2)
+    assert found.schedule.streams[0] == found.schedule.streams[5] == TEAM
+    assert {found.schedule.streams[1], found.schedule.streams[2]} == {0, 1}
+    assert found.time_us == 10 + 30 + 10
+    assert concurrency(dag, found.schedule, times(costs, found.schedule)) == pytest.approx(80 / 50)
+
+
+def test_perfectly_split_kernels_stay_one_after_another() -> None:
+    dag = Dag.of_edges(3, [])
+    costs = Costs((10.0,) * 3, (20.0,) * 3)
+    assert set(schedule_side_by_side(dag, costs, 2).schedule.streams) == {TEAM}
+
+
+def test_large_networks_are_scheduled_in_seconds() -> None:
+    rng = np.random.default_rng(0)
+    edges = [
+        (int(u), v) for v in range(1, 600) for u in {max(0, v - 1 - int(k)) for k in rng.integers(0, 8, 2)}
+    ]
+    dag = Dag.of_edges(600, edges)
+    team = rng.uniform(5, 50, 600)
+    costs = Costs(tuple(team), tuple(team * rng.uniform(1, 2, 600)))
+    found = schedule_side_by_side(dag, costs, 2)
+    everything = list_schedule(dag, costs, 2, frozenset(range(600)))
+    assert found.time_us <= min(sum(team), everything.time_us)
