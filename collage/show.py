@@ -11,6 +11,7 @@ from collage.backends.base import VIEW
 from collage.report import CandidateReport, Report
 from collage.schedule.program import Program
 from collage.schedule.region import Region
+from collage.schedule.schedule import TEAM, concurrency, critical_path_us
 
 _MOST_OPS = 6
 _MOST_OPAQUE = 5
@@ -22,13 +23,17 @@ _VIEW_COLOUR = "#9a9a9a"
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the placement table; ``share`` is the cost's part of all regions' costs (0 to 1)."""
+    """A line of the placement table; ``share`` is the cost's part of all regions' costs (0 to 1).
+
+    ``stream`` is the number of the stream, or "team" where all threads work on the region.
+    """
 
     number: int
     backend: str
     ops: str
     nodes: str
     layout: str
+    stream: str
     cost_us: float
     share: float
 
@@ -43,6 +48,7 @@ def rows(program: Program) -> list[Row]:
             shorten_ops(region.ops),
             shorten_nodes(region.sources),
             region.layout,
+            str(region.stream) if region.threads < program.threads else "team",
             region.cost_us,
             region.cost_us / total if total > 0 else 0.0,
         )
@@ -60,7 +66,8 @@ def facts(report: Report, program: Program) -> list[tuple[str, str]]:
     """Header lines: a label and a text each."""
     found = [("model", report.model), ("target", report.target)]
     found.append(("measured", f"{duration(report.measured_us)} for the whole (median)"))
-    predicted = f"{duration(report.predicted_us)} as the sum of the parts"
+    together = "by its schedule" if _streams(program) else "as the sum of the parts"
+    predicted = f"{duration(report.predicted_us)} {together}"
     if report.predicted_us > 0:
         predicted += f"; measured is {report.measured_us / report.predicted_us:.2f}x that"
     found.append(("predicted", predicted))
@@ -70,6 +77,8 @@ def facts(report: Report, program: Program) -> list[tuple[str, str]]:
             f"{report.max_abs_error:.2g} absolute, {report.relative_error:.2g} of the outputs' scale",
         )
     )
+    if (count := _streams(program)) > 0:
+        found.append(("streams", _concurrency(program, count)))
     if report.finalists:
         found.append(("finalists", "; ".join(_finalists(report.finalists))))
     bound = report.arena_lower_bound_bytes
@@ -88,6 +97,23 @@ def facts(report: Report, program: Program) -> list[tuple[str, str]]:
         found.append(("not converted", f"and {len(opaque) - _MOST_OPAQUE} ONNX nodes more"))
     found += [("note", note) for note in report.notes]
     return found
+
+
+def _streams(program: Program) -> int:
+    """How many streams run side by side; 0 where every launch takes all threads."""
+    return max(program.ordered.schedule.streams, default=-1) + 1
+
+
+def _concurrency(program: Program, count: int) -> str:
+    ordered, costs = program.ordered, [region.cost_us for region in program.launches]
+    whole = sum(stream == TEAM for stream in ordered.schedule.streams)
+    degree = concurrency(ordered.dag, ordered.schedule, costs)
+    return (
+        f"{len(costs) - whole} launches on {count} streams, {whole} on the whole team; {len(ordered.events)} event"
+        f"{'' if len(ordered.events) == 1 else 's'}; "
+        f"{degree:.2f} launches at a time; critical path {duration(critical_path_us(ordered.dag, costs))} of "
+        f"{duration(sum(costs))} in all"
+    )
 
 
 def _finalists(finalists: Mapping[str, Mapping[str, float]]) -> list[str]:

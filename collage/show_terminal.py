@@ -49,6 +49,9 @@ def placement_table(program: Program) -> RenderableType:
     layouts = any(row.layout != "plain" for row in found)
     if layouts:
         table.add_column("layout", overflow="fold", ratio=1)
+    streams = any(row.stream != "team" for row in found)
+    if streams:
+        table.add_column("stream", justify="right", no_wrap=True)
     table.add_column("us", justify="right", no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
     for row in found:
@@ -58,6 +61,7 @@ def placement_table(program: Program) -> RenderableType:
             Text(row.ops),
             Text(row.nodes),
             *([Text(row.layout)] if layouts else []),
+            *([Text(row.stream)] if streams else []),
             f"{row.cost_us:.1f}",
             f"{row.share:.1%}",
         )

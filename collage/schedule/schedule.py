@@ -96,6 +96,14 @@ def concurrency(dag: Dag, schedule: Schedule, cost_us: Sequence[float]) -> float
     return total / makespan_us(dag, schedule, cost_us) if total else 1.0
 
 
+def critical_path_us(dag: Dag, cost_us: Sequence[float]) -> float:
+    """The longest way through the graph, in microseconds."""
+    ends: list[float] = []
+    for v, before in enumerate(dag.predecessors):
+        ends.append(cost_us[v] + max((ends[u] for u in before), default=0.0))
+    return max(ends, default=0.0)
+
+
 def makespan_us(dag: Dag, schedule: Schedule, cost_us: Sequence[float]) -> float:
     """When the last launch ends, in microseconds, if each takes its time and waiting costs nothing."""
     ends = [0.0] * len(dag)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from collage.graph.dataflow import TensorType
 from collage.report import CandidateReport, NodeReport, Report
 from collage.schedule.program import Port, Program, make_program
 from collage.schedule.region import Region
 from collage.show import as_html, as_page, duration, facts, rejected, rows, shorten_nodes, shorten_ops, size
+from collage.show_terminal import report_view
 from tests.cli.helpers import fails, json_of, succeeds
 
 NASTY = "<script>alert('&\"')</script>"
@@ -72,6 +75,26 @@ def test_facts(report: Report, program: Program) -> None:
     assert found["finalists"] == "collage 50.0 us; one 100.0 us (2.00x)"
     assert "2.00x the lower bound" in found["arena"]
     assert found["not converted"] == "and 4 ONNX nodes more"
+
+
+def test_streams_are_told(report: Report) -> None:
+    kind = TensorType((4,), "float32")
+    regions = [
+        Region("one", ("a",), (0,), ("a",), (0,), (1,), threads=2, cost_us=10.0),
+        Region("one", ("b",), (1,), ("b",), (1,), (2,), stream=0, cost_us=30.0),
+        Region("two", ("c",), (2,), ("c",), (1,), (3,), stream=1, cost_us=20.0),
+        Region("two", ("d",), (3,), ("d",), (2, 3), (4,), stream=0, cost_us=5.0),
+    ]
+    program = make_program(
+        regions, [Port("x", 0, kind)], [Port("y", 4, kind)], dict.fromkeys(range(5), kind), 2
+    )
+    assert [row.stream for row in rows(program)] == ["team", "0", "1", "0"]
+    told = dict(facts(report, program))["streams"]
+    assert told.startswith("3 launches on 2 streams, 1 on the whole team; 1 event; 1.44 launches at a time")
+    assert told.endswith("critical path 45.0 us of 65.0 us in all")
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(report_view(report, program))
+    assert re.search(r"backend .* stream +us +share", console.export_text())
 
 
 def test_rejections_are_summarised_by_backend_and_kind(report: Report) -> None:
