@@ -24,6 +24,11 @@ from collage.search.placement import Candidate, Placement, finish
 from collage.target import Target
 
 
+def on_one_thread(split: str) -> str:
+    """How the report calls the split of a kernel that was built for one thread, beside those for the team."""
+    return ", ".join(filter(None, (split, "one thread")))
+
+
 @dataclass(frozen=True)
 class Apart:
     """A schedule of the launches of a placement, and what runs on one thread instead of each of them."""
@@ -163,7 +168,9 @@ class Assembler:
                     if isinstance(alone, Conversion)
                     else self._kernel(alone, options, buffers)
                 )
-                region = replace(made_alone.region, stream=stream)
+                region = replace(
+                    made_alone.region, stream=stream, split=on_one_thread(made_alone.region.split)
+                )
                 piece = replace(made_alone, region=region, digest=f"{made_alone.digest} on {stream}")
             add(piece)
             add_views()

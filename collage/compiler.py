@@ -90,7 +90,7 @@ def compile_model(
             placer = Placer(measurer, backends, epsilon_us, offers, outcomes, views, [*rejected, *refused])
             placing = network.settle(placer)
             search_s += placing.search_s
-            made = measurer.measurements_made
+            made, found = measurer.measurements_made, placing.found
             rivals = find_rivals(model, placing, epsilon_us, backends)
             if placing.mix is not None and target.threads > 1:
                 alone = stack.enter_context(replace(settings, build=BuildOptions(threads=1)).measurer(model))
@@ -98,11 +98,12 @@ def compile_model(
                 side_by_side = streams.rival(placing.mix, target.threads)
                 rivals += [side_by_side] if side_by_side is not None else []
                 made += alone.measurements_made
+                found = replace(found, reports=(*found.reports, *streams.reports))
         finalists = [assembler.assemble(rival, placer.tunings()) for rival in rivals]
         verdict = choose(finalists, original, model, backends, target, database, progress, options.seed)
         made += network.runs_made + verdict.measurements_made
     report = _report(
-        model, target, versions, verdict, placing.found, epsilon_us, made, search_s,
+        model, target, versions, verdict, found, epsilon_us, made, search_s,
         time.perf_counter() - started,
     )  # fmt: skip
     return CompiledModule(verdict.winner.parts, report, verdict.executor)

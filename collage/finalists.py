@@ -24,6 +24,7 @@ from collage.progress import Progress
 from collage.runtime.executor import Executor
 from collage.runtime.module import Parts, build_executor
 from collage.schedule.program import Program
+from collage.schedule.schedule import TEAM
 from collage.search.conversion import Conversion
 from collage.search.placement import Candidate, Placement
 from collage.target import Target
@@ -58,6 +59,11 @@ class Finalist:
     def parts(self) -> Parts:
         """The module's parts, built on first use."""
         return self.build()
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether some launches run on streams."""
+        return any(stream != TEAM for stream in self.program.ordered.schedule.streams)
 
     @property
     def digest(self) -> str:
@@ -151,12 +157,12 @@ def _run(executor: Executor, inputs: Sequence[Array]) -> Callable[[], None]:
 
 
 def _ranked(finalists: Sequence[Finalist], timings: Mapping[str, Timing]) -> list[Finalist]:
-    """The best first; those within its noise before it when they have fewer regions."""
+    """The best first; those within its noise before it when they have fewer regions or nothing side by side."""
     by_time = sorted(finalists, key=lambda f: timings[f.label].median_us)
     best = timings[by_time[0].label]
     limit = best.median_us + best.noise_us
     close = [f for f in by_time if timings[f.label].median_us <= limit]
-    close.sort(key=lambda f: (len(f.program.launches), timings[f.label].median_us))
+    close.sort(key=lambda f: (len(f.program.launches), f.side_by_side, timings[f.label].median_us))
     return close + [f for f in by_time if f not in close]
 
 

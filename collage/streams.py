@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from collage.assemble import Apart, Assembler, Rival
+from collage.assemble import Apart, Assembler, Rival, on_one_thread
 from collage.backends.base import Backend, BuildOptions
 from collage.graph.layout import Layout
 from collage.in_network import InNetwork
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.protocol import Change, Request
 from collage.patterns.match import Match
+from collage.report import CandidateReport
 from collage.schedule.list_schedule import Costs
 from collage.schedule.schedule import TEAM, Schedule, makespan_us
 from collage.schedule.side_by_side import schedule_side_by_side
@@ -36,6 +37,8 @@ _Layouts: TypeAlias = "tuple[tuple[int, Layout], ...]"
 _Work: TypeAlias = "tuple[tuple[int, ...], _Layouts, _Layouts]"
 
 _ROUNDS = 3
+_LEAST_GAIN = 0.03
+"""Of the time on the whole team; what promises less is lost in the noise."""
 _MEETING_US = 0.5
 _EVENT_US = 0.2
 
@@ -50,6 +53,8 @@ class Streams:
     matches: Sequence[Match]
     alone: Measurer
     tunings: Mapping[Request, str]
+    reports: list[CandidateReport] = field(default_factory=list)
+    """Of what was measured on one thread."""
 
     def rival(self, mix: Placement, threads: int) -> Rival | None:
         """The best schedule found with launches side by side, or None where nothing is gained by the costs."""
@@ -65,7 +70,7 @@ class Streams:
             costs = Costs(tuple(team_us), tuple(alone_us), _MEETING_US, _EVENT_US)
             found = schedule_side_by_side(dag, costs, threads)
             schedule = found.schedule
-            if all(stream == TEAM for stream in schedule.streams):
+            if found.time_us > (1 - _LEAST_GAIN) * sum(team_us):
                 break
             rival = Rival(LABEL, mix, exclusive=False, apart=Apart(schedule, tuple(single)))
             finalist = self.assembler.assemble(rival, self.tunings)
@@ -93,7 +98,9 @@ class Streams:
         offers = [o for o in offers if (o.request.nodes, *layouts_of(model, o.request)) in wanted]
         outcomes = self.alone.measure([offer.request for offer in offers])
         fastest: dict[_Work, Candidate] = {}
-        for candidate in collect(model, offers, (), outcomes, (), on_team).candidates:
+        measured = collect(model, offers, (), outcomes, (), on_team)
+        self.reports = [replace(each, split=on_one_thread(each.split)) for each in measured.reports]
+        for candidate in measured.candidates:
             known = fastest.get(_work(candidate))
             if known is None or candidate.cost_us < known.cost_us:
                 fastest[_work(candidate)] = candidate

@@ -1,0 +1,98 @@
+"""Real kernels side by side: a network with branches, every launch on a stream, against ONNX Runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import helper
+
+import collage
+from collage import finalists, streams
+from collage.backends.native import Native
+from collage.backends.onednn import OneDnn
+from collage.schedule.dag import Dag
+from collage.schedule.list_schedule import Costs, Found, list_schedule
+from tests.models import make_model
+
+pytestmark = pytest.mark.skipif(not OneDnn().available(), reason=OneDnn().available().reason)
+
+
+def branches(depth: int = 3) -> onnx.ModelProto:
+    """Cells of a wide and a pointwise convolution, a depthwise one and a pool, added and concatenated."""
+    rng = np.random.default_rng(0)
+    nodes, weights = [], {}
+
+    def conv(source: str, to: str, window: int, groups: int = 1) -> None:
+        weights[f"w_{to}"] = (rng.standard_normal((32, 32 // groups, window, window)) / window / 5).astype(
+            np.float32
+        )
+        pads = [window // 2] * 4
+        nodes.append(helper.make_node("Conv", [source, f"w_{to}"], [to], pads=pads, group=groups))
+
+    value = "x"
+    for cell in range(depth):
+        conv(value, f"a{cell}", 3)
+        conv(value, f"b{cell}", 1)
+        conv(value, f"c{cell}", 3, groups=32)
+        pool = {"kernel_shape": [3, 3], "pads": [1] * 4}
+        nodes.append(helper.make_node("MaxPool", [value], [f"d{cell}"], **pool))
+        nodes.append(helper.make_node("Relu", [f"a{cell}"], [f"r{cell}"]))
+        nodes.append(helper.make_node("Add", [f"r{cell}", f"b{cell}"], [f"s{cell}"]))
+        nodes.append(helper.make_node("Add", [f"c{cell}", f"d{cell}"], [f"t{cell}"]))
+        nodes.append(helper.make_node("Concat", [f"s{cell}", f"t{cell}"], [f"u{cell}"], axis=1))
+        weights[f"w_v{cell}"] = (rng.standard_normal((32, 64, 1, 1)) / 8).astype(np.float32)
+        nodes.append(helper.make_node("Conv", [f"u{cell}", f"w_v{cell}"], [f"v{cell}"]))
+        value = f"v{cell}"
+    return make_model(nodes, {"x": [1, 32, 14, 14]}, {value: [1, 32, 14, 14]}, weights)
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory: pytest.TempPathFactory) -> collage.CompiledModule:
+    """Compiled with everything on a stream that can be, whatever it costs, and that schedule as the winner."""
+
+    def all_alone(dag: Dag, costs: Costs, threads: int) -> Found:
+        able = frozenset(v for v, us in enumerate(costs.alone_us) if us is not None)
+        return Found(list_schedule(dag, costs, threads, able).schedule, 0.0)
+
+    ranked = finalists._ranked
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streams, "schedule_side_by_side", all_alone)
+        patch.setattr(
+            finalists, "_ranked", lambda found, t: sorted(ranked(found, t), key=lambda f: not f.side_by_side)
+        )
+        names = ["onednn", "tvm", *(["native"] if Native().available() else [])]
+        folder = tmp_path_factory.mktemp("db")
+        return collage.compile(branches(), backends=names, threads=2, db=folder / "db.sqlite", progress=False)
+
+
+def check(module: collage.CompiledModule) -> None:
+    session = ort.InferenceSession(branches().SerializeToString(), providers=["CPUExecutionProvider"])
+    for seed in range(20):
+        x = np.random.default_rng(seed).standard_normal((1, 32, 14, 14)).astype(np.float32)
+        (wanted,) = session.run(None, {"x": x})
+        np.testing.assert_allclose(module(x), wanted, atol=1e-4 * np.abs(wanted).max())
+
+
+def test_launches_run_on_two_streams_with_the_right_numbers(module: collage.CompiledModule) -> None:
+    assert {region["stream"] for region in module.placement} == {0, 1}
+    assert all(region["threads"] == 1 for region in module.placement if region["backend"] != "view")
+    assert module.program.ordered.events
+    check(module)
+
+
+def test_streams_survive_the_module_file(module: collage.CompiledModule, tmp_path: Path) -> None:
+    module.save(tmp_path / "streams.collage")
+    loaded = collage.load(tmp_path / "streams.collage")
+    assert loaded.program == module.program
+    check(loaded)
+
+
+def test_what_runs_on_one_thread_is_explained(module: collage.CompiledModule) -> None:
+    for node in module.summary()["nodes"]:
+        chosen = [each for each in node["candidates"] if each["verdict"] == "chosen"]
+        assert len(chosen) == 1
+        assert chosen[0]["split"].endswith("one thread") or chosen[0]["backend"] == "view"
