@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
 
 from collage.cli.console import print_json, print_rich
-from collage.cli.files import make_folder
+from collage.cli.files import check_writable, make_folder
 from collage.cli.options import FILE_ARGUMENT, JSON_OPTION, SEED_OPTION, once_each, parse_file_of
+from collage.new_file import new_file
 
 
 @click.command()
@@ -26,6 +28,12 @@ from collage.cli.options import FILE_ARGUMENT, JSON_OPTION, SEED_OPTION, once_ea
 @click.option(
     "--output-dir", metavar="DIR", type=click.Path(path_type=Path), help="Save each output there as NAME.npy."
 )
+@click.option(
+    "--trace",
+    metavar="FILE.json",
+    type=click.Path(path_type=Path),
+    help="Write a time line of a warm run there, a row for each thread; open it at ui.perfetto.dev.",
+)
 @JSON_OPTION
 def run(
     file: Path,
@@ -33,6 +41,7 @@ def run(
     random: bool,
     seed: int,
     output_dir: Path | None,
+    trace: Path | None,
     as_json: bool,
 ) -> None:
     """Run a compiled model once and describe its outputs.
@@ -42,6 +51,7 @@ def run(
       collage run model.collage --input image=image.npy --output-dir out
       collage run bert.collage --input input_ids=ids.npy --input attention_mask=mask.npy
       collage run model.collage --random
+      collage run model.collage --random --trace trace.json
     """
     import numpy as np
 
@@ -56,14 +66,20 @@ def run(
     collect_inputs(program.inputs, (), arrays)  # before the kernels are loaded, which may take seconds
     if output_dir is not None:
         make_folder(output_dir)
-    outputs = collage.load(file).run(arrays)
+    if trace is not None:
+        check_writable(trace)
+    module = collage.load(file)
+    outputs = module.run(arrays)
+    if trace is not None:
+        with new_file(trace) as stream:
+            stream.write(json.dumps(module.trace(arrays)).encode())
     files = save_arrays(output_dir, outputs) if output_dir is not None else {}
     found = [
         {**describe_array(name, array), "file": str(files[name]) if name in files else None}
         for name, array in outputs.items()
     ]
     if as_json:
-        print_json({"outputs": found})
+        print_json({"outputs": found, **({"trace": str(trace)} if trace is not None else {})})
         return
     from rich.text import Text
 
@@ -81,3 +97,5 @@ def run(
             Text(each["file"] or "not saved"),
         )
     print_rich(table)
+    if trace is not None:
+        click.echo(f"wrote {trace}")

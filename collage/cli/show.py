@@ -10,7 +10,8 @@ import click
 from collage.cli.console import print_json, print_rich
 from collage.cli.files import check_writable
 from collage.cli.options import FILE_ARGUMENT, JSON_OPTION
-from collage.errors import CollageError, UsageError
+from collage.errors import UsageError
+from collage.new_file import new_file
 
 if TYPE_CHECKING:
     from collage.report import Report
@@ -55,7 +56,10 @@ def show(file: Path, as_json: bool, html: Path | None, explain: str | None) -> N
         check_writable(html)
     report, program, _ = read_summary(file)
     if html is not None:
-        _write_html(html, report, program)
+        from collage.show import as_page
+
+        with new_file(html) as stream:
+            stream.write(as_page(report, program).encode())
     if as_json:
         found = report.summary(program.regions)
         if explain is not None:
@@ -71,15 +75,6 @@ def show(file: Path, as_json: bool, html: Path | None, explain: str | None) -> N
         print_rich(report_view(report, program))
     else:
         click.echo(f"wrote {html}")
-
-
-def _write_html(path: Path, report: Report, program: Program) -> None:
-    from collage.show import as_page
-
-    try:
-        path.write_text(as_page(report, program), encoding="utf-8")
-    except OSError as error:
-        raise CollageError(f"cannot write {path}: {error.strerror}.") from None
 
 
 def _entries(report: Report, program: Program, wanted: str) -> list[tuple[int, dict[str, Any]]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -46,24 +46,24 @@ class Executor:
         self._outputs = [self._output(p.value) for p in program.outputs]
         self._lock = threading.Lock()
 
-    def bind(self, clock: Array | None = None) -> list[Call]:
+    def bind(self, ends: Array | None = None, starts: Array | None = None) -> list[Call]:
         """The kernels as calls, those on the team joined.
 
-        With a ``clock`` (int64, an element for each launch) the calls also write the time after each launch, in
-        nanoseconds of ``time.monotonic_ns``.
+        With ``ends`` (int64, an element for each launch) the calls also write the time after each launch, in
+        nanoseconds of ``time.monotonic_ns``, and with ``starts`` the one before it.
         """
         team = self.program.threads if any(isinstance(k, NativeKernel) for k in self._kernels) else 0
         binder = _Binder(self.program, team)
         for number, (region, kernel) in enumerate(zip(self.program.launches, self._kernels, strict=True)):
             inputs = [self.array(v) for v in region.inputs]
             outputs = [self.array(v) for v in region.outputs]
-            mark = None if clock is None else clock[number:]
+            before, after = (None if each is None else each[number:] for each in (starts, ends))
             if isinstance(kernel, NativeKernel):
-                binder.native(number, kernel, inputs, outputs, mark)
+                binder.native(number, _noted(kernel.steps, before, after), inputs, outputs)
             else:
                 call = kernel.bind(inputs, outputs)
                 call = beside_team(call, team) if team else call
-                binder.call(call if mark is None else _timed(call, mark))
+                binder.call(_timed(call, before, after))
         return binder.finish()
 
     def array(self, value: int) -> Array:
@@ -119,24 +119,18 @@ class _Binder:
     def native(
         self,
         number: int,
-        kernel: NativeKernel,
+        make: Callable[[Sequence[Array], Sequence[Array]], Sequence[Step]],
         inputs: Sequence[Array],
         outputs: Sequence[Array],
-        clock: Array | None,
     ) -> None:
         """Launch ``number``, on its stream."""
         stream = self._streams[number]
         if stream == TEAM:
             self._meet()
-            self._steps += kernel.steps(inputs, outputs)
-            if clock is not None:
-                self._steps.append(note_time(int(clock.ctypes.data)))
+            self._steps += make(inputs, outputs)
             return
         with on_stream(stream):
-            steps = kernel.steps(inputs, outputs)
-        tasks = [task for step in steps for task in step.tasks]
-        if clock is not None:
-            tasks += note_time(int(clock.ctypes.data)).tasks
+            tasks = [task for step in make(inputs, outputs) for task in step.tasks]
         records = [self._records[number]] if number in self._records else []
         self._lists.setdefault(stream, []).extend([*self._waits.get(number, ()), *tasks, *records])
 
@@ -162,9 +156,29 @@ class _Binder:
             self._steps = []
 
 
-def _timed(call: Call, clock: Array) -> Call:
+def _noted(
+    make: Callable[[Sequence[Array], Sequence[Array]], Sequence[Step]],
+    before: Array | None,
+    after: Array | None,
+) -> Callable[[Sequence[Array], Sequence[Array]], Sequence[Step]]:
+    """A kernel's steps, with the times before and after them written where that is asked for."""
+
+    def steps(inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
+        first, last = ([] if at is None else [note_time(int(at.ctypes.data))] for at in (before, after))
+        return [*first, *make(inputs, outputs), *last]
+
+    return steps
+
+
+def _timed(call: Call, before: Array | None, after: Array | None) -> Call:
+    if before is None and after is None:
+        return call
+
     def run() -> None:
+        if before is not None:
+            before[0] = time.monotonic_ns()
         call()
-        clock[0] = time.monotonic_ns()
+        if after is not None:
+            after[0] = time.monotonic_ns()
 
     return run

@@ -6,8 +6,6 @@ import hashlib
 import io
 import json
 import logging
-import os
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,8 +16,9 @@ import numpy as np
 from collage._version import __version__
 from collage.backends.base import BUILT_IN
 from collage.backends.registry import Registry
-from collage.errors import CollageError, ModuleFileError
+from collage.errors import ModuleFileError
 from collage.graph.dataflow import np_dtype
+from collage.new_file import new_file
 from collage.report import Report
 from collage.runtime.module import CompiledModule, Parts, build_executor
 from collage.schedule.program import Program
@@ -48,29 +47,15 @@ def save_parts(path: Path, parts: Parts, report: Report) -> None:
         "constants": [str(value) for value in parts.constants],
         "report": report.to_json(),
     }
-    try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent or ".")
-    except OSError as error:
-        raise CollageError(f"cannot write {path}: {error.strerror}.") from None
-    try:
-        with os.fdopen(handle, "wb") as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
-            text = json.dumps(manifest)
-            archive.writestr(_MANIFEST, text, compress_type=zipfile.ZIP_DEFLATED)
-            written: set[str] = set()
-            for digest, artifact in zip(digests, parts.artifacts, strict=True):
-                if digest not in written:  # identical kernels are stored once
-                    archive.writestr(f"artifacts/{digest}", artifact)
-                    written.add(digest)
-            for value, array in parts.constants.items():
-                archive.writestr(f"constants/{value}", np.ascontiguousarray(array).tobytes())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except OSError as error:
-        _remove(temporary)
-        raise CollageError(f"cannot write {path}: {error.strerror}.") from None
-    except BaseException:
-        _remove(temporary)
-        raise
+    with new_file(path) as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr(_MANIFEST, json.dumps(manifest), compress_type=zipfile.ZIP_DEFLATED)
+        written: set[str] = set()
+        for digest, artifact in zip(digests, parts.artifacts, strict=True):
+            if digest not in written:  # identical kernels are stored once
+                archive.writestr(f"artifacts/{digest}", artifact)
+                written.add(digest)
+        for value, array in parts.constants.items():
+            archive.writestr(f"constants/{value}", np.ascontiguousarray(array).tobytes())
 
 
 def load_module(path: Path, registry: Registry) -> CompiledModule:
@@ -160,16 +145,3 @@ def _refuse_other_machine(path: Path, manifest: Mapping[str, Any], versions: Map
 
 def _damaged(path: Path, detail: str) -> ModuleFileError:
     return ModuleFileError(f"{path} is damaged ({detail}). Compile the model again.")
-
-
-def _remove(path: str) -> None:
-    try:
-        os.unlink(path)
-    except OSError:
-        pass
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current

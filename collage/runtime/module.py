@@ -97,6 +97,15 @@ class CompiledModule:
         outputs = self._executor.run(collect_inputs(self._parts.program.inputs, (), inputs))
         return {port.name: array for port, array in zip(self._parts.program.outputs, outputs, strict=True)}
 
+    def trace(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """A time line of one warm run: what Chrome's trace viewer and Perfetto read once it is written as JSON.
+
+        Raises InputError like ``run``.
+        """
+        from collage.runtime.trace import trace
+
+        return trace(self._executor, collect_inputs(self._parts.program.inputs, (), inputs))
+
     def save(self, path: str | Path) -> None:
         """Write one file that ``collage.load`` runs in a fresh process; atomic."""
         from collage.runtime.file import save_parts

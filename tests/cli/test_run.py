@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,20 @@ def test_random_inputs_are_seeded(module: Path) -> None:
     first, again, other = (json_of("run", module, "--random", "--json", "--seed", s) for s in ("1", "1", "2"))
     assert first == again
     assert first != other
+
+
+def test_a_time_line_is_written(module: Path, tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    assert f"wrote {file}" in succeeds("run", module, "--random", "--trace", file)
+    found = json.loads(file.read_text())
+    launches = [each for each in found["traceEvents"] if each["ph"] == "X"]
+    assert launches
+    assert all(each["dur"] > 0 and each["ts"] >= 0 and each["cat"] for each in launches)
+    assert json_of("run", module, "--random", "--trace", file, "--json")["trace"] == str(file)
+    fails(
+        1, "run", module, "--random", "--trace", tmp_path / "no" / "trace.json", words=("there is no folder",)
+    )
+    assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
 
 
 def test_text(module: Path, array: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -96,3 +97,16 @@ def test_what_runs_on_one_thread_is_explained(module: collage.CompiledModule) ->
         chosen = [each for each in node["candidates"] if each["verdict"] == "chosen"]
         assert len(chosen) == 1
         assert chosen[0]["split"].endswith("one thread") or chosen[0]["backend"] == "view"
+
+
+def test_the_time_line_shows_both_threads_and_respects_the_graph(module: collage.CompiledModule) -> None:
+    x = np.random.default_rng(0).standard_normal((1, 32, 14, 14)).astype(np.float32)
+    events = [each for each in module.trace({"x": x})["traceEvents"] if each["ph"] == "X"]
+    assert {each["tid"] for each in events} == {0, 1}
+    by_launch = {each["args"]["launch"]: each for each in events}
+    assert sorted(by_launch) == list(range(len(module.program.launches)))
+    for u, v in module.program.ordered.dag.edges:
+        assert by_launch[u]["ts"] + by_launch[u]["dur"] <= by_launch[v]["ts"]
+    for thread in (0, 1):
+        row = sorted((each for each in events if each["tid"] == thread), key=lambda each: each["ts"])
+        assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in pairwise(row))
