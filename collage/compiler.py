@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 
-from collage.assemble import Assembler, find_rivals
+from collage.assemble import Assembler, Rival, find_rivals
 from collage.backends.base import VIEW, Backend, BuildOptions
 from collage.backends.registry import Registry
 from collage.errors import UsageError
@@ -92,6 +92,7 @@ def compile_model(
             search_s += placing.search_s
             made, found = measurer.measurements_made, placing.found
             rivals = find_rivals(model, placing, epsilon_us, backends)
+            rivals += [Rival(f"mix {n}", mix, exclusive=False) for n, mix in enumerate(network.close, start=2)]
             if placing.mix is not None and target.threads > 1:
                 alone = stack.enter_context(replace(settings, build=BuildOptions(threads=1)).measurer(model))
                 streams = Streams(assembler, network, backends, matches, alone, placer.tunings())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -29,11 +29,16 @@ from collage.search.placement import Candidate, Placement
 log = logging.getLogger(__name__)
 
 _ROUNDS = 3
+_CLOSE = 1.1
+"""Times the best mix's time: machines that others use, too, are as much off from one second to the next."""
 
 
 @dataclass
 class InNetwork:
-    """Runs proposed networks and asks again; ``runs_made`` counts those that were not known yet."""
+    """Runs proposed networks and asks again; ``runs_made`` counts those that were not known yet.
+
+    ``close`` are the mixes that ``settle`` found and did not prefer by much.
+    """
 
     assembler: Assembler
     backends: Mapping[str, Backend]
@@ -42,30 +47,34 @@ class InNetwork:
     progress: Callable[[Progress], None]
     seed: int = 0
     runs_made: int = 0
+    close: list[Placement] = field(default_factory=list)
 
     def settle(self, placer: Placer) -> Placing:
         """The placing whose mix takes least in the network, after a few rounds of asking the placer again.
 
-        The mix's costs are then those in the network, so that their sum predicts the whole.
+        The mix's costs are then those in the network, so that their sum predicts the whole. Mixes of other rounds
+        that came close are ``close``: the rounds were run at different times, and the last comparison is fairer.
         """
         corrections = NO_CORRECTIONS
-        best: tuple[float, Placing] | None = None
+        found: list[Placing] = []
+        first: Placing | None = None
         search_s = 0.0
         seen: list[tuple[Candidate, ...]] = []
         for _ in range(_ROUNDS):
             placing = placer.place(corrections)
             search_s += placing.search_s
-            best = best or (math.inf, placing)
+            first = first or placing
             if placing.mix is None or _alike(placing.mix) in seen:
                 break
             seen.append(_alike(placing.mix))
             finalist = self.assembler.assemble(Rival("mix", placing.mix, exclusive=False), placer.tunings())
             times = self.times(finalist)
-            if sum(times) < best[0]:
-                best = (sum(times), _with_times(placing, finalist, times, self.epsilon_us))
+            found.append(_with_times(placing, finalist, times, self.epsilon_us))
             corrections = corrections.learn(finalist.launches, times, self.epsilon_us)
-        assert best is not None
-        return replace(best[1], search_s=search_s)
+        assert first is not None
+        found.sort(key=_mix_us)
+        self.close = [each.mix for each in found[1:] if each.mix and _mix_us(each) < _CLOSE * _mix_us(found[0])]
+        return replace(found[0] if found else first, search_s=search_s)
 
     def times(self, finalist: Finalist) -> list[float]:
         """Microseconds of each launch, from the database or from running the network."""
@@ -80,6 +89,10 @@ class InNetwork:
         self.runs_made += 1
         self.database.put_fact("launch_times_us", key, [round(each, 3) for each in times])
         return times
+
+
+def _mix_us(placing: Placing) -> float:
+    return math.inf if placing.mix is None else placing.mix.predicted_us
 
 
 def _alike(placement: Placement) -> tuple[Candidate, ...]:
