@@ -26,6 +26,15 @@ constexpr size_t kLine = 128;         // two cache lines: the prefetcher pairs t
 constexpr int kSpinsBeforeYield = 4000;  // some 50 us of pauses
 constexpr int kSpinsBetweenClocks = 64;
 
+// Whether somebody else has our cores is looked at after runs longer than this, and after some of the others.
+constexpr int64_t kLongRun = 1000000;  // ns
+constexpr int kLookEvery = 16;         // runs
+// What a thread misses of the wall clock when it holds the others up, in ns and as a share; waking it takes less.
+constexpr int64_t kLost = 1000000;
+constexpr double kLostShare = 0.2;
+// How long the first thread then works alone before the team is tried again: longer each time that it is no use.
+constexpr int64_t kAloneAtFirst = 100000000, kAloneAtMost = 1600000000;  // ns
+
 inline void relax() {
 #if defined(__x86_64__)
   _mm_pause();
@@ -47,11 +56,12 @@ class Spin {
   int left_;
 };
 
-int64_t now_ns() {
+int64_t clock_ns(clockid_t clock) {
   timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return int64_t(t.tv_sec) * 1000000000 + t.tv_nsec;
+  return clock_gettime(clock, &t) == 0 ? int64_t(t.tv_sec) * 1000000000 + t.tv_nsec : 0;
 }
+
+int64_t now_ns() { return clock_ns(CLOCK_MONOTONIC); }
 
 // TVM's TVMParallelGroupEnv.
 struct ParallelEnvironment {
@@ -76,6 +86,12 @@ struct collage_team {
   std::vector<pthread_t> threads;
   std::mutex owner;  // held by whoever runs
   std::atomic<int64_t> spin_ns{200000};
+
+  // For whoever runs: the others' clocks and what they showed, and how long to work alone.
+  std::vector<clockid_t> clocks;
+  std::vector<int64_t> used;
+  std::vector<intptr_t> done;  // of each stream, when one thread runs all
+  int64_t alone_until = 0, alone_for = kAloneAtFirst, last_run = 0, runs = 0;
 
   // The run under way; written by the first thread before `run` changes.
   const collage_step *steps = nullptr;
@@ -132,6 +148,7 @@ struct collage_team {
   }
 
   void walk(int me, uint32_t &seen);
+  void walk_alone();
   void help(int me, uint32_t &seen);
   void serve(int me);
 };
@@ -142,6 +159,11 @@ thread_local collage_team *leading = nullptr;  // the team whose step this threa
 
 int run_task(const collage_task &task) { return task.fn(task.a, task.b, task.n, task.c); }
 
+// Whether a task that waits would not.
+bool recorded(const collage_task &t) {
+  return static_cast<std::atomic<uint32_t> *>(t.a)->load(std::memory_order_acquire) != *static_cast<uint32_t *>(t.b);
+}
+
 void share_of(collage_team &team, int me) {
   ParallelEnvironment environment{nullptr, team.tasks};
   for (int task = me; task < team.tasks; task += team.size) {
@@ -151,6 +173,30 @@ void share_of(collage_team &team, int me) {
 }
 
 }  // namespace
+
+// Streams by one thread: each as far as it comes without an event that is still to be recorded. After a task that
+// failed only events take place, as in collage_stream.
+static int streams_in_turn(const collage_step &step, std::vector<intptr_t> &done) {
+  done.assign(size_t(step.count), 0);
+  int status = 0;
+  for (bool more = true; more;) {
+    more = false;
+    for (int i = 0; i < step.count; ++i) {
+      const collage_task *const tasks = static_cast<const collage_task *>(step.tasks[i].a);
+      for (intptr_t &at = done[size_t(i)]; at < step.tasks[i].n; ++at) {
+        const collage_task &t = tasks[at];
+        if (t.fn == collage_await && !recorded(t)) {
+          more = true;
+          break;
+        }
+        if (status != 0 && t.fn != collage_record && t.fn != collage_await) continue;
+        const int code = run_task(t);
+        if (status == 0) status = code;
+      }
+    }
+  }
+  return status;
+}
 
 void collage_team::help(int me, uint32_t &seen) {
   while (true) {
@@ -187,6 +233,24 @@ void collage_team::walk(int me, uint32_t &seen) {
       help(me, seen);
     }
     if (!barrier()) return;
+  }
+}
+
+// All threads' work by this one. Their shares of a step do not depend on each other, but streams may.
+void collage_team::walk_alone() {
+  for (int64_t at = 0; at < count; ++at) {
+    const collage_step &step = steps[at];
+    int code = 0;
+    if (step.count > 0 && step.tasks[0].fn == collage_stream) {
+      code = streams_in_turn(step, done);
+    } else {
+      for (int i = 0; i < step.count; ++i) {
+        const int found = run_task(step.tasks[i]);
+        if (code == 0) code = found;
+        if (code != 0 && step.mode == COLLAGE_LEAD) break;
+      }
+    }
+    if (code != 0) return fail(code, at);
   }
 }
 
@@ -265,6 +329,39 @@ void make_room(collage_team &team) {
   team.cpus[0] = here;
 }
 
+// Somebody else's work on one of the cores holds up all threads at each of their meetings: with two of them a network
+// takes three times as long, and not even twice as long on one. So where a thread was kept off its core, the first one
+// works alone for a while; the system then finds it a core of its own.
+void run_together(collage_team &team) {
+  const bool look = team.last_run > kLongRun || team.runs++ % kLookEvery == 0;
+  int64_t start = 0, own = 0;
+  if (look) {
+    start = now_ns();
+    own = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+    for (size_t i = 0; i < team.clocks.size(); ++i) team.used[i] = clock_ns(team.clocks[i]);
+  }
+  make_room(team);
+  wake(team);
+  uint32_t unused = 0;
+  team.walk(0, unused);
+  if (!look) return;
+  const int64_t wall = team.last_run = now_ns() - start;
+  if (wall <= kLongRun || team.patience.load(std::memory_order_relaxed) == 0) return;
+  int64_t least = clock_ns(CLOCK_THREAD_CPUTIME_ID) - own;
+  for (size_t i = 0; i < team.clocks.size(); ++i) {
+    const int64_t took = clock_ns(team.clocks[i]) - team.used[i];
+    if (took < least) least = took;
+  }
+  if (wall - least < kLost || double(wall - least) < kLostShare * double(wall)) {
+    team.alone_for = kAloneAtFirst;
+    team.alone_until = 0;
+    return;
+  }
+  team.alone_until = start + wall + team.alone_for;
+  team.alone_for = team.alone_for * 2 < kAloneAtMost ? team.alone_for * 2 : kAloneAtMost;
+  team.park.store(true, std::memory_order_relaxed);
+}
+
 }  // namespace
 
 extern "C" {
@@ -283,8 +380,11 @@ collage_team *collage_team_create(int threads, const int *cpus, int cpu_count) {
       return nullptr;
     }
     team->threads.push_back(thread);
+    clockid_t clock;
+    if (pthread_getcpuclockid(thread, &clock) == 0) team->clocks.push_back(clock);
     if (!team->cpus.empty()) pin(thread, team->cpus[me]);
   }
+  team->used.resize(team->clocks.size());
   return team;
 }
 
@@ -310,12 +410,11 @@ int collage_team_run(collage_team *team, const collage_step *steps, int64_t coun
   team->status.store(0, std::memory_order_relaxed);
   team->failed.store(-1, std::memory_order_relaxed);
   team->park.store(false, std::memory_order_relaxed);
-  if (team->size > 1) {
-    make_room(*team);
-    wake(*team);
+  if (team->size == 1 || (team->alone_until != 0 && now_ns() < team->alone_until)) {
+    team->walk_alone();
+  } else {
+    run_together(*team);
   }
-  uint32_t unused = 0;
-  team->walk(0, unused);
   if (regions != 1) set(regions);
   if (failed != nullptr) *failed = team->failed.load(std::memory_order_relaxed);
   return team->status.load(std::memory_order_relaxed);
