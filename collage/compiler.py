@@ -92,7 +92,9 @@ def compile_model(
             search_s += placing.search_s
             made, found = measurer.measurements_made, placing.found
             rivals = find_rivals(model, placing, epsilon_us, backends)
-            rivals += [Rival(f"mix {n}", mix, exclusive=False) for n, mix in enumerate(network.close, start=2)]
+            rivals += [
+                Rival(f"mix {n}", mix, exclusive=False) for n, mix in enumerate(network.close, start=2)
+            ]
             if placing.mix is not None and target.threads > 1:
                 alone = stack.enter_context(replace(settings, build=BuildOptions(threads=1)).measurer(model))
                 streams = Streams(assembler, network, backends, matches, alone, placer.tunings())

@@ -73,7 +73,9 @@ class InNetwork:
             corrections = corrections.learn(finalist.launches, times, self.epsilon_us)
         assert first is not None
         found.sort(key=_mix_us)
-        self.close = [each.mix for each in found[1:] if each.mix and _mix_us(each) < _CLOSE * _mix_us(found[0])]
+        self.close = [
+            each.mix for each in found[1:] if each.mix and _mix_us(each) < _CLOSE * _mix_us(found[0])
+        ]
         return replace(found[0] if found else first, search_s=search_s)
 
     def times(self, finalist: Finalist) -> list[float]:

@@ -32,8 +32,10 @@ constexpr int kLookEvery = 16;         // runs
 // What a thread misses of the wall clock when it holds the others up, in ns and as a share; waking it takes less.
 constexpr int64_t kLost = 1000000;
 constexpr double kLostShare = 0.2;
-// How long the first thread then works alone before the team is tried again: longer each time that it is no use.
+// How long the first thread then counts on nobody before the team is tried again: longer each time that it is no use.
 constexpr int64_t kAloneAtFirst = 100000000, kAloneAtMost = 1600000000;  // ns
+// How long a thread that was kept off its core helps meanwhile, and how long it then leaves its core to others.
+constexpr int64_t kHelp = 400000, kRest = 2000000;  // ns
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -77,6 +79,18 @@ std::atomic<SetThreads> openmp_set{nullptr};  // written last, read first
 
 }  // namespace
 
+namespace {
+
+// Part of a step that others may take over between two of its tasks: a stream, or a single task.
+struct Part {
+  std::atomic<bool> taken{false};
+  std::atomic<bool> done{false};
+  intptr_t at = 0;  // whoever has taken it goes on from here
+  int status = 0;
+};
+
+}  // namespace
+
 struct collage_team {
   explicit collage_team(int size) : size(size) {}
 
@@ -90,7 +104,7 @@ struct collage_team {
   // For whoever runs: the others' clocks and what they showed, and how long to work alone.
   std::vector<clockid_t> clocks;
   std::vector<int64_t> used;
-  std::vector<intptr_t> done;  // of each stream, when one thread runs all
+  std::vector<std::atomic<bool>> held_up;  // which of the others were kept off their cores
   int64_t alone_until = 0, alone_for = kAloneAtFirst, last_run = 0, runs = 0;
 
   // The run under way; written by the first thread before `run` changes.
@@ -101,10 +115,17 @@ struct collage_team {
   std::atomic<int> status{0};
   std::atomic<int64_t> failed{-1};
 
-  alignas(kLine) std::atomic<uint32_t> run{0};  // counts runs; sleepers wait for it to change
+  alignas(kLine) std::atomic<uint32_t> run{0};  // counts runs by twos, odd for those to assist in; sleepers wait for it
   std::atomic<int> sleepers{0};
   std::atomic<bool> park{false};
   std::atomic<bool> stop{false};
+
+  // A run in which only the first thread counts on nobody: the step whose parts are there to be taken, and how many
+  // of the others are at it.
+  alignas(kLine) std::atomic<const collage_step *> open{nullptr};
+  std::atomic<bool> assisting{false};
+  alignas(kLine) std::atomic<int> inside{0};
+  std::vector<Part> parts;
 
   alignas(kLine) std::atomic<int> arrived{0};
   alignas(kLine) std::atomic<uint32_t> phase{0};  // counts the steps; odd after one that failed
@@ -148,7 +169,9 @@ struct collage_team {
   }
 
   void walk(int me, uint32_t &seen);
-  void walk_alone();
+  void walk_first();
+  void take_parts(const collage_step &step, int64_t deadline);
+  void assist(int me, uint32_t which);
   void help(int me, uint32_t &seen);
   void serve(int me);
 };
@@ -174,28 +197,21 @@ void share_of(collage_team &team, int me) {
 
 }  // namespace
 
-// Streams by one thread: each as far as it comes without an event that is still to be recorded. After a task that
-// failed only events take place, as in collage_stream.
-static int streams_in_turn(const collage_step &step, std::vector<intptr_t> &done) {
-  done.assign(size_t(step.count), 0);
-  int status = 0;
-  for (bool more = true; more;) {
-    more = false;
-    for (int i = 0; i < step.count; ++i) {
-      const collage_task *const tasks = static_cast<const collage_task *>(step.tasks[i].a);
-      for (intptr_t &at = done[size_t(i)]; at < step.tasks[i].n; ++at) {
-        const collage_task &t = tasks[at];
-        if (t.fn == collage_await && !recorded(t)) {
-          more = true;
-          break;
-        }
-        if (status != 0 && t.fn != collage_record && t.fn != collage_await) continue;
-        const int code = run_task(t);
-        if (status == 0) status = code;
-      }
-    }
+// Goes on with part i of the step as far as it comes without waiting, until the deadline (0: none) has passed.
+static void go_on(const collage_step &step, int i, Part &part, int64_t deadline) {
+  const bool stream = step.tasks[i].fn == collage_stream;
+  const collage_task *const tasks = stream ? static_cast<const collage_task *>(step.tasks[i].a) : &step.tasks[i];
+  const intptr_t count = stream ? step.tasks[i].n : 1;
+  for (; part.at < count; ++part.at) {
+    const collage_task &t = tasks[part.at];
+    const bool event = stream && (t.fn == collage_record || t.fn == collage_await);
+    if (event && t.fn == collage_await && !recorded(t)) return;
+    if (part.status != 0 && !event) continue;
+    if (!event && deadline != 0 && now_ns() > deadline) return;
+    const int code = run_task(t);
+    if (part.status == 0) part.status = code;
   }
-  return status;
+  part.done.store(true, std::memory_order_release);
 }
 
 void collage_team::help(int me, uint32_t &seen) {
@@ -236,21 +252,66 @@ void collage_team::walk(int me, uint32_t &seen) {
   }
 }
 
-// All threads' work by this one. Their shares of a step do not depend on each other, but streams may.
-void collage_team::walk_alone() {
+// Whoever has time takes a part that nobody else has.
+void collage_team::take_parts(const collage_step &step, int64_t deadline) {
+  for (int i = 0; i < step.count; ++i) {
+    Part &part = parts[size_t(i)];
+    if (part.done.load(std::memory_order_acquire) || part.taken.exchange(true, std::memory_order_acquire)) continue;
+    if (!part.done.load(std::memory_order_relaxed)) go_on(step, i, part, deadline);
+    part.taken.store(false, std::memory_order_release);
+  }
+}
+
+// The first thread's way through the list when others have time now and then only.
+void collage_team::walk_first() {
   for (int64_t at = 0; at < count; ++at) {
     const collage_step &step = steps[at];
     int code = 0;
-    if (step.count > 0 && step.tasks[0].fn == collage_stream) {
-      code = streams_in_turn(step, done);
+    if (step.mode == COLLAGE_LEAD || step.count == 1) {
+      for (int i = 0; i < step.count && code == 0; ++i) code = run_task(step.tasks[i]);
     } else {
+      if (size_t(step.count) > parts.size()) parts = std::vector<Part>(size_t(step.count));
       for (int i = 0; i < step.count; ++i) {
-        const int found = run_task(step.tasks[i]);
-        if (code == 0) code = found;
-        if (code != 0 && step.mode == COLLAGE_LEAD) break;
+        Part &part = parts[size_t(i)];
+        part.done.store(false, std::memory_order_relaxed);
+        part.at = part.status = 0;
       }
+      open.store(&step, std::memory_order_seq_cst);
+      const auto left = [&] {
+        for (int i = 0; i < step.count; ++i)
+          if (!parts[size_t(i)].done.load(std::memory_order_acquire)) return true;
+        return false;
+      };
+      while (left()) {
+        take_parts(step, 0);
+        relax();
+      }
+      open.store(nullptr, std::memory_order_seq_cst);
+      while (inside.load(std::memory_order_seq_cst) != 0) relax();
+      for (int i = 0; i < step.count && code == 0; ++i) code = parts[size_t(i)].status;
     }
     if (code != 0) return fail(code, at);
+  }
+}
+
+// Another thread's part in that. One that was kept off its core rests before the system takes the core from it, which
+// would be in the middle of a task.
+void collage_team::assist(int me, uint32_t which) {
+  const bool rests = held_up[size_t(me - 1)].load(std::memory_order_relaxed);
+  int64_t begin = now_ns();
+  while (run.load(std::memory_order_acquire) == which && assisting.load(std::memory_order_acquire)) {
+    if (rests && now_ns() - begin > kHelp) {
+      const timespec rest{0, kRest};
+      nanosleep(&rest, nullptr);
+      begin = now_ns();
+    }
+    if (open.load(std::memory_order_relaxed) == nullptr) {
+      relax();
+      continue;
+    }
+    inside.fetch_add(1, std::memory_order_seq_cst);
+    if (const collage_step *step = open.load(std::memory_order_seq_cst)) take_parts(*step, rests ? begin + kHelp : 0);
+    inside.fetch_sub(1, std::memory_order_seq_cst);
   }
 }
 
@@ -276,7 +337,8 @@ void collage_team::serve(int me) {
       set = now;
       if (set != nullptr) set(1);
     }
-    walk(me, seen);
+    if (last % 2 != 0) assist(me, last);
+    else walk(me, seen);
   }
 }
 
@@ -296,8 +358,9 @@ void *serve_thread(void *argument) {
   return nullptr;
 }
 
-void wake(collage_team &team) {
-  team.run.fetch_add(1, std::memory_order_seq_cst);
+void wake(collage_team &team, bool to_assist = false) {
+  const uint32_t last = team.run.load(std::memory_order_relaxed);
+  team.run.store((last | 1) + 1 + (to_assist ? 1 : 0), std::memory_order_seq_cst);
   if (team.sleepers.load(std::memory_order_seq_cst) > 0)
     syscall(SYS_futex, &team.run, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
@@ -329,9 +392,16 @@ void make_room(collage_team &team) {
   team.cpus[0] = here;
 }
 
+void run_first(collage_team &team) {
+  team.assisting.store(true, std::memory_order_relaxed);
+  wake(team, true);
+  team.walk_first();
+  team.assisting.store(false, std::memory_order_release);
+}
+
 // Somebody else's work on one of the cores holds up all threads at each of their meetings: with two of them a network
 // takes three times as long, and not even twice as long on one. So where a thread was kept off its core, the first one
-// works alone for a while; the system then finds it a core of its own.
+// counts on nobody for a while; the others take what they find to do.
 void run_together(collage_team &team) {
   const bool look = team.last_run > kLongRun || team.runs++ % kLookEvery == 0;
   int64_t start = 0, own = 0;
@@ -347,12 +417,18 @@ void run_together(collage_team &team) {
   if (!look) return;
   const int64_t wall = team.last_run = now_ns() - start;
   if (wall <= kLongRun || team.patience.load(std::memory_order_relaxed) == 0) return;
-  int64_t least = clock_ns(CLOCK_THREAD_CPUTIME_ID) - own;
+  const auto lost = [&](int64_t took) {
+    return wall - took > kLost && double(wall - took) > kLostShare * double(wall);
+  };
+  const bool first = lost(clock_ns(CLOCK_THREAD_CPUTIME_ID) - own);
+  bool any = first;
   for (size_t i = 0; i < team.clocks.size(); ++i) {
-    const int64_t took = clock_ns(team.clocks[i]) - team.used[i];
-    if (took < least) least = took;
+    const bool held_up = lost(clock_ns(team.clocks[i]) - team.used[i]);
+    team.held_up[i].store(held_up, std::memory_order_relaxed);
+    any = any || held_up;
   }
-  if (wall - least < kLost || double(wall - least) < kLostShare * double(wall)) {
+  if (first) team.held_up.back().store(true, std::memory_order_relaxed);  // so that there is a core for the first
+  if (!any) {
     team.alone_for = kAloneAtFirst;
     team.alone_until = 0;
     return;
@@ -385,6 +461,7 @@ collage_team *collage_team_create(int threads, const int *cpus, int cpu_count) {
     if (!team->cpus.empty()) pin(thread, team->cpus[me]);
   }
   team->used.resize(team->clocks.size());
+  team->held_up = std::vector<std::atomic<bool>>(size_t(threads - 1));
   return team;
 }
 
@@ -410,14 +487,23 @@ int collage_team_run(collage_team *team, const collage_step *steps, int64_t coun
   team->status.store(0, std::memory_order_relaxed);
   team->failed.store(-1, std::memory_order_relaxed);
   team->park.store(false, std::memory_order_relaxed);
-  if (team->size == 1 || (team->alone_until != 0 && now_ns() < team->alone_until)) {
-    team->walk_alone();
+  if (team->size == 1) {
+    uint32_t unused = 0;
+    team->walk(0, unused);
+  } else if (team->alone_until != 0 && now_ns() < team->alone_until) {
+    run_first(*team);
   } else {
     run_together(*team);
   }
   if (regions != 1) set(regions);
   if (failed != nullptr) *failed = team->failed.load(std::memory_order_relaxed);
   return team->status.load(std::memory_order_relaxed);
+}
+
+void collage_team_beware(collage_team *team, int64_t nanoseconds) {
+  std::lock_guard<std::mutex> hold(team->owner);
+  team->alone_until = now_ns() + nanoseconds;
+  for (std::atomic<bool> &each : team->held_up) each.store(true, std::memory_order_relaxed);
 }
 
 void collage_team_park(collage_team *team) { team->park.store(true, std::memory_order_relaxed); }

@@ -54,6 +54,7 @@ def _load() -> ctypes.CDLL:
         "collage_team_set_spin": (None, [pointer, wide]),
         "collage_team_run": (integer, [pointer, pointer, wide, pointer]),
         "collage_team_park": (None, [pointer]),
+        "collage_team_beware": (None, [pointer, wide]),
         "collage_use_openmp": (None, [pointer, pointer]),
     }
     for name, (result, arguments) in signatures.items():

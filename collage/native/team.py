@@ -46,6 +46,14 @@ class Team:
         if self.handle:
             self._core.collage_team_set_spin(self.handle, int(microseconds * 1000))
 
+    def beware(self, seconds: float) -> None:
+        """Count on the calling thread only, for so long: the others do what they have time for.
+
+        A team begins that by itself when one of its threads was kept off its core during a run.
+        """
+        if self.handle:
+            self._core.collage_team_beware(self.handle, int(seconds * 1e9))
+
     def close(self) -> None:
         """End the team's threads; nothing may run on it any more."""
         if self.handle:

@@ -92,6 +92,7 @@ void one_list(collage_team *team, std::mt19937 &random) {
   }
   if (below(64) == 0) collage_team_park(team);
   if (below(64) == 0) collage_team_set_spin(team, below(3) * 20000);
+  if (below(8) == 0) collage_team_beware(team, below(3) * 300000);
   int64_t failed = -2;
   const int status = collage_team_run(team, steps.data(), length, &failed);
   check((status != 0) == (failing >= 0), "the status");

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from collage.backends.base import BuildOptions
 from collage.graph.dataflow import Array, TensorType
-from collage.native import NativeKernel, Step, Task, TaskError, core_problem
+from collage.native import NativeKernel, Step, Task, TaskError, core_problem, team_of
 from collage.native.library import address_of
 from collage.runtime.executor import Executor
 from collage.runtime.profile import begins, launch_times_us
@@ -134,7 +134,8 @@ def test_the_numbers_are_those_of_one_after_another(
     kernels = [AddKernel(add, delay) for delay in delays]
     executor = Executor(program, kernels, {})
     rng = np.random.default_rng(0)
-    for _ in range(5):
+    for count in range(6):
+        team_of(program.threads).beware(10.0 if count % 2 else 0.0)
         values = {p.value: rng.integers(0, 9, 64).astype(np.float32) for p in program.inputs}
         inputs = [values[p.value] for p in program.inputs]
         for region in program.launches:
@@ -143,6 +144,7 @@ def test_the_numbers_are_those_of_one_after_another(
         found = executor.run(inputs)
         for port, array in zip(program.outputs, found, strict=True):
             np.testing.assert_array_equal(array, values[port.value])
+    team_of(program.threads).beware(0.0)
     times = launch_times_us(executor, inputs, limit_s=0)
     assert len(times) == len(delays)
     assert min(times) > 0
@@ -163,10 +165,12 @@ def test_a_failure_on_one_stream_ends_the_run_and_the_next_one_is_whole(add: cty
     kernels[0] = AddKernel(add, -1)
     broken = Executor(program, kernels, {})
     x = np.ones(64, np.float32)
-    for _ in range(20):
+    for count in range(20):
+        team_of(2).beware(10.0 if count % 2 else 0.0)
         with pytest.raises(TaskError, match="status 7"):
             broken.run([x])
         np.testing.assert_array_equal(whole.run([x])[0], np.full(64, 5, np.float32))
+    team_of(2).beware(0.0)
 
 
 def test_when_launches_could_begin() -> None:
