@@ -12,8 +12,8 @@ setup(
     ext_modules=[
         Extension(
             "collage.native._core",
-            ["collage/native/core.cpp", "collage/native/blas.cpp"],
-            depends=["collage/native/core.h", "collage/native/blas.h"],
+            ["collage/native/core.cpp", "collage/native/tasks.cpp", "collage/native/blas.cpp"],
+            depends=["collage/native/core.h", "collage/native/wait.h", "collage/native/blas.h"],
             extra_compile_args=["-std=c++17", "-O2", *WARNINGS, "-pthread"],
             extra_link_args=["-pthread"],
             optional=True,

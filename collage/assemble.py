@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from collage.backends.base import ALL_PLAIN, LAYOUT, Backend, BackendKind, BuildOptions, Variant
+from collage.backends.base import LAYOUT, Backend, BackendKind, BuildOptions, Variant
 from collage.backends.layout import LayoutChange
 from collage.finalists import Finalist
 from collage.frontend.model import Model
@@ -162,16 +162,12 @@ class Assembler:
             piece = launched[v]
             if stream != TEAM:
                 assert alone is not None
-                options = replace(single, variant=getattr(alone, "variant", ALL_PLAIN))
-                made_alone = (
-                    _conversion(alone, single, buffers)
-                    if isinstance(alone, Conversion)
-                    else self._kernel(alone, options, buffers)
-                )
-                region = replace(
-                    made_alone.region, stream=stream, split=on_one_thread(made_alone.region.split)
-                )
-                piece = replace(made_alone, region=region, digest=f"{made_alone.digest} on {stream}")
+                if isinstance(alone, Conversion):
+                    piece = _conversion(alone, single, buffers)
+                else:
+                    piece = self._kernel(alone, replace(single, variant=alone.variant), buffers)
+                region = replace(piece.region, stream=stream, split=on_one_thread(piece.region.split))
+                piece = replace(piece, region=region, digest=f"{piece.digest} on {stream}")
             add(piece)
             add_views()
         return found

@@ -24,7 +24,6 @@ from collage.progress import Progress
 from collage.runtime.executor import Executor
 from collage.runtime.module import Parts, build_executor
 from collage.schedule.program import Program
-from collage.schedule.schedule import TEAM
 from collage.search.conversion import Conversion
 from collage.search.placement import Candidate, Placement
 from collage.target import Target
@@ -63,7 +62,7 @@ class Finalist:
     @property
     def side_by_side(self) -> bool:
         """Whether some launches run on streams."""
-        return any(stream != TEAM for stream in self.program.ordered.schedule.streams)
+        return self.program.ordered.schedule.count > 0
 
     @property
     def digest(self) -> str:

@@ -66,7 +66,7 @@ def facts(report: Report, program: Program) -> list[tuple[str, str]]:
     """Header lines: a label and a text each."""
     found = [("model", report.model), ("target", report.target)]
     found.append(("measured", f"{duration(report.measured_us)} for the whole (median)"))
-    together = "by its schedule" if _streams(program) else "as the sum of the parts"
+    together = "by its schedule" if program.ordered.schedule.count else "as the sum of the parts"
     predicted = f"{duration(report.predicted_us)} {together}"
     if report.predicted_us > 0:
         predicted += f"; measured is {report.measured_us / report.predicted_us:.2f}x that"
@@ -77,8 +77,8 @@ def facts(report: Report, program: Program) -> list[tuple[str, str]]:
             f"{report.max_abs_error:.2g} absolute, {report.relative_error:.2g} of the outputs' scale",
         )
     )
-    if (count := _streams(program)) > 0:
-        found.append(("streams", _concurrency(program, count)))
+    if program.ordered.schedule.count:
+        found.append(("streams", _concurrency(program)))
     if report.finalists:
         found.append(("finalists", "; ".join(_finalists(report.finalists))))
     bound = report.arena_lower_bound_bytes
@@ -99,18 +99,13 @@ def facts(report: Report, program: Program) -> list[tuple[str, str]]:
     return found
 
 
-def _streams(program: Program) -> int:
-    """How many streams run side by side; 0 where every launch takes all threads."""
-    return max(program.ordered.schedule.streams, default=-1) + 1
-
-
-def _concurrency(program: Program, count: int) -> str:
+def _concurrency(program: Program) -> str:
     ordered, costs = program.ordered, [region.cost_us for region in program.launches]
     whole = sum(stream == TEAM for stream in ordered.schedule.streams)
     degree = concurrency(ordered.dag, ordered.schedule, costs)
     return (
-        f"{len(costs) - whole} launches on {count} streams, {whole} on the whole team; {len(ordered.events)} event"
-        f"{'' if len(ordered.events) == 1 else 's'}; "
+        f"{len(costs) - whole} launches on {ordered.schedule.count} streams, {whole} on the whole team; "
+        f"{len(ordered.events)} event{'' if len(ordered.events) == 1 else 's'}; "
         f"{degree:.2f} launches at a time; critical path {duration(critical_path_us(ordered.dag, costs))} of "
         f"{duration(sum(costs))} in all"
     )

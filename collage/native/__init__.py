@@ -8,8 +8,8 @@ from collage.native.launch import (
     Step,
     Task,
     TaskError,
+    in_turn,
     note_time,
-    streams,
     touch_in_turns,
 )
 from collage.native.library import core_problem
@@ -27,9 +27,9 @@ __all__ = [
     "Team",
     "beside_team",
     "core_problem",
+    "in_turn",
     "note_time",
     "on_stream",
-    "streams",
     "team_of",
     "touch_in_turns",
 ]

@@ -1,12 +1,12 @@
 // See core.h for what each function promises.
 
 #include "core.h"
+#include "wait.h"
 
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -16,14 +16,11 @@
 #include <utility>
 #include <vector>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+using namespace collage;  // wait.h
 
 namespace {
 
 constexpr size_t kLine = 128;         // two cache lines: the prefetcher pairs them
-constexpr int kSpinsBeforeYield = 4000;  // some 50 us of pauses
 constexpr int kSpinsBetweenClocks = 64;
 
 // Whether somebody else has our cores is looked at after runs longer than this, and after some of the others.
@@ -36,34 +33,6 @@ constexpr double kLostShare = 0.2;
 constexpr int64_t kAloneAtFirst = 100000000, kAloneAtMost = 1600000000;  // ns
 // How long a thread that was kept off its core helps meanwhile, and how long it then leaves its core to others.
 constexpr int64_t kHelp = 400000, kRest = 2000000;  // ns
-
-inline void relax() {
-#if defined(__x86_64__)
-  _mm_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-// Spins on; gives way to others when it takes long, since then somebody else has a thread's core.
-class Spin {
- public:
-  explicit Spin(int before_yield) : left_(before_yield) {}
-  void operator()() {
-    if (left_ > 0) --left_, relax();
-    else sched_yield();
-  }
-
- private:
-  int left_;
-};
-
-int64_t clock_ns(clockid_t clock) {
-  timespec t;
-  return clock_gettime(clock, &t) == 0 ? int64_t(t.tv_sec) * 1000000000 + t.tv_nsec : 0;
-}
-
-int64_t now_ns() { return clock_ns(CLOCK_MONOTONIC); }
 
 // TVM's TVMParallelGroupEnv.
 struct ParallelEnvironment {
@@ -527,54 +496,5 @@ int collage_parallel_launch(int (*body)(int, void *, void *), void *data, int ta
   for (Spin spin = team->patient(); team->pending.load(std::memory_order_acquire) != 0;) spin();
   return team->body_status.load(std::memory_order_relaxed);
 }
-
-int collage_note_time(void *a, void *, intptr_t, void *) {
-  *static_cast<int64_t *>(a) = now_ns();
-  return 0;
-}
-
-int collage_touch(void *a, void *, intptr_t n, void *) {
-  volatile char *const bytes = static_cast<volatile char *>(a);
-  for (intptr_t at = 0; at < n; at += 64) bytes[at] = bytes[at];
-  return 0;
-}
-
-int collage_in_turn(void *a, void *, intptr_t n, void *) {
-  const collage_task *const tasks = static_cast<const collage_task *>(a);
-  for (intptr_t i = 0; i < n; ++i) {
-    const collage_task &t = tasks[i];
-    if (const int status = t.fn(t.a, t.b, t.n, t.c)) return status;
-  }
-  return 0;
-}
-
-int collage_record(void *a, void *, intptr_t, void *) {
-  static_cast<std::atomic<uint32_t> *>(a)->fetch_add(1, std::memory_order_release);
-  return 0;
-}
-
-int collage_await(void *a, void *b, intptr_t, void *) {
-  const std::atomic<uint32_t> &event = *static_cast<std::atomic<uint32_t> *>(a);
-  uint32_t &seen = *static_cast<uint32_t *>(b);
-  for (Spin spin(kSpinsBeforeYield); event.load(std::memory_order_acquire) == seen;) spin();
-  ++seen;
-  return 0;
-}
-
-int collage_stream(void *a, void *, intptr_t n, void *) {
-  const collage_task *const tasks = static_cast<const collage_task *>(a);
-  int status = 0;
-  for (intptr_t i = 0; i < n; ++i) {
-    const collage_task &t = tasks[i];
-    const bool event = t.fn == collage_record || t.fn == collage_await;
-    if (status == 0 || event) {
-      const int code = run_task(t);
-      if (status == 0) status = code;
-    }
-  }
-  return status;
-}
-
-int collage_nothing(void *, void *, intptr_t, void *) { return 0; }
 
 }  // extern "C"

@@ -70,16 +70,13 @@ int collage_note_time(void *a, void *b, intptr_t n, void *c);
 // A task that rewrites a word of each cache line of the n bytes from a on, so that the lines are this core's.
 int collage_touch(void *a, void *b, intptr_t n, void *c);
 
-// A task that runs the n tasks at a one after another; returns the first status other than 0.
-int collage_in_turn(void *a, void *b, intptr_t n, void *c);
-
 // Events between tasks that run side by side; both numbers begin at 0. A run records an event once (a uint32_t at a),
 // and whoever waits for it, once a run, has a number of its own at b.
 int collage_record(void *a, void *b, intptr_t n, void *c);
 int collage_await(void *a, void *b, intptr_t n, void *c);
 
-// A task that runs the n tasks at a one after another, with events among them. After one that fails only events take
-// place, so that nobody waits for ever; returns the first status other than 0.
+// A task that runs the n tasks at a one after another; there may be events among them. After one that fails only events
+// take place, so that nobody waits for ever; returns the first status other than 0.
 int collage_stream(void *a, void *b, intptr_t n, void *c);
 
 // A task that does nothing, for measuring what a launch costs.

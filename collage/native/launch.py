@@ -72,15 +72,6 @@ def touch_in_turns(array: Array) -> Step:
     )
 
 
-def in_turn(tasks: Sequence[Task]) -> Task:
-    """One task that runs all of these, one after another."""
-    if len(tasks) == 1:
-        return tasks[0]
-    array = _tasks(tasks)
-    function = address_of(core().collage_in_turn)
-    return Task(function, a=ctypes.addressof(array), n=len(tasks), keep=(array, tuple(tasks)))
-
-
 class Events:
     """The events of one launch list: counters that a task records and others wait for."""
 
@@ -105,12 +96,10 @@ class Events:
             ctypes.memset(each, 0, ctypes.sizeof(each))
 
 
-def streams(lists: Sequence[Sequence[Task]]) -> Step:
-    """A step in which each list runs on a thread of its own, in order; events may be among the tasks."""
-    return Step(tuple(_stream(each) for each in lists))
-
-
-def _stream(tasks: Sequence[Task]) -> Task:
+def in_turn(tasks: Sequence[Task]) -> Task:
+    """One task that runs all of these, one after another; events may be among them."""
+    if len(tasks) == 1:
+        return tasks[0]
     array = _tasks(tasks)
     function = address_of(core().collage_stream)
     return Task(function, a=ctypes.addressof(array), n=len(tasks), keep=(array, tuple(tasks)))

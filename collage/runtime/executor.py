@@ -20,9 +20,9 @@ from collage.native import (
     Step,
     Task,
     beside_team,
+    in_turn,
     note_time,
     on_stream,
-    streams,
     team_of,
 )
 from collage.runtime.buffers import aligned_empty
@@ -146,7 +146,8 @@ class _Binder:
 
     def _meet(self) -> None:
         if self._lists:
-            self._steps.append(streams([self._lists.get(i, []) for i in range(max(self._lists) + 1)]))
+            lists = [self._lists.get(i, []) for i in range(max(self._lists) + 1)]
+            self._steps.append(Step(tuple(map(in_turn, lists))))
             self._lists = {}
 
     def _flush(self) -> None:

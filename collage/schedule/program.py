@@ -96,7 +96,7 @@ def make_program(
     ends = {root(p.value) for p in outputs}
     lives = lifetimes(steps, sizes, [p.value for p in inputs], ends)
     ordered = Ordered(_dag(steps), _schedule(launches, threads))
-    side_by_side = any(stream != TEAM for stream in ordered.schedule.streams)
+    side_by_side = ordered.schedule.count > 0
     memory = plan_memory(
         lives, _meet(steps, ordered, [p.value for p in inputs], ends) if side_by_side else None
     )

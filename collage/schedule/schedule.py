@@ -29,8 +29,8 @@ class Schedule:
 
     @property
     def count(self) -> int:
-        """Streams in use, at least one."""
-        return max(self.streams, default=0) + 1 or 1
+        """How many streams run side by side; 0 where every launch takes the whole team."""
+        return max(self.streams, default=TEAM) + 1
 
 
 @dataclass(frozen=True)

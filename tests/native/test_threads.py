@@ -21,7 +21,13 @@ def stress(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("no g++")
     program = tmp_path_factory.mktemp("stress") / "stress"
     command = [compiler, "-std=c++17", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]
-    command += ["-fsanitize=thread", f"-I{CORE}", str(CORE / "core.cpp"), str(HERE / "stress.cpp")]
+    command += [
+        "-fsanitize=thread",
+        f"-I{CORE}",
+        str(CORE / "core.cpp"),
+        str(CORE / "tasks.cpp"),
+        str(HERE / "stress.cpp"),
+    ]
     built = subprocess.run([*command, "-o", str(program)], capture_output=True, text=True, timeout=120)
     if "tsan" in built.stderr:
         pytest.skip("no ThreadSanitizer")

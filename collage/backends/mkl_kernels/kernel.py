@@ -12,9 +12,8 @@ import numpy.typing as npt
 from collage.backends.chains.strided import FLOAT_BYTES
 from collage.backends.mkl_kernels.library import library
 from collage.graph.dataflow import Array
-from collage.native import NativeKernel, Step, Task
+from collage.native import NativeKernel, Step, Task, in_turn
 from collage.native.kernel_library import kernel_function
-from collage.native.launch import in_turn
 from collage.native.library import address_of, core
 from collage.native.packed import Packed
 from collage.native.structure import structure
