@@ -36,7 +36,8 @@ class NodeReport:
 class Report:
     """All of a compile's findings; times are microseconds unless the name says otherwise.
 
-    ``measured_us`` is the median of the whole module, ``predicted_us`` the sum of its parts (Eq. 2.2);
+    ``measured_us`` is the median of the whole module, ``predicted_us`` the sum of its parts (Eq. 2.2), or what its
+    schedule makes of them, each timed in its place in the same rounds as the whole;
     ``finalists`` holds the medians of the placements that were run against each other in one interleaved
     run; ``max_abs_error`` is relative to nothing, ``relative_error`` to the output's largest absolute value.
     """

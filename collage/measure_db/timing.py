@@ -8,17 +8,24 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import cycle, islice, pairwise
 from statistics import median
+from typing import TypeVar
 
 from collage.backends.base import Call
+
+T = TypeVar("T")
 
 Clock = Callable[[], int]
 """Nanoseconds since some moment; monotonic."""
 
 Clocked = Callable[[], int]
 """Runs a kernel and gives the nanoseconds that it took."""
+
+SETTLE_S = 0.05
+TURN_S = 0.02
+"""Of a turn, when whole networks are timed; see ``interleave``."""
 
 _BATCH_NS = 20_000
 """Shorter calls are timed several at once: a clock read takes 50-100 ns, which is 0.4 % of this."""
@@ -63,7 +70,7 @@ def time_calls(
     ``4 * limit_s`` seconds with 3 samples. Every instance is called once beforehand; where that takes longer
     than ``limit_s`` those calls count as samples, so a kernel of 2 s runs just 3 times.
     """
-    with _no_gc():
+    with no_gc():
         overhead = _clock_overhead(clock)
         start = clock()
         warm = []
@@ -89,7 +96,7 @@ def time_clocked(
 
     Sampling ends like that of ``time_calls``, after 21 samples at least, or 3 that take four times ``limit_s``.
     """
-    with _no_gc():
+    with no_gc():
         for call in calls:
             call()
         samples = _enough(
@@ -151,6 +158,7 @@ def interleave(
     settle_s: float = 0.0,
     turn_s: float = 0.0,
     until_sure: bool = False,
+    after: Mapping[str, Call] | None = None,
     clock: Clock = time.perf_counter_ns,
 ) -> dict[str, Timing]:
     """Compare whole networks: every round has a turn for each candidate, in an order that rotates.
@@ -160,11 +168,12 @@ def interleave(
     timed ones, at least one of each: caches are warm then, and woken threads have found cores of their own
     (DCGAN in ONNX Runtime, 0.65 ms: 1.2 ms in the first calls after a pause). Ends after ``rounds``, or after
     ``limit_s`` seconds with at least 3 rounds; with ``until_sure`` also when, after 8 rounds, the best one's
-    confidence interval lies below all others'.
+    confidence interval lies below all others'. What a candidate has in ``after`` is called at the end of each
+    of its turns, ``turn_s`` seconds long, untimed.
     """
     names = list(candidates)
     samples: dict[str, list[float]] = {name: [] for name in names}
-    with _no_gc():
+    with no_gc():
         overhead = _clock_overhead(clock)
         start = clock()
         for done in range(rounds):
@@ -174,17 +183,29 @@ def interleave(
                 break
             shift = done % len(names) if names else 0
             for name in names[shift:] + names[:shift]:
-                if settle_s:
-                    time.sleep(settle_s)
-                for untimed in (True, False):
-                    turn = clock()
-                    while True:
-                        elapsed = _batch_ns([candidates[name]], clock, overhead)
-                        if not untimed:
-                            samples[name].append(elapsed)
-                        if clock() - turn >= turn_s * 1e9:
-                            break
+                timed = partial(_batch_ns, [candidates[name]], clock, overhead)
+                samples[name] += take_turn(timed, settle_s, turn_s, clock)
+                if after and name in after:
+                    _repeat(after[name], turn_s, clock)
     return {name: summary(found) for name, found in samples.items()}
+
+
+def take_turn(
+    run: Callable[[], T], settle_s: float, turn_s: float, clock: Clock = time.perf_counter_ns
+) -> list[T]:
+    """What the runs of a turn give, those at its beginning left out; see ``interleave``."""
+    if settle_s:
+        time.sleep(settle_s)
+    _repeat(run, turn_s, clock)
+    return _repeat(run, turn_s, clock)
+
+
+def _repeat(run: Callable[[], T], seconds: float, clock: Clock) -> list[T]:
+    found: list[T] = []
+    start = clock()
+    while not found or clock() - start < seconds * 1e9:
+        found.append(run())
+    return found
 
 
 def _is_sure(samples: Mapping[str, Sequence[float]]) -> bool:
@@ -281,7 +302,7 @@ def _clock_overhead(clock: Clock) -> int:
 
 
 @contextmanager
-def _no_gc() -> Iterator[None]:
+def no_gc() -> Iterator[None]:
     """Python's garbage collector off: a collection takes milliseconds."""
     was_on = gc.isenabled()
     gc.disable()

@@ -8,34 +8,58 @@ from collections.abc import Sequence
 import numpy as np
 
 from collage.graph.dataflow import Array
+from collage.measure_db.timing import SETTLE_S, TURN_S, no_gc, take_turn
 from collage.runtime.executor import Executor
 from collage.schedule.schedule import TEAM, Ordered
 
-_WARM_RUNS = 3
-_LEAST_RUNS = 9
+_LEAST_TURNS = 5
+
+
+class NotedRuns:
+    """Runs of a network, a call each, which note when each launch ends; what they saw is kept."""
+
+    def __init__(self, executor: Executor, inputs: Sequence[Array]) -> None:
+        self._executor = executor
+        self._inputs = inputs
+        self._clock = np.zeros(len(executor.program.launches), np.int64)
+        self._calls = executor.bind(self._clock)
+        self._runs: list[tuple[int, Array]] = []
+
+    def __call__(self) -> None:
+        self._executor.set_inputs(self._inputs)  # their buffers serve other values after their last use
+        begin = time.monotonic_ns()
+        for call in self._calls:
+            call()
+        self._runs.append((begin, self._clock.copy()))
+
+    def launches_us(self) -> list[float]:
+        """Medians in microseconds, in launch order.
+
+        A launch begins when what it waits for has ended: the one before it on its stream, those it has events of,
+        all others where it takes the whole team. Whatever passes until it runs counts to it, so that without
+        streams the times add up to the whole.
+        """
+        ordered = self._executor.program.ordered
+        rows = []
+        for begin, clock in self._runs:
+            ends = [int(each) for each in clock]
+            rows.append([end - at for end, at in zip(ends, begins(ordered, ends, begin), strict=True)])
+        return [float(each) for each in np.median(np.array(rows), axis=0) / 1e3]
 
 
 def launch_times_us(executor: Executor, inputs: Sequence[Array], limit_s: float = 0.5) -> list[float]:
-    """Medians in microseconds, in launch order, over runs of the network on these inputs.
+    """``NotedRuns.launches_us`` of runs on these inputs.
 
-    A launch begins when what it waits for has ended: the one before it on its stream, those it has events of, all
-    others where it takes the whole team. Whatever passes until it runs counts to it, so that without streams the
-    times add up to the whole.
+    They run in turns like those in which whole networks are compared: five at least, for ``limit_s`` seconds.
     """
-    ordered = executor.program.ordered
-    clock = np.zeros(len(executor.program.launches), np.int64)
-    calls = executor.bind(clock)
-    rows: list[list[int]] = []
+    noted = NotedRuns(executor, inputs)
     start = time.monotonic()
-    while len(rows) < _WARM_RUNS + _LEAST_RUNS or time.monotonic() - start < limit_s:
-        executor.set_inputs(inputs)  # each time: their buffers serve other values after their last use
-        begin = time.monotonic_ns()
-        for call in calls:
-            call()
-        ends = [int(each) for each in clock]
-        rows.append([end - at for end, at in zip(ends, begins(ordered, ends, begin), strict=True)])
-    medians = np.median(np.array(rows[_WARM_RUNS:]), axis=0) / 1e3
-    return [float(each) for each in medians]
+    turns = 0
+    with no_gc():
+        while turns < _LEAST_TURNS or time.monotonic() - start < limit_s:
+            take_turn(noted, SETTLE_S, TURN_S)
+            turns += 1
+    return noted.launches_us()
 
 
 def begins(ordered: Ordered, ends: Sequence[int], begin: int) -> list[int]:

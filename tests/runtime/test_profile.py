@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper
 
 import collage
@@ -36,3 +37,15 @@ def test_times_are_positive_and_inputs_are_set_for_each_run(tmp_path: Path) -> N
     times = launch_times_us(module._executor, [indices], limit_s=0.05)
     assert len(times) == len(module.program.launches)
     assert all(0 < each < 10_000 for each in times)
+
+
+def test_the_parts_are_timed_in_the_rounds_of_the_whole_and_recalled_with_it(tmp_path: Path) -> None:
+    first, again = (
+        collage.compile(gather_net(), backends=["tvm"], db=tmp_path / "db.sqlite", progress=False)
+        for _ in range(2)
+    )
+    parts = [region.cost_us for region in first.program.launches]
+    assert len(parts) > 1
+    assert sum(parts) == pytest.approx(first.report.predicted_us)
+    assert again.report.measurements_made == 0
+    assert [region.cost_us for region in again.program.launches] == parts
