@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from workloads.catalogue import ENTRIES
+from workloads.catalogue import ENTRIES, PAPER
 
 from collage.errors import CollageError, UsageError, unknown_names
 
@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).resolve().parents[1] / "models"
 
 
 def find_models(names: Sequence[str], folder: Path, batch: int) -> list[Path]:
-    """Paths of the models; no names stand for all workloads. Files of another batch than 1 have a folder of theirs.
+    """Paths of the models; no names stand for the paper's five. Files of another batch than 1 have a folder of theirs.
 
     Raises UsageError for what is neither, and CollageError when a file cannot be made.
     """
@@ -26,11 +26,11 @@ def find_models(names: Sequence[str], folder: Path, batch: int) -> list[Path]:
     if given and batch != 1:
         raise UsageError(f"--batch is for the workloads, not for files: {', '.join(given)}.")
     home = folder if batch == 1 else folder / f"batch-{batch}"
-    paths = {name: home / f"{name}.onnx" for name in names or ENTRIES if name in ENTRIES}
+    paths = {name: home / f"{name}.onnx" for name in names or PAPER if name in ENTRIES}
     missing = [name for name, path in paths.items() if not path.exists()]
     if missing:
         _make(missing, home, batch)
-    return [paths.get(name) or Path(name) for name in names or ENTRIES]
+    return [paths.get(name) or Path(name) for name in names or PAPER]
 
 
 def _make(names: Sequence[str], folder: Path, batch: int) -> None:

@@ -17,13 +17,15 @@ HERE = Path(__file__).parent
 class Entry:
     """One workload: its name, the module beside this one that builds it, and a line for `--list`.
 
-    `skeleton` is the module that it shares with other workloads, if any.
+    `skeleton` is the module that it shares with other workloads, if any. `paper` tells whether it is one of the
+    Collage paper's five, which stand for all of them where no name is given.
     """
 
     name: str
     module: str
     summary: str
     skeleton: str | None = None
+    paper: bool = True
 
     @property
     def sources(self) -> tuple[Path, ...]:
@@ -41,8 +43,21 @@ ENTRIES: dict[str, Entry] = {
     for entry in (
         Entry("bert_base", "bert", "BERT-base encoder, 64 tokens (Devlin et al. 2019)"),
         Entry("dcgan", "dcgan", "DCGAN generator, 3x64x64 (Radford et al. 2016)"),
+        Entry(
+            "googlenet", "googlenet", "GoogLeNet, 3x224x224 (Szegedy et al. 2015)", "branches", paper=False
+        ),
+        Entry(
+            "inception_v3",
+            "inception",
+            "Inception-v3, 3x299x299 (Szegedy et al. 2016)",
+            "branches",
+            paper=False,
+        ),
         Entry("nasnet_a_mobile", "nasnet", "NASNet-A 4@1056, 3x224x224 (Zoph et al. 2018)"),
         Entry("resnet50_3d", "resnet3d", "3D ResNet-50, 3x16x112x112 (Hara et al. 2018)", "residual"),
         Entry("resnext50_32x4d", "resnext", "ResNeXt-50 32x4d, 3x224x224 (Xie et al. 2017)", "residual"),
+        Entry("t5_small", "t5", "T5-small, 64 tokens in and 64 out (Raffel et al. 2020)", paper=False),
     )
 }
+
+PAPER = tuple(entry.name for entry in ENTRIES.values() if entry.paper)
