@@ -54,6 +54,7 @@ def compile(
     seed: int = 0,
     progress: Callable[[Progress], None] | bool | None = None,
     time_limit_s: float = 60.0,
+    streams: bool = True,
 ) -> CompiledModule:
     """Compile an ONNX model to the fastest mix of backends, by measuring.
 
@@ -61,6 +62,7 @@ def compile(
     ``backends`` restricts the choice (default: all that are available); ``threads`` defaults to the cores this
     process may use; ``db`` is the measurement database (default: in the user's cache directory);
     ``time_limit_s`` bounds each candidate, in seconds; ``tune_trials`` lets TVM tune convolutions and matmuls.
+    Without ``streams`` kernels run one after another, never side by side.
     ``progress`` is a callable, False for silence, or None for a bar where one can be seen.
 
     Raises ModelError, UsageError, DatabaseError, MeasurementError or NoPlacementError, all CollageError.
@@ -75,6 +77,7 @@ def compile(
         db=Path(db) if db is not None else None,
         seed=seed,
         time_limit_s=time_limit_s,
+        streams=streams,
     )
     chosen = registry if registry is not None else default_registry()
     if callable(progress):

@@ -8,7 +8,7 @@ from functools import partial
 
 from collage.backends.base import LAYOUT, Backend, BackendKind, BuildOptions, Variant
 from collage.backends.layout import LayoutChange
-from collage.finalists import Finalist
+from collage.finalists import SEQUENTIAL, Finalist
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Graph, TensorType
@@ -31,10 +31,14 @@ def on_one_thread(split: str) -> str:
 
 @dataclass(frozen=True)
 class Apart:
-    """A schedule of the launches of a placement, and what runs on one thread instead of each of them."""
+    """A schedule of the launches of a placement, and what runs on one thread instead of each of them.
+
+    ``algorithm`` is the one the schedule comes from.
+    """
 
     schedule: Schedule
     alone: tuple[Candidate | Conversion | None, ...]
+    algorithm: str
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,7 @@ class Assembler:
             tuple(piece.digest for piece in pieces),
             versions,
             parts,
+            SEQUENTIAL if rival.apart is None else rival.apart.algorithm,
         )
 
     def _side_by_side(self, pieces: Sequence[_Piece], apart: Apart, buffers: _Buffers) -> list[_Piece]:

@@ -52,6 +52,7 @@ class CompileOptions:
     db: Path | None = None
     seed: int = 0
     time_limit_s: float = 60.0
+    streams: bool = True
 
 
 def compile_model(
@@ -95,7 +96,7 @@ def compile_model(
             rivals += [
                 Rival(f"mix {n}", mix, exclusive=False) for n, mix in enumerate(network.close, start=2)
             ]
-            if placing.mix is not None and target.threads > 1:
+            if placing.mix is not None and target.threads > 1 and options.streams:
                 alone = stack.enter_context(replace(settings, build=BuildOptions(threads=1)).measurer(model))
                 streams = Streams(assembler, network, backends, matches, alone, placer.tunings())
                 side_by_side = streams.rival(placing.mix, target.threads)
@@ -233,4 +234,5 @@ def _report(
         candidates=found.reports,
         arena_bytes=memory.nbytes,
         arena_lower_bound_bytes=memory.lower_bound,
+        schedule=verdict.winner.algorithm,
     )

@@ -36,6 +36,8 @@ from collage.target import Target
 
 log = logging.getLogger(__name__)
 
+SEQUENTIAL = "sequential"
+
 _ROUNDS = 40
 _LIMIT_S = 15.0
 _LAUNCHES = "launches_us"
@@ -50,7 +52,7 @@ class Finalist:
     ``digests`` identify its regions across models and processes.
 
     ``versions`` are the library versions of the backends it uses. ``build`` compiles its kernels, which only
-    those need that are run.
+    those need that are run. ``algorithm`` is what its schedule comes from.
     """
 
     label: str
@@ -60,6 +62,7 @@ class Finalist:
     digests: tuple[str, ...]
     versions: Mapping[str, str]
     build: Callable[[], Parts]
+    algorithm: str = SEQUENTIAL
 
     @cached_property
     def parts(self) -> Parts:

@@ -39,7 +39,8 @@ class Report:
     ``measured_us`` is the median of the whole module, ``predicted_us`` the sum of its parts (Eq. 2.2), or what its
     schedule makes of them, each timed in its place in the same rounds as the whole;
     ``finalists`` holds the medians of the placements that were run against each other in one interleaved
-    run; ``max_abs_error`` is relative to nothing, ``relative_error`` to the output's largest absolute value.
+    run; ``max_abs_error`` is relative to nothing, ``relative_error`` to the output's largest absolute value;
+    ``schedule`` names the algorithm that streams and order come from.
     """
 
     model: str
@@ -61,6 +62,7 @@ class Report:
     candidates: Sequence[CandidateReport] = ()
     arena_bytes: int = 0
     arena_lower_bound_bytes: int = 0
+    schedule: str = "sequential"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for the module file."""
@@ -93,6 +95,7 @@ class Report:
             "epsilon_us": round(self.epsilon_us, 3),
             "arena_bytes": self.arena_bytes,
             "arena_lower_bound_bytes": self.arena_lower_bound_bytes,
+            "schedule": self.schedule,
             "versions": dict(self.versions),
             "finalists": {k: dict(v) for k, v in self.finalists.items()},
             "opaque": dict(self.opaque),

@@ -13,6 +13,7 @@ from collage.schedule.program import Program
 from collage.schedule.region import Region
 from collage.schedule.schedule import TEAM, concurrency, critical_path_us
 
+_SCHEDULES = {"list": "by measured cost", "nimble": "Nimble's, folded", "opara": "Opara's, folded"}
 _MOST_OPS = 6
 _MOST_OPAQUE = 5
 _OPEN_UP_TO = 30
@@ -78,7 +79,9 @@ def facts(report: Report, program: Program) -> list[tuple[str, str]]:
         )
     )
     if program.ordered.schedule.count:
-        found.append(("streams", _concurrency(program)))
+        found.append(
+            ("streams", f"{_SCHEDULES.get(report.schedule, report.schedule)}: {_concurrency(program)}")
+        )
     if report.finalists:
         found.append(("finalists", "; ".join(_finalists(report.finalists))))
     bound = report.arena_lower_bound_bytes

@@ -1,9 +1,9 @@
 """Launches side by side: which of a mix's kernels are better off on one thread each, next to others.
 
 The mix is placed for launches one after another, each on the whole team. Here each is measured on a single thread,
-too, and those that do not depend on each other are scheduled side by side where that is shorter
-(`collage.schedule`). What is proposed runs once with each launch timed in its place, and is scheduled again with
-these times; the last round decides whether it is used.
+too, and those that do not depend on each other are scheduled side by side where that is shorter, by several algorithms
+(`collage.schedule`). What they propose, and the costs do not rule out, runs once with each launch timed in its place;
+the best is scheduled again with these times, and the last round decides whether it is used.
 """
 
 from __future__ import annotations
@@ -15,15 +15,21 @@ from typing import TypeAlias
 
 from collage.assemble import Apart, Assembler, Rival, on_one_thread
 from collage.backends.base import Backend, BuildOptions
+from collage.finalists import Finalist
+from collage.frontend.model import Model
+from collage.frontend.subgraph import Subgraph
 from collage.graph.layout import Layout
 from collage.in_network import InNetwork
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.protocol import Change, Request
 from collage.patterns.match import Match
 from collage.report import CandidateReport
-from collage.schedule.list_schedule import Costs
+from collage.schedule.dag import Dag
+from collage.schedule.fold import nimble, opara
+from collage.schedule.list_schedule import list_schedule
 from collage.schedule.schedule import TEAM, Schedule, makespan_us
 from collage.schedule.side_by_side import schedule_side_by_side
+from collage.schedule.timeline import Algorithm, Costs, Found
 from collage.search.candidates import collect, layouts_of, offers_of
 from collage.search.conversion import Conversion
 from collage.search.placement import Candidate, Placement
@@ -39,6 +45,8 @@ _Work: TypeAlias = "tuple[tuple[int, ...], _Layouts, _Layouts]"
 _ROUNDS = 3
 _LEAST_GAIN = 0.03
 """Of the time on the whole team; what promises less is lost in the noise."""
+_CLOSE = 1.1
+"""Times the shortest by the costs, which are as much off in the network: what promises more is not run."""
 _MEETING_US = 0.5
 _EVENT_US = 0.2
 
@@ -65,26 +73,31 @@ class Streams:
         single = self._on_one_thread(base.launches)
         team_us = [_team_us(each, self.network.epsilon_us) for each in base.launches]
         alone_us: list[float | None] = [None if each is None else each.cost_us for each in single]
+        moved = [_moved_bytes(self.assembler.model, base, v) for v in range(len(dag))]
         best: Rival | None = None
-        for _ in range(_ROUNDS):
+        tried: set[Schedule] = set()
+        for number in range(_ROUNDS):
             costs = Costs(tuple(team_us), tuple(alone_us), _MEETING_US, _EVENT_US)
-            found = schedule_side_by_side(dag, costs, threads)
-            schedule = found.schedule
-            if found.time_us > (1 - _LEAST_GAIN) * sum(team_us):
+            proposals = _proposals(dag, costs, threads, moved)[: None if number == 0 else 1]
+            new = [(name, found) for name, found in proposals if found.schedule not in tried]
+            if not new:
                 break
-            rival = Rival(LABEL, mix, exclusive=False, apart=Apart(schedule, tuple(single)))
-            finalist = self.assembler.assemble(rival, self.tunings)
-            times = dict(zip(schedule.order, self.network.times(finalist), strict=True))
-            for v, us in times.items():
-                if schedule.streams[v] == TEAM:
-                    team_us[v] = us
-                else:
-                    alone_us[v] = us
-            total_us = makespan_us(dag, schedule, [times[v] for v in range(len(dag))])
-            log.info("side by side: %.1f us by the costs, %.1f us when run", found.time_us, total_us)
-            if best is None or total_us < best.placement.predicted_us:
-                placed = _placed(mix, base.launches, schedule, single, times, total_us)
-                best = replace(rival, placement=placed)
+            for name, found in new:
+                schedule = found.schedule
+                tried.add(schedule)
+                rival = Rival(LABEL, mix, exclusive=False, apart=Apart(schedule, tuple(single), name))
+                finalist = self.assembler.assemble(rival, self.tunings)
+                times = dict(zip(schedule.order, self.network.times(finalist), strict=True))
+                for v, us in times.items():
+                    if schedule.streams[v] == TEAM:
+                        team_us[v] = us
+                    else:
+                        alone_us[v] = us
+                total_us = makespan_us(dag, schedule, [times[v] for v in range(len(dag))])
+                log.info("%s: %.1f us by the costs, %.1f us when run", name, found.time_us, total_us)
+                if best is None or total_us < best.placement.predicted_us:
+                    placed = _placed(mix, base.launches, schedule, single, times, total_us)
+                    best = replace(rival, placement=placed)
         return best
 
     def _on_one_thread(self, launches: Sequence[Launch]) -> list[Launch | None]:
@@ -118,6 +131,28 @@ class Streams:
                 cost = costs.get(changes[each])
                 found.append(None if cost is None else replace(each, cost_us=cost))
         return found
+
+
+def _proposals(dag: Dag, costs: Costs, threads: int, moved_bytes: Sequence[int]) -> list[tuple[str, Found]]:
+    """By algorithm, the shortest by the costs first; without those that promise too little to be run."""
+    algorithms: dict[str, Algorithm] = {
+        "list": list_schedule,
+        "nimble": nimble(dag, costs),
+        "opara": opara(dag, costs, moved_bytes),
+    }
+    found = {name: schedule_side_by_side(dag, costs, threads, each) for name, each in algorithms.items()}
+    ranked = sorted(found.items(), key=lambda item: item[1].time_us)
+    limit = min((1 - _LEAST_GAIN) * sum(costs.team_us), _CLOSE * ranked[0][1].time_us)
+    return [(name, each) for name, each in ranked if each.time_us <= limit]
+
+
+def _moved_bytes(model: Model, finalist: Finalist, v: int) -> int:
+    """What a launch reads and writes: activations and weights."""
+    region, types = finalist.program.launches[v], finalist.program.types
+    weights = Subgraph(model, region.nodes).weights.values()
+    return sum(types[each].nbytes for each in (*region.inputs, *region.outputs)) + sum(
+        w.nbytes for w in weights
+    )
 
 
 def _work(candidate: Candidate) -> _Work:

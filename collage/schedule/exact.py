@@ -9,7 +9,7 @@ import numpy as np
 
 from collage.errors import CollageError
 from collage.schedule.dag import Dag
-from collage.schedule.list_schedule import Costs
+from collage.schedule.timeline import Costs
 
 
 def shortest_us(dag: Dag, costs: Costs) -> float:

@@ -1,10 +1,11 @@
 """Whole team or one thread each: which launches run side by side, by measured cost.
 
 A launch takes the whole team for ``team_us`` or one thread for ``alone_us`` (moldable tasks). Which is better depends
-on what else could run meanwhile, so modes and streams are chosen together: list scheduling decides streams and order
-for given modes, and a local search changes the modes. It starts from the sequential schedule and keeps what is
-better, so the result is never longer than that by the costs given; with p threads it is at least the larger of the
-critical path of the shorter times and 1/p of the work, which ``lower_bound_us`` tells.
+on what else could run meanwhile, so modes and streams are chosen together: an algorithm (list scheduling; Nimble's or
+Opara's streams, folded) decides streams and order for given modes, and a local search changes the modes. It starts
+from the sequential schedule and keeps what is better, so the result is never longer than that by the costs given; with
+p threads it is at least the larger of the critical path of the shorter times and 1/p of the work, which
+``lower_bound_us`` tells.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from collage.schedule.dag import Dag
-from collage.schedule.list_schedule import Costs, Found, list_schedule
+from collage.schedule.list_schedule import list_schedule
 from collage.schedule.schedule import Schedule
+from collage.schedule.timeline import Algorithm, Costs, Found
 
 _ROUNDS = 4
 _LAUNCHES_TRIED, _LEAST_TRIES = 100_000, 100
 """How much is tried in large networks: some 10 us a launch, so about a second."""
 
 
-def schedule_side_by_side(dag: Dag, costs: Costs, threads: int) -> Found:
+def schedule_side_by_side(
+    dag: Dag, costs: Costs, threads: int, algorithm: Algorithm = list_schedule
+) -> Found:
     """The best schedule found for a team of ``threads`` threads; the sequential one where nothing is gained."""
     count = len(dag)
     best = Found(Schedule.sequential(count), sum(costs.team_us))
@@ -29,8 +33,8 @@ def schedule_side_by_side(dag: Dag, costs: Costs, threads: int) -> Found:
     possible = [v for v in range(count) if costs.alone_us[v] is not None]
     everybody = frozenset(possible)
     starts = [everybody, frozenset(v for v in possible if _scales_badly(costs, v, threads)), frozenset[int]()]
-    alone = min(starts, key=lambda each: list_schedule(dag, costs, threads, each).time_us)
-    found = list_schedule(dag, costs, threads, alone)
+    alone = min(starts, key=lambda each: algorithm(dag, costs, threads, each).time_us)
+    found = algorithm(dag, costs, threads, alone)
     groups = _groups(dag, possible)
     groups.sort(key=lambda group: (-sum(costs.team_us[v] for v in group), min(group)))
     left = max(_LEAST_TRIES, _LAUNCHES_TRIED // count)
@@ -41,7 +45,7 @@ def schedule_side_by_side(dag: Dag, costs: Costs, threads: int) -> Found:
                 if changed == alone or not left:
                     continue
                 left -= 1
-                tried = list_schedule(dag, costs, threads, changed)
+                tried = algorithm(dag, costs, threads, changed)
                 if tried.time_us < found.time_us:
                     found, alone = tried, changed
         if found.time_us >= before:

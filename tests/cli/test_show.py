@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
@@ -89,8 +90,10 @@ def test_streams_are_told(report: Report) -> None:
         regions, [Port("x", 0, kind)], [Port("y", 4, kind)], dict.fromkeys(range(5), kind), 2
     )
     assert [row.stream for row in rows(program)] == ["team", "0", "1", "0"]
-    told = dict(facts(report, program))["streams"]
-    assert told.startswith("3 launches on 2 streams, 1 on the whole team; 1 event; 1.44 launches at a time")
+    told = dict(facts(replace(report, schedule="opara"), program))["streams"]
+    assert told.startswith(
+        "Opara's, folded: 3 launches on 2 streams, 1 on the whole team; 1 event; 1.44 launches"
+    )
     assert told.endswith("critical path 45.0 us of 65.0 us in all")
     console = Console(width=200, record=True, file=StringIO())
     console.print(report_view(report, program))

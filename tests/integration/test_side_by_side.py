@@ -16,7 +16,7 @@ from collage import finalists, streams
 from collage.backends.native import Native
 from collage.backends.onednn import OneDnn
 from collage.schedule.dag import Dag
-from collage.schedule.list_schedule import Costs, Found, list_schedule
+from collage.schedule.timeline import Algorithm, Costs, Found
 from tests.models import make_model
 
 pytestmark = pytest.mark.skipif(not OneDnn().available(), reason=OneDnn().available().reason)
@@ -51,23 +51,30 @@ def branches(depth: int = 3) -> onnx.ModelProto:
     return make_model(nodes, {"x": [1, 32, 14, 14]}, {value: [1, 32, 14, 14]}, weights)
 
 
-@pytest.fixture(scope="module")
-def module(tmp_path_factory: pytest.TempPathFactory) -> collage.CompiledModule:
+@pytest.fixture(scope="module", params=["list", "nimble", "opara"])
+def module(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> collage.CompiledModule:
     """Compiled with everything on a stream that can be, whatever it costs, and that schedule as the winner."""
+    propose, ranked = streams._proposals, finalists._ranked
 
-    def all_alone(dag: Dag, costs: Costs, threads: int) -> Found:
+    def all_alone(dag: Dag, costs: Costs, threads: int, algorithm: Algorithm) -> Found:
         able = frozenset(v for v, us in enumerate(costs.alone_us) if us is not None)
-        return Found(list_schedule(dag, costs, threads, able).schedule, 0.0)
+        return Found(algorithm(dag, costs, threads, able).schedule, 0.0)
 
-    ranked = finalists._ranked
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(streams, "schedule_side_by_side", all_alone)
+        patch.setattr(
+            streams, "_proposals", lambda *args: [each for each in propose(*args) if each[0] == request.param]
+        )
         patch.setattr(
             finalists, "_ranked", lambda found, t: sorted(ranked(found, t), key=lambda f: not f.side_by_side)
         )
         names = ["onednn", "tvm", *(["native"] if Native().available() else [])]
-        folder = tmp_path_factory.mktemp("db")
-        return collage.compile(branches(), backends=names, threads=2, db=folder / "db.sqlite", progress=False)
+        db = tmp_path_factory.getbasetemp() / "side_by_side.sqlite"
+        module = collage.compile(branches(), backends=names, threads=2, db=db, progress=False)
+    assert module.summary()["schedule"] == request.param
+    return module
 
 
 def check(module: collage.CompiledModule) -> None:

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from collage.schedule.dag import Dag
 from collage.schedule.exact import shortest_us
-from collage.schedule.list_schedule import Costs, list_schedule
+from collage.schedule.fold import Folded, nimble, opara
+from collage.schedule.list_schedule import list_schedule
 from collage.schedule.schedule import TEAM, Schedule, check, concurrency, makespan_us
 from collage.schedule.side_by_side import lower_bound_us, schedule_side_by_side
+from collage.schedule.timeline import Costs
 from tests.schedule.dags import dags
 
 
@@ -84,6 +86,58 @@ def test_more_threads_and_costs_of_meeting(drawn: tuple[Dag, Costs], threads: in
     assert found.time_us <= sum(costs.team_us) + 1e-6
     for v, stream in enumerate(found.schedule.streams):
         assert stream == TEAM or costs.alone_us[v] is not None
+
+
+def folded(dag: Dag, costs: Costs) -> dict[str, Folded]:
+    moved = [(v * 37 + 11) % 101 for v in range(len(dag))]
+    return {"nimble": nimble(dag, costs), "opara": opara(dag, costs, moved)}
+
+
+@settings(max_examples=150, deadline=None)
+@given(priced(12), st.integers(2, 4), st.data())
+def test_streams_are_folded_onto_threads(drawn: tuple[Dag, Costs], threads: int, data: st.DataObject) -> None:
+    """Whatever runs on one thread each, a stream keeps its thread until all threads meet."""
+    dag, costs = drawn
+    able = [v for v, us in enumerate(costs.alone_us) if us is not None]
+    alone = frozenset(data.draw(st.lists(st.sampled_from(able)))) if able else frozenset()
+    for algorithm in folded(dag, costs).values():
+        found = algorithm(dag, costs, threads, alone)
+        check(dag, found.schedule)
+        assert {v for v, stream in enumerate(found.schedule.streams) if stream != TEAM} == alone
+        assert max(found.schedule.streams, default=TEAM) < threads
+        assert makespan_us(dag, found.schedule, times(costs, found.schedule)) <= found.time_us + 1e-6
+        thread_of: dict[int, int] = {}
+        for v in found.schedule.order:
+            if found.schedule.streams[v] == TEAM:
+                thread_of.clear()
+            else:
+                thread = found.schedule.streams[v]
+                assert thread_of.setdefault(algorithm.streams[v], thread) == thread
+
+
+@settings(max_examples=60, deadline=None)
+@given(priced(7))
+def test_folded_streams_are_between_the_exact_answer_and_one_after_another(drawn: tuple[Dag, Costs]) -> None:
+    dag, costs = drawn
+    exact = shortest_us(dag, costs)
+    for algorithm in folded(dag, costs).values():
+        found = schedule_side_by_side(dag, costs, 2, algorithm)
+        check(dag, found.schedule)
+        assert exact - 1e-6 <= found.time_us <= sum(costs.team_us) + 1e-6
+
+
+def test_nimble_runs_the_longest_chain_first_and_opara_in_turns() -> None:
+    """Two chains, 0-1-2 and 3-4-5; the second takes longer."""
+    dag = Dag.of_edges(6, [(0, 1), (1, 2), (3, 4), (4, 5)])
+    costs = Costs((10.0,) * 6, (12.0, 12.0, 12.0, 20.0, 20.0, 20.0))
+    everybody = frozenset(range(6))
+    by_nimble = nimble(dag, costs)
+    assert by_nimble(dag, costs, 2, everybody).schedule == Schedule((3, 4, 0, 1, 5, 2), (1, 1, 1, 0, 0, 0))
+    assert by_nimble(dag, costs, 2, everybody).time_us == 60
+    # Launches 0, 1 and 2 are bound by memory.
+    by_opara = opara(dag, costs, [300, 260, 240, 30, 20, 10])
+    assert by_opara(dag, costs, 2, everybody).schedule.order == (3, 0, 4, 1, 5, 2)
+    assert by_opara(dag, costs, 2, everybody).time_us == 60
 
 
 def test_two_equal_branches_run_side_by_side() -> None:
