@@ -1,0 +1,200 @@
+"""Which operators go to a graph engine, as a string of digits, and the placement that such a string means.
+
+Section 2.4.3: each digit is for something that the op-level placement left to kernels; 0 keeps that decision, any other
+digit names the engine that takes it over. What the op-level placement gave to an engine has no digit.
+
+Engines gain from having much in one region, but a region has to be convex, and regions must not wait for each
+other. So a string is read with repair: parts are taken in an order in which they can run, parts without an engine
+first, then all that is ready of one engine, then again. Each region is a run of that order, hence convex, and none
+waits for a later one. Two parts on one engine with another between them become two regions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import TypeAlias
+
+from collage.graph.dataflow import Graph
+from collage.graph.order import cut_positions
+from collage.search.placement import Candidate, Placement
+
+Genome: TypeAlias = tuple[int, ...]
+"""A digit for each gene."""
+
+MOST_GENES = 48
+"""With more, neighbours between the network's narrow places (the layers of a transformer) share one. A trial takes
+seconds, so that a few hundred of them have to do."""
+
+
+@dataclass(frozen=True)
+class Gene:
+    """What moves together: indices of ``parts``, and the digits it may have (0 first).
+
+    Genes of equal ``kind`` are the same work at another place, such as a layer that repeats.
+    """
+
+    parts: tuple[int, ...]
+    choices: tuple[int, ...]
+    kind: str
+
+
+@dataclass(frozen=True)
+class Offloaded:
+    """What a string of digits means: candidates of the op level that stay, and regions of engines.
+
+    A region is ascending node ids and an engine's name. Both are in an order in which they can run.
+    """
+
+    kept: tuple[Candidate, ...]
+    regions: tuple[tuple[tuple[int, ...], str], ...]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """The op-level placement's ``parts`` in launch order, the engines (digit 1 is the first), and the genes.
+
+    Backends in ``free`` run nothing (views): such a part goes along with an engine that needs it inside a region.
+    """
+
+    graph: Graph
+    parts: tuple[Candidate, ...]
+    engines: tuple[str, ...]
+    genes: tuple[Gene, ...]
+    free: frozenset[str]
+
+    @property
+    def op_level(self) -> Genome:
+        """All zeros: the op-level placement itself."""
+        return (0,) * len(self.genes)
+
+    def all_on(self, engine: str) -> Genome:
+        """The engine wherever it can be: its natural partition of the graph, where it cannot take everything."""
+        digit = self.engines.index(engine) + 1
+        return tuple(digit if digit in gene.choices else 0 for gene in self.genes)
+
+    def decode(self, genome: Genome) -> Offloaded:
+        """The repaired placement of the string."""
+        wanted = [part.backend if part.backend in self.engines else "" for part in self.parts]
+        for gene, digit in zip(self.genes, genome, strict=True):
+            for index in gene.parts:
+                wanted[index] = self.engines[digit - 1] if digit else ""
+        kept: list[Candidate] = []
+        regions: list[tuple[tuple[int, ...], str]] = []
+        for group in self._groups(wanted):
+            engine, first = wanted[group[0]], self.parts[group[0]]
+            if not engine or (len(group) == 1 and first.backend == engine):
+                kept += [self.parts[index] for index in group]
+            else:
+                regions.append((tuple(sorted(n for index in group for n in self.parts[index].nodes)), engine))
+        return Offloaded(tuple(kept), tuple(regions))
+
+    def _groups(self, wanted: Sequence[str]) -> list[list[int]]:
+        """Parts that become one launch, in launch order; the first of each tells its engine."""
+        before = [set(each) for each in self._before]
+        ready = {index for index, waits in enumerate(before) if not waits}
+        groups: list[list[int]] = []
+
+        def take(index: int) -> None:
+            ready.discard(index)
+            groups[-1].append(index)
+            for user in self._after[index]:
+                before[user].discard(index)
+                if not before[user]:
+                    ready.add(user)
+
+        while ready:
+            alone = [index for index in ready if not wanted[index]]
+            if alone:
+                groups.append([])
+                take(min(alone))
+                continue
+            engine = wanted[min(ready)]
+            groups.append([])
+            while fitting := [i for i in ready if wanted[i] == engine or self._goes_along(i, groups[-1])]:
+                take(min(fitting))
+            groups[-1:] = self._without_loose_ends(groups[-1])
+        return groups
+
+    def _goes_along(self, index: int, group: Collection[int]) -> bool:
+        """Whether the part runs nothing and reads from the group."""
+        return self.parts[index].backend in self.free and not self._before[index].isdisjoint(group)
+
+    def _without_loose_ends(self, group: list[int]) -> list[list[int]]:
+        """The group without what runs nothing and that nothing in the group reads; these by themselves after it."""
+        inside, ends = set(group), []
+        for index in reversed(group):
+            if self.parts[index].backend in self.free and inside.isdisjoint(self._after[index]):
+                inside.discard(index)
+                ends.append([index])
+        return [[index for index in group if index in inside], *reversed(ends)]
+
+    @cached_property
+    def _before(self) -> tuple[frozenset[int], ...]:
+        """For each part, those that it reads from."""
+        part_of = {node: index for index, part in enumerate(self.parts) for node in part.nodes}
+        return tuple(
+            frozenset(part_of[p] for node in part.nodes for p in self.graph.predecessors[node]) - {index}
+            for index, part in enumerate(self.parts)
+        )
+
+    @cached_property
+    def _after(self) -> tuple[frozenset[int], ...]:
+        """For each part, those that read from it."""
+        after: list[set[int]] = [set() for _ in self.parts]
+        for index, those in enumerate(self._before):
+            for other in those:
+                after[other].add(index)
+        return tuple(map(frozenset, after))
+
+
+def encode(
+    graph: Graph,
+    placement: Placement,
+    able: Mapping[str, Collection[int]],
+    kind_of: Callable[[Candidate], str],
+    free: Collection[str],
+    *,
+    most_genes: int = MOST_GENES,
+) -> Encoding:
+    """The genes of an op-level placement.
+
+    ``able`` has the nodes that each engine can run; ``kind_of`` tells kernels apart (``Subgraph.digest``).
+    """
+    parts, engines = placement.candidates, tuple(able)
+    movable = [
+        index for index, part in enumerate(parts) if part.backend not in able and part.backend not in free
+    ]
+    if len(movable) > most_genes:
+        blocks = _blocks(graph, parts, most_genes)
+    else:
+        blocks = [[index] for index in movable]
+    genes = []
+    for block in blocks:
+        inside = [index for index in block if index in set(movable)]
+        nodes = [node for index in inside for node in parts[index].nodes]
+        digits = [
+            d for d, engine in enumerate(engines, start=1) if able[engine] and set(nodes) <= set(able[engine])
+        ]
+        if inside and digits:
+            kind = "+".join(kind_of(parts[index]) for index in inside)
+            genes.append(Gene(tuple(inside), (0, *digits), kind))
+    return Encoding(graph, parts, engines, tuple(genes), frozenset(free))
+
+
+def _blocks(graph: Graph, parts: Sequence[Candidate], most: int) -> list[list[int]]:
+    """The parts between narrow places of the graph, ``most`` runs of them or fewer."""
+    order = [node for part in parts for node in part.nodes]
+    edges = {0: 0}
+    for index, part in enumerate(parts):
+        edges[max(edges) + len(part.nodes)] = index + 1
+    # Launch order is a topological one, and a cut inside a part is none between parts.
+    cuts = [cut for cut in cut_positions(graph, order) if cut in edges]
+    least = len(order) / most
+    kept = [0]
+    for cut in cuts:
+        if cut - kept[-1] >= least and len(order) - cut >= least:
+            kept.append(cut)
+    return [list(range(edges[a], edges[b])) for a, b in pairwise([*kept, len(order)])]
