@@ -9,11 +9,16 @@ from typing import Any
 
 from collage.backends.base import Backend
 from collage.backends.registry import Registry, builtin_registry
+from collage.errors import UsageError, unknown_names
 from collage.frontend.load import ModelSource
 from collage.patterns.explicit import Check
 from collage.patterns.match import MatchSource
 from collage.progress import Progress
 from collage.runtime.module import CompiledModule
+
+LEVELS = ("op", "graph")
+GRAPH_LEVEL_S = 300.0
+"""Seconds of trials where nobody says how many: most searches of the paper's workloads settle within."""
 
 
 @cache
@@ -55,6 +60,8 @@ def compile(
     progress: Callable[[Progress], None] | bool | None = None,
     time_limit_s: float = 60.0,
     streams: bool = True,
+    level: str = "op",
+    budget_s: float | None = None,
 ) -> CompiledModule:
     """Compile an ONNX model to the fastest mix of backends, by measuring.
 
@@ -63,12 +70,19 @@ def compile(
     process may use; ``db`` is the measurement database (default: in the user's cache directory);
     ``time_limit_s`` bounds each candidate, in seconds; ``tune_trials`` lets TVM tune convolutions and matmuls.
     Without ``streams`` kernels run one after another, never side by side.
+    ``level`` is "op", or "graph" for the evolutionary search after it (§2.4.3), which runs whole networks for
+    ``budget_s`` seconds (default: 300; Ctrl-C ends it with the best so far).
     ``progress`` is a callable, False for silence, or None for a bar where one can be seen.
 
     Raises ModelError, UsageError, DatabaseError, MeasurementError or NoPlacementError, all CollageError.
     """
     from collage.compiler import CompileOptions, compile_model
 
+    if level not in LEVELS:
+        raise unknown_names("level", [level], LEVELS)
+    if budget_s is not None and (level != "graph" or not budget_s > 0):
+        raise UsageError("budget_s is for level='graph', and more than 0 seconds.")
+    graph_level_s = (GRAPH_LEVEL_S if budget_s is None else budget_s) if level == "graph" else None
     options = CompileOptions(
         backends=backends,
         shapes=dict(shapes or {}),
@@ -78,6 +92,7 @@ def compile(
         seed=seed,
         time_limit_s=time_limit_s,
         streams=streams,
+        graph_level_s=graph_level_s,
     )
     chosen = registry if registry is not None else default_registry()
     if callable(progress):

@@ -60,8 +60,7 @@ def find_rivals(
     """The search's placement, the best one in several parts, and each engine on the whole model.
 
     The additive model (Eq. 2.2) sees neither what neighbours do to each other nor what an engine gains from
-    having the cores to itself, so what it finds close is decided by running. A placement in which one engine
-    shares the cores with no other threads, the team's included, is also tried with that engine's spinning.
+    having the cores to itself, so what it finds close is decided by running.
     """
     everything = tuple(range(len(model.graph.nodes)))
     placements = {"collage": placing.placement}
@@ -70,14 +69,17 @@ def find_rivals(
     for candidate in placing.found.candidates:
         if candidate.nodes == everything and placing.placement.candidates != (candidate,):
             placements[candidate.backend] = finish(model.graph, [candidate], epsilon_us)
-    rivals: list[Rival] = []
-    for label, each in placements.items():
-        alone = len(each.candidates) == 1
-        rivals.append(Rival(label, each, exclusive=alone))
-        engines = {c.backend for c in each.candidates if backends[c.backend].kind is BackendKind.ENGINE}
-        on_team = any(backends[c.backend].on_team() for c in each.candidates)
-        if not alone and len(engines) == 1 and not on_team:
-            rivals.append(Rival(f"{label}, spinning", each, exclusive=True))
+    return [rival for label, each in placements.items() for rival in rivals_of(label, each, backends)]
+
+
+def rivals_of(label: str, placement: Placement, backends: Mapping[str, Backend]) -> list[Rival]:
+    """The placement, and the same with its engine's idle threads spinning where no other threads share the cores."""
+    alone = len(placement.candidates) == 1
+    rivals = [Rival(label, placement, exclusive=alone)]
+    engines = {c.backend for c in placement.candidates if backends[c.backend].kind is BackendKind.ENGINE}
+    on_team = any(backends[c.backend].on_team() for c in placement.candidates)
+    if not alone and len(engines) == 1 and not on_team:
+        rivals.append(Rival(f"{label}, spinning", placement, exclusive=True))
     return rivals
 
 
@@ -190,6 +192,10 @@ class Assembler:
         return [Port(name, value, graph.type_of(value)) for name, value in zip(names, values, strict=True)]
 
     def _artifact(self, piece: _Piece) -> bytes:
+        if self._backends[piece.region.backend].kind is BackendKind.ENGINE:
+            return (
+                piece.make()
+            )  # made again in no time, and it holds the weights of all its operators once more
         key = (piece.digest, piece.region.nodes)  # equal digests may differ in their weights
         if key not in self._artifacts:
             self._artifacts[key] = piece.make()

@@ -29,7 +29,7 @@ from collage.patterns.context import MatchContext
 from collage.patterns.match import Match, RejectedMatch, find_matches
 from collage.placing import Placer
 from collage.progress import Progress
-from collage.report import NodeReport, Report
+from collage.report import GraphLevelReport, NodeReport, Report
 from collage.runtime.module import CompiledModule
 from collage.search.candidates import CandidateSet, offers_of
 from collage.streams import Streams
@@ -53,6 +53,8 @@ class CompileOptions:
     seed: int = 0
     time_limit_s: float = 60.0
     streams: bool = True
+    graph_level_s: float | None = None
+    """Seconds of trials for the graph-level search; None: op level only."""
 
 
 def compile_model(
@@ -96,6 +98,15 @@ def compile_model(
             rivals += [
                 Rival(f"mix {n}", mix, exclusive=False) for n, mix in enumerate(network.close, start=2)
             ]
+            graph_level = None
+            if placing.mix is not None and options.graph_level_s is not None:
+                from collage.graph_level import GraphLevel  # with DEAP, which nobody else needs
+
+                level = GraphLevel(network, placer, placing)
+                handed_over, graph_level = level.search(options.graph_level_s, options.seed)
+                rivals += handed_over
+                made = measurer.measurements_made + level.made
+                found = replace(found, reports=(*found.reports, *level.reports))
             if placing.mix is not None and target.threads > 1 and options.streams:
                 alone = stack.enter_context(replace(settings, build=BuildOptions(threads=1)).measurer(model))
                 streams = Streams(assembler, network, backends, matches, alone, placer.tunings())
@@ -108,7 +119,7 @@ def compile_model(
         made += network.runs_made + verdict.measurements_made
     report = _report(
         model, target, versions, verdict, found, epsilon_us, made, search_s,
-        time.perf_counter() - started,
+        time.perf_counter() - started, graph_level,
     )  # fmt: skip
     return CompiledModule(verdict.winner.parts, report, verdict.executor)
 
@@ -201,6 +212,7 @@ def _report(
     measurements_made: int,
     search_s: float,
     compile_s: float,
+    graph_level: GraphLevelReport | None,
 ) -> Report:
     nodes = model.onnx.graph.node
     memory = verdict.winner.program.memory
@@ -235,4 +247,5 @@ def _report(
         arena_bytes=memory.nbytes,
         arena_lower_bound_bytes=memory.lower_bound,
         schedule=verdict.winner.algorithm,
+        graph_level=graph_level,
     )

@@ -34,12 +34,14 @@ _LARGE = 0.25
 class Placing:
     """What the search found: the best placement, the best one in several parts (or None), and all candidates.
 
-    ``search_s`` is the time spent searching, without measuring, in seconds.
+    ``changes_us`` are the costs of conversions between layouts; ``search_s`` is the time spent searching, without
+    measuring, in seconds.
     """
 
     placement: Placement
     mix: Placement | None
     found: CandidateSet
+    changes_us: Mapping[Change, float]
     search_s: float
 
 
@@ -99,7 +101,7 @@ class Placer:
                 mix = best([c for c in found.candidates if len(c.nodes) < len(graph.nodes)])
             except NoPlacementError:
                 mix = None  # some operator has no candidate of its own
-        return Placing(placement, mix, found, time.perf_counter() - started)
+        return Placing(placement, mix, found, changes_us, time.perf_counter() - started)
 
     def _changes_us(self, candidates: Sequence[Candidate]) -> dict[Change, float]:
         changes = possible_changes(self.measurer.model, candidates)

@@ -33,6 +33,23 @@ class NodeReport:
 
 
 @dataclass(frozen=True)
+class GraphLevelReport:
+    """How the graph-level search went (section 2.4.3); ``ended`` says why it stopped.
+
+    ``times`` is the best placement's time as a multiple of the op-level placement's, and ``history`` has, for each
+    new best one, the seconds of trials up to then and its multiple (Figure 2.10 is its inverse).
+    """
+
+    genes: int
+    trials: int
+    generations: int
+    seconds: float
+    times: float
+    ended: str
+    history: Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True)
 class Report:
     """All of a compile's findings; times are microseconds unless the name says otherwise.
 
@@ -63,6 +80,8 @@ class Report:
     arena_bytes: int = 0
     arena_lower_bound_bytes: int = 0
     schedule: str = "sequential"
+    graph_level: GraphLevelReport | None = None
+    """None where the compile was at op level."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for the module file."""
@@ -77,6 +96,9 @@ class Report:
             CandidateReport(**{**each, "nodes": tuple(each["nodes"])}) for each in data["candidates"]
         )
         fields["notes"] = tuple(data["notes"])
+        if data.get("graph_level") is not None:
+            history = tuple((seconds, times) for seconds, times in data["graph_level"]["history"])
+            fields["graph_level"] = GraphLevelReport(**{**data["graph_level"], "history": history})
         return Report(**fields)
 
     def summary(self, regions: Sequence[Region]) -> dict[str, Any]:
@@ -97,6 +119,7 @@ class Report:
             "arena_lower_bound_bytes": self.arena_lower_bound_bytes,
             "schedule": self.schedule,
             "versions": dict(self.versions),
+            "graph_level": None if self.graph_level is None else asdict(self.graph_level),
             "finalists": {k: dict(v) for k, v in self.finalists.items()},
             "opaque": dict(self.opaque),
             "notes": list(self.notes),

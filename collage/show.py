@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 from collage.backends.base import VIEW
-from collage.report import CandidateReport, Report
+from collage.report import CandidateReport, GraphLevelReport, Report
 from collage.schedule.program import Program
 from collage.schedule.region import Region
 from collage.schedule.schedule import TEAM, concurrency, critical_path_us
@@ -84,6 +84,8 @@ def facts(report: Report, program: Program) -> list[tuple[str, str]]:
         )
     if report.finalists:
         found.append(("finalists", "; ".join(_finalists(report.finalists))))
+    if report.graph_level is not None:
+        found.append(("graph level", _graph_level(report.graph_level)))
     bound = report.arena_lower_bound_bytes
     above = f", {report.arena_bytes / bound:.2f}x the lower bound of {size(bound)}" if bound else ""
     found.append(("arena", size(report.arena_bytes) + above))
@@ -111,6 +113,18 @@ def _concurrency(program: Program) -> str:
         f"{len(ordered.events)} event{'' if len(ordered.events) == 1 else 's'}; "
         f"{degree:.2f} launches at a time; critical path {duration(critical_path_us(ordered.dag, costs))} of "
         f"{duration(sum(costs))} in all"
+    )
+
+
+def _graph_level(found: GraphLevelReport) -> str:
+    best = (
+        f"{1 / found.times:.3f}x as fast as the op level"
+        if found.times < 1
+        else "nothing faster than the op level"
+    )
+    return (
+        f"{best}, after {found.trials} placements of {found.genes} genes in {found.seconds:.0f} s "
+        f"({found.generations} generations; {found.ended})"
     )
 
 

@@ -57,6 +57,19 @@ from collage.cli.options import (
     metavar="S",
     help="Seconds for building and timing one candidate; one that takes longer is rejected.",
 )
+@click.option(
+    "--level",
+    type=click.Choice(["op", "graph"]),
+    default="op",
+    show_default=True,
+    help="graph: go on by running whole networks that leave more to an engine; for the last drop.",
+)
+@click.option(
+    "--budget",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Time for --level graph (default: 300). Ctrl-C ends it early and keeps the best found.",
+)
 @SEED_OPTION
 @JSON_OPTION
 @QUIET_OPTION
@@ -69,6 +82,8 @@ def compile(
     db: Path | None,
     tune_trials: int,
     time_limit: float,
+    level: str,
+    budget: float | None,
     seed: int,
     as_json: bool,
     quiet: bool,
@@ -85,7 +100,10 @@ def compile(
       collage compile model.onnx -o model.collage --backends tvm,onnxruntime --threads 1
       collage compile bert.onnx -o bert.collage --shape input_ids:1x128 --shape attention_mask:1x128
       collage compile model.onnx -o model.collage --json > report.json
+      collage compile model.onnx -o model.collage --level graph --budget 600
     """
+    if budget is not None and level != "graph":
+        raise click.UsageError("--budget is for --level graph", click.get_current_context())
     fixed = once_each("--shape", shapes)
     refuse_same(model, output)
     check_writable(output)
@@ -104,6 +122,8 @@ def compile(
                 seed=seed,
                 progress=progress,
                 time_limit_s=time_limit,
+                level=level,
+                budget_s=budget,
             )
         module.save(output)
     if as_json:

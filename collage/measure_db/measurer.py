@@ -105,13 +105,17 @@ class Measurer:
                 shutil.rmtree(self._init.folder, ignore_errors=True)
             self._init = None
 
-    def measure(self, requests: Sequence[Request]) -> dict[Request, Outcome]:
+    def measure(
+        self, requests: Sequence[Request], progress: Callable[[Progress], None] | None = None
+    ) -> dict[Request, Outcome]:
         """An outcome for each request; candidates that are the same subgraph are measured once.
 
         A candidate that crashes, hangs, or runs out of memory or time is rejected, which is remembered like a
         measurement, and the next one gets a fresh worker. Each outcome is in the database before the next
-        candidate starts, so interrupting loses nothing.
+        candidate starts, so interrupting loses nothing. ``progress`` is told instead of the one that all others
+        tell.
         """
+        show = progress or self._progress
         unknown = {request.backend for request in requests} - self._backends.keys()
         if unknown:
             raise unknown_names("backends", unknown, self._backends)
@@ -125,13 +129,13 @@ class Measurer:
             description = str(self._subgraph(request.nodes))
             if request.variant != ALL_PLAIN:
                 description += f" ({request.variant})"
-            self._progress(Progress("measure", done, len(missing), f"{request.backend}: {description}"))
+            show(Progress("measure", done, len(missing), f"{request.backend}: {description}"))
             outcome = self._measure_one(request)
             self._database.put(key, outcome, description)
             known[key] = outcome
             self.measurements_made += 1
         if missing:
-            self._progress(Progress("measure", len(missing), len(missing)))
+            show(Progress("measure", len(missing), len(missing)))
         return {request: known[key] for request, key in keys.items()}
 
     def measure_changes(self, changes: Collection[Change]) -> dict[Change, float]:

@@ -34,6 +34,7 @@ _HARD_FACTOR = 4
 _FEWEST = 3
 _LEAST_CLOCKED = 21
 _SURE_ROUNDS = 8
+_WIDE_MARGIN = 1.1
 _BLOCKS = 10
 _BLOCK_SAMPLES = 6
 
@@ -158,6 +159,7 @@ def interleave(
     settle_s: float = 0.0,
     turn_s: float = 0.0,
     until_sure: bool = False,
+    least: int = 8,
     after: Mapping[str, Call] | None = None,
     clock: Clock = time.perf_counter_ns,
 ) -> dict[str, Timing]:
@@ -167,11 +169,13 @@ def interleave(
     a run, on the cores the next candidate needs), then ``turn_s`` seconds of untimed calls and as many of
     timed ones, at least one of each: caches are warm then, and woken threads have found cores of their own
     (DCGAN in ONNX Runtime, 0.65 ms: 1.2 ms in the first calls after a pause). Ends after ``rounds``, or after
-    ``limit_s`` seconds with at least 3 rounds; with ``until_sure`` also when, after 8 rounds, the best one's
-    confidence interval lies below all others'. What a candidate has in ``after`` is called at the end of each
-    of its turns, ``turn_s`` seconds long, untimed.
+    ``limit_s`` seconds with at least 3 rounds. With ``until_sure`` a candidate is let go when the best one's
+    confidence interval lies below its own, by a wide margin after 3 rounds and by any after 8, and it ends when one
+    is left, after ``least`` rounds or more. What a candidate has in ``after`` is called at the end of each of its
+    turns, ``turn_s`` seconds long, untimed.
     """
     names = list(candidates)
+    running = names
     samples: dict[str, list[float]] = {name: [] for name in names}
     with no_gc():
         overhead = _clock_overhead(clock)
@@ -179,10 +183,12 @@ def interleave(
         for done in range(rounds):
             if done >= _FEWEST and clock() - start >= limit_s * 1e9:
                 break
-            if until_sure and done >= _SURE_ROUNDS and _is_sure(samples):
-                break
-            shift = done % len(names) if names else 0
-            for name in names[shift:] + names[:shift]:
+            if until_sure and done >= _FEWEST:
+                running = _still_open({name: summary(samples[name]) for name in running}, done)
+                if len(running) < 2 and done >= least:
+                    break
+            shift = done % len(running) if running else 0
+            for name in running[shift:] + running[:shift]:
                 timed = partial(_batch_ns, [candidates[name]], clock, overhead)
                 samples[name] += take_turn(timed, settle_s, turn_s, clock)
                 if after and name in after:
@@ -208,11 +214,11 @@ def _repeat(run: Callable[[], T], seconds: float, clock: Clock) -> list[T]:
     return found
 
 
-def _is_sure(samples: Mapping[str, Sequence[float]]) -> bool:
-    """Whether one candidate is the fastest beyond the noise."""
-    timings = sorted((summary(each) for each in samples.values()), key=lambda timing: timing.median_us)
-    best = timings[0]
-    return all(best.median_us + best.noise_us < each.median_us - each.noise_us for each in timings[1:])
+def _still_open(timings: Mapping[str, Timing], rounds: int) -> list[str]:
+    """The best one, and those that may yet be better: a wide margin is asked for while rounds are few."""
+    best = min(timings.values(), key=lambda timing: timing.median_us)
+    limit = (best.median_us + best.noise_us) * (1.0 if rounds >= _SURE_ROUNDS else _WIDE_MARGIN)
+    return [name for name, each in timings.items() if each.median_us - each.noise_us <= limit]
 
 
 def summary(samples: Sequence[float]) -> Timing:

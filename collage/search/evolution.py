@@ -236,7 +236,10 @@ class _Search:
             ours, theirs = self.judge.compare(genome, champion)
             self.known[genome], self.known[champion] = ours.cost, theirs.cost
             best = self.state.cost if theirs.cost is None else theirs.cost
-            wins = ours.cost is not None and ours.cost.times + ours.cost.noise < best.times - best.noise
+            limit = min(
+                1.0, best.times - best.noise
+            )  # with much noise a loser to the op level may beat another
+            wins = ours.cost is not None and ours.cost.times + ours.cost.noise < limit
             if wins and ours.cost is not None:
                 champion, best = genome, ours.cost
             seconds = self.state.seconds + ours.seconds

@@ -206,7 +206,13 @@ def test_interleaving_stops_at_the_limit_but_after_three_rounds() -> None:
 def test_interleaving_ends_early_only_when_one_is_fastest_beyond_the_noise() -> None:
     clock = FakeClock()
     clear = {"a": clock.kernel(100), "b": clock.kernel(200), "c": clock.kernel(200)}
-    assert interleave(clear, rounds=50, until_sure=True, clock=clock)["a"].repeats == 8
+    found = interleave(clear, rounds=50, until_sure=True, clock=clock)
+    assert [found[name].repeats for name in "abc"] == [8, 3, 3]
+    found = interleave(clear, rounds=50, until_sure=True, least=3, clock=clock)
+    assert [found[name].repeats for name in "abc"] == [3, 3, 3]
+    close = {"a": clock.kernel(100), "b": clock.kernel(105)}
+    found = interleave(close, rounds=50, until_sure=True, clock=clock)
+    assert [found[name].repeats for name in "ab"] == [8, 8]
     equal = {"a": clock.kernel(100), "b": clock.kernel(100)}
     assert interleave(equal, rounds=50, until_sure=True, clock=clock)["a"].repeats == 50
 

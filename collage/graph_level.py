@@ -1,0 +1,302 @@
+"""The graph level (section 2.4.3): what else an engine should take over, found by running whole networks.
+
+The op level adds up kernels that were timed alone. What an engine gains from having more of the network in its hands
+no sum shows, so here each proposal is built and run beside the op-level placement, and an evolutionary search
+(`collage.search.evolution`) makes the proposals. Regions are measured in the worker first: one that crashes, hangs or
+is wrong costs itself only. Every trial is kept in the database with the seconds it took, so that the same search on
+the same database makes the same choices and no measurement.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import random
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from collage.assemble import Rival, rivals_of
+from collage.backends.base import VIEW, BackendKind, Call
+from collage.errors import CollageError, NoPlacementError
+from collage.finalists import Finalist, network_key
+from collage.frontend.random_inputs import random_inputs
+from collage.frontend.subgraph import Subgraph
+from collage.graph.dataflow import Array
+from collage.in_network import InNetwork
+from collage.measure_db.database import NetworkKey
+from collage.measure_db.protocol import Request
+from collage.measure_db.results import Measurement
+from collage.measure_db.timing import Timing, interleave
+from collage.placing import NOISE_MARGIN, Placer, Placing
+from collage.progress import Progress
+from collage.report import CandidateReport, GraphLevelReport
+from collage.runtime.executor import Executor
+from collage.runtime.module import build_executor
+from collage.search.candidates import NOISE_FLOOR
+from collage.search.dp import place
+from collage.search.evolution import Cost, Found, Limits, State, Trial, evolve
+from collage.search.offload import Encoding, Genome, Offloaded, encode
+from collage.search.placement import Candidate, Placement
+
+log = logging.getLogger(__name__)
+
+LABEL = "graph level"
+_BASE = "op level"
+_RIVAL = "rival"
+
+_ROUNDS, _LIMIT_S, _FEWEST_ROUNDS = 12, 5.0, 3
+_LONG_ROUNDS, _LONG_LIMIT_S = 30, 12.0
+_SETTLE_S = 0.05
+_TURN_S = 0.02
+_EXECUTORS = 3
+"""Loaded at a time: the op level, the best one, and one that is tried. Each holds the network's weights."""
+_ABOUT_AS_FAST = 1.1
+
+
+@dataclass
+class GraphLevel:
+    """The search of one model, and its judge. ``made`` counts the networks that were timed."""
+
+    network: InNetwork
+    placer: Placer
+    placing: Placing
+    made: int = 0
+    reports: list[CandidateReport] = field(default_factory=list)
+    """Of the regions that were tried."""
+    _trials: dict[frozenset[tuple[tuple[int, ...], str]], Trial] = field(default_factory=dict)
+    _placements: dict[Offloaded, Placement] = field(default_factory=dict)
+    _executors: OrderedDict[str, Executor] = field(default_factory=OrderedDict)
+
+    def __post_init__(self) -> None:
+        assembler, graph = self.network.assembler, self.network.assembler.model.graph
+        assert self.placing.mix is not None
+        engines = [n for n, b in sorted(self.network.backends.items()) if b.kind is BackendKind.ENGINE]
+        able = {engine: {n for c in self._candidates(engine) for n in c.nodes} for engine in engines}
+        self.encoding: Encoding = encode(graph, self.placing.mix, able, self._kind, {VIEW})
+        self._base: Finalist = assembler.assemble(
+            Rival(_BASE, self.placing.mix, exclusive=False), self.placer.tunings()
+        )
+        rng = np.random.default_rng(self.network.seed)
+        self._inputs: Sequence[Array] = random_inputs(assembler.model, rng)
+
+    def search(self, budget_s: float, seed: int) -> tuple[list[Rival], GraphLevelReport]:
+        """The best placement found in ``budget_s`` seconds of trials, as rivals for the last comparison.
+
+        None where the op level is not bettered beyond the noise. Ctrl-C ends the search with the best so far.
+        """
+
+        def show(state: State) -> None:
+            text = f"best {1 / state.cost.times:.3f}x the op level after {state.trials} placements; Ctrl-C keeps it"
+            done = min(int(state.seconds), int(budget_s))
+            self.network.progress(Progress("evolve", done, max(int(budget_s), 1), text))
+
+        encoding = self.encoding
+        if not encoding.genes:
+            return [], GraphLevelReport(
+                0, 0, 0, 0.0, 1.0, "nothing is left that an engine could take over", ()
+            )
+        show(State(encoding.op_level, Cost(1.0)))
+        found = evolve(encoding.genes, self._seeds(), self, random.Random(seed), Limits(budget_s), show)
+        if found.interrupted:
+            log.warning("the graph-level search was interrupted; going on with the best placement it found")
+        self._executors.clear()
+        rivals = []
+        if found.state.champion != encoding.op_level:
+            rival = Rival(LABEL, self._placements[encoding.decode(found.state.champion)], exclusive=False)
+            finalist = self.network.assembler.assemble(rival, self.placer.tunings())
+            placement = self.network.timed(finalist)
+            rivals = rivals_of(LABEL, placement, self.network.backends)
+        return rivals, _report(found, len(encoding.genes))
+
+    def run(self, genome: Genome) -> Trial:
+        """The network with the string's regions beside the op-level placement."""
+        offloaded = self.encoding.decode(genome)
+        if not offloaded.regions:
+            return Trial(Cost(1.0), 0.0)
+        regions = frozenset(offloaded.regions)
+        if regions in self._trials:
+            return replace(self._trials[regions], seconds=0.0)
+        started = time.perf_counter()
+        cost, reason = None, ""
+        try:
+            rival = self._finalist(offloaded)
+            timings = self._timings([self._base, rival], _ROUNDS, _LIMIT_S)
+            base, ours = timings[_BASE], timings[_RIVAL]
+            times = ours.median_us / base.median_us
+            cost = Cost(times, times * (ours.noise_us / ours.median_us + base.noise_us / base.median_us))
+        except CollageError as error:
+            reason = str(error)
+            log.info("graph level: %s", reason)
+        trial = Trial(cost, self._seconds(offloaded, "", started), reason)
+        self._trials[regions] = trial
+        return trial
+
+    def compare(self, challenger: Genome, champion: Genome) -> tuple[Trial, Trial]:
+        """Both in one long run, with the op-level placement as the measure of both."""
+        started = time.perf_counter()
+        ours, theirs = self.encoding.decode(challenger), self.encoding.decode(champion)
+        if ours.regions == theirs.regions:
+            known = replace(self.run(champion), seconds=0.0)
+            return known, known
+        finalists = [self._base, self._finalist(ours)]
+        if theirs.regions:
+            finalists.append(replace(self._finalist(theirs), label=LABEL))
+        timings = self._timings(finalists, _LONG_ROUNDS, _LONG_LIMIT_S, again=" again")
+        base = timings[_BASE]
+        costs = {
+            name: Cost(t.median_us / base.median_us, t.noise_us / base.median_us)
+            for name, t in timings.items()
+        }
+        seconds = self._seconds(ours, f" against {sorted(theirs.regions)}", started)
+        return Trial(costs[_RIVAL], seconds), Trial(costs[LABEL if theirs.regions else _BASE], 0.0)
+
+    def _candidates(self, backend: str) -> list[Candidate]:
+        return [c for c in self.placing.found.candidates if c.backend == backend]
+
+    def _kind(self, part: Candidate) -> str:
+        return Subgraph(self.network.assembler.model, part.nodes).digest
+
+    def _seeds(self) -> list[Genome]:
+        """The op level; each engine with all that it can take, and with what it does about as fast alone."""
+        encoding = self.encoding
+        seeds = [encoding.op_level, *(encoding.all_on(engine) for engine in encoding.engines)]
+        for digit, engine in enumerate(encoding.engines, start=1):
+            alone = {c.nodes: c.cost_us for c in self._candidates(engine)}
+            near = [
+                all(
+                    part.nodes in alone and alone[part.nodes] <= _ABOUT_AS_FAST * part.cost_us
+                    for part in (encoding.parts[index] for index in gene.parts)
+                )
+                for gene in encoding.genes
+            ]
+            seeds.append(
+                tuple(
+                    digit if n and digit in g.choices else 0
+                    for n, g in zip(near, encoding.genes, strict=True)
+                )
+            )
+        return list(dict.fromkeys(seeds))
+
+    def _finalist(self, offloaded: Offloaded) -> Finalist:
+        if offloaded not in self._placements:
+            self._placements[offloaded] = self._place(offloaded)
+        placement = self._placements[offloaded]
+        alone = len(placement.candidates) == 1
+        return self.network.assembler.assemble(
+            Rival(_RIVAL, placement, exclusive=alone), self.placer.tunings()
+        )
+
+    def _place(self, offloaded: Offloaded) -> Placement:
+        """The regions, and around them the kernels of the op level, in layouts that suit their new neighbours.
+
+        Raises CollageError when an engine does not take its region, or a layout cannot be converted.
+        """
+        requests = [Request(nodes, engine) for nodes, engine in offloaded.regions]
+        outcomes = self.placer.measurer.measure(requests, progress=lambda _: None)
+        chosen: list[Candidate] = []
+        for request in requests:
+            outcome = outcomes[request]
+            new = request not in self.placer.outcomes
+            if not isinstance(outcome, Measurement):
+                reason = f"{outcome.kind.value}: {outcome.message}"
+                if new:
+                    self._tell(CandidateReport(request.nodes, request.backend, LABEL, reason=reason))
+                raise CollageError(f"{request.backend} on {len(request.nodes)} operators: {reason}")
+            noise_us = max(outcome.noise_us, NOISE_FLOOR * outcome.median_us)
+            chosen.append(Candidate(request.nodes, request.backend, outcome.median_us, noise_us))
+            if new:
+                about = CandidateReport(request.nodes, request.backend, LABEL)
+                self._tell(replace(about, cost_us=outcome.median_us, noise_us=noise_us))
+        same = {(c.nodes, c.backend, c.variant) for c in offloaded.kept}
+        stay = {c.nodes for c in offloaded.kept}
+        others = [
+            c
+            for c in self.placing.found.candidates
+            if c.nodes in stay and (c.nodes, c.backend, c.variant) not in same
+        ]
+        try:
+            return place(
+                self.network.assembler.model.graph,
+                [*chosen, *offloaded.kept, *others],
+                self.network.epsilon_us,
+                margin=NOISE_MARGIN,
+                changes_us=self.placing.changes_us,
+            )
+        except NoPlacementError as error:
+            raise CollageError(f"no way to lay out the kernels around the regions: {error}") from None
+
+    def _tell(self, report: CandidateReport) -> None:
+        if report not in self.reports:
+            self.reports.append(report)
+
+    def _timings(
+        self, finalists: Sequence[Finalist], rounds: int, limit_s: float, again: str = ""
+    ) -> Mapping[str, Timing]:
+        """Of one interleaved run, from the database or made now."""
+        database, assembler = self.network.database, self.network.assembler
+        keys: dict[str, NetworkKey] = {}
+        for each in finalists:
+            key = network_key(each, finalists, assembler.model, assembler.target)
+            keys[each.label] = replace(key, placement=key.placement + again)
+        known = {label: database.get_network(key) for label, key in keys.items()}
+        found = {label: timing for label, timing in known.items() if timing is not None}
+        if len(found) == len(finalists):
+            return found
+        calls = {each.label: self._call(each) for each in finalists}
+        timings = interleave(
+            calls,
+            rounds=rounds,
+            limit_s=limit_s,
+            settle_s=_SETTLE_S,
+            turn_s=_TURN_S,
+            until_sure=True,
+            least=_FEWEST_ROUNDS,
+        )
+        for label, timing in timings.items():
+            database.put_network(keys[label], timing, f"{assembler.model.name}: {LABEL}, {label}")
+        self.made += 1
+        return timings
+
+    def _call(self, finalist: Finalist) -> Call:
+        executor = self._executors.pop(finalist.digest, None)
+        if executor is None:
+            while len(self._executors) >= _EXECUTORS:
+                self._executors.popitem(last=False)
+            executor = build_executor(finalist.parts, self.network.backends)
+        self._executors[finalist.digest] = executor
+        inputs = self._inputs
+
+        def call() -> None:
+            executor.run(inputs)
+
+        return call
+
+    def _seconds(self, offloaded: Offloaded, against: str, started: float) -> float:
+        """What the trial took when it was made, which is now if nobody knows of it."""
+        keys = [self.placer.measurer.key(Request(nodes, engine)) for nodes, engine in offloaded.regions]
+        text = f"{self._base.digest} {sorted(map(str, keys))}{against}"
+        key = hashlib.sha256(text.encode()).hexdigest()[:32]
+        known = self.network.database.get_fact("trial_s", key)
+        if isinstance(known, float):
+            return known
+        seconds = round(time.perf_counter() - started, 3)
+        self.network.database.put_fact("trial_s", key, seconds)
+        return seconds
+
+
+def _report(found: Found, genes: int) -> GraphLevelReport:
+    state = found.state
+    history = tuple((round(seconds, 3), round(times, 4)) for seconds, times in state.history)
+    return GraphLevelReport(
+        genes,
+        state.trials,
+        state.generation,
+        round(state.seconds, 3),
+        round(state.cost.times, 4),
+        found.ended,
+        history,
+    )

@@ -1,0 +1,144 @@
+"""The graph level with real engines: what it does to a compile, its database, Ctrl-C, and a second compile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+import collage
+from collage import graph_level
+from collage.backends.openvino import OpenVino
+from collage.errors import UsageError
+from collage.measure_db.database import Database
+from collage.measure_db.timing import Timing
+from collage.progress import Progress
+from tests.models import conv_net, elementwise_net
+
+BACKENDS = ["tvm", "onednn", "onnxruntime", *(["openvino"] if OpenVino().available() else [])]
+
+
+def compiled(
+    db: Path, progress: Callable[[Progress], None] | bool = False, budget_s: float = 3.0
+) -> collage.CompiledModule:
+    return collage.compile(
+        conv_net(), backends=BACKENDS, level="graph", budget_s=budget_s, db=db, progress=progress
+    )
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("db") / "db.sqlite"
+
+
+@pytest.fixture(scope="module")
+def module(database: Path) -> collage.CompiledModule:
+    return compiled(database)
+
+
+def test_the_report_says_how_the_search_went(module: collage.CompiledModule) -> None:
+    found = module.summary()["graph_level"]
+    assert found["trials"] >= 1
+    assert found["genes"] >= 2
+    assert found["history"][0] == (0.0, 1.0)
+    assert found["times"] == found["history"][-1][1] <= 1.0
+    tried = [
+        c for node in module.summary()["nodes"] for c in node["candidates"] if c["pattern"] == "graph level"
+    ]
+    assert tried
+
+
+def test_a_second_compile_repeats_it_without_a_measurement(
+    module: collage.CompiledModule, database: Path
+) -> None:
+    again = compiled(database)
+    assert module.report.measurements_made > 0
+    assert again.report.measurements_made == 0
+    assert again.report.graph_level == module.report.graph_level
+    assert [r.nodes for r in again.program.regions] == [r.nodes for r in module.program.regions]
+
+
+def test_a_larger_budget_goes_on_from_there(module: collage.CompiledModule, database: Path) -> None:
+    assert module.report.graph_level is not None
+    more = compiled(database, budget_s=5.0)
+    assert more.report.graph_level is not None
+    history = module.report.graph_level.history
+    assert more.report.graph_level.history[: len(history)] == history
+    assert more.report.graph_level.trials > module.report.graph_level.trials
+    with Database(database) as known:
+        assert known.stats().networks > 2
+
+
+def test_ctrl_c_keeps_the_best_and_finishes(tmp_path: Path) -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.stage == "evolve" and " 2 placements" in progress.text:
+            raise KeyboardInterrupt
+
+    module = compiled(tmp_path / "db.sqlite", interrupt)
+    assert module.report.graph_level is not None
+    assert module.report.graph_level.ended == "interrupted"
+    assert module.report.graph_level.trials == 2
+    x = np.random.default_rng(0).standard_normal((1, 3, 16, 16)).astype(np.float32)
+    assert module(x).shape == (1, 10)
+
+
+def test_what_wins_is_handed_over_with_the_right_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole networks timed as if two regions of ONNX Runtime were what the machine likes best."""
+    like = tmp_path / "db.sqlite"
+
+    def timings(self: graph_level.GraphLevel, finalists, *rest, **more):  # type: ignore[no-untyped-def]
+        found = {}
+        for each in finalists:
+            engines = [r.backend for r in each.program.launches if r.backend == "onnxruntime"]
+            us = 50.0 if len(engines) == 2 else 100.0 + len(each.program.launches)
+            found[each.label] = Timing(us, 0.1, us, us, 100)
+        return found
+
+    monkeypatch.setattr(graph_level.GraphLevel, "_timings", timings)
+    ranked = collage.finalists._ranked
+    monkeypatch.setattr(
+        collage.finalists,
+        "_ranked",
+        lambda f, t: sorted(ranked(f, t), key=lambda each: each.label != "graph level"),
+    )
+    module = collage.compile(
+        conv_net(),
+        backends=["tvm", "onednn", "onnxruntime"],
+        level="graph",
+        budget_s=20.0,
+        db=like,
+        progress=False,
+    )
+    assert [r.backend for r in module.program.launches].count("onnxruntime") == 2
+    assert module.report.graph_level is not None and module.report.graph_level.times < 0.6
+    session = ort.InferenceSession(conv_net().SerializeToString(), providers=["CPUExecutionProvider"])
+    for seed in range(3):
+        x = np.random.default_rng(seed).standard_normal((1, 3, 16, 16)).astype(np.float32)
+        (expected,) = session.run(None, {"x": x})
+        np.testing.assert_allclose(module(x), expected, atol=1e-4 * np.abs(expected).max())
+    for node in module.summary()["nodes"]:
+        assert [c["verdict"] for c in node["candidates"]].count("chosen") == 1
+    module.save(tmp_path / "net.collage")
+    assert collage.load(tmp_path / "net.collage").report == module.report
+
+
+def test_without_an_engine_nothing_is_left_to_hand_over(tmp_path: Path) -> None:
+    module = collage.compile(
+        elementwise_net(), backends=["tvm"], level="graph", db=tmp_path / "db.sqlite", progress=False
+    )
+    assert module.report.graph_level is not None
+    assert (module.report.graph_level.genes, module.report.graph_level.trials) == (0, 0)
+
+
+def test_levels_and_budgets_that_make_no_sense() -> None:
+    with pytest.raises(UsageError, match=r"unknown level: kernel\. Valid: graph, op"):
+        collage.compile(elementwise_net(), level="kernel", progress=False)
+    with pytest.raises(UsageError, match="budget_s is for"):
+        collage.compile(elementwise_net(), budget_s=3.0, progress=False)
+    with pytest.raises(UsageError, match="more than 0"):
+        collage.compile(elementwise_net(), level="graph", budget_s=0.0, progress=False)
