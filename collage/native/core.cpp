@@ -1,6 +1,7 @@
 // See core.h for what each function promises.
 
 #include "core.h"
+#include "turns.h"
 #include "wait.h"
 
 #include <linux/futex.h>
@@ -16,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-using namespace collage;  // wait.h
+using namespace collage;  // turns.h, wait.h
 
 namespace {
 
@@ -46,10 +47,6 @@ using SetThreads = void (*)(int);
 std::atomic<int (*)(void)> openmp_get{nullptr};
 std::atomic<SetThreads> openmp_set{nullptr};  // written last, read first
 
-}  // namespace
-
-namespace {
-
 // Part of a step that others may take over between two of its tasks: a stream, or a single task.
 struct Part {
   std::atomic<bool> taken{false};
@@ -67,7 +64,7 @@ struct collage_team {
   std::atomic<int> patience{0};  // spins before a waiting thread gives way: none with more threads than cores
   std::vector<int> cpus;
   std::vector<pthread_t> threads;
-  std::mutex owner;  // held by whoever runs
+  Turns owner;  // held by whoever runs
   std::atomic<int64_t> spin_ns{200000};
 
   // For whoever runs: the others' clocks and what they showed, and how long to work alone.
@@ -447,7 +444,7 @@ void collage_team_set_spin(collage_team *team, int64_t nanoseconds) { team->spin
 int collage_team_run(collage_team *team, const collage_step *steps, int64_t count, int64_t *failed) {
   if (failed != nullptr) *failed = -1;
   if (count == 0) return 0;
-  std::lock_guard<std::mutex> hold(team->owner);
+  std::lock_guard<Turns> hold(team->owner);
   const SetThreads set = openmp_set.load(std::memory_order_acquire);
   const int regions = set != nullptr ? openmp_get.load(std::memory_order_relaxed)() : 1;
   if (regions != 1) set(1);
@@ -470,7 +467,7 @@ int collage_team_run(collage_team *team, const collage_step *steps, int64_t coun
 }
 
 void collage_team_beware(collage_team *team, int64_t nanoseconds) {
-  std::lock_guard<std::mutex> hold(team->owner);
+  std::lock_guard<Turns> hold(team->owner);
   team->alone_until = now_ns() + nanoseconds;
   for (std::atomic<bool> &each : team->held_up) each.store(true, std::memory_order_relaxed);
 }

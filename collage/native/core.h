@@ -46,7 +46,7 @@ void collage_team_destroy(collage_team *team);
 // How long threads without work spin before they sleep, in nanoseconds.
 void collage_team_set_spin(collage_team *team, int64_t nanoseconds);
 
-// Walk a launch list; one run of a team at a time, others wait. Returns 0, or the status of the task that
+// Walk a launch list; one run of a team at a time, others wait for their turn. Returns 0, or the status of the task that
 // failed, with its step in *failed (which may be NULL).
 int collage_team_run(collage_team *team, const collage_step *steps, int64_t count, int64_t *failed);
 
