@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from collage.graph.dataflow import Array
 from collage.graph.layout import Layout
@@ -103,7 +103,10 @@ class UnsupportedError(Exception):
 
 
 class Kernel(ABC):
-    """A loaded kernel, ready to be bound to buffers; may be bound several times."""
+    """A loaded kernel, ready to be bound to buffers; may be bound several times, and calls may run side by side."""
+
+    own_threads: bool = False
+    """Whether it has threads of its own. A forked process lacks them, so that the kernel is refused there."""
 
     @abstractmethod
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call:
@@ -160,8 +163,12 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
-        """Make the kernel of an artifact; needs neither the model nor TVM's compiler."""
+    def load(self, artifact: Any, options: BuildOptions) -> Kernel:
+        """Make the kernel of an artifact; needs neither the model nor TVM's compiler.
+
+        ``artifact`` is the bytes that ``codegen`` gave. One that was made by ``collage.runtime.frames.frame`` may also
+        come as ``Framed``, with arrays that lie in the mapped module file.
+        """
 
     def on_team(self) -> bool:
         """Whether its kernels run on Collage's own team of threads (``collage.native.NativeKernel``).

@@ -18,6 +18,7 @@ from collage.backends.base import (
 if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph
     from collage.patterns.match import MatchSource
+    from collage.runtime.frames import Artifact
 
 _KERNELS = "kernels 1"
 """To be counted up when `mkl_kernels` makes other kernels than before: what was measured no longer holds."""
@@ -67,12 +68,12 @@ class Mkl(Backend):
 
         return to_bytes(self.name, plan(read_task(subgraph), options.variant, options.threads))
 
-    def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
+    def load(self, artifact: Artifact, options: BuildOptions) -> Kernel:
         """The kernel, with weights packed for this machine."""
         from collage.backends.mkl_kernels.kernel import MklKernel
-        from collage.native.packed import from_bytes
+        from collage.native.packed import from_artifact
 
-        return MklKernel(from_bytes(artifact)[1], options.threads)
+        return MklKernel(from_artifact(artifact)[1], options.threads)
 
     def settings(self, options: BuildOptions) -> str:
         """The version of our part."""

@@ -20,6 +20,7 @@ from collage.native.library import core_problem
 if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph
     from collage.patterns.match import MatchSource
+    from collage.runtime.frames import Artifact
 
 
 class Native(Backend):
@@ -62,10 +63,10 @@ class Native(Backend):
             raise UnsupportedError(f"there is no kernel for the variant {options.variant}")
         return to_bytes(algorithm.name, algorithm.pack(chain_of(subgraph), options.variant, options.threads))
 
-    def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
-        """The kernel on buffers of its own for the weights."""
+    def load(self, artifact: Artifact, options: BuildOptions) -> Kernel:
+        """The kernel on its weights."""
         from collage.backends.native_kernels.algorithms import named
-        from collage.native.packed import from_bytes
+        from collage.native.packed import from_artifact
 
-        name, packed = from_bytes(artifact)
+        name, packed = from_artifact(artifact)
         return named(name).load(packed, options.threads)

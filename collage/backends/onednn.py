@@ -18,6 +18,7 @@ from collage.backends.base import (
 if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph
     from collage.patterns.match import MatchSource
+    from collage.runtime.frames import Artifact
 
 _KERNELS = "kernels 3"
 """To be counted up when `onednn_kernels` makes other kernels than before: what was measured no longer holds."""
@@ -73,8 +74,8 @@ class OneDnn(Backend):
         except UnimplementedError as error:
             raise UnsupportedError(str(error)) from None
 
-    def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
-        """Primitives made for this machine, with weights of their own."""
+    def load(self, artifact: Artifact, options: BuildOptions) -> Kernel:
+        """Primitives made for this machine, and the weights."""
         from collage.backends.onednn_kernels.kernel import load
 
         return load(artifact)

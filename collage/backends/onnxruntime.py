@@ -35,7 +35,8 @@ class OnnxRuntime(OnnxEngine):
         settings.log_severity_level = 4
         if not options.exclusive:
             settings.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
-        return _SessionKernel(ort.InferenceSession(artifact, settings, providers=["CPUExecutionProvider"]))
+        session = ort.InferenceSession(artifact, settings, providers=["CPUExecutionProvider"])
+        return _SessionKernel(session, own_threads=options.threads > 1)
 
     def settings(self, options: BuildOptions) -> str:
         """Whether idle threads spin."""
@@ -43,8 +44,9 @@ class OnnxRuntime(OnnxEngine):
 
 
 class _SessionKernel(Kernel):
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Any, *, own_threads: bool) -> None:
         self._session = session
+        self.own_threads = own_threads
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call:
         from onnx.helper import np_dtype_to_tensor_dtype

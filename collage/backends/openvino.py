@@ -36,6 +36,8 @@ class OpenVino(OnnxEngine):
 
 
 class _CompiledKernel(Kernel):
+    own_threads = True
+
     def __init__(self, compiled: Any) -> None:
         self._compiled = compiled
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collage.backends.tvm_codegen import run
     from collage.frontend.subgraph import Subgraph
     from collage.patterns.match import MatchSource
+    from collage.runtime.frames import Artifact
 
 
 _SCHEDULES = "schedules 3"
@@ -93,7 +94,7 @@ class Tvm(Backend):
         except (LoweringError, UnscheduledError) as error:
             raise UnsupportedError(str(error)) from None
 
-    def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
+    def load(self, artifact: Artifact, options: BuildOptions) -> Kernel:
         """The compiled functions on Collage's team of threads, or in TVM's pool where there is no native core."""
         from collage.backends.tvm_codegen.host import use_threads
         from collage.backends.tvm_codegen.run import load_kernel
@@ -115,6 +116,8 @@ class _Compiled(NativeKernel):
 
 
 class _Pooled(Kernel):
+    own_threads = True
+
     def __init__(self, loaded: run.Kernel) -> None:
         self._loaded = loaded
 

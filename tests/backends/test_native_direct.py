@@ -156,7 +156,7 @@ def test_what_is_no_variant_is_refused() -> None:
 
 
 def test_foreign_artifacts_are_refused() -> None:
-    for artifact in (b"", b"odnn1234", b"ntve\x02\0\0\0{}"):
+    for artifact in (b"", b"odnn1234", b"frmd\x02\0\0\0{}", b"frmd\xff\xff\0\0{}"):
         with pytest.raises(CollageError, match="no kernel of Collage's own"):
             BACKEND.load(artifact, BuildOptions())
 

@@ -15,7 +15,7 @@ from onnx import helper
 from collage.backends.base import BuildOptions
 from collage.backends.onednn import OneDnn
 from collage.backends.onednn_kernels import library
-from collage.backends.onednn_kernels.artifact import from_bytes, to_bytes
+from collage.backends.onednn_kernels.artifact import from_artifact, to_bytes
 from collage.backends.onednn_kernels.kernel import load
 from collage.errors import CollageError, ModuleFileError
 from collage.graph.dataflow import TensorType
@@ -97,7 +97,7 @@ def test_artifacts_read_back() -> None:
     subgraph = small_product()
     for variant in variants_of(subgraph, 2):
         data = OneDnn().codegen(subgraph, BuildOptions(threads=2, variant=variant))
-        artifact = from_bytes(data)
+        artifact = from_artifact(data)
         assert to_bytes(artifact) == data
         assert sum(map(len, artifact.weights)) >= 64 * 96 * 4  # packed, each weight once
         assert sum(map(len, artifact.weights)) < 2 * 64 * 96 * 4
@@ -114,7 +114,7 @@ def test_what_is_no_artifact_is_said() -> None:
 
 @needs_onednn
 def test_weights_packed_for_another_machine_are_refused() -> None:
-    artifact = from_bytes(OneDnn().codegen(small_product(), BuildOptions()))
+    artifact = from_artifact(OneDnn().codegen(small_product(), BuildOptions()))
     assert artifact.forms[0] is not None
     other = replace(artifact, isa=7, forms=(replace(artifact.forms[0], inner_blocks=(8, 8)),))
     with pytest.raises(ModuleFileError, match=r"ISA 0x7.*compile the model here"):

@@ -1,20 +1,21 @@
-"""A plan and its weights as bytes, and back: JSON, then the packed weights."""
+"""A plan and its packed weights as bytes, and back."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from collage.backends.onednn_kernels import description, handles, operations, plan, post_ops
 from collage.errors import CollageError
-from collage.runtime.buffers import ALIGNMENT
+from collage.runtime import frames
+from collage.runtime.frames import frame, unframe
 
-_MAGIC = b"odnn"
-_HEAD = struct.Struct("<4sI")
+_KIND = "onednn"
 _CLASSES = {
     each.__name__: each
     for module in (description, operations, plan, post_ops, handles)
@@ -35,54 +36,38 @@ class Artifact:
     version: str
     isa: int
     forms: tuple[handles.Form | None, ...]
-    weights: tuple[bytes | memoryview, ...]
+    weights: tuple[npt.NDArray[np.uint8], ...]
 
 
 def to_bytes(artifact: Artifact) -> bytes:
     """The artifact, its weights at multiples of 64 bytes."""
-    header = json.dumps(
-        {
-            "plan": _encode(artifact.plan),
-            "threads": artifact.threads,
-            "version": artifact.version,
-            "isa": artifact.isa,
-            "forms": _encode(artifact.forms),
-            "sizes": [len(each) for each in artifact.weights],
-        },
-        separators=(",", ":"),
-    ).encode()
-    parts: list[bytes | memoryview] = [_HEAD.pack(_MAGIC, len(header)), header]
-    at = _HEAD.size + len(header)
-    for each in artifact.weights:
-        parts += [bytes(-at % ALIGNMENT), each]
-        at += -at % ALIGNMENT + len(each)
-    return b"".join(parts)
+    head = {
+        "plan": _encode(artifact.plan),
+        "threads": artifact.threads,
+        "version": artifact.version,
+        "isa": artifact.isa,
+        "forms": _encode(artifact.forms),
+    }
+    return frame(_KIND, head, [each.data for each in artifact.weights])
 
 
-def from_bytes(data: bytes) -> Artifact:
-    """The artifact; weights are views of ``data``. Raises CollageError for what is none."""
+def from_artifact(artifact: frames.Artifact) -> Artifact:
+    """The inverse; weights lie at multiples of 64 bytes: copies, or mapped and read-only.
+
+    Raises CollageError for what is none.
+    """
     try:
-        magic, length = _HEAD.unpack_from(data)
-        if magic != _MAGIC:
-            raise ValueError("it does not begin like one")
-        header = json.loads(data[_HEAD.size : _HEAD.size + length])
-        at = _HEAD.size + length
-        weights = []
-        for size in header["sizes"]:
-            at += -at % ALIGNMENT
-            weights.append(memoryview(data)[at : at + size])
-            at += size
-        if at > len(data):
-            raise ValueError("it is cut short")
+        framed = unframe(_KIND, artifact)
+        header = framed.header
         return Artifact(
             _decode(header["plan"]),
             header["threads"],
             header["version"],
             header["isa"],
             _decode(header["forms"]),
-            tuple(weights),
+            tuple(framed.array(i) for i in range(len(framed.arrays))),
         )
-    except (ValueError, KeyError, TypeError, struct.error) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise CollageError(f"this is no oneDNN kernel: {error}") from error
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from collage.backends.onednn_kernels.artifact import Artifact, from_bytes
+from collage.backends.onednn_kernels.artifact import Artifact, from_artifact
 from collage.backends.onednn_kernels.handles import Handle, memory, stream
 from collage.backends.onednn_kernels.library import library, teach_core
 from collage.backends.onednn_kernels.plan import SCRATCHPAD, Input, Output, Share, Weight
@@ -18,15 +18,16 @@ from collage.graph.dataflow import Array
 from collage.native import NativeKernel, Step, Task
 from collage.native.library import address_of
 from collage.native.scratch import shared_scratch
+from collage.runtime import frames
 from collage.runtime.buffers import ALIGNMENT, aligned_bytes
 
 
-def load(data: bytes) -> NativeKernel:
-    """The kernel of an artifact, with weights of its own.
+def load(artifact: frames.Artifact) -> NativeKernel:
+    """The kernel of an artifact, with weights of its own where these are not mapped.
 
     Raises ModuleFileError when this machine's oneDNN would pack the weights otherwise.
     """
-    return OneDnnKernel(from_bytes(data))
+    return OneDnnKernel(from_artifact(artifact))
 
 
 class OneDnnKernel(NativeKernel):
@@ -36,7 +37,7 @@ class OneDnnKernel(NativeKernel):
         super().__init__(artifact.threads)
         teach_core()
         self._plan = artifact.plan
-        self._weights = _own(artifact.weights)
+        self._weights = artifact.weights
         self._made: dict[Share, tuple[PrimitiveDesc, Handle]] = {}
         for step in artifact.plan.steps:
             for share in step:
@@ -86,19 +87,6 @@ class OneDnnKernel(NativeKernel):
         if shares > 1 or self.threads == 1:
             return shared_scratch(self.threads, place % self.threads, nbytes)
         return aligned_bytes(max(nbytes, ALIGNMENT))
-
-
-def _own(weights: Sequence[bytes | memoryview]) -> list[npt.NDArray[np.uint8]]:
-    """Copies in one aligned block."""
-    starts, size = [], 0
-    for each in weights:
-        starts.append(size)
-        size += len(each) + -len(each) % ALIGNMENT
-    block = aligned_bytes(size)
-    views = [block[start : start + len(each)] for start, each in zip(starts, weights, strict=True)]
-    for view, each in zip(views, weights, strict=True):
-        view[:] = np.frombuffer(each, np.uint8)
-    return views
 
 
 def _check_forms(artifact: Artifact, share: Share, desc: PrimitiveDesc) -> None:

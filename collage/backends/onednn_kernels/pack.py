@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from collage.backends.chains.strided import dense
 from collage.backends.onednn_kernels.artifact import Artifact
@@ -25,13 +26,13 @@ def pack(plan: Plan, arrays: Sequence[Array], threads: int) -> Artifact:
     UnimplementedError for primitives that oneDNN does not have.
     """
     packed: dict[tuple[int, Form | None], int] = {}
-    data: list[memoryview] = []
+    data: list[npt.NDArray[np.uint8]] = []
 
     def place(index: int, form: Form | None, desc: int) -> int:
         if (index, form) not in packed:
             packed[index, form] = len(data)
             array = np.ascontiguousarray(arrays[index], np.float32)
-            data.append(array.reshape(-1).view(np.uint8).data if form is None else _packed(array, form, desc))
+            data.append(array.reshape(-1).view(np.uint8) if form is None else _packed(array, form, desc))
         return packed[index, form]
 
     def of_share(share: Share) -> Share:
@@ -56,10 +57,10 @@ def _weights(share: Share) -> Description | None:
     return getattr(share.operation, "weights", None)
 
 
-def _packed(array: Array, form: Form, desc: int) -> memoryview:
+def _packed(array: Array, form: Form, desc: int) -> npt.NDArray[np.uint8]:
     source = memory_desc(dense(array.shape))
     result = aligned_bytes(form.nbytes)
     result.fill(0)
     reorder(source.value, array.ctypes.data, desc, result.ctypes.data)
     assert form_of(desc) == form
-    return result.data
+    return result

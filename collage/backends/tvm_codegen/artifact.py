@@ -1,4 +1,4 @@
-"""What a compiled kernel holds, and the bytes it is kept as: a JSON description, LLVM IR text, constants.
+"""What a compiled kernel holds, and the bytes it is kept as: a description with LLVM IR text, and constants.
 
 LLVM IR is the only form TVM 0.27 loads without a linker. The process that loads it must run on the same CPU
 model.
@@ -6,7 +6,6 @@ model.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -14,11 +13,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from collage.runtime import frames
 from collage.runtime.buffers import ALIGNMENT, aligned_empty
+from collage.runtime.frames import frame, unframe
 
 __all__ = ["ALIGNMENT", "Array", "Artifact", "Call", "Slot", "TensorSpec", "empty_aligned", "pack", "unpack"]
 
-_MAGIC = b"CLGTVM02"
+_KIND = "tvm"
 Array = npt.NDArray[Any]
 
 
@@ -66,37 +67,34 @@ def pack(artifact: Artifact) -> bytes:
     header = {
         "mcpu": artifact.mcpu,
         "threads": artifact.threads,
-        "code_bytes": len(artifact.code),
         "calls": [asdict(c) for c in artifact.calls],
         "params": [asdict(s) for s in artifact.params],
         "outputs": [asdict(s) for s in artifact.outputs],
         "intermediates": [asdict(s) for s in artifact.intermediates],
         "constants": [{"shape": c.shape, "dtype": str(c.dtype)} for c in artifact.constants],
+        "code": artifact.code.decode(),
     }
-    text = json.dumps(header, sort_keys=True).encode()
-    data = b"".join(np.ascontiguousarray(c).tobytes() for c in artifact.constants)
-    return b"".join([_MAGIC, len(text).to_bytes(8, "little"), text, artifact.code, data])
+    return frame(_KIND, header, [np.ascontiguousarray(c).tobytes() for c in artifact.constants])
 
 
-def unpack(data: bytes) -> Artifact:
-    """What `pack` was given, the constants on `ALIGNMENT` boundaries. Raises `ValueError` for other bytes."""
-    if data[: len(_MAGIC)] != _MAGIC:
-        raise ValueError("not a compiled TVM kernel, or one of another version")
-    start = len(_MAGIC) + 8
-    end = start + int.from_bytes(data[len(_MAGIC) : start], "little")
-    header = json.loads(data[start:end])
+def unpack(data: frames.Artifact) -> Artifact:
+    """What `pack` was given, the constants on `ALIGNMENT` boundaries: copies, or mapped and read-only.
+
+    Raises `ValueError` for other bytes.
+    """
+    try:
+        framed = unframe(_KIND, data)
+    except ValueError as error:
+        raise ValueError(f"not a compiled TVM kernel: {error}") from None
+    header = framed.header
     calls = tuple(Call(c["name"], tuple(Slot(**s) for s in c["args"]), c["writes"]) for c in header["calls"])
-    code = data[end : end + header["code_bytes"]]
-    constants, offset = [], end + header["code_bytes"]
-    for spec in _specs(header["constants"]):
-        array = empty_aligned(spec)
-        source = np.frombuffer(data, array.dtype, array.size, offset)
-        array[...] = source.reshape(spec.shape)
-        constants.append(array)
-        offset += array.nbytes
+    constants = tuple(
+        framed.array(i).view(np.dtype(spec.dtype)).reshape(spec.shape)
+        for i, spec in enumerate(_specs(header["constants"]))
+    )
     return Artifact(
         header["mcpu"], header["threads"], calls, _specs(header["params"]), _specs(header["outputs"]),
-        _specs(header["intermediates"]), tuple(constants), code,
+        _specs(header["intermediates"]), constants, header["code"].encode(),
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from collage.backends.tvm_codegen.link import Argument, is_parallel, link, tenso
 from collage.native.launch import LaunchList, Mode, Step, Task
 from collage.native.library import address_of, core, core_problem
 from collage.native.team import team_of
+from collage.runtime.frames import Artifact
 
 __all__ = ["Kernel", "load_kernel"]
 
@@ -95,7 +96,7 @@ class Kernel:
         return [(call, [tensors[s.kind][s.index] for s in call.args]) for call in self.calls]
 
 
-def load_kernel(data: bytes) -> Kernel:
+def load_kernel(data: Artifact) -> Kernel:
     """Load what `compile_kernel` made. Raises `ValueError` for other bytes, or code for another CPU model."""
     found = unpack(data)
     if found.mcpu != host_cpu():
