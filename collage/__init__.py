@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         add_backend_pattern,
         add_backend_pattern_rule,
         compile,
+        compile_shapes,
         default_registry,
         load,
         register_backend,
@@ -34,13 +35,16 @@ if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph
     from collage.patterns.language import is_const, is_op, is_tuple, wildcard
     from collage.patterns.rules import BasePatternRule, check_path
+    from collage.runtime.bound import BoundCall
     from collage.runtime.module import CompiledModule
+    from collage.runtime.shaped import ShapedModule
 
 _HOMES = {
     "collage.api": (
         "add_backend_pattern",
         "add_backend_pattern_rule",
         "compile",
+        "compile_shapes",
         "default_registry",
         "load",
         "register_backend",
@@ -57,7 +61,9 @@ _HOMES = {
     "collage.frontend.subgraph": ("Subgraph",),
     "collage.patterns.language": ("is_const", "is_op", "is_tuple", "wildcard"),
     "collage.patterns.rules": ("BasePatternRule", "check_path"),
+    "collage.runtime.bound": ("BoundCall",),
     "collage.runtime.module": ("CompiledModule",),
+    "collage.runtime.shaped": ("ShapedModule",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -66,11 +72,13 @@ __all__ = [
     "Backend",
     "BackendKind",
     "BasePatternRule",
+    "BoundCall",
     "BuildOptions",
     "CollageError",
     "CompiledModule",
     "Kernel",
     "Registry",
+    "ShapedModule",
     "Subgraph",
     "UnsupportedError",
     "__version__",
@@ -79,6 +87,7 @@ __all__ = [
     "builtin_registry",
     "check_path",
     "compile",
+    "compile_shapes",
     "default_registry",
     "is_const",
     "is_op",

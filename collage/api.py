@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from collage.patterns.explicit import Check
 from collage.patterns.match import MatchSource
 from collage.progress import Progress
 from collage.runtime.module import CompiledModule
+from collage.runtime.shaped import ShapedModule
 
 LEVELS = ("op", "graph")
 GRAPH_LEVEL_S = 300.0
@@ -103,12 +104,43 @@ def compile(
         return compile_model(model, options, chosen, show)
 
 
-def load(path: str | Path, *, registry: Registry | None = None) -> CompiledModule:
+def compile_shapes(
+    model: ModelSource,
+    shapes: Sequence[Mapping[str, Sequence[int]]],
+    *,
+    strict: bool = False,
+    progress: Callable[[Progress], None] | bool | None = None,
+    **options: Any,
+) -> ShapedModule:
+    """Compile an ONNX model for several sets of shapes: one module, with a placement for each.
+
+    A call runs the placement for exactly its inputs' shapes. Others run on ONNX Runtime, with one warning; with
+    ``strict`` they are errors. ``options`` are those of ``compile``, which this calls for each set.
+
+    Raises what ``compile`` does, and UsageError when two sets are the same.
+    """
+    from collage.several import compile_each
+
+    if callable(progress):
+        return compile_each(model, shapes, strict, partial(compile, progress=progress, **options))
+    from collage.progress_display import display
+
+    with display(progress) as show:
+        return compile_each(model, shapes, strict, partial(compile, progress=show, **options))
+
+
+def load(
+    path: str | Path, *, registry: Registry | None = None, verify: bool = False, strict: bool = False
+) -> CompiledModule | ShapedModule:
     """Load a module that ``save`` or ``collage compile`` wrote; needs neither the model nor a database.
+
+    Weights stay in the file, which is mapped; processes that load it share them. ``verify`` compares them with their
+    checksums first, which reads all of the file. A file with placements for several sets of shapes gives a
+    ShapedModule; ``strict`` makes a call with others an error, which else runs on ONNX Runtime.
 
     Raises ModuleFileError when the file is damaged or was made for another machine or set of libraries.
     """
-    from collage.runtime.file import load_module
+    from collage.runtime.file import load_file
 
     chosen = registry if registry is not None else default_registry()
-    return load_module(Path(path), chosen)
+    return load_file(Path(path), chosen, verify=verify, strict=strict)

@@ -131,7 +131,7 @@ def _threads(threads: int | None, module: str | Path | None) -> int:
         return threads or usable_cores()
     from collage.runtime.file import read_summary
 
-    report, _, _ = read_summary(Path(module))
+    report, _ = read_summary(Path(module)).first
     if threads is not None and threads != report.threads:
         raise UsageError(
             f"{module} was compiled for {report.threads} threads, not {threads}. Leave --threads out."

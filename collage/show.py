@@ -9,6 +9,7 @@ from html import escape
 
 from collage.backends.base import VIEW
 from collage.report import CandidateReport, GraphLevelReport, Report
+from collage.runtime.shaped import shapes_text
 from collage.schedule.program import Program
 from collage.schedule.region import Region
 from collage.schedule.schedule import TEAM, concurrency, critical_path_us
@@ -199,12 +200,16 @@ def as_html(report: Report, program: Program) -> str:
     )
 
 
-def as_page(report: Report, program: Program) -> str:
-    """``as_html`` as a whole document."""
+def as_page(modules: Sequence[tuple[Report, Program]]) -> str:
+    """``as_html`` of the modules of a file as a whole document, each under its shapes where there are several."""
+    pieces = [as_html(report, program) for report, program in modules]
+    if len(modules) > 1:
+        heads = [f"<h2>{escape(shapes_text(program))}</h2>" for _, program in modules]
+        pieces = [head + piece for head, piece in zip(heads, pieces, strict=True)]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f"<title>{escape(report.model)} - Collage</title></head>\n"
-        f"<body>{as_html(report, program)}</body></html>\n"
+        f"<title>{escape(modules[0][0].model)} - Collage</title></head>\n"
+        f"<body>{''.join(pieces)}</body></html>\n"
     )
 
 

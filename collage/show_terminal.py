@@ -10,10 +10,23 @@ from rich.table import Table
 from rich.text import Text
 
 from collage.report import CandidateReport, Report
+from collage.runtime.file import Summary
+from collage.runtime.shaped import shapes_text
 from collage.schedule.program import Program
 from collage.show import facts, free_views, rejected, rows
 
 _LONGEST_REASON = 160
+
+
+def summary_view(summary: Summary) -> RenderableType:
+    """The view of each module of a file, under its shapes where there are several."""
+    if not summary.shaped:
+        return report_view(*summary.first)
+    parts: list[RenderableType] = []
+    for report, program in summary.modules:
+        parts += [Text(f"shapes {shapes_text(program)}", style="bold"), report_view(report, program), Text()]
+    others = "run on ONNX Runtime, with one warning" if summary.fallback else "are errors"
+    return Group(*parts, Text(f"other shapes {others}"))
 
 
 def report_view(report: Report, program: Program) -> RenderableType:

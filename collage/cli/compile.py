@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -15,10 +16,10 @@ from collage.cli.options import (
     MODEL_ARGUMENT,
     QUIET_OPTION,
     SEED_OPTION,
-    SHAPES_OPTION,
+    SHAPE_SETS_OPTION,
     THREADS_OPTION,
-    once_each,
     parse_names,
+    sets_of,
 )
 
 
@@ -38,7 +39,7 @@ from collage.cli.options import (
     metavar="A,B",
     help="Use only these; `collage backends` lists them. Default: all available.",
 )
-@SHAPES_OPTION
+@SHAPE_SETS_OPTION
 @THREADS_OPTION
 @DB_OPTION
 @click.option(
@@ -101,10 +102,15 @@ def compile(
       collage compile bert.onnx -o bert.collage --shape input_ids:1x128 --shape attention_mask:1x128
       collage compile model.onnx -o model.collage --json > report.json
       collage compile model.onnx -o model.collage --level graph --budget 600
+
+    \b
+    One file for several shapes, each with a placement of its own:
+      collage compile bert.onnx -o bert.collage --shape input_ids:1x64 --shape attention_mask:1x64 \\
+                                                --shape input_ids:1x128 --shape attention_mask:1x128
     """
     if budget is not None and level != "graph":
         raise click.UsageError("--budget is for --level graph", click.get_current_context())
-    fixed = once_each("--shape", shapes)
+    sets = sets_of(shapes)
     refuse_same(model, output)
     check_writable(output)
     with measurements_survive():
@@ -112,25 +118,29 @@ def compile(
         from collage.progress_display import display
 
         with display(not quiet) as progress:
-            module = collage.compile(
-                model,
-                backends=backends,
-                shapes=fixed,
-                threads=threads,
-                tune_trials=tune_trials,
-                db=db,
-                seed=seed,
-                progress=progress,
-                time_limit_s=time_limit,
-                level=level,
-                budget_s=budget,
+            options: dict[str, Any] = {
+                "backends": backends,
+                "threads": threads,
+                "tune_trials": tune_trials,
+                "db": db,
+                "seed": seed,
+                "progress": progress,
+                "time_limit_s": time_limit,
+                "level": level,
+                "budget_s": budget,
+            }
+            module = (
+                collage.compile(model, shapes=sets[0], **options)
+                if len(sets) == 1
+                else collage.compile_shapes(model, sets, **options)
             )
         module.save(output)
     if as_json:
         print_json({**module.summary(), "output": str(output)})
         return
+    from collage.runtime.file import read_summary
     from collage.show import size
-    from collage.show_terminal import report_view
+    from collage.show_terminal import summary_view
 
-    print_rich(report_view(module.report, module.program))
+    print_rich(summary_view(read_summary(output)))
     click.echo(f"\nwrote {output} ({size(output.stat().st_size)})")

@@ -47,6 +47,16 @@ def once_each(option: str, pairs: Sequence[tuple[str, Value]]) -> dict[str, Valu
     return dict(pairs)
 
 
+def sets_of(pairs: Sequence[tuple[str, Value]]) -> list[dict[str, Value]]:
+    """The pairs as mappings: a name that is there already begins the next one. At least one, perhaps empty."""
+    found: list[dict[str, Value]] = [{}]
+    for name, value in pairs:
+        if name in found[-1]:
+            found.append({})
+        found[-1][name] = value
+    return found
+
+
 MODEL_ARGUMENT = click.argument("model", metavar="MODEL.onnx", type=click.Path(path_type=Path))
 FILE_ARGUMENT = click.argument("file", metavar="OUT.collage", type=click.Path(path_type=Path))
 SHAPES_OPTION = click.option(
@@ -62,6 +72,15 @@ THREADS_OPTION = click.option(
     type=click.IntRange(min=1),
     metavar="N",
     help="Threads a run may use. Default: the cores this process may use.",
+)
+SHAPE_SETS_OPTION = click.option(
+    "--shape",
+    "shapes",
+    type=parse_shape,
+    metavar="NAME:1x3x224x224",
+    multiple=True,
+    help="Fix an input's symbolic dimensions; once for each such input. An input that is named again begins the next "
+    "set of shapes: the file then has a placement for each set, and runs others on ONNX Runtime.",
 )
 DB_OPTION = click.option(
     "--db",

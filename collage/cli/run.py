@@ -57,18 +57,20 @@ def run(
 
     import collage
     from collage.cli.arrays import describe_array, fill_inputs, read_arrays, save_arrays
-    from collage.runtime.file import read_summary
+    from collage.runtime.file import closest, read_summary
     from collage.runtime.inputs import collect_inputs
 
-    _, program, _ = read_summary(file)
+    summary = read_summary(file)
     given = read_arrays(once_each("--input", inputs))
+    _, program = closest(summary, {name: array.shape for name, array in given.items()})
     arrays = fill_inputs(program.inputs, given, np.random.default_rng(seed) if random else None)
-    collect_inputs(program.inputs, (), arrays)  # before the kernels are loaded, which may take seconds
+    if not summary.fallback:
+        collect_inputs(program.inputs, (), arrays)  # before the kernels are loaded, which may take seconds
     if output_dir is not None:
         make_folder(output_dir)
     if trace is not None:
         check_writable(trace)
-    module = collage.load(file)
+    module = collage.load(file, verify=True)
     outputs = module.run(arrays)
     if trace is not None:
         with new_file(trace) as stream:

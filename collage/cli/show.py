@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,12 +11,13 @@ import click
 
 from collage.cli.console import print_json, print_rich
 from collage.cli.files import check_writable
-from collage.cli.options import FILE_ARGUMENT, JSON_OPTION
+from collage.cli.options import FILE_ARGUMENT, JSON_OPTION, once_each, parse_shape
 from collage.errors import UsageError
 from collage.new_file import new_file
 
 if TYPE_CHECKING:
     from collage.report import Report
+    from collage.runtime.file import Summary
     from collage.schedule.program import Program
 
 _ALL = ""
@@ -37,7 +40,21 @@ _ALL = ""
     help="For every node, or those whose operator or ONNX name contains NODE (or the one with that number), "
     "each candidate: its cost, or why not. Put it after the file.",
 )
-def show(file: Path, as_json: bool, html: Path | None, explain: str | None) -> None:
+@click.option(
+    "--shape",
+    "shapes",
+    type=parse_shape,
+    metavar="NAME:1x128",
+    multiple=True,
+    help="Of a file for several shapes, only the placement for these.",
+)
+def show(
+    file: Path,
+    as_json: bool,
+    html: Path | None,
+    explain: str | None,
+    shapes: tuple[tuple[str, tuple[int, ...]], ...],
+) -> None:
     """Show what runs where, what it costs, and why nothing else was chosen.
 
     Reads the file only: no backend is loaded, so files of other machines can be shown too.
@@ -51,30 +68,55 @@ def show(file: Path, as_json: bool, html: Path | None, explain: str | None) -> N
       collage show model.collage --json | jq '.regions[].backend'
     """
     from collage.runtime.file import read_summary
+    from collage.runtime.shaped import shapes_text, summarise
 
     if html is not None:
         check_writable(html)
-    report, program, _ = read_summary(file)
+    summary = read_summary(file)
+    if shapes:
+        summary = replace(summary, modules=(_of_shapes(summary, once_each("--shape", shapes)),))
     if html is not None:
         from collage.show import as_page
 
         with new_file(html) as stream:
-            stream.write(as_page(report, program).encode())
+            stream.write(as_page(summary.modules).encode())
     if as_json:
-        found = report.summary(program.regions)
-        if explain is not None:
-            found["nodes"] = [entry for _, entry in _entries(report, program, explain)]
-        print_json(found)
+        found = [_json(report, program, explain) for report, program in summary.modules]
+        print_json(summarise(found, summary.fallback) if summary.shaped else found[0])
     elif explain is not None:
         from collage.show_terminal import explanation
 
-        print_rich(explanation(_entries(report, program, explain)))
+        for report, program in summary.modules:
+            if summary.shaped:
+                click.echo(f"shapes {shapes_text(program)}\n")
+            print_rich(explanation(_entries(report, program, explain)))
     elif html is None:
-        from collage.show_terminal import report_view
+        from collage.show_terminal import summary_view
 
-        print_rich(report_view(report, program))
+        print_rich(summary_view(summary))
     else:
         click.echo(f"wrote {html}")
+
+
+def _of_shapes(summary: Summary, wanted: Mapping[str, tuple[int, ...]]) -> tuple[Report, Program]:
+    """The module for these shapes. Raises UsageError listing those that are there."""
+    from collage.runtime.file import closest
+    from collage.runtime.shaped import shapes_text
+
+    report, program = closest(summary, wanted)
+    if wanted.items() <= {port.name: port.type.shape for port in program.inputs}.items():
+        return report, program
+    there = "; ".join(shapes_text(program) for _, program in summary.modules)
+    raise UsageError(f"there is no placement for these shapes, but for {there}.")
+
+
+def _json(report: Report, program: Program, explain: str | None) -> dict[str, Any]:
+    from collage.runtime.shaped import summary_of
+
+    found = summary_of(report, program)
+    if explain is not None:
+        found["nodes"] = [entry for _, entry in _entries(report, program, explain)]
+    return found
 
 
 def _entries(report: Report, program: Program, wanted: str) -> list[tuple[int, dict[str, Any]]]:

@@ -170,6 +170,10 @@ class LaunchList:
     def __len__(self) -> int:
         return len(self._source)
 
+    def between(self, first: Sequence[Step], last: Sequence[Step]) -> LaunchList:
+        """The same steps after some others and before some others."""
+        return LaunchList(self.team, [*first, *self._source, *last], self._events)
+
     def __call__(self) -> None:
         if not self.team.handle:
             if self._events is not None:

@@ -5,13 +5,17 @@ Kernels that follow each other on Collage's team become one call, which walks th
 
 from __future__ import annotations
 
-import threading
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from weakref import WeakSet
 
 import numpy as np
+import numpy.typing as npt
 
 from collage.backends.base import Call, Kernel
+from collage.errors import CollageError
 from collage.graph.dataflow import Array, np_dtype
 from collage.native import (
     Events,
@@ -26,25 +30,44 @@ from collage.native import (
     team_of,
 )
 from collage.runtime.buffers import aligned_empty
+from collage.runtime.turns import Turns
 from collage.schedule.program import Program
 from collage.schedule.schedule import TEAM
 
+_made: WeakSet[Executor] = WeakSet()
+
 
 class Executor:
-    """A program with its kernels, bound to one arena. One run at a time; callers queue at a lock."""
+    """A program with its kernels, bound to one arena. One run at a time; callers take turns."""
 
-    def __init__(self, program: Program, kernels: Sequence[Kernel], constants: Mapping[int, Array]) -> None:
-        """``kernels`` are those of ``program.launches``, in order; ``constants`` outputs that are constants."""
+    def __init__(
+        self,
+        program: Program,
+        kernels: Sequence[Kernel],
+        constants: Mapping[int, Array],
+        given: Mapping[int, npt.NDArray[np.uint8]] | None = None,
+    ) -> None:
+        """``kernels`` are those of ``program.launches``, in order; ``constants`` outputs that are constants.
+
+        ``given`` has the bytes of values that live outside the arena, by id; aliases of others cannot be among them.
+        """
         self.program = program
         self._arena = aligned_empty((max(program.memory.nbytes, 1),), "uint8")
+        self._given = given or {}
         self._constants = dict(constants)
         self._arrays: dict[int, Array] = {}
         self._kernels = list(kernels)  # a bound call may rely on its kernel staying alive
         self.calls = self.bind()
         """The run list."""
         self._inputs = [self.array(p.value) for p in program.inputs]
-        self._outputs = [self._output(p.value) for p in program.outputs]
-        self._lock = threading.Lock()
+        self._outputs = [self.output(p.value) for p in program.outputs]
+        self.turns = Turns()
+        """To be held during a run."""
+        _made.add(self)
+
+    def clone(self, given: Mapping[int, npt.NDArray[np.uint8]] | None = None) -> Executor:
+        """Another one with an arena of its own, on the same kernels and thus the same weights."""
+        return Executor(self.program, self._kernels, self._constants, given)
 
     def bind(self, ends: Array | None = None, starts: Array | None = None) -> list[Call]:
         """The kernels as calls, those on the team joined.
@@ -67,15 +90,19 @@ class Executor:
         return binder.finish()
 
     def array(self, value: int) -> Array:
-        """The value's buffer in the arena."""
+        """The value's buffer, in the arena unless it was given."""
         if value not in self._arrays:
-            kind = self.program.types[value]
-            offset = self.program.memory.offsets[self.program.aliases.get(value, value)]
-            raw = self._arena[offset : offset + kind.nbytes]
+            kind, root = self.program.types[value], self.program.aliases.get(value, value)
+            if root in self._given:
+                raw: Array = self._given[root]
+            else:
+                offset = self.program.memory.offsets[root]
+                raw = self._arena[offset : offset + kind.nbytes]
             self._arrays[value] = raw.view(np_dtype(kind.dtype)).reshape(kind.shape)
         return self._arrays[value]
 
-    def _output(self, value: int) -> Array:
+    def output(self, value: int) -> Array:
+        """Where an output is after a run."""
         return self._constants[value] if value in self._constants else self.array(value)
 
     def set_inputs(self, inputs: Sequence[Array]) -> None:
@@ -90,10 +117,36 @@ class Executor:
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         """Outputs, in order, as arrays of the caller's own."""
-        with self._lock:
+        with self.turns:
             self.set_inputs(inputs)
             self.launch()
-            return [np.array(buffer, copy=True, order="C") for buffer in self._outputs]
+            return [buffer.copy() for buffer in self._outputs]
+
+    def _after_fork(self) -> None:
+        """The child has none of its parent's threads: none that held the lock, and none of an engine's."""
+        self.turns = Turns()
+        lost = [
+            region.backend
+            for region, kernel in zip(self.program.launches, self._kernels, strict=True)
+            if kernel.own_threads
+        ]
+        if lost:
+            self.calls = [partial(_refuse, ", ".join(dict.fromkeys(lost)))]
+
+
+def _refuse(backends: str) -> None:
+    raise CollageError(
+        f"this module was loaded before the process forked, and the threads of {backends} did not come along: "
+        "load it again in the child, or start the child by spawning."
+    )
+
+
+def _in_forked_child() -> None:
+    for executor in list(_made):
+        executor._after_fork()
+
+
+os.register_at_fork(after_in_child=_in_forked_child)
 
 
 class _Binder:

@@ -1,13 +1,11 @@
-"""The module file: a zip archive with a manifest, one artifact per kernel, and nothing else."""
+"""The module file: an archive with a manifest, the kernels' artifacts, and nothing else."""
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
 import logging
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +18,46 @@ from collage.errors import ModuleFileError
 from collage.graph.dataflow import np_dtype
 from collage.new_file import new_file
 from collage.report import Report
+from collage.runtime.archive import MappedArchive, NewArchive
+from collage.runtime.buffers import as_bytes
+from collage.runtime.fallback import Fallback
+from collage.runtime.frames import Artifact, Framed, parts_of
 from collage.runtime.module import CompiledModule, Parts, build_executor
+from collage.runtime.shaped import ShapedModule
 from collage.schedule.program import Program
 from collage.target import Target, host, usable_cores
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
-_MANIFEST = "manifest.json"
+FORMAT = 2
 
 
-def save_parts(path: Path, parts: Parts, report: Report) -> None:
+def save_module(path: Path, module: CompiledModule) -> None:
     """Write the file beside its place and move it there, so that no half-written file is ever seen."""
-    digests = [hashlib.sha256(artifact).hexdigest() for artifact in parts.artifacts]
-    manifest = {
-        "format": FORMAT,
-        "collage": __version__,
+    _save(path, [module], shaped=False, fallback=None)
+
+
+def save_shaped(path: Path, module: ShapedModule) -> None:
+    """The same for a module of several sets of shapes; what their kernels have in common is stored once."""
+    _save(path, module.modules, shaped=True, fallback=module.fallback)
+
+
+def _save(path: Path, modules: Sequence[CompiledModule], *, shaped: bool, fallback: Fallback | None) -> None:
+    with new_file(path) as stream:
+        archive = NewArchive(stream)
+        manifest = {
+            "format": FORMAT,
+            "collage": __version__,
+            "shaped": shaped,
+            "modules": [_put_module(archive, each.parts, each.report) for each in modules],
+            "fallback": None if fallback is None else archive.put("models", fallback.model),
+        }
+        archive.finish(manifest)
+
+
+def _put_module(archive: NewArchive, parts: Parts, report: Report) -> dict[str, Any]:
+    """What the manifest says of a module; bytes that are there already are stored once."""
+    return {
         "target": {
             "device": parts.target.device,
             "flags": parts.target.flags,
@@ -43,63 +65,128 @@ def save_parts(path: Path, parts: Parts, report: Report) -> None:
         },
         "versions": {n: v for n, v in parts.versions.items() if n not in BUILT_IN},
         "program": parts.program.to_json(),
-        "artifacts": digests,
-        "constants": [str(value) for value in parts.constants],
+        "artifacts": [_put_artifact(archive, each) for each in parts.artifacts],
+        "constants": {
+            str(value): archive.put("arrays", as_bytes(np.ascontiguousarray(array)).data)
+            for value, array in parts.constants.items()
+        },
         "report": report.to_json(),
     }
-    with new_file(path) as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
-        archive.writestr(_MANIFEST, json.dumps(manifest), compress_type=zipfile.ZIP_DEFLATED)
-        written: set[str] = set()
-        for digest, artifact in zip(digests, parts.artifacts, strict=True):
-            if digest not in written:  # identical kernels are stored once
-                archive.writestr(f"artifacts/{digest}", artifact)
-                written.add(digest)
-        for value, array in parts.constants.items():
-            archive.writestr(f"constants/{value}", np.ascontiguousarray(array).tobytes())
 
 
-def load_module(path: Path, registry: Registry) -> CompiledModule:
+def _put_artifact(archive: NewArchive, artifact: Artifact) -> dict[str, Any]:
+    """What the manifest says of an artifact: the name of its bytes, or those of its head and its arrays."""
+    try:
+        framed = artifact if isinstance(artifact, Framed) else parts_of(artifact)
+    except ValueError:
+        assert not isinstance(artifact, Framed)
+        return {"bytes": archive.put("artifacts", artifact)}
+    arrays = [archive.put("arrays", each) for each in framed.arrays]
+    return {"head": archive.put("artifacts", framed.head), "arrays": arrays}
+
+
+def load_file(
+    path: Path, registry: Registry, *, verify: bool = False, strict: bool = False
+) -> CompiledModule | ShapedModule:
     """The module of a file, checked against this machine and the installed libraries.
 
-    Raises ModuleFileError naming the reason and the way out.
+    Kernels read their weights where the file is mapped; with ``verify`` they are compared with their checksums first.
+    With ``strict`` a module of several sets of shapes has no fallback for others. Raises ModuleFileError naming the
+    reason and the way out.
     """
-    manifest, archive = _open(path)
-    with archive:
-        _refuse_other_machine(path, manifest, {n: a.version for n, a in registry.availability().items() if a})
-        try:
-            program = Program.from_json(manifest["program"])
-            artifacts = [archive.read(f"artifacts/{digest}") for digest in manifest["artifacts"]]
-            constants = {}
-            for value in manifest["constants"]:
-                kind = program.types[int(value)]
-                raw = np.frombuffer(archive.read(f"constants/{value}"), np_dtype(kind.dtype))
-                constants[int(value)] = raw.reshape(kind.shape)
-            report = Report.from_json(manifest["report"])
-        except (KeyError, ValueError, TypeError, zipfile.BadZipFile, OSError, EOFError) as error:
-            raise _damaged(path, str(error)) from None
-    parts = Parts(program, artifacts, constants, Target(**manifest["target"]), manifest["versions"])
-    if parts.target.threads > usable_cores():
+    archive = _open(path)
+    manifest = archive.manifest
+    versions = {name: found.version for name, found in registry.availability().items() if found}
+    try:
+        for each in manifest["modules"]:
+            _refuse_other_machine(path, each, versions)
+        found = [_get_module(archive, each, verify) for each in manifest["modules"]]
+        model = None if manifest["fallback"] is None else archive.get(manifest["fallback"], check=verify)
+        shaped = manifest["shaped"] or len(found) != 1
+    except (KeyError, ValueError, TypeError, IndexError, zipfile.BadZipFile) as error:
+        raise _damaged(path, str(error)) from None
+    threads = max((parts.target.threads for parts, _ in found), default=1)
+    if threads > usable_cores():
         log.warning(
             "%s was compiled for %d threads, and this process may use %d cores: it gives the same results, more "
             "slowly than a module compiled with --threads %d would",
-            *(path, parts.target.threads, usable_cores(), usable_cores()),
+            *(path, threads, usable_cores(), usable_cores()),
         )
-    return CompiledModule(parts, report, build_executor(parts, registry))
+    modules = [CompiledModule(parts, report, build_executor(parts, registry)) for parts, report in found]
+    if not shaped:
+        return modules[0]
+    program = modules[0].program
+    return ShapedModule(
+        modules,
+        None if model is None or strict else Fallback(model, program.inputs, program.outputs, threads),
+    )
 
 
-def read_summary(path: Path) -> tuple[Report, Program, dict[str, Any]]:
-    """Report, program and manifest of a file without loading any kernel: what ``collage show`` needs."""
-    manifest, archive = _open(path)
-    archive.close()
+def _get_module(archive: MappedArchive, manifest: Mapping[str, Any], verify: bool) -> tuple[Parts, Report]:
+    program = Program.from_json(manifest["program"])
+    artifacts = [_get_artifact(archive, names, verify) for names in manifest["artifacts"]]
+    constants = {}
+    for value, name in manifest["constants"].items():
+        kind = program.types[int(value)]
+        raw = np.frombuffer(archive.get(name, check=True), np_dtype(kind.dtype))
+        constants[int(value)] = raw.reshape(kind.shape)
+    target = Target(**manifest["target"])
+    return Parts(program, artifacts, constants, target, manifest["versions"]), Report.from_json(
+        manifest["report"]
+    )
+
+
+def _get_artifact(archive: MappedArchive, names: Mapping[str, Any], verify: bool) -> Artifact:
+    if "bytes" in names:
+        return archive.get(names["bytes"], check=True)
+    arrays = tuple(archive.get(name, check=verify) for name in names["arrays"])
+    return Framed(archive.get(names["head"], check=True), arrays, mapped=True)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a file tells without loading a kernel: report and program of each module in it.
+
+    ``shaped`` files have a module for each set of shapes, and perhaps a ``fallback`` for others.
+    """
+
+    modules: tuple[tuple[Report, Program], ...]
+    shaped: bool
+    fallback: bool
+
+    @property
+    def first(self) -> tuple[Report, Program]:
+        """Those of the first, or only, module."""
+        return self.modules[0]
+
+
+def read_summary(path: Path) -> Summary:
+    """What ``collage show`` needs. Raises ModuleFileError."""
+    manifest = _open(path).manifest
     try:
-        return Report.from_json(manifest["report"]), Program.from_json(manifest["program"]), manifest
+        modules = tuple(
+            (Report.from_json(each["report"]), Program.from_json(each["program"]))
+            for each in manifest["modules"]
+        )
+        if not modules:
+            raise ValueError("it holds no module")
+        return Summary(modules, bool(manifest["shaped"]), manifest["fallback"] is not None)
     except (KeyError, ValueError, TypeError) as error:
         raise _damaged(path, str(error)) from None
 
 
-def _open(path: Path) -> tuple[dict[str, Any], zipfile.ZipFile]:
+def closest(summary: Summary, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Report, Program]:
+    """The module for inputs of these shapes, which may be some of all; the first one where there is none."""
+    for report, program in summary.modules:
+        if shapes.items() <= {port.name: port.type.shape for port in program.inputs}.items():
+            return report, program
+    return summary.first
+
+
+def _open(path: Path) -> MappedArchive:
     try:
-        archive = zipfile.ZipFile(path)
+        archive = MappedArchive(path)
+        found = archive.manifest["format"]
     except FileNotFoundError:
         raise ModuleFileError(
             f"no such file: {path}. Make it with `collage compile MODEL.onnx -o {path}`."
@@ -110,19 +197,15 @@ def _open(path: Path) -> tuple[dict[str, Any], zipfile.ZipFile]:
         raise _damaged(path, "it is cut short or no module file at all") from None
     except OSError as error:
         raise ModuleFileError(f"cannot read {path}: {error.strerror}.") from None
-    try:
-        manifest = json.loads(archive.read(_MANIFEST))
-        found = manifest["format"]
-    except (KeyError, ValueError, TypeError, zipfile.BadZipFile, io.UnsupportedOperation) as error:
-        archive.close()
+    except (KeyError, ValueError, TypeError, EOFError, NotImplementedError) as error:
         raise _damaged(path, str(error)) from None
-    if found != FORMAT or manifest.get("collage") != __version__:
-        archive.close()
+    made_by = archive.manifest.get("collage")
+    if found != FORMAT or made_by != __version__:
         raise ModuleFileError(
-            f"{path} was made by collage {manifest.get('collage')} (file format {found}), this is {__version__} "
+            f"{path} was made by collage {made_by} (file format {found}), this is {__version__} "
             f"(format {FORMAT}). Compile the model again."
         )
-    return manifest, archive
+    return archive
 
 
 def _refuse_other_machine(path: Path, manifest: Mapping[str, Any], versions: Mapping[str, str]) -> None:

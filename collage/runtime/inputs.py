@@ -18,12 +18,17 @@ def collect_inputs(ports: Sequence[Port], args: Sequence[Any], named: Mapping[st
     Takes numpy arrays, anything with DLPack, and nested lists; one mapping as the only positional argument
     stands for named ones. Raises InputError naming the input and what it should be.
     """
+    return [_checked(port, value) for port, value in zip(ports, in_order(ports, args, named), strict=True)]
+
+
+def in_order(ports: Sequence[Port], args: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
+    """The values as they were given, in the order of the ports. Raises InputError naming those of a wrong name."""
     if len(args) == 1 and isinstance(args[0], Mapping) and not named:
         named, args = args[0], ()
     if len(args) == len(ports) and not named:
-        return [_checked(port, value) for port, value in zip(ports, args, strict=True)]
+        return args
     if not args and len(named) == len(ports) and all(port.name in named for port in ports):
-        return [_checked(port, named[port.name]) for port in ports]
+        return [named[port.name] for port in ports]
     if len(args) > len(ports):
         raise InputError(f"{len(args)} inputs given, the model takes {len(ports)}: {_listing(ports)}.")
     given: dict[str, Any] = {port.name: array for port, array in zip(ports, args, strict=False)}
@@ -38,7 +43,7 @@ def collect_inputs(ports: Sequence[Port], args: Sequence[Any], named: Mapping[st
     missing = [port for port in ports if port.name not in given]
     if missing:
         raise InputError(f"missing input: {_listing(missing)}.")
-    return [_checked(port, given[port.name]) for port in ports]
+    return [given[port.name] for port in ports]
 
 
 def _checked(port: Port, value: Any) -> Array:

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from collage.backends.base import Backend, BuildOptions
 from collage.errors import CollageError
 from collage.graph.dataflow import Array
 from collage.report import Report
 from collage.runtime.executor import Executor
+from collage.runtime.frames import Artifact, Framed
 from collage.runtime.inputs import collect_inputs
 from collage.schedule.program import Program
 from collage.target import Target
+
+if TYPE_CHECKING:
+    from collage.runtime.bound import BoundCall
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class Parts:
     """
 
     program: Program
-    artifacts: Sequence[bytes]
+    artifacts: Sequence[Artifact]
     constants: Mapping[int, Array]
     target: Target
     versions: Mapping[str, str]
@@ -44,7 +48,8 @@ def build_executor(parts: Parts, backends: Backends) -> Executor:
     for region, artifact in zip(parts.program.launches, parts.artifacts, strict=True):
         options = BuildOptions(threads=region.threads, exclusive=region.exclusive)
         try:
-            kernels.append(backends[region.backend].load(artifact, options))
+            whole = artifact if isinstance(artifact, Framed) else bytes(artifact)
+            kernels.append(backends[region.backend].load(whole, options))
         except Exception as error:
             raise CollageError(
                 f"the {region.backend} kernel {'+'.join(region.ops[:6])} cannot be loaded: {error}"
@@ -56,46 +61,47 @@ class CompiledModule:
     """A compiled model. Call it with arrays by position or name; ``run`` takes and returns dictionaries."""
 
     def __init__(self, parts: Parts, report: Report, executor: Executor) -> None:
-        self._parts = parts
+        self.parts = parts
+        """What its file holds."""
         self.report = report
         self._executor = executor
 
     @property
     def inputs(self) -> dict[str, str]:
         """Names of the inputs with dtype and shape."""
-        return {port.name: str(port.type) for port in self._parts.program.inputs}
+        return {port.name: str(port.type) for port in self.parts.program.inputs}
 
     @property
     def outputs(self) -> dict[str, str]:
         """Names of the outputs with dtype and shape."""
-        return {port.name: str(port.type) for port in self._parts.program.outputs}
+        return {port.name: str(port.type) for port in self.parts.program.outputs}
 
     @property
     def program(self) -> Program:
         """The launch list."""
-        return self._parts.program
+        return self.parts.program
 
     @property
     def placement(self) -> list[dict[str, Any]]:
         """The regions in launch order: backend, ops, nodes, layout, threads, stream, cost_us."""
-        return [region.summary() for region in self._parts.program.regions]
+        return [region.summary() for region in self.parts.program.regions]
 
     def summary(self) -> dict[str, Any]:
         """The JSON contract of ``show --json``."""
-        return self.report.summary(self._parts.program.regions)
+        return self.report.summary(self.parts.program.regions)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Outputs for the inputs: one array, or a tuple in the model's order when there are several.
 
         Inputs are numpy arrays or anything with DLPack. Raises InputError for a wrong name, shape or dtype.
         """
-        outputs = self._executor.run(collect_inputs(self._parts.program.inputs, args, named))
+        outputs = self._executor.run(collect_inputs(self.parts.program.inputs, args, named))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
         """Outputs by name for inputs by name."""
-        outputs = self._executor.run(collect_inputs(self._parts.program.inputs, (), inputs))
-        return {port.name: array for port, array in zip(self._parts.program.outputs, outputs, strict=True)}
+        outputs = self._executor.run(collect_inputs(self.parts.program.inputs, (), inputs))
+        return {port.name: array for port, array in zip(self.parts.program.outputs, outputs, strict=True)}
 
     def trace(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """A time line of one warm run: what Chrome's trace viewer and Perfetto read once it is written as JSON.
@@ -104,17 +110,37 @@ class CompiledModule:
         """
         from collage.runtime.trace import trace
 
-        return trace(self._executor, collect_inputs(self._parts.program.inputs, (), inputs))
+        arrays = collect_inputs(self.parts.program.inputs, (), inputs)
+        return trace(self._executor.clone(), arrays)  # others may be calling this one
+
+    def clone(self) -> CompiledModule:
+        """The same module with an arena of its own: calls of the two do not wait for each other's copies.
+
+        Kernels and their weights are shared. On the team of threads the clones' runs take turns.
+        """
+        return CompiledModule(self.parts, self.report, self._executor.clone())
+
+    def bind(
+        self, inputs: Mapping[str, Array] | None = None, outputs: Mapping[str, Array] | None = None
+    ) -> BoundCall:
+        """A call on fixed arrays, which kernels read and write without a copy; see ``BoundCall``.
+
+        Arrays that are not given are made. Raises InputError for those of the wrong name, dtype or shape, that are not
+        contiguous, do not start at a 64-byte boundary, or overlap.
+        """
+        from collage.runtime.bound import bind
+
+        return bind(self._executor, inputs or {}, outputs or {})
 
     def save(self, path: str | Path) -> None:
         """Write one file that ``collage.load`` runs in a fresh process; atomic."""
-        from collage.runtime.file import save_parts
+        from collage.runtime.file import save_module
 
-        save_parts(Path(path), self._parts, self.report)
+        save_module(Path(path), self)
 
     def __repr__(self) -> str:
         counts: dict[str, int] = {}
-        for region in self._parts.program.launches:
+        for region in self.parts.program.launches:
             counts[region.backend] = counts.get(region.backend, 0) + 1
         mix = ", ".join(f"{count}x {name}" for name, count in counts.items())
         return f"<collage module {self.report.model}: {mix}; {self.report.measured_us / 1000:.3f} ms>"
@@ -122,4 +148,4 @@ class CompiledModule:
     def _repr_html_(self) -> str:
         from collage.show import as_html
 
-        return as_html(self.report, self._parts.program)
+        return as_html(self.report, self.parts.program)

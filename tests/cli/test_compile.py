@@ -127,7 +127,7 @@ def test_shapes_are_taken(symbolic: Path, database: Path, tmp_path: Path) -> Non
         (["x:axb"], ("INPUT:1x3x224x224",)),
         (["x:-1x3"], ("INPUT:1x3x224x224",)),
         (["nope:1", "nada:2"], ("nada, nope", "Valid: x")),
-        (["x:4x64", "x:4x64"], ("more than once", "x")),
+        (["x:4x64", "x:4x64"], ("two sets", "the same", "x:4x64")),
         (["x:4x64x1"], ("x has 2 dimensions",)),
         (["x:5x64"], ("does not fit",)),
     ],

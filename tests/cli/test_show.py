@@ -136,7 +136,7 @@ class Checker(HTMLParser):
 
 
 def test_html_is_whole_escaped_and_needs_nothing_else(report: Report, program: Program) -> None:
-    for text in (as_html(report, program), as_page(report, program)):
+    for text in (as_html(report, program), as_page([(report, program)])):
         checker = Checker()
         checker.feed(text)
         assert not checker.open

@@ -1,0 +1,101 @@
+"""A module bound to its caller's arrays: for services that fill the same buffers again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from collage.backends.base import Call
+from collage.errors import InputError, unknown_names
+from collage.graph.dataflow import Array, np_dtype
+from collage.runtime.buffers import ALIGNMENT, aligned_array, as_bytes
+from collage.runtime.executor import Executor
+from collage.schedule.program import Port
+
+
+class BoundCall:
+    """Runs the module on ``inputs`` and leaves the results in ``outputs``; nothing is copied or allocated.
+
+    Fill the arrays of ``inputs``, call, and read those of ``outputs``; they are the same ones for each call. It has an
+    arena of its own and shares kernels with the module. Calls from several threads take turns.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        inputs: Mapping[str, Array],
+        outputs: Mapping[str, Array],
+        copies: Sequence[tuple[Array, Array]],
+    ) -> None:
+        """``copies`` are pairs of an output and what it is a copy of."""
+        self._executor = executor
+        self._copies = tuple(copies)
+        self.inputs = dict(inputs)
+        self.outputs = dict(outputs)
+
+    @property
+    def calls(self) -> list[Call]:
+        """What a run does, in order: kernels that follow each other on the team are one launch list."""
+        return self._executor.calls
+
+    def __call__(self) -> None:
+        """Run."""
+        with self._executor.turns:
+            for call in self._executor.calls:
+                call()
+            for output, source in self._copies:
+                np.copyto(output, source)
+
+
+def bind(executor: Executor, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> BoundCall:
+    """See ``CompiledModule.bind``."""
+    program = executor.program
+    taken = _arrays("input", program.inputs, inputs)
+    made = _arrays("output", program.outputs, outputs, writable=True)
+    _refuse_overlap(taken, made)
+    given = {p.value: as_bytes(taken[p.name]) for p in program.inputs}
+    copied = []
+    for port in program.outputs:
+        root = program.aliases.get(port.value, port.value)
+        if root in given or root not in program.memory.offsets:  # an input, another output, or a constant
+            copied.append(port)
+        else:
+            given[root] = as_bytes(made[port.name])
+    own = executor.clone(given)
+    copies = [(made[port.name], own.output(port.value)) for port in copied]
+    return BoundCall(own, taken, made, copies)
+
+
+def _arrays(
+    what: str, ports: Sequence[Port], given: Mapping[str, Array], *, writable: bool = False
+) -> dict[str, Array]:
+    unknown = set(given) - {port.name for port in ports}
+    if unknown:
+        raise InputError(str(unknown_names(what, unknown, [port.name for port in ports])))
+    found = {
+        port.name: given[port.name] if port.name in given else aligned_array(port.type) for port in ports
+    }
+    for port in ports:
+        array, wanted = found[port.name], port.type
+        if not isinstance(array, np.ndarray):
+            raise InputError(f"{what} {port.name} is no numpy array: a bound call reads and writes in place.")
+        if array.shape != wanted.shape or array.dtype != np_dtype(wanted.dtype):
+            raise InputError(f"{what} {port.name} is {array.dtype}{array.shape}, not {wanted}.")
+        if not array.flags.c_contiguous or array.ctypes.data % ALIGNMENT:
+            raise InputError(
+                f"{what} {port.name} must be contiguous and start at a multiple of {ALIGNMENT} bytes: "
+                "leave it out, and fill the array that `bind` makes."
+            )
+        if writable and not array.flags.writeable:
+            raise InputError(f"{what} {port.name} is read-only.")
+    return found
+
+
+def _refuse_overlap(inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+    others = list(inputs.items())
+    for name, array in outputs.items():
+        for other, against in others:
+            if np.may_share_memory(array, against):
+                raise InputError(f"output {name} overlaps {other}: give each an array of its own.")
+        others.append((name, array))

@@ -1,0 +1,83 @@
+"""The original model in ONNX Runtime, for shapes that nothing was placed for."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from collage.errors import CollageError, InputError
+from collage.graph.dataflow import Array, np_dtype
+from collage.runtime.frames import Buffer
+from collage.schedule.program import Port
+
+
+class Fallback:
+    """Runs a serialised ONNX model whose inputs may have open dimensions; it is loaded on first use."""
+
+    def __init__(self, model: Buffer, inputs: Sequence[Port], outputs: Sequence[Port], threads: int) -> None:
+        """``inputs`` and ``outputs`` tell names and dtypes; their shapes are those of some other placement."""
+        self.model = model
+        self._inputs, self._outputs = inputs, outputs
+        self._threads = threads
+        self._lock = threading.Lock()
+        self._session: Any = None
+        self._process = os.getpid()
+        self._warned = False
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
+        """Outputs by name for inputs by name, of any shapes that the model takes.
+
+        Calls may run side by side. Raises InputError for shapes or dtypes that it does not take.
+        """
+        arrays = {port.name: _checked(port, inputs[port.name]) for port in self._inputs}
+        session = self._loaded()
+        names = [port.name for port in self._outputs]
+        try:
+            return dict(zip(names, session.run(names, arrays), strict=True))
+        except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
+            text = " ".join(str(error).split())[:400]
+            shapes = ", ".join(f"{name}: {array.shape}" for name, array in arrays.items())
+            raise InputError(f"the model does not run on inputs of shapes {shapes}: {text}") from None
+
+    def first_use(self) -> bool:
+        """Whether nobody has asked before: a warning is given once."""
+        with self._lock:
+            first, self._warned = not self._warned, True
+        return first
+
+    def _loaded(self) -> Any:
+        if self._process != os.getpid():
+            self._lock = threading.Lock()  # another thread of the parent may have held it
+            if self._session is not None:
+                raise CollageError(
+                    "this module ran on ONNX Runtime before the process forked, and ONNX Runtime's threads did not "
+                    "come along: load it again in the child, or start the child by spawning."
+                )
+            self._process = os.getpid()
+        with self._lock:
+            if self._session is None:
+                import onnxruntime as ort
+
+                settings = ort.SessionOptions()
+                settings.intra_op_num_threads = self._threads
+                settings.log_severity_level = 4
+                providers = ["CPUExecutionProvider"]
+                self._session = ort.InferenceSession(bytes(self.model), settings, providers=providers)
+            return self._session
+
+
+def _checked(port: Port, value: Any) -> Array:
+    array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    wanted = np_dtype(port.type.dtype)
+    if array.dtype != wanted and isinstance(value, (list, tuple, int, float)):
+        array = array.astype(wanted)  # a Python list has no dtype of its own
+    if array.dtype != wanted:
+        raise InputError(
+            f"input {port.name} has dtype {array.dtype}, the model takes {wanted}: convert it with "
+            f".astype({wanted.name!r})."
+        )
+    return array

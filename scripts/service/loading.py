@@ -1,0 +1,92 @@
+"""Loading a module file: how long it takes, and what several processes that load it share."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import collage
+from collage.runtime.frames import Framed
+from collage.runtime.module import build_executor
+from service.callers import made_up
+
+_CHILD = """
+import json, sys, time
+start = time.perf_counter()
+import numpy as np
+import collage
+from collage.cli.arrays import fill_inputs
+imported = time.perf_counter()
+module = collage.load(sys.argv[1], verify=bool(int(sys.argv[2])))
+loaded = time.perf_counter()
+inputs = fill_inputs(module.program.inputs, {}, np.random.default_rng(0))
+begin = time.perf_counter()
+module.run(inputs)
+first = time.perf_counter() - begin
+print(json.dumps({"import_s": imported - start, "load_s": loaded - imported, "first_run_s": first}), flush=True)
+sys.stdin.readline()  # until both have run
+memory = dict.fromkeys(("Rss", "Pss", "Private_Clean", "Private_Dirty", "Shared_Clean"), 0)
+for line in open("/proc/self/smaps_rollup"):
+    name, _, rest = line.partition(":")
+    if name in memory:
+        memory[name] = int(rest.split()[0]) * 1024
+print(json.dumps(memory), flush=True)
+sys.stdin.readline()
+"""
+
+
+def load_in_processes(file: Path, processes: int, *, verify: bool) -> dict[str, Any]:
+    """Seconds to load and for the first run, process by process, and then their memory in bytes, all alive."""
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-c", _CHILD, str(file.resolve()), str(int(verify))]
+    running, times = [], []
+    try:
+        for _ in range(processes):
+            child = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root
+            )
+            running.append(child)
+            assert child.stdout is not None
+            times.append(
+                {name: round(value, 3) for name, value in json.loads(child.stdout.readline()).items()}
+            )
+        memory = []
+        for child in running:
+            assert child.stdin is not None
+            assert child.stdout is not None
+            print(file=child.stdin, flush=True)
+            memory.append(json.loads(child.stdout.readline()))
+    finally:
+        for child in running:
+            child.kill()
+            child.communicate()
+    return {"verify": verify, "times": times, "memory": memory}
+
+
+def copied_against_mapped(file: Path, seconds: float) -> dict[str, Any]:
+    """Median microseconds of a run with weights in the mapped file and with copies of them, in turns.
+
+    Copies lie in anonymous memory, which may have huge pages.
+    """
+    mapped = collage.load(file)
+    parts = mapped.parts
+    own = [Framed(each.head, each.arrays) if isinstance(each, Framed) else each for each in parts.artifacts]
+    parts = replace(parts, artifacts=own)
+    copied = collage.CompiledModule(parts, mapped.report, build_executor(parts, collage.default_registry()))
+    inputs = made_up(mapped, 0)
+    samples: dict[str, list[float]] = {"mapped": [], "copied": []}
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for name, module in (("mapped", mapped), ("copied", copied)):
+            for _ in range(5):
+                start = time.perf_counter_ns()
+                module.run(inputs)
+                samples[name].append((time.perf_counter_ns() - start) / 1e3)
+    return {name: round(float(np.median(each)), 1) for name, each in samples.items()}
