@@ -42,10 +42,17 @@ ENTRIES: dict[str, Entry] = {
     entry.name: entry
     for entry in (
         Entry("bert_base", "bert", "BERT-base encoder, 64 tokens (Devlin et al. 2019)"),
+        Entry(
+            "bilstm_tagger",
+            "bilstm",
+            "Bidirectional LSTM of two layers, 64 words (Huang et al. 2015)",
+            paper=False,
+        ),
         Entry("dcgan", "dcgan", "DCGAN generator, 3x64x64 (Radford et al. 2016)"),
         Entry(
             "googlenet", "googlenet", "GoogLeNet, 3x224x224 (Szegedy et al. 2015)", "branches", paper=False
         ),
+        Entry("gpt2_half", "gpt2", "GPT-2 of half the size, 64 tokens (Radford et al. 2019)", paper=False),
         Entry(
             "inception_v3",
             "inception",
@@ -54,9 +61,15 @@ ENTRIES: dict[str, Entry] = {
             paper=False,
         ),
         Entry("nasnet_a_mobile", "nasnet", "NASNet-A 4@1056, 3x224x224 (Zoph et al. 2018)"),
+        Entry("resnet18_int8", "resnet_int8", "ResNet-18 in 8 bits, 3x224x224 (He et al. 2016)", paper=False),
         Entry("resnet50_3d", "resnet3d", "3D ResNet-50, 3x16x112x112 (Hara et al. 2018)", "residual"),
         Entry("resnext50_32x4d", "resnext", "ResNeXt-50 32x4d, 3x224x224 (Xie et al. 2017)", "residual"),
+        Entry(
+            "ssd_mobilenet", "ssd", "SSD on a MobileNet, 3x256x256, with NMS (Liu et al. 2016)", paper=False
+        ),
         Entry("t5_small", "t5", "T5-small, 64 tokens in and 64 out (Raffel et al. 2020)", paper=False),
+        Entry("unet", "unet", "U-Net, pictures of any size (Ronneberger et al. 2015)", paper=False),
+        Entry("vit_tiny", "vit", "ViT-Ti/16, 3x224x224 (Dosovitskiy et al. 2021)", paper=False),
     )
 }
 

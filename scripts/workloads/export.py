@@ -1,4 +1,4 @@
-"""A workload as an ONNX file: static shapes, opset 17, BatchNorm folded into the convolution before it."""
+"""A workload as an ONNX file: static shapes where it has them, opset 17, BatchNorm folded into convolutions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import onnx
 import torch
 
 from .catalogue import HERE, Entry
-from .fold import fold_constants
+from .fold import fold_constants, quantize_weights
 from .recipe import RECIPE, Recipe
 from .workload import Workload
 
@@ -41,6 +41,10 @@ def to_onnx(workload: Workload, *, name: str, recipe: Recipe) -> onnx.ModelProto
         path = Path(folder) / f"{name}.onnx"
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.filterwarnings("ignore", "Constant folding", UserWarning)  # `fold_constants` does the rest
+        warnings.filterwarnings("ignore", ".*variable length with LSTM", UserWarning)  # the batch is fixed
+        warnings.filterwarnings(
+            "ignore", category=torch.jit.TracerWarning
+        )  # of suppression, one node in the file
         torch.onnx.export(
             workload.model,
             workload.sample(0),
@@ -48,10 +52,12 @@ def to_onnx(workload: Workload, *, name: str, recipe: Recipe) -> onnx.ModelProto
             input_names=list(workload.input_names),
             output_names=list(workload.output_names),
             opset_version=OPSET,
+            dynamic_axes={name: dict(axes) for name, axes in workload.dynamic.items()},
             dynamo=False,
         )
         model = onnx.load(path)
     fold_constants(model)
+    quantize_weights(model)
     model = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
     model.graph.name = name
     onnx.helper.set_model_props(model, {RECIPE: str(recipe)})

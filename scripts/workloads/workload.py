@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +11,18 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Workload:
-    """`model` in inference mode; `sample(seed)` draws its inputs, in the order of `input_names`."""
+    """`model` in inference mode; `sample(seed)` draws its inputs, in the order of `input_names`.
+
+    `dynamic` names the axes that the file leaves open, by input or output. `tolerance` is how far an engine's outputs
+    may be from torch's, as a share of the greatest magnitude.
+    """
 
     model: nn.Module
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
     sample: Callable[[int], tuple[Tensor, ...]]
+    dynamic: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    tolerance: float = 1e-4
 
     @property
     def parameters(self) -> int:
