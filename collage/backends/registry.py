@@ -104,11 +104,14 @@ def builtin_registry(*, with_entry_points: bool = True) -> Registry:
     from collage.backends.onednn import OneDnn
     from collage.backends.onnxruntime import OnnxRuntime
     from collage.backends.openvino import OpenVino
+    from collage.backends.tensorrt import TensorRt
     from collage.backends.tvm import Tvm
     from collage.backends.view import View
 
     registry = Registry()
-    for backend in (Tvm(), OneDnn(), Mkl(), Native(), OnnxRuntime(), OpenVino(), View(), LayoutChange()):
+    libraries = (Tvm(), OneDnn(), Mkl(), Native())
+    engines = (OnnxRuntime(), OpenVino(), TensorRt())
+    for backend in (*libraries, *engines, View(), LayoutChange()):
         registry.register(backend)
     if with_entry_points:
         for point in entry_points(group=ENTRY_POINT_GROUP):

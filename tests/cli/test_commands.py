@@ -53,10 +53,11 @@ def test_unknown_command() -> None:
 
 def test_backends() -> None:
     found = {each["name"]: each for each in json_of("backends", "--json")["backends"]}
-    assert {"tvm", "onnxruntime", "openvino"} <= set(found)
+    assert {"tvm", "onnxruntime", "openvino", "tensorrt"} <= set(found)
     assert found["onnxruntime"]["available"]
     assert found["onnxruntime"]["kind"] == "graph engine"
     assert all(each["available"] or each["reason"] for each in found.values())
+    assert found["tensorrt"]["available"] or "needs an NVIDIA GPU" in found["tensorrt"]["reason"]
     assert "onnxruntime" in succeeds("backends")
     assert "native core" in succeeds("backends")
 
