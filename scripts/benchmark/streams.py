@@ -32,16 +32,16 @@ def side_by_side(model: Path, options: Options, show: Callable[[Progress], None]
         setups = {name: replace(setup, engine=OURS, path=str(file)) for name, file in files.items()}
         setups |= {name: replace(setup, engine=name) for name in ENGINES}
         expected, _ = reference(setup)
-        found = race(
-            setups, expected=expected, rounds=options.rounds, required=files.keys(), progress=show
-        )
+        found = race(setups, expected=expected, rounds=options.rounds, required=files.keys(), progress=show)
     ours = found.timings[OURS]["median_us"]
     ordered, costs = compiled.program.ordered, [r.cost_us for r in compiled.program.launches]
     return {
         "model": model.stem,
         "engines": dict(found.timings),
         "speedup": {
-            name: round(timing["median_us"] / ours, 4) for name, timing in found.timings.items() if name != OURS
+            name: round(timing["median_us"] / ours, 4)
+            for name, timing in found.timings.items()
+            if name != OURS
         },
         "schedule": compiled.report.schedule,
         "streams": ordered.schedule.count,
