@@ -219,6 +219,7 @@ class Assembler:
             cost_us=candidate.cost_us,
             noise_us=candidate.noise_us,
             exclusive=options.exclusive,
+            in_place=tuple(self._backends[candidate.backend].in_place(subgraph)),
         )
         about = (candidate.backend, subgraph.digest, options.exclusive, candidate.variant, options.tuning)
         make = partial(self._backends[candidate.backend].codegen, subgraph, options)

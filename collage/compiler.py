@@ -246,6 +246,7 @@ def _report(
         candidates=found.reports,
         arena_bytes=memory.nbytes,
         arena_lower_bound_bytes=memory.lower_bound,
+        value_bytes=verdict.winner.program.value_bytes,
         schedule=verdict.winner.algorithm,
         graph_level=graph_level,
     )

@@ -57,7 +57,8 @@ class Report:
     schedule makes of them, each timed in its place in the same rounds as the whole;
     ``finalists`` holds the medians of the placements that were run against each other in one interleaved
     run; ``max_abs_error`` is relative to nothing, ``relative_error`` to the output's largest absolute value;
-    ``schedule`` names the algorithm that streams and order come from.
+    ``schedule`` names the algorithm that streams and order come from. ``arena_bytes`` is what all values take,
+    ``arena_lower_bound_bytes`` the most that is alive at once, ``value_bytes`` the sum of all values.
     """
 
     model: str
@@ -79,6 +80,7 @@ class Report:
     candidates: Sequence[CandidateReport] = ()
     arena_bytes: int = 0
     arena_lower_bound_bytes: int = 0
+    value_bytes: int = 0
     schedule: str = "sequential"
     graph_level: GraphLevelReport | None = None
     """None where the compile was at op level."""
@@ -117,6 +119,7 @@ class Report:
             "epsilon_us": round(self.epsilon_us, 3),
             "arena_bytes": self.arena_bytes,
             "arena_lower_bound_bytes": self.arena_lower_bound_bytes,
+            "value_bytes": self.value_bytes,
             "schedule": self.schedule,
             "versions": dict(self.versions),
             "graph_level": None if self.graph_level is None else asdict(self.graph_level),

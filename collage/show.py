@@ -11,7 +11,6 @@ from collage.backends.base import VIEW
 from collage.report import CandidateReport, GraphLevelReport, Report
 from collage.runtime.shaped import shapes_text
 from collage.schedule.program import Program
-from collage.schedule.region import Region
 from collage.schedule.schedule import TEAM, concurrency, critical_path_us
 
 _SCHEDULES = {"list": "by measured cost", "nimble": "Nimble's, folded", "opara": "Opara's, folded"}
@@ -43,6 +42,7 @@ class Row:
 def rows(program: Program) -> list[Row]:
     """The regions in launch order, numbered as in ``show --json``; views that launch nothing are left out."""
     total = sum(region.cost_us for region in program.regions)
+    launched = set(program.launches)
     return [
         Row(
             number,
@@ -55,13 +55,13 @@ def rows(program: Program) -> list[Row]:
             region.cost_us / total if total > 0 else 0.0,
         )
         for number, region in enumerate(program.regions)
-        if not _launches_nothing(program, region)
+        if region in launched
     ]
 
 
 def free_views(program: Program) -> int:
     """How many regions are views that share their input's buffer and launch nothing."""
-    return sum(_launches_nothing(program, region) for region in program.regions)
+    return len(program.regions) - len(program.launches)
 
 
 def facts(report: Report, program: Program) -> list[tuple[str, str]]:
@@ -87,9 +87,7 @@ def facts(report: Report, program: Program) -> list[tuple[str, str]]:
         found.append(("finalists", "; ".join(_finalists(report.finalists))))
     if report.graph_level is not None:
         found.append(("graph level", _graph_level(report.graph_level)))
-    bound = report.arena_lower_bound_bytes
-    above = f", {report.arena_bytes / bound:.2f}x the lower bound of {size(bound)}" if bound else ""
-    found.append(("arena", size(report.arena_bytes) + above))
+    found.append(("arena", _arena(report)))
     made = report.measurements_made
     found.append(("measurements", str(made) if made else "none made: all were known"))
     found.append(("search", f"{report.search_s:.2f} s of {report.compile_s:.1f} s in all"))
@@ -103,6 +101,15 @@ def facts(report: Report, program: Program) -> list[tuple[str, str]]:
         found.append(("not converted", f"and {len(opaque) - _MOST_OPAQUE} ONNX nodes more"))
     found += [("note", note) for note in report.notes]
     return found
+
+
+def _arena(report: Report) -> str:
+    text, bound, values = size(report.arena_bytes), report.arena_lower_bound_bytes, report.value_bytes
+    if bound:
+        text += (
+            f", {report.arena_bytes / bound:.2f}x the lower bound of {size(bound)} (the most alive at once)"
+        )
+    return f"{text}; all values take {size(values)}" if values else text
 
 
 def _concurrency(program: Program) -> str:
@@ -211,10 +218,6 @@ def as_page(modules: Sequence[tuple[Report, Program]]) -> str:
         f"<title>{escape(modules[0][0].model)} - Collage</title></head>\n"
         f"<body>{''.join(pieces)}</body></html>\n"
     )
-
-
-def _launches_nothing(program: Program, region: Region) -> bool:
-    return region.backend == VIEW and region.outputs[0] in program.aliases
 
 
 def _colours(program: Program) -> dict[str, str]:

@@ -115,7 +115,8 @@ class Kernel(ABC):
         The arrays are C-contiguous, start at 64-byte boundaries, have the types of the subgraph's inputs and
         outputs, in that order, as the variant's layouts store them (``collage.graph.layout.stored_type``), and
         keep their addresses for the life of the call. The kernel must not write
-        to its inputs, nor keep anything between calls.
+        to its inputs, nor keep anything between calls; the output may be one of the inputs that
+        ``Backend.in_place`` names.
         """
 
 
@@ -141,6 +142,13 @@ class Backend(ABC):
     def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
         """The ways in which it can run the subgraph, each a candidate of its own; all plain by default."""
         return (ALL_PLAIN,)
+
+    def in_place(self, subgraph: Subgraph) -> Sequence[int]:
+        """Positions of inputs that its kernels, of whatever variant, may overwrite with the one output.
+
+        The memory plan then gives both the same buffer where nobody reads the input afterwards. None by default.
+        """
+        return ()
 
     def tunes(self, subgraph: Subgraph) -> bool:
         """Whether ``tune`` searches for this subgraph; else its kernels do not depend on ``tune_trials``."""

@@ -60,6 +60,13 @@ class OneDnn(Backend):
         except UnsupportedError:
             return ()
 
+    def in_place(self, subgraph: Subgraph) -> Sequence[int]:
+        """What functions of single elements begin with."""
+        from collage.backends.onednn_kernels.roots import chain_of
+
+        root, chain = chain_of(subgraph)
+        return (subgraph.inputs.index(chain.base),) if root.in_place(chain) else ()
+
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
         """The plan of the variant, and the weights packed for each share."""
         from collage.backends.onednn_kernels.artifact import to_bytes

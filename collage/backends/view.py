@@ -1,8 +1,11 @@
-"""The built-in backend for operators that do no work: a reshape is another name for the same memory."""
+"""The built-in backend for operators that do no work.
+
+A reshape is another name for the same memory; what a concatenation joins is made in its place, and what a split gives
+are parts of what it took.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class View(Backend):
-    """Reshapes, flattens, squeezes. The memory plan gives input and output one buffer, and nothing runs."""
+    """Reshapes, concatenations, splits. The memory plan gives input and output one buffer, and nothing runs."""
 
     name = VIEW
     kind = BackendKind.LIBRARY
@@ -42,10 +45,13 @@ class View(Backend):
         return (ViewRule(),)
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
-        """Only the two shapes are needed."""
-        if len(subgraph.inputs) != 1 or len(subgraph.outputs) != 1:
-            raise UnsupportedError("a view has one input and one output")
-        return json.dumps({"shape": subgraph.output_types[0].shape}).encode()
+        """Nothing is needed beside the buffers."""
+        if not (subgraph.inputs and subgraph.outputs) or 1 not in (
+            len(subgraph.inputs),
+            len(subgraph.outputs),
+        ):
+            raise UnsupportedError("a view has one input or one output")
+        return b""
 
     def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
         """A copy, for the case that the memory plan could not share the buffer."""
@@ -53,6 +59,21 @@ class View(Backend):
 
 
 class _CopyKernel(Kernel):
+    """What the inputs hold, one after another, is what the outputs shall hold, one after another."""
+
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call:
-        source, target = inputs[0].reshape(-1), outputs[0].reshape(-1)
-        return lambda: np.copyto(target, source)
+        sources, targets = ([each.reshape(-1) for each in arrays] for arrays in (inputs, outputs))
+        whole = len(targets) == 1
+        parts = sources if whole else targets
+        ends = np.cumsum([part.size for part in parts])[:-1]
+        pieces = np.split(targets[0] if whole else sources[0], ends)
+        pairs = list(zip(pieces, parts, strict=True))
+
+        def run() -> None:
+            for piece, part in pairs:
+                if whole:
+                    np.copyto(piece, part)
+                else:
+                    np.copyto(part, piece)
+
+        return run

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from collage.graph.dataflow import Graph, Node, OpKind
+from collage.graph.dataflow import OpKind
 
 _BY_KIND: Mapping[OpKind, str] = {
     OpKind.ELEMWISE: (
@@ -41,17 +41,7 @@ COMPUTE_BOUND = frozenset(
 )
 """Operators whose arithmetic outweighs their traffic; they need a scheduled kernel."""
 
-VIEWS = frozenset("reshape flatten squeeze expand_dims".split())
-"""Operators that only rename the axes of a dense tensor: no work, the output is the input's memory."""
-
 
 def op_kind(op: str) -> OpKind:
     """Kind of a Relax operator named without ``relax.``; what is not known is opaque."""
     return _KINDS.get(op, OpKind.OPAQUE)
-
-
-def is_view(graph: Graph, node: Node) -> bool:
-    """Whether the node only renames axes of one tensor (see VIEWS)."""
-    if node.op not in VIEWS or len(node.outputs) != 1:
-        return False
-    return graph.type_of(node.inputs[0]).size == graph.type_of(node.outputs[0]).size

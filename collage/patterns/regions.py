@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from collage.frontend.op_kinds import is_view
 from collage.frontend.to_onnx import can_export
 from collage.graph.dataflow import OpKind
 from collage.graph.order import branch_order, cut_positions, windows
+from collage.graph.views import free_layouts
 from collage.patterns.context import MatchContext, OpNode
 from collage.patterns.generator import text_of
 from collage.patterns.match import Found
@@ -123,11 +123,11 @@ class WindowRule:
 
 
 class ViewRule(BasePatternRule):
-    """Operators that only rename axes (the built-in ``view`` backend)."""
+    """Operators that do no work (the built-in ``view`` backend)."""
 
     @staticmethod
     def op_rule(op: OpNode) -> bool | str:
-        """Reshapes of any tensor that is computed."""
+        """Reshapes, and concatenations and splits whose parts lie in one piece."""
         graph = op.context.graph
         node = graph.nodes[op.id]
-        return True if is_view(graph, node) else f"{op.name} does work"
+        return True if free_layouts(graph, node) else f"{op.name} does work"

@@ -57,11 +57,12 @@ def bind(executor: Executor, inputs: Mapping[str, Array], outputs: Mapping[str, 
     given = {p.value: as_bytes(taken[p.name]) for p in program.inputs}
     copied = []
     for port in program.outputs:
-        root = program.aliases.get(port.value, port.value)
-        if root in given or root not in program.memory.offsets:  # an input, another output, or a constant
-            copied.append(port)
+        base = program.place(port.value).base
+        whole = program.types[base].nbytes == port.type.nbytes
+        if base in given or base not in program.memory.offsets or not whole:
+            copied.append(port)  # an input, another output, a constant, or a part of something
         else:
-            given[root] = as_bytes(made[port.name])
+            given[base] = as_bytes(made[port.name])
     own = executor.clone(given)
     copies = [(made[port.name], own.output(port.value)) for port in copied]
     return BoundCall(own, taken, made, copies)

@@ -92,12 +92,12 @@ class Executor:
     def array(self, value: int) -> Array:
         """The value's buffer, in the arena unless it was given."""
         if value not in self._arrays:
-            kind, root = self.program.types[value], self.program.aliases.get(value, value)
-            if root in self._given:
-                raw: Array = self._given[root]
+            kind, place = self.program.types[value], self.program.place(value)
+            if place.base in self._given:
+                whole, begin = self._given[place.base], place.offset
             else:
-                offset = self.program.memory.offsets[root]
-                raw = self._arena[offset : offset + kind.nbytes]
+                whole, begin = self._arena, self.program.offset(value)
+            raw: Array = whole[begin : begin + kind.nbytes]
             self._arrays[value] = raw.view(np_dtype(kind.dtype)).reshape(kind.shape)
         return self._arrays[value]
 

@@ -1,8 +1,9 @@
 """Nimble's and Opara's streams on a team of a few threads.
 
 Both papers assign as many streams as the graph is wide, and a GPU runs them all. A team has a thread for each core, so
-their streams are folded: between two launches of the whole team a stream keeps one thread, the one on which its first
-launch begins soonest. What each thread runs next is the algorithm's own order.
+their streams are folded: a stream begins on the thread that has time for it first, and goes on there until another
+stream has taken that thread, or all threads meet; then it looks for one again. What is launched next is the
+algorithm's own order.
 """
 
 from __future__ import annotations
@@ -35,14 +36,17 @@ class Folded:
         line = Timeline(dag, costs, threads, alone)
         ready = [(v not in alone, self.rank[v], v) for v in line.ready()]
         heapq.heapify(ready)
-        thread_of: dict[int, int] = {}
+        last: list[int | None] = [None] * threads  # the stream that a thread ran last, since all met
         while ready:
             on_team, _, v = heapq.heappop(ready)
+            stream = self.streams[v]
             if on_team:
-                thread_of.clear()
+                last = [None] * threads
                 released = line.add_on_team(v)
             else:
-                released = line.add_alone(v, thread_of.setdefault(self.streams[v], line.thread(v)))
+                thread = last.index(stream) if stream in last else line.thread(v)
+                last[thread] = stream
+                released = line.add_alone(v, thread)
             for w in released:
                 heapq.heappush(ready, (w not in alone, self.rank[w], w))
         return line.finish()

@@ -39,14 +39,14 @@ def lifetimes(
     """Lifetimes of the values of a launch list.
 
     ``steps`` are (values read, values written) of each launch, in order; inputs exist from the start,
-    outputs to the end. A value that is written and never read lives for its step.
+    outputs to the end. A value that is written and never read lives for its step, one that several launches write
+    from the first of them on.
     """
     first: dict[int, int] = dict.fromkeys(inputs, 0)
     last: dict[int, int] = dict.fromkeys(inputs, 0)
     for step, (reads, writes) in enumerate(steps):
-        for value in writes:
-            first[value] = last[value] = step
-        for value in reads:
+        for value in (*writes, *reads):
+            first.setdefault(value, step)
             last[value] = step
     for value in outputs:
         if value in first:

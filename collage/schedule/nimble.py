@@ -25,10 +25,13 @@ def nimble_streams(dag: Dag) -> tuple[int, ...]:
 
 
 def maximum_matching(dag: Dag) -> dict[int, int]:
-    """Of the bipartite graph of step 2: for each node v that is matched, the u with (u, v) in the matching."""
+    """Of the bipartite graph of step 2: for each node v that is matched, the u with (u, v) in the matching.
+
+    The same in each process: the sides are numbers (0 to n - 1, and from n on), whose hashes do not change.
+    """
     graph = networkx.Graph()
-    tails = [("x", u) for u in range(len(dag))]
-    graph.add_nodes_from(tails)
-    graph.add_edges_from((("x", u), ("y", v)) for u, v in dag.edges)
-    found = networkx.bipartite.hopcroft_karp_matching(graph, tails)
-    return {v: u for (side, u), (_, v) in found.items() if side == "x"}
+    count = len(dag)
+    graph.add_nodes_from(range(count))
+    graph.add_edges_from((u, count + v) for u, v in dag.edges)
+    found = networkx.bipartite.hopcroft_karp_matching(graph, range(count))
+    return {v - count: u for u, v in found.items() if u < count}

@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from collage.backends.base import VIEW
 from collage.graph.dataflow import TensorType
 from collage.schedule.dag import Dag
 from collage.schedule.memory import MemoryPlan, lifetimes, plan_memory
 from collage.schedule.region import Region
 from collage.schedule.schedule import TEAM, Ordered, Schedule
+from collage.schedule.sharing import Place, Sharing, overwrite_in_place
 
 Step: TypeAlias = "tuple[Sequence[int], Sequence[int]]"
 """Values that a launch reads, and those it writes."""
@@ -30,15 +30,15 @@ class Port:
 class Program:
     """Regions in launch order, the types of the values between them, and where these live in the arena.
 
-    ``aliases`` maps a value to the one whose buffer it shares (a view's result). ``constants`` are the
-    outputs that are constants of the model, by value id.
+    ``aliases`` tells where values are that are in the buffer of another: results of views, what a view joins, and
+    results that overwrite an input.
     """
 
     regions: tuple[Region, ...]
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     types: Mapping[int, TensorType]
-    aliases: Mapping[int, int]
+    aliases: Mapping[int, Place]
     memory: MemoryPlan
     launches: tuple[Region, ...]
     """The regions that run a kernel: all but views that share their input's buffer."""
@@ -46,6 +46,22 @@ class Program:
     """On which streams the launches run, and what waits for what; they stand in the order of the schedule."""
     threads: int
     """Of the team."""
+
+    def place(self, value: int) -> Place:
+        """The buffer that the value is in, and where."""
+        return self.aliases.get(value, Place(value, 0))
+
+    def offset(self, value: int) -> int:
+        """Where the value is in the arena, in bytes."""
+        place = self.place(value)
+        return self.memory.offsets[place.base] + place.offset
+
+    @property
+    def value_bytes(self) -> int:
+        """Of all values that kernels make or callers give, as if each had a buffer of its own."""
+        launched = set(self.launches)
+        made = [v for r in self.regions if r in launched or len(r.inputs) > 1 for v in r.outputs]
+        return sum(self.types[v].nbytes for v in (*(p.value for p in self.inputs), *made))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for the module file; the memory plan is made again on loading."""
@@ -81,32 +97,24 @@ def make_program(
 
     A region of one thread in a program for several ``threads`` is one of its stream; all others take the whole team.
     """
-    aliases: dict[int, int] = {}
-    for region in regions:
-        if region.backend == VIEW and len(region.inputs) == 1:
-            source = region.inputs[0]
-            aliases[region.outputs[0]] = aliases.get(source, source)
-
-    def root(value: int) -> int:
-        return aliases.get(value, value)
-
-    launches = tuple(r for r in regions if not (r.backend == VIEW and r.outputs[0] in aliases))
-    steps = [([root(v) for v in r.inputs], list(r.outputs)) for r in launches]
+    sharing = Sharing(types, frozenset(p.value for p in inputs))
+    launches = tuple(r for r in regions if not sharing.view(r))
+    ordered = Ordered(_dag(launches, sharing), _schedule(launches, threads))
+    overwrite_in_place(sharing, launches, ordered.before, [p.value for p in (*inputs, *outputs)])
+    steps: list[Step] = [
+        ([sharing.base(v) for v in r.inputs], [sharing.base(v) for v in r.outputs]) for r in launches
+    ]
+    given, ends = ([sharing.base(p.value) for p in ports] for ports in (inputs, outputs))
     sizes = {value: kind.nbytes for value, kind in types.items()}
-    ends = {root(p.value) for p in outputs}
-    lives = lifetimes(steps, sizes, [p.value for p in inputs], ends)
-    ordered = Ordered(_dag(steps), _schedule(launches, threads))
-    side_by_side = ordered.schedule.count > 0
-    memory = plan_memory(
-        lives, _meet(steps, ordered, [p.value for p in inputs], ends) if side_by_side else None
-    )
+    lives = lifetimes(steps, sizes, given, ends)
+    meet = _meet(steps, ordered, given, ends) if ordered.schedule.count > 0 else None
     return Program(
         tuple(regions),
         tuple(inputs),
         tuple(outputs),
         dict(types),
-        aliases,
-        memory,
+        sharing.places(),
+        plan_memory(lives, meet),
         launches,
         ordered,
         threads,
@@ -118,12 +126,13 @@ def _schedule(launches: Sequence[Region], threads: int) -> Schedule:
     return Schedule(tuple(range(len(launches))), tuple(streams))
 
 
-def _dag(steps: Sequence[Step]) -> Dag:
+def _dag(launches: Sequence[Region], sharing: Sharing) -> Dag:
     writer: dict[int, int] = {}
     before: list[tuple[int, ...]] = []
-    for number, (reads, writes) in enumerate(steps):
-        before.append(tuple(sorted({writer[v] for v in reads if v in writer})))
-        writer.update(dict.fromkeys(writes, number))
+    for number, region in enumerate(launches):
+        read = (part for value in region.inputs for part in sharing.made_of(value))
+        before.append(tuple(sorted({writer[v] for v in read if v in writer})))
+        writer.update(dict.fromkeys(region.outputs, number))
     return Dag(tuple(before))
 
 
@@ -132,12 +141,12 @@ def _meet(
 ) -> Callable[[int, int], bool]:
     """Whether two values may exist at once: unless the last use of one ends before the other is written."""
     uses: dict[int, int] = {value: 1 << len(steps) for value in ends}  # a launch after all others
-    begins: dict[int, int] = {}  # what has ended when it is written; nothing for inputs
+    begins: dict[int, int] = dict.fromkeys(inputs, 0)  # what has ended when it is first written
     for number, (reads, writes) in enumerate(steps):
         for value in (*reads, *writes):
             uses[value] = uses.get(value, 0) | 1 << number
         for value in writes:
-            begins[value] = ordered.before[number]
+            begins[value] = begins.get(value, ordered.before[number]) & ordered.before[number]
     for value in inputs:
         uses.setdefault(value, 1 << len(steps))  # nobody reads it, but it is copied to its place
 

@@ -14,7 +14,8 @@ class Region:
     ``inputs`` and ``outputs`` are buffer ids in the order of the kernel's parameters: a plain value's own id, a new
     one for each other layout of it. ``layout`` is that of the inputs and outputs, ``split`` how the work is
     divided, ``threads`` what the kernel may use, ``stream`` where it runs; ``cost_us`` its measured median in
-    microseconds and ``noise_us`` the half-width of the 95 % interval.
+    microseconds and ``noise_us`` the half-width of the 95 % interval. ``in_place`` are the positions of inputs that
+    the kernel may overwrite with its one output.
     """
 
     backend: str
@@ -30,6 +31,7 @@ class Region:
     cost_us: float = 0.0
     noise_us: float = 0.0
     exclusive: bool = False
+    in_place: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for the module file."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from collage.backends.base import VIEW, Backend, BuildOptions, UnsupportedError
+from collage.backends.base import VIEW, Backend, BuildOptions, UnsupportedError, Variant
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.layout import Layout
+from collage.graph.views import free_layouts
 from collage.measure_db.protocol import Change, Request
 from collage.measure_db.results import Measurement, Outcome
 from collage.patterns.match import Match, RejectedMatch
@@ -76,8 +77,21 @@ def collect(
     candidates: list[Candidate] = []
     reports: list[CandidateReport] = []
     for view in views:
-        candidates.append(Candidate(view.nodes, view.backend, 0.0, switches=0))
-        reports.append(CandidateReport(view.nodes, view.backend, view.pattern, cost_us=0.0, noise_us=0.0))
+        subgraph = Subgraph(model, view.nodes)
+        for layout in free_layouts(model.graph, subgraph.operators[0]):
+            variant = Variant((layout,) * len(subgraph.inputs), (layout,) * len(subgraph.outputs))
+            request = Request(view.nodes, view.backend, variant)
+            reads, writes = layouts_of(model, request)
+            candidates.append(
+                Candidate(
+                    view.nodes, view.backend, 0.0, switches=0, variant=variant, reads=reads, writes=writes
+                )
+            )
+            reports.append(
+                CandidateReport(
+                    view.nodes, view.backend, view.pattern, variant.layout, cost_us=0.0, noise_us=0.0
+                )
+            )
     for offer in offers:
         request, outcome = offer.request, outcomes[offer.request]
         about = (request.nodes, request.backend, offer.pattern, request.variant.layout, request.variant.split)

@@ -72,6 +72,11 @@ def run_variant(
     call()
     for source, copy in zip(sources, before, strict=True):
         np.testing.assert_array_equal(source, copy)
+    for position in BACKEND.in_place(subgraph):
+        again = [filled(each) for each in sources]
+        assert again[position].shape == targets[0].shape
+        kernel.bind(again, [again[position]])()
+        np.testing.assert_array_equal(again[position], targets[0], err_msg="in place")
     plain = []
     for kind, layout, target in zip(subgraph.output_types, outs, targets, strict=True):
         found = from_layout(target, layout, kind)

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
+from collage.frontend.subgraph import Subgraph
 from collage.graph.layout import Layout
-from tests.backends.onednn_checks import chains_of, check_all_variants, needs_onednn, subgraph_of
+from tests.backends.onednn_checks import BACKEND, chains_of, check_all_variants, needs_onednn, subgraph_of
 from tests.models import make_model
 
 pytestmark = needs_onednn
@@ -73,6 +74,21 @@ def test_functions(op: str, threads: int) -> None:
     chain = subgraph_of(proto)
     assert len(chain.model.graph.nodes) == len(chain.nodes)
     assert len(check_all_variants(chain, threads)) >= 3
+
+
+def test_what_may_be_overwritten() -> None:
+    """What the functions are applied to, where nothing behind reads it again."""
+
+    def net(*nodes: onnx.NodeProto) -> Subgraph:
+        shapes = {"x": [2, 17, 5, 7], "o": [2, 17, 5, 7]}
+        return subgraph_of(make_model(nodes, shapes, {nodes[-1].output[0]: [None] * 4}))
+
+    add = helper.make_node("Add", ["x", "o"], ["a"])
+    assert BACKEND.in_place(net(add)) == (0,)
+    assert BACKEND.in_place(net(add, helper.make_node("Relu", ["a"], ["y"]))) == (0,)
+    assert BACKEND.in_place(net(helper.make_node("Relu", ["x"], ["y"]))) == (0,)
+    assert BACKEND.in_place(net(add, helper.make_node("Mul", ["a", "x"], ["y"]))) == (1,)
+    assert BACKEND.in_place(net(helper.make_node("GlobalAveragePool", ["x"], ["y"]))) == ()
 
 
 @st.composite

@@ -61,6 +61,7 @@ def report() -> Report:
         ],
         arena_bytes=2048,
         arena_lower_bound_bytes=1024,
+        value_bytes=8192,
     )
 
 
@@ -74,7 +75,8 @@ def test_facts(report: Report, program: Program) -> None:
     found = dict(facts(report, program))
     assert "1.25x" in found["predicted"]
     assert found["finalists"] == "collage 50.0 us; one 100.0 us (2.00x)"
-    assert "2.00x the lower bound" in found["arena"]
+    assert found["arena"].startswith("2.0 KiB, 2.00x the lower bound of 1.0 KiB")
+    assert found["arena"].endswith("all values take 8.0 KiB")
     assert found["not converted"] == "and 4 ONNX nodes more"
 
 

@@ -1,12 +1,15 @@
-// Random launch lists from several threads on one team, checked against the same steps computed in order. Built
-// by test_threads.py with core.cpp and ThreadSanitizer. Arguments: size of the team, lists for each caller, seed.
+// Random launch lists from several threads on one team, checked against the same steps computed in order; some with
+// streams and events. Built by test_threads.py with core.cpp and ThreadSanitizer. Arguments: size of the team, lists
+// for each caller, seed.
 
 #include "core.h"
 
 #include <sched.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <memory>
 #include <random>
 #include <thread>
@@ -112,6 +115,102 @@ void one_list(collage_team *team, std::mt19937 &random) {
   }
 }
 
+// A launch of a schedule: `out` from all of `in`, which other launches write, on this stream or another.
+struct Launch {
+  std::vector<const Cells *> in;
+  Cells *out;
+  int64_t step;
+  int stream;
+  int status;
+  bool ran;
+};
+
+int64_t launch_cell(const Launch &launch, int i) {
+  int64_t sum = i;
+  for (const Cells *in : launch.in) sum = (sum * 5 + (*in)[(i + 1) % kWidth]) % 1000003;
+  return sum;
+}
+
+int compute_launch(void *a, void *, intptr_t, void *) {
+  Launch &launch = *static_cast<Launch *>(a);
+  for (int i = 0; i < kWidth; ++i) (*launch.out)[i] = launch_cell(launch, i);
+  launch.ran = true;
+  return launch.status;
+}
+
+struct alignas(128) Counter {
+  std::atomic<uint32_t> value{0};
+};
+
+// Steps of streams that wait for each other's events, run several times, now and then with a launch that fails.
+void one_schedule(collage_team *team, int size, std::mt19937 &random) {
+  const auto below = [&](int n) { return int(random() % unsigned(n)); };
+  const int length = 1 + below(3);
+  std::deque<Launch> launches;
+  std::deque<Counter> counters;
+  std::deque<std::vector<std::vector<collage_task>>> streams;
+  auto cells = std::make_unique<Cells[]>(size_t(length) * 10 + 1);
+  for (int i = 0; i < kWidth; ++i) cells[0][i] = below(1000);
+  for (int at = 0; at < length; ++at) {
+    const int count = 1 + below(size);  // a thread has one stream: it would wait for another of its own for ever
+    const size_t first = launches.size();
+    streams.emplace_back(count);
+    std::vector<std::vector<size_t>> waiters(10);
+    for (int left = 1 + below(10); left > 0; --left) {
+      launches.push_back({{&cells[0]}, &cells[launches.size() + 1], at, below(count), 0, false});
+      Launch &launch = launches.back();
+      for (int reads = below(4); reads > 0 && launches.size() > 1; --reads) {
+        const size_t u = size_t(below(int(launches.size()) - 1));
+        launch.in.push_back(launches[u].out);
+        if (u >= first && launches[u].stream != launch.stream) waiters[u - first].push_back(launches.size() - 1);
+      }
+    }
+    std::vector<std::vector<collage_task>> awaits(launches.size() - first);
+    for (size_t v = first; v < launches.size(); ++v) {
+      std::vector<collage_task> &tasks = streams.back()[size_t(launches[v].stream)];
+      for (const collage_task &await : awaits[v - first]) tasks.push_back(await);
+      tasks.push_back({compute_launch, &launches[v], nullptr, 0, nullptr});
+      if (waiters[v - first].empty()) continue;
+      void *const event = &counters.emplace_back().value;
+      tasks.push_back({collage_record, event, nullptr, 0, nullptr});
+      for (const size_t w : waiters[v - first])
+        awaits[w - first].push_back({collage_await, event, &counters.emplace_back().value, 0, nullptr});
+    }
+  }
+  std::vector<std::vector<collage_task>> tasks;
+  std::vector<collage_step> steps;
+  for (std::vector<std::vector<collage_task>> &step : streams) {
+    tasks.emplace_back();
+    for (std::vector<collage_task> &stream : step)
+      tasks.back().push_back({collage_stream, stream.data(), nullptr, intptr_t(stream.size()), nullptr});
+  }
+  for (std::vector<collage_task> &step : tasks) steps.push_back({COLLAGE_SPLIT, int32_t(step.size()), step.data()});
+  for (int run = 0; run < 4; ++run) {
+    Launch *failing = below(3) == 0 ? &launches[size_t(below(int(launches.size())))] : nullptr;
+    for (Launch &launch : launches) launch.status = 0, launch.ran = false;
+    if (failing != nullptr) failing->status = 1 + below(5);
+    for (int i = 0; i < kWidth; ++i) cells[0][i] = below(1000);
+    if (below(16) == 0) collage_team_park(team);
+    if (below(3) == 0) collage_team_beware(team, below(3) * 300000);
+    int64_t failed = -2;
+    const int status = collage_team_run(team, steps.data(), length, &failed);
+    check(status == (failing != nullptr ? failing->status : 0), "the status of a schedule");
+    check(failed == (failing != nullptr ? failing->step : -1), "the step of a schedule that failed");
+    bool behind = false;
+    for (const Launch &launch : launches) {
+      if (failing == nullptr || launch.step < failing->step) {
+        check(launch.ran, "a launch did not run");
+        for (int i = 0; i < kWidth; ++i) check((*launch.out)[i] == launch_cell(launch, i), "a launch's number");
+      } else {
+        behind = behind || &launch == failing;
+        if (&launch == failing) check(launch.ran, "the failing launch did not run");
+        else if (launch.step > failing->step || (behind && launch.stream == failing->stream))
+          check(!launch.ran, "a launch ran after the failure");
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int main(int count, char **values) {
@@ -128,7 +227,10 @@ int main(int count, char **values) {
   for (int caller = 0; caller < kCallers; ++caller)
     callers.emplace_back([=] {
       std::mt19937 random(unsigned(seed * kCallers + caller));
-      for (int i = 0; i < lists; ++i) one_list(team, random);
+      for (int i = 0; i < lists; ++i) {
+        one_list(team, random);
+        if (i % 4 == 0) one_schedule(team, size, random);
+      }
     });
   for (std::thread &caller : callers) caller.join();
   collage_team_destroy(team);

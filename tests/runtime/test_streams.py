@@ -6,6 +6,7 @@ import ctypes
 import shutil
 import subprocess
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from collage.backends.base import BuildOptions
+from collage.backends.view import View
 from collage.graph.dataflow import Array, TensorType
 from collage.native import NativeKernel, Step, Task, TaskError, core_problem, team_of
 from collage.native.library import address_of
@@ -32,12 +34,14 @@ enum { SIZE = 64 };
 int add(void *a, void *b, intptr_t n, void *c) {
   float **in = a, *out = b;
   if ((intptr_t)c < 0) return 7;
-  for (intptr_t again = 0; again <= (intptr_t)c; ++again)
-    for (int i = 0; i < SIZE; ++i) {
-      volatile float sum = 1;
+  for (int i = 0; i < SIZE; ++i) {
+    volatile float sum;
+    for (intptr_t again = 0; again <= (intptr_t)c; ++again) {
+      sum = 1;
       for (intptr_t k = 0; k < n; ++k) sum += in[k][i];
-      out[i] = sum;
     }
+    out[i] = sum;
+  }
   return 0;
 }
 """
@@ -78,50 +82,95 @@ class AddKernel(NativeKernel):
 
 @st.composite
 def programs(draw: st.DrawFn) -> tuple[Program, list[int]]:
-    """A network of additions on a team of 2 or 3, some launches on streams; and how slow each is."""
+    """A network of additions on a team of 2 or 3, some launches on streams; and how slow each is.
+
+    Now and then values are joined, which nobody reads but splits, and additions may overwrite what they read.
+    """
     threads, inputs = draw(st.integers(2, 3)), draw(st.integers(1, 2))
     count = draw(st.integers(1, 14))
-    regions, delays = [], []
+    regions: list[Region] = []
+    delays: list[int] = []
+    types = dict.fromkeys(range(inputs), KIND)
+    vectors = list(range(inputs))
+    joined: list[int] = []
+
+    def new(kind: TensorType) -> int:
+        types[len(types)] = kind
+        return len(types) - 1
+
     for v in range(count):
-        value = inputs + v
-        near = st.integers(max(0, value - 5), value - 1)
-        reads = draw(st.lists(near, min_size=1, max_size=3, unique=True))
-        stream = draw(st.integers(-1, threads - 1))
-        on = {"threads": threads} if stream == TEAM else {"threads": 1, "stream": stream}
-        regions.append(Region("add", ("add",), (v,), (), tuple(reads), (value,), **on))
-        delays.append(draw(st.sampled_from([0, 1, 20, 100])))
-    last = inputs + count - 1
-    outputs = sorted({last, *draw(st.lists(st.integers(inputs, last), max_size=2))})
-    types = dict.fromkeys(range(inputs + count), KIND)
-    ports = [[Port(f"v{v}", v, KIND) for v in values] for values in (range(inputs), outputs)]
+        what = draw(st.sampled_from(["add", "add", "add", "join", "split"]))
+        few, some = (
+            st.lists(st.sampled_from(each), min_size=1, max_size=3, unique=True)
+            for each in (vectors[-5:], [*vectors[-5:], *joined[-2:]])
+        )
+        if what == "join" and len(parts := draw(some)) > 1:
+            joined.append(new(TensorType((sum(types[part].size for part in parts),), "float32")))
+            regions.append(
+                Region("view", ("concat",), (v,), (), tuple(parts), (joined[-1],), threads=threads)
+            )
+        elif what == "split" and joined:
+            whole = draw(st.sampled_from(joined))
+            found = [new(KIND) for _ in range(types[whole].size // 64)]
+            regions.append(Region("view", ("split",), (v,), (), (whole,), tuple(found), threads=threads))
+            vectors += found
+        else:
+            stream = draw(st.integers(-1, threads - 1))
+            on = {"threads": threads} if stream == TEAM else {"threads": 1, "stream": stream}
+            reads = tuple(draw(few))
+            on["in_place"] = draw(st.sampled_from([(), (0,), tuple(range(len(reads)))]))
+            vectors.append(new(KIND))
+            regions.append(Region("add", ("add",), (v,), (), reads, (vectors[-1],), **on))
+            delays.append(draw(st.sampled_from([0, 1, 20, 100])))
+    outputs = sorted({vectors[-1], *draw(st.lists(st.sampled_from([*vectors, *joined]), max_size=2))})
+    ports = [[Port(f"v{v}", v, types[v]) for v in values] for values in (range(inputs), outputs)]
     return make_program(regions, *ports, types, threads), delays
 
 
-@settings(max_examples=150, deadline=None)
+def written(program: Program) -> dict[int, set[int]]:
+    """For each value, those written by a launch or the caller that it is made of."""
+    found: dict[int, set[int]] = {p.value: {p.value} for p in program.inputs}
+    for region in program.regions:
+        for value in region.outputs:
+            launched = region in program.launches
+            found[value] = {value} if launched else set().union(*(found[v] for v in region.inputs))
+    return found
+
+
+@settings(max_examples=300, deadline=None)
 @given(programs())
 def test_every_hazard_of_the_arena_is_ordered(drawn: tuple[Program, list[int]]) -> None:
     """Reads after writes by the events, writes after reads by the memory plan."""
     program, _ = drawn
-    ordered, offsets = program.ordered, program.memory.offsets
+    ordered, made_of = program.ordered, written(program)
     check(ordered.dag, ordered.schedule)
     assert Program.from_json(program.to_json()) == program
-    writer = {region.outputs[0]: v for v, region in enumerate(program.launches)}
-    readers: dict[int, set[int]] = {}
+    writer = {value: v for v, region in enumerate(program.launches) for value in region.outputs}
+    uses: dict[int, set[int]] = {value: {v} for value, v in writer.items()}
     for v, region in enumerate(program.launches):
-        for value in region.inputs:
-            readers.setdefault(value, set()).add(v)
+        for value in {part for read in region.inputs for part in made_of[read]}:
+            uses.setdefault(value, set()).add(v)
             if value in writer:
                 assert ordered.before[v] >> writer[value] & 1
-    ends = {port.value for port in program.outputs}
-    for a in offsets:
-        for b in offsets:
-            if a == b or abs(offsets[a] - offsets[b]) >= KIND.nbytes:
-                continue
-            first, second = sorted((a, b), key=lambda value: writer.get(value, -1))
-            assert second in writer  # inputs all exist at the start
-            assert first not in ends
-            uses = readers.get(first, set()) | ({writer[first]} if first in writer else set())
-            assert all(ordered.before[writer[second]] >> u & 1 for u in uses)
+    ends = {part for port in program.outputs for part in made_of[port.value]}
+    places = {
+        value: range(at := program.offset(value), at + program.types[value].nbytes)
+        for value, parts in made_of.items()
+        if parts == {value}
+    }
+    for a, b in combinations(places, 2):
+        if places[a].stop <= places[b].start or places[b].stop <= places[a].start:
+            continue
+        first, second = sorted((a, b), key=lambda value: writer.get(value, -1))
+        assert second in writer  # inputs all exist at the start
+        assert first not in ends
+        launch = program.launches[writer[second]]
+        in_place = {part for i in launch.in_place for part in made_of[launch.inputs[i]]}
+        before = uses.get(first, set()) - ({writer[second]} if first in in_place else set())
+        assert all(ordered.before[writer[second]] >> u & 1 for u in before)
+    for port in program.outputs:
+        assert program.offset(port.value) % 64 == 0
+        assert program.offset(port.value) + port.type.nbytes <= program.memory.nbytes
 
 
 @needs_core
@@ -131,22 +180,31 @@ def test_the_numbers_are_those_of_one_after_another(
     drawn: tuple[Program, list[int]], add: ctypes.CDLL
 ) -> None:
     program, delays = drawn
-    kernels = [AddKernel(add, delay) for delay in delays]
+    slow = iter(delays)
+    kernels = [
+        AddKernel(add, next(slow)) if region.backend == "add" else View().load(b"", BuildOptions())
+        for region in program.launches
+    ]
     executor = Executor(program, kernels, {})
     rng = np.random.default_rng(0)
     for count in range(6):
         team_of(program.threads).beware(10.0 if count % 2 else 0.0)
         values = {p.value: rng.integers(0, 9, 64).astype(np.float32) for p in program.inputs}
         inputs = [values[p.value] for p in program.inputs]
-        for region in program.launches:
-            values[region.outputs[0]] = 1 + sum(values[v] for v in region.inputs)
+        for region in program.regions:
+            read = [values[v] for v in region.inputs]
+            if region.backend == "add":
+                results = [np.asarray(1 + sum(read), np.float32)]
+            else:
+                results = np.split(np.concatenate(read), len(region.outputs))
+            values.update(zip(region.outputs, results, strict=True))
         executor._arena[:] = 0xA5
         found = executor.run(inputs)
         for port, array in zip(program.outputs, found, strict=True):
             np.testing.assert_array_equal(array, values[port.value])
     team_of(program.threads).beware(0.0)
     times = launch_times_us(executor, inputs, limit_s=0)
-    assert len(times) == len(delays)
+    assert len(times) == len(program.launches)
     assert min(times) > 0
 
 

@@ -9,6 +9,7 @@ from collage.graph.dataflow import TensorType
 from collage.schedule.memory import ALIGNMENT, Lifetime, lifetimes, plan_memory
 from collage.schedule.program import Port, Program, make_program
 from collage.schedule.region import Region
+from collage.schedule.sharing import Place
 
 
 @st.composite
@@ -65,7 +66,7 @@ def test_views_share_the_buffer_of_what_they_view() -> None:
         region("b", (3,), (4,)),
     ]
     program = make_program(regions, [Port("x", 0, tensor)], [Port("y", 4, flat)], types)
-    assert program.aliases == {2: 1, 3: 1}
+    assert program.aliases == {2: Place(1, 0), 3: Place(1, 0)}
     assert [r.backend for r in program.launches] == ["a", "b"]
     assert 3 not in program.memory.offsets
     assert Program.from_json(program.to_json()) == program

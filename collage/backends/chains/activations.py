@@ -15,8 +15,8 @@ from typing import TypeAlias
 import numpy as np
 
 from collage.backends.chains.functions import Algorithm, Eltwise
-from collage.frontend.op_kinds import is_view
 from collage.graph.dataflow import Graph, Node
+from collage.graph.views import is_view
 
 _MAX_TERMS, _MAX_DEGREE = 8, 4
 _TOLERANCE = 1e-5

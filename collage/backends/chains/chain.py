@@ -13,8 +13,8 @@ from collage.backends.chains.activations import recognise
 from collage.backends.chains.attributes import integers, number
 from collage.backends.chains.eltwise_table import linear_of, single
 from collage.backends.chains.functions import Algorithm, Eltwise
-from collage.frontend.op_kinds import is_view
 from collage.graph.dataflow import Graph, Node, TensorType
+from collage.graph.views import is_view
 
 if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph

@@ -13,8 +13,8 @@ from collage.backends.base import UnsupportedError
 from collage.backends.chains.attributes import integers
 from collage.backends.chains.chain import Chain, Combine, read_part
 from collage.backends.chains.strided import Strided, dense
-from collage.frontend.op_kinds import is_view
 from collage.graph.dataflow import Graph, Node
+from collage.graph.views import is_view
 
 if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph

@@ -51,7 +51,7 @@ def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
     if not chain.after:
         raise UnsupportedError("nothing to compute")
     first, *rest = chain.after
-    alone = isinstance(first, Combine) or not rest
+    alone = _alone(chain)
     shape = chain.shape or (1,)
     builder = Builder(chain, variant, shape, tuple(rest) if alone else chain.after)
     layout = builder.output_layout
@@ -76,6 +76,17 @@ def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
             arguments.append((SRC_1, source))
         builder.add(operation, arguments, where)
     return builder.draft()
+
+
+def in_place(chain: Chain) -> bool:
+    """Whether the result may overwrite the base: oneDNN allows it for functions, and for the first of two tensors."""
+    once = all(isinstance(each, Eltwise) or each.operand != chain.base for each in chain.after)
+    return once and not chain.viewed and bool(chain.after) and _alone(chain)
+
+
+def _alone(chain: Chain) -> bool:
+    """Whether the first function is a primitive of its own, with the others behind it."""
+    return isinstance(chain.after[0], Combine) or len(chain.after) == 1
 
 
 def _per_channel(operand: tuple[int, ...], shape: tuple[int, ...]) -> bool:

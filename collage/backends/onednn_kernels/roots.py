@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Root:
     """``problem`` says why a node cannot be taken (or ""), ``variants`` and ``plan`` serve a whole chain.
 
-    ``read`` makes the chain of a subgraph that begins with the node, and ``fuses`` tells whether there is anything
-    that it absorbs.
+    ``read`` makes the chain of a subgraph that begins with the node, ``fuses`` tells whether there is anything
+    that it absorbs, and ``in_place`` whether the result may overwrite the chain's base.
     """
 
     problem: Callable[[Graph, Node], str]
@@ -33,12 +33,19 @@ class Root:
     plan: Callable[[Chain, Variant, int], Draft]
     read: Callable[[Subgraph, Node], Chain] = read_chain
     fuses: bool = True
+    in_place: Callable[[Chain], bool] = lambda chain: False
 
 
 _CONV = Root(conv_problem, conv_plan.variants, conv_plan.plan)
 _POOL = Root(pooling.pool_problem, pooling.variants, pooling.plan)
 _NORMALISATION = Root(normalise.normalise_problem, normalise.variants, normalise.plan, fuses=False)
-_FUNCTION = Root(elementwise.elementwise_problem, elementwise.variants, elementwise.plan, read_functions)
+_FUNCTION = Root(
+    elementwise.elementwise_problem,
+    elementwise.variants,
+    elementwise.plan,
+    read_functions,
+    in_place=elementwise.in_place,
+)
 
 ROOTS: Mapping[str, Root] = {
     **dict.fromkeys((*FUNCTIONS, *BINARY, "nn.batch_norm"), _FUNCTION),

@@ -1,0 +1,120 @@
+"""Which values share memory: other names and parts of a value, and results that overwrite what nobody reads again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from collage.backends.base import VIEW
+from collage.graph.dataflow import TensorType
+from collage.graph.views import PART_BYTES
+from collage.schedule.region import Region
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value is: ``offset`` bytes into the buffer of the value ``base``."""
+
+    base: int
+    offset: int
+
+
+@dataclass
+class Sharing:
+    """Values that have no buffer of their own, in that of others; built up region by region.
+
+    ``inputs`` are the model's: they may be in their caller's memory, so they are parts of nothing.
+    """
+
+    types: Mapping[int, TensorType]
+    inputs: frozenset[int]
+    _parents: dict[int, Place] = field(default_factory=dict)
+    _made_of: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def place(self, value: int) -> Place:
+        """Where the value is; at the start of its own buffer where it has one."""
+        offset = 0
+        while value in self._parents:
+            parent = self._parents[value]
+            value, offset = parent.base, offset + parent.offset
+        return Place(value, offset)
+
+    def base(self, value: int) -> int:
+        """The value whose buffer it is in."""
+        return self.place(value).base
+
+    def made_of(self, value: int) -> tuple[int, ...]:
+        """The values that launches write (or the caller) of which this one consists."""
+        return self._made_of.get(value, (value,))
+
+    def places(self) -> dict[int, Place]:
+        """Of all values without a buffer of their own."""
+        return {value: self.place(value) for value in self._parents}
+
+    def view(self, region: Region) -> bool:
+        """Let a view's values share a buffer; False, and nothing is changed, where that cannot be."""
+        if region.backend != VIEW:
+            return False
+        if len(region.inputs) == 1:
+            (whole,) = region.inputs
+            self._put(region.outputs, whole)
+            self._made_of.update(dict.fromkeys(region.outputs, self.made_of(whole)))
+            return True
+        (whole,) = region.outputs
+        bases = [self.base(v) for v in region.inputs]
+        sizes = [self.types[v].nbytes for v in region.inputs]
+        if len(set(bases)) < len(bases) or self.inputs & set(bases):
+            return False
+        if any(size % PART_BYTES for size in sizes[:-1]):
+            return False
+        if any(self.types[b].nbytes != size for b, size in zip(bases, sizes, strict=True)):
+            return False  # it is a part of something itself
+        self._put(bases, whole)
+        self._made_of[whole] = tuple(dict.fromkeys(each for v in region.inputs for each in self.made_of(v)))
+        return True
+
+    def overwrite(self, result: int, taken: int) -> None:
+        """Let ``result``, which has a buffer of its own and the same size, take the buffer that ``taken`` fills."""
+        self._parents[result] = Place(self.base(taken), 0)
+
+    def _put(self, parts: Sequence[int], whole: int) -> None:
+        offset = 0
+        for part in parts:
+            self._parents[part] = Place(whole, offset)
+            offset += self.types[part].nbytes
+
+
+def overwrite_in_place(
+    sharing: Sharing, launches: Sequence[Region], before: Sequence[int], kept: Collection[int]
+) -> None:
+    """Let results take the place of inputs that nobody reads afterwards, where the kernel allows it.
+
+    ``before`` are the launches that have ended when each begins (bit u: launch u), ``kept`` the values that must
+    last to the end.
+    """
+    uses: dict[int, int] = {}
+    for value in kept:
+        uses[sharing.base(value)] = 1 << len(launches)
+    for number, region in enumerate(launches):
+        for value in (*region.inputs, *region.outputs):
+            base = sharing.base(value)
+            uses[base] = uses.get(base, 0) | 1 << number
+    for number, region in enumerate(launches):
+        if len(region.outputs) != 1:
+            continue
+        (result,) = region.outputs
+        read = [sharing.base(v) for v in region.inputs]
+        for position in region.in_place:
+            base = read[position]
+            alone = read.count(base) == 1 and sharing.base(result) == result != base
+            fits = alone and _fits(sharing, region.inputs[position], result)
+            if fits and not uses[base] & ~(before[number] | 1 << number):
+                uses[base] |= uses[result]
+                sharing.overwrite(result, base)
+                break
+
+
+def _fits(sharing: Sharing, taken: int, result: int) -> bool:
+    """Whether the value fills its buffer, which is as large as the result."""
+    types = sharing.types
+    return types[sharing.base(taken)].nbytes == types[taken].nbytes == types[result].nbytes

@@ -1,0 +1,58 @@
+"""Concatenations and splits that nobody runs: real kernels write and read the parts of one buffer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import helper
+
+import collage
+from collage.backends.onednn import OneDnn
+from tests.models import make_model
+
+pytestmark = pytest.mark.skipif(not OneDnn().available(), reason=OneDnn().available().reason)
+
+
+def joins() -> onnx.ModelProto:
+    """Two convolutions and the input joined; the result split, and its parts worked on and joined again."""
+    rng = np.random.default_rng(0)
+    weights = {
+        name: (rng.standard_normal((16, channels, 3, 3)) / 9).astype(np.float32)
+        for name, channels in (("a", 16), ("b", 16), ("c", 32))
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "a"], ["p"], pads=[1] * 4),
+        helper.make_node("Conv", ["x", "b"], ["q"], pads=[1] * 4),
+        helper.make_node("Relu", ["q"], ["r"]),
+        helper.make_node("Concat", ["p", "r", "x"], ["j"], axis=1),
+        helper.make_node("Split", ["j", "sizes"], ["s", "t"], axis=1),
+        helper.make_node("Tanh", ["s"], ["u"]),
+        helper.make_node("Conv", ["t", "c"], ["v"], pads=[1] * 4),
+        helper.make_node("Concat", ["u", "v"], ["y"], axis=1),
+    ]
+    weights["sizes"] = np.array([16, 32], np.int64)
+    return make_model(nodes, {"x": [1, 16, 8, 8]}, {"y": [1, 32, 8, 8], "p": [1, 16, 8, 8]}, weights)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_parts_are_made_in_their_place(threads: int, tmp_path: Path) -> None:
+    module = collage.compile(
+        joins(), backends=["onednn", "tvm"], threads=threads, db=tmp_path / "db.sqlite", progress=False
+    )
+    joined = [each for each in module.placement if each["ops"] in (["concat"], ["split"])]
+    assert [each["backend"] for each in joined] == ["view"] * 3
+    assert not {"concat", "split"} & {op for each in module.program.launches for op in each.ops}
+    module.save(tmp_path / "joins.collage")
+    loaded = collage.load(tmp_path / "joins.collage")
+    assert loaded.program == module.program
+    session = ort.InferenceSession(joins().SerializeToString(), providers=["CPUExecutionProvider"])
+    for seed in range(5):
+        x = np.random.default_rng(seed).standard_normal((1, 16, 8, 8)).astype(np.float32)
+        for found, wanted in zip(loaded(x), session.run(None, {"x": x}), strict=True):
+            np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
+    summary = module.summary()
+    assert summary["arena_lower_bound_bytes"] <= summary["arena_bytes"] <= summary["value_bytes"] + 64 * 12
