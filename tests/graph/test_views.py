@@ -30,44 +30,60 @@ def graph_of(
 
 
 def joined(*shapes: Sequence[int], axis: int = 1) -> Graph:
+    """The concatenation is the last node."""
     whole = list(shapes[0])
     whole[axis] = sum(shape[axis] for shape in shapes)
     count = len(shapes)
-    return graph_of([*shapes, whole], [("concat", range(count), [count], axis)])
+    made = [("nn.relu", [v], [count + v], None) for v in range(count)]
+    parts = range(count, 2 * count)
+    return graph_of([*shapes, *shapes, whole], [*made, ("concat", parts, [2 * count], axis)])
 
 
 def test_channels_of_one_picture() -> None:
     graph = joined((1, 32, 7, 7), (1, 16, 7, 7), (1, 5, 7, 7))
-    assert free_layouts(graph, graph.nodes[0]) == (Layout.PLAIN, Layout.BLOCKED)
+    assert free_layouts(graph, graph.nodes[-1]) == (Layout.PLAIN, Layout.BLOCKED)
     graph = joined((1, 24, 7, 8), (1, 16, 7, 8))  # 24 channels end inside a block
-    assert free_layouts(graph, graph.nodes[0]) == (Layout.PLAIN,)
+    assert free_layouts(graph, graph.nodes[-1]) == (Layout.PLAIN,)
     graph = joined((1, 3, 7, 7), (1, 16, 7, 7))  # 588 bytes
-    assert free_layouts(graph, graph.nodes[0]) == ()
+    assert free_layouts(graph, graph.nodes[-1]) == ()
     graph = joined((1, 32, 1, 1), (1, 16, 1, 1))
-    assert free_layouts(graph, graph.nodes[0]) == tuple(Layout)
+    assert free_layouts(graph, graph.nodes[-1]) == tuple(Layout)
 
 
 def test_of_several_pictures_not_even_one() -> None:
     graph = joined((2, 32, 7, 7), (2, 16, 7, 7))
-    assert free_layouts(graph, graph.nodes[0]) == ()
+    assert free_layouts(graph, graph.nodes[-1]) == ()
     graph = joined((2, 32, 8, 8), (2, 32, 8, 8), axis=0)
-    assert free_layouts(graph, graph.nodes[0]) == tuple(Layout)
+    assert free_layouts(graph, graph.nodes[-1]) == tuple(Layout)
     graph = joined((1, 32, 8, 8), (1, 32, 8, 8), axis=2)
-    assert free_layouts(graph, graph.nodes[0]) == (Layout.CHANNELS_LAST,)
+    assert free_layouts(graph, graph.nodes[-1]) == (Layout.CHANNELS_LAST,)
     graph = joined((1, 32, 8, 8), (1, 32, 8, 8), axis=3)
-    assert free_layouts(graph, graph.nodes[0]) == ()
+    assert free_layouts(graph, graph.nodes[-1]) == ()
 
 
 @pytest.mark.parametrize("renamed", [False, True])
 def test_a_value_is_joined_in_one_place_only(renamed: bool) -> None:
     kind = (1, 32, 4, 4)
-    first = ("reshape", [0], [2], None) if renamed else ("nn.relu", [0], [2], None)
+    another_name = ("reshape" if renamed else "nn.relu", [2], [4], None)
     graph = graph_of(
-        [kind, kind, kind, (1, 64, 4, 4), (1, 64, 4, 4)],
-        [first, ("concat", [0, 1], [3], 1), ("concat", [2, 2 if renamed else 0], [4], 1)],
+        [kind, kind, kind, kind, kind, (1, 64, 4, 4), (1, 64, 4, 4)],
+        [
+            ("nn.relu", [0], [2], None),
+            ("nn.relu", [1], [3], None),
+            another_name,
+            ("concat", [2, 3], [5], 1),
+            ("concat", [4, 3 if not renamed else 4], [6], 1),
+        ],
     )
-    assert free_layouts(graph, graph.nodes[1]) == (Layout.PLAIN, Layout.BLOCKED)
-    assert free_layouts(graph, graph.nodes[2]) == ()
+    assert free_layouts(graph, graph.nodes[3]) == (Layout.PLAIN, Layout.BLOCKED)
+    assert free_layouts(graph, graph.nodes[4]) == ()
+
+
+def test_what_the_caller_gives_has_its_place() -> None:
+    kind = (1, 32, 4, 4)
+    nodes = [("nn.relu", [0], [1], None), ("concat", [0, 1], [2], 1)]
+    graph = graph_of([kind, kind, (1, 64, 4, 4)], nodes)
+    assert free_layouts(graph, graph.nodes[1]) == ()
 
 
 def test_splits_of_which_all_is_used() -> None:
@@ -94,7 +110,7 @@ def test_what_is_joined_lies_there_one_after_another(
     graph = joined(*parts, axis=axis)
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(part).astype(np.float32) for part in parts]
-    free = free_layouts(graph, graph.nodes[0])
+    free = free_layouts(graph, graph.nodes[-1])
     for layout in Layout:
         pieces = [to_layout(each, layout).reshape(-1) for each in arrays]
         whole = to_layout(np.concatenate(arrays, axis), layout).reshape(-1)
