@@ -133,10 +133,11 @@ def choose(
             until_sure=True,
             after=noted,
         )
-        for label, timing in timings.items():
-            database.put_network(keys[label], timing, f"{model.name}: {label}")
-            launches_us[label] = [round(each, 3) for each in noted[label].launches_us()]
-            database.put_fact(_LAUNCHES, str(keys[label]), launches_us[label])
+        with database.together():
+            for label, timing in timings.items():
+                database.put_network(keys[label], timing, f"{model.name}: {label}")
+                launches_us[label] = [round(each, 3) for each in noted[label].launches_us()]
+                database.put_fact(_LAUNCHES, str(keys[label]), launches_us[label])
         made = len(timings)
     progress(Progress("check", 0, 1))
     expected = reference_outputs(

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnxruntime as ort
@@ -21,3 +25,24 @@ def reference_session(model: onnx.ModelProto) -> ort.InferenceSession:
         path = Path(folder) / "model.onnx"
         save_proto(model, path)
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def run_within(
+    session: ort.InferenceSession, names: Sequence[str] | None, feeds: Mapping[str, Any], limit_s: float
+) -> list[Any]:
+    """The session's outputs. Raises TimeoutError after ``limit_s`` seconds, and what ONNX Runtime raises.
+
+    It looks whether it shall stop before each operator, in the bodies of loops too.
+    """
+    options = ort.RunOptions()
+    timer = threading.Timer(limit_s, partial(setattr, options, "terminate", True))
+    timer.daemon = True
+    timer.start()
+    try:
+        return list(session.run(names, dict(feeds), options))
+    except Exception:  # ORT's exceptions share no base class but Exception
+        if options.terminate:
+            raise TimeoutError(f"took more than {limit_s:g} s") from None
+        raise
+    finally:
+        timer.cancel()

@@ -132,7 +132,10 @@ class Database:
             return {}
         with self._errors():
             rows = self._connection.execute(_GET, (json.dumps([astuple(key) for key in wanted]),)).fetchall()
-        return {wanted[row[0]]: _outcome(row[1:]) for row in rows}
+        try:
+            return {wanted[row[0]]: _outcome(row[1:]) for row in rows}
+        except (TypeError, ValueError) as error:
+            raise self._damaged(str(error)) from None
 
     def put(self, key: KernelKey, outcome: Outcome, description: str = "") -> None:
         """Record an outcome, replacing an earlier one; ``description`` is for people: ``conv2d+add+relu``."""
@@ -145,16 +148,35 @@ class Database:
     def get_network(self, key: NetworkKey) -> Timing | None:
         """The end-to-end timing known for that key, or None."""
         row = self._one(_GET_NETWORK, astuple(key))
-        return None if row is None else Timing(*row)
+        try:
+            return None if row is None else Timing(*_numbers(row))
+        except TypeError as error:
+            raise self._damaged(str(error)) from None
 
     def put_network(self, key: NetworkKey, timing: Timing, description: str = "") -> None:
         """Record an end-to-end timing, replacing an earlier one."""
         self._write(_PUT_NETWORK, (*astuple(key), *astuple(timing), time.time(), description))
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is put inside the block is recorded all at once at its end, or not at all."""
+        with self._errors():
+            self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._connection.execute("ROLLBACK")
+            raise
+        with self._errors():
+            self._connection.execute("COMMIT")
+
     def get_fact(self, name: str, key: str) -> Json:
         """A small value recorded under a name (``"epsilon_us"``) and a key (machine, versions), or None."""
         row = self._one("SELECT value FROM facts WHERE name = ? AND key = ?", (name, key))
-        found: Json = None if row is None else json.loads(row[0])
+        try:
+            found: Json = None if row is None else json.loads(row[0])
+        except (TypeError, ValueError):
+            raise self._damaged(f"{row[0]!r:.80} is no value of {name}") from None
         return found
 
     def put_fact(self, name: str, key: str, value: Json) -> None:
@@ -245,6 +267,8 @@ class Database:
         """Turn SQLite's errors into ours, each with the way out."""
         try:
             yield
+        except UnicodeDecodeError as error:  # a name in a damaged schema, which the message would quote
+            raise self._damaged(str(error)) from error
         except sqlite3.Error as error:
             text = str(error)
             if "unable to open" in text or "readonly" in text:
@@ -256,8 +280,14 @@ class Database:
             elif isinstance(error, sqlite3.ProgrammingError):
                 hint = "is used in the wrong way"
             else:
-                hint = "is damaged or no database. Delete it to start afresh, or give another path with --db"
+                raise self._damaged(f"SQLite: {text}") from error
             raise DatabaseError(f"the measurement database {self.path} {hint} (SQLite: {text}).") from error
+
+    def _damaged(self, detail: str) -> DatabaseError:
+        return DatabaseError(
+            f"the measurement database {self.path} is damaged or no database. Delete it to start afresh, or give "
+            f"another path with --db ({detail})."
+        )
 
 
 _KEY = "digest, backend, backend_version, settings, threads, hardware, tvm_version"
@@ -285,7 +315,16 @@ _PUT_NETWORK = (
 
 
 def _outcome(row: Sequence[Any]) -> Outcome:
-    *numbers, rejection, message = row
+    *numbers, tuning, rejection, message = row
     if rejection is None:
-        return Measurement(*numbers)
+        median_us, noise_us, min_us, repeats, max_error = _numbers(numbers)
+        return Measurement(median_us, noise_us, min_us, repeats, max_error, tuning)
     return Rejection(RejectionKind(rejection), message)
+
+
+def _numbers(row: Sequence[Any]) -> Sequence[Any]:
+    """The row; TypeError where a damaged page has made something else of a number."""
+    for each in row:
+        if not isinstance(each, (int, float)):
+            raise TypeError(f"{each!r:.80} is no number")
+    return row

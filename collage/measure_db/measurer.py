@@ -260,7 +260,7 @@ class Measurer:
         if self._worker is None or not self._worker.alive:
             self._worker = WorkerProcess(self._session())
             try:
-                evaluated: Evaluated = self._worker.ask(Evaluate(), _EVALUATE_LIMIT_S)
+                evaluated: Evaluated = self._worker.ask(Evaluate(self._time_limit_s), _EVALUATE_LIMIT_S)
             except WorkerDiedError as died:
                 raise MeasurementError(
                     f"computing reference values with ONNX Runtime: {died.rejection.message}"

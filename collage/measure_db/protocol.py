@@ -47,7 +47,12 @@ class Init:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Compute the reference values, if they are not in the folder yet. Reply: Evaluated."""
+    """Compute the reference values, if they are not in the folder yet. Reply: Evaluated.
+
+    An ONNX node may run for ``node_limit_s`` seconds.
+    """
+
+    node_limit_s: float
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,10 @@ import onnx
 import onnxruntime as ort
 from onnx import numpy_helper
 
+from collage.errors import MeasurementError
 from collage.frontend.model import Model
 from collage.frontend.scopes import reads
+from collage.frontend.session import run_within
 from collage.frontend.to_onnx import ExportError, export_onnx
 from collage.graph.dataflow import Array, np_dtype
 from collage.measure_db.compare import region_tolerance, relative_error
@@ -36,15 +38,18 @@ _EXOTIC = frozenset(
 )
 
 
-def evaluate(model: Model, inputs: Sequence[Array], store: ValueStore) -> dict[int, str]:
+def evaluate(
+    model: Model, inputs: Sequence[Array], store: ValueStore, node_limit_s: float = 60.0
+) -> dict[int, str]:
     """Save an array for each graph value that can be computed, given the graph inputs' arrays in order.
 
     Returns the ONNX nodes (by index) whose conversion is wrong, with the reason; inner values of those, and
-    of nodes whose operators have no ONNX form, are not saved.
+    of nodes whose operators have no ONNX form, are not saved. Raises MeasurementError for an ONNX node that runs for
+    more than ``node_limit_s`` seconds: its loop may be one that never ends.
     """
     for value, array in zip(model.graph.inputs, inputs, strict=True):
         store.save(value, array)
-    _run_verbatim(model, inputs, store)
+    _run_verbatim(model, inputs, store, node_limit_s)
     wrong: dict[int, str] = {}
     order = sorted(model.groups, key=lambda source: min(model.groups[source]))
     for source in order:
@@ -55,7 +60,7 @@ def evaluate(model: Model, inputs: Sequence[Array], store: ValueStore) -> dict[i
     return wrong
 
 
-def _run_verbatim(model: Model, inputs: Sequence[Array], store: ValueStore) -> None:
+def _run_verbatim(model: Model, inputs: Sequence[Array], store: ValueStore, limit_s: float) -> None:
     """Run the ONNX nodes in order, and save what is a value of the graph."""
     graph = model.onnx.graph
     runner = _NodeRunner(model)
@@ -63,7 +68,7 @@ def _run_verbatim(model: Model, inputs: Sequence[Array], store: ValueStore) -> N
     left = Counter(name for node in graph.node for name in reads(node))
     for node in graph.node:
         names = reads(node)
-        found = runner.run(node, values)
+        found = runner.run(node, values, limit_s)
         for name, array in found.items():
             values[name] = array
             value = model.onnx_values.get(name)
@@ -131,8 +136,11 @@ class _NodeRunner:
         graph = model.onnx.graph
         self._declared = {info.name: info for info in [*graph.value_info, *graph.output]}
 
-    def run(self, node: onnx.NodeProto, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The node's outputs by name; none when an input is unknown or ONNX Runtime refuses the node."""
+    def run(self, node: onnx.NodeProto, values: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+        """The node's outputs by name; none when an input is unknown or ONNX Runtime refuses the node.
+
+        Raises MeasurementError when it takes more than ``limit_s`` seconds.
+        """
         initializers = self._model.initializers
         names = list(reads(node))
         if any(name not in values and name not in initializers for name in names):
@@ -147,7 +155,13 @@ class _NodeRunner:
                 if n not in embedded
             }
             try:
-                return dict(zip(outputs, _run(self._part(node, fed, embedded), fed), strict=True))
+                results = _run(self._part(node, fed, embedded), fed, limit_s)
+                return dict(zip(outputs, results, strict=True))
+            except TimeoutError as late:
+                raise MeasurementError(
+                    f"ONNX node {node.name} ({node.op_type}) {late} in ONNX Runtime. Does its loop end? "
+                    "Allow it more with --time-limit."
+                ) from None
             except Exception as error:  # ORT's exceptions share no base class but Exception
                 text = " ".join(str(error).split())[:300]
                 log.debug("node %s alone in ONNX Runtime: %s", node.name, text)
@@ -170,8 +184,8 @@ class _NodeRunner:
         return part
 
 
-def _run(part: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
-    """Outputs of a small model, in order, without optimisations and on one thread.
+def _run(part: onnx.ModelProto, feeds: Mapping[str, Any], limit_s: float = 60.0) -> list[Any]:
+    """Outputs of a small model, in order, without optimisations and on one thread. Raises TimeoutError.
 
     Dtypes that ONNX Runtime does not exchange with numpy (bfloat16, float8) go through float32, which holds
     their values exactly.
@@ -190,7 +204,7 @@ def _run(part: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
         else array
         for name, array in feeds.items()
     }
-    results = session.run(None, given)
+    results = run_within(session, None, given, limit_s)
     return [
         array.astype(exotic_out[position]) if position in exotic_out else array
         for position, array in enumerate(results)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from collage.errors import MeasurementError
 from collage.graph.dataflow import Array, TensorType, np_dtype
 
 _MAP_ABOVE_BYTES = 1 << 16
@@ -26,12 +27,21 @@ class ValueStore:
         return self._path(value).exists()
 
     def save(self, value: int, array: Array) -> None:
-        """Write an array. Dtypes that numpy has to be told of (bfloat16) are stored as integers."""
+        """Write an array. Dtypes that numpy has to be told of (bfloat16) are stored as integers.
+
+        Raises MeasurementError when the system refuses: the disk is full.
+        """
         dense = np.ascontiguousarray(array).reshape(array.shape)
         plain = dense if dense.dtype.isbuiltin == 1 else dense.view(f"u{dense.dtype.itemsize}")
         partial = self._path(value).with_suffix(".partial")
-        with partial.open("wb") as file:
-            np.save(file, plain, allow_pickle=False)
+        try:
+            with partial.open("wb") as file:
+                np.save(file, plain, allow_pickle=False)
+        except OSError as error:
+            raise MeasurementError(
+                f"the values of the model cannot be written to {self.folder}: {error.strerror or error}. Make room "
+                "there, or name a roomier folder with TMPDIR."
+            ) from None
         os.replace(partial, self._path(value))
 
     def load(self, value: int, found: TensorType) -> Array:

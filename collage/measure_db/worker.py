@@ -73,13 +73,14 @@ class _Worker:
         if isinstance(message, MeasureSwitch):
             return self._switch(message)
         if isinstance(message, Evaluate):
-            return self._evaluate()
+            return self._evaluate(message.node_limit_s)
         return Failure(f"unknown message {type(message).__name__}")
 
-    def _evaluate(self) -> Evaluated:
+    def _evaluate(self, node_limit_s: float) -> Evaluated:
         wrong = self._store.complete()
         if wrong is None:
-            wrong = evaluate(self.model, random_inputs(self.model, np.random.default_rng(_SEED)), self._store)
+            inputs = random_inputs(self.model, np.random.default_rng(_SEED))
+            wrong = evaluate(self.model, inputs, self._store, node_limit_s)
             self._store.mark_complete(wrong)
         return Evaluated(wrong)
 

@@ -42,7 +42,7 @@ def fails(status: int, *arguments: str | Path, words: tuple[str, ...]) -> str:
     assert all(re.match(r"collage: (warning: |\w+ \(\d+\)$)", each) for each in before), result.stderr
     assert line.startswith("collage: error: ")
     for word in words:
-        assert word in line
+        assert word in line, line
     return line
 
 

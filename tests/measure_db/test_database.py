@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sqlite3
 import subprocess
@@ -19,6 +20,7 @@ from collage.measure_db.database import Database, KernelKey, NetworkKey, default
 from collage.measure_db.migrations import MIGRATIONS
 from collage.measure_db.results import Measurement, Rejection, RejectionKind
 from collage.measure_db.timing import Timing
+from tests.small_disk import no_file_above
 
 KEY = KernelKey("d1", "onednn", "3.2", "", 2, "EPYC abc", "0.27.0")
 MEASURED = Measurement(12.5, 0.25, 12.0, 31, 1e-6)
@@ -124,6 +126,102 @@ def test_damaged_file(path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(DatabaseError, match="damaged"), Database(path) as database:
         database.get([replace(KEY, digest=str(number)) for number in range(500)])
+
+
+def _fill(path: Path) -> None:
+    """A database with something of everything in it, and nothing beside the file."""
+    with Database(path) as database:
+        for number in range(60):
+            outcome = CRASHED if number % 5 == 0 else MEASURED
+            database.put(replace(KEY, digest=f"{number:032}"), outcome, "conv2d+relu")
+        database.put_fact("wrong", "m", {"3": "reason"})
+        database.put_network(NetworkKey("g", "p", 2, "EPYC", "v"), Timing(100.0, 1.0, 99.0, 120.0, 40), "net")
+        database._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def _use(path: Path) -> None:
+    """All that a compile does with a database."""
+    with Database(path) as database:
+        database.get([replace(KEY, digest=f"{number:032}") for number in range(60)])
+        database.get_fact("wrong", "m")
+        database.get_network(NetworkKey("g", "p", 2, "EPYC", "v"))
+        database.put(KEY, MEASURED)
+        database.put_fact("wrong", "n", None)
+        database.stats()
+
+
+def _problem(path: Path) -> str | None:
+    """What is said of the database when it is used, if anything is."""
+    try:
+        _use(path)
+    except DatabaseError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip"])
+def test_damage_anywhere_is_named_or_does_no_harm(path: Path, damage: str) -> None:
+    _fill(path)
+    whole, rng = path.read_bytes(), random.Random(0)
+    named = 0
+    for attempt in range(60):
+        data = bytearray(whole)
+        if damage == "cut":
+            del data[rng.randrange(1, len(data)) :]
+        else:
+            for _ in range(rng.choice((1, 20))):
+                data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        damaged = path.with_name(f"{attempt}.sqlite")
+        damaged.write_bytes(data)
+        problem = _problem(damaged)
+        assert problem is None or (f"{attempt}.sqlite" in problem and "--db" in problem)
+        named += problem is not None
+    assert named > 5
+
+
+def test_rows_that_are_no_numbers(path: Path) -> None:
+    _fill(path)
+    with Database(path) as database:
+        database._connection.execute("UPDATE kernels SET median_us = 'much' WHERE rejection IS NULL")
+        with pytest.raises(DatabaseError, match=r"is damaged.*'much' is no number"):
+            database.get([replace(KEY, digest=f"{1:032}")])
+
+
+def _put_many(database: Database) -> None:
+    for number in range(1000):
+        database.put(replace(KEY, digest=f"n{number}"), MEASURED, "x" * 500)
+
+
+def test_disk_full(path: Path) -> None:
+    _fill(path)
+    with Database(path) as database:
+        size = path.stat().st_size
+        with no_file_above(size), pytest.raises(DatabaseError, match="cannot be written: the disk is full"):
+            _put_many(database)
+        before = database.stats().measured["onednn"]
+        database.put(replace(KEY, digest="after"), MEASURED)
+    with Database(path) as database:
+        assert database.stats().measured["onednn"] == before + 1
+        assert database.get([replace(KEY, digest=f"{1:032}")])
+
+
+def _put_and_be_interrupted(database: Database) -> None:
+    with database.together():
+        database.put(KEY, MEASURED)
+        raise KeyboardInterrupt
+
+
+def test_together_is_all_or_nothing(path: Path) -> None:
+    keys = [replace(KEY, digest=str(number)) for number in range(3)]
+    with Database(path) as database:
+        with pytest.raises(KeyboardInterrupt):
+            _put_and_be_interrupted(database)
+        assert database.get([KEY]) == {}
+        with database.together():
+            for key in keys:
+                database.put(key, MEASURED)
+    with Database(path) as database:
+        assert set(database.get(keys)) == set(keys)
 
 
 def test_another_programs_database_is_left_alone(path: Path) -> None:
