@@ -18,6 +18,7 @@ import onnx
 from collage.backends.base import Backend
 from collage.errors import CollageError
 from collage.frontend.model import Model
+from collage.frontend.op_kinds import rounds
 from collage.frontend.random_inputs import random_inputs
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
@@ -147,8 +148,10 @@ def choose(
     for finalist in _ranked(finalists, timings):
         executor = executors.get(finalist.label) or build_executor(finalist.parts, backends)
         actual = executor.run(inputs)
-        allowed = region_tolerance([e.dtype.name for e in expected])
-        error = max((relative_error(a, e) for a, e in zip(actual, expected, strict=True)), default=0.0)
+        rounded = any(rounds(node.op) for node in model.graph.nodes)
+        allowed = region_tolerance([e.dtype.name for e in expected], rounded=rounded)
+        errors = [relative_error(a, e, rounded=rounded) for a, e in zip(actual, expected, strict=True)]
+        error = max(errors, default=0.0)
         if error <= allowed:
             absolute = max((_max_abs(a, e) for a, e in zip(actual, expected, strict=True)), default=0.0)
             winner = _with_times(finalist, launches_us[finalist.label])

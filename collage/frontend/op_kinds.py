@@ -42,6 +42,21 @@ COMPUTE_BOUND = frozenset(
 """Operators whose arithmetic outweighs their traffic; they need a scheduled kernel."""
 
 
+_ROUNDING = ("onnx.QuantizeLinear", "onnx.DynamicQuantizeLinear", "onnx.QLinear", "onnx.QGemm")
+
+
 def op_kind(op: str) -> OpKind:
     """Kind of a Relax operator named without ``relax.``; what is not known is opaque."""
     return _KINDS.get(op, OpKind.OPAQUE)
+
+
+def is_view(graph: Graph, node: Node) -> bool:
+    """Whether the node only renames axes of one tensor (see VIEWS)."""
+    if node.op not in VIEWS or len(node.outputs) != 1:
+        return False
+    return graph.type_of(node.inputs[0]).size == graph.type_of(node.outputs[0]).size
+
+
+def rounds(op: str) -> bool:
+    """Whether an operator of a graph rounds to integers of a few bits: quantised arithmetic ends with it."""
+    return op == "quantize" or op.startswith(_ROUNDING)

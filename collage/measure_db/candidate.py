@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from collage.backends.base import Backend, BuildOptions, Call, Kernel, UnsupportedError, Variant
+from collage.frontend.op_kinds import rounds
 from collage.frontend.subgraph import Subgraph
 from collage.frontend.to_onnx import ExportError
 from collage.graph.dataflow import Array
@@ -124,7 +125,8 @@ def check_numbers(subgraph: Subgraph, kernel: BoundKernel, store: ValueStore) ->
     Raises RejectedError: wrong numbers, outputs left unwritten (they are poisoned before), inputs written to.
     """
     worst = 0.0
-    allowed = region_tolerance(_dtypes(subgraph))
+    rounded = any(rounds(node.op) for node in subgraph.operators)
+    allowed = region_tolerance(_dtypes(subgraph), rounded=rounded)
     for run in ("", "in the second run, "):
         for output in kernel.outputs:
             poison(output)
@@ -138,7 +140,7 @@ def check_numbers(subgraph: Subgraph, kernel: BoundKernel, store: ValueStore) ->
         for position, (value, layout, buffer) in enumerate(given):
             # Compared as stored: the padding of a blocked value has to be zero, since its readers rely on it.
             expected = to_layout(_reference(subgraph, value, store), layout)
-            error = relative_error(buffer, expected)
+            error = relative_error(buffer, expected, rounded=rounded)
             if not error <= allowed:
                 text = f"{run}output {position} {_difference(buffer, expected, error, allowed)}"
                 raise RejectedError(Rejection(RejectionKind.INACCURATE, text))

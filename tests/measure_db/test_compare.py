@@ -83,6 +83,18 @@ def test_the_coarsest_dtype_of_a_region_decides() -> None:
     assert region_tolerance([]) == 0
 
 
+def test_quantised_values_may_be_a_step_off() -> None:
+    expected = np.array([0, 100, 255], np.uint8)
+    step, far = np.array([0, 101, 255], np.uint8), np.array([0, 120, 255], np.uint8)
+    allowed = region_tolerance(["uint8", "float32"], rounded=True)
+    assert relative_error(step, expected) == math.inf
+    assert relative_error(step, expected, rounded=True) == pytest.approx(1 / 255)
+    assert relative_error(step, expected, rounded=True) <= allowed
+    assert relative_error(far, expected, rounded=True) > allowed
+    assert relative_error(step.astype(np.int64), expected.astype(np.int64), rounded=True) == math.inf
+    assert relative_error(np.array([-128], np.int8), np.array([127], np.int8), rounded=True) > 2
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(), (0,), (3, 5), (129,)])
 def test_buffers_are_aligned_and_dense(dtype: str, shape: tuple[int, ...]) -> None:
