@@ -50,13 +50,6 @@ def op_kind(op: str) -> OpKind:
     return _KINDS.get(op, OpKind.OPAQUE)
 
 
-def is_view(graph: Graph, node: Node) -> bool:
-    """Whether the node only renames axes of one tensor (see VIEWS)."""
-    if node.op not in VIEWS or len(node.outputs) != 1:
-        return False
-    return graph.type_of(node.inputs[0]).size == graph.type_of(node.outputs[0]).size
-
-
 def rounds(op: str) -> bool:
     """Whether an operator of a graph rounds to integers of a few bits: quantised arithmetic ends with it."""
     return op == "quantize" or op.startswith(_ROUNDING)

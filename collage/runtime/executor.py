@@ -93,10 +93,8 @@ class Executor:
         """The value's buffer, in the arena unless it was given."""
         if value not in self._arrays:
             kind, place = self.program.types[value], self.program.place(value)
-            if place.base in self._given:
-                whole, begin = self._given[place.base], place.offset
-            else:
-                whole, begin = self._arena, self.program.offset(value)
+            whole: Array = self._given.get(place.base, self._arena)
+            begin = place.offset if place.base in self._given else self.program.offset(value)
             raw: Array = whole[begin : begin + kind.nbytes]
             self._arrays[value] = raw.view(np_dtype(kind.dtype)).reshape(kind.shape)
         return self._arrays[value]
