@@ -63,6 +63,9 @@ def compile(
     streams: bool = True,
     level: str = "op",
     budget_s: float | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    quick: bool = False,
+    strict: bool = False,
 ) -> CompiledModule:
     """Compile an ONNX model to the fastest mix of backends, by measuring.
 
@@ -70,14 +73,21 @@ def compile(
     ``backends`` restricts the choice (default: all that are available); ``threads`` defaults to the cores this
     process may use; ``db`` is the measurement database (default: in the user's cache directory);
     ``time_limit_s`` bounds each candidate, in seconds; ``tune_trials`` lets TVM tune convolutions and matmuls.
+    ``inputs`` are values to measure and check with, by name, where random ones make no sense (an input that is a
+    shape, say); they fix symbolic shapes, too. ``quick`` takes few samples of few candidates: the outputs are checked
+    as always, but among close candidates the choice is a guess.
     Without ``streams`` kernels run one after another, never side by side.
     ``level`` is "op", or "graph" for the evolutionary search after it (§2.4.3), which runs whole networks for
     ``budget_s`` seconds (default: 300; Ctrl-C ends it with the best so far).
-    ``progress`` is a callable, False for silence, or None for a bar where one can be seen.
+
+    A model that cannot be cut into parts (its shapes depend on data, say) runs whole on the fastest engine, and
+    single operators that TVM cannot import on some engine; the report says so and why, and ``strict`` makes it an
+    error. ``progress`` is a callable, False for silence, or None for a bar where one can be seen.
 
     Raises ModelError, UsageError, DatabaseError, MeasurementError or NoPlacementError, all CollageError.
     """
     from collage.compiler import CompileOptions, compile_model
+    from collage.measure_db.effort import FULL, QUICK
 
     if level not in LEVELS:
         raise unknown_names("level", [level], LEVELS)
@@ -94,6 +104,9 @@ def compile(
         time_limit_s=time_limit_s,
         streams=streams,
         graph_level_s=graph_level_s,
+        inputs=dict(inputs or {}),
+        effort=QUICK if quick else FULL,
+        strict=strict,
     )
     chosen = registry if registry is not None else default_registry()
     if callable(progress):

@@ -66,9 +66,10 @@ def find_rivals(
     placements = {"collage": placing.placement}
     if placing.mix is not None and placing.mix is not placing.placement:
         placements["mix"] = placing.mix
-    for candidate in placing.found.candidates:
-        if candidate.nodes == everything and placing.placement.candidates != (candidate,):
-            placements[candidate.backend] = finish(model.graph, [candidate], epsilon_us)
+    for candidate in sorted(placing.found.candidates, key=lambda c: c.cost_us):
+        plain = not (candidate.reads or candidate.writes)  # the model's inputs and outputs are
+        if candidate.nodes == everything and plain and placing.placement.candidates != (candidate,):
+            placements.setdefault(candidate.backend, finish(model.graph, [candidate], epsilon_us))
     return [rival for label, each in placements.items() for rival in rivals_of(label, each, backends)]
 
 

@@ -10,30 +10,38 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
+
+import onnx
 
 from collage.assemble import Assembler, Rival, find_rivals
 from collage.backends.base import VIEW, Backend, BuildOptions
 from collage.backends.registry import Registry
-from collage.errors import UsageError
+from collage.errors import ModelError, NoPlacementError, UsageError
 from collage.finalists import Verdict, choose
 from collage.frontend.load import ModelSource, load_onnx
 from collage.frontend.model import Model, from_simplified
+from collage.frontend.samples import check_samples, shapes_of
 from collage.frontend.shapes import fix_shapes
 from collage.frontend.simplify import simplify
 from collage.in_network import InNetwork
 from collage.measure_db.database import Database
+from collage.measure_db.effort import FULL, QUICK, Effort
 from collage.measure_db.measurer import Measurer
+from collage.measure_db.process import Workers
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome
 from collage.patterns.context import MatchContext
 from collage.patterns.match import Match, RejectedMatch, find_matches
 from collage.placing import Placer
 from collage.progress import Progress
+from collage.quick import Quick
 from collage.report import GraphLevelReport, NodeReport, Report
 from collage.runtime.module import CompiledModule
 from collage.search.candidates import CandidateSet, offers_of
 from collage.streams import Streams
 from collage.target import Target, host, usable_cores
+from collage.whole import WholeModel
 
 log = logging.getLogger(__name__)
 
@@ -55,40 +63,93 @@ class CompileOptions:
     streams: bool = True
     graph_level_s: float | None = None
     """Seconds of trials for the graph-level search; None: op level only."""
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    effort: Effort = FULL
+    strict: bool = False
 
 
 def compile_model(
-    source: ModelSource, options: CompileOptions, registry: Registry, progress: Callable[[Progress], None]
+    source: ModelSource,
+    options: CompileOptions,
+    registry: Registry,
+    progress: Callable[[Progress], None],
+    workers: Workers | None = None,
 ) -> CompiledModule:
-    """Compile the model to the fastest mix of the registry's backends.
+    """Compile the model to the fastest mix of the registry's backends, or whole on the fastest engine.
 
-    Raises ModelError, UsageError, DatabaseError, MeasurementError or NoPlacementError.
+    ``workers`` gives the measuring workers and takes them back. Raises ModelError, UsageError, DatabaseError,
+    MeasurementError or, with ``options.strict``, NoPlacementError.
     """
     started = time.perf_counter()
     backends = registry.select(options.backends)
     target = _target(options.threads)
-    build = BuildOptions(target.threads, options.tune_trials)
     versions = {name: backend.available().version for name, backend in backends.items()}
     name = Path(source).stem if isinstance(source, (str, Path)) else "model"
 
     progress(Progress("import", 0, 1, name))
     original = load_onnx(source)
-    fix_shapes(original, options.shapes)
-    model = from_simplified(simplify(original), name)
+    samples = check_samples(original, options.inputs)
+    fix_shapes(original, {**shapes_of(samples), **options.shapes})
+    with ExitStack() as stack:
+        kept = workers if workers is not None else stack.enter_context(Workers())
+        job = _Job(original, name, samples, backends, versions, target, options, registry, progress, kept)
+        try:
+            return _compile_in_parts(job, started)
+        except (ModelError, NoPlacementError) as error:
+            if options.strict:
+                raise
+            reason = str(error)
+        log.info("%s: no placement (%s); trying the engines on the whole model", name, reason)
+        whole = WholeModel(original, name, reason, backends, versions, target, samples, options.seed)
+        with Database(options.db) as database:
+            return whole.compile(database, kept, options.effort, options.time_limit_s, progress)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A model and all that is asked for."""
+
+    original: onnx.ModelProto
+    name: str
+    samples: Mapping[str, Any]
+    backends: Mapping[str, Backend]
+    versions: Mapping[str, str]
+    target: Target
+    options: CompileOptions
+    registry: Registry
+    progress: Callable[[Progress], None]
+    workers: Workers
+
+
+def _compile_in_parts(job: _Job, started: float) -> CompiledModule:
+    original, name, backends, target = job.original, job.name, job.backends, job.target
+    versions, options, registry, progress = job.versions, job.options, job.registry, job.progress
+    build = BuildOptions(target.threads, options.tune_trials)
+    model = from_simplified(simplify(original), name, samples=job.samples)
     with Database(options.db) as database:
-        settings = _Measuring(backends, versions, build, target, database, options.time_limit_s, progress)
+        settings = _Measuring(job, build, database)
         with ExitStack() as stack:
             measurer = _verified(model, settings, stack)
             model = measurer.model
+            if options.strict:
+                _refuse_opaque(model)
             search_started = time.perf_counter()
             matches, rejected = _match(model, backends, registry, build)
             search_s = time.perf_counter() - search_started
             offers, refused = offers_of(model, matches, backends, build)
             views = [match for match in matches if match.backend == VIEW]
+            assembler = Assembler(model, backends, build, target, versions)
+            if options.effort is QUICK:
+                quick = Quick(original, measurer, backends, assembler, options.effort.kernel_s, options.seed)
+                epsilon_us = measurer.epsilon_us(())
+                verdict, found = quick.place(offers, views, [*rejected, *refused], epsilon_us)
+                made = measurer.measurements_made + verdict.measurements_made
+                seconds = time.perf_counter() - started
+                report = _report(model, target, versions, verdict, found, epsilon_us, made, search_s, seconds)
+                return CompiledModule(verdict.winner.parts, report, verdict.executor)
             outcomes = measurer.measure([offer.request for offer in offers])
             epsilon_us = measurer.epsilon_us(_typical(outcomes))
             progress(Progress("place", 0, 1))
-            assembler = Assembler(model, backends, build, target, versions)
             network = InNetwork(assembler, backends, database, epsilon_us, progress, options.seed)
             placer = Placer(measurer, backends, epsilon_us, offers, outcomes, views, [*rejected, *refused])
             placing = network.settle(placer)
@@ -128,37 +189,47 @@ def compile_model(
 class _Measuring:
     """What every measurer of this compile is made with."""
 
-    backends: Mapping[str, Backend]
-    versions: Mapping[str, str]
+    job: _Job
     build: BuildOptions
-    target: Target
     database: Database
-    time_limit_s: float
-    progress: Callable[[Progress], None]
 
     def measurer(self, model: Model) -> Measurer:
         return Measurer(
             model,
-            self.backends,
-            self.versions,
+            self.job.backends,
+            self.job.versions,
             self.build,
-            self.target.hardware,
+            self.job.target.hardware,
             self.database,
-            time_limit_s=self.time_limit_s,
-            progress=self.progress,
+            time_limit_s=self.job.options.time_limit_s,
+            progress=self.job.progress,
+            workers=self.job.workers,
+            effort=self.job.options.effort,
+        )
+
+
+def _refuse_opaque(model: Model) -> None:
+    """Raise ModelError for nodes that TVM's importer could not convert."""
+    if model.opaque:
+        nodes = model.onnx.graph.node
+        listing = "; ".join(f"{nodes[i].name} ({nodes[i].op_type}): {why}" for i, why in model.opaque.items())
+        raise ModelError(
+            f"strict: {len(model.opaque)} ONNX nodes are not converted, and only engines run them: {listing}"
         )
 
 
 def _verified(model: Model, settings: _Measuring, stack: ExitStack) -> Measurer:
     """A measurer of the model, with the ONNX nodes made opaque that TVM's importer converts wrongly."""
-    settings.progress(Progress("verify", 0, 1, model.name))
+    settings.job.progress(Progress("verify", 0, 1, model.name))
     measurer = stack.enter_context(settings.measurer(model))
     wrong = measurer.verify()
     if not wrong:
         return measurer
     measurer.close()
     opaque = {**model.opaque, **wrong}
-    return stack.enter_context(settings.measurer(from_simplified(model.onnx, model.name, opaque)))
+    return stack.enter_context(
+        settings.measurer(from_simplified(model.onnx, model.name, opaque, model.samples))
+    )
 
 
 def _typical(outcomes: Mapping[Request, Outcome]) -> list[Request]:
@@ -212,7 +283,7 @@ def _report(
     measurements_made: int,
     search_s: float,
     compile_s: float,
-    graph_level: GraphLevelReport | None,
+    graph_level: GraphLevelReport | None = None,
 ) -> Report:
     nodes = model.onnx.graph.node
     memory = verdict.winner.program.memory

@@ -16,10 +16,11 @@ import numpy as np
 import onnx
 
 from collage.backends.base import Backend
-from collage.errors import CollageError
+from collage.errors import NoPlacementError
 from collage.frontend.model import Model
 from collage.frontend.op_kinds import rounds
 from collage.frontend.random_inputs import random_inputs
+from collage.frontend.session import reference_run
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
 from collage.measure_db.compare import region_tolerance, relative_error
@@ -106,7 +107,7 @@ def choose(
 ) -> Verdict:
     """Time the finalists in one interleaved run (or recall it) and hand over the best whose numbers are right.
 
-    A finalist within the noise of the best wins when it has fewer regions. Raises CollageError when none
+    A finalist within the noise of the best wins when it has fewer regions. Raises NoPlacementError when none
     agrees with ONNX Runtime on the original model.
     """
     inputs = random_inputs(model, np.random.default_rng(seed))
@@ -141,9 +142,7 @@ def choose(
                 database.put_fact(_LAUNCHES, str(keys[label]), launches_us[label])
         made = len(timings)
     progress(Progress("check", 0, 1))
-    expected = reference_outputs(
-        original, dict(zip(model.input_names, inputs, strict=True)), model.output_names
-    )
+    expected = reference_run(original, dict(zip(model.input_names, inputs, strict=True)))
     notes: list[str] = []
     for finalist in _ranked(finalists, timings):
         executor = executors.get(finalist.label) or build_executor(finalist.parts, backends)
@@ -166,16 +165,7 @@ def choose(
             f"({allowed:.0e} allowed); not used"
         )
         log.warning("%s", notes[-1])
-    raise CollageError("no placement agrees with ONNX Runtime on the original model: " + "; ".join(notes))
-
-
-def reference_outputs(
-    original: onnx.ModelProto, inputs: Mapping[str, Array], names: Sequence[str]
-) -> list[Array]:
-    """Outputs of the original model, computed by ONNX Runtime without optimisation."""
-    from collage.frontend.session import reference_session
-
-    return list(reference_session(original).run(list(names), dict(inputs)))
+    raise NoPlacementError("no placement agrees with ONNX Runtime on the original model: " + "; ".join(notes))
 
 
 def _with_times(finalist: Finalist, launches_us: object) -> Finalist:

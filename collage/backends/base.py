@@ -120,6 +120,18 @@ class Kernel(ABC):
         """
 
 
+class Session(ABC):
+    """A whole ONNX model loaded in an engine, for what no kernel can take: dynamic shapes, strings, sequences."""
+
+    @abstractmethod
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        """Outputs of the model, in order, for its inputs, in order (those that are no initializers).
+
+        Values are numpy arrays, lists for sequences, None for optionals that are not there; strings are arrays of
+        Python strings. The outputs are the caller's own.
+        """
+
+
 class Backend(ABC):
     """A kernel library, compiler or engine. Instances hold no mutable state and can be pickled.
 
@@ -177,6 +189,13 @@ class Backend(ABC):
         ``artifact`` is the bytes that ``codegen`` gave. One that was made by ``collage.runtime.frames.frame`` may also
         come as ``Framed``, with arrays that lie in the mapped module file.
         """
+
+    def session(self, model: bytes, options: BuildOptions) -> Session:
+        """Load a serialised ONNX model whole, as its author wrote it; graph engines do.
+
+        Raises UnsupportedError, or whatever the engine does with a model that it cannot take.
+        """
+        raise UnsupportedError(f"{self.name} takes no whole ONNX models")
 
     def on_team(self) -> bool:
         """Whether its kernels run on Collage's own team of threads (``collage.native.NativeKernel``).

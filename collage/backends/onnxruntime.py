@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from collage.backends.base import BuildOptions, Call, Kernel
+from collage.backends.base import BuildOptions, Call, Kernel, Session
 from collage.backends.onnx_engine import OnnxEngine
 from collage.graph.dataflow import Array
 
@@ -19,6 +19,10 @@ spinning at all 1.41 and 1.30.
 """
 
 
+_EXOTIC = ("bfloat16", "float8", "float4", "int4", "int2")
+"""In the names of types that numpy lacks."""
+
+
 class OnnxRuntime(OnnxEngine):
     """Takes everything that has an ONNX form, the opaque nodes included; the engine of last resort."""
 
@@ -27,20 +31,48 @@ class OnnxRuntime(OnnxEngine):
 
     def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
         """A session on the artifact, with a thread pool of its own."""
+        return _SessionKernel(self._load(artifact, options), own_threads=options.threads > 1)
+
+    def session(self, model: bytes, options: BuildOptions) -> Session:
+        """Takes all that ONNX Runtime does; values of types that numpy lacks go through others."""
+        session = self._load(model, options)
+        infos = [*session.get_inputs(), *session.get_outputs()]
+        names = [each.name for each in session.get_inputs()]
+        if not any(word in info.type for info in infos for word in _EXOTIC):
+            return _ModelSession(names, partial(session.run, None))
+        import onnx
+
+        from collage.frontend.exotic import plain_interface
+
+        plain = plain_interface(onnx.load_from_string(model))
+        session = self._load(plain.model.SerializeToString(), options)
+        return _ModelSession(names, partial(plain.run, partial(session.run, None)))
+
+    @staticmethod
+    def _load(model: bytes, options: BuildOptions) -> Any:
         import onnxruntime as ort
 
-        settings = ort.SessionOptions()
+        from collage.frontend.ort_options import session_options
+
+        settings = session_options()
         settings.intra_op_num_threads = options.threads
         settings.inter_op_num_threads = 1
-        settings.log_severity_level = 4
         if not options.exclusive:
             settings.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
-        session = ort.InferenceSession(artifact, settings, providers=["CPUExecutionProvider"])
-        return _SessionKernel(session, own_threads=options.threads > 1)
+        return ort.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
 
     def settings(self, options: BuildOptions) -> str:
         """Whether idle threads spin."""
         return "spinning" if options.exclusive else f"spinning {_SPIN_US} us"
+
+
+class _ModelSession(Session):
+    def __init__(self, names: Sequence[str], run: Callable[[dict[str, Any]], Sequence[Any]]) -> None:
+        self._names = names
+        self._run = run
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        return list(self._run(dict(zip(self._names, inputs, strict=True))))
 
 
 class _SessionKernel(Kernel):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from collage.backends.base import BuildOptions, Call, Kernel, UnsupportedError
+from collage.backends.base import BuildOptions, Call, Kernel, Session, UnsupportedError
 from collage.backends.onnx_engine import OnnxEngine
 from collage.graph.dataflow import Array
 
@@ -23,6 +23,14 @@ class OpenVino(OnnxEngine):
 
     def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
         """Compile the artifact for this machine (20-50 ms for one operator)."""
+        return _CompiledKernel(self._compile(artifact, options))
+
+    def session(self, model: bytes, options: BuildOptions) -> Session:
+        """Takes what OpenVINO does: tensors, of dynamic shapes too."""
+        return _ModelSession(self._compile(model, options))
+
+    @staticmethod
+    def _compile(model: bytes, options: BuildOptions) -> Any:
         import openvino as ov
 
         config = {
@@ -32,7 +40,17 @@ class OpenVino(OnnxEngine):
             "INFERENCE_PRECISION_HINT": "f32",
         }
         core = ov.Core()
-        return _CompiledKernel(core.compile_model(core.read_model(artifact), "CPU", config))
+        return core.compile_model(core.read_model(model), "CPU", config)
+
+
+class _ModelSession(Session):
+    def __init__(self, compiled: Any) -> None:
+        self._request = compiled.create_infer_request()
+        self._outputs = compiled.outputs
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        results = self._request.infer(dict(enumerate(inputs)))
+        return [results[port] for port in self._outputs]  # infer has copied them
 
 
 class _CompiledKernel(Kernel):

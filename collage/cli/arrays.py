@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from collage.errors import CollageError, InputError, unknown_names
-from collage.frontend.random_inputs import random_array
+from collage.frontend.random_inputs import random_value
 from collage.graph.dataflow import Array, TensorType, np_dtype
+from collage.graph.value_type import ValueType
 from collage.schedule.program import Port
+from collage.schedule.whole import ValuePort
 
 
 def read_arrays(files: Mapping[str, Path]) -> dict[str, Array]:
@@ -35,9 +37,9 @@ def _read(name: str, path: Path) -> Array:
 
 
 def fill_inputs(
-    ports: Sequence[Port], given: Mapping[str, Array], rng: np.random.Generator | None
-) -> dict[str, Array]:
-    """The given arrays and, where ``rng`` is one, random ones for the inputs that are missing.
+    ports: Sequence[Port | ValuePort], given: Mapping[str, Array], rng: np.random.Generator | None
+) -> dict[str, Any]:
+    """The given arrays and, where ``rng`` is one, random values for the inputs that are missing.
 
     Raises UsageError for names that are no inputs, and InputError naming the missing inputs, with flags ready
     to paste, when there is no ``rng``.
@@ -50,19 +52,36 @@ def fill_inputs(
         listing = ", ".join(f"{port.name} ({_describe(port.type)})" for port in missing)
         flags = " ".join(f"--input {_quoted(port.name)}={_file_name(port.name)}" for port in missing)
         raise InputError(f"missing input: {listing}. Give {flags} or fill what is missing with --random.")
-    filled = {port.name: _typed(given[port.name], port.type) for port in ports if port.name in given}
+    filled: dict[str, Any] = {
+        port.name: _typed(given[port.name], port.type) for port in ports if port.name in given
+    }
     for port in missing:
         assert rng is not None
-        filled[port.name] = random_array(port.type, rng)
+        try:
+            filled[port.name] = random_value(port.type, rng)
+        except TypeError as error:
+            raise InputError(f"input {port.name}: {error}. Call the module from Python.") from None
     return filled
 
 
-def _typed(array: Array, kind: TensorType) -> Array:
+def _typed(array: Array, kind: TensorType | ValueType) -> Array:
     """``.npy`` files hold bfloat16 and its like as raw bytes: give these their dtype back."""
+    if array.dtype.kind != "V" or not kind.dtype:
+        return array
     wanted = np_dtype(kind.dtype)
-    return (
-        array.view(wanted) if array.dtype.kind == "V" and array.dtype.itemsize == wanted.itemsize else array
-    )
+    return array.view(wanted) if array.dtype.itemsize == wanted.itemsize else array
+
+
+def flat(outputs: Mapping[str, Any]) -> dict[str, Array]:
+    """The arrays of outputs of any type: those of a sequence as ``name[0]``, ..., text in a dtype that ``.npy`` has."""
+    found: dict[str, Array] = {}
+    for name, value in outputs.items():
+        if isinstance(value, (list, tuple)):
+            found.update(flat({f"{name}[{position}]": each for position, each in enumerate(value)}))
+        elif value is not None:  # an optional that is not there
+            array = np.asarray(value)
+            found[name] = array.astype(str) if array.dtype.kind == "O" else array
+    return found
 
 
 def describe_array(name: str, array: Array) -> dict[str, Any]:
@@ -107,5 +126,7 @@ def _quoted(name: str) -> str:
     return name if re.fullmatch(r"[\w.:/+-]+", name) else f"'{name}'"
 
 
-def _describe(kind: TensorType) -> str:
+def _describe(kind: TensorType | ValueType) -> str:
+    if isinstance(kind, ValueType):
+        return str(kind)
     return f"{kind.dtype}, {'x'.join(map(str, kind.shape)) or 'scalar'}"

@@ -18,6 +18,8 @@ from collage.cli.options import (
     SEED_OPTION,
     SHAPE_SETS_OPTION,
     THREADS_OPTION,
+    once_each,
+    parse_file_of,
     parse_names,
     sets_of,
 )
@@ -71,6 +73,24 @@ from collage.cli.options import (
     metavar="SECONDS",
     help="Time for --level graph (default: 300). Ctrl-C ends it early and keeps the best found.",
 )
+@click.option(
+    "--input",
+    "inputs",
+    type=parse_file_of,
+    metavar="NAME=FILE.npy",
+    multiple=True,
+    help="Measure and check with this input; for those that made-up numbers would not do. Fixes its shape, too.",
+)
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Fail where a node cannot be converted, or the model only runs whole on one engine.",
+)
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Try few candidates with few samples: seconds instead of minutes, but no sure choice.",
+)
 @SEED_OPTION
 @JSON_OPTION
 @QUIET_OPTION
@@ -85,6 +105,9 @@ def compile(
     time_limit: float,
     level: str,
     budget: float | None,
+    inputs: tuple[tuple[str, Path], ...],
+    strict: bool,
+    quick: bool,
     seed: int,
     as_json: bool,
     quiet: bool,
@@ -93,13 +116,15 @@ def compile(
 
     Every way of running each part of the model is measured once, in a worker process; the measurements are
     kept, so a second compile makes none. The result is checked against ONNX Runtime and is never slower than
-    the best engine that is installed.
+    the best engine that is installed. A model that cannot be cut into parts, because its shapes depend on data,
+    say, runs whole on the fastest engine; `collage show` tells why.
 
     \b
     Examples:
       collage compile model.onnx -o model.collage
       collage compile model.onnx -o model.collage --backends tvm,onnxruntime --threads 1
       collage compile bert.onnx -o bert.collage --shape input_ids:1x128 --shape attention_mask:1x128
+      collage compile detector.onnx -o detector.collage --input image=image.npy
       collage compile model.onnx -o model.collage --json > report.json
       collage compile model.onnx -o model.collage --level graph --budget 600
 
@@ -111,10 +136,14 @@ def compile(
     if budget is not None and level != "graph":
         raise click.UsageError("--budget is for --level graph", click.get_current_context())
     sets = sets_of(shapes)
+    files = once_each("--input", inputs)
+    if files and len(sets) > 1:
+        raise click.UsageError("--input is for one set of shapes", click.get_current_context())
     refuse_same(model, output)
     check_writable(output)
     with measurements_survive():
         import collage
+        from collage.cli.arrays import read_arrays
         from collage.progress_display import display
 
         with display(not quiet) as progress:
@@ -128,9 +157,11 @@ def compile(
                 "time_limit_s": time_limit,
                 "level": level,
                 "budget_s": budget,
+                "strict": strict,
+                "quick": quick,
             }
             module = (
-                collage.compile(model, shapes=sets[0], **options)
+                collage.compile(model, shapes=sets[0], inputs=read_arrays(files), **options)
                 if len(sets) == 1
                 else collage.compile_shapes(model, sets, **options)
             )

@@ -56,22 +56,22 @@ def run(
     import numpy as np
 
     import collage
-    from collage.cli.arrays import describe_array, fill_inputs, read_arrays, save_arrays
+    from collage.cli.arrays import describe_array, fill_inputs, flat, read_arrays, save_arrays
     from collage.runtime.file import closest, read_summary
     from collage.runtime.inputs import collect_inputs
 
     summary = read_summary(file)
     given = read_arrays(once_each("--input", inputs))
     _, program = closest(summary, {name: array.shape for name, array in given.items()})
-    arrays = fill_inputs(program.inputs, given, np.random.default_rng(seed) if random else None)
+    arrays = fill_inputs(program.takes, given, np.random.default_rng(seed) if random else None)
     if not summary.fallback:
-        collect_inputs(program.inputs, (), arrays)  # before the kernels are loaded, which may take seconds
+        collect_inputs(program.takes, (), arrays)  # before the kernels are loaded, which may take seconds
     if output_dir is not None:
         make_folder(output_dir)
     if trace is not None:
         check_writable(trace)
     module = collage.load(file, verify=True)
-    outputs = module.run(arrays)
+    outputs = flat(module.run(arrays))
     if trace is not None:
         with new_file(trace) as stream:
             stream.write(json.dumps(module.trace(arrays)).encode())

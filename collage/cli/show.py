@@ -101,10 +101,10 @@ def show(
 def _of_shapes(summary: Summary, wanted: Mapping[str, tuple[int, ...]]) -> tuple[Report, Program]:
     """The module for these shapes. Raises UsageError listing those that are there."""
     from collage.runtime.file import closest
-    from collage.runtime.shaped import shapes_text
+    from collage.runtime.shaped import extents, shapes_text
 
     report, program = closest(summary, wanted)
-    if wanted.items() <= {port.name: port.type.shape for port in program.inputs}.items():
+    if wanted.items() <= {port.name: extents(port) for port in program.takes}.items():
         return report, program
     there = "; ".join(shapes_text(program) for _, program in summary.modules)
     raise UsageError(f"there is no placement for these shapes, but for {there}.")

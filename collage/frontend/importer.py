@@ -110,6 +110,9 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         if index in self._force_opaque:
             self.reasons[index] = self._force_opaque[index]
             return None
+        if "Sequence" in node.op_type:
+            self.reasons[index] = "sequences are not converted"  # on some, TVM's importer never returns
+            return None
         if node.domain not in ("", "ai.onnx"):
             self.reasons[index] = f"operator domain {node.domain} is unknown to TVM's importer"
             return None

@@ -7,14 +7,26 @@ from pathlib import Path
 from typing import TypeAlias
 
 import onnx
+import onnx.version_converter
 from google.protobuf.message import DecodeError
 
 from collage.errors import ModelError
+from collage.frontend.scopes import all_nodes
 
 log = logging.getLogger(__name__)
 
 _CHECKED_BELOW_BYTES = 1 << 28
 """The checker serialises the model once more: seconds for a large one, and an error above 2 GiB."""
+
+_NEWEST_OPSET = 22
+"""A newer operator set becomes this one, or the oldest in which the model's operators mean the same: engines lag."""
+
+_OLDEST_OPSET = 7
+"""What is older is converted by onnx: ONNX Runtime implements nothing before."""
+
+_IR_VERSION = 10
+"""Written into newer models. Engines refuse a number above their own, and what has been added since (annotations for
+several devices, types of few bits) they read or refuse whatever the number says."""
 
 ModelSource: TypeAlias = "str | Path | bytes | onnx.ModelProto"
 
@@ -71,6 +83,8 @@ def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
 
 
 def _checked(model: onnx.ModelProto, name: str, nbytes: int) -> onnx.ModelProto:
+    model.ir_version = min(model.ir_version, _IR_VERSION)
+    model = _settle_opset(model, name)
     newest = onnx.defs.onnx_opset_version()
     for opset in model.opset_import:
         if opset.domain in ("", "ai.onnx") and opset.version > newest:
@@ -86,4 +100,29 @@ def _checked(model: onnx.ModelProto, name: str, nbytes: int) -> onnx.ModelProto:
         # The checker is stricter than the engines (a graph output without a shape, say); ONNX Runtime, which
         # loads the model next, has the last word.
         log.warning("%s does not pass the ONNX checker: %s", name, " ".join(str(error).split())[:400])
+    return model
+
+
+def _settle_opset(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """The model in an operator set that engines take: not newer than its operators need, nor older than 7."""
+    default = [opset for opset in model.opset_import if opset.domain in ("", "ai.onnx")]
+    if len(default) != 1 or model.functions:
+        return model
+    (opset,) = default
+    if opset.version < _OLDEST_OPSET:
+        try:
+            return onnx.version_converter.convert_version(model, _OLDEST_OPSET)
+        except Exception as error:  # it raises RuntimeError for what it has no conversion for
+            log.info("%s stays in operator set %d: %s", name, opset.version, error)
+            return model
+    if opset.version > _NEWEST_OPSET:
+        try:
+            used = [
+                onnx.defs.get_schema(node.op_type, opset.version, "").since_version
+                for node in all_nodes(model.graph)
+                if node.domain in ("", "ai.onnx")
+            ]
+        except onnx.defs.SchemaError:
+            return model  # an operator that the set does not have; the engines say so
+        opset.version = max([_NEWEST_OPSET, *used])
     return model

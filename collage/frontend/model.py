@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,10 @@ from collage.frontend.importer import import_onnx
 from collage.frontend.load import ModelSource, load_onnx
 from collage.frontend.shapes import Shapes, fix_shapes
 from collage.frontend.simplify import simplify
-from collage.graph.dataflow import Graph, Node
+from collage.graph.dataflow import Array, Graph, Node
+
+_PACKED = frozenset("int2 uint2 int4 uint4 float4_e2m1fn".split())
+"""Types that numpy gives a byte and engines less: no buffer serves both."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,8 @@ class Model:
     """``onnx`` is the simplified model; ``graph`` its operators; ``calls[i]`` the Relax call of node i.
 
     ``onnx_values`` maps ONNX value names to value ids (several names may share one: Identity vanishes);
-    ``opaque`` tells for each ONNX node, by index, why TVM's importer could not convert it.
+    ``opaque`` tells for each ONNX node, by index, why TVM's importer could not convert it. ``samples`` are inputs
+    of the user's to measure and check with, by name; the others are made up.
     """
 
     onnx: onnx.ModelProto
@@ -35,6 +39,7 @@ class Model:
     prim_funcs: Mapping[str, Any]
     opaque: Mapping[int, str]
     name: str = "model"
+    samples: Mapping[str, Array] = field(default_factory=dict)
 
     @cached_property
     def input_names(self) -> tuple[str, ...]:
@@ -111,7 +116,12 @@ def import_model(source: ModelSource, shapes: Shapes | None = None, name: str = 
     return from_simplified(simplify(proto), name)
 
 
-def from_simplified(simple: onnx.ModelProto, name: str = "model", wrong: Mapping[int, str] = {}) -> Model:
+def from_simplified(
+    simple: onnx.ModelProto,
+    name: str = "model",
+    wrong: Mapping[int, str] = {},
+    samples: Mapping[str, Array] = {},
+) -> Model:
     """The model of a simplified ONNX graph. Deterministic: the same graph gives the same ids everywhere.
 
     ``wrong`` names ONNX nodes, by index, whose conversion is known to give wrong numbers, with the reason.
@@ -123,4 +133,9 @@ def from_simplified(simple: onnx.ModelProto, name: str = "model", wrong: Mapping
             )
     imported = import_onnx(simple, wrong)
     built = build_graph(imported, {i: simple.graph.node[i].op_type for i in imported.opaque})
-    return Model(simple, built.graph, built.calls, built.onnx_values, built.prim_funcs, imported.opaque, name)
+    packed = sorted({v.type.dtype for v in built.graph.values} & _PACKED)
+    if packed:
+        raise ModelError(f"it has values of type {', '.join(packed)}, several of which share a byte.")
+    return Model(
+        simple, built.graph, built.calls, built.onnx_values, built.prim_funcs, imported.opaque, name, samples
+    )

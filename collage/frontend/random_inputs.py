@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from collage.graph.dataflow import Array, Node, TensorType, np_dtype
+from collage.graph.value_type import OPTIONAL, SEQUENCE, STRING, TENSOR, ValueType
 
 if TYPE_CHECKING:  # it imports TVM, which `collage run --random` does not need
     from collage.frontend.model import Model
@@ -53,11 +54,13 @@ def random_inputs(model: Model, rng: np.random.Generator) -> tuple[Array, ...]:
 
     Floats are standard normal, booleans fair coins, integers uniform in [0, n): n is the number of rows of
     what they index, found by following them through the graph, and 2 where they index nothing (masks, types
-    of segments).
+    of segments). Inputs that the model has samples of get those.
     """
     return tuple(
-        random_array(model.graph.type_of(value), rng, indexed_rows(model, value) or 2)
-        for value in model.graph.inputs
+        model.samples[name]
+        if name in model.samples
+        else random_array(model.graph.type_of(value), rng, indexed_rows(model, value) or 2)
+        for name, value in zip(model.input_names, model.graph.inputs, strict=True)
     )
 
 
@@ -75,6 +78,24 @@ def random_array(kind: TensorType, rng: np.random.Generator, limit: int = 2) -> 
         if dtype.kind == "c":
             array = array + 1j * rng.standard_normal(kind.shape)
     return np.asarray(array).astype(dtype)
+
+
+def random_value(kind: ValueType | TensorType, rng: np.random.Generator) -> Any:
+    """A random value of any type: extents that are not known are 1, strings short words, sequences of two.
+
+    Raises TypeError for types that nothing is known of.
+    """
+    if isinstance(kind, TensorType):
+        return random_array(kind, rng)
+    if kind.kind == TENSOR:
+        shape = tuple(1 if extent is None else extent for extent in kind.shape or ())
+        if kind.dtype == STRING:
+            return rng.choice(np.array(["a", "bc", "def"], object), shape)
+        return random_array(TensorType(shape, kind.dtype), rng)
+    if kind.element is None or kind.kind not in (SEQUENCE, OPTIONAL):
+        raise TypeError(f"a {kind} cannot be made up")
+    value = random_value(kind.element, rng)
+    return value if kind.kind == OPTIONAL else [value, random_value(kind.element, rng)]
 
 
 def indexed_rows(model: Model, value: int) -> int | None:

@@ -16,6 +16,15 @@ def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
             yield from attribute.graphs
 
 
+def all_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """The graph's nodes and those of all subgraphs."""
+    nodes = list(graph.node)
+    for node in graph.node:
+        for body in bodies(node):
+            nodes += all_nodes(body)
+    return nodes
+
+
 def defines(body: onnx.GraphProto) -> frozenset[str]:
     """Names that the subgraph's own scope defines."""
     names = {each.name for each in [*body.input, *body.initializer]}

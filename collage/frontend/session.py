@@ -12,14 +12,25 @@ from typing import Any
 import onnx
 import onnxruntime as ort
 
+from collage.frontend.exotic import has_exotic, plain_interface
+from collage.frontend.ort_options import session_options
 from collage.frontend.simplify import save_proto
 
 
-def reference_session(model: onnx.ModelProto) -> ort.InferenceSession:
+def reference_run(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
+    """Outputs, in order, of a run on the inputs by name. Raises whatever ONNX Runtime does."""
+    if has_exotic(model):
+        copy = onnx.ModelProto()
+        copy.CopyFrom(model)
+        plain = plain_interface(copy)
+        return plain.run(partial(_reference_session(plain.model).run, None), feeds)
+    return list(_reference_session(model).run(None, dict(feeds)))
+
+
+def _reference_session(model: onnx.ModelProto) -> ort.InferenceSession:
     """A session on the model with all graph optimisations off."""
-    options = ort.SessionOptions()
+    options = session_options()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     with tempfile.TemporaryDirectory(prefix="collage-") as folder:
         path = Path(folder) / "model.onnx"

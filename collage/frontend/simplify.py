@@ -12,6 +12,9 @@ import onnxruntime as ort
 from google.protobuf.message import EncodeError
 
 from collage.errors import ModelError
+from collage.frontend.ort_options import session_options
+from collage.frontend.scopes import all_nodes
+from collage.frontend.shapes import model_inputs
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +32,7 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
     if any(node.op_type == "Shape" and node.domain == "" for node in simple.graph.node):
         # ONNX Runtime inlines functions (GroupNormalization) after it has folded shapes.
         simple = _fold(simple)
-    _tidy(simple, {tensor.name for tensor in model.graph.initializer})
+    _tidy(simple, {info.name for info in model_inputs(model)})
     return _infer_types(simple)
 
 
@@ -37,7 +40,7 @@ def _fold(model: onnx.ModelProto) -> onnx.ModelProto:
     with tempfile.TemporaryDirectory(prefix="collage-") as folder:
         source, target = Path(folder) / "model.onnx", Path(folder) / "simple.onnx"
         save_proto(model, source)
-        options = ort.SessionOptions()
+        options = session_options()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
         options.optimized_model_filepath = str(target)
         options.add_session_config_entry(
@@ -47,7 +50,6 @@ def _fold(model: onnx.ModelProto) -> onnx.ModelProto:
             "session.optimized_model_external_initializers_min_size_in_bytes", str(_EXTERNAL_ABOVE_BYTES)
         )
         options.intra_op_num_threads = 1
-        options.log_severity_level = 4
         try:
             ort.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # ORT's exceptions share no base class but Exception
@@ -70,13 +72,16 @@ def save_proto(model: onnx.ModelProto, path: Path) -> None:
     onnx.save_model(copy, str(path), save_as_external_data=True, location="model.bin")
 
 
-def _tidy(model: onnx.ModelProto, initializers: Collection[str]) -> None:
-    """Drop inputs that are (or were, before folding) initializers, and opsets that are not used; name each node."""
+def _tidy(model: onnx.ModelProto, given: Collection[str]) -> None:
+    """Keep the ``given`` inputs only, drop opsets that are not used, and name each node.
+
+    Initializers are inputs, too, in models of IR version 3, those included that folding has made.
+    """
     graph = model.graph
-    inputs = [each for each in graph.input if each.name not in initializers]
+    inputs = [each for each in graph.input if each.name in given]
     del graph.input[:]
     graph.input.extend(inputs)
-    used = {node.domain for node in _all_nodes(graph)} | {f.domain for f in model.functions}
+    used = {node.domain for node in all_nodes(graph)} | {f.domain for f in model.functions}
     opsets = [o for o in model.opset_import if o.domain in used or o.domain in ("", "ai.onnx")]
     del model.opset_import[:]
     model.opset_import.extend(opsets)
@@ -85,15 +90,6 @@ def _tidy(model: onnx.ModelProto, initializers: Collection[str]) -> None:
         if not node.name or node.name in seen:
             node.name = f"{node.name or node.op_type}#{index}"
         seen.add(node.name)
-
-
-def _all_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    nodes = list(graph.node)
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in [attribute.g, *attribute.graphs]:
-                nodes += _all_nodes(inner)
-    return nodes
 
 
 def _infer_types(model: onnx.ModelProto) -> onnx.ModelProto:

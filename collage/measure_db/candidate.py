@@ -67,14 +67,17 @@ class BoundKernel:
 
 
 def measure_candidate(
-    subgraph: Subgraph, backend: Backend, options: BuildOptions, store: ValueStore
+    subgraph: Subgraph, backend: Backend, options: BuildOptions, store: ValueStore, sample_s: float = 0.25
 ) -> Outcome:
-    """Tune and build the kernel, compare two runs with the reference values, and time it with cold weights."""
+    """Tune and build the kernel, compare two runs with the reference values, and time it with cold weights.
+
+    Sampling takes about ``sample_s`` seconds; see ``time_calls``.
+    """
     try:
         options = tuned(subgraph, backend, options)
         kernel = build(subgraph, backend, options, store)
         error = check_numbers(subgraph, kernel, store)
-        timing = _time(_instances(subgraph, kernel))
+        timing = _time(_instances(subgraph, kernel), sample_s)
     except RejectedError as rejected:
         return rejected.rejection
     except MemoryError:
@@ -211,11 +214,12 @@ def _instances(subgraph: Subgraph, kernel: BoundKernel) -> list[BoundKernel]:
     return [kernel, *(kernel.another() for _ in range(count - 1))]
 
 
-def _time(instances: Sequence[BoundKernel]) -> Timing:
+def _time(instances: Sequence[BoundKernel], sample_s: float) -> Timing:
     """A kernel on the team finds its buffers' cache lines on all cores, as the network's kernels leave them."""
     if not isinstance(instances[0].kernel, NativeKernel):
-        return time_calls([each.call for each in instances])
-    return time_clocked([clocked(each.kernel, each.inputs, each.outputs) for each in instances])
+        return time_calls([each.call for each in instances], limit_s=sample_s)
+    calls = [clocked(each.kernel, each.inputs, each.outputs) for each in instances]
+    return time_clocked(calls, limit_s=sample_s)
 
 
 def clocked(kernel: Kernel, inputs: Sequence[Array], outputs: Sequence[Array]) -> Clocked:

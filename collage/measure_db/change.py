@@ -15,7 +15,7 @@ from collage.measure_db.timing import time_clocked
 from collage.runtime.buffers import aligned_array, aligned_copy, as_bytes, poison
 
 
-def measure_change(change: Change, options: BuildOptions) -> Outcome:
+def measure_change(change: Change, options: BuildOptions, sample_s: float = 0.25) -> Outcome:
     """The conversion's time in microseconds; a rejection when it does not move every element to its place."""
     plain = np.random.default_rng(0).standard_normal(change.kind.shape).astype(np_dtype(change.kind.dtype))
     taken = aligned_copy(to_layout(plain, change.source))
@@ -33,5 +33,5 @@ def measure_change(change: Change, options: BuildOptions) -> Outcome:
         return rejected.rejection
     if not np.array_equal(as_bytes(given), as_bytes(to_layout(plain, change.target))):
         return Rejection(RejectionKind.INACCURATE, f"{change.source} -> {change.target} of {change.kind}")
-    timing = time_clocked([clocked(kernel, [taken], [given])])
+    timing = time_clocked([clocked(kernel, [taken], [given])], limit_s=sample_s)
     return Measurement(timing.median_us, timing.noise_us, timing.min_us, timing.repeats, 0.0)

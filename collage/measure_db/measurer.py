@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import shutil
@@ -19,10 +20,12 @@ from collage.errors import MeasurementError, unknown_names
 from collage.frontend.model import Model
 from collage.frontend.simplify import save_proto
 from collage.frontend.subgraph import Subgraph
+from collage.graph.dataflow import Array
 from collage.measure_db.coldness import weights_among
 from collage.measure_db.database import Database, KernelKey
+from collage.measure_db.effort import FULL, Effort
 from collage.measure_db.fingerprint import fingerprint, model_digest
-from collage.measure_db.process import WorkerDiedError, WorkerProcess
+from collage.measure_db.process import WorkerDiedError, WorkerProcess, Workers
 from collage.measure_db.protocol import (
     Change,
     Evaluate,
@@ -66,10 +69,13 @@ class Measurer:
         time_limit_s: float = 60.0,
         memory_bytes: int | None = None,
         progress: Callable[[Progress], None] | None = None,
+        workers: Workers | None = None,
+        effort: Effort = FULL,
     ) -> None:
         """``hardware`` is Target.hardware; ``time_limit_s`` is for each candidate, building and timing it.
 
-        Tuning a candidate has TRIAL_LIMIT_S seconds a trial on top of that.
+        Tuning a candidate has TRIAL_LIMIT_S seconds a trial on top of that. ``workers`` gives the worker and takes it
+        back; by default the measurer has its own. ``effort`` is how long to take samples.
         """
         self.model = model
         self.measurements_made = 0
@@ -84,6 +90,9 @@ class Measurer:
         self._subgraphs: dict[tuple[int, ...], Subgraph] = {}
         self._init: Init | None = None
         self._worker: WorkerProcess | None = None
+        self._workers = workers if workers is not None else Workers()
+        self._owns_workers = workers is None
+        self._effort = effort
         self._wrong: Mapping[int, str] = {}
 
     def __enter__(self) -> Measurer:
@@ -95,10 +104,12 @@ class Measurer:
         self.close()
 
     def close(self) -> None:
-        """End the worker and remove the temporary folder. Closing twice does nothing."""
+        """Give the worker back and remove the temporary folder. Closing twice does nothing."""
         try:
             if self._worker is not None:
-                self._worker.kill()
+                self._workers.release(self._worker, self._options.threads)
+            if self._owns_workers:
+                self._workers.close()
         finally:
             self._worker = None
             if self._init is not None:
@@ -151,7 +162,7 @@ class Measurer:
         for done, (change, key) in enumerate(missing.items()):
             text = f"{change.source} -> {change.target} of {change.kind}"
             self._progress(Progress("measure", done, len(missing), f"{LAYOUT}: {text}"))
-            message = MeasureChange(change, self._options, self._time_limit_s)
+            message = MeasureChange(change, self._options, self._time_limit_s, self._effort.kernel_s)
             known[key] = self._ask(message, self._time_limit_s, text)
             self._database.put(key, known[key], text)
             self.measurements_made += 1
@@ -169,7 +180,7 @@ class Measurer:
             digest=f"{change.source} -> {change.target} of {change.kind}",
             backend=LAYOUT,
             backend_version=self._versions[LAYOUT],
-            settings="",
+            settings=self._effort.mark,
             threads=self._options.threads,
             hardware=self._hardware,
             tvm_version="",
@@ -185,7 +196,7 @@ class Measurer:
             digest=self._subgraph(request.nodes).digest,
             backend=request.backend,
             backend_version=self._versions[request.backend],
-            settings=variant + settings + (f" among {among >> 20} MiB" if among else ""),
+            settings=variant + settings + (f" among {among >> 20} MiB" if among else "") + self._effort.mark,
             threads=self._options.threads,
             hardware=self._hardware,
             tvm_version=tvm.__version__,
@@ -197,7 +208,8 @@ class Measurer:
         ``from_simplified(model.onnx, model.name, {**model.opaque, **wrong})`` makes them opaque; measure that
         model with a new Measurer. What was found is remembered for the model and the libraries' versions.
         """
-        key = f"{model_digest(self.model)} tvm {tvm.__version__} onnxruntime {onnxruntime.__version__}"
+        versions = f"tvm {tvm.__version__} onnxruntime {onnxruntime.__version__}"
+        key = f"{model_digest(self.model)}{_digest(self.model.samples)} {versions}"
         known = self._database.get_fact("wrong_conversions", key)
         if isinstance(known, dict):
             return {int(index): str(reason) for index, reason in known.items()}
@@ -219,14 +231,15 @@ class Measurer:
         if len(requests) < 2:
             return self._launch_us()
         versions = ", ".join(f"{name} {version}" for name, version in sorted(self._versions.items()))
-        key = f"{self._hardware}; {self._options.threads} threads; {versions}; tvm {tvm.__version__}"
+        key = f"{self._hardware}; {self._options.threads} threads; {versions}; tvm {tvm.__version__}{self._effort.mark}"
         known = self._database.get_fact("epsilon_us", key)
         if isinstance(known, float):
             return known
         worker = self._ready_worker()
         try:
             found: SwitchCost = worker.ask(
-                MeasureSwitch(tuple(requests), self._options, self._time_limit_s), self._time_limit_s
+                MeasureSwitch(tuple(requests), self._options, self._time_limit_s, self._effort.kernel_s),
+                self._time_limit_s,
             )
         except WorkerDiedError as died:
             raise MeasurementError(f"measuring the cost of a launch: {died.rejection.message}") from None
@@ -245,7 +258,7 @@ class Measurer:
         options = self._options_for(request)
         limit_s = self._time_limit_s + TRIAL_LIMIT_S * options.tune_trials
         what = f"{request.backend} on {self._subgraph(request.nodes)}"
-        return self._ask(Measure(request, options, limit_s), limit_s, what)
+        return self._ask(Measure(request, options, limit_s, self._effort.kernel_s), limit_s, what)
 
     def _ask(self, message: Measure | MeasureChange, limit_s: float, what: str) -> Outcome:
         try:
@@ -258,7 +271,7 @@ class Measurer:
     def _ready_worker(self) -> WorkerProcess:
         """A worker that has imported the model, with the reference values computed."""
         if self._worker is None or not self._worker.alive:
-            self._worker = WorkerProcess(self._session())
+            self._worker = self._workers.start(self._session())
             try:
                 evaluated: Evaluated = self._worker.ask(Evaluate(self._time_limit_s), _EVALUATE_LIMIT_S)
             except WorkerDiedError as died:
@@ -281,6 +294,7 @@ class Measurer:
                 backends=pickles,
                 threads=self._options.threads,
                 memory_bytes=self._memory_bytes,
+                samples=self.model.samples,
             )
             save_proto(self.model.onnx, Path(folder) / "model.onnx")
         return self._init
@@ -302,6 +316,16 @@ class Measurer:
         if nodes not in self._subgraphs:
             self._subgraphs[nodes] = Subgraph(self.model, nodes)
         return self._subgraphs[nodes]
+
+
+def _digest(samples: Mapping[str, Array]) -> str:
+    """A hash of the samples' content, where there are any: on other inputs other conversions may err."""
+    if not samples:
+        return ""
+    hasher = hashlib.sha256()
+    for name, array in sorted(samples.items()):
+        hasher.update(f"{name}{array.dtype}{array.shape}".encode() + array.tobytes())
+    return f" on {hasher.hexdigest()}"
 
 
 def _per_value(variant: Variant) -> str:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
+import tempfile
+import weakref
+from types import TracebackType
 from typing import Any
 
 from collage.child_process import ChannelError, ChildEndedError, ChildError, ChildProcess, signal_name
 from collage.errors import MeasurementError
 from collage.measure_db.candidate import looks_like_memory
 from collage.measure_db.machine import worker_environment
-from collage.measure_db.protocol import Init, Ready
+from collage.measure_db.protocol import Init, InitWhole, Ready
 from collage.measure_db.results import Rejection, RejectionKind
 
 _START_LIMIT_S = 600.0
@@ -27,18 +29,21 @@ class WorkerDiedError(Exception):
 
 
 class WorkerProcess(ChildProcess):
-    """A running worker that has imported the model."""
+    """A running worker; ``begin`` gives it a model, one after another."""
 
-    def __init__(self, init: Init, *, start_limit_s: float = _START_LIMIT_S) -> None:
-        """Start it and wait until it is ready.
+    def __init__(self, threads: int) -> None:
+        """Start it, with the libraries' thread pools set to ``threads``."""
+        # Appending: the worker empties the file before each candidate and then writes at its start again.
+        with tempfile.NamedTemporaryFile("a+b", prefix="collage-worker-", buffering=0) as errors:
+            self._errors = os.dup(errors.fileno())
+            weakref.finalize(self, os.close, self._errors)
+            super().__init__("collage.measure_db.worker", errors, worker_environment(threads))
+
+    def begin(self, init: Init | InitWhole, *, start_limit_s: float = _START_LIMIT_S) -> None:
+        """Give it a model, and wait until it has imported that.
 
         Raises MeasurementError, with the end of what it printed, when it does not get there.
         """
-        self._errors = Path(init.folder) / "stderr.txt"
-        # Appending: the worker empties the file before each candidate and then writes at its start again.
-        with self._errors.open("wb") as empty, self._errors.open("ab") as errors:
-            empty.close()
-            super().__init__("collage.measure_db.worker", errors, worker_environment(init.threads))
         try:
             ready = self.ask(init, start_limit_s)
         except WorkerDiedError as died:
@@ -86,14 +91,48 @@ class WorkerProcess(ChildProcess):
 
     def _tail(self) -> str:
         """The end of what it printed, as ``; it printed: ...``, or nothing."""
-        try:
-            with self._errors.open("rb") as file:
-                file.seek(0, os.SEEK_END)
-                file.seek(max(0, file.tell() - 4 * _TAIL_CHARS))
-                text = file.read().decode(errors="replace")
-        except OSError:
-            return ""
+        size = os.fstat(self._errors).st_size
+        start = max(0, size - 4 * _TAIL_CHARS)
+        text = os.pread(self._errors, size - start, start).decode(errors="replace")
         text = " ".join(text.split())
         if len(text) > _TAIL_CHARS:
             text = "..." + text[-_TAIL_CHARS:]
         return f"; it printed: {text}" if text else ""
+
+
+class Workers:
+    """Starts workers, and keeps one of each number of threads for the next model: most of a start is importing TVM.
+
+    A context manager. A worker that a candidate has brought down is not kept.
+    """
+
+    def __init__(self) -> None:
+        self._idle: dict[int, WorkerProcess] = {}
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self, init: Init | InitWhole) -> WorkerProcess:
+        """A worker that has imported the model. Raises MeasurementError."""
+        worker = self._idle.pop(init.threads, None)
+        if worker is None or not worker.alive:
+            worker = WorkerProcess(init.threads)
+        worker.begin(init)
+        return worker
+
+    def release(self, worker: WorkerProcess, threads: int) -> None:
+        """Take back a worker for ``threads`` that nobody needs now."""
+        if worker.alive and threads not in self._idle:
+            self._idle[threads] = worker
+        else:
+            worker.kill()
+
+    def close(self) -> None:
+        """End those that are kept. Closing twice does nothing."""
+        while self._idle:
+            self._idle.popitem()[1].kill()

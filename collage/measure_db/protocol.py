@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from collage.backends.base import ALL_PLAIN, BuildOptions, Variant
-from collage.graph.dataflow import TensorType
+from collage.graph.dataflow import Array, TensorType
 from collage.graph.layout import Layout
+from collage.measure_db.effort import Effort
+from collage.measure_db.timing import Timing
 
 
 @dataclass(frozen=True)
@@ -30,10 +33,11 @@ class Change:
 
 @dataclass(frozen=True)
 class Init:
-    """The first message. ``folder`` holds ``model.onnx`` and takes the reference values.
+    """The first message for a model. ``folder`` holds ``model.onnx`` and takes the reference values.
 
     ``wrong`` is what ``from_simplified`` was called with, ``fingerprint`` that of the graph it gave, and
     ``backends`` holds pickles. ``memory_bytes`` limits the worker's data; None: what the machine can spare.
+    ``samples`` are the model's.
     """
 
     folder: str
@@ -43,6 +47,62 @@ class Init:
     backends: Mapping[str, bytes]
     threads: int
     memory_bytes: int | None
+    samples: Mapping[str, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class InitWhole:
+    """The first message for a model that engines run whole: ``folder`` holds it as ``model.onnx``.
+
+    ``inputs`` are values in the model's order; ``backends`` holds pickles.
+    """
+
+    folder: str
+    inputs: tuple[Any, ...]
+    backends: Mapping[str, bytes]
+    threads: int
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class OpenWhole:
+    """Load the model in an engine and run it once. Reply: Opened, or a Rejection."""
+
+    backend: str
+    limit_s: float
+
+
+@dataclass(frozen=True)
+class ReferWhole:
+    """Run the model in the reference: ONNX Runtime without optimisations, or onnx's own. Reply: Opened."""
+
+    standard: bool
+    limit_s: float
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The outputs of the run, or None and why it failed; ``loaded`` tells whether the model was loaded at least."""
+
+    outputs: tuple[Any, ...] | None
+    loaded: bool = True
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class CompareWhole:
+    """Run the engines in turn, which are all open. Reply: Compared."""
+
+    backends: tuple[str, ...]
+    effort: Effort
+    limit_s: float
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Timings by backend."""
+
+    timings: Mapping[str, Timing]
 
 
 @dataclass(frozen=True)
@@ -57,11 +117,15 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Measure:
-    """Measure one candidate. Reply: an Outcome. The worker ends itself long after ``limit_s`` seconds."""
+    """Measure one candidate, with samples for ``sample_s`` seconds. Reply: an Outcome.
+
+    The worker ends itself long after ``limit_s`` seconds.
+    """
 
     request: Request
     options: BuildOptions
     limit_s: float
+    sample_s: float
 
 
 @dataclass(frozen=True)
@@ -71,6 +135,7 @@ class MeasureChange:
     change: Change
     options: BuildOptions
     limit_s: float
+    sample_s: float
 
 
 @dataclass(frozen=True)
@@ -80,6 +145,7 @@ class MeasureSwitch:
     requests: tuple[Request, ...]
     options: BuildOptions
     limit_s: float
+    sample_s: float
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,9 @@ import onnxruntime as ort
 from onnx import numpy_helper
 
 from collage.errors import MeasurementError
+from collage.frontend.exotic import plain_interface
 from collage.frontend.model import Model
+from collage.frontend.ort_options import session_options
 from collage.frontend.scopes import reads
 from collage.frontend.session import run_within
 from collage.frontend.to_onnx import ExportError, export_onnx
@@ -30,12 +32,6 @@ log = logging.getLogger(__name__)
 
 _EMBED_BELOW_BYTES = 1 << 16
 _LARGEST_PROTO_BYTES = 1 << 30
-_PLAIN = "__as_float32"
-_EXOTIC = frozenset(
-    element
-    for name, element in onnx.TensorProto.DataType.items()
-    if name == "BFLOAT16" or name.startswith("FLOAT8")
-)
 
 
 def evaluate(
@@ -190,50 +186,10 @@ def _run(part: onnx.ModelProto, feeds: Mapping[str, Any], limit_s: float = 60.0)
     Dtypes that ONNX Runtime does not exchange with numpy (bfloat16, float8) go through float32, which holds
     their values exactly.
     """
-    exotic_in = _cast_inputs(part)
-    exotic_out = _cast_outputs(part)
-    options = ort.SessionOptions()
+    plain = plain_interface(part)
+    options = session_options()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     options.enable_cpu_mem_arena = False
-    options.log_severity_level = 4
     session = ort.InferenceSession(part.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    given = {
-        name + _PLAIN if name in exotic_in else name: np.asarray(array, np.float32)
-        if name in exotic_in
-        else array
-        for name, array in feeds.items()
-    }
-    results = run_within(session, None, given, limit_s)
-    return [
-        array.astype(exotic_out[position]) if position in exotic_out else array
-        for position, array in enumerate(results)
-    ]
-
-
-def _cast_inputs(part: onnx.ModelProto) -> set[str]:
-    """Let the model take exotic inputs as float32; gives their names."""
-    found: set[str] = set()
-    for info in part.graph.input:
-        element = info.type.tensor_type.elem_type
-        if element in _EXOTIC:
-            found.add(info.name)
-            cast = onnx.helper.make_node("Cast", [info.name + _PLAIN], [info.name], to=element)
-            part.graph.node.insert(0, cast)
-            info.name += _PLAIN
-            info.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
-    return found
-
-
-def _cast_outputs(part: onnx.ModelProto) -> dict[int, Any]:
-    """Let the model give exotic outputs as float32; gives their numpy dtypes by position."""
-    found: dict[int, Any] = {}
-    for position, info in enumerate(part.graph.output):
-        element = info.type.tensor_type.elem_type
-        if element in _EXOTIC:
-            found[position] = onnx.helper.tensor_dtype_to_np_dtype(element)
-            cast = onnx.helper.make_node("Cast", [info.name], [info.name + _PLAIN], to=onnx.TensorProto.FLOAT)
-            part.graph.node.append(cast)
-            info.name += _PLAIN
-            info.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
-    return found
+    return plain.run(lambda given: run_within(session, None, given, limit_s), feeds)

@@ -35,6 +35,7 @@ from collage.measure_db.protocol import (
     Evaluate,
     Evaluated,
     Init,
+    InitWhole,
     Measure,
     MeasureChange,
     MeasureSwitch,
@@ -45,6 +46,7 @@ from collage.measure_db.reference import evaluate
 from collage.measure_db.results import Outcome
 from collage.measure_db.store import ValueStore
 from collage.measure_db.switch_cost import switch_cost_us
+from collage.measure_db.whole_worker import WholeWorker
 from collage.native import beside_team
 
 _SEED = 0
@@ -59,7 +61,7 @@ class _Worker:
     @cached_property
     def model(self) -> Model:
         simple = onnx.load(str(Path(self._init.folder) / "model.onnx"))
-        model = from_simplified(simple, self._init.name, self._init.wrong)
+        model = from_simplified(simple, self._init.name, self._init.wrong, self._init.samples)
         found = fingerprint(model.graph)
         if found != self._init.fingerprint:
             raise MeasurementError("the worker's import of the model differs from the compiler's")
@@ -69,7 +71,7 @@ class _Worker:
         if isinstance(message, Measure):
             return self._measure(message)
         if isinstance(message, MeasureChange):
-            return measure_change(message.change, message.options)
+            return measure_change(message.change, message.options, message.sample_s)
         if isinstance(message, MeasureSwitch):
             return self._switch(message)
         if isinstance(message, Evaluate):
@@ -87,7 +89,7 @@ class _Worker:
     def _measure(self, message: Measure) -> Outcome:
         backend = self._backend(message.request.backend)
         subgraph = Subgraph(self.model, message.request.nodes)
-        return measure_candidate(subgraph, backend, message.options, self._store)
+        return measure_candidate(subgraph, backend, message.options, self._store, message.sample_s)
 
     def _switch(self, message: MeasureSwitch) -> SwitchCost:
         kernels, calls, switches = [], [], 0
@@ -105,7 +107,7 @@ class _Worker:
             else:
                 calls.append(beside_team(kernel.call, message.options.threads))
                 switches += 1
-        return SwitchCost(switch_cost_us(calls, switches))
+        return SwitchCost(switch_cost_us(calls, switches, 0.4 * message.sample_s))
 
     def _backend(self, name: str) -> Backend:
         if name not in self._backends:
@@ -123,46 +125,56 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     # TVM's handler prints a page of stack, which would push what the library said out of the message.
     signal.signal(signal.SIGSEGV, signal.SIG_DFL)
-    init: Init = read_message(source)
-    limit_memory(spare_memory() if init.memory_bytes is None else init.memory_bytes)
     messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(source, messages, init.folder), daemon=True).start()
-    try:
-        worker = _Worker(init)
-        worker.model  # noqa: B018  (imported before the parent's clock for the first candidate starts)
-    except CollageError as error:
-        write_message(sink, Failure(str(error)))
-        return
-    gc.collect()
-    gc.freeze()  # the model stays; collections after each candidate need not look at it
-    write_message(sink, Ready())
+    threading.Thread(target=_receive, args=(source, messages), daemon=True).start()
+    worker: _Worker | WholeWorker | None = None
     while True:
         message = messages.get()
         os.ftruncate(2, 0)  # what a candidate prints is kept until the next one
         # A kernel may hang with Python's lock held, and then nobody here notices that the parent is gone.
         signal.setitimer(signal.ITIMER_REAL, 2 * message.limit_s + 30 if hasattr(message, "limit_s") else 0)
         try:
-            reply = worker.answer(message)
+            if isinstance(message, (Init, InitWhole)):
+                worker = _begin(message)
+                reply: object = Ready()
+            else:
+                assert worker is not None
+                reply = worker.answer(message)
         except CollageError as error:
             reply = Failure(str(error))
         signal.setitimer(signal.ITIMER_REAL, 0)
         gc.collect()
+        if isinstance(message, Init):
+            gc.freeze()  # the model stays; collections after each candidate need not look at it
         write_message(sink, reply)
 
 
-def _receive(source: int, messages: queue.SimpleQueue[Any], folder: str) -> None:
+def _begin(init: Init | InitWhole) -> _Worker | WholeWorker:
+    limit_memory(spare_memory() if init.memory_bytes is None else init.memory_bytes)
+    if isinstance(init, InitWhole):
+        return WholeWorker(init)
+    worker = _Worker(init)
+    worker.model  # noqa: B018  (imported before the parent's clock for the first candidate starts)
+    return worker
+
+
+def _receive(source: int, messages: queue.SimpleQueue[Any]) -> None:
     """Pass messages on; when the parent is gone, remove the session's files and end at once.
 
     A kernel may have closed the pipe, too. Then the parent lives on, and its next worker needs the files.
     """
     parent = os.getppid()
+    folder = None
     while True:
         try:
-            messages.put(read_message(source))
+            message = read_message(source)
+            folder = getattr(message, "folder", folder)
+            messages.put(message)
         except BaseException:  # EOF, or damage: either way there is nobody to tell
             for _ in range(20):  # a dying process closes its files a moment before its children notice
                 if os.getppid() != parent:
-                    shutil.rmtree(folder, ignore_errors=True)
+                    if folder is not None:
+                        shutil.rmtree(folder, ignore_errors=True)
                     break
                 time.sleep(0.05)
             os._exit(0)

@@ -13,12 +13,19 @@ from collage.errors import CollageError, InputError
 from collage.graph.dataflow import Array, np_dtype
 from collage.runtime.frames import Buffer
 from collage.schedule.program import Port
+from collage.schedule.whole import ValuePort
 
 
 class Fallback:
     """Runs a serialised ONNX model whose inputs may have open dimensions; it is loaded on first use."""
 
-    def __init__(self, model: Buffer, inputs: Sequence[Port], outputs: Sequence[Port], threads: int) -> None:
+    def __init__(
+        self,
+        model: Buffer,
+        inputs: Sequence[Port | ValuePort],
+        outputs: Sequence[Port | ValuePort],
+        threads: int,
+    ) -> None:
         """``inputs`` and ``outputs`` tell names and dtypes; their shapes are those of some other placement."""
         self.model = model
         self._inputs, self._outputs = inputs, outputs
@@ -70,7 +77,7 @@ class Fallback:
             return self._session
 
 
-def _checked(port: Port, value: Any) -> Array:
+def _checked(port: Port | ValuePort, value: Any) -> Array:
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
     wanted = np_dtype(port.type.dtype)
     if array.dtype != wanted and isinstance(value, (list, tuple, int, float)):

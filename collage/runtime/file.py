@@ -22,8 +22,8 @@ from collage.runtime.archive import MappedArchive, NewArchive
 from collage.runtime.buffers import as_bytes
 from collage.runtime.fallback import Fallback
 from collage.runtime.frames import Artifact, Framed, parts_of
-from collage.runtime.module import CompiledModule, Parts, build_executor
-from collage.runtime.shaped import ShapedModule
+from collage.runtime.module import CompiledModule, Parts, load_parts
+from collage.runtime.shaped import ShapedModule, extents
 from collage.schedule.program import Program
 from collage.target import Target, host, usable_cores
 
@@ -112,13 +112,13 @@ def load_file(
             "slowly than a module compiled with --threads %d would",
             *(path, threads, usable_cores(), usable_cores()),
         )
-    modules = [CompiledModule(parts, report, build_executor(parts, registry)) for parts, report in found]
+    modules = [CompiledModule(parts, report, load_parts(parts, registry)) for parts, report in found]
     if not shaped:
         return modules[0]
     program = modules[0].program
     return ShapedModule(
         modules,
-        None if model is None or strict else Fallback(model, program.inputs, program.outputs, threads),
+        None if model is None or strict else Fallback(model, program.takes, program.gives, threads),
     )
 
 
@@ -178,7 +178,7 @@ def read_summary(path: Path) -> Summary:
 def closest(summary: Summary, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Report, Program]:
     """The module for inputs of these shapes, which may be some of all; the first one where there is none."""
     for report, program in summary.modules:
-        if shapes.items() <= {port.name: port.type.shape for port in program.inputs}.items():
+        if shapes.items() <= {port.name: extents(port) for port in program.takes}.items():
             return report, program
     return summary.first
 

@@ -8,20 +8,26 @@ from typing import Any
 import numpy as np
 
 from collage.errors import InputError
-from collage.graph.dataflow import Array, np_dtype
+from collage.graph.dataflow import np_dtype
+from collage.graph.value_type import MismatchError
 from collage.schedule.program import Port
+from collage.schedule.whole import ValuePort
 
 
-def collect_inputs(ports: Sequence[Port], args: Sequence[Any], named: Mapping[str, Any]) -> list[Array]:
-    """Arrays in the order of the ports, from positional and named arguments.
+def collect_inputs(
+    ports: Sequence[Port | ValuePort], args: Sequence[Any], named: Mapping[str, Any]
+) -> list[Any]:
+    """Values in the order of the ports, from positional and named arguments.
 
-    Takes numpy arrays, anything with DLPack, and nested lists; one mapping as the only positional argument
-    stands for named ones. Raises InputError naming the input and what it should be.
+    Takes numpy arrays, anything with DLPack, nested lists, and what ValueType takes for its ports; one mapping as
+    the only positional argument stands for named ones. Raises InputError naming the input and what it should be.
     """
     return [_checked(port, value) for port, value in zip(ports, in_order(ports, args, named), strict=True)]
 
 
-def in_order(ports: Sequence[Port], args: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
+def in_order(
+    ports: Sequence[Port | ValuePort], args: Sequence[Any], named: Mapping[str, Any]
+) -> Sequence[Any]:
     """The values as they were given, in the order of the ports. Raises InputError naming those of a wrong name."""
     if len(args) == 1 and isinstance(args[0], Mapping) and not named:
         named, args = args[0], ()
@@ -46,7 +52,12 @@ def in_order(ports: Sequence[Port], args: Sequence[Any], named: Mapping[str, Any
     return [given[port.name] for port in ports]
 
 
-def _checked(port: Port, value: Any) -> Array:
+def _checked(port: Port | ValuePort, value: Any) -> Any:
+    if isinstance(port, ValuePort):
+        try:
+            return port.type.check(value)
+        except MismatchError as error:
+            raise InputError(f"input {port.name} {error}.") from None
     expected = np_dtype(port.type.dtype)
     if type(value) is np.ndarray and value.dtype == expected and value.shape == port.type.shape:
         return value
@@ -76,5 +87,9 @@ def _x(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape)) or "scalar"
 
 
-def _listing(ports: Sequence[Port]) -> str:
-    return ", ".join(f"{p.name} ({p.type.dtype}, {_x(p.type.shape)})" for p in ports) or "no inputs"
+def _listing(ports: Sequence[Port | ValuePort]) -> str:
+    return ", ".join(f"{p.name} ({_about(p)})" for p in ports) or "no inputs"
+
+
+def _about(port: Port | ValuePort) -> str:
+    return str(port.type) if isinstance(port, ValuePort) else f"{port.type.dtype}, {_x(port.type.shape)}"

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from collage.backends.base import Backend, BuildOptions
-from collage.errors import CollageError
+from collage.errors import CollageError, UsageError
 from collage.graph.dataflow import Array
 from collage.report import Report
 from collage.runtime.executor import Executor
 from collage.runtime.frames import Artifact, Framed
 from collage.runtime.inputs import collect_inputs
+from collage.runtime.whole import WholeExecutor
 from collage.schedule.program import Program
 from collage.target import Target
 
@@ -42,6 +43,19 @@ class Backends(Protocol):
     def __getitem__(self, name: str, /) -> Backend: ...
 
 
+def load_parts(parts: Parts, backends: Backends) -> Executor | WholeExecutor:
+    """What runs the parts: kernels, or an engine with the whole model. Raises CollageError like build_executor."""
+    if parts.program.whole is None:
+        return build_executor(parts, backends)
+    (region,), (model,) = parts.program.launches, parts.artifacts
+    assert not isinstance(model, Framed)  # an ONNX model is no kernel of ours
+    options = BuildOptions(threads=region.threads, exclusive=region.exclusive)
+    try:
+        return WholeExecutor(backends[region.backend].session(bytes(model), options))
+    except Exception as error:
+        raise CollageError(f"{region.backend} cannot load the whole model: {error}") from error
+
+
 def build_executor(parts: Parts, backends: Backends) -> Executor:
     """Load the kernels and bind them. Raises CollageError naming the region that cannot be loaded."""
     kernels = []
@@ -60,7 +74,7 @@ def build_executor(parts: Parts, backends: Backends) -> Executor:
 class CompiledModule:
     """A compiled model. Call it with arrays by position or name; ``run`` takes and returns dictionaries."""
 
-    def __init__(self, parts: Parts, report: Report, executor: Executor) -> None:
+    def __init__(self, parts: Parts, report: Report, executor: Executor | WholeExecutor) -> None:
         self.parts = parts
         """What its file holds."""
         self.report = report
@@ -69,12 +83,12 @@ class CompiledModule:
     @property
     def inputs(self) -> dict[str, str]:
         """Names of the inputs with dtype and shape."""
-        return {port.name: str(port.type) for port in self.parts.program.inputs}
+        return {port.name: str(port.type) for port in self.parts.program.takes}
 
     @property
     def outputs(self) -> dict[str, str]:
         """Names of the outputs with dtype and shape."""
-        return {port.name: str(port.type) for port in self.parts.program.outputs}
+        return {port.name: str(port.type) for port in self.parts.program.gives}
 
     @property
     def program(self) -> Program:
@@ -93,30 +107,34 @@ class CompiledModule:
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Outputs for the inputs: one array, or a tuple in the model's order when there are several.
 
-        Inputs are numpy arrays or anything with DLPack. Raises InputError for a wrong name, shape or dtype.
+        Inputs are numpy arrays or anything with DLPack; where the model takes other values, lists for sequences, None
+        for optionals, arrays of Python strings. Raises InputError for a wrong name, shape or dtype.
         """
-        outputs = self._executor.run(collect_inputs(self.parts.program.inputs, args, named))
+        outputs = self._executor.run(collect_inputs(self.parts.program.takes, args, named))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Outputs by name for inputs by name."""
-        outputs = self._executor.run(collect_inputs(self.parts.program.inputs, (), inputs))
-        return {port.name: array for port, array in zip(self.parts.program.outputs, outputs, strict=True)}
+        outputs = self._executor.run(collect_inputs(self.parts.program.takes, (), inputs))
+        return {port.name: array for port, array in zip(self.parts.program.gives, outputs, strict=True)}
 
     def trace(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """A time line of one warm run: what Chrome's trace viewer and Perfetto read once it is written as JSON.
 
-        Raises InputError like ``run``.
+        Raises InputError like ``run``, and UsageError where one engine runs the model whole.
         """
         from collage.runtime.trace import trace
 
-        arrays = collect_inputs(self.parts.program.inputs, (), inputs)
-        return trace(self._executor.clone(), arrays)  # others may be calling this one
+        arrays = collect_inputs(self.parts.program.takes, (), inputs)
+        return trace(
+            self._launches("no launches to draw a time line of").clone(), arrays
+        )  # others may be calling
 
     def clone(self) -> CompiledModule:
         """The same module with an arena of its own: calls of the two do not wait for each other's copies.
 
-        Kernels and their weights are shared. On the team of threads the clones' runs take turns.
+        Kernels and their weights are shared. On the team of threads the clones' runs take turns; so do all runs of an
+        engine that has the whole model.
         """
         return CompiledModule(self.parts, self.report, self._executor.clone())
 
@@ -126,11 +144,18 @@ class CompiledModule:
         """A call on fixed arrays, which kernels read and write without a copy; see ``BoundCall``.
 
         Arrays that are not given are made. Raises InputError for those of the wrong name, dtype or shape, that are not
-        contiguous, do not start at a 64-byte boundary, or overlap.
+        contiguous, do not start at a 64-byte boundary, or overlap, and UsageError where one engine runs the model
+        whole.
         """
         from collage.runtime.bound import bind
 
-        return bind(self._executor, inputs or {}, outputs or {})
+        return bind(self._launches("no buffers to bind arrays to"), inputs or {}, outputs or {})
+
+    def _launches(self, missing: str) -> Executor:
+        if isinstance(self._executor, WholeExecutor):
+            (region,) = self.parts.program.regions
+            raise UsageError(f"{region.backend} runs the model whole: there are {missing}.")
+        return self._executor
 
     def save(self, path: str | Path) -> None:
         """Write one file that ``collage.load`` runs in a fresh process; atomic."""

@@ -16,7 +16,8 @@ from collage.report import Report
 from collage.runtime.fallback import Fallback
 from collage.runtime.inputs import in_order
 from collage.runtime.module import CompiledModule
-from collage.schedule.program import Program
+from collage.schedule.program import Port, Program
+from collage.schedule.whole import ValuePort
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class ShapedModule:
         self.fallback = fallback
         self._by_shapes: dict[Shapes, CompiledModule] = {}
         for module in modules:
-            shapes = tuple(port.type.shape for port in module.program.inputs)
+            shapes = tuple(extents(port) for port in module.program.takes)
             if self._by_shapes.setdefault(shapes, module) is not module:
                 raise UsageError(f"two sets of shapes are the same: {shapes_text(module.program)}.")
 
@@ -56,7 +57,7 @@ class ShapedModule:
 
     def for_shapes(self, shapes: Mapping[str, Sequence[int]]) -> CompiledModule:
         """The module for exactly these shapes, by input. Raises InputError when there is none."""
-        ports = self.modules[0].program.inputs
+        ports = self.modules[0].program.takes
         wanted = tuple(tuple(extents) for extents in in_order(ports, (), shapes))
         return self._by_shapes.get(wanted) or self._refuse(wanted)
 
@@ -73,7 +74,7 @@ class ShapedModule:
         return self._run((), inputs)
 
     def _run(self, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Array]:
-        ports = self.modules[0].program.inputs
+        ports = self.modules[0].program.takes
         values = in_order(ports, args, named)
         shapes = tuple(tuple(np.shape(value)) for value in values)
         by_name = dict(zip([port.name for port in ports], values, strict=True))
@@ -99,7 +100,7 @@ class ShapedModule:
         )
 
     def _describe(self, shapes: Shapes) -> str:
-        return _text([port.name for port in self.modules[0].program.inputs], shapes)
+        return _text([port.name for port in self.modules[0].program.takes], shapes)
 
     def _placed(self) -> str:
         return "; ".join(shapes_text(module.program) for module in self.modules)
@@ -135,9 +136,14 @@ class ShapedModule:
         )
 
 
+def extents(port: Port | ValuePort) -> tuple[int, ...]:
+    """The port's shape (elements per axis); -1 where the extent is not known."""
+    return tuple(-1 if extent is None else extent for extent in port.type.shape or ())
+
+
 def shapes_text(program: Program) -> str:
     """The shapes that a program is for, as ``--shape`` takes them: ``ids:1x64 mask:1x64``."""
-    return _text([port.name for port in program.inputs], [port.type.shape for port in program.inputs])
+    return _text([port.name for port in program.takes], [extents(port) for port in program.takes])
 
 
 def _text(names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> str:
@@ -151,5 +157,5 @@ def summarise(found: Sequence[Mapping[str, Any]], fallback: bool) -> dict[str, A
 
 def summary_of(report: Report, program: Program) -> dict[str, Any]:
     """A placement's summary (``Report.summary``) with the shapes that it is for."""
-    shapes = {port.name: list(port.type.shape) for port in program.inputs}
+    shapes = {port.name: list(extents(port)) for port in program.takes}
     return {"inputs": shapes, **report.summary(program.regions)}

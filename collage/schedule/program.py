@@ -12,6 +12,7 @@ from collage.schedule.memory import MemoryPlan, lifetimes, plan_memory
 from collage.schedule.region import Region
 from collage.schedule.schedule import TEAM, Ordered, Schedule
 from collage.schedule.sharing import Place, Sharing, overwrite_in_place
+from collage.schedule.whole import ValuePort, Whole
 
 Step: TypeAlias = "tuple[Sequence[int], Sequence[int]]"
 """Values that a launch reads, and those it writes."""
@@ -46,6 +47,18 @@ class Program:
     """On which streams the launches run, and what waits for what; they stand in the order of the schedule."""
     threads: int
     """Of the team."""
+    whole: Whole | None = None
+    """Inputs and outputs of a model that one engine runs as its author wrote it; there are no others then."""
+
+    @property
+    def takes(self) -> Sequence[Port | ValuePort]:
+        """The model's inputs, whatever they are."""
+        return self.inputs if self.whole is None else self.whole.inputs
+
+    @property
+    def gives(self) -> Sequence[Port | ValuePort]:
+        """The model's outputs, whatever they are."""
+        return self.outputs if self.whole is None else self.whole.outputs
 
     def place(self, value: int) -> Place:
         """The buffer that the value is in, and where."""
@@ -71,11 +84,15 @@ class Program:
             "outputs": [[p.name, p.value] for p in self.outputs],
             "threads": self.threads,
             "types": {str(v): [list(t.shape), t.dtype] for v, t in self.types.items()},
+            "whole": None if self.whole is None else self.whole.to_json(),
         }
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Program:
         """The inverse of ``to_json``."""
+        if data["whole"] is not None:
+            (region,) = data["regions"]
+            return whole_program(Region.from_json(region), Whole.from_json(data["whole"]), data["threads"])
         types = {int(v): TensorType(tuple(shape), dtype) for v, (shape, dtype) in data["types"].items()}
         return make_program(
             [Region.from_json(each) for each in data["regions"]],
@@ -119,6 +136,12 @@ def make_program(
         ordered,
         threads,
     )
+
+
+def whole_program(region: Region, whole: Whole, threads: int) -> Program:
+    """The program of one region that is all of the model; its engine owns the memory."""
+    ordered = Ordered(Dag(((),)), Schedule.sequential(1))
+    return Program((region,), (), (), {}, {}, plan_memory({}), (region,), ordered, threads, whole)
 
 
 def _schedule(launches: Sequence[Region], threads: int) -> Schedule:

@@ -1,0 +1,89 @@
+"""Types of values that Collage hands through without placing them: dynamic shapes, strings, sequences, optionals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from collage.graph.dataflow import np_dtype
+
+TENSOR, SEQUENCE, OPTIONAL = "tensor", "sequence", "optional"
+
+STRING = "string"
+"""The dtype of text; its arrays hold Python strings (dtype object)."""
+
+
+class MismatchError(Exception):
+    """A value is not of the type; the message says what it is, and goes on a sentence."""
+
+
+@dataclass(frozen=True)
+class ValueType:
+    """``kind`` is TENSOR, SEQUENCE, OPTIONAL, or the name of another ONNX type, which is not looked into.
+
+    A tensor has a ``dtype`` (numpy's name, or STRING) and a ``shape``: None where an extent is not known, and no
+    shape at all where the rank is not. Sequences and optionals have an ``element``.
+    """
+
+    kind: str
+    dtype: str = ""
+    shape: tuple[int | None, ...] | None = None
+    element: ValueType | None = None
+
+    def __str__(self) -> str:
+        if self.kind != TENSOR:
+            return self.kind if self.element is None else f"{self.kind}({self.element})"
+        if self.shape is None:
+            return f"{self.dtype}[...]"
+        return f"{self.dtype}[{'x'.join('?' if e is None else str(e) for e in self.shape)}]"
+
+    def check(self, value: Any) -> Any:
+        """The value as engines take it: arrays for tensors, lists for sequences. Raises MismatchError."""
+        if self.kind == OPTIONAL and self.element is not None:
+            return None if value is None else self.element.check(value)
+        if self.kind == SEQUENCE and self.element is not None:
+            if not isinstance(value, (list, tuple)):
+                raise MismatchError(f"is a {type(value).__name__}, the model takes a list of {self.element}")
+            return [self.element.check(each) for each in value]
+        return self._tensor(value) if self.kind == TENSOR else value
+
+    def _tensor(self, value: Any) -> Any:
+        typed = isinstance(value, np.ndarray) or hasattr(value, "__dlpack__")
+        try:
+            array = (
+                np.from_dlpack(value) if typed and not isinstance(value, np.ndarray) else np.asarray(value)
+            )
+        except Exception as error:
+            raise MismatchError(f"is no array: {error}") from None
+        if self.dtype == STRING:
+            if array.dtype.kind not in "OUS":
+                raise MismatchError(f"has dtype {array.dtype}, the model takes strings")
+            array = array.astype(object)
+        elif array.dtype != np_dtype(self.dtype):
+            if typed:
+                raise MismatchError(f"has dtype {array.dtype}, the model takes {self.dtype}")
+            array = array.astype(np_dtype(self.dtype))
+        if self.shape is not None and not (
+            len(self.shape) == array.ndim
+            and all(e in (None, found) for e, found in zip(self.shape, array.shape, strict=True))
+        ):
+            raise MismatchError(
+                f"has shape {'x'.join(map(str, array.shape)) or 'scalar'}, the model takes {self}"
+            )
+        return array
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for the module file."""
+        element = None if self.element is None else self.element.to_json()
+        shape = None if self.shape is None else list(self.shape)
+        return {"kind": self.kind, "dtype": self.dtype, "shape": shape, "element": element}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> ValueType:
+        """The inverse of ``to_json``."""
+        element = None if data["element"] is None else ValueType.from_json(data["element"])
+        shape = None if data["shape"] is None else tuple(data["shape"])
+        return ValueType(data["kind"], data["dtype"], shape, element)

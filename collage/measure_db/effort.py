@@ -1,0 +1,31 @@
+"""How long to measure: more samples make the order of candidates more certain, and a compile longer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Times in seconds. Measurements of different efforts are kept apart by ``name`` ("" for the usual one).
+
+    ``kernel_s`` is for the samples of each kernel. Whole models are compared in ``rounds`` at most, or ``compare_s``;
+    ``settle_s`` and ``turn_s`` are those of ``interleave``.
+    """
+
+    name: str
+    kernel_s: float
+    rounds: int
+    compare_s: float
+    settle_s: float
+    turn_s: float
+
+    @property
+    def mark(self) -> str:
+        """What it adds to the key of a measurement."""
+        return f" {self.name}" if self.name else ""
+
+
+FULL = Effort("", kernel_s=0.25, rounds=40, compare_s=15.0, settle_s=0.05, turn_s=0.02)
+QUICK = Effort("quick", kernel_s=0.005, rounds=3, compare_s=0.5, settle_s=0.0, turn_s=0.0)
+"""For ``collage.quick``, which compares less, too."""

@@ -1,0 +1,233 @@
+"""Measuring models that engines run whole: in a worker with a time limit, against each other and a reference.
+
+The reference is ONNX Runtime without optimisations. Where that cannot run the model, or an engine disagrees with it,
+onnx's own evaluator decides, which is the standard's word.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from collage.backends.base import Backend
+from collage.frontend.simplify import save_proto
+from collage.measure_db.compare import region_tolerance, relative_error, tolerance
+from collage.measure_db.effort import Effort
+from collage.measure_db.process import WorkerDiedError, WorkerProcess, Workers
+from collage.measure_db.protocol import Compared, CompareWhole, InitWhole, Opened, OpenWhole, ReferWhole
+from collage.measure_db.timing import Timing
+from collage.measure_db.travel import pickle_backend
+
+log = logging.getLogger(__name__)
+
+_JUDGES = ("ONNX Runtime without optimisations", "onnx's reference evaluator")
+_RANDOM = frozenset(
+    "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split()
+)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What measuring found: timings and errors of the engines that are right, and why the others are not.
+
+    ``errors`` are the largest absolute and relative one. ``loaded`` are engines that load the model, but fail on the
+    inputs that there are.
+    """
+
+    timings: Mapping[str, Timing] = field(default_factory=dict)
+    errors: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    loaded: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for the database."""
+        return {**asdict(self), "errors": {n: list(e) for n, e in self.errors.items()}}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Trial:
+        """The inverse of ``to_json``."""
+        return Trial(
+            {n: Timing(**t) for n, t in data["timings"].items()},
+            {n: (e[0], e[1]) for n, e in data["errors"].items()},
+            data["refused"],
+            tuple(data["loaded"]),
+            tuple(data["notes"]),
+        )
+
+
+class WholeMeasurer:
+    """One model and its inputs. An engine that brings the worker down is out; the others go on in a new one.
+
+    A context manager, since it may hold a worker and a temporary folder.
+    """
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        inputs: Sequence[Any],
+        engines: Mapping[str, Backend],
+        threads: int,
+        workers: Workers,
+        effort: Effort,
+        time_limit_s: float,
+    ) -> None:
+        self._model = model
+        self._inputs = tuple(inputs)
+        self._engines = engines
+        self._threads = threads
+        self._workers = workers
+        self._effort = effort
+        self._limit_s = time_limit_s
+        self._folder = ""
+        self._worker: WorkerProcess | None = None
+        self._open: set[str] = set()
+
+    def __enter__(self) -> WholeMeasurer:
+        self._folder = tempfile.mkdtemp(prefix="collage-whole-")
+        return self
+
+    def __exit__(self, *about: object) -> None:
+        if self._worker is not None:
+            self._workers.release(self._worker, self._threads)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def trial(self) -> Trial:
+        """Load the model in each engine, compare what they make of the inputs, and time those that are right."""
+        save_proto(self._model, Path(self._folder) / "model.onnx")
+        refused: dict[str, str] = {}
+        loaded: list[str] = []
+        outputs: dict[str, Sequence[Any]] = {}
+        for name in self._engines:
+            found = self._opened(name)
+            if found.outputs is not None:
+                outputs[name] = found.outputs
+                continue
+            refused[name] = found.message
+            if found.loaded:
+                loaded.append(name)
+        if not outputs:
+            note = "no engine runs it on the inputs that were made up, so it is neither measured nor checked: give some"
+            return Trial(refused=refused, loaded=tuple(loaded), notes=(note,) if loaded else ())
+        errors, wrong, notes = self._judged(outputs)
+        timings = self._timings([name for name in outputs if name in errors], refused)
+        return Trial(timings, errors, {**refused, **wrong}, (), tuple(notes))
+
+    def _judged(
+        self, outputs: Mapping[str, Sequence[Any]]
+    ) -> tuple[dict[str, tuple[float, float]], dict[str, str], list[str]]:
+        """Errors of the engines that are right, what is wrong with the others, and notes."""
+        if any(node.op_type in _RANDOM for node in self._model.graph.node):
+            note = "outputs are not checked: the model draws random numbers"
+            return dict.fromkeys(outputs, (0.0, 0.0)), {}, [note]
+        errors: dict[str, tuple[float, float]] = {}
+        wrong: dict[str, str] = {}
+        judge = ""
+        notes: list[str] = []
+        for each in _JUDGES:
+            expected = self._ask(ReferWhole(each == _JUDGES[-1], self._limit_s))
+            if expected.outputs is None:
+                log.info("%s: %s", each, expected.message)
+                continue
+            found = {name: difference(given, expected.outputs) for name, given in outputs.items()}
+            allowed = region_tolerance(_dtypes([*self._inputs, *expected.outputs]))
+            right = {name: error for name, error in found.items() if error[1] <= allowed}
+            if not right and allowed == tolerance("float64"):  # better than nothing, and the note tells
+                right = {name: error for name, error in found.items() if error[1] <= tolerance("float32")}
+                notes = ["computes in float32 what the model has in float64"] if right else []
+            if judge and not right:
+                break  # the evaluator agrees with nobody: what ONNX Runtime said stands
+            judge, errors = each, right
+            wrong = {
+                name: f"inaccurate: differs from {each} by {error[1]:.2g} of the scale ({allowed:.0e} allowed)"
+                for name, error in found.items()
+                if name not in right
+            }
+            if not wrong:
+                break
+        if not judge:
+            return (
+                dict.fromkeys(outputs, (0.0, 0.0)),
+                {},
+                ["outputs are not checked: no reference runs the model"],
+            )
+        notes += [] if judge == _JUDGES[0] else [f"outputs are checked with {judge}"]
+        return errors, wrong, notes
+
+    def _timings(self, names: Sequence[str], refused: dict[str, str]) -> dict[str, Timing]:
+        """Timings of one interleaved run; an engine that dies in it is noted in ``refused``."""
+        for name in names:
+            if name not in self._open:
+                self._opened(name)
+        if not names:
+            return {}
+        reply = self._ask(
+            CompareWhole(tuple(names), self._effort, 2 * self._effort.compare_s + self._limit_s)
+        )
+        if isinstance(reply, Compared):
+            return dict(reply.timings)
+        if len(names) == 1:
+            refused[names[0]] = reply.message
+            return {}
+        return {n: t for name in names for n, t in self._timings([name], refused).items()}
+
+    def _opened(self, name: str) -> Opened:
+        found: Opened = self._ask(OpenWhole(name, self._limit_s))
+        if found.outputs is not None:
+            self._open.add(name)
+        return found
+
+    def _ask(self, message: OpenWhole | ReferWhole | CompareWhole) -> Any:
+        """The worker's reply; Opened with a message when it died."""
+        if self._worker is None or not self._worker.alive:
+            self._open = set()
+            pickles = {name: pickle_backend(name, engine) for name, engine in self._engines.items()}
+            self._worker = self._workers.start(InitWhole(self._folder, self._inputs, pickles, self._threads))
+        try:
+            return self._worker.ask(message, message.limit_s)
+        except WorkerDiedError as died:
+            return Opened(
+                None, loaded=False, message=f"{died.rejection.kind.value}: {died.rejection.message}"
+            )
+
+
+def difference(actual: Any, expected: Any) -> tuple[float, float]:
+    """Largest absolute and relative error (see relative_error) of values of any type; infinite when they differ in it.
+
+    Sequences are compared element by element; text must be equal.
+    """
+    if isinstance(expected, (list, tuple)):
+        if not isinstance(actual, (list, tuple)) or len(actual) != len(expected):
+            return np.inf, np.inf
+        pairs = [difference(a, e) for a, e in zip(actual, expected, strict=True)]
+        return max((p[0] for p in pairs), default=0.0), max((p[1] for p in pairs), default=0.0)
+    if expected is None or isinstance(expected, dict):
+        same = actual is None if expected is None else actual == expected
+        return (0.0, 0.0) if same else (np.inf, np.inf)
+    a, e = np.asarray(actual), np.asarray(expected)
+    if e.dtype.kind in "OUS":
+        same = a.shape == e.shape and bool(np.all(a.astype(str) == e.astype(str)))
+        return (0.0, 0.0) if same else (np.inf, np.inf)
+    error = relative_error(a, e)
+    if not np.isfinite(error) or e.size == 0 or e.dtype.kind not in "fiu":
+        return error, error
+    with np.errstate(all="ignore"):
+        return float(np.nanmax(np.abs(a.astype(np.float64) - e.astype(np.float64)), initial=0.0)), error
+
+
+def _dtypes(values: Sequence[Any]) -> list[str]:
+    found: list[str] = []
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            found += _dtypes(value)
+        elif value is not None and not isinstance(value, dict):
+            found.append(np.asarray(value).dtype.name)
+    return found

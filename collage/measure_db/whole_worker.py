@@ -1,0 +1,91 @@
+"""The worker's side of models that engines run whole: load, run once, run against each other."""
+
+from __future__ import annotations
+
+import pickle
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from collage.backends.base import BuildOptions, Session
+from collage.child_process import Failure
+from collage.frontend.shapes import model_inputs
+from collage.measure_db.protocol import Compared, CompareWhole, InitWhole, Opened, OpenWhole, ReferWhole
+from collage.measure_db.timing import interleave
+
+
+class WholeWorker:
+    """One model, and the engines that have loaded it."""
+
+    def __init__(self, init: InitWhole) -> None:
+        self._init = init
+        self._path = Path(init.folder) / "model.onnx"
+        self._sessions: dict[str, Session] = {}
+
+    def answer(self, message: Any) -> object:
+        """The reply to a message of the protocol."""
+        if isinstance(message, OpenWhole):
+            return self._open(message.backend)
+        if isinstance(message, ReferWhole):
+            return self._refer(message.standard)
+        if isinstance(message, CompareWhole):
+            calls = {name: partial(self._call, name) for name in message.backends}
+            effort = message.effort
+            return Compared(
+                interleave(
+                    calls,
+                    rounds=effort.rounds,
+                    limit_s=effort.compare_s,
+                    settle_s=effort.settle_s if len(calls) > 1 else 0.0,
+                    turn_s=effort.turn_s,
+                    until_sure=True,
+                )
+            )
+        return Failure(f"unknown message {type(message).__name__}")
+
+    def _open(self, name: str) -> Opened:
+        """Two runs: what an engine keeps between calls would show in the second."""
+        try:
+            backend = pickle.loads(self._init.backends[name])
+            options = BuildOptions(threads=self._init.threads, exclusive=True)
+            self._sessions[name] = backend.session(self._path.read_bytes(), options)
+        except BaseException as error:  # an engine raises anything
+            return Opened(None, loaded=False, message=_one_line(error))
+        try:
+            self._run(name)
+            return Opened(tuple(self._run(name)))
+        except BaseException as error:
+            return Opened(None, message=_one_line(error))
+
+    def _call(self, name: str) -> None:
+        self._run(name)
+
+    def _run(self, name: str) -> list[Any]:
+        return self._sessions[name].run(self._init.inputs)
+
+    def _refer(self, standard: bool) -> Opened:
+        run = _standard if standard else _onnx_runtime
+        try:
+            return Opened(tuple(run(onnx.load(str(self._path)), self._init.inputs)))
+        except BaseException as error:
+            return Opened(None, loaded=False, message=_one_line(error))
+
+
+def _onnx_runtime(model: onnx.ModelProto, inputs: tuple[Any, ...]) -> list[Any]:
+    from collage.frontend.session import reference_run
+
+    names = [info.name for info in model_inputs(model)]
+    return reference_run(model, dict(zip(names, inputs, strict=True)))
+
+
+def _standard(model: onnx.ModelProto, inputs: tuple[Any, ...]) -> list[Any]:
+    from onnx.reference import ReferenceEvaluator
+
+    names = [each.name for each in model_inputs(model)]
+    return list(ReferenceEvaluator(model).run(None, dict(zip(names, inputs, strict=True))))
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"

@@ -1,0 +1,117 @@
+"""A quick compile: few candidates with few samples, placed once. The answers are checked as always.
+
+For trying a model out, and for the many one-node models of ONNX's own tests. What it leaves out is what makes the
+choice certain: other layouts, the parts of large regions, times inside the network, and the last comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import onnx
+
+from collage.assemble import Assembler, Rival
+from collage.backends.base import Backend, BackendKind
+from collage.errors import NoPlacementError
+from collage.finalists import Verdict
+from collage.frontend.random_inputs import random_inputs
+from collage.frontend.session import reference_run
+from collage.graph.dataflow import Array
+from collage.graph.layout import Layout
+from collage.measure_db.compare import region_tolerance
+from collage.measure_db.measurer import Measurer
+from collage.measure_db.timing import time_calls
+from collage.measure_db.whole import difference
+from collage.patterns.match import Match, RejectedMatch
+from collage.placing import NOISE_MARGIN
+from collage.runtime.executor import Executor
+from collage.runtime.module import build_executor
+from collage.search.candidates import CandidateSet, Offer, collect
+from collage.search.dp import place
+
+
+@dataclass(frozen=True)
+class Quick:
+    """One model, what its backends offer, and what measures it."""
+
+    original: onnx.ModelProto
+    measurer: Measurer
+    backends: Mapping[str, Backend]
+    assembler: Assembler
+    sample_s: float
+    seed: int
+
+    def place(
+        self,
+        offers: Sequence[Offer],
+        views: Sequence[Match],
+        rejected: Sequence[RejectedMatch],
+        epsilon_us: float,
+    ) -> tuple[Verdict, CandidateSet]:
+        """The checked placement. Raises NoPlacementError where nothing covers the model, or its outputs are wrong."""
+        model = self.measurer.model
+        engines = {name for name, each in self.backends.items() if each.kind is BackendKind.ENGINE}
+        on_team = {name for name, each in self.backends.items() if each.on_team()}
+        plain = [offer for offer in offers if _is_plain(offer)]
+        chosen = _few(plain, len(model.graph.nodes), engines, {n for view in views for n in view.nodes})
+        for tried in (chosen, plain):
+            outcomes = self.measurer.measure([offer.request for offer in tried])
+            found = collect(model, tried, views, outcomes, rejected, on_team)
+            try:
+                placement = place(model.graph, found.candidates, epsilon_us, margin=NOISE_MARGIN)
+                break
+            except NoPlacementError:
+                if tried is plain:
+                    raise
+        finalist = self.assembler.assemble(
+            Rival("quick", placement, exclusive=len(placement.candidates) == 1), {}
+        )
+        executor = build_executor(finalist.parts, self.backends)
+        inputs = random_inputs(model, np.random.default_rng(self.seed))
+        named = dict(zip(model.input_names, inputs, strict=True))
+        expected = reference_run(self.original, named)
+        absolute, relative = difference(executor.run(inputs), expected)
+        allowed = region_tolerance(e.dtype.name for e in [*expected, *inputs])
+        if not relative <= allowed:
+            raise NoPlacementError(
+                f"the outputs differ from ONNX Runtime's by {relative:.2g} of their scale ({allowed:.0e} allowed)"
+            )
+        timing = time_calls([partial(_run, executor, inputs)], limit_s=self.sample_s)
+        notes = ("a quick compile: few candidates, few samples, no comparison of whole networks",)
+        return Verdict(finalist, executor, {"quick": timing}, absolute, relative, 1, notes), found
+
+
+def _run(executor: Executor, inputs: Sequence[Array]) -> None:
+    executor.run(inputs)
+
+
+def _is_plain(offer: Offer) -> bool:
+    variant = offer.request.variant
+    return all(layout is Layout.PLAIN for layout in (*variant.inputs, *variant.outputs))
+
+
+def _few(offers: Sequence[Offer], count: int, engines: set[str], done: set[int]) -> list[Offer]:
+    """Of each engine the whole model, of each library the largest pieces, and engines for single nodes in no piece.
+
+    ``count`` is that of all nodes; ``done`` are those that cost nothing.
+    """
+    nodes_of: dict[str, set[tuple[int, ...]]] = {}
+    for offer in offers:
+        nodes_of.setdefault(offer.request.backend, set()).add(offer.request.nodes)
+    largest = {
+        name: {n for n in sets if not any(set(n) < set(other) for other in sets)}
+        for name, sets in nodes_of.items()
+        if name not in engines
+    }
+    covered = done.union(*(nodes for sets in largest.values() for nodes in sets))
+
+    def wanted(offer: Offer) -> bool:
+        nodes = offer.request.nodes
+        if offer.request.backend in engines:
+            return len(nodes) == count or (len(nodes) == 1 and nodes[0] not in covered)
+        return nodes in largest[offer.request.backend]
+
+    return [offer for offer in offers if wanted(offer)]

@@ -1,0 +1,1 @@
+"""Running ONNX's own backend tests against Collage and engines; see ``scripts/onnx_suite``."""
