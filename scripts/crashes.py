@@ -60,9 +60,13 @@ class Compile:
     def finish(self) -> float:
         """Compile to the end; seconds. Raises CrashError."""
         began = time.monotonic()
-        if self.start().wait():
-            raise CrashError(f"the compile failed: {(self.home / 'compile.txt').read_text()[-500:]}")
+        self.check(self.start().wait())
         return time.monotonic() - began
+
+    def check(self, status: int) -> None:
+        """Raise CrashError, with the end of what it said, when the compile failed by itself."""
+        if status:
+            raise CrashError(f"the compile failed: {(self.home / 'compile.txt').read_text()[-500:]}")
 
 
 def kill_after(process: subprocess.Popen[bytes], seconds: float) -> bool:
@@ -162,7 +166,10 @@ def crash(job: Compile, within_s: float, rng: random.Random) -> Round:
     """
     before = recorded(job.database)
     moment = rng.uniform(0.0, within_s)
-    killed = kill_after(job.start(), moment)
+    process = job.start()
+    killed = kill_after(process, moment)
+    if not killed:
+        job.check(process.returncode)
     after = recorded(job.database)
     made = check_kept(before, after)
     return Round(moment if killed else None, made, len(after))

@@ -9,7 +9,9 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 from typing import IO, Any
 
 from collage.runtime.buffers import ALIGNMENT
@@ -20,15 +22,33 @@ _LOCAL_HEADER = 30
 """Bytes, without the name and what follows it."""
 _PADDING = struct.Struct("<HHH")
 _PADDING_ID = 0xD935  # the one that Android's zipalign uses
+_DAMAGE = (zlib.error, struct.error, EOFError, NotImplementedError, RuntimeError)
+"""What zipfile raises beside BadZipFile, depending on where a file is damaged: the last two are for a way of packing
+that it does not know, and for encryption."""
 
 
 class NewArchive:
-    """An archive that is being written to a stream: entries named by their content, each stored once."""
+    """An archive that is being written to a stream: entries named by their content, each stored once.
+
+    A context manager, for the case that writing fails.
+    """
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
         self._zip = zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED)
         self._names: set[str] = set()
+
+    def __enter__(self) -> NewArchive:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            with suppress(
+                OSError, ValueError
+            ):  # what failed before fails again, or Python does it unasked and says so
+                self._zip.close()
 
     def put(self, folder: str, data: Buffer) -> str:
         """Store the bytes, and give the name under which they will be found."""
@@ -60,9 +80,12 @@ class MappedArchive:
 
     def __init__(self, path: Path) -> None:
         with open(path, "rb") as stream:
-            with zipfile.ZipFile(stream) as archive:
-                self._entries = {info.filename: info for info in archive.infolist()}
-                manifest = json.loads(archive.read(_MANIFEST))
+            try:
+                with zipfile.ZipFile(stream) as archive:
+                    self._entries = {info.filename: info for info in archive.infolist()}
+                    manifest = json.loads(archive.read(_MANIFEST))
+            except _DAMAGE as error:
+                raise zipfile.BadZipFile(str(error)) from None
             if not isinstance(manifest, dict):
                 raise ValueError("its manifest is no object")
             self.manifest: dict[str, Any] = manifest
@@ -75,7 +98,10 @@ class MappedArchive:
         """
         info = self._entries[name]
         at = info.header_offset + _LOCAL_HEADER
-        length, extra = struct.unpack_from("<HH", self._data, at - 4)
+        try:
+            length, extra = struct.unpack_from("<HH", self._data, at - 4)
+        except struct.error:
+            raise zipfile.BadZipFile(f"{name} is not where the directory says") from None
         start = at + length + extra
         found = self._data[start : start + info.file_size]
         whole = info.compress_type == zipfile.ZIP_STORED and len(found) == info.file_size

@@ -43,8 +43,7 @@ def save_shaped(path: Path, module: ShapedModule) -> None:
 
 
 def _save(path: Path, modules: Sequence[CompiledModule], *, shaped: bool, fallback: Fallback | None) -> None:
-    with new_file(path) as stream:
-        archive = NewArchive(stream)
+    with new_file(path) as stream, NewArchive(stream) as archive:
         manifest = {
             "format": FORMAT,
             "collage": __version__,

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from tests.cli.helpers import collage, fails, json_of
+from tests.cli.helpers import collage, fails, json_of, succeeds
 from tests.models import conv_net, elementwise_net, make_model
 from tests.small_disk import no_file_above
 
@@ -127,12 +127,14 @@ def test_module_file_cut_anywhere(module: Path, tmp_path: Path) -> None:
             fails(1, command, path, words=("cut.collage", "damaged", "ompile"))
 
 
-def test_module_file_with_flipped_bits(module: Path, tmp_path: Path) -> None:
+def test_module_file_with_flipped_bits(network: Path, database: Path, tmp_path: Path) -> None:
+    module = tmp_path / "net.collage"  # small, so that the flips are all over it
+    succeeds("compile", network, "-o", module, "--db", database, "--backends", "onnxruntime", "--quiet")
     whole, rng = module.read_bytes(), random.Random(3)
     path = tmp_path / "flipped.collage"
     expected = json_of("run", module, "--random", "--json")
     found = 0
-    for _ in range(60):
+    for _ in range(150):
         data = bytearray(whole)
         data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         path.write_bytes(data)
@@ -144,7 +146,7 @@ def test_module_file_with_flipped_bits(module: Path, tmp_path: Path) -> None:
             assert result.exit_code == 1
             assert "flipped.collage" in result.stderr.splitlines()[-1]
             assert "A fault in Collage" not in result.stderr
-    assert found > 30
+    assert found > 100
 
 
 @pytest.mark.parametrize("nbytes", [0, 3000])
