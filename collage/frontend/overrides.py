@@ -168,6 +168,11 @@ def _roi_align(inputs: list[Any], attrs: dict[str, Any]) -> None:
         raise NotImplementedError(f"RoiAlign with scale {scale} and mode {attrs.get('mode', b'avg')!r}")
 
 
+def _non_max_suppression(inputs: list[Any], attrs: dict[str, Any]) -> None:
+    """TVM gives as many rows as there could be; ONNX gives those that were found."""
+    raise NotImplementedError("how many boxes are found depends on data")
+
+
 OVERRIDES: Mapping[str, Converter] = {
     "Cast": _cast,
     "Sum": _chain(relax.op.add),
@@ -183,5 +188,6 @@ OVERRIDES: Mapping[str, Converter] = {
     "Dropout": _dropout,
     "Resize": _resize,
     "RoiAlign": _roi_align,
+    "NonMaxSuppression": _non_max_suppression,
 }
 """By ONNX operator type."""
