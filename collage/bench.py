@@ -14,13 +14,14 @@ import onnx
 
 from collage.bench_worker import ENGINES, Setup
 from collage.child_process import ChildError
-from collage.errors import UsageError, unknown_names
+from collage.errors import ModelError, UsageError, unknown_names
 from collage.frontend.load import load_onnx
 from collage.frontend.model import from_simplified
-from collage.frontend.random_inputs import random_inputs
+from collage.frontend.random_inputs import random_inputs, random_value
 from collage.frontend.shapes import fix_shapes, model_inputs
 from collage.frontend.simplify import simplify
-from collage.graph.dataflow import Array
+from collage.frontend.value_types import value_type
+from collage.graph.dataflow import Array, TensorType
 from collage.progress import Progress
 from collage.race import outputs_of, race
 from collage.target import usable_cores
@@ -148,20 +149,30 @@ def prepare(
     symbolic = {each.name: each.type.tensor_type.shape for each in model_inputs(proto) if each.name in shapes}
     dims = _named_dims(symbolic, shapes)
     fix_shapes(proto, shapes)
-    model = from_simplified(simplify(proto), path.stem)
-    arrays = random_inputs(model, np.random.default_rng(seed))
+    inputs, outputs = _interface(proto, path.stem, np.random.default_rng(seed))
     return Setup(
         engine="",
         path=str(path),
         threads=threads,
-        inputs=dict(zip(model.input_names, arrays, strict=True)),
-        outputs={
-            name: model.graph.type_of(value)
-            for name, value in zip(model.output_names, model.graph.outputs, strict=True)
-        },
+        inputs=inputs,
+        outputs=outputs,
         shapes={name: tuple(shape) for name, shape in shapes.items()},
         dims=dims,
     )
+
+
+def _interface(
+    proto: onnx.ModelProto, name: str, rng: np.random.Generator
+) -> tuple[dict[str, Array], dict[str, TensorType | None]]:
+    """Random inputs by name, and the outputs' types; None for those of a model that only runs whole."""
+    try:
+        model = from_simplified(simplify(proto), name)
+    except ModelError:
+        inputs = {info.name: random_value(value_type(info.type), rng) for info in model_inputs(proto)}
+        return inputs, dict.fromkeys((info.name for info in proto.graph.output), None)
+    arrays = random_inputs(model, rng)
+    outputs = zip(model.output_names, model.graph.outputs, strict=True)
+    return dict(zip(model.input_names, arrays, strict=True)), {n: model.graph.type_of(v) for n, v in outputs}
 
 
 def _named_dims(

@@ -34,14 +34,14 @@ class Setup:
     in the parent, whose ``sys.path`` the child has.
     ``path`` is the ONNX file, or the ``.collage`` file for Collage. ``dims`` gives the extents of symbolic
     dimensions that have a name, ``shapes`` those of inputs that are not static. ``outputs`` have the model's
-    order.
+    order, and no type where their shapes depend on data.
     """
 
     engine: str
     path: str
     threads: int
     inputs: Mapping[str, Array]
-    outputs: Mapping[str, TensorType]
+    outputs: Mapping[str, TensorType | None]
     shapes: Mapping[str, tuple[int, ...]]
     dims: Mapping[str, int]
 
@@ -141,16 +141,23 @@ def _onnxruntime(setup: Setup) -> tuple[Call, Outputs]:
     session: Any = ort.InferenceSession(setup.path, options, providers=["CPUExecutionProvider"])
     binding = session.io_binding()
     inputs = {name: aligned_copy(array) for name, array in setup.inputs.items()}
-    outputs = {name: aligned_array(kind) for name, kind in setup.outputs.items()}
+    outputs = {name: aligned_array(kind) for name, kind in setup.outputs.items() if kind is not None}
+    free = [name for name in setup.outputs if name not in outputs]
     for arrays, bind in ((inputs, binding.bind_input), (outputs, binding.bind_output)):
         for name, array in arrays.items():
             bind(name, "cpu", 0, np_dtype_to_tensor_dtype(array.dtype), array.shape, array.ctypes.data)
+    for name in free:
+        binding.bind_output(name, "cpu")
 
     def run() -> None:
         session.run_with_iobinding(binding)
         assert inputs  # the bound arrays live as long as the call
 
-    return run, lambda: list(outputs.values())
+    def results() -> Sequence[Array]:
+        found = dict(zip([*outputs, *free], binding.get_outputs(), strict=True))
+        return [outputs[name] if name in outputs else found[name].numpy() for name in setup.outputs]
+
+    return run, results
 
 
 def _openvino(setup: Setup) -> tuple[Call, Outputs]:

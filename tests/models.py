@@ -64,3 +64,14 @@ def elementwise_net(size: int = 64) -> onnx.ModelProto:
         helper.make_node("Add", ["r", "m"], ["y"], "add"),
     ]
     return make_model(nodes, {"x": [4, size]}, {"y": [4, size]}, {"two": np.array(2.0, np.float32)})
+
+
+def positive_rows() -> onnx.ModelProto:
+    """The rows of x (6 x 4) whose sum is positive: how many they are depends on the data."""
+    nodes = [
+        helper.make_node("ReduceSum", ["x", "axis"], ["s"], "sum", keepdims=0),
+        helper.make_node("Greater", ["s", "zero"], ["mask"], "greater"),
+        helper.make_node("Compress", ["x", "mask"], ["y"], "compress", axis=0),
+    ]
+    weights = {"axis": np.array([1]), "zero": np.array(0, np.float32)}
+    return make_model(nodes, {"x": [6, 4]}, {"y": ["n", 4]}, weights)

@@ -83,8 +83,6 @@ def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
 
 
 def _checked(model: onnx.ModelProto, name: str, nbytes: int) -> onnx.ModelProto:
-    model.ir_version = min(model.ir_version, _IR_VERSION)
-    model = _settle_opset(model, name)
     newest = onnx.defs.onnx_opset_version()
     for opset in model.opset_import:
         if opset.domain in ("", "ai.onnx") and opset.version > newest:
@@ -92,6 +90,8 @@ def _checked(model: onnx.ModelProto, name: str, nbytes: int) -> onnx.ModelProto:
                 f"{name} uses ONNX opset {opset.version}; the installed onnx knows up to {newest}. "
                 "Upgrade onnx and onnxruntime, or export with an older opset."
             )
+    model.ir_version = min(model.ir_version, _IR_VERSION)
+    model = _settle_opset(model, name)
     if nbytes > _CHECKED_BELOW_BYTES:
         return model
     try:

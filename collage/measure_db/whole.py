@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 
 from collage.backends.base import Backend
+from collage.frontend.scopes import all_nodes
 from collage.frontend.simplify import save_proto
 from collage.measure_db.compare import region_tolerance, relative_error, tolerance
 from collage.measure_db.effort import Effort
@@ -62,6 +63,20 @@ class Trial:
             tuple(data["loaded"]),
             tuple(data["notes"]),
         )
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """Errors of the engines that are right (as in Trial), what is wrong with the others, and notes."""
+
+    errors: Mapping[str, tuple[float, float]]
+    wrong: Mapping[str, str]
+    notes: tuple[str, ...]
+
+    @staticmethod
+    def unchecked(engines: Iterable[str], reason: str) -> _Verdict:
+        """All are taken for right, for want of anything to compare with."""
+        return _Verdict(dict.fromkeys(engines, (0.0, 0.0)), {}, (f"outputs are not checked: {reason}",))
 
 
 class WholeMeasurer:
@@ -117,50 +132,43 @@ class WholeMeasurer:
         if not outputs:
             note = "no engine runs it on the inputs that were made up, so it is neither measured nor checked: give some"
             return Trial(refused=refused, loaded=tuple(loaded), notes=(note,) if loaded else ())
-        errors, wrong, notes = self._judged(outputs)
-        timings = self._timings([name for name in outputs if name in errors], refused)
-        return Trial(timings, errors, {**refused, **wrong}, (), tuple(notes))
+        verdict = self._judged(outputs)
+        timings = self._timings(list(verdict.errors), refused)
+        return Trial(timings, verdict.errors, {**refused, **verdict.wrong}, (), verdict.notes)
 
-    def _judged(
-        self, outputs: Mapping[str, Sequence[Any]]
-    ) -> tuple[dict[str, tuple[float, float]], dict[str, str], list[str]]:
-        """Errors of the engines that are right, what is wrong with the others, and notes."""
-        if any(node.op_type in _RANDOM for node in self._model.graph.node):
-            note = "outputs are not checked: the model draws random numbers"
-            return dict.fromkeys(outputs, (0.0, 0.0)), {}, [note]
-        errors: dict[str, tuple[float, float]] = {}
-        wrong: dict[str, str] = {}
-        judge = ""
-        notes: list[str] = []
-        for each in _JUDGES:
-            expected = self._ask(ReferWhole(each == _JUDGES[-1], self._limit_s))
+    def _judged(self, outputs: Mapping[str, Sequence[Any]]) -> _Verdict:
+        """Which engines are right, by the first judge whom none of them contradicts, or else by the last."""
+        if any(node.op_type in _RANDOM for node in all_nodes(self._model.graph)):
+            return _Verdict.unchecked(outputs, "the model draws random numbers")
+        verdict: _Verdict | None = None
+        for judge in _JUDGES:
+            expected = self._ask(ReferWhole(judge == _JUDGES[-1], self._limit_s))
             if expected.outputs is None:
-                log.info("%s: %s", each, expected.message)
+                log.info("%s: %s", judge, expected.message)
                 continue
-            found = {name: difference(given, expected.outputs) for name, given in outputs.items()}
-            allowed = region_tolerance(_dtypes([*self._inputs, *expected.outputs]))
-            right = {name: error for name, error in found.items() if error[1] <= allowed}
-            if not right and allowed == tolerance("float64"):  # better than nothing, and the note tells
-                right = {name: error for name, error in found.items() if error[1] <= tolerance("float32")}
-                notes = ["computes in float32 what the model has in float64"] if right else []
-            if judge and not right:
-                break  # the evaluator agrees with nobody: what ONNX Runtime said stands
-            judge, errors = each, right
-            wrong = {
-                name: f"inaccurate: differs from {each} by {error[1]:.2g} of the scale ({allowed:.0e} allowed)"
-                for name, error in found.items()
-                if name not in right
-            }
-            if not wrong:
+            found = self._compared(outputs, expected.outputs, judge)
+            if verdict is None or found.errors:  # who agrees with nobody is not asked
+                verdict = found
+            if not found.wrong:
                 break
-        if not judge:
-            return (
-                dict.fromkeys(outputs, (0.0, 0.0)),
-                {},
-                ["outputs are not checked: no reference runs the model"],
-            )
-        notes += [] if judge == _JUDGES[0] else [f"outputs are checked with {judge}"]
-        return errors, wrong, notes
+        return verdict or _Verdict.unchecked(outputs, "no reference runs the model")
+
+    def _compared(
+        self, outputs: Mapping[str, Sequence[Any]], expected: Sequence[Any], judge: str
+    ) -> _Verdict:
+        errors = {name: difference(given, expected) for name, given in outputs.items()}
+        allowed = region_tolerance(_dtypes([*self._inputs, *expected]))
+        notes = [] if judge == _JUDGES[0] else [f"outputs are checked with {judge}"]
+        right = {name for name, error in errors.items() if error[1] <= allowed}
+        if not right and allowed == tolerance("float64"):  # better than nothing, and the note tells
+            right = {name for name, error in errors.items() if error[1] <= tolerance("float32")}
+            notes += ["computes in float32 what the model has in float64"] if right else []
+        wrong = {
+            name: f"inaccurate: differs from {judge} by {error[1]:.2g} of the scale ({allowed:.0e} allowed)"
+            for name, error in errors.items()
+            if name not in right
+        }
+        return _Verdict({name: errors[name] for name in errors if name in right}, wrong, tuple(notes))
 
     def _timings(self, names: Sequence[str], refused: dict[str, str]) -> dict[str, Timing]:
         """Timings of one interleaved run; an engine that dies in it is noted in ``refused``."""

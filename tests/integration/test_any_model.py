@@ -22,7 +22,7 @@ from collage.backends.base import BuildOptions, Session
 from collage.backends.onnx_engine import OnnxEngine
 from collage.backends.onnxruntime import OnnxRuntime
 from collage.errors import CollageError, InputError, ModelError, UsageError
-from tests.models import make_model
+from tests.models import make_model, positive_rows
 
 RNG = np.random.default_rng(0)
 
@@ -57,19 +57,8 @@ def tensor(
     return helper.make_tensor_type_proto(element, shape)
 
 
-def detections() -> onnx.ModelProto:
-    """Rows of x whose sum is positive: how many depends on the data."""
-    nodes = [
-        helper.make_node("ReduceSum", ["x", "axis"], ["s"], keepdims=0),
-        helper.make_node("Greater", ["s", "zero"], ["mask"], "greater"),
-        helper.make_node("Compress", ["x", "mask"], ["y"], "compress", axis=0),
-    ]
-    weights = {"axis": np.array([1]), "zero": np.array(0, np.float32)}
-    return make_model(nodes, {"x": [6, 4]}, {"y": ["n", 4]}, weights)
-
-
 def test_shapes_that_depend_on_data(database: Path, tmp_path: Path) -> None:
-    module = compiled(detections(), database)
+    module = compiled(positive_rows(), database)
     assert module.outputs == {"y": "float32[?x4]"}
     (region,) = module.program.regions
     assert region.backend in ("onnxruntime", "openvino")
@@ -77,7 +66,7 @@ def test_shapes_that_depend_on_data(database: Path, tmp_path: Path) -> None:
     for seed in range(3):
         x = np.random.default_rng(seed).standard_normal((6, 4)).astype(np.float32)
         np.testing.assert_array_equal(module(x), x[x.sum(1) > 0])
-    assert compiled(detections(), database).report.measurements_made == 0
+    assert compiled(positive_rows(), database).report.measurements_made == 0
     verdicts = [c["verdict"] for c in module.summary()["nodes"][0]["candidates"]]
     assert verdicts.count("chosen") == 1
     with pytest.raises(InputError, match=r"x has shape 5x4, the model takes float32\[6x4\]"):
@@ -102,7 +91,7 @@ def test_shapes_that_depend_on_data(database: Path, tmp_path: Path) -> None:
 
 def test_strict_refuses_what_is_not_converted(database: Path) -> None:
     with pytest.raises(CollageError, match=r"compress \(Compress\)"):
-        compiled(detections(), database, strict=True)
+        compiled(positive_rows(), database, strict=True)
     weights = {
         name: RNG.standard_normal(shape).astype(np.float32)
         for name, shape in (("w", (1, 8, 3)), ("r", (1, 8, 2)))
@@ -371,7 +360,7 @@ def test_an_engine_that_crashes_hangs_or_errs_costs_itself_only(database: Path) 
     for engine in (Crashes(), Hangs(), Wrong(), OnnxRuntime()):
         registry.register(engine)
     module = collage.compile(
-        detections(), db=database, registry=registry, progress=False, quick=True, time_limit_s=5
+        positive_rows(), db=database, registry=registry, progress=False, quick=True, time_limit_s=5
     )
     assert [region.backend for region in module.program.regions] == ["onnxruntime"]
     reasons = {c.backend: c.reason for c in module.report.candidates}
@@ -384,7 +373,7 @@ def test_without_an_engine_that_takes_it(database: Path) -> None:
     with pytest.raises(
         CollageError, match=r"depends on data.*no engine can run the model whole: there is none"
     ):
-        compiled(detections(), database, backends=["tvm"])
+        compiled(positive_rows(), database, backends=["tvm"])
     nodes = [helper.make_node("Magic", ["x"], ["y"], domain="nobody.knows")]
     model = make_model(nodes, {"x": [3]}, {"y": [3]})
     model.opset_import.append(helper.make_opsetid("nobody.knows", 1))

@@ -17,6 +17,8 @@ from conformance.tables import differences, markdown, summary  # noqa: E402
 
 THIRD = Shard(1, 3)
 ENGINES = ("onnxruntime", "openvino")
+KNOWN = {"Node/test_attention_4d_causal_fp16"}
+"""Two units in the last place of a half: ONNX Runtime's kernel is faster, and OpenVINO's more exact."""
 
 
 def test_a_third_of_the_suite() -> None:
@@ -30,7 +32,7 @@ def test_a_third_of_the_suite() -> None:
     for engine in ENGINES:
         theirs = Results()
         run_all(engine, lambda _: [result.test for result in missed], theirs, 60.0, 1, lambda *_: None)
-        assert [test for test, result in theirs.of(engine).items() if result.passed] == []
+        assert {test for test, result in theirs.of(engine).items() if result.passed} <= KNOWN
 
 
 @pytest.fixture
