@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import onnx
+
 from collage.backends.base import LAYOUT, Backend, BackendKind, BuildOptions, Variant
 from collage.backends.layout import LayoutChange
 from collage.finalists import SEQUENTIAL, Finalist
@@ -13,6 +15,7 @@ from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Graph, TensorType
 from collage.graph.layout import Layout, stored_type
+from collage.measure_db.fingerprint import original_digest
 from collage.measure_db.protocol import Request
 from collage.placing import Placing
 from collage.runtime.module import Parts
@@ -45,13 +48,21 @@ class Apart:
 class Rival:
     """A placement for the last round; ``exclusive`` lets its engine's idle threads spin.
 
-    ``apart`` schedules its launches side by side.
+    ``apart`` schedules its launches side by side. ``original`` has its one engine run the model as its author wrote it,
+    with ``profile``.
     """
 
     label: str
     placement: Placement
     exclusive: bool
     apart: Apart | None = None
+    original: bool = False
+    profile: str = ""
+
+
+def as_written(profile: str) -> str:
+    """How the report calls the split of an engine's run of the original, beside that of Collage's form of the model."""
+    return ", ".join(filter(None, ("as written", profile)))
 
 
 def find_rivals(
@@ -94,8 +105,11 @@ class Assembler:
         build: BuildOptions,
         target: Target,
         versions: Mapping[str, str],
+        original: onnx.ModelProto | None = None,
     ) -> None:
+        """``original`` is for rivals that are the model as its author wrote it, in the form of ``as_region``."""
         self.model = model
+        self._original = original
         self.target = target
         self._backends = backends
         self._build = build
@@ -114,9 +128,15 @@ class Assembler:
         for candidate in rival.placement.candidates:
             tuning = tunings.get(Request(candidate.nodes, candidate.backend, candidate.variant), "")
             options = replace(
-                self._build, exclusive=rival.exclusive, tuning=tuning, variant=candidate.variant
+                self._build,
+                exclusive=rival.exclusive,
+                tuning=tuning,
+                variant=candidate.variant,
+                profile=rival.profile,
             )
             kernel = self._kernel(candidate, options, buffers)
+            if rival.original:
+                kernel = self._as_written(kernel, options)
             needed = [c for c in waiting if buffers.stored(c.value, c.target) in kernel.region.inputs]
             pieces += [_conversion(change, self._build, buffers) for change in needed]
             pieces.append(kernel)
@@ -144,6 +164,16 @@ class Assembler:
             versions,
             parts,
             SEQUENTIAL if rival.apart is None else rival.apart.algorithm,
+        )
+
+    def _as_written(self, piece: _Piece, options: BuildOptions) -> _Piece:
+        """The same region, all of the graph, run from the original model."""
+        assert self._original is not None
+        name = as_written(options.profile)
+        region = replace(piece.region, split=name, profile=options.profile)
+        make = partial(self._backends[region.backend].codegen_model, self._original, options)
+        return replace(
+            piece, region=region, digest=f"{piece.digest} {name} {original_digest(self._original)}", make=make
         )
 
     def _side_by_side(self, pieces: Sequence[_Piece], apart: Apart, buffers: _Buffers) -> list[_Piece]:

@@ -21,9 +21,11 @@ from collage.errors import ModelError, NoPlacementError, UsageError
 from collage.finalists import Verdict, choose
 from collage.frontend.load import ModelSource, load_onnx
 from collage.frontend.model import Model, from_simplified
+from collage.frontend.original import as_region
 from collage.frontend.samples import check_samples, shapes_of
 from collage.frontend.shapes import fix_shapes
 from collage.frontend.simplify import simplify
+from collage.frontend.to_onnx import ExportError
 from collage.in_network import InNetwork
 from collage.measure_db.database import Database
 from collage.measure_db.effort import FULL, QUICK, Effort
@@ -31,6 +33,7 @@ from collage.measure_db.measurer import Measurer
 from collage.measure_db.process import Workers
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome
+from collage.originals import measure_originals
 from collage.patterns.context import MatchContext
 from collage.patterns.match import Match, RejectedMatch, find_matches
 from collage.placing import Placer
@@ -127,7 +130,7 @@ def _compile_in_parts(job: _Job, started: float) -> CompiledModule:
     build = BuildOptions(target.threads, options.tune_trials)
     model = from_simplified(simplify(original), name, samples=job.samples)
     with Database(options.db) as database:
-        settings = _Measuring(job, build, database)
+        settings = _Measuring(job, build, database, originals=True)
         with ExitStack() as stack:
             measurer = _verified(model, settings, stack)
             model = measurer.model
@@ -138,7 +141,7 @@ def _compile_in_parts(job: _Job, started: float) -> CompiledModule:
             search_s = time.perf_counter() - search_started
             offers, refused = offers_of(model, matches, backends, build)
             views = [match for match in matches if match.backend == VIEW]
-            assembler = Assembler(model, backends, build, target, versions)
+            assembler = Assembler(model, backends, build, target, versions, measurer.original)
             if options.effort is QUICK:
                 quick = Quick(original, measurer, backends, assembler, options.effort.kernel_s, options.seed)
                 epsilon_us = measurer.epsilon_us(())
@@ -154,8 +157,11 @@ def _compile_in_parts(job: _Job, started: float) -> CompiledModule:
             placer = Placer(measurer, backends, epsilon_us, offers, outcomes, views, [*rejected, *refused])
             placing = network.settle(placer)
             search_s += placing.search_s
-            made, found = measurer.measurements_made, placing.found
+            originals = measure_originals(measurer, backends, build, epsilon_us, placing.found.candidates)
             rivals = find_rivals(model, placing, epsilon_us, backends)
+            rivals = [r for r in rivals if r.label not in originals.beaten] + [*originals.rivals]
+            found = replace(placing.found, reports=(*placing.found.reports, *originals.reports))
+            made = measurer.measurements_made
             rivals += [
                 Rival(f"mix {n}", mix, exclusive=False) for n, mix in enumerate(network.close, start=2)
             ]
@@ -169,7 +175,8 @@ def _compile_in_parts(job: _Job, started: float) -> CompiledModule:
                 made = measurer.measurements_made + level.made
                 found = replace(found, reports=(*found.reports, *level.reports))
             if placing.mix is not None and target.threads > 1 and options.streams:
-                alone = stack.enter_context(replace(settings, build=BuildOptions(threads=1)).measurer(model))
+                single = replace(settings, build=BuildOptions(threads=1), originals=False)
+                alone = stack.enter_context(single.measurer(model))
                 streams = Streams(assembler, network, backends, matches, alone, placer.tunings())
                 side_by_side = streams.rival(placing.mix, target.threads)
                 rivals += [side_by_side] if side_by_side is not None else []
@@ -192,6 +199,8 @@ class _Measuring:
     job: _Job
     build: BuildOptions
     database: Database
+    originals: bool
+    """Whether it measures engines on the model as its author wrote it, too."""
 
     def measurer(self, model: Model) -> Measurer:
         return Measurer(
@@ -205,6 +214,7 @@ class _Measuring:
             progress=self.job.progress,
             workers=self.job.workers,
             effort=self.job.options.effort,
+            original=_as_region(self.job.original, model) if self.originals else None,
         )
 
 
@@ -216,6 +226,15 @@ def _refuse_opaque(model: Model) -> None:
         raise ModelError(
             f"strict: {len(model.opaque)} ONNX nodes are not converted, and only engines run them: {listing}"
         )
+
+
+def _as_region(original: onnx.ModelProto, model: Model) -> onnx.ModelProto | None:
+    """The original in the place of the whole graph, or None where the two do not fit together."""
+    try:
+        return as_region(original, model)
+    except ExportError as error:
+        log.info("%s: %s", model.name, error)
+        return None
 
 
 def _verified(model: Model, settings: _Measuring, stack: ExitStack) -> Measurer:

@@ -77,6 +77,11 @@ class Finalist:
         return self.program.ordered.schedule.count > 0
 
     @property
+    def tuned(self) -> bool:
+        """Whether an engine has other settings than the usual ones."""
+        return any(region.profile for region in self.program.launches)
+
+    @property
     def digest(self) -> str:
         """Hash of the regions and their backends, in launch order."""
         return hashlib.sha256("\n".join(self.digests).encode()).hexdigest()[:32]
@@ -197,12 +202,15 @@ def _run(executor: Executor, inputs: Sequence[Array]) -> Callable[[], None]:
 
 
 def _ranked(finalists: Sequence[Finalist], timings: Mapping[str, Timing]) -> list[Finalist]:
-    """The best first; those within its noise before it when they have fewer regions or nothing side by side."""
+    """The best first; those within its noise before it when they are simpler.
+
+    Simpler are fewer regions, nothing side by side, and the usual settings.
+    """
     by_time = sorted(finalists, key=lambda f: timings[f.label].median_us)
     best = timings[by_time[0].label]
     limit = best.median_us + best.noise_us
     close = [f for f in by_time if timings[f.label].median_us <= limit]
-    close.sort(key=lambda f: (len(f.program.launches), f.side_by_side, timings[f.label].median_us))
+    close.sort(key=lambda f: (len(f.program.launches), f.side_by_side, f.tuned, timings[f.label].median_us))
     return close + [f for f in by_time if f not in close]
 
 

@@ -12,6 +12,8 @@ from collage.graph.dataflow import Array
 from collage.graph.layout import Layout
 
 if TYPE_CHECKING:
+    from onnx import ModelProto
+
     from collage.frontend.subgraph import Subgraph
     from collage.patterns.rules import MatchSource
 
@@ -88,7 +90,8 @@ class BuildOptions:
     kernel is the whole model, or all engine kernels beside it are the same engine's. Anywhere else spinning
     pools fight (alternating spinning ONNX Runtime with OpenVINO slowed both by 5-10x on two cores).
 
-    ``variant`` is one of those that ``Backend.variants`` gave for the subgraph.
+    ``variant`` is one of those that ``Backend.variants`` gave for the subgraph, ``profile`` one of
+    ``Backend.profiles``.
     """
 
     threads: int = 1
@@ -96,6 +99,7 @@ class BuildOptions:
     exclusive: bool = False
     tuning: str = ""
     variant: Variant = ALL_PLAIN
+    profile: str = ""
 
 
 class UnsupportedError(Exception):
@@ -196,6 +200,24 @@ class Backend(ABC):
         Raises UnsupportedError, or whatever the engine does with a model that it cannot take.
         """
         raise UnsupportedError(f"{self.name} takes no whole ONNX models")
+
+    def takes_models(self) -> bool:
+        """Whether ``codegen_model`` takes ONNX models as their authors wrote them."""
+        return False
+
+    def codegen_model(self, model: ModelProto, options: BuildOptions) -> bytes:
+        """Compile a whole ONNX model, of static shapes, to an artifact for ``load``. Raises like ``codegen``.
+
+        The kernel's inputs and outputs are the model's, in its order, without inputs that are initializers.
+        """
+        raise UnsupportedError(f"{self.name} takes no whole ONNX models")
+
+    def profiles(self, options: BuildOptions) -> Sequence[str]:
+        """Names of the settings that are worth trying with a whole model; "", the usual ones, first.
+
+        One of them is ``options.profile`` where it is built and loaded.
+        """
+        return ("",)
 
     def on_team(self) -> bool:
         """Whether its kernels run on Collage's own team of threads (``collage.native.NativeKernel``).

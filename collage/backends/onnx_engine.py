@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from collage.backends.base import Availability, Backend, BackendKind, BuildOptions, UnsupportedError
 
 if TYPE_CHECKING:
+    from onnx import ModelProto
+
     from collage.frontend.subgraph import Subgraph
     from collage.patterns.match import MatchSource
 
@@ -48,7 +50,15 @@ class OnnxEngine(Backend):
             model = subgraph.to_onnx()
         except ExportError as error:
             raise UnsupportedError(str(error)) from None
+        return self.codegen_model(model, options)
+
+    def takes_models(self) -> bool:
+        """Always."""
+        return True
+
+    def codegen_model(self, model: ModelProto, options: BuildOptions) -> bytes:
+        """The serialised model; UnsupportedError when it is too large."""
         if model.ByteSize() >= MAX_BYTES:
-            raise UnsupportedError("the region's weights exceed the 2 GiB that one ONNX protobuf can hold")
+            raise UnsupportedError("the weights exceed the 2 GiB that one ONNX protobuf can hold")
         data: bytes = model.SerializeToString()
         return data

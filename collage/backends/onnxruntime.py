@@ -18,6 +18,12 @@ cores, alternating with OpenVINO: 0.87 ms and 0.81 ms for the two; spinning on w
 spinning at all 1.41 and 1.30.
 """
 
+_NO_SPINNING = "no spinning"
+_ONE_THREAD = "one thread"
+"""Small models are done before other threads have woken."""
+_PLAIN_LAYOUT = "plain layout"
+"""Optimisation level "extended": without blocked layouts (NCHWc), which some networks change all the time."""
+
 
 _EXOTIC = ("bfloat16", "float8", "float4", "int4", "int2")
 """In the names of types that numpy lacks."""
@@ -55,11 +61,19 @@ class OnnxRuntime(OnnxEngine):
         from collage.frontend.ort_options import session_options
 
         settings = session_options()
-        settings.intra_op_num_threads = options.threads
+        settings.intra_op_num_threads = 1 if options.profile == _ONE_THREAD else options.threads
+        if options.profile == _PLAIN_LAYOUT:
+            settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        if options.profile == _NO_SPINNING:
+            settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
         settings.inter_op_num_threads = 1
         if not options.exclusive:
             settings.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
         return ort.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
+
+    def profiles(self, options: BuildOptions) -> Sequence[str]:
+        """All optimisations and spinning threads; then without one of the two, and without other threads."""
+        return ("", _PLAIN_LAYOUT, *((_NO_SPINNING, _ONE_THREAD) if options.threads > 1 else ()))
 
     def settings(self, options: BuildOptions) -> str:
         """Whether idle threads spin."""

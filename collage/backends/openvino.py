@@ -10,6 +10,10 @@ from collage.backends.base import BuildOptions, Call, Kernel, Session, Unsupport
 from collage.backends.onnx_engine import OnnxEngine
 from collage.graph.dataflow import Array
 
+_NOT_PINNED = "not pinned"
+"""The system may move threads away from cores that somebody else uses."""
+_ONE_THREAD = "one thread"
+
 
 class OpenVino(OnnxEngine):
     """Takes what OpenVINO's ONNX frontend takes, in float32 arithmetic throughout."""
@@ -20,6 +24,10 @@ class OpenVino(OnnxEngine):
     def accepts(self, domain: str, op_type: str) -> bool | str:
         """The operators of the standard domain."""
         return True if domain in ("", "ai.onnx") else f"OpenVINO does not know the operator domain {domain}"
+
+    def profiles(self, options: BuildOptions) -> Sequence[str]:
+        """Tuned for latency, threads pinned; then not pinned, and without other threads."""
+        return ("", *((_NOT_PINNED, _ONE_THREAD) if options.threads > 1 else ()))
 
     def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
         """Compile the artifact for this machine (20-50 ms for one operator)."""
@@ -34,11 +42,13 @@ class OpenVino(OnnxEngine):
         import openvino as ov
 
         config = {
-            "INFERENCE_NUM_THREADS": options.threads,
+            "INFERENCE_NUM_THREADS": 1 if options.profile == _ONE_THREAD else options.threads,
             "PERFORMANCE_HINT": "LATENCY",
             # Without this a CPU with bfloat16 arithmetic would quietly compute in bfloat16.
             "INFERENCE_PRECISION_HINT": "f32",
         }
+        if options.profile == _NOT_PINNED:
+            config["ENABLE_CPU_PINNING"] = False
         core = ov.Core()
         return core.compile_model(core.read_model(model), "CPU", config)
 

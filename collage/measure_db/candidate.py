@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
+import onnx
 
 from collage.backends.base import Backend, BuildOptions, Call, Kernel, UnsupportedError, Variant
 from collage.frontend.op_kinds import rounds
@@ -67,15 +68,21 @@ class BoundKernel:
 
 
 def measure_candidate(
-    subgraph: Subgraph, backend: Backend, options: BuildOptions, store: ValueStore, sample_s: float = 0.25
+    subgraph: Subgraph,
+    backend: Backend,
+    options: BuildOptions,
+    store: ValueStore,
+    sample_s: float = 0.25,
+    original: onnx.ModelProto | None = None,
 ) -> Outcome:
     """Tune and build the kernel, compare two runs with the reference values, and time it with cold weights.
 
-    Sampling takes about ``sample_s`` seconds; see ``time_calls``.
+    Sampling takes about ``sample_s`` seconds; see ``time_calls``. ``original`` is what the backend compiles instead of
+    the subgraph, where that is all of the model.
     """
     try:
         options = tuned(subgraph, backend, options)
-        kernel = build(subgraph, backend, options, store)
+        kernel = build(subgraph, backend, options, store, original)
         error = check_numbers(subgraph, kernel, store)
         timing = _time(_instances(subgraph, kernel), sample_s)
     except RejectedError as rejected:
@@ -97,7 +104,13 @@ def tuned(subgraph: Subgraph, backend: Backend, options: BuildOptions) -> BuildO
         return replace(options, tuning=backend.tune(subgraph, options))
 
 
-def build(subgraph: Subgraph, backend: Backend, options: BuildOptions, store: ValueStore) -> BoundKernel:
+def build(
+    subgraph: Subgraph,
+    backend: Backend,
+    options: BuildOptions,
+    store: ValueStore,
+    original: onnx.ModelProto | None = None,
+) -> BoundKernel:
     """Compile, load and bind the candidate. Raises RejectedError."""
     layouts = _Layouts.of(subgraph, options.variant)
     inputs = tuple(
@@ -109,7 +122,10 @@ def build(subgraph: Subgraph, backend: Backend, options: BuildOptions, store: Va
         for found, layout in zip(subgraph.output_types, layouts.outputs, strict=True)
     )
     with stage("codegen"):
-        artifact = backend.codegen(subgraph, options)
+        if original is None:
+            artifact = backend.codegen(subgraph, options)
+        else:
+            artifact = backend.codegen_model(original, options)
 
     def instance() -> BoundKernel:
         start = time.perf_counter()

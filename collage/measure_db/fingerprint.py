@@ -28,8 +28,17 @@ def model_digest(model: Model) -> str:
 
     The content of weights does not count: whether a conversion is right does not depend on it.
     """
+    return _digest(model.onnx, f"{sorted(model.opaque)}")
+
+
+def original_digest(model: onnx.ModelProto) -> str:
+    """The same of a model as its author wrote it."""
+    return _digest(model, "")
+
+
+def _digest(model: onnx.ModelProto, more: str) -> str:
     hasher = hashlib.sha256()
-    graph = model.onnx.graph
+    graph = model.graph
     for node in graph.node:
         hasher.update(node.SerializeToString(deterministic=True))
     for info in [*graph.input, *graph.output]:
@@ -38,7 +47,5 @@ def model_digest(model: Model) -> str:
         hasher.update(f"{tensor.name}{tensor.dims}{tensor.data_type}".encode())
         if tensor.ByteSize() <= _SMALL_BYTES and tensor.data_location != onnx.TensorProto.EXTERNAL:
             hasher.update(tensor.SerializeToString(deterministic=True))
-    hasher.update(
-        f"{sorted(model.opaque)}{[(o.domain, o.version) for o in model.onnx.opset_import]}".encode()
-    )
+    hasher.update(f"{more}{[(o.domain, o.version) for o in model.opset_import]}".encode())
     return hasher.hexdigest()

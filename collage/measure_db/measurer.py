@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
+import onnx
 import onnxruntime
 import tvm
 
@@ -24,9 +25,10 @@ from collage.graph.dataflow import Array
 from collage.measure_db.coldness import weights_among
 from collage.measure_db.database import Database, KernelKey
 from collage.measure_db.effort import FULL, Effort
-from collage.measure_db.fingerprint import fingerprint, model_digest
+from collage.measure_db.fingerprint import fingerprint, model_digest, original_digest
 from collage.measure_db.process import WorkerDiedError, WorkerProcess, Workers
 from collage.measure_db.protocol import (
+    ORIGINAL_FILE,
     Change,
     Evaluate,
     Evaluated,
@@ -71,11 +73,13 @@ class Measurer:
         progress: Callable[[Progress], None] | None = None,
         workers: Workers | None = None,
         effort: Effort = FULL,
+        original: onnx.ModelProto | None = None,
     ) -> None:
         """``hardware`` is Target.hardware; ``time_limit_s`` is for each candidate, building and timing it.
 
         Tuning a candidate has TRIAL_LIMIT_S seconds a trial on top of that. ``workers`` gives the worker and takes it
-        back; by default the measurer has its own. ``effort`` is how long to take samples.
+        back; by default the measurer has its own. ``effort`` is how long to take samples. ``original`` is what the
+        model was made from (see ``as_region``), where that is to be measured, too.
         """
         self.model = model
         self.measurements_made = 0
@@ -87,6 +91,8 @@ class Measurer:
         self._time_limit_s = time_limit_s
         self._memory_bytes = memory_bytes if memory_bytes is not None else _from_environment()
         self._progress = progress or (lambda _: None)
+        self.original = original
+        self._original_digest = "" if original is None else original_digest(original)
         self._subgraphs: dict[tuple[int, ...], Subgraph] = {}
         self._init: Init | None = None
         self._worker: WorkerProcess | None = None
@@ -140,6 +146,8 @@ class Measurer:
             description = str(self._subgraph(request.nodes))
             if request.variant != ALL_PLAIN:
                 description += f" ({request.variant})"
+            if request.original:
+                description = ", ".join(filter(None, ("the model as written", request.profile)))
             show(Progress("measure", done, len(missing), f"{request.backend}: {description}"))
             outcome = self._measure_one(request)
             self._database.put(key, outcome, description)
@@ -191,6 +199,8 @@ class Measurer:
         backend = self._backends[request.backend]
         settings = backend.settings(self._options_for(request))
         variant = "" if request.variant == ALL_PLAIN else f"{_per_value(request.variant)} "
+        if request.original:
+            settings += f" {request.profile} on the original {self._original_digest}"
         among = weights_among(self._subgraph(request.nodes))
         return KernelKey(
             digest=self._subgraph(request.nodes).digest,
@@ -297,6 +307,8 @@ class Measurer:
                 samples=self.model.samples,
             )
             save_proto(self.model.onnx, Path(folder) / "model.onnx")
+            if self.original is not None:
+                save_proto(self.original, Path(folder) / ORIGINAL_FILE)
         return self._init
 
     def _options_for(self, request: Request) -> BuildOptions:
@@ -310,6 +322,7 @@ class Measurer:
             exclusive=len(request.nodes) == len(self.model.graph.nodes),
             tune_trials=self._options.tune_trials if tunes else 0,
             variant=request.variant,
+            profile=request.profile,
         )
 
     def _subgraph(self, nodes: tuple[int, ...]) -> Subgraph:

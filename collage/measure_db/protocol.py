@@ -12,14 +12,22 @@ from collage.graph.layout import Layout
 from collage.measure_db.effort import Effort
 from collage.measure_db.timing import Timing
 
+ORIGINAL_FILE = "original.onnx"
+"""In the folder of Init: the model as its author wrote it, with inputs and outputs in the graph's order."""
+
 
 @dataclass(frozen=True)
 class Request:
-    """A candidate to measure: node ids of the model, ascending, the backend's name, and its variant."""
+    """A candidate to measure: node ids of the model, ascending, the backend's name, and its variant.
+
+    ``original`` asks for the model as its author wrote it in the place of all nodes, with a ``profile`` of the backend.
+    """
 
     nodes: tuple[int, ...]
     backend: str
     variant: Variant = ALL_PLAIN
+    original: bool = False
+    profile: str = ""
 
 
 @dataclass(frozen=True)
@@ -33,7 +41,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Init:
-    """The first message for a model. ``folder`` holds ``model.onnx`` and takes the reference values.
+    """The first message for a model. ``folder`` holds ``model.onnx``, maybe ``original.onnx``, and takes the reference
+    values.
 
     ``wrong`` is what ``from_simplified`` was called with, ``fingerprint`` that of the graph it gave, and
     ``backends`` holds pickles. ``memory_bytes`` limits the worker's data; None: what the machine can spare.

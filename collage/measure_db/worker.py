@@ -32,6 +32,7 @@ from collage.measure_db.change import measure_change
 from collage.measure_db.fingerprint import fingerprint
 from collage.measure_db.machine import limit_memory, spare_memory
 from collage.measure_db.protocol import (
+    ORIGINAL_FILE,
     Evaluate,
     Evaluated,
     Init,
@@ -89,7 +90,12 @@ class _Worker:
     def _measure(self, message: Measure) -> Outcome:
         backend = self._backend(message.request.backend)
         subgraph = Subgraph(self.model, message.request.nodes)
-        return measure_candidate(subgraph, backend, message.options, self._store, message.sample_s)
+        original = None
+        if message.request.original:
+            original = onnx.load(str(Path(self._init.folder) / ORIGINAL_FILE))
+        return measure_candidate(
+            subgraph, backend, message.options, self._store, message.sample_s, original
+        )
 
     def _switch(self, message: MeasureSwitch) -> SwitchCost:
         kernels, calls, switches = [], [], 0

@@ -60,7 +60,7 @@ def build_executor(parts: Parts, backends: Backends) -> Executor:
     """Load the kernels and bind them. Raises CollageError naming the region that cannot be loaded."""
     kernels = []
     for region, artifact in zip(parts.program.launches, parts.artifacts, strict=True):
-        options = BuildOptions(threads=region.threads, exclusive=region.exclusive)
+        options = BuildOptions(threads=region.threads, exclusive=region.exclusive, profile=region.profile)
         try:
             whole = artifact if isinstance(artifact, Framed) else bytes(artifact)
             kernels.append(backends[region.backend].load(whole, options))

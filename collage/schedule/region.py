@@ -15,7 +15,7 @@ class Region:
     one for each other layout of it. ``layout`` is that of the inputs and outputs, ``split`` how the work is
     divided, ``threads`` what the kernel may use, ``stream`` where it runs; ``cost_us`` its measured median in
     microseconds and ``noise_us`` the half-width of the 95 % interval. ``in_place`` are the positions of inputs that
-    the kernel may overwrite with its one output.
+    the kernel may overwrite with its one output. ``exclusive`` and ``profile`` are those of BuildOptions.
     """
 
     backend: str
@@ -32,6 +32,7 @@ class Region:
     noise_us: float = 0.0
     exclusive: bool = False
     in_place: tuple[int, ...] = ()
+    profile: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for the module file."""

@@ -1,0 +1,44 @@
+"""The model as its author wrote it, in the place of the region that is all of the graph."""
+
+from __future__ import annotations
+
+import onnx
+
+from collage.frontend.model import Model
+from collage.frontend.shapes import model_inputs
+from collage.frontend.subgraph import Subgraph
+from collage.frontend.to_onnx import ExportError
+
+
+def as_region(original: onnx.ModelProto, model: Model) -> onnx.ModelProto:
+    """The original with its inputs and outputs in the order of the graph's; nodes and weights are untouched.
+
+    Outputs that are constants or come twice are left out: Collage gives them itself. Raises ExportError when an input
+    or output of the graph has no counterpart.
+    """
+    whole = Subgraph(model, tuple(range(len(model.graph.nodes))))
+    taken = {value: name for name, value in zip(model.input_names, model.graph.inputs, strict=True)}
+    given = {value: name for name, value in zip(model.output_names, model.graph.outputs, strict=True)}
+    wanted = (
+        [taken.get(value, "") for value in whole.inputs],
+        [given.get(value, "") for value in whole.outputs],
+    )
+    inputs = {info.name: info for info in original.graph.input}
+    outputs = {info.name: info for info in original.graph.output}
+    missing = [name for name in wanted[0] if name not in inputs] + [n for n in wanted[1] if n not in outputs]
+    if missing:
+        raise ExportError(f"the original has other inputs or outputs than the graph: {', '.join(missing)}.")
+    required = {info.name for info in model_inputs(original)}
+    overridable = [info for info in original.graph.input if info.name not in required]
+    if ([i.name for i in original.graph.input], [*outputs]) == (
+        [*wanted[0], *(info.name for info in overridable)],
+        wanted[1],
+    ):
+        return original
+    copy = onnx.ModelProto()
+    copy.CopyFrom(original)
+    del copy.graph.input[:]
+    copy.graph.input.extend([*(inputs[name] for name in wanted[0]), *overridable])
+    del copy.graph.output[:]
+    copy.graph.output.extend([outputs[name] for name in wanted[1]])
+    return copy

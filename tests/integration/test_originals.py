@@ -1,0 +1,191 @@
+"""Never slower: the engines on the model as its author wrote it, with their settings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import helper
+
+import collage
+from collage import finalists
+from collage.assemble import as_written
+from collage.backends.base import BackendKind, BuildOptions, Kernel
+from collage.backends.layout import LayoutChange
+from collage.backends.onnxruntime import OnnxRuntime
+from collage.backends.openvino import OpenVino
+from collage.backends.view import View
+from collage.frontend.load import load_onnx
+from collage.frontend.model import from_simplified
+from collage.frontend.original import as_region
+from collage.frontend.simplify import simplify
+from collage.frontend.to_onnx import ExportError
+from collage.originals import best_profile
+from collage.search.placement import Candidate
+from tests.backends_for_tests import NumpyBackend
+from tests.models import conv_net, elementwise_net, make_model
+
+ENGINES = [
+    OnnxRuntime(),
+    pytest.param(OpenVino(), marks=pytest.mark.skipif(not OpenVino().available(), reason="not installed")),
+]
+
+
+def awkward() -> onnx.ModelProto:
+    """Inputs that are read in another order than they are given, an initializer among them, and odd outputs."""
+    weights = {"w": np.full((2, 3), 2.0, np.float32), "k": np.arange(3, dtype=np.float32)}
+    nodes = [
+        helper.make_node("Identity", ["k"], ["fixed"]),
+        helper.make_node("Sub", ["b", "w"], ["s"]),
+        helper.make_node("Exp", ["a"], ["e"]),
+        helper.make_node("Mul", ["s", "e"], ["y"]),
+        helper.make_node("Identity", ["y"], ["again"]),
+    ]
+    shapes = {"b": [2, 3], "w": [2, 3], "a": [2, 3]}
+    outputs = {"fixed": [3], "again": [2, 3], "s": [2, 3], "y": [2, 3]}
+    return make_model(nodes, shapes, outputs, weights)
+
+
+def test_the_original_takes_the_place_of_the_whole_graph() -> None:
+    original = load_onnx(awkward())
+    model = from_simplified(simplify(original))
+    region = as_region(original, model)
+    onnx.checker.check_model(region)
+    assert region.graph.node == original.graph.node
+    assert [i.name for i in region.graph.input] == ["a", "b", "w"]
+    assert len(region.graph.output) == 2
+    assert [i.name for i in original.graph.input] == ["b", "w", "a"]
+
+
+def test_a_model_in_the_graphs_order_is_not_copied() -> None:
+    original = load_onnx(conv_net())
+    assert as_region(original, from_simplified(simplify(original))) is original
+
+
+def test_an_original_that_does_not_fit_is_told_of() -> None:
+    original = load_onnx(conv_net())
+    model = from_simplified(simplify(original))
+    original.graph.input[0].name = "another"
+    with pytest.raises(ExportError, match="other inputs or outputs than the graph: x"):
+        as_region(original, model)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_every_profile_gives_the_right_numbers_from_a_module_file(
+    engine: OnnxRuntime | OpenVino, position: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = engine.profiles(BuildOptions(threads=2))[position]
+    ranked = finalists._ranked
+    monkeypatch.setattr("collage.originals.best_profile", lambda profiles: profile)
+    monkeypatch.setattr("collage.originals._slower", lambda one, other: False)
+    monkeypatch.setattr(
+        finalists,
+        "_ranked",
+        lambda f, t: sorted(ranked(f, t), key=lambda each: "as written" not in each.label),
+    )
+    module = collage.compile(
+        awkward(), backends=[engine.name], threads=2, db=tmp_path / "db.sqlite", progress=False
+    )
+    (region,) = module.program.launches
+    assert (region.profile, region.split) == (profile, as_written(profile))
+    for node in module.summary()["nodes"]:
+        assert [each["verdict"] for each in node["candidates"]].count("chosen") == 1
+    module.save(tmp_path / "net.collage")
+    rng = np.random.default_rng(0)
+    x = {name: rng.standard_normal((2, 3)).astype(np.float32) for name in "ab"}
+    session = ort.InferenceSession(awkward().SerializeToString(), providers=["CPUExecutionProvider"])
+    found = collage.load(tmp_path / "net.collage").run(x)
+    for name, array in zip(("fixed", "again", "s", "y"), session.run(None, x), strict=True):
+        np.testing.assert_allclose(found[name], array, rtol=1e-5)
+
+
+def test_profiles_reach_onnx_runtime() -> None:
+    engine, model = OnnxRuntime(), elementwise_net().SerializeToString()
+    base = BuildOptions(threads=2, exclusive=True)
+    found = {
+        profile: engine.load(model, replace(base, profile=profile))._session.get_session_options()
+        for profile in engine.profiles(base)
+    }
+    assert set(found) == {"", "plain layout", "no spinning", "one thread"}
+    level = ort.GraphOptimizationLevel
+    assert found[""].graph_optimization_level == level.ORT_ENABLE_ALL
+    assert found["plain layout"].graph_optimization_level == level.ORT_ENABLE_EXTENDED
+    assert [found[each].intra_op_num_threads for each in ("", "one thread")] == [2, 1]
+    assert found["no spinning"].get_session_config_entry("session.intra_op.allow_spinning") == "0"
+    assert engine.profiles(BuildOptions(threads=1)) == ("", "plain layout")
+
+
+@pytest.mark.skipif(not OpenVino().available(), reason="not installed")
+def test_profiles_reach_openvino() -> None:
+    engine, model = OpenVino(), elementwise_net().SerializeToString()
+    base = BuildOptions(threads=2, exclusive=True)
+    found = {
+        profile: engine.load(model, replace(base, profile=profile))._compiled
+        for profile in engine.profiles(base)
+    }
+    assert set(found) == {"", "not pinned", "one thread"}
+    assert [found[each].get_property("INFERENCE_NUM_THREADS") for each in ("", "one thread")] == [2, 1]
+    assert found["not pinned"].get_property("ENABLE_CPU_PINNING") is False
+    assert engine.profiles(BuildOptions(threads=1)) == ("",)
+
+
+def test_the_usual_settings_stay_unless_they_are_slower_beyond_doubt() -> None:
+    def profiles(**costs: float) -> dict[str, Candidate]:
+        return {name.replace("usual", ""): Candidate((0,), "e", us, 1.0) for name, us in costs.items()}
+
+    assert best_profile(profiles(usual=100, other=97)) == ""
+    assert best_profile(profiles(usual=100, other=80, third=90)) == "other"
+    assert best_profile(profiles(other=90, third=80)) == "third"
+
+
+class Crashing(NumpyBackend):
+    """An engine that takes the process with it when it is given a whole model of an author's."""
+
+    name: ClassVar[str] = "crashing"
+    kind: ClassVar[BackendKind] = BackendKind.ENGINE
+
+    def takes_models(self) -> bool:
+        return True
+
+    def codegen_model(self, model: onnx.ModelProto, options: BuildOptions) -> bytes:
+        return b"original"
+
+    def profiles(self, options: BuildOptions) -> Sequence[str]:
+        return ("", "worse")
+
+    def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
+        if artifact == b"original":
+            os.abort()
+        return super().load(artifact, options)
+
+
+def test_an_engine_that_crashes_on_the_original_costs_itself_only(tmp_path: Path) -> None:
+    registry = collage.Registry()
+    for backend in (Crashing(), OnnxRuntime(), View(), LayoutChange()):
+        registry.register(backend)
+    module = collage.compile(elementwise_net(), registry=registry, db=tmp_path / "db.sqlite", progress=False)
+    verdicts = {
+        each["split"]: each["verdict"]
+        for each in module.summary()["nodes"][0]["candidates"]
+        if each["backend"] == "crashing" and each["pattern"] == "whole model"
+    }
+    assert verdicts.keys() == {"as written", "as written, worse"}
+    assert all("crashed" in verdict and "SIGABRT" in verdict for verdict in verdicts.values())
+
+
+def test_a_second_compile_measures_no_original_again(tmp_path: Path) -> None:
+    first, second = (
+        collage.compile(conv_net(), backends=["onnxruntime"], db=tmp_path / "db.sqlite", progress=False)
+        for _ in range(2)
+    )
+    assert first.report.measurements_made > 0 == second.report.measurements_made
+    patterns = {each["split"] for node in first.summary()["nodes"] for each in node["candidates"]}
+    assert "as written" in patterns
