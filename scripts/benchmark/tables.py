@@ -111,6 +111,33 @@ def busy(results: Sequence[Result]) -> list[RenderableType]:
     return [table, *(line for result in results for line in _failures(result))]
 
 
+def levels(results: Sequence[Result]) -> list[RenderableType]:
+    """Milliseconds at both levels and of the engines, the ratios, and how the search went."""
+    names = _in_order(name for result in results for name in result["contenders"])
+    ratios = {
+        "best engine / op level": "best_engine_over_op",
+        "best engine / graph level": "best_engine_over_graph",
+        "op level / graph level": "op_over_graph",
+    }
+    table = _table("model", *(f"{name} ms" for name in names), *ratios, "placements", "search s")
+    for result in results:
+        found = [result["speedup"][key] for key in ratios.values()]
+        table.add_row(
+            Text(result["model"].removesuffix(".onnx")),
+            *(_ms(result["contenders"].get(name)) for name in names),
+            *(f"{ratio:.3f}" if ratio else "-" for ratio in found),
+            str(result["search"]["trials"]),
+            f"{result['search']['seconds']:.0f}",
+        )
+    parts: list[RenderableType] = [table]
+    for result in results:
+        search = result["search"]
+        steps = ", ".join(f"{seconds:.0f} s {speed:.3f}x" for seconds, speed in search["history"])
+        parts.append(f"{result['model']}: {steps}; {search['ended']}; wins: {result['winner']['graph']}")
+        parts += _failures(result)
+    return parts
+
+
 def overhead(results: Sequence[Result]) -> list[RenderableType]:
     """Nanoseconds for each launch."""
     table = _table("threads", "launches", "median ns / launch", "least", "under 1 us")
