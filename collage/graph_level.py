@@ -1,10 +1,10 @@
 """The graph level (section 2.4.3): what else an engine should take over, found by running whole networks.
 
 The op level adds up kernels that were timed alone. What an engine gains from having more of the network in its hands
-no sum shows, so here each proposal is built and run beside the op-level placement, and an evolutionary search
-(`collage.search.evolution`) makes the proposals. Regions are measured in the worker first: one that crashes, hangs or
-is wrong costs itself only. Every trial is kept in the database with the seconds it took, so that the same search on
-the same database makes the same choices and no measurement.
+no sum shows. So an evolutionary search (`collage.search.evolution`) makes proposals, and each is built and run beside
+the op-level placement, unless its parts alone take far too long. Regions are measured in the worker first: one that
+crashes, hangs or is wrong costs itself only. Every trial is kept in the database with the seconds it took, so that the
+same search on the same database makes the same choices and no measurement.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from collage.in_network import InNetwork
 from collage.measure_db.database import NetworkKey
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement
-from collage.measure_db.timing import Timing, interleave
+from collage.measure_db.timing import SETTLE_S, TURN_S, Timing, interleave
 from collage.placing import NOISE_MARGIN, Placer, Placing
 from collage.progress import Progress
 from collage.report import CandidateReport, GraphLevelReport
@@ -49,9 +49,10 @@ _BASE = "op level"
 _RIVAL = "rival"
 
 _ROUNDS, _LIMIT_S, _FEWEST_ROUNDS = 12, 5.0, 3
-_LONG_ROUNDS, _LONG_LIMIT_S = 30, 12.0
-_SETTLE_S = 0.05
-_TURN_S = 0.02
+_LONG_ROUNDS, _LONG_LIMIT_S = 30, 8.0
+_HOPELESS = 1.3
+"""Times the op level's sum: proposals whose regions and kernels, measured alone, take longer are not run as a whole.
+The sum is within a tenth of the whole, and building a network takes longer than measuring its regions."""
 _EXECUTORS = 3
 """Loaded at a time: the op level, the best one, and one that is tried. Each holds the network's weights."""
 _ABOUT_AS_FAST = 1.1
@@ -106,9 +107,7 @@ class GraphLevel:
         self._executors.clear()
         rivals = []
         if found.state.champion != encoding.op_level:
-            rival = Rival(LABEL, self._placements[encoding.decode(found.state.champion)], exclusive=False)
-            finalist = self.network.assembler.assemble(rival, self.placer.tunings())
-            placement = self.network.timed(finalist)
+            placement = self._placements[encoding.decode(found.state.champion)]
             rivals = rivals_of(LABEL, placement, self.network.backends)
         return rivals, _report(found, len(encoding.genes))
 
@@ -124,16 +123,24 @@ class GraphLevel:
         cost, reason = None, ""
         try:
             rival = self._finalist(offloaded)
-            timings = self._timings([self._base, rival], _ROUNDS, _LIMIT_S)
-            base, ours = timings[_BASE], timings[_RIVAL]
-            times = ours.median_us / base.median_us
-            cost = Cost(times, times * (ours.noise_us / ours.median_us + base.noise_us / base.median_us))
+            cost = self._hopeless(rival.placement) or self._measured(rival)
         except CollageError as error:
             reason = str(error)
             log.info("graph level: %s", reason)
         trial = Trial(cost, self._seconds(offloaded, "", started), reason)
         self._trials[regions] = trial
         return trial
+
+    def _hopeless(self, placement: Placement) -> Cost | None:
+        """What the parts add up to, where that is far too much."""
+        times = placement.predicted_us / self._base.placement.predicted_us
+        return Cost(times, times * (_HOPELESS - 1)) if times > _HOPELESS else None
+
+    def _measured(self, rival: Finalist) -> Cost:
+        timings = self._timings([self._base, rival], _ROUNDS, _LIMIT_S)
+        base, ours = timings[_BASE], timings[_RIVAL]
+        times = ours.median_us / base.median_us
+        return Cost(times, times * (ours.noise_us / ours.median_us + base.noise_us / base.median_us))
 
     def compare(self, challenger: Genome, champion: Genome) -> tuple[Trial, Trial]:
         """Both in one long run, with the op-level placement as the measure of both."""
@@ -251,8 +258,8 @@ class GraphLevel:
             calls,
             rounds=rounds,
             limit_s=limit_s,
-            settle_s=_SETTLE_S,
-            turn_s=_TURN_S,
+            settle_s=SETTLE_S,
+            turn_s=TURN_S,
             until_sure=True,
             least=_FEWEST_ROUNDS,
         )

@@ -23,7 +23,6 @@ from collage.placing import Placer, Placing
 from collage.progress import Progress
 from collage.runtime.module import build_executor
 from collage.runtime.profile import launch_times_us
-from collage.search.conversion import Conversion
 from collage.search.corrections import NO_CORRECTIONS
 from collage.search.placement import Candidate, Placement
 
@@ -79,10 +78,6 @@ class InNetwork:
         ]
         return replace(found[0] if found else first, search_s=search_s)
 
-    def timed(self, finalist: Finalist) -> Placement:
-        """The finalist's placement with the costs of its launches as they are in the network."""
-        return _timed(finalist.placement, finalist.launches, self.times(finalist), self.epsilon_us)
-
     def times(self, finalist: Finalist) -> list[float]:
         """Microseconds of each launch, from the database or from running the network."""
         key = str(network_key(finalist, [finalist], self.assembler.model, self.assembler.target))
@@ -110,22 +105,12 @@ def _alike(placement: Placement) -> tuple[Candidate, ...]:
 def _with_times(placing: Placing, finalist: Finalist, times: Sequence[float], epsilon_us: float) -> Placing:
     """The placing with the mix's costs as they are in the network, and the better of it and the placement."""
     assert placing.mix is not None
-    mix = _timed(placing.mix, finalist.launches, times, epsilon_us)
-    is_mix = placing.placement is placing.mix or mix.predicted_us < placing.placement.predicted_us
-    return replace(placing, mix=mix, placement=mix if is_mix else placing.placement)
-
-
-def _timed(
-    placement: Placement,
-    launches: Sequence[Candidate | Conversion],
-    times: Sequence[float],
-    epsilon_us: float,
-) -> Placement:
-    """The placement with the times of its launches as costs; what launches nothing keeps its own."""
-    found = dict(zip(launches, times, strict=True))
+    found = dict(zip(finalist.launches, times, strict=True))
     candidates = [
         replace(c, cost_us=max(0.0, found[c] - epsilon_us * c.switches)) if c in found else c
-        for c in placement.candidates
+        for c in placing.mix.candidates
     ]
-    conversions = [replace(c, cost_us=found[c]) for c in placement.conversions]
-    return Placement(tuple(candidates), sum(times), placement.exact, tuple(conversions))
+    conversions = [replace(c, cost_us=found[c]) for c in placing.mix.conversions]
+    mix = Placement(tuple(candidates), sum(times), placing.mix.exact, tuple(conversions))
+    is_mix = placing.placement is placing.mix or mix.predicted_us < placing.placement.predicted_us
+    return replace(placing, mix=mix, placement=mix if is_mix else placing.placement)

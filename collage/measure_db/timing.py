@@ -183,7 +183,7 @@ def interleave(
         for done in range(rounds):
             if done >= _FEWEST and clock() - start >= limit_s * 1e9:
                 break
-            if until_sure and done >= _FEWEST:
+            if until_sure and names and done >= _FEWEST:
                 running = _still_open({name: summary(samples[name]) for name in running}, done)
                 if len(running) < 2 and done >= least:
                     break
