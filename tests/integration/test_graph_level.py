@@ -53,7 +53,7 @@ def module(database: Path) -> collage.CompiledModule:
 
 def test_the_report_says_how_the_search_went(module: collage.CompiledModule) -> None:
     found = module.summary()["graph_level"]
-    assert 4 <= found["trials"] <= 8
+    assert found["trials"] >= 4
     assert found["genes"] >= 2
     assert found["history"][0] == (0.0, 1.0)
     assert found["times"] == found["history"][-1][1] <= 1.0
