@@ -130,7 +130,7 @@ def _compile_in_parts(job: _Job, started: float) -> CompiledModule:
     build = BuildOptions(target.threads, options.tune_trials)
     model = from_simplified(simplify(original), name, samples=job.samples)
     with Database(options.db) as database:
-        settings = _Measuring(job, build, database, originals=True)
+        settings = _Measuring(job, build, database, originals=options.effort is FULL)
         with ExitStack() as stack:
             measurer = _verified(model, settings, stack)
             model = measurer.model
