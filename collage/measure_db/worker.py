@@ -93,9 +93,7 @@ class _Worker:
         original = None
         if message.request.original:
             original = onnx.load(str(Path(self._init.folder) / ORIGINAL_FILE))
-        return measure_candidate(
-            subgraph, backend, message.options, self._store, message.sample_s, original
-        )
+        return measure_candidate(subgraph, backend, message.options, self._store, message.sample_s, original)
 
     def _switch(self, message: MeasureSwitch) -> SwitchCost:
         kernels, calls, switches = [], [], 0
