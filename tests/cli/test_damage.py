@@ -88,6 +88,14 @@ def test_loop_that_never_ends(constant: bool, tmp_path: Path) -> None:
     assert json_of("db", "stats", "--db", tmp_path / "db", "--json")["rejected"] == {}
 
 
+def test_loop_that_never_ends_in_a_model_that_only_engines_run(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    onnx.save_model(endless(constant=False, typed=False), str(path))
+    options = ["--db", str(tmp_path / "db"), "--time-limit", "2", "--backends", "onnxruntime", "--quiet"]
+    words = ("endless (Loop)", "no engine can run the model whole", "took more than 2 s")
+    fails(1, "compile", path, "-o", tmp_path / "out.collage", *options, words=words)
+
+
 def test_database_of_a_newer_version(network: Path, module: Path, database: Path, tmp_path: Path) -> None:
     newer = tmp_path / "newer.sqlite"
     newer.write_bytes(database.read_bytes())
