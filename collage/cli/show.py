@@ -101,7 +101,8 @@ def show(
 def _of_shapes(summary: Summary, wanted: Mapping[str, tuple[int, ...]]) -> tuple[Report, Program]:
     """The module for these shapes. Raises UsageError listing those that are there."""
     from collage.runtime.file import closest
-    from collage.runtime.shaped import extents, shapes_text
+    from collage.runtime.inputs import extents
+    from collage.runtime.shaped import shapes_text
 
     report, program = closest(summary, wanted)
     if wanted.items() <= {port.name: extents(port) for port in program.takes}.items():
@@ -111,7 +112,7 @@ def _of_shapes(summary: Summary, wanted: Mapping[str, tuple[int, ...]]) -> tuple
 
 
 def _json(report: Report, program: Program, explain: str | None) -> dict[str, Any]:
-    from collage.runtime.shaped import summary_of
+    from collage.runtime.module import summary_of
 
     found = summary_of(report, program)
     if explain is not None:

@@ -34,8 +34,8 @@ def export_relax(
     """
     graph = model.graph
     variables: dict[int, Any] = {}
-    for value in inputs:
-        variables[value] = relax.Var(f"v{value}", relax_type(graph.type_of(value)))
+    for position, value in enumerate(inputs):  # equal parts have equal names, and so one kernel
+        variables[value] = relax.Var(f"x{position}", relax_type(graph.type_of(value)))
     params = list(variables.values())
     for node_id in nodes:
         for value in graph.nodes[node_id].inputs:

@@ -13,7 +13,7 @@ from collage.native.launch import (
     touch_in_turns,
 )
 from collage.native.library import core_problem
-from collage.native.scratch import on_stream
+from collage.native.scratch import sharing_scratch
 from collage.native.team import Team, beside_team, team_of
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
     "core_problem",
     "in_turn",
     "note_time",
-    "on_stream",
+    "sharing_scratch",
     "team_of",
     "touch_in_turns",
 ]

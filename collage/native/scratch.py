@@ -1,39 +1,43 @@
 """Scratch memory for primitives: one buffer for each thread of a team, which all kernels share.
 
 A team's thread runs one task at a time, so what one kernel leaves there is nothing to the next. Kernels that may
-run beside others of their team, on any of its threads, have buffers of their own.
+run beside others, on any threads, have buffers of their own.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from collage.runtime.buffers import aligned_bytes
 
-_buffers: dict[tuple[int, int, int], npt.NDArray[np.uint8]] = {}
-_stream: ContextVar[int] = ContextVar("stream", default=0)
+_buffers: WeakValueDictionary[tuple[int, int, Hashable], npt.NDArray[np.uint8]] = WeakValueDictionary()
+_group: ContextVar[Hashable] = ContextVar("group", default=None)
 _lock = threading.Lock()
 
 
 @contextmanager
-def on_stream(stream: int) -> Iterator[None]:
-    """Kernels bound in here run on that stream only, beside those of other streams."""
-    before = _stream.set(stream)
+def sharing_scratch(group: Hashable) -> Iterator[None]:
+    """Kernels bound in here may run beside those of other groups, and never beside each other on the same thread."""
+    before = _group.set(group)
     try:
         yield
     finally:
-        _stream.reset(before)
+        _group.reset(before)
 
 
 def shared_scratch(team: int, thread: int, nbytes: int) -> npt.NDArray[np.uint8]:
-    """At least ``nbytes`` bytes for thread ``thread`` of the team of ``team``; whoever got less before keeps it."""
-    key = team, thread, _stream.get()
+    """At least ``nbytes`` bytes for thread ``thread`` of the team of ``team``; whoever got less before keeps it.
+
+    It is there as long as somebody holds it.
+    """
+    key = team, thread, _group.get()
     with _lock:
         found = _buffers.get(key)
         if found is None or found.nbytes < nbytes:

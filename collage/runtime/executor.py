@@ -5,9 +5,10 @@ Kernels that follow each other on Collage's team become one call, which walks th
 
 from __future__ import annotations
 
+import itertools
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from functools import partial
 from weakref import WeakSet
 
@@ -17,24 +18,14 @@ import numpy.typing as npt
 from collage.backends.base import Call, Kernel
 from collage.errors import CollageError
 from collage.graph.dataflow import Array, np_dtype
-from collage.native import (
-    Events,
-    LaunchList,
-    NativeKernel,
-    Step,
-    Task,
-    beside_team,
-    in_turn,
-    note_time,
-    on_stream,
-    team_of,
-)
+from collage.native import NativeKernel, Team, beside_team, team_of
+from collage.runtime.binder import Binder, noted, timed
 from collage.runtime.buffers import aligned_empty
 from collage.runtime.turns import Turns
 from collage.schedule.program import Program
-from collage.schedule.schedule import TEAM
 
 _made: WeakSet[Executor] = WeakSet()
+_lanes = itertools.count(1)
 
 
 class Executor:
@@ -57,6 +48,13 @@ class Executor:
         self._constants = dict(constants)
         self._arrays: dict[int, Array] = {}
         self._kernels = list(kernels)  # a bound call may rely on its kernel staying alive
+        self._lane = 0
+        self._team: Team | None = None
+        if any(isinstance(kernel, NativeKernel) for kernel in kernels):
+            if program.threads == 1:
+                self._lane, self._team = self._own_team()
+            else:
+                self._team = team_of(program.threads)
         self.calls = self.bind()
         """The run list."""
         self._inputs = [self.array(p.value) for p in program.inputs]
@@ -75,19 +73,24 @@ class Executor:
         With ``ends`` (int64, an element for each launch) the calls also write the time after each launch, in
         nanoseconds of ``time.monotonic_ns``, and with ``starts`` the one before it.
         """
-        team = self.program.threads if any(isinstance(k, NativeKernel) for k in self._kernels) else 0
-        binder = _Binder(self.program, team)
+        binder = Binder(self.program, self._team, self._lane)
         for number, (region, kernel) in enumerate(zip(self.program.launches, self._kernels, strict=True)):
             inputs = [self.array(v) for v in region.inputs]
             outputs = [self.array(v) for v in region.outputs]
             before, after = (None if each is None else each[number:] for each in (starts, ends))
             if isinstance(kernel, NativeKernel):
-                binder.native(number, _noted(kernel.steps, before, after), inputs, outputs)
+                binder.native(number, noted(kernel.steps, before, after), inputs, outputs)
             else:
                 call = kernel.bind(inputs, outputs)
-                call = beside_team(call, team) if team else call
-                binder.call(_timed(call, before, after))
+                call = call if self._team is None else beside_team(call, self.program.threads)
+                binder.call(timed(call, before, after))
         return binder.finish()
+
+    def _own_team(self) -> tuple[int, Team]:
+        """A team of the caller alone, and its number: callers of several modules need not wait for each other."""
+        team = Team(1)
+        weakref.finalize(self, team.close).atexit = False
+        return next(_lanes), team
 
     def array(self, value: int) -> Array:
         """The value's buffer, in the arena unless it was given."""
@@ -145,92 +148,3 @@ def _in_forked_child() -> None:
 
 
 os.register_at_fork(after_in_child=_in_forked_child)
-
-
-class _Binder:
-    """Joins what follows each other on the team: launches of all its threads, and side by side those of streams."""
-
-    def __init__(self, program: Program, team: int) -> None:
-        self._streams = program.ordered.schedule.streams
-        self._team = team
-        self._events = Events()
-        self._records: dict[int, Task] = {}
-        self._waits: dict[int, list[Task]] = {}
-        waiters: dict[int, list[int]] = {}
-        for u, v in program.ordered.events:
-            waiters.setdefault(u, []).append(v)
-        for u, those in waiters.items():
-            self._records[u], waits = self._events.make(len(those))
-            for v, wait in zip(those, waits, strict=True):
-                self._waits.setdefault(v, []).append(wait)
-        self._calls: list[Call] = []
-        self._steps: list[Step] = []
-        self._lists: dict[int, list[Task]] = {}
-
-    def native(
-        self,
-        number: int,
-        make: Callable[[Sequence[Array], Sequence[Array]], Sequence[Step]],
-        inputs: Sequence[Array],
-        outputs: Sequence[Array],
-    ) -> None:
-        """Launch ``number``, on its stream."""
-        stream = self._streams[number]
-        if stream == TEAM:
-            self._meet()
-            self._steps += make(inputs, outputs)
-            return
-        with on_stream(stream):
-            tasks = [task for step in make(inputs, outputs) for task in step.tasks]
-        records = [self._records[number]] if number in self._records else []
-        self._lists.setdefault(stream, []).extend([*self._waits.get(number, ()), *tasks, *records])
-
-    def call(self, call: Call) -> None:
-        """Something that the team does not run."""
-        self._flush()
-        self._calls.append(call)
-
-    def finish(self) -> list[Call]:
-        """All calls."""
-        self._flush()
-        return self._calls
-
-    def _meet(self) -> None:
-        if self._lists:
-            lists = [self._lists.get(i, []) for i in range(max(self._lists) + 1)]
-            self._steps.append(Step(tuple(map(in_turn, lists))))
-            self._lists = {}
-
-    def _flush(self) -> None:
-        self._meet()
-        if self._steps:
-            self._calls.append(LaunchList(team_of(self._team), self._steps, self._events))
-            self._steps = []
-
-
-def _noted(
-    make: Callable[[Sequence[Array], Sequence[Array]], Sequence[Step]],
-    before: Array | None,
-    after: Array | None,
-) -> Callable[[Sequence[Array], Sequence[Array]], Sequence[Step]]:
-    """A kernel's steps, with the times before and after them written where that is asked for."""
-
-    def steps(inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
-        first, last = ([] if at is None else [note_time(int(at.ctypes.data))] for at in (before, after))
-        return [*first, *make(inputs, outputs), *last]
-
-    return steps
-
-
-def _timed(call: Call, before: Array | None, after: Array | None) -> Call:
-    if before is None and after is None:
-        return call
-
-    def run() -> None:
-        if before is not None:
-            before[0] = time.monotonic_ns()
-        call()
-        if after is not None:
-            after[0] = time.monotonic_ns()
-
-    return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -22,8 +23,9 @@ from collage.runtime.archive import MappedArchive, NewArchive
 from collage.runtime.buffers import as_bytes
 from collage.runtime.fallback import Fallback
 from collage.runtime.frames import Artifact, Framed, parts_of
+from collage.runtime.inputs import extents
 from collage.runtime.module import CompiledModule, Parts, load_parts
-from collage.runtime.shaped import ShapedModule, extents
+from collage.runtime.shaped import ShapedModule
 from collage.schedule.program import Program
 from collage.target import Target, host, usable_cores
 
@@ -123,7 +125,13 @@ def load_file(
 
 def _get_module(archive: MappedArchive, manifest: Mapping[str, Any], verify: bool) -> tuple[Parts, Report]:
     program = Program.from_json(manifest["program"])
-    artifacts = [_get_artifact(archive, names, verify) for names in manifest["artifacts"]]
+    found: dict[str, Artifact] = {}
+    artifacts = []
+    for names in manifest["artifacts"]:
+        key = json.dumps(names)  # equal artifacts become one, and so one kernel
+        if key not in found:
+            found[key] = _get_artifact(archive, names, verify)
+        artifacts.append(found[key])
     constants = {}
     for value, name in manifest["constants"].items():
         kind = program.types[int(value)]

@@ -93,3 +93,8 @@ def _listing(ports: Sequence[Port | ValuePort]) -> str:
 
 def _about(port: Port | ValuePort) -> str:
     return str(port.type) if isinstance(port, ValuePort) else f"{port.type.dtype}, {_x(port.type.shape)}"
+
+
+def extents(port: Port | ValuePort) -> tuple[int, ...]:
+    """The port's shape (elements per axis); -1 where the extent is not known."""
+    return tuple(-1 if extent is None else extent for extent in port.type.shape or ())

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from collage.backends.base import Backend, BuildOptions
+from collage.backends.base import Backend, BuildOptions, Kernel
 from collage.errors import CollageError, UsageError
 from collage.graph.dataflow import Array
 from collage.report import Report
 from collage.runtime.executor import Executor
 from collage.runtime.frames import Artifact, Framed
-from collage.runtime.inputs import collect_inputs
+from collage.runtime.inputs import collect_inputs, extents
 from collage.runtime.whole import WholeExecutor
 from collage.schedule.program import Program
 from collage.target import Target
@@ -57,18 +57,31 @@ def load_parts(parts: Parts, backends: Backends) -> Executor | WholeExecutor:
 
 
 def build_executor(parts: Parts, backends: Backends) -> Executor:
-    """Load the kernels and bind them. Raises CollageError naming the region that cannot be loaded."""
-    kernels = []
+    """Load the kernels and bind them; regions with one artifact share a kernel.
+
+    Raises CollageError naming the region that cannot be loaded.
+    """
+    kernels: list[Kernel] = []
+    loaded: dict[tuple[int, str, BuildOptions], Kernel] = {}
     for region, artifact in zip(parts.program.launches, parts.artifacts, strict=True):
         options = BuildOptions(threads=region.threads, exclusive=region.exclusive, profile=region.profile)
+        key = id(artifact), region.backend, options
         try:
-            whole = artifact if isinstance(artifact, Framed) else bytes(artifact)
-            kernels.append(backends[region.backend].load(whole, options))
+            if key not in loaded:
+                whole = artifact if isinstance(artifact, Framed) else bytes(artifact)
+                loaded[key] = backends[region.backend].load(whole, options)
+            kernels.append(loaded[key])
         except Exception as error:
             raise CollageError(
                 f"the {region.backend} kernel {'+'.join(region.ops[:6])} cannot be loaded: {error}"
             ) from error
     return Executor(parts.program, kernels, parts.constants)
+
+
+def summary_of(report: Report, program: Program) -> dict[str, Any]:
+    """A placement's summary (``Report.summary``), and the shapes that it is for."""
+    shapes = {port.name: list(extents(port)) for port in program.takes}
+    return {"inputs": shapes, **report.summary(program.regions)}
 
 
 class CompiledModule:
@@ -102,7 +115,7 @@ class CompiledModule:
 
     def summary(self) -> dict[str, Any]:
         """The JSON contract of ``show --json``."""
-        return self.report.summary(self.parts.program.regions)
+        return summary_of(self.report, self.parts.program)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Outputs for the inputs: one array, or a tuple in the model's order when there are several.

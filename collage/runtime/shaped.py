@@ -12,12 +12,10 @@ import numpy as np
 
 from collage.errors import InputError, UsageError
 from collage.graph.dataflow import Array
-from collage.report import Report
 from collage.runtime.fallback import Fallback
-from collage.runtime.inputs import in_order
+from collage.runtime.inputs import extents, in_order
 from collage.runtime.module import CompiledModule
-from collage.schedule.program import Port, Program
-from collage.schedule.whole import ValuePort
+from collage.schedule.program import Program
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +56,7 @@ class ShapedModule:
     def for_shapes(self, shapes: Mapping[str, Sequence[int]]) -> CompiledModule:
         """The module for exactly these shapes, by input. Raises InputError when there is none."""
         ports = self.modules[0].program.takes
-        wanted = tuple(tuple(extents) for extents in in_order(ports, (), shapes))
+        wanted = tuple(tuple(shape) for shape in in_order(ports, (), shapes))
         return self._by_shapes.get(wanted) or self._refuse(wanted)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
@@ -116,7 +114,7 @@ class ShapedModule:
 
     def summary(self) -> dict[str, Any]:
         """The JSON contract of ``show --json``: the first module's, and each one's under ``shapes``."""
-        return summarise([summary_of(m.report, m.program) for m in self.modules], self.fallback is not None)
+        return summarise([m.summary() for m in self.modules], self.fallback is not None)
 
     def save(self, path: str | Path) -> None:
         """Write one file that ``collage.load`` runs in a fresh process; atomic."""
@@ -136,11 +134,6 @@ class ShapedModule:
         )
 
 
-def extents(port: Port | ValuePort) -> tuple[int, ...]:
-    """The port's shape (elements per axis); -1 where the extent is not known."""
-    return tuple(-1 if extent is None else extent for extent in port.type.shape or ())
-
-
 def shapes_text(program: Program) -> str:
     """The shapes that a program is for, as ``--shape`` takes them: ``ids:1x64 mask:1x64``."""
     return _text([port.name for port in program.takes], [extents(port) for port in program.takes])
@@ -153,9 +146,3 @@ def _text(names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> str:
 def summarise(found: Sequence[Mapping[str, Any]], fallback: bool) -> dict[str, Any]:
     """Of summaries with their shapes: the first, and all of them under ``shapes``."""
     return {**found[0], "shapes": list(found), "fallback": "onnxruntime" if fallback else None}
-
-
-def summary_of(report: Report, program: Program) -> dict[str, Any]:
-    """A placement's summary (``Report.summary``) with the shapes that it is for."""
-    shapes = {port.name: list(extents(port)) for port in program.takes}
-    return {"inputs": shapes, **report.summary(program.regions)}

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import collage
+from collage.errors import CollageError
 from collage.runtime.frames import Framed
 from collage.runtime.module import build_executor
 from service.callers import made_up
@@ -54,9 +55,10 @@ def load_in_processes(file: Path, processes: int, *, verify: bool) -> dict[str, 
             )
             running.append(child)
             assert child.stdout is not None
-            times.append(
-                {name: round(value, 3) for name, value in json.loads(child.stdout.readline()).items()}
-            )
+            line = child.stdout.readline()
+            if not line:
+                raise CollageError(f"a process that loads {file} failed; see above.")
+            times.append({name: round(value, 3) for name, value in json.loads(line).items()})
         memory = []
         for child in running:
             assert child.stdin is not None

@@ -254,3 +254,25 @@ def test_fallback_schedule_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("collage.backends.tvm_codegen.schedule._place", broken)
     for threads in (1, 2):
         check(lambda e, x: op.nn.softmax(x), np_softmax, f32(64, 1100), threads=threads)
+
+
+def test_equal_kernels_are_equal_bytes_and_one_code_in_memory() -> None:
+    """Whatever their values are called, and wherever the compiler had its buffers."""
+
+    def compiled() -> bytes:
+        return compile_kernel(
+            lower(function(lambda e, x, b: e(op.nn.softmax(e(op.add(x, b)))), f32(6, 33), f32(33))), 2
+        )
+
+    kept = [object() for _ in range(1000)]
+    first = compiled()
+    del kept
+    second = compiled()
+    assert first == second
+    kernels = [load_kernel(first), load_kernel(second)]
+    assert kernels[0].code is kernels[1].code
+    x, b = (draw(s, i) for i, s in enumerate((f32(6, 33), f32(33))))
+    for kernel in kernels:
+        y = poisoned(kernel.outputs[0])
+        kernel.bind([aligned(x), aligned(b)], [y])()
+        np.testing.assert_allclose(y, np_softmax(wide(x) + wide(b)), atol=1e-6)

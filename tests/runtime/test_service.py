@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +23,20 @@ import collage
 from collage.backends.native import Native
 from collage.backends.onednn import OneDnn
 from collage.errors import InputError, ModuleFileError
+from collage.graph.dataflow import TensorType
+from collage.native import NativeKernel, Step, Task, TaskError, core_problem
+from collage.native.library import address_of
+from collage.native.scratch import shared_scratch
 from collage.runtime.buffers import aligned_copy
+from collage.runtime.executor import Executor
+from collage.schedule.program import Port, make_program
+from collage.schedule.region import Region
 from scripts.service import allocations
 from tests.models import elementwise_net, make_model
 
 ROOT = Path(__file__).resolve().parents[2]
+needs_core = pytest.mark.skipif(bool(core_problem()), reason=core_problem())
+CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_void_p)
 needs_onednn = pytest.mark.skipif(not OneDnn().available(), reason=OneDnn().available().reason)
 CALLERS = 8
 
@@ -120,6 +132,64 @@ def test_clones_have_arenas_of_their_own_and_the_same_kernels(module: collage.Co
     assert clone._executor._kernels == module._executor._kernels
     np.testing.assert_array_equal(clone(image(0)), module(image(0)))
     assert clone.placement == module.placement
+
+
+class Meet(NativeKernel):
+    """Waits, on each run, until somebody else is running it; remembers the scratch memory it was given."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
+        self.met, self.scratch = threading.Barrier(2), []
+
+    def steps(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> Sequence[Step]:
+        def run(a: object, b: object, n: int, c: object) -> int:
+            try:
+                self.met.wait(10 if self.threads == 1 else 0.2)
+            except threading.BrokenBarrierError:
+                return 1
+            return 0
+
+        self.scratch.append(shared_scratch(self.threads, 0, 64))
+        callback = CALLBACK(run)
+        return [Step((Task(address_of(callback), keep=(callback,)),))]
+
+
+def meet(threads: int) -> tuple[Meet, list[Executor]]:
+    """Two executors of one such kernel."""
+    kind = TensorType((4,), "float32")
+    regions = [Region("meet", ("meet",), (0,), (), (0,), (1,), threads=threads)]
+    program = make_program(regions, [Port("x", 0, kind)], [Port("y", 1, kind)], {0: kind, 1: kind}, threads)
+    kernel = Meet(threads)
+    first = Executor(program, [kernel], {})
+    return kernel, [first, first.clone()]
+
+
+@needs_core
+def test_clones_of_a_single_threaded_module_run_at_the_same_time() -> None:
+    """With scratch memory of their own; those of a team take turns, and share it."""
+    kernel, executors = meet(1)
+    assert not np.may_share_memory(*kernel.scratch)
+    x = np.zeros(4, np.float32)
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(20):
+            list(pool.map(lambda each: each.run([x]), executors))
+    kernel, executors = meet(2)
+    assert np.may_share_memory(*kernel.scratch)
+    with ThreadPoolExecutor(2) as pool:
+        failed = [pool.submit(each.run, [x]).exception() for each in executors]
+    assert all(isinstance(each, TaskError) for each in failed)
+
+
+@needs_core
+def test_teams_of_single_threaded_clones_end_with_them() -> None:
+    _, executors = meet(1)
+    team = executors[1]._team
+    assert team is not None
+    assert team.handle
+    del executors[1]
+    gc.collect()
+    assert not team.handle
+    assert executors[0]._team.handle  # type: ignore[union-attr]
 
 
 def test_callers_of_an_engine(engine: Path) -> None:

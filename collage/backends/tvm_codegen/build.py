@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,13 +48,22 @@ def compile_kernel(lowered: LoweredKernel, threads: int, record: str = "") -> by
     with tempfile.TemporaryDirectory(prefix="collage-tvm-") as folder:
         path = Path(folder) / "kernel.ll"
         module.write_to_file(str(path), "ll")
-        code = linkable(path.read_bytes(), list(dict.fromkeys(call.name for call in lowered.calls)))
+        code = linkable(_without_addresses(path.read_bytes()), list(dict.fromkeys(call.name for call in lowered.calls)))
     return pack(
         Artifact(
             host_cpu(), threads, lowered.calls, lowered.params, lowered.outputs, lowered.intermediates,
             lowered.constants, code,
         )
     )  # fmt: skip
+
+
+def _without_addresses(code: bytes) -> bytes:
+    """LLVM IR in which the metadata names buffers by their order, not by where the compiler had them in memory.
+
+    Equal kernels then have equal code, which is stored and loaded once.
+    """
+    names: dict[bytes, int] = {}
+    return re.sub(rb'!"0x[0-9a-f]+"', lambda found: b'!"buffer %d"' % names.setdefault(found[0], len(names)), code)
 
 
 def _build(funcs: Mapping[str, Any], target: Any) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import tvm
@@ -27,6 +28,18 @@ __all__ = ["Kernel", "load_kernel"]
 
 
 @dataclass(frozen=True, eq=False)
+class Code:
+    """Compiled functions by name, as TVM calls them and as addresses of C functions."""
+
+    functions: Mapping[str, Any]
+    addresses: Mapping[str, int]
+
+
+_loaded: WeakValueDictionary[tuple[bytes, bool], Code] = WeakValueDictionary()
+"""Of this process. A network has the same code many times, and LLVM takes 50 ms each time."""
+
+
+@dataclass(frozen=True, eq=False)
 class Kernel:
     """Loaded code, and the buffers it expects."""
 
@@ -37,9 +50,12 @@ class Kernel:
     constants: tuple[Array, ...]
     threads: int
     parallel: bool
-    functions: Mapping[str, Any]
-    addresses: Mapping[str, int]
-    """Of the same functions, as C functions; empty without the native core."""
+    code: Code
+
+    @property
+    def addresses(self) -> Mapping[str, int]:
+        """Of its functions, as C functions; empty without the native core."""
+        return self.code.addresses
 
     def bind(self, params: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], None]:
         """Fix the buffers; the result runs the kernel on them with no further checks: on Collage's team of
@@ -52,7 +68,7 @@ class Kernel:
         if self.addresses:
             return LaunchList(team_of(self.threads), self.steps(params, outputs))
         runs = [
-            functools.partial(self.functions[call.name], *tensors)
+            functools.partial(self.code.functions[call.name], *tensors)
             for call, tensors in self._arguments(params, outputs)
         ]
         if len(runs) == 1:
@@ -70,7 +86,7 @@ class Kernel:
         tasks = []
         for call, tensors in self._arguments(params, outputs):
             arguments = tensor_arguments(tensors)
-            keep = (self.functions[call.name], arguments, tensors, result)
+            keep = (self.code, arguments, tensors, result)
             places = (ctypes.addressof(arguments), len(tensors), ctypes.addressof(result))
             tasks.append(Task(self.addresses[call.name], 0, *places, keep))
         alone = len(tasks) == 1 and not self.parallel
@@ -101,18 +117,24 @@ def load_kernel(data: Artifact) -> Kernel:
     found = unpack(data)
     if found.mcpu != host_cpu():
         raise ValueError(f"kernel compiled for {found.mcpu}, this CPU is {host_cpu()}")
-    with tempfile.TemporaryDirectory(prefix="collage-tvm-") as folder:
-        path = Path(folder) / "kernel.ll"
-        path.write_bytes(found.code)
-        module = tvm.runtime.load_module(str(path))
-    functions = {c.name: module[c.name] for c in found.calls}
-    addresses = (
-        {} if core_problem() else link(module, [*functions], address_of(core().collage_parallel_launch))
-    )
+    key = found.code, bool(core_problem())
+    code = _loaded.get(key)
+    if code is None:
+        code = _loaded[key] = _load(found.code, list(dict.fromkeys(call.name for call in found.calls)))
     return Kernel(
         found.calls, found.params, found.outputs, found.intermediates, found.constants, found.threads,
-        is_parallel(found.code), functions, addresses,
+        is_parallel(found.code), code,
     )  # fmt: skip
+
+
+def _load(code: bytes, names: Sequence[str]) -> Code:
+    with tempfile.TemporaryDirectory(prefix="collage-tvm-") as folder:
+        path = Path(folder) / "kernel.ll"
+        path.write_bytes(code)
+        module = tvm.runtime.load_module(str(path))
+    functions = {name: module[name] for name in names}
+    launch = None if core_problem() else address_of(core().collage_parallel_launch)
+    return Code(functions, {} if launch is None else link(module, names, launch))
 
 
 def _tensor(array: Array) -> Any:
