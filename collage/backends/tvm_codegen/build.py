@@ -48,7 +48,9 @@ def compile_kernel(lowered: LoweredKernel, threads: int, record: str = "") -> by
     with tempfile.TemporaryDirectory(prefix="collage-tvm-") as folder:
         path = Path(folder) / "kernel.ll"
         module.write_to_file(str(path), "ll")
-        code = linkable(_without_addresses(path.read_bytes()), list(dict.fromkeys(call.name for call in lowered.calls)))
+        code = linkable(
+            _without_addresses(path.read_bytes()), list(dict.fromkeys(call.name for call in lowered.calls))
+        )
     return pack(
         Artifact(
             host_cpu(), threads, lowered.calls, lowered.params, lowered.outputs, lowered.intermediates,
@@ -63,7 +65,9 @@ def _without_addresses(code: bytes) -> bytes:
     Equal kernels then have equal code, which is stored and loaded once.
     """
     names: dict[bytes, int] = {}
-    return re.sub(rb'!"0x[0-9a-f]+"', lambda found: b'!"buffer %d"' % names.setdefault(found[0], len(names)), code)
+    return re.sub(
+        rb'!"0x[0-9a-f]+"', lambda found: b'!"buffer %d"' % names.setdefault(found[0], len(names)), code
+    )
 
 
 def _build(funcs: Mapping[str, Any], target: Any) -> Any:
