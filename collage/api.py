@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from collage.backends.base import Backend
 from collage.backends.registry import Registry, builtin_registry
 from collage.errors import UsageError, unknown_names
-from collage.frontend.load import ModelSource
 from collage.patterns.explicit import Check
 from collage.patterns.match import MatchSource
 from collage.progress import Progress
 from collage.runtime.module import CompiledModule
 from collage.runtime.shaped import ShapedModule
+
+if TYPE_CHECKING:
+    from collage.frontend.load import ModelSource
 
 LEVELS = ("op", "graph")
 GRAPH_LEVEL_S = 300.0
@@ -143,17 +145,25 @@ def compile_shapes(
 
 
 def load(
-    path: str | Path, *, registry: Registry | None = None, verify: bool = False, strict: bool = False
+    path: str | Path,
+    *,
+    registry: Registry | None = None,
+    share: bool = True,
+    verify: bool = False,
+    strict: bool = False,
 ) -> CompiledModule | ShapedModule:
     """Load a module that ``save`` or ``collage compile`` wrote; needs neither the model nor a database.
 
-    Weights stay in the file, which is mapped; processes that load it share them. ``verify`` compares them with their
-    checksums first, which reads all of the file. A file with placements for several sets of shapes gives a
-    ShapedModule; ``strict`` makes a call with others an error, which else runs on ONNX Runtime.
+    Weights stay in the file, which is mapped; processes that load it share them. With ``share`` off they are read into
+    memory of this process, with huge pages where the system gives any: loading takes longer, and networks that stream
+    much through the caches run a little faster. ``verify`` compares them with their checksums first.
+
+    A file with placements for several sets of shapes gives a ShapedModule; ``strict`` makes a call with others an
+    error, which else runs on ONNX Runtime.
 
     Raises ModuleFileError when the file is damaged or was made for another machine or set of libraries.
     """
     from collage.runtime.file import load_file
 
     chosen = registry if registry is not None else default_registry()
-    return load_file(Path(path), chosen, verify=verify, strict=strict)
+    return load_file(Path(path), chosen, share=share, verify=verify, strict=strict)

@@ -119,7 +119,7 @@ def _collage(setup: Setup) -> tuple[Call, Outputs]:
     """The public interface, with its checks and copies."""
     import collage
 
-    module = collage.load(setup.path)
+    module = collage.load(setup.path, share=False)
     last: dict[str, Array] = {}
 
     def run() -> None:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from collage.frontend.model import Model
 from collage.graph.convexity import Reachability, nodes_between
 from collage.graph.dataflow import Attr, Graph, OpKind, TensorType
 from collage.graph.dominators import post_dominators
 from collage.patterns.names import OpName, short_name
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # it imports TVM, which running a module may not need
+    from collage.frontend.model import Model
     from collage.patterns.relax_form import RelaxForm
 
 

@@ -87,15 +87,16 @@ def _put_artifact(archive: NewArchive, artifact: Artifact) -> dict[str, Any]:
 
 
 def load_file(
-    path: Path, registry: Registry, *, verify: bool = False, strict: bool = False
+    path: Path, registry: Registry, *, share: bool = True, verify: bool = False, strict: bool = False
 ) -> CompiledModule | ShapedModule:
     """The module of a file, checked against this machine and the installed libraries.
 
-    Kernels read their weights where the file is mapped; with ``verify`` they are compared with their checksums first.
+    Kernels read their weights where the file is mapped, or with ``share`` off in memory of this process; with
+    ``verify`` they are compared with their checksums first.
     With ``strict`` a module of several sets of shapes has no fallback for others. Raises ModuleFileError naming the
     reason and the way out.
     """
-    archive = _open(path)
+    archive = _open(path, share=share)
     manifest = archive.manifest
     versions = {name: found.version for name, found in registry.availability().items() if found}
     try:
@@ -190,9 +191,9 @@ def closest(summary: Summary, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Re
     return summary.first
 
 
-def _open(path: Path) -> MappedArchive:
+def _open(path: Path, *, share: bool = True) -> MappedArchive:
     try:
-        archive = MappedArchive(path)
+        archive = MappedArchive(path, share=share)
         found = archive.manifest["format"]
     except FileNotFoundError:
         raise ModuleFileError(

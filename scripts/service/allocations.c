@@ -1,5 +1,5 @@
-// Preloaded into a process, counts how often memory is asked for and given back, by whatever thread, while a launch
-// list runs, and for which library. glibc only.
+// Preloaded into a process, counts how often memory is asked for and given back while a launch list runs, by the
+// threads that run it, and for which library. glibc only.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -24,7 +24,7 @@ static struct {
   char name[256];
   long count;
 } found[kLibraries];
-static _Thread_local int inside;
+static _Thread_local int inside, member;
 
 __attribute__((constructor)) static void warm_up(void) {
   void *frames[kDepth];
@@ -35,7 +35,7 @@ static int has(const char *path, const char *part) { return path != NULL && strs
 
 // Who asked: the innermost library that is neither this one nor the C or C++ runtime.
 static void note(void) {
-  if (!atomic_load_explicit(&counting, memory_order_relaxed) || inside) return;
+  if (!member || !atomic_load_explicit(&counting, memory_order_relaxed) || inside) return;
   inside = 1;
   void *frames[kDepth];
   const int depth = backtrace(frames, kDepth);
@@ -84,9 +84,10 @@ void *mmap(void *at, size_t length, int protection, int flags, int file, off_t o
   return (void *)syscall(SYS_mmap, at, length, protection, flags, file, offset);
 }
 
-// Tasks of a launch list (collage_fn): begin to count, and stop.
+// Tasks of a launch list (collage_fn), one for each thread: begin to count, and stop.
 int allocations_count(void *a, void *b, intptr_t on, void *c) {
   (void)a, (void)b, (void)c;
+  member = 1;
   atomic_store(&counting, (int)on);
   return 0;
 }

@@ -95,13 +95,18 @@ def main() -> None:
     found: dict[str, Any] = {"launches": len(module.program.launches), "calls_from_python": len(calls)}
     if isinstance(first, LaunchList) and isinstance(last, LaunchList):
         one = [Step((Task(address_of(counter.allocations_one), n=64),))] if arguments.control else []
-        begin, end = (Step((Task(address_of(counter.allocations_count), n=on),)) for on in (1, 0))
+        switch = address_of(counter.allocations_count)
+        begin, end = (Step((Task(switch, n=on),) * first.team.threads) for on in (1, 0))
         counted = [first.between([begin, *one], [end])]
         if len(calls) > 1:
             counted = [first.between([begin, *one], []), *calls[1:-1], last.between([], [end])]
-        for each in calls * _WARM_RUNS + counted * arguments.runs:
+        for each in counted * _WARM_RUNS:
             each()
-        found["allocations_per_run"] = {n: count / arguments.runs for n, count in _seen(counter).items()}
+        before = _seen(counter)
+        for each in counted * arguments.runs:
+            each()
+        made = {name: count - before.get(name, 0) for name, count in _seen(counter).items()}
+        found["allocations_per_run"] = {name: count / arguments.runs for name, count in made.items() if count}
     else:
         found["allocations_per_run"] = None  # an engine's call, from Python, comes first or last
     print(json.dumps(found))

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,6 @@ import numpy as np
 
 import collage
 from collage.errors import CollageError
-from collage.runtime.frames import Framed
-from collage.runtime.module import build_executor
 from service.callers import made_up
 
 _CHILD = """
@@ -72,21 +69,14 @@ def load_in_processes(file: Path, processes: int, *, verify: bool) -> dict[str, 
     return {"verify": verify, "times": times, "memory": memory}
 
 
-def copied_against_mapped(file: Path, seconds: float) -> dict[str, Any]:
-    """Median microseconds of a run with weights in the mapped file and with copies of them, in turns.
-
-    Copies lie in anonymous memory, which may have huge pages.
-    """
-    mapped = collage.load(file)
-    parts = mapped.parts
-    own = [Framed(each.head, each.arrays) if isinstance(each, Framed) else each for each in parts.artifacts]
-    parts = replace(parts, artifacts=own)
-    copied = collage.CompiledModule(parts, mapped.report, build_executor(parts, collage.default_registry()))
-    inputs = made_up(mapped, 0)
-    samples: dict[str, list[float]] = {"mapped": [], "copied": []}
+def shared_against_own(file: Path, seconds: float) -> dict[str, Any]:
+    """Median microseconds of a run with weights in the mapped file and in memory of the process, in turns."""
+    modules = {"shared": collage.load(file), "own": collage.load(file, share=False)}
+    inputs = made_up(modules["own"], 0)
+    samples: dict[str, list[float]] = {name: [] for name in modules}
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        for name, module in (("mapped", mapped), ("copied", copied)):
+        for name, module in modules.items():
             for _ in range(5):
                 start = time.perf_counter_ns()
                 module.run(inputs)

@@ -43,7 +43,7 @@ def test_all_of_it(file: Path) -> None:
         assert len(each["calls"]) == 3
         assert min(each["calls"]) > 0
     assert found["many"]["calls"] == 500
-    assert set(found["weights"]) == {"mapped", "copied"}
+    assert set(found["weights"]) == {"shared", "own"}
     assert "most/fewest" in done.stderr
 
 
