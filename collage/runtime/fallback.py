@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from collage.backends.base import BuildOptions, Session
+from collage.backends.onnxruntime import OnnxRuntime
 from collage.errors import CollageError, InputError
 from collage.graph.dataflow import Array, np_dtype
 from collage.runtime.frames import Buffer
@@ -31,7 +33,7 @@ class Fallback:
         self._inputs, self._outputs = inputs, outputs
         self._threads = threads
         self._lock = threading.Lock()
-        self._session: Any = None
+        self._session: Session | None = None
         self._process = os.getpid()
         self._warned = False
 
@@ -42,13 +44,13 @@ class Fallback:
         """
         arrays = {port.name: _checked(port, inputs[port.name]) for port in self._inputs}
         session = self._loaded()
-        names = [port.name for port in self._outputs]
         try:
-            return dict(zip(names, session.run(names, arrays), strict=True))
+            values = session.run(list(arrays.values()))
         except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
             text = " ".join(str(error).split())[:400]
             shapes = ", ".join(f"{name}: {array.shape}" for name, array in arrays.items())
             raise InputError(f"the model does not run on inputs of shapes {shapes}: {text}") from None
+        return dict(zip([port.name for port in self._outputs], values, strict=True))
 
     def first_use(self) -> bool:
         """Whether nobody has asked before: a warning is given once."""
@@ -56,7 +58,7 @@ class Fallback:
             first, self._warned = not self._warned, True
         return first
 
-    def _loaded(self) -> Any:
+    def _loaded(self) -> Session:
         if self._process != os.getpid():
             self._lock = threading.Lock()  # another thread of the parent may have held it
             if self._session is not None:
@@ -67,13 +69,8 @@ class Fallback:
             self._process = os.getpid()
         with self._lock:
             if self._session is None:
-                import onnxruntime as ort
-
-                settings = ort.SessionOptions()
-                settings.intra_op_num_threads = self._threads
-                settings.log_severity_level = 4
-                providers = ["CPUExecutionProvider"]
-                self._session = ort.InferenceSession(bytes(self.model), settings, providers=providers)
+                options = BuildOptions(threads=self._threads)
+                self._session = OnnxRuntime().session(bytes(self.model), options)
             return self._session
 
 
