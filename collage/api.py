@@ -130,18 +130,21 @@ def compile_shapes(
     """Compile an ONNX model for several sets of shapes: one module, with a placement for each.
 
     A call runs the placement for exactly its inputs' shapes. Others run on ONNX Runtime, with one warning; with
-    ``strict`` they are errors. ``options`` are those of ``compile``, which this calls for each set.
+    ``strict`` they are errors, and what is one in ``compile``. ``options`` are those of ``compile``, which this calls
+    for each set.
 
     Raises what ``compile`` does, and UsageError when two sets are the same.
     """
     from collage.several import compile_each
 
     if callable(progress):
-        return compile_each(model, shapes, strict, partial(compile, progress=progress, **options))
+        return compile_each(
+            model, shapes, strict, partial(compile, progress=progress, strict=strict, **options)
+        )
     from collage.progress_display import display
 
     with display(progress) as show:
-        return compile_each(model, shapes, strict, partial(compile, progress=show, **options))
+        return compile_each(model, shapes, strict, partial(compile, progress=show, strict=strict, **options))
 
 
 def load(
