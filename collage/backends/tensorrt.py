@@ -21,7 +21,7 @@ from collage.errors import CollageError
 from collage.graph.dataflow import Array
 
 if TYPE_CHECKING:
-    from collage.frontend.subgraph import Subgraph
+    from onnx import ModelProto
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +66,9 @@ class TensorRt(OnnxEngine):
         """The operators of the standard domain."""
         return True if domain in ("", "ai.onnx") else f"TensorRT does not know the operator domain {domain}"
 
-    def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
+    def codegen_model(self, model: ModelProto, options: BuildOptions) -> bytes:
         """The serialised engine, built with what earlier builds measured; UnsupportedError when it is refused."""
-        model = super().codegen(subgraph, options)
+        data = super().codegen_model(model, options)
         import tensorrt as trt
 
         said: list[str] = []
@@ -76,7 +76,7 @@ class TensorRt(OnnxEngine):
         builder = trt.Builder(logger)
         network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         parser = trt.OnnxParser(network, logger)
-        if not parser.parse(model):
+        if not parser.parse(data):
             reasons = [parser.get_error(index).desc() for index in range(parser.num_errors)]
             raise UnsupportedError(f"TensorRT's parser: {'; '.join(reasons)}")
         # The engine lists its tensors in an order of its own; their names tell the kernel which is which.
