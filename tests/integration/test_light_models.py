@@ -35,6 +35,9 @@ class Coarse(OnnxEngine):
     def sources(self, options: collage.BuildOptions) -> Sequence[Parts]:
         return (Parts(),)
 
+    def takes_models(self) -> bool:
+        return False
+
 
 class CoarseOnnxRuntime(Coarse, OnnxRuntime):
     pass
