@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -97,7 +98,9 @@ class WholeModel:
     def _key(self, data: bytes, engines: Mapping[str, Backend], effort: Effort) -> str:
         digest = hashlib.sha256(data)
         for name in sorted(self.samples):
-            digest.update(f"{name} {self.samples[name]!r}".encode())
+            digest.update(
+                pickle.dumps((name, self.samples[name]))
+            )  # whose text leaves out most of a large array
         versions = ", ".join(f"{name} {self.versions[name]}" for name in sorted(engines))
         return f"{digest.hexdigest()}; {self.target.hardware}; {self.target.threads} threads; {versions}{effort.mark}"
 

@@ -311,6 +311,16 @@ def test_inputs_to_measure_with(database: Path) -> None:
         compiled(reshape(), database, inputs={"shape": shape.astype(np.float32)})
 
 
+def test_large_inputs_that_differ_in_the_middle_are_measured_each(database: Path) -> None:
+    node = helper.make_node("NonZero", ["x"], ["y"])
+    model = typed_model([node], {"x": tensor(shape=[5000])}, {"y": tensor(TensorProto.INT64, [1, None])})
+    ones = np.ones(5000, np.float32)
+    hole = np.where(np.arange(5000) == 2500, 0, ones).astype(np.float32)
+    assert str(ones) == str(hole)
+    made = [compiled(model, database, inputs={"x": x}).report.measurements_made for x in (ones, hole, ones)]
+    assert made[0] > 0 and made[1] > 0 and made[2] == 0
+
+
 def test_a_model_that_random_inputs_cannot_run_is_loaded_unmeasured(database: Path) -> None:
     module = compiled(reshape(), database)
     assert any("neither measured nor checked" in note for note in module.report.notes)
