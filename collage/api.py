@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,11 +112,7 @@ def compile(
         strict=strict,
     )
     chosen = registry if registry is not None else default_registry()
-    if callable(progress):
-        return compile_model(model, options, chosen, progress)
-    from collage.progress_display import display
-
-    with display(progress) as show:
+    with _shown(progress) as show:
         return compile_model(model, options, chosen, show)
 
 
@@ -137,14 +134,18 @@ def compile_shapes(
     """
     from collage.several import compile_each
 
+    with _shown(progress) as show:
+        return compile_each(model, shapes, strict, partial(compile, progress=show, strict=strict, **options))
+
+
+def _shown(
+    progress: Callable[[Progress], None] | bool | None,
+) -> AbstractContextManager[Callable[[Progress], None]]:
     if callable(progress):
-        return compile_each(
-            model, shapes, strict, partial(compile, progress=progress, strict=strict, **options)
-        )
+        return nullcontext(progress)
     from collage.progress_display import display
 
-    with display(progress) as show:
-        return compile_each(model, shapes, strict, partial(compile, progress=show, strict=strict, **options))
+    return display(progress)
 
 
 def load(

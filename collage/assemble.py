@@ -226,7 +226,7 @@ class Assembler:
         if self._backends[piece.region.backend].kind is BackendKind.ENGINE:
             return (
                 piece.make()
-            )  # made again in no time, and it holds the weights of all its operators once more
+            )  # in no time, and kept it would hold the weights of all its operators once more
         key = (piece.digest, piece.region.nodes)  # equal digests may differ in their weights
         if key not in self._artifacts:
             self._artifacts[key] = piece.make()

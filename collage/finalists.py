@@ -17,15 +17,14 @@ import onnx
 
 from collage.backends.base import Backend
 from collage.errors import NoPlacementError
+from collage.final_check import FinalCheck
 from collage.frontend.model import Model
-from collage.frontend.op_kinds import rounds
 from collage.frontend.random_inputs import random_inputs
-from collage.frontend.session import reference_run
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
-from collage.measure_db.compare import region_tolerance, relative_error
 from collage.measure_db.database import Database, NetworkKey
-from collage.measure_db.timing import SETTLE_S, TURN_S, Timing, interleave
+from collage.measure_db.effort import FULL
+from collage.measure_db.timing import Timing
 from collage.progress import Progress
 from collage.runtime.executor import Executor
 from collage.runtime.module import Parts, build_executor
@@ -40,8 +39,6 @@ log = logging.getLogger(__name__)
 
 SEQUENTIAL = "sequential"
 
-_ROUNDS = 40
-_LIMIT_S = 15.0
 _LAUNCHES = "launches_us"
 _DRIFT = 0.1
 """Of the sum that the search had: what is off by more is told."""
@@ -131,15 +128,7 @@ def choose(
             executors[finalist.label] = build_executor(finalist.parts, backends)
         calls = {label: _run(executor, inputs) for label, executor in executors.items()}
         noted = {label: NotedRuns(executor, inputs) for label, executor in executors.items()}
-        timings = interleave(
-            calls,
-            rounds=_ROUNDS,
-            limit_s=_LIMIT_S,
-            settle_s=SETTLE_S,
-            turn_s=TURN_S,
-            until_sure=True,
-            after=noted,
-        )
+        timings = FULL.compare(calls, after=noted)
         with database.together():
             for label, timing in timings.items():
                 database.put_network(keys[label], timing, f"{model.name}: {label}")
@@ -147,17 +136,12 @@ def choose(
                 database.put_fact(_LAUNCHES, str(keys[label]), launches_us[label])
         made = len(timings)
     progress(Progress("check", 0, 1))
-    expected = reference_run(original, dict(zip(model.input_names, inputs, strict=True)))
+    check = FinalCheck.of(original, model, inputs)
     notes: list[str] = []
     for finalist in _ranked(finalists, timings):
         executor = executors.get(finalist.label) or build_executor(finalist.parts, backends)
-        actual = executor.run(inputs)
-        rounded = any(rounds(node.op) for node in model.graph.nodes)
-        allowed = region_tolerance([e.dtype.name for e in expected], rounded=rounded)
-        errors = [relative_error(a, e, rounded=rounded) for a, e in zip(actual, expected, strict=True)]
-        error = max(errors, default=0.0)
-        if error <= allowed:
-            absolute = max((_max_abs(a, e) for a, e in zip(actual, expected, strict=True)), default=0.0)
+        absolute, error = check.errors(executor.run(inputs))
+        if error <= check.allowed:
             winner = _with_times(finalist, launches_us[finalist.label])
             before, after = finalist.placement.predicted_us, winner.placement.predicted_us
             if abs(after - before) > _DRIFT * before:
@@ -165,10 +149,7 @@ def choose(
                     f"the search reckoned with {before:.1f} us; in the last comparison the parts took {after:.1f} us"
                 )
             return Verdict(winner, executor, timings, absolute, error, made, tuple(notes))
-        notes.append(
-            f"{finalist.label}: outputs differ from ONNX Runtime's by {error:.2g} of their scale "
-            f"({allowed:.0e} allowed); not used"
-        )
+        notes.append(f"{finalist.label}: {check.complaint(error)}; not used")
         log.warning("%s", notes[-1])
     raise NoPlacementError("no placement agrees with ONNX Runtime on the original model: " + "; ".join(notes))
 
@@ -231,10 +212,3 @@ def network_key(
         target.hardware,
         " ".join(f"{name}={version}" for name, version in sorted(used.items())),
     )
-
-
-def _max_abs(actual: Array, expected: Array) -> float:
-    if actual.size == 0 or actual.dtype.kind not in "biuf":
-        return 0.0
-    with np.errstate(all="ignore"):
-        return float(np.nanmax(np.abs(actual.astype("float64") - expected.astype("float64"))))

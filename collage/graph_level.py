@@ -28,9 +28,10 @@ from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
 from collage.in_network import InNetwork
 from collage.measure_db.database import NetworkKey
+from collage.measure_db.effort import FULL, Effort
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement
-from collage.measure_db.timing import SETTLE_S, TURN_S, Timing, interleave
+from collage.measure_db.timing import Timing
 from collage.placing import NOISE_MARGIN, Placer, Placing
 from collage.progress import Progress
 from collage.report import CandidateReport, GraphLevelReport
@@ -48,8 +49,9 @@ LABEL = "graph level"
 _BASE = "op level"
 _RIVAL = "rival"
 
-_ROUNDS, _LIMIT_S, _FEWEST_ROUNDS = 12, 5.0, 3
-_LONG_ROUNDS, _LONG_LIMIT_S = 30, 8.0
+_SHORT = replace(FULL, rounds=12, compare_s=5.0)
+_LONG = replace(FULL, rounds=30, compare_s=8.0)
+_FEWEST_ROUNDS = 3
 _HOPELESS = 1.3
 """Times the op level's sum: proposals whose regions and kernels, measured alone, take longer are not run as a whole.
 The sum is within a tenth of the whole, and building a network takes longer than measuring its regions."""
@@ -137,7 +139,7 @@ class GraphLevel:
         return Cost(times, times * (_HOPELESS - 1)) if times > _HOPELESS else None
 
     def _measured(self, rival: Finalist) -> Cost:
-        timings = self._timings([self._base, rival], _ROUNDS, _LIMIT_S)
+        timings = self._timings([self._base, rival], _SHORT)
         base, ours = timings[_BASE], timings[_RIVAL]
         times = ours.median_us / base.median_us
         return Cost(times, times * (ours.noise_us / ours.median_us + base.noise_us / base.median_us))
@@ -152,7 +154,7 @@ class GraphLevel:
         finalists = [self._base, self._finalist(ours)]
         if theirs.regions:
             finalists.append(replace(self._finalist(theirs), label=LABEL))
-        timings = self._timings(finalists, _LONG_ROUNDS, _LONG_LIMIT_S, again=" again")
+        timings = self._timings(finalists, _LONG, again=" again")
         base = timings[_BASE]
         costs = {
             name: Cost(t.median_us / base.median_us, t.noise_us / base.median_us)
@@ -241,7 +243,7 @@ class GraphLevel:
             self.reports.append(report)
 
     def _timings(
-        self, finalists: Sequence[Finalist], rounds: int, limit_s: float, again: str = ""
+        self, finalists: Sequence[Finalist], effort: Effort, again: str = ""
     ) -> Mapping[str, Timing]:
         """Of one interleaved run, from the database or made now."""
         database, assembler = self.network.database, self.network.assembler
@@ -254,15 +256,7 @@ class GraphLevel:
         if len(found) == len(finalists):
             return found
         calls = {each.label: self._call(each) for each in finalists}
-        timings = interleave(
-            calls,
-            rounds=rounds,
-            limit_s=limit_s,
-            settle_s=SETTLE_S,
-            turn_s=TURN_S,
-            until_sure=True,
-            least=_FEWEST_ROUNDS,
-        )
+        timings = effort.compare(calls, least=_FEWEST_ROUNDS)
         for label, timing in timings.items():
             database.put_network(keys[label], timing, f"{assembler.model.name}: {LABEL}, {label}")
         self.made += 1

@@ -16,15 +16,13 @@ import onnx
 from collage.assemble import Assembler, Rival
 from collage.backends.base import Backend, BackendKind
 from collage.errors import NoPlacementError
+from collage.final_check import FinalCheck
 from collage.finalists import Verdict
 from collage.frontend.random_inputs import random_inputs
-from collage.frontend.session import reference_run
 from collage.graph.dataflow import Array
 from collage.graph.layout import Layout
-from collage.measure_db.compare import region_tolerance
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.timing import time_calls
-from collage.measure_db.whole import difference
 from collage.patterns.match import Match, RejectedMatch
 from collage.placing import NOISE_MARGIN
 from collage.runtime.executor import Executor
@@ -71,14 +69,10 @@ class Quick:
         )
         executor = build_executor(finalist.parts, self.backends)
         inputs = random_inputs(model, np.random.default_rng(self.seed))
-        named = dict(zip(model.input_names, inputs, strict=True))
-        expected = reference_run(self.original, named)
-        absolute, relative = difference(executor.run(inputs), expected)
-        allowed = region_tolerance(e.dtype.name for e in [*expected, *inputs])
-        if not relative <= allowed:
-            raise NoPlacementError(
-                f"the outputs differ from ONNX Runtime's by {relative:.2g} of their scale ({allowed:.0e} allowed)"
-            )
+        check = FinalCheck.of(self.original, model, inputs)
+        absolute, relative = check.errors(executor.run(inputs))
+        if not relative <= check.allowed:
+            raise NoPlacementError(f"the {check.complaint(relative)}")
         timing = time_calls([partial(_run, executor, inputs)], limit_s=self.sample_s)
         notes = ("a quick compile: few candidates, few samples, no comparison of whole networks",)
         return Verdict(finalist, executor, {"quick": timing}, absolute, relative, 1, notes), found

@@ -53,13 +53,13 @@ def relative_error(actual: Array, expected: Array, *, rounded: bool = False) -> 
     for another shape or dtype, the error is infinite. The scale is the whole tensor's, not the element's: an
     element near zero is the difference of large numbers, and no library gets it right to many digits.
 
-    Where values are ``rounded`` on the way, integers of 8 bits count as numbers, too.
+    Where values are ``rounded`` on the way, integers of 8 and 16 bits count as numbers, too.
     """
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return math.inf
     if expected.size == 0:
         return 0.0
-    if not _is_inexact(expected) and not (rounded and expected.dtype in (np.int8, np.uint8)):
+    if not _is_inexact(expected) and not (rounded and _is_short(expected)):
         return 0.0 if np.array_equal(actual, expected) else math.inf
     a, e = _widened(actual), _widened(expected)
     finite = np.isfinite(e)
@@ -75,12 +75,40 @@ def relative_error(actual: Array, expected: Array, *, rounded: bool = False) -> 
     return error if math.isfinite(error) else math.inf
 
 
+def difference(actual: Any, expected: Any, *, rounded: bool = False) -> tuple[float, float]:
+    """Largest absolute and relative error (see relative_error) of values of any type; infinite when they differ in it.
+
+    Sequences are compared element by element; text must be equal.
+    """
+    if isinstance(expected, (list, tuple)):
+        if not isinstance(actual, (list, tuple)) or len(actual) != len(expected):
+            return math.inf, math.inf
+        pairs = [difference(a, e, rounded=rounded) for a, e in zip(actual, expected, strict=True)]
+        return max((p[0] for p in pairs), default=0.0), max((p[1] for p in pairs), default=0.0)
+    if expected is None or isinstance(expected, dict):
+        same = actual is None if expected is None else actual == expected
+        return (0.0, 0.0) if same else (math.inf, math.inf)
+    a, e = np.asarray(actual), np.asarray(expected)
+    if e.dtype.kind in "OUS":
+        same = a.shape == e.shape and bool(np.all(a.astype(str) == e.astype(str)))
+        return (0.0, 0.0) if same else (math.inf, math.inf)
+    error = relative_error(a, e, rounded=rounded)
+    if not math.isfinite(error) or e.size == 0 or e.dtype.kind not in "fiu":
+        return error, error
+    with np.errstate(all="ignore"):
+        return float(np.nanmax(np.abs(a.astype(np.float64) - e.astype(np.float64)), initial=0.0)), error
+
+
 def _is_inexact(array: Array) -> bool:
     return array.dtype.kind in "fc" or "float" in array.dtype.name
 
 
+def _is_short(array: Array) -> bool:
+    return array.dtype.kind in "iu" and array.dtype.itemsize <= 2
+
+
 def _widened(array: Array) -> Any:
-    """float32 for 8-bit integers, whose differences overflow, and 8- and 16-bit floats, which numpy is slow with."""
+    """float32 for short integers, whose differences overflow, and 8- and 16-bit floats, which numpy is slow with."""
     if array.dtype.kind in "fc" and array.dtype.itemsize >= 4:
         return array
     return array.astype(np.float32)

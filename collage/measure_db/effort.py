@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from collage.backends.base import Call
+from collage.measure_db.timing import Timing, interleave
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,21 @@ class Effort:
     def mark(self) -> str:
         """What it adds to the key of a measurement."""
         return f" {self.name}" if self.name else ""
+
+    def compare(
+        self, calls: Mapping[str, Call], *, least: int = 8, after: Mapping[str, Call] | None = None
+    ) -> dict[str, Timing]:
+        """Timings of whole models in one interleaved run, until the order is beyond doubt; see ``interleave``."""
+        return interleave(
+            calls,
+            rounds=self.rounds,
+            limit_s=self.compare_s,
+            settle_s=self.settle_s if len(calls) > 1 else 0.0,
+            turn_s=self.turn_s,
+            until_sure=True,
+            least=least,
+            after=after,
+        )
 
 
 FULL = Effort("", kernel_s=0.25, rounds=40, compare_s=15.0, settle_s=0.05, turn_s=0.02)

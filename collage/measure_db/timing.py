@@ -23,10 +23,6 @@ Clock = Callable[[], int]
 Clocked = Callable[[], int]
 """Runs a kernel and gives the nanoseconds that it took."""
 
-SETTLE_S = 0.05
-TURN_S = 0.02
-"""Of a turn, when whole networks are timed; see ``interleave``."""
-
 _BATCH_NS = 20_000
 """Shorter calls are timed several at once: a clock read takes 50-100 ns, which is 0.4 % of this."""
 _LARGEST_BATCH = 1 << 14

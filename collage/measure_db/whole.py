@@ -20,7 +20,7 @@ import onnx
 from collage.backends.base import Backend
 from collage.frontend.scopes import all_nodes
 from collage.frontend.simplify import save_proto
-from collage.measure_db.compare import region_tolerance, relative_error, tolerance
+from collage.measure_db.compare import difference, region_tolerance, tolerance
 from collage.measure_db.effort import Effort
 from collage.measure_db.process import WorkerDiedError, WorkerProcess, Workers
 from collage.measure_db.protocol import Compared, CompareWhole, InitWhole, Opened, OpenWhole, ReferWhole
@@ -164,7 +164,7 @@ class WholeMeasurer:
             right = {name for name, error in errors.items() if error[1] <= tolerance("float32")}
             notes += ["computes in float32 what the model has in float64"] if right else []
         if not right and any("Quantize" in node.op_type for node in all_nodes(self._model.graph)):
-            steps = {name: difference(_as_numbers(g), _as_numbers(expected)) for name, g in outputs.items()}
+            steps = {name: difference(g, expected, rounded=True) for name, g in outputs.items()}
             right = {name for name, error in steps.items() if error[1] <= region_tolerance((), rounded=True)}
             notes += ["rounds to integers another way"] if right else []
             errors = {name: steps[name] if name in right else error for name, error in errors.items()}
@@ -210,38 +210,6 @@ class WholeMeasurer:
             return Opened(
                 None, loaded=False, message=f"{died.rejection.kind.value}: {died.rejection.message}"
             )
-
-
-def difference(actual: Any, expected: Any) -> tuple[float, float]:
-    """Largest absolute and relative error (see relative_error) of values of any type; infinite when they differ in it.
-
-    Sequences are compared element by element; text must be equal.
-    """
-    if isinstance(expected, (list, tuple)):
-        if not isinstance(actual, (list, tuple)) or len(actual) != len(expected):
-            return np.inf, np.inf
-        pairs = [difference(a, e) for a, e in zip(actual, expected, strict=True)]
-        return max((p[0] for p in pairs), default=0.0), max((p[1] for p in pairs), default=0.0)
-    if expected is None or isinstance(expected, dict):
-        same = actual is None if expected is None else actual == expected
-        return (0.0, 0.0) if same else (np.inf, np.inf)
-    a, e = np.asarray(actual), np.asarray(expected)
-    if e.dtype.kind in "OUS":
-        same = a.shape == e.shape and bool(np.all(a.astype(str) == e.astype(str)))
-        return (0.0, 0.0) if same else (np.inf, np.inf)
-    error = relative_error(a, e)
-    if not np.isfinite(error) or e.size == 0 or e.dtype.kind not in "fiu":
-        return error, error
-    with np.errstate(all="ignore"):
-        return float(np.nanmax(np.abs(a.astype(np.float64) - e.astype(np.float64)), initial=0.0)), error
-
-
-def _as_numbers(values: Sequence[Any]) -> list[Any]:
-    """Integers as floats, which may differ a little."""
-    return [
-        each.astype(np.float64) if isinstance(each, np.ndarray) and each.dtype.kind in "iu" else each
-        for each in values
-    ]
 
 
 def _dtypes(values: Sequence[Any]) -> list[str]:

@@ -13,7 +13,6 @@ from collage.backends.base import BuildOptions, Session
 from collage.child_process import Failure
 from collage.frontend.shapes import model_inputs
 from collage.measure_db.protocol import Compared, CompareWhole, InitWhole, Opened, OpenWhole, ReferWhole
-from collage.measure_db.timing import interleave
 
 
 class WholeWorker:
@@ -32,17 +31,7 @@ class WholeWorker:
             return self._refer(message.standard)
         if isinstance(message, CompareWhole):
             calls = {name: partial(self._call, name) for name in message.backends}
-            effort = message.effort
-            return Compared(
-                interleave(
-                    calls,
-                    rounds=effort.rounds,
-                    limit_s=effort.compare_s,
-                    settle_s=effort.settle_s if len(calls) > 1 else 0.0,
-                    turn_s=effort.turn_s,
-                    until_sure=True,
-                )
-            )
+            return Compared(message.effort.compare(calls))
         return Failure(f"unknown message {type(message).__name__}")
 
     def _open(self, name: str) -> Opened:

@@ -49,7 +49,7 @@ class NewArchive:
         if error is not None:
             with suppress(
                 OSError, ValueError
-            ):  # what failed before fails again, or Python does it unasked and says so
+            ):  # it fails again; left alone, Python closes it and tells of that
                 self._zip.close()
 
     def put(self, folder: str, data: Buffer) -> str:

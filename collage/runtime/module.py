@@ -138,10 +138,8 @@ class CompiledModule:
         """
         from collage.runtime.trace import trace
 
-        arrays = collect_inputs(self.parts.program.takes, (), inputs)
-        return trace(
-            self._launches("no launches to draw a time line of").clone(), arrays
-        )  # others may be calling
+        own = self._launches("no launches to draw a time line of").clone()  # others may be calling this one
+        return trace(own, collect_inputs(self.parts.program.takes, (), inputs))
 
     def clone(self) -> CompiledModule:
         """The same module with an arena of its own: calls of the two do not wait for each other's copies.

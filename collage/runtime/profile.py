@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from collage.graph.dataflow import Array
-from collage.measure_db.timing import SETTLE_S, TURN_S, no_gc, take_turn
+from collage.measure_db.effort import FULL
+from collage.measure_db.timing import no_gc, take_turn
 from collage.runtime.executor import Executor
 from collage.schedule.schedule import TEAM, Ordered
 
@@ -57,7 +58,7 @@ def launch_times_us(executor: Executor, inputs: Sequence[Array], limit_s: float 
     turns = 0
     with no_gc():
         while turns < _LEAST_TURNS or time.monotonic() - start < limit_s:
-            take_turn(noted, SETTLE_S, TURN_S)
+            take_turn(noted, FULL.settle_s, FULL.turn_s)
             turns += 1
     return noted.launches_us()
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Sequence
 from typing import Any
 
 from collage.backends.base import Session
 from collage.errors import CollageError
+from collage.runtime.turns import Turns
 
 
 class WholeExecutor:
-    """One engine with the model loaded. One run at a time; callers queue at a lock."""
+    """One engine with the model loaded. One run at a time; callers take turns."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._lock = threading.Lock()
+        self._turns = Turns()
         self._process = os.getpid()
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
@@ -26,7 +26,7 @@ class WholeExecutor:
                 "this module was loaded before the process forked, and the engine's threads did not come along: load "
                 "it again in the child, or start the child by spawning."
             )
-        with self._lock:
+        with self._turns:
             return self._session.run(inputs)
 
     def clone(self) -> WholeExecutor:

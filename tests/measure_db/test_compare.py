@@ -91,6 +91,7 @@ def test_quantised_values_may_be_a_step_off() -> None:
     assert relative_error(step, expected, rounded=True) == pytest.approx(1 / 255)
     assert relative_error(step, expected, rounded=True) <= allowed
     assert relative_error(far, expected, rounded=True) > allowed
+    assert relative_error(step.astype(np.int16), expected.astype(np.int16), rounded=True) <= allowed
     assert relative_error(step.astype(np.int64), expected.astype(np.int64), rounded=True) == math.inf
     assert relative_error(np.array([-128], np.int8), np.array([127], np.int8), rounded=True) > 2
 
