@@ -24,6 +24,7 @@ from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
 from collage.measure_db.database import Database, NetworkKey
 from collage.measure_db.effort import FULL
+from collage.measure_db.interleave import may_be_best
 from collage.measure_db.timing import Timing
 from collage.progress import Progress
 from collage.runtime.executor import Executor
@@ -183,14 +184,12 @@ def _run(executor: Executor, inputs: Sequence[Array]) -> Callable[[], None]:
 
 
 def _ranked(finalists: Sequence[Finalist], timings: Mapping[str, Timing]) -> list[Finalist]:
-    """The best first; those within its noise before it when they are simpler.
+    """The best first; those that may be as fast before it when they are simpler.
 
     Simpler are fewer regions, nothing side by side, and the usual settings.
     """
     by_time = sorted(finalists, key=lambda f: timings[f.label].median_us)
-    best = timings[by_time[0].label]
-    limit = best.median_us + best.noise_us
-    close = [f for f in by_time if timings[f.label].median_us <= limit]
+    close = [f for f in by_time if may_be_best(timings[f.label], timings)]
     close.sort(key=lambda f: (len(f.program.launches), f.side_by_side, f.tuned, timings[f.label].median_us))
     return close + [f for f in by_time if f not in close]
 

@@ -140,9 +140,7 @@ class GraphLevel:
 
     def _measured(self, rival: Finalist) -> Cost:
         timings = self._timings([self._base, rival], _SHORT)
-        base, ours = timings[_BASE], timings[_RIVAL]
-        times = ours.median_us / base.median_us
-        return Cost(times, times * (ours.noise_us / ours.median_us + base.noise_us / base.median_us))
+        return _costs(timings)[_RIVAL]
 
     def compare(self, challenger: Genome, champion: Genome) -> tuple[Trial, Trial]:
         """Both in one long run, with the op-level placement as the measure of both."""
@@ -155,11 +153,7 @@ class GraphLevel:
         if theirs.regions:
             finalists.append(replace(self._finalist(theirs), label=LABEL))
         timings = self._timings(finalists, _LONG, again=" again")
-        base = timings[_BASE]
-        costs = {
-            name: Cost(t.median_us / base.median_us, t.noise_us / base.median_us)
-            for name, t in timings.items()
-        }
+        costs = _costs(timings)
         seconds = self._seconds(ours, f" against {sorted(theirs.regions)}", started)
         return Trial(costs[_RIVAL], seconds), Trial(costs[LABEL if theirs.regions else _BASE], 0.0)
 
@@ -287,6 +281,15 @@ class GraphLevel:
         seconds = round(time.perf_counter() - started, 3)
         self.network.database.put_fact("trial_s", key, seconds)
         return seconds
+
+
+def _costs(timings: Mapping[str, Timing]) -> dict[str, Cost]:
+    """In multiples of the op level. The noise is that of the way to the best one, which itself has none."""
+    unit, best = timings[_BASE].median_us, min(each.median_us for each in timings.values())
+    return {
+        name: Cost(t.median_us / unit, t.noise_us / unit if t.median_us > best else 0.0)
+        for name, t in timings.items()
+    }
 
 
 def _report(found: Found, genes: int) -> GraphLevelReport:

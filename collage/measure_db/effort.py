@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from collage.backends.base import Call
-from collage.measure_db.timing import Timing, interleave
+from collage.measure_db.interleave import interleave
+from collage.measure_db.timing import Timing
 
 
 @dataclass(frozen=True)

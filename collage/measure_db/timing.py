@@ -1,21 +1,18 @@
-"""Timing of calls: medians with a confidence interval, cold weights, and rounds that are fair to all."""
+"""Timing of calls: medians with a confidence interval, and cold weights."""
 
 from __future__ import annotations
 
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import cycle, islice, pairwise
 from statistics import median
-from typing import TypeVar
 
 from collage.backends.base import Call
-
-T = TypeVar("T")
 
 Clock = Callable[[], int]
 """Nanoseconds since some moment; monotonic."""
@@ -29,10 +26,6 @@ _LARGEST_BATCH = 1 << 14
 _HARD_FACTOR = 4
 _FEWEST = 3
 _LEAST_CLOCKED = 21
-_SURE_ROUNDS = 8
-_ALIKE, _ALIKE_US = 0.005, 0.5
-"""A network of one operator was compared for 15 s, to tell 4.1 us from 4.2."""
-_WIDE_MARGIN = 1.1
 _BLOCKS = 10
 _BLOCK_SAMPLES = 6
 
@@ -70,16 +63,16 @@ def time_calls(
     than ``limit_s`` those calls count as samples, so a kernel of 2 s runs just 3 times.
     """
     with no_gc():
-        overhead = _clock_overhead(clock)
+        overhead = clock_overhead(clock)
         start = clock()
         warm = []
         for call in calls:
-            warm.append(_batch_ns([call], clock, overhead))
+            warm.append(batch_ns([call], clock, overhead))
             if clock() - start > limit_s * 1e9:
                 return _slow(calls, warm, start, limit_s, min_repeats, clock, overhead)
         batches = _batches(calls, clock, overhead)
         size = len(batches[0])
-        found = (_batch_ns(batch, clock, overhead) / size for batch in cycle(batches))
+        found = (batch_ns(batch, clock, overhead) / size for batch in cycle(batches))
         samples = _enough(found, limit_s, min_repeats, target_relative_ci, clock)
     return summary(samples)
 
@@ -145,88 +138,8 @@ def _slow(
             passed >= _HARD_FACTOR * limit_s and len(samples) >= min(_FEWEST, least)
         ):
             break
-        samples.append(_batch_ns([call], clock, overhead))
+        samples.append(batch_ns([call], clock, overhead))
     return summary(samples)
-
-
-def interleave(
-    candidates: Mapping[str, Call],
-    *,
-    rounds: int = 50,
-    limit_s: float = 10.0,
-    settle_s: float = 0.0,
-    turn_s: float = 0.0,
-    until_sure: bool = False,
-    least: int = 8,
-    after: Mapping[str, Call] | None = None,
-    clock: Clock = time.perf_counter_ns,
-) -> dict[str, Timing]:
-    """Compare whole networks: every round has a turn for each candidate, in an order that rotates.
-
-    A turn is a pause of ``settle_s`` seconds (ONNX Runtime's idle threads spin for tens of milliseconds after
-    a run, on the cores the next candidate needs), then ``turn_s`` seconds of untimed calls and as many of
-    timed ones, at least one of each: caches are warm then, and woken threads have found cores of their own
-    (DCGAN in ONNX Runtime, 0.65 ms: 1.2 ms in the first calls after a pause). Ends after ``rounds``, or after
-    ``limit_s`` seconds with at least 3 rounds. With ``until_sure`` a candidate is let go when the best one's
-    confidence interval lies below its own, by a wide margin after 3 rounds and by any after 8, and it ends when one
-    is left, after ``least`` rounds or more, or when those that are left are known to 0.5 % or 0.5 us. What a
-    candidate has in ``after`` is called at the end of each of its turns, ``turn_s`` seconds long, untimed.
-    """
-    names = list(candidates)
-    running = names
-    samples: dict[str, list[float]] = {name: [] for name in names}
-    with no_gc():
-        overhead = _clock_overhead(clock)
-        start = clock()
-        for done in range(rounds):
-            if done >= _FEWEST and clock() - start >= limit_s * 1e9:
-                break
-            if until_sure and names and done >= _FEWEST:
-                found = {name: summary(samples[name]) for name in running}
-                running = _still_open(found, done)
-                if done >= least and (
-                    len(running) < 2 or _are_alike([found[name] for name in running], done)
-                ):
-                    break
-            shift = done % len(running) if running else 0
-            for name in running[shift:] + running[:shift]:
-                timed = partial(_batch_ns, [candidates[name]], clock, overhead)
-                samples[name] += take_turn(timed, settle_s, turn_s, clock)
-                if after and name in after:
-                    _repeat(after[name], turn_s, clock)
-    return {name: summary(found) for name, found in samples.items()}
-
-
-def take_turn(
-    run: Callable[[], T], settle_s: float, turn_s: float, clock: Clock = time.perf_counter_ns
-) -> list[T]:
-    """What the runs of a turn give, those at its beginning left out; see ``interleave``."""
-    if settle_s:
-        time.sleep(settle_s)
-    _repeat(run, turn_s, clock)
-    return _repeat(run, turn_s, clock)
-
-
-def _repeat(run: Callable[[], T], seconds: float, clock: Clock) -> list[T]:
-    found: list[T] = []
-    start = clock()
-    while not found or clock() - start < seconds * 1e9:
-        found.append(run())
-    return found
-
-
-def _still_open(timings: Mapping[str, Timing], rounds: int) -> list[str]:
-    """The best one, and those that may yet be better: a wide margin is asked for while rounds are few."""
-    best = min(timings.values(), key=lambda timing: timing.median_us)
-    limit = (best.median_us + best.noise_us) * (1.0 if rounds >= _SURE_ROUNDS else _WIDE_MARGIN)
-    return [name for name, each in timings.items() if each.median_us - each.noise_us <= limit]
-
-
-def _are_alike(timings: Sequence[Timing], rounds: int) -> bool:
-    """Whether those that may be the best are so close that nobody would notice which of them it is."""
-    return rounds >= _SURE_ROUNDS and all(
-        each.noise_us <= max(_ALIKE_US, _ALIKE * each.median_us) for each in timings
-    )
 
 
 def summary(samples: Sequence[float]) -> Timing:
@@ -284,7 +197,7 @@ def _batches(calls: Sequence[Call], clock: Clock, overhead: int) -> list[list[Ca
     size = 1
     ring = cycle(calls)
     while size < _LARGEST_BATCH:
-        taken = min(_batch_ns(list(islice(ring, size)), clock, overhead) for _ in range(3))
+        taken = min(batch_ns(list(islice(ring, size)), clock, overhead) for _ in range(3))
         if taken >= _BATCH_NS:
             break
         size = min(
@@ -299,14 +212,15 @@ def _batches(calls: Sequence[Call], clock: Clock, overhead: int) -> list[list[Ca
     ]
 
 
-def _batch_ns(batch: Sequence[Call], clock: Clock, overhead: int) -> float:
+def batch_ns(batch: Sequence[Call], clock: Clock, overhead: int) -> float:
+    """Nanoseconds of the calls, without the ``overhead`` of reading the clock."""
     start = clock()
     for call in batch:
         call()
     return max(1, clock() - start - overhead)
 
 
-def _clock_overhead(clock: Clock) -> int:
+def clock_overhead(clock: Clock) -> int:
     """Nanoseconds that reading the clock adds to an interval: median of 15."""
     found = []
     for _ in range(15):

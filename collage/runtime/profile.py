@@ -9,7 +9,8 @@ import numpy as np
 
 from collage.graph.dataflow import Array
 from collage.measure_db.effort import FULL
-from collage.measure_db.timing import no_gc, take_turn
+from collage.measure_db.interleave import take_turn
+from collage.measure_db.timing import no_gc
 from collage.runtime.executor import Executor
 from collage.schedule.schedule import TEAM, Ordered
 

@@ -33,13 +33,13 @@ class Touches(NativeKernel):
 def test_the_kernel_alone_is_timed() -> None:
     array = aligned_empty((1 << 20,), "uint8")
     array[:] = 7
-    call = clocked(Touches(20), [array], [])
+    call = clocked(Touches(200), [array], [])
     start = time.monotonic_ns()
-    inside = sum(call() for _ in range(50))
+    inside = sum(call() for _ in range(5))
     assert 0 < inside < time.monotonic_ns() - start
     once = time_clocked([clocked(Touches(1), [array], [])], limit_s=0.1)
     often = time_clocked([call], limit_s=0.1)
-    assert often.median_us > 5 * once.median_us
+    assert often.median_us > 2 * once.median_us
     assert np.all(array == 7)
 
 

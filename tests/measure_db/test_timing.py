@@ -13,39 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collage.measure_db.switch_cost import switch_cost_us
-from collage.measure_db.timing import interleave, median_interval, noise, summary, time_calls
-
-
-class Counted:
-    """A call that counts itself."""
-
-    def __init__(self, run: Callable[[], None]) -> None:
-        self.run = run
-        self.calls = 0
-
-    def __call__(self) -> None:
-        self.calls += 1
-        self.run()
-
-
-class FakeClock:
-    """A clock that only kernels and its own reading move, in nanoseconds."""
-
-    def __init__(self, reading_ns: int = 50) -> None:
-        self.now = 0.0
-        self.reading_ns = reading_ns
-
-    def __call__(self) -> int:
-        self.now += self.reading_ns
-        return int(self.now)
-
-    def kernel(self, us: Callable[[], float] | float) -> Counted:
-        """A kernel of that duration."""
-
-        def run() -> None:
-            self.now += 1e3 * (us() if callable(us) else us)
-
-        return Counted(run)
+from collage.measure_db.timing import median_interval, noise, summary, time_calls
+from tests.measure_db.fake_clock import FakeClock
 
 
 @pytest.mark.parametrize("us", [0.05, 0.7, 19.0, 250.0, 40_000.0])
@@ -173,48 +142,6 @@ def test_few_samples_span_all() -> None:
 def test_summary_is_in_microseconds() -> None:
     timing = summary([1000.0 * each for each in range(1, 11)])
     assert (timing.median_us, timing.min_us, timing.p90_us, timing.repeats) == (5.5, 1.0, 9.0, 10)
-
-
-def test_interleaved_rounds_rotate() -> None:
-    clock = FakeClock()
-    order: list[str] = []
-
-    def candidate(name: str, us: float) -> Callable[[], None]:
-        kernel = clock.kernel(us)
-
-        def call() -> None:
-            order.append(name)
-            kernel()
-
-        return call
-
-    times = {"a": 100, "b": 200, "c": 300}
-    found = interleave({name: candidate(name, us) for name, us in times.items()}, rounds=6, clock=clock)
-    assert {name: timing.median_us for name, timing in found.items()} == pytest.approx(times)
-    assert all(timing.repeats == 6 for timing in found.values())
-    # Twice each turn, the first time untimed; each round begins with the next.
-    assert order[:12] == list("aabbcc" + "bbccaa")
-
-
-def test_interleaving_stops_at_the_limit_but_after_three_rounds() -> None:
-    clock = FakeClock()
-    found = interleave({"a": clock.kernel(1e6), "b": clock.kernel(1e6)}, limit_s=0.5, clock=clock)
-    assert found["a"].repeats == 3
-    assert interleave({}, clock=clock) == {}
-
-
-def test_interleaving_ends_early_only_when_one_is_fastest_beyond_the_noise() -> None:
-    clock = FakeClock()
-    clear = {"a": clock.kernel(100), "b": clock.kernel(200), "c": clock.kernel(200)}
-    found = interleave(clear, rounds=50, until_sure=True, clock=clock)
-    assert [found[name].repeats for name in "abc"] == [8, 3, 3]
-    found = interleave(clear, rounds=50, until_sure=True, least=3, clock=clock)
-    assert [found[name].repeats for name in "abc"] == [3, 3, 3]
-    close = {"a": clock.kernel(100), "b": clock.kernel(105)}
-    found = interleave(close, rounds=50, until_sure=True, clock=clock)
-    assert [found[name].repeats for name in "ab"] == [8, 8]
-    equal = {"a": clock.kernel(100), "b": clock.kernel(100)}
-    assert interleave(equal, rounds=50, until_sure=True, clock=clock)["a"].repeats == 8
 
 
 def test_switching_costs_at_least_an_empty_launch() -> None:

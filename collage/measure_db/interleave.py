@@ -1,0 +1,146 @@
+"""Whole networks against each other, in rounds that are fair to all, compared round by round.
+
+A machine that others use, too, is faster in one second and slower in the next by more than two placements differ.
+Both feel it in the same round: the ratio of their times in each round is steady where the times are not.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from statistics import median
+from typing import TypeVar
+
+from collage.backends.base import Call
+from collage.measure_db.timing import Clock, Timing, batch_ns, clock_overhead, median_interval, no_gc, summary
+
+T = TypeVar("T")
+
+Turns = list[list[float]]
+"""Nanoseconds of the calls of a candidate's turns, one turn a round."""
+
+_FEWEST = 3
+_SURE_ROUNDS = 8
+_WIDE_MARGIN = 1.1
+_ALIKE, _ALIKE_US = 0.005, 0.5
+"""A network of one operator was compared for 15 s, to tell 4.1 us from 4.2."""
+
+
+def interleave(
+    candidates: Mapping[str, Call],
+    *,
+    rounds: int = 50,
+    limit_s: float = 10.0,
+    settle_s: float = 0.0,
+    turn_s: float = 0.0,
+    until_sure: bool = False,
+    least: int = _SURE_ROUNDS,
+    after: Mapping[str, Call] | None = None,
+    clock: Clock = time.perf_counter_ns,
+) -> dict[str, Timing]:
+    """Compare whole networks: every round has a turn for each candidate, in an order that rotates.
+
+    A turn is a pause of ``settle_s`` seconds (ONNX Runtime's idle threads spin for tens of milliseconds after
+    a run, on the cores the next candidate needs), then ``turn_s`` seconds of untimed calls and as many of
+    timed ones, at least one of each: caches are warm then, and woken threads have found cores of their own
+    (DCGAN in ONNX Runtime, 0.65 ms: 1.2 ms in the first calls after a pause). Ends after ``rounds``, or after
+    ``limit_s`` seconds with at least 3 rounds. With ``until_sure`` a candidate is let go when it is known to be
+    slower than the best one, by a wide margin after 3 rounds and by any after 8, and it ends when one is left,
+    after ``least`` rounds or more, or when those that are left are known to 0.5 % or 0.5 us. What a candidate has
+    in ``after`` is called at the end of each of its turns, ``turn_s`` seconds long, untimed.
+
+    The timings are ``paired``.
+    """
+    turns: dict[str, Turns] = {name: [] for name in candidates}
+    running = list(candidates)
+    with no_gc():
+        overhead = clock_overhead(clock)
+        start = clock()
+        for done in range(rounds):
+            if done >= _FEWEST and clock() - start >= limit_s * 1e9:
+                break
+            if until_sure and running and done >= _FEWEST:
+                found = paired({name: turns[name] for name in running})
+                margin = 1.0 if done >= _SURE_ROUNDS else _WIDE_MARGIN
+                running = [name for name in running if may_be_best(found[name], found, margin)]
+                alike = done >= _SURE_ROUNDS and _are_alike({name: found[name] for name in running})
+                if done >= least and (alike or len(running) < 2):
+                    break
+            shift = done % len(running) if running else 0
+            for name in running[shift:] + running[:shift]:
+                timed = partial(batch_ns, [candidates[name]], clock, overhead)
+                turns[name].append(take_turn(timed, settle_s, turn_s, clock))
+                if after and name in after:
+                    _repeat(after[name], turn_s, clock)
+    return paired(turns)
+
+
+def paired(turns: Mapping[str, Turns]) -> dict[str, Timing]:
+    """Timings of candidates that had their turns in the same rounds, in microseconds.
+
+    The best one's are its own. Another one's median is that multiple of the best one's which is the median of the
+    ratios of their turns, round by round; its ``noise_us`` is how far below that the ratio's 95 % confidence
+    interval reaches: ``median_us - noise_us`` says how close to the best one it may be (see ``may_be_best``).
+    Candidates with fewer turns than others were let go, and cannot be the best. ValueError for no turns.
+    """
+    if not turns:
+        return {}
+    levels = {name: [median(turn) for turn in found] for name, found in turns.items()}
+    most = max(len(found) for found in levels.values())
+    to_the_end = [name for name, found in levels.items() if len(found) == most]
+    means = [
+        math.exp(sum(math.log(levels[name][turn]) for name in to_the_end) / len(to_the_end))
+        for turn in range(most)
+    ]
+    best = min(to_the_end, key=lambda name: median(_ratios(levels[name], means)))
+    own = {name: summary([each for turn in found for each in turn]) for name, found in turns.items()}
+    timings = {}
+    for name, level in levels.items():
+        timings[name] = own[name]
+        if name != best:
+            low, ratio, _ = median_interval(_ratios(level, levels[best]))
+            us = own[best].median_us
+            timings[name] = replace(own[name], median_us=us * ratio, noise_us=us * (ratio - low))
+    return timings
+
+
+def may_be_best(timing: Timing, rivals: Mapping[str, Timing], margin: float = 1.0) -> bool:
+    """Whether one of ``paired`` timings may be as short as the shortest of them, or ``margin`` times that."""
+    shortest = min(each.median_us for each in rivals.values())
+    return timing.median_us - timing.noise_us <= margin * shortest
+
+
+def take_turn(
+    run: Callable[[], T], settle_s: float, turn_s: float, clock: Clock = time.perf_counter_ns
+) -> list[T]:
+    """What the runs of a turn give, those at its beginning left out; see ``interleave``."""
+    if settle_s:
+        time.sleep(settle_s)
+    _repeat(run, turn_s, clock)
+    return _repeat(run, turn_s, clock)
+
+
+def _repeat(run: Callable[[], T], seconds: float, clock: Clock) -> list[T]:
+    found: list[T] = []
+    start = clock()
+    while not found or clock() - start < seconds * 1e9:
+        found.append(run())
+    return found
+
+
+def _ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """Round by round, in the rounds that both had."""
+    return [mine / their for mine, their in zip(ours, theirs, strict=False)]
+
+
+def _are_alike(timings: Mapping[str, Timing]) -> bool:
+    """Whether those that may be the best are so close that nobody would notice which of them it is."""
+    shortest = min(each.median_us for each in timings.values())
+    return all(
+        each.noise_us <= max(_ALIKE_US, _ALIKE * shortest)
+        for each in timings.values()
+        if each.median_us > shortest
+    )

@@ -1,0 +1,96 @@
+"""Whole networks against each other, on a clock of our own: turns, when it ends, and drift that both feel."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from collage.measure_db.interleave import interleave, may_be_best, paired
+from tests.measure_db.fake_clock import FakeClock
+
+
+def test_interleaved_rounds_rotate() -> None:
+    clock = FakeClock()
+    order: list[str] = []
+
+    def candidate(name: str, us: float) -> Callable[[], None]:
+        kernel = clock.kernel(us)
+
+        def call() -> None:
+            order.append(name)
+            kernel()
+
+        return call
+
+    times = {"a": 100, "b": 200, "c": 300}
+    found = interleave({name: candidate(name, us) for name, us in times.items()}, rounds=6, clock=clock)
+    assert {name: timing.median_us for name, timing in found.items()} == pytest.approx(times)
+    assert all(timing.repeats == 6 for timing in found.values())
+    # Twice each turn, the first time untimed; each round begins with the next.
+    assert order[:12] == list("aabbcc" + "bbccaa")
+
+
+def test_interleaving_stops_at_the_limit_but_after_three_rounds() -> None:
+    clock = FakeClock()
+    found = interleave({"a": clock.kernel(1e6), "b": clock.kernel(1e6)}, limit_s=0.5, clock=clock)
+    assert found["a"].repeats == 3
+    assert interleave({}, clock=clock) == {}
+
+
+def test_interleaving_ends_early_only_when_one_is_fastest_beyond_the_noise() -> None:
+    clock = FakeClock()
+    clear = {"a": clock.kernel(100), "b": clock.kernel(200), "c": clock.kernel(200)}
+    found = interleave(clear, rounds=50, until_sure=True, clock=clock)
+    assert [found[name].repeats for name in "abc"] == [8, 3, 3]
+    found = interleave(clear, rounds=50, until_sure=True, least=3, clock=clock)
+    assert [found[name].repeats for name in "abc"] == [3, 3, 3]
+    close = {"a": clock.kernel(100), "b": clock.kernel(105)}
+    found = interleave(close, rounds=50, until_sure=True, clock=clock)
+    assert [found[name].repeats for name in "ab"] == [8, 8]
+    equal = {"a": clock.kernel(100), "b": clock.kernel(100)}
+    assert interleave(equal, rounds=50, until_sure=True, clock=clock)["a"].repeats == 8
+
+
+def drifting(seed: int, us: dict[str, float]) -> tuple[FakeClock, dict[str, Callable[[], None]]]:
+    """Kernels on a machine whose speed changes by up to a half from second to second, with 0.3 % noise of their own."""
+    rng = random.Random(seed)
+    clock = FakeClock()
+    speeds = [rng.uniform(1.0, 1.5) for _ in range(10_000)]
+
+    def kernel(us: float) -> Callable[[], float]:
+        return lambda: us * speeds[int(clock.now / 1e9)] * rng.uniform(0.997, 1.003)
+
+    return clock, {name: clock.kernel(kernel(each)) for name, each in us.items()}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_drift_that_all_feel_does_not_hide_who_is_faster(seed: int) -> None:
+    clock, calls = drifting(seed, {"a": 51_000, "b": 50_000, "c": 90_000})
+    found = interleave(calls, rounds=40, limit_s=1000, until_sure=True, clock=clock)
+    assert min(found, key=lambda name: found[name].median_us) == "b"
+    assert not may_be_best(found["a"], found)
+    assert found["a"].median_us == pytest.approx(1.02 * found["b"].median_us, rel=0.005)
+    assert found["c"].repeats < 8
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_who_is_as_fast_may_be_the_best(seed: int) -> None:
+    clock, calls = drifting(seed, {"a": 50_000, "b": 50_000})
+    found = interleave(calls, rounds=40, limit_s=1000, until_sure=True, clock=clock)
+    assert all(may_be_best(each, found) for each in found.values())
+
+
+def test_who_was_let_go_in_fast_rounds_does_not_win_in_the_end() -> None:
+    # Three rounds at full speed, then slow ones: b has a lower median of its own than a, which is twice as fast.
+    turns = {"a": [[1e6]] * 3 + [[3e6]] * 5, "b": [[2e6]] * 3}
+    found = paired(turns)
+    assert (found["a"].median_us, found["b"].median_us) == (3000, 6000)
+    assert (found["a"].repeats, found["b"].repeats) == (8, 3)
+
+
+def test_one_slow_round_of_a_loser_does_not_make_it_a_tie() -> None:
+    turns = {"a": [[100.0]] * 8, "b": [[103.0]] * 6 + [[180.0]] * 2}
+    found = paired(turns)
+    assert not may_be_best(found["b"], found)
