@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
@@ -69,6 +70,7 @@ def compile(
     inputs: Mapping[str, Any] | None = None,
     quick: bool = False,
     strict: bool = False,
+    remeasure: bool = False,
 ) -> CompiledModule:
     """Compile an ONNX model to the fastest mix of backends, by measuring.
 
@@ -79,6 +81,7 @@ def compile(
     ``inputs`` are values to measure and check with, by name, where random ones make no sense (an input that is a
     shape, say); they fix symbolic shapes, too. ``quick`` takes few samples of few candidates: the outputs are checked
     as always, but among close candidates the choice is a guess.
+    ``remeasure`` measures everything again that ``db`` knows, from a busy hour, say.
     Without ``streams`` kernels run one after another, never side by side.
     ``level`` is "op", or "graph" for the evolutionary search after it (§2.4.3), which runs whole networks for
     ``budget_s`` seconds (default: 300; Ctrl-C ends it with the best so far).
@@ -110,6 +113,7 @@ def compile(
         inputs=dict(inputs or {}),
         effort=QUICK if quick else FULL,
         strict=strict,
+        since=time.time() if remeasure else 0.0,
     )
     chosen = registry if registry is not None else default_registry()
     with _shown(progress) as show:

@@ -69,6 +69,8 @@ class CompileOptions:
     inputs: Mapping[str, Any] = field(default_factory=dict)
     effort: Effort = FULL
     strict: bool = False
+    since: float = 0.0
+    """What was measured before is measured again; as of ``time.time()``."""
 
 
 def compile_model(
@@ -104,7 +106,7 @@ def compile_model(
             reason = str(error)
         log.info("%s: no placement (%s); trying the engines on the whole model", name, reason)
         whole = WholeModel(original, name, reason, backends, versions, target, samples, options.seed)
-        with Database(options.db) as database:
+        with Database(options.db, since=options.since) as database:
             return whole.compile(database, kept, options.effort, options.time_limit_s, progress)
 
 
@@ -129,7 +131,7 @@ def _compile_in_parts(job: _Job, started: float) -> CompiledModule:
     versions, options, registry, progress = job.versions, job.options, job.registry, job.progress
     build = BuildOptions(target.threads, options.tune_trials)
     model = from_simplified(simplify(original), name, samples=job.samples)
-    with Database(options.db) as database:
+    with Database(options.db, since=options.since) as database:
         settings = _Measuring(job, build, database, originals=options.effort is FULL)
         with ExitStack() as stack:
             measurer = _verified(model, settings, stack)

@@ -91,6 +91,11 @@ from collage.cli.options import (
     is_flag=True,
     help="Try few candidates with few samples: seconds instead of minutes, but no sure choice.",
 )
+@click.option(
+    "--remeasure",
+    is_flag=True,
+    help="Measure everything again, where what the database knows is from a busy hour, say.",
+)
 @SEED_OPTION
 @JSON_OPTION
 @QUIET_OPTION
@@ -108,6 +113,7 @@ def compile(
     inputs: tuple[tuple[str, Path], ...],
     strict: bool,
     quick: bool,
+    remeasure: bool,
     seed: int,
     as_json: bool,
     quiet: bool,
@@ -159,6 +165,7 @@ def compile(
                 "budget_s": budget,
                 "strict": strict,
                 "quick": quick,
+                "remeasure": remeasure,
             }
             module = (
                 collage.compile(model, shapes=sets[0], inputs=read_arrays(files), **options)

@@ -86,15 +86,18 @@ class Database:
         self,
         path: str | Path | None = None,
         *,
+        since: float = 0.0,
         migrations: Sequence[Migration] = MIGRATIONS,
         busy_s: float = _BUSY_S,
     ) -> None:
         """Open the file, or make it and its folder; bring an older one up to date.
 
+        What was recorded before ``since`` (as of ``time.time()``) is not known, until it is recorded anew.
         ``busy_s`` is how long to wait for another process. Raises DatabaseError, with the way out, for a file
         that is damaged, is no database, is another program's, is from a newer Collage, or cannot be written.
         """
         self.path = Path(path) if path is not None else default_path()
+        self._since = since
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -131,7 +134,8 @@ class Database:
         if not wanted:
             return {}
         with self._errors():
-            rows = self._connection.execute(_GET, (json.dumps([astuple(key) for key in wanted]),)).fetchall()
+            asked = json.dumps([astuple(key) for key in wanted])
+            rows = self._connection.execute(_GET, (asked, self._since)).fetchall()
         try:
             return {wanted[row[0]]: _outcome(row[1:]) for row in rows}
         except (TypeError, ValueError) as error:
@@ -147,7 +151,7 @@ class Database:
 
     def get_network(self, key: NetworkKey) -> Timing | None:
         """The end-to-end timing known for that key, or None."""
-        row = self._one(_GET_NETWORK, astuple(key))
+        row = self._one(_GET_NETWORK, (*astuple(key), self._since))
         try:
             return None if row is None else Timing(*_numbers(row))
         except TypeError as error:
@@ -172,7 +176,7 @@ class Database:
 
     def get_fact(self, name: str, key: str) -> Json:
         """A small value recorded under a name (``"epsilon_us"``) and a key (machine, versions), or None."""
-        row = self._one("SELECT value FROM facts WHERE name = ? AND key = ?", (name, key))
+        row = self._one(_GET_FACT, (name, key, self._since))
         try:
             found: Json = None if row is None else json.loads(row[0])
         except (TypeError, ValueError):
@@ -297,7 +301,7 @@ _MATCHES = " AND ".join(
     for position, column in enumerate(_KEY.split(", "))
 )
 # CROSS JOIN keeps SQLite to this order: one look-up in the primary key for each wanted key.
-_GET = f"SELECT wanted.key, {_OUTCOME} FROM json_each(?) AS wanted CROSS JOIN kernels ON {_MATCHES}"
+_GET = f"SELECT wanted.key, {_OUTCOME} FROM json_each(?) AS wanted CROSS JOIN kernels ON {_MATCHES} AND created >= ?"
 _PUT = (
     f"INSERT OR REPLACE INTO kernels ({_KEY}, {_OUTCOME}, created, description) "
     f"VALUES ({', '.join('?' * 17)})"
@@ -306,8 +310,9 @@ _TIMING = "median_us, noise_us, min_us, p90_us, repeats"
 _NETWORK_KEY = "graph, placement, threads, hardware, versions"
 _GET_NETWORK = (
     f"SELECT {_TIMING} FROM networks "
-    "WHERE graph = ? AND placement = ? AND threads = ? AND hardware = ? AND versions = ?"
+    "WHERE graph = ? AND placement = ? AND threads = ? AND hardware = ? AND versions = ? AND created >= ?"
 )
+_GET_FACT = "SELECT value FROM facts WHERE name = ? AND key = ? AND created >= ?"
 _PUT_NETWORK = (
     f"INSERT OR REPLACE INTO networks ({_NETWORK_KEY}, {_TIMING}, created, description) "
     f"VALUES ({', '.join('?' * 12)})"

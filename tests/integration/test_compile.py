@@ -72,6 +72,13 @@ def test_a_second_compile_makes_no_measurement(module: collage.CompiledModule, d
     assert again.report.search_s < 1.0
 
 
+def test_measured_again_on_request(tmp_path: Path) -> None:
+    db = tmp_path / "db.sqlite"
+    first = collage.compile(conv_net(), db=db, progress=False, quick=True)
+    again = collage.compile(conv_net(), db=db, progress=False, quick=True, remeasure=True)
+    assert again.report.measurements_made == first.report.measurements_made > 1
+
+
 def test_restricted_to_one_backend(database: Path) -> None:
     found = collage.compile(conv_net(), db=database, backends=["onnxruntime"], progress=False)
     assert {r.backend for r in found.program.launches} == {"onnxruntime"}

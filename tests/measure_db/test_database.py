@@ -89,6 +89,25 @@ def test_networks_and_facts(path: Path) -> None:
         assert database.get_fact("wrong", "m") == {"3": "reason"}
 
 
+def test_what_was_recorded_before_is_recorded_anew(path: Path) -> None:
+    network, timing = NetworkKey("g", "p", 2, "EPYC", "onednn=3.2"), Timing(100.0, 1.0, 99.0, 120.0, 40)
+    with Database(path) as database:
+        database.put(KEY, MEASURED)
+        database.put_network(network, timing)
+        database.put_fact("epsilon_us", "here", 0.5)
+    with Database(path, since=time.time()) as database:
+        assert database.get([KEY]) == {}
+        assert database.get_network(network) is None
+        assert database.get_fact("epsilon_us", "here") is None
+        database.put(KEY, MEASURED)
+        database.put_network(network, timing)
+        database.put_fact("epsilon_us", "here", 0.25)
+        assert database.get([KEY]) == {KEY: MEASURED}
+        assert database.get_network(network) == timing
+        assert database.get_fact("epsilon_us", "here") == 0.25
+        assert database.stats().networks == 1
+
+
 def test_stats(path: Path) -> None:
     with Database(path) as database:
         database.put(KEY, MEASURED)
