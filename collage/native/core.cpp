@@ -10,6 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <climits>
 #include <mutex>
@@ -24,16 +25,19 @@ namespace {
 constexpr size_t kLine = 128;         // two cache lines: the prefetcher pairs them
 constexpr int kSpinsBetweenClocks = 64;
 
-// Whether somebody else has our cores is looked at after runs longer than this, and after some of the others.
+// Whether somebody else has our cores is looked at after runs longer than this, after some of the others, and after all
+// of them for a while when somebody had.
 constexpr int64_t kLongRun = 1000000;  // ns
 constexpr int kLookEvery = 16;         // runs
-// What a thread misses of the wall clock when it holds the others up, in ns and as a share; waking it takes less.
-constexpr int64_t kLost = 1000000;
-constexpr double kLostShare = 0.2;
+// What a thread misses of a run when it was kept off its core, in ns: waking it takes less.
+constexpr int64_t kLost = 200000;
+// Runs that are looked at are judged together when they have taken so long, in ns: some of others' time slices.
+constexpr int64_t kWindow = 20000000;
 // How long the first thread then counts on nobody before the team is tried again: longer each time that it is no use.
 constexpr int64_t kAloneAtFirst = 100000000, kAloneAtMost = 1600000000;  // ns
 // How long a thread that was kept off its core helps meanwhile, and how long it then leaves its core to others.
 constexpr int64_t kHelp = 400000, kRest = 2000000;  // ns
+constexpr double kHelpShare = 0.15;                  // of a core, which that comes to
 
 // TVM's TVMParallelGroupEnv.
 struct ParallelEnvironment {
@@ -70,7 +74,10 @@ struct collage_team {
   // For whoever runs: the others' clocks and what they showed, and how long to work alone.
   std::vector<clockid_t> clocks;
   std::vector<int64_t> used;
+  std::vector<int64_t> lost;               // what each of them missed of the runs looked at lately
   std::vector<std::atomic<bool>> held_up;  // which of the others were kept off their cores
+  int64_t first_lost = 0, most_lost = 0, looked_at = 0;
+  bool watching = false;  // every run, since something was lost
   int64_t alone_until = 0, alone_for = kAloneAtFirst, last_run = 0, runs = 0;
 
   // The run under way; written by the first thread before `run` changes.
@@ -365,11 +372,18 @@ void run_first(collage_team &team) {
   team.assisting.store(false, std::memory_order_release);
 }
 
+// Whether the runs looked at lately would have been faster had the first thread counted on nobody. Without what was lost
+// in them they would have taken the rest of the time; on one core less, and now and then that one, so much more.
+bool better_alone(const collage_team &team) {
+  const double rest = double(team.looked_at - team.most_lost);
+  return double(team.looked_at) > rest * team.size / (team.size - 1 + kHelpShare);
+}
+
 // Somebody else's work on one of the cores holds up all threads at each of their meetings: with two of them a network
-// takes three times as long, and not even twice as long on one. So where a thread was kept off its core, the first one
-// counts on nobody for a while; the others take what they find to do.
+// takes three times as long, and not even twice as long on one. So where threads are kept off their cores for so much
+// of the time that this pays, the first one counts on nobody for a while; the others take what they find to do.
 void run_together(collage_team &team) {
-  const bool look = team.last_run > kLongRun || team.runs++ % kLookEvery == 0;
+  const bool look = team.last_run > kLongRun || team.watching || team.runs++ % kLookEvery == 0;
   int64_t start = 0, own = 0;
   if (look) {
     start = now_ns();
@@ -382,26 +396,34 @@ void run_together(collage_team &team) {
   team.walk(0, unused);
   if (!look) return;
   const int64_t wall = team.last_run = now_ns() - start;
-  if (wall <= kLongRun || team.patience.load(std::memory_order_relaxed) == 0) return;
-  const auto lost = [&](int64_t took) {
-    return wall - took > kLost && double(wall - took) > kLostShare * double(wall);
-  };
-  const bool first = lost(clock_ns(CLOCK_THREAD_CPUTIME_ID) - own);
-  bool any = first;
+  if (team.patience.load(std::memory_order_relaxed) == 0) return;
+  const auto missed = [&](int64_t took) { return wall - took > kLost ? wall - took : 0; };
+  int64_t most = missed(clock_ns(CLOCK_THREAD_CPUTIME_ID) - own);
+  team.first_lost += most;
   for (size_t i = 0; i < team.clocks.size(); ++i) {
-    const bool held_up = lost(clock_ns(team.clocks[i]) - team.used[i]);
-    team.held_up[i].store(held_up, std::memory_order_relaxed);
-    any = any || held_up;
+    const int64_t one = missed(clock_ns(team.clocks[i]) - team.used[i]);
+    team.lost[i] += one;
+    most = std::max(most, one);
   }
-  if (first) team.held_up.back().store(true, std::memory_order_relaxed);  // so that there is a core for the first
-  if (!any) {
+  team.most_lost += most;
+  team.looked_at += wall;
+  team.watching = team.watching || most > 0;
+  if (team.looked_at < kWindow) return;
+  team.watching = better_alone(team);  // next time, too
+  if (team.watching) {
+    for (size_t i = 0; i < team.clocks.size(); ++i)
+      team.held_up[i].store(team.lost[i] * 2 > team.most_lost, std::memory_order_relaxed);
+    // So that there is a core for the first.
+    if (team.first_lost * 2 > team.most_lost) team.held_up.back().store(true, std::memory_order_relaxed);
+    team.alone_until = start + wall + team.alone_for;
+    team.alone_for = std::min(team.alone_for * 2, kAloneAtMost);
+    team.park.store(true, std::memory_order_relaxed);
+  } else {
     team.alone_for = kAloneAtFirst;
     team.alone_until = 0;
-    return;
   }
-  team.alone_until = start + wall + team.alone_for;
-  team.alone_for = team.alone_for * 2 < kAloneAtMost ? team.alone_for * 2 : kAloneAtMost;
-  team.park.store(true, std::memory_order_relaxed);
+  team.first_lost = team.most_lost = team.looked_at = 0;
+  std::fill(team.lost.begin(), team.lost.end(), 0);
 }
 
 }  // namespace
@@ -427,6 +449,7 @@ collage_team *collage_team_create(int threads, const int *cpus, int cpu_count) {
     if (!team->cpus.empty()) pin(thread, team->cpus[me]);
   }
   team->used.resize(team->clocks.size());
+  team->lost.resize(team->clocks.size());
   team->held_up = std::vector<std::atomic<bool>>(size_t(threads - 1));
   return team;
 }
