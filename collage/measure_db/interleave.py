@@ -25,6 +25,7 @@ Turns = list[list[float]]
 _FEWEST = 3
 _SURE_ROUNDS = 8
 _WIDE_MARGIN = 1.1
+_SLOWER = 1.001
 _ALIKE, _ALIKE_US = 0.005, 0.5
 """A network of one operator was compared for 15 s, to tell 4.1 us from 4.2."""
 
@@ -84,7 +85,8 @@ def paired(turns: Mapping[str, Turns]) -> dict[str, Timing]:
     The best one's are its own. Another one's median is that multiple of the best one's which is the median of the
     ratios of their turns, round by round; its ``noise_us`` is how far below that the ratio's 95 % confidence
     interval reaches: ``median_us - noise_us`` says how close to the best one it may be (see ``may_be_best``).
-    Candidates with fewer turns than others were let go, and cannot be the best. ValueError for no turns.
+    Candidates with fewer turns than others were let go, because they were known to be slower; they stay so, whoever
+    is the best in the end. ValueError for no turns.
     """
     if not turns:
         return {}
@@ -102,6 +104,9 @@ def paired(turns: Mapping[str, Turns]) -> dict[str, Timing]:
         timings[name] = own[name]
         if name != best:
             low, ratio, _ = median_interval(_ratios(level, levels[best]))
+            if name not in to_the_end:
+                low = max(low, _SLOWER)
+                ratio = max(low, ratio)
             us = own[best].median_us
             timings[name] = replace(own[name], median_us=us * ratio, noise_us=us * (ratio - low))
     return timings

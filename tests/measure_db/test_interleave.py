@@ -94,3 +94,12 @@ def test_one_slow_round_of_a_loser_does_not_make_it_a_tie() -> None:
     turns = {"a": [[100.0]] * 8, "b": [[103.0]] * 6 + [[180.0]] * 2}
     found = paired(turns)
     assert not may_be_best(found["b"], found)
+
+
+def test_who_was_let_go_as_slower_than_another_stays_slower() -> None:
+    # c loses to a in all rounds and is let go; b, the best in the end, had its worst rounds then.
+    turns = {"a": [[100.0]] * 20, "b": [[130.0]] * 9 + [[99.0]] * 11, "c": [[120.0]] * 9}
+    found = paired(turns)
+    assert min(found, key=lambda name: found[name].median_us) == "b"
+    assert may_be_best(found["a"], found)
+    assert not may_be_best(found["c"], found)
