@@ -171,9 +171,10 @@ def encode(
         blocks = _blocks(graph, parts, most_genes)
     else:
         blocks = [[index] for index in movable]
+    can_move = set(movable)
     genes = []
     for block in blocks:
-        inside = [index for index in block if index in set(movable)]
+        inside = [index for index in block if index in can_move]
         nodes = [node for index in inside for node in parts[index].nodes]
         digits = [
             d for d, engine in enumerate(engines, start=1) if able[engine] and set(nodes) <= set(able[engine])
