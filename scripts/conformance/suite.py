@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from collage.child_process import ChildEndedError, ChildError, ChildProcess
 from conformance.child import Outcome, Serve, Tests
@@ -79,6 +81,7 @@ class Runner:
         self._backend = backend
         self._limit_s = limit_s
         self._child: ChildProcess | None = None
+        self._folder: TemporaryDirectory[str] | None = None
 
     def tests(self) -> Sequence[str]:
         """Names of all tests."""
@@ -103,14 +106,18 @@ class Runner:
         return Result(self._backend, test, found.status, found.message, found.seconds)
 
     def close(self) -> None:
-        """End the child."""
+        """End the child, and remove its temporary files: killed, it cannot."""
         if self._child is not None:
             self._child.kill()
-        self._child = None
+        if self._folder is not None:
+            self._folder.cleanup()
+        self._child = self._folder = None
 
     def _start(self) -> tuple[ChildProcess, Sequence[str]]:
         self.close()
-        self._child = ChildProcess("conformance.child", subprocess.DEVNULL)
+        self._folder = TemporaryDirectory(prefix="collage-suite-", ignore_cleanup_errors=True)
+        environment = {**os.environ, "TMPDIR": self._folder.name}
+        self._child = ChildProcess("conformance.child", subprocess.DEVNULL, environment)
         tests: Tests = self._child.ask(Serve(self._backend), _START_LIMIT_S)
         return self._child, tests.names
 

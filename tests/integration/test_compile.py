@@ -87,8 +87,7 @@ def test_restricted_to_one_backend(database: Path) -> None:
 def test_never_slower_than_the_engines_it_was_run_against(module: collage.CompiledModule) -> None:
     finalists = module.report.finalists
     best = min(each["median_us"] for each in finalists.values())
-    chosen = [each for each in finalists.values() if each["median_us"] == module.report.measured_us]
-    assert any(each["median_us"] - each["noise_us"] <= best for each in chosen)
+    assert module.report.measured_us <= 1.01 * best
 
 
 def test_a_saved_module_runs_in_a_fresh_process(module: collage.CompiledModule, tmp_path: Path) -> None:

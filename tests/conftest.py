@@ -1,0 +1,21 @@
+"""What all tests share: little time is spent on each measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from collage.measure_db.effort import FULL
+
+
+@pytest.fixture(scope="session", autouse=True)
+def little_effort() -> Iterator[None]:
+    """Tests check what comes of measurements, not that they are precise. Everything else is as in a full compile.
+
+    It reaches workers, which are told, but no ``collage`` that a test starts.
+    """
+    usual = vars(FULL).copy()
+    vars(FULL).update(kernel_s=0.03, rounds=8, compare_s=2.0, settle_s=0.01, turn_s=0.01)
+    yield
+    vars(FULL).update(usual)
