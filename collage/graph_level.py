@@ -51,7 +51,7 @@ _RIVAL = "rival"
 
 _SHORT = replace(FULL, rounds=12, compare_s=5.0)
 _LONG = replace(FULL, rounds=30, compare_s=8.0)
-_FEWEST_ROUNDS = 3
+_FEWEST_ROUNDS, _SURE_ROUNDS = 3, 8
 _HOPELESS = 1.3
 """Times the op level's sum: proposals whose regions and kernels, measured alone, take longer are not run as a whole.
 The sum is within a tenth of the whole, and building a network takes longer than measuring its regions."""
@@ -250,7 +250,8 @@ class GraphLevel:
         if len(found) == len(finalists):
             return found
         calls = {each.label: self._call(each) for each in finalists}
-        timings = effort.compare(calls, least=_FEWEST_ROUNDS)
+        few = _SURE_ROUNDS if again else _FEWEST_ROUNDS
+        timings = effort.compare(calls, early=few, least=few)
         for label, timing in timings.items():
             database.put_network(keys[label], timing, f"{assembler.model.name}: {LABEL}, {label}")
         self.made += 1

@@ -31,7 +31,12 @@ class Effort:
         return f" {self.name}" if self.name else ""
 
     def compare(
-        self, calls: Mapping[str, Call], *, least: int = 8, after: Mapping[str, Call] | None = None
+        self,
+        calls: Mapping[str, Call],
+        *,
+        early: int = 3,
+        least: int = 8,
+        after: Mapping[str, Call] | None = None,
     ) -> dict[str, Timing]:
         """Timings of whole models in one interleaved run, until the order is beyond doubt; see ``interleave``."""
         return interleave(
@@ -41,6 +46,7 @@ class Effort:
             settle_s=self.settle_s if len(calls) > 1 else 0.0,
             turn_s=self.turn_s,
             until_sure=True,
+            early=early,
             least=least,
             after=after,
         )

@@ -38,6 +38,7 @@ def interleave(
     settle_s: float = 0.0,
     turn_s: float = 0.0,
     until_sure: bool = False,
+    early: int = _FEWEST,
     least: int = _SURE_ROUNDS,
     after: Mapping[str, Call] | None = None,
     clock: Clock = time.perf_counter_ns,
@@ -49,7 +50,7 @@ def interleave(
     timed ones, at least one of each: caches are warm then, and woken threads have found cores of their own
     (DCGAN in ONNX Runtime, 0.65 ms: 1.2 ms in the first calls after a pause). Ends after ``rounds``, or after
     ``limit_s`` seconds with at least 3 rounds. With ``until_sure`` a candidate is let go when it is known to be
-    slower than the best one, by a wide margin after 3 rounds and by any after 8, and it ends when one is left,
+    slower than the best one, by a wide margin after ``early`` rounds and by any after 8, and it ends when one is left,
     after ``least`` rounds or more, or when those that are left are known to 0.5 % or 0.5 us. What a candidate has
     in ``after`` is called at the end of each of its turns, ``turn_s`` seconds long, untimed.
 
@@ -63,7 +64,7 @@ def interleave(
         for done in range(rounds):
             if done >= _FEWEST and clock() - start >= limit_s * 1e9:
                 break
-            if until_sure and running and done >= _FEWEST:
+            if until_sure and running and done >= early:
                 found = paired({name: turns[name] for name in running})
                 margin = 1.0 if done >= _SURE_ROUNDS else _WIDE_MARGIN
                 running = [name for name in running if may_be_best(found[name], found, margin)]

@@ -1,6 +1,7 @@
 // See core.h for what each function promises.
 
 #include "core.h"
+#include "relay.h"
 #include "turns.h"
 #include "wait.h"
 
@@ -33,11 +34,10 @@ constexpr int kLookEvery = 16;         // runs
 constexpr int64_t kLost = 200000;
 // Runs that are looked at are judged together when they have taken so long, in ns: some of others' time slices.
 constexpr int64_t kWindow = 20000000;
-// How long the first thread then counts on nobody before the team is tried again: longer each time that it is no use.
-constexpr int64_t kAloneAtFirst = 100000000, kAloneAtMost = 1600000000;  // ns
-// How long a thread that was kept off its core helps meanwhile, and how long it then leaves its core to others.
-constexpr int64_t kHelp = 400000, kRest = 2000000;  // ns
-constexpr double kHelpShare = 0.15;                  // of a core, which that comes to
+// How long a team then runs in relays before it is tried again: longer each time that it is no use.
+constexpr int64_t kRelayAtFirst = 100000000, kRelayAtMost = 1600000000;  // ns
+// Of a core that others use, too, a thread that goes on meanwhile gets so much.
+constexpr double kShare = 0.3;
 
 // TVM's TVMParallelGroupEnv.
 struct ParallelEnvironment {
@@ -51,14 +51,6 @@ using SetThreads = void (*)(int);
 std::atomic<int (*)(void)> openmp_get{nullptr};
 std::atomic<SetThreads> openmp_set{nullptr};  // written last, read first
 
-// Part of a step that others may take over between two of its tasks: a stream, or a single task.
-struct Part {
-  std::atomic<bool> taken{false};
-  std::atomic<bool> done{false};
-  intptr_t at = 0;  // whoever has taken it goes on from here
-  int status = 0;
-};
-
 }  // namespace
 
 struct collage_team {
@@ -71,14 +63,12 @@ struct collage_team {
   Turns owner;  // held by whoever runs
   std::atomic<int64_t> spin_ns{200000};
 
-  // For whoever runs: the others' clocks and what they showed, and how long to work alone.
+  // For whoever runs: the others' clocks and what they showed, and how long to run in relays.
   std::vector<clockid_t> clocks;
   std::vector<int64_t> used;
-  std::vector<int64_t> lost;               // what each of them missed of the runs looked at lately
-  std::vector<std::atomic<bool>> held_up;  // which of the others were kept off their cores
-  int64_t first_lost = 0, most_lost = 0, looked_at = 0;
+  int64_t looked_at = 0, lost = 0;  // how long the runs looked at lately took, and what a thread missed of them at most
   bool watching = false;  // every run, since something was lost
-  int64_t alone_until = 0, alone_for = kAloneAtFirst, last_run = 0, runs = 0;
+  int64_t relay_until = 0, relay_for = kRelayAtFirst, last_run = 0, runs = 0;
 
   // The run under way; written by the first thread before `run` changes.
   const collage_step *steps = nullptr;
@@ -88,17 +78,12 @@ struct collage_team {
   std::atomic<int> status{0};
   std::atomic<int64_t> failed{-1};
 
-  alignas(kLine) std::atomic<uint32_t> run{0};  // counts runs by twos, odd for those to assist in; sleepers wait for it
+  alignas(kLine) std::atomic<uint32_t> run{0};  // counts runs by twos, odd for relays; sleepers wait for it
   std::atomic<int> sleepers{0};
   std::atomic<bool> park{false};
   std::atomic<bool> stop{false};
 
-  // A run in which only the first thread counts on nobody: the step whose parts are there to be taken, and how many
-  // of the others are at it.
-  alignas(kLine) std::atomic<const collage_step *> open{nullptr};
-  std::atomic<bool> assisting{false};
-  alignas(kLine) std::atomic<int> inside{0};
-  std::vector<Part> parts;
+  Relay relay;
 
   alignas(kLine) std::atomic<int> arrived{0};
   alignas(kLine) std::atomic<uint32_t> phase{0};  // counts the steps; odd after one that failed
@@ -142,9 +127,6 @@ struct collage_team {
   }
 
   void walk(int me, uint32_t &seen);
-  void walk_first();
-  void take_parts(const collage_step &step, int64_t deadline);
-  void assist(int me, uint32_t which);
   void help(int me, uint32_t &seen);
   void serve(int me);
 };
@@ -152,13 +134,6 @@ struct collage_team {
 namespace {
 
 thread_local collage_team *leading = nullptr;  // the team whose step this thread runs as its first
-
-int run_task(const collage_task &task) { return task.fn(task.a, task.b, task.n, task.c); }
-
-// Whether a task that waits would not.
-bool recorded(const collage_task &t) {
-  return static_cast<std::atomic<uint32_t> *>(t.a)->load(std::memory_order_acquire) != *static_cast<uint32_t *>(t.b);
-}
 
 void share_of(collage_team &team, int me) {
   ParallelEnvironment environment{nullptr, team.tasks};
@@ -169,23 +144,6 @@ void share_of(collage_team &team, int me) {
 }
 
 }  // namespace
-
-// Goes on with part i of the step as far as it comes without waiting, until the deadline (0: none) has passed.
-static void go_on(const collage_step &step, int i, Part &part, int64_t deadline) {
-  const bool stream = step.tasks[i].fn == collage_stream;
-  const collage_task *const tasks = stream ? static_cast<const collage_task *>(step.tasks[i].a) : &step.tasks[i];
-  const intptr_t count = stream ? step.tasks[i].n : 1;
-  for (; part.at < count; ++part.at) {
-    const collage_task &t = tasks[part.at];
-    const bool event = stream && (t.fn == collage_record || t.fn == collage_await);
-    if (event && t.fn == collage_await && !recorded(t)) return;
-    if (part.status != 0 && !event) continue;
-    if (!event && deadline != 0 && now_ns() > deadline) return;
-    const int code = run_task(t);
-    if (part.status == 0) part.status = code;
-  }
-  part.done.store(true, std::memory_order_release);
-}
 
 void collage_team::help(int me, uint32_t &seen) {
   while (true) {
@@ -225,69 +183,6 @@ void collage_team::walk(int me, uint32_t &seen) {
   }
 }
 
-// Whoever has time takes a part that nobody else has.
-void collage_team::take_parts(const collage_step &step, int64_t deadline) {
-  for (int i = 0; i < step.count; ++i) {
-    Part &part = parts[size_t(i)];
-    if (part.done.load(std::memory_order_acquire) || part.taken.exchange(true, std::memory_order_acquire)) continue;
-    if (!part.done.load(std::memory_order_relaxed)) go_on(step, i, part, deadline);
-    part.taken.store(false, std::memory_order_release);
-  }
-}
-
-// The first thread's way through the list when others have time now and then only.
-void collage_team::walk_first() {
-  for (int64_t at = 0; at < count; ++at) {
-    const collage_step &step = steps[at];
-    int code = 0;
-    if (step.mode == COLLAGE_LEAD || step.count == 1) {
-      for (int i = 0; i < step.count && code == 0; ++i) code = run_task(step.tasks[i]);
-    } else {
-      if (size_t(step.count) > parts.size()) parts = std::vector<Part>(size_t(step.count));
-      for (int i = 0; i < step.count; ++i) {
-        Part &part = parts[size_t(i)];
-        part.done.store(false, std::memory_order_relaxed);
-        part.at = part.status = 0;
-      }
-      open.store(&step, std::memory_order_seq_cst);
-      const auto left = [&] {
-        for (int i = 0; i < step.count; ++i)
-          if (!parts[size_t(i)].done.load(std::memory_order_acquire)) return true;
-        return false;
-      };
-      while (left()) {
-        take_parts(step, 0);
-        relax();
-      }
-      open.store(nullptr, std::memory_order_seq_cst);
-      while (inside.load(std::memory_order_seq_cst) != 0) relax();
-      for (int i = 0; i < step.count && code == 0; ++i) code = parts[size_t(i)].status;
-    }
-    if (code != 0) return fail(code, at);
-  }
-}
-
-// Another thread's part in that. One that was kept off its core rests before the system takes the core from it, which
-// would be in the middle of a task.
-void collage_team::assist(int me, uint32_t which) {
-  const bool rests = held_up[size_t(me - 1)].load(std::memory_order_relaxed);
-  int64_t begin = now_ns();
-  while (run.load(std::memory_order_acquire) == which && assisting.load(std::memory_order_acquire)) {
-    if (rests && now_ns() - begin > kHelp) {
-      const timespec rest{0, kRest};
-      nanosleep(&rest, nullptr);
-      begin = now_ns();
-    }
-    if (open.load(std::memory_order_relaxed) == nullptr) {
-      relax();
-      continue;
-    }
-    inside.fetch_add(1, std::memory_order_seq_cst);
-    if (const collage_step *step = open.load(std::memory_order_seq_cst)) take_parts(*step, rests ? begin + kHelp : 0);
-    inside.fetch_sub(1, std::memory_order_seq_cst);
-  }
-}
-
 void collage_team::serve(int me) {
   uint32_t last = 0, seen = 0;
   SetThreads set = nullptr;
@@ -310,7 +205,7 @@ void collage_team::serve(int me) {
       set = now;
       if (set != nullptr) set(1);
     }
-    if (last % 2 != 0) assist(me, last);
+    if (last % 2 != 0) relay.run();
     else walk(me, seen);
   }
 }
@@ -331,9 +226,9 @@ void *serve_thread(void *argument) {
   return nullptr;
 }
 
-void wake(collage_team &team, bool to_assist = false) {
+void wake(collage_team &team, bool in_relay = false) {
   const uint32_t last = team.run.load(std::memory_order_relaxed);
-  team.run.store((last | 1) + 1 + (to_assist ? 1 : 0), std::memory_order_seq_cst);
+  team.run.store((last | 1) + 1 + (in_relay ? 1 : 0), std::memory_order_seq_cst);
   if (team.sleepers.load(std::memory_order_seq_cst) > 0)
     syscall(SYS_futex, &team.run, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
@@ -365,23 +260,25 @@ void make_room(collage_team &team) {
   team.cpus[0] = here;
 }
 
-void run_first(collage_team &team) {
-  team.assisting.store(true, std::memory_order_relaxed);
+void run_in_relay(collage_team &team) {
+  make_room(team);
+  team.relay.begin(team.steps, team.count);
   wake(team, true);
-  team.walk_first();
-  team.assisting.store(false, std::memory_order_release);
+  team.relay.run();
+  team.status.store(team.relay.status(), std::memory_order_relaxed);
+  team.failed.store(team.relay.failed(), std::memory_order_relaxed);
 }
 
-// Whether the runs looked at lately would have been faster had the first thread counted on nobody. Without what was lost
-// in them they would have taken the rest of the time; on one core less, and now and then that one, so much more.
-bool better_alone(const collage_team &team) {
-  const double rest = double(team.looked_at - team.most_lost);
-  return double(team.looked_at) > rest * team.size / (team.size - 1 + kHelpShare);
+// Whether the runs looked at lately would have been faster in a relay. Without what was lost in them they would have taken
+// the rest of the time; with a part of one core less, so much more.
+bool relay_is_better(const collage_team &team) {
+  const double rest = double(team.looked_at - team.lost);
+  return double(team.looked_at) > rest * team.size / (team.size - 1 + kShare);
 }
 
 // Somebody else's work on one of the cores holds up all threads at each of their meetings: with two of them a network
-// takes three times as long, and not even twice as long on one. So where threads are kept off their cores for so much
-// of the time that this pays, the first one counts on nobody for a while; the others take what they find to do.
+// takes three times as long, and not even twice as long on one. So where threads are kept off their cores for so much of
+// the time that this pays, they go on without meetings for a while.
 void run_together(collage_team &team) {
   const bool look = team.last_run > kLongRun || team.watching || team.runs++ % kLookEvery == 0;
   int64_t start = 0, own = 0;
@@ -399,31 +296,16 @@ void run_together(collage_team &team) {
   if (team.patience.load(std::memory_order_relaxed) == 0) return;
   const auto missed = [&](int64_t took) { return wall - took > kLost ? wall - took : 0; };
   int64_t most = missed(clock_ns(CLOCK_THREAD_CPUTIME_ID) - own);
-  team.first_lost += most;
-  for (size_t i = 0; i < team.clocks.size(); ++i) {
-    const int64_t one = missed(clock_ns(team.clocks[i]) - team.used[i]);
-    team.lost[i] += one;
-    most = std::max(most, one);
-  }
-  team.most_lost += most;
+  for (size_t i = 0; i < team.clocks.size(); ++i)
+    most = std::max(most, missed(clock_ns(team.clocks[i]) - team.used[i]));
+  team.lost += most;
   team.looked_at += wall;
   team.watching = team.watching || most > 0;
   if (team.looked_at < kWindow) return;
-  team.watching = better_alone(team);  // next time, too
-  if (team.watching) {
-    for (size_t i = 0; i < team.clocks.size(); ++i)
-      team.held_up[i].store(team.lost[i] * 2 > team.most_lost, std::memory_order_relaxed);
-    // So that there is a core for the first.
-    if (team.first_lost * 2 > team.most_lost) team.held_up.back().store(true, std::memory_order_relaxed);
-    team.alone_until = start + wall + team.alone_for;
-    team.alone_for = std::min(team.alone_for * 2, kAloneAtMost);
-    team.park.store(true, std::memory_order_relaxed);
-  } else {
-    team.alone_for = kAloneAtFirst;
-    team.alone_until = 0;
-  }
-  team.first_lost = team.most_lost = team.looked_at = 0;
-  std::fill(team.lost.begin(), team.lost.end(), 0);
+  team.watching = relay_is_better(team);  // next time, too
+  team.relay_until = team.watching ? start + wall + team.relay_for : 0;
+  team.relay_for = team.watching ? std::min(team.relay_for * 2, kRelayAtMost) : kRelayAtFirst;
+  team.looked_at = team.lost = 0;
 }
 
 }  // namespace
@@ -449,8 +331,6 @@ collage_team *collage_team_create(int threads, const int *cpus, int cpu_count) {
     if (!team->cpus.empty()) pin(thread, team->cpus[me]);
   }
   team->used.resize(team->clocks.size());
-  team->lost.resize(team->clocks.size());
-  team->held_up = std::vector<std::atomic<bool>>(size_t(threads - 1));
   return team;
 }
 
@@ -479,8 +359,8 @@ int collage_team_run(collage_team *team, const collage_step *steps, int64_t coun
   if (team->size == 1) {
     uint32_t unused = 0;
     team->walk(0, unused);
-  } else if (team->alone_until != 0 && now_ns() < team->alone_until) {
-    run_first(*team);
+  } else if (team->relay_until != 0 && now_ns() < team->relay_until) {
+    run_in_relay(*team);
   } else {
     run_together(*team);
   }
@@ -491,8 +371,7 @@ int collage_team_run(collage_team *team, const collage_step *steps, int64_t coun
 
 void collage_team_beware(collage_team *team, int64_t nanoseconds) {
   std::lock_guard<Turns> hold(team->owner);
-  team->alone_until = now_ns() + nanoseconds;
-  for (std::atomic<bool> &each : team->held_up) each.store(true, std::memory_order_relaxed);
+  team->relay_until = now_ns() + nanoseconds;
 }
 
 void collage_team_park(collage_team *team) { team->park.store(true, std::memory_order_relaxed); }

@@ -50,8 +50,8 @@ void collage_team_set_spin(collage_team *team, int64_t nanoseconds);
 // failed, with its step in *failed (which may be NULL).
 int collage_team_run(collage_team *team, const collage_step *steps, int64_t count, int64_t *failed);
 
-// For so long count on the first thread only: the others do what they have time for. A team begins that by itself when
-// one of its threads was kept off its core during a run.
+// For so long run in relays (relay.h), where no thread waits for a certain other one. A team begins that by itself when its
+// threads are kept off their cores for much of the time.
 void collage_team_beware(collage_team *team, int64_t nanoseconds);
 
 // Put the idle threads to sleep now, because somebody else needs their cores.

@@ -47,9 +47,9 @@ class Team:
             self._core.collage_team_set_spin(self.handle, int(microseconds * 1000))
 
     def beware(self, seconds: float) -> None:
-        """Count on the calling thread only, for so long: the others do what they have time for.
+        """Run without counting on any thread for so long: whoever has a core carries on.
 
-        A team begins that by itself when one of its threads was kept off its core during a run.
+        A team begins that by itself when its threads are kept off their cores for much of the time.
         """
         if self.handle:
             self._core.collage_team_beware(self.handle, int(seconds * 1e9))
