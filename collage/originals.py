@@ -2,7 +2,8 @@
 
 What an engine gets from Collage is the simplified model written out again, with one set of settings. Its users may have
 better: another form that its own fusions like more, or a setting that suits the model. So the original is a candidate
-too, measured in the worker with each of the engine's profiles, and the best of each engine runs in the last comparison.
+too, measured in the worker with each of the engine's profiles. The best of each engine runs in the last comparison, and
+so do the usual settings: they are what a user of the engine would compare with.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from collage.measure_db.results import Measurement
 from collage.report import CandidateReport
 from collage.search.candidates import NOISE_FLOOR
 from collage.search.placement import Candidate, finish
+
+USUAL = ""
+"""The profile that an engine's users have without asking."""
 
 _DOUBT = 1.05
 """Fresh processes differ by 2-5 %: who is slower by more than that, and the noise, is slower."""
@@ -75,16 +79,17 @@ def measure_originals(
             continue
         if ours and all(_slower(c, profiles[best]) for c in ours):
             beaten.add(name)
-        placement = finish(graph, [profiles[best]], epsilon_us)
-        label = f"{name}, {as_written(best)}"
-        rivals.append(Rival(label, placement, exclusive=True, original=True, profile=best))
+        for profile in dict.fromkeys((best, USUAL if USUAL in profiles else best)):
+            placement = finish(graph, [profiles[profile]], epsilon_us)
+            label = f"{name}, {as_written(profile)}"
+            rivals.append(Rival(label, placement, exclusive=True, original=True, profile=profile))
     return Originals(tuple(rivals), frozenset(beaten), tuple(reports))
 
 
 def best_profile(profiles: Mapping[str, Candidate]) -> str:
     """The fastest one; the usual settings where they are not slower beyond doubt."""
     best = min(profiles, key=lambda profile: profiles[profile].cost_us)
-    return "" if "" in profiles and not _slower(profiles[""], profiles[best]) else best
+    return USUAL if USUAL in profiles and not _slower(profiles[USUAL], profiles[best]) else best
 
 
 def _slower(one: Candidate, other: Candidate) -> bool:
