@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from collage.backends.base import BuildOptions, Call, Kernel, Session, UnsupportedError
 from collage.backends.onnx_engine import OnnxEngine
 from collage.graph.dataflow import Array
+from collage.runtime.buffers import aligned_empty
 
 _NOT_PINNED = "not pinned"
 """The system may move threads away from cores that somebody else uses."""
@@ -54,13 +57,49 @@ class OpenVino(OnnxEngine):
 
 
 class _ModelSession(Session):
+    """Inputs of fixed shapes have buffers that stay: a new tensor for each call costs more than a copy.
+
+    A detector of 1.7 ms with a picture of 0.8 MB: 80 us by new tensors, 30 by a copy.
+    """
+
     def __init__(self, compiled: Any) -> None:
         self._request = compiled.create_infer_request()
         self._outputs = compiled.outputs
+        self._buffers: dict[int, Array] = {}
+        for index, port in enumerate(compiled.inputs):
+            buffer = _buffer(port)
+            if buffer is not None:
+                self._buffers[index] = buffer
+                self._request.set_input_tensor(index, _shared(buffer))
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
-        results = self._request.infer(dict(enumerate(inputs)))
-        return [results[port] for port in self._outputs]  # infer has copied them
+        others = {}
+        for index, value in enumerate(inputs):
+            buffer = self._buffers.get(index)
+            if buffer is not None and (value.dtype, value.shape) == (buffer.dtype, buffer.shape):
+                np.copyto(buffer, value)
+            else:
+                others[index] = value
+        results = self._request.infer(others or None, share_inputs=True, share_outputs=True)
+        return [np.array(results[port]) for port in self._outputs]
+
+
+def _buffer(port: Any) -> Array | None:
+    """An array for the input, where its shape and a type that numpy has are known."""
+    import openvino as ov
+
+    shape, kind = port.get_partial_shape(), port.get_element_type()
+    if not shape.is_static or kind.bitwidth < 8 or kind == ov.Type.string:
+        return None
+    dtype = kind.to_dtype()
+    return aligned_empty(tuple(shape.to_shape()), dtype) if ov.Type(dtype) == kind else None
+
+
+def _shared(array: Array) -> Any:
+    """A tensor on the array's memory."""
+    import openvino as ov
+
+    return ov.Tensor(array, shared_memory=True)
 
 
 class _CompiledKernel(Kernel):
@@ -70,15 +109,13 @@ class _CompiledKernel(Kernel):
         self._compiled = compiled
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call:
-        import openvino as ov
-
         request = self._compiled.create_infer_request()
         for index, (port, array) in enumerate(zip(self._compiled.inputs, inputs, strict=True)):
             _check_port("input", port, array)
-            request.set_input_tensor(index, ov.Tensor(array, shared_memory=True))
+            request.set_input_tensor(index, _shared(array))
         for index, (port, array) in enumerate(zip(self._compiled.outputs, outputs, strict=True)):
             _check_port("output", port, array)
-            request.set_output_tensor(index, ov.Tensor(array, shared_memory=True))
+            request.set_output_tensor(index, _shared(array))
 
         # 8 us of overhead; start_async + wait costs 19. Without share_outputs every output would be copied.
         return partial(request.infer, share_inputs=True, share_outputs=True)

@@ -14,7 +14,8 @@ from rich.console import Console
 
 from collage.errors import UsageError
 from scripts.benchmark import tables
-from scripts.benchmark.levels import GRAPH, OP, speedups, winner
+from scripts.benchmark.compiled import Options
+from scripts.benchmark.levels import GRAPH, OP, levels, speedups, winner
 from scripts.benchmark.levels_picture import check, draw
 from tests.models import conv_net
 
@@ -128,3 +129,16 @@ def test_the_script_on_a_tiny_network(tmp_path: Path) -> None:
     assert found["search"]["history"][0] == [0.0, 1.0]
     medians = {name: each["median_us"] for name, each in found["contenders"].items()}
     assert found["speedup"] == speedups(medians)
+
+
+def test_a_model_that_runs_whole_is_compared_without_a_search(tmp_path: Path) -> None:
+    node = onnx.helper.make_node("NonZero", ["x"], ["y"])
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, (4, 4))
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.INT64, (2, "found"))
+    graph = onnx.helper.make_graph([node], "whole", [x], [y])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save_model(model, str(tmp_path / "net.onnx"))
+    options = Options(threads=1, rounds=1, db=str(tmp_path / "x.sqlite"))
+    found = levels(tmp_path / "net.onnx", options, lambda _: None, budget_s=1.0, shapes={})
+    assert found["search"]["ended"] == "the model runs whole on one engine"
+    assert {OP, GRAPH} <= found["contenders"].keys()
