@@ -29,6 +29,7 @@ constexpr int kSpinsBetweenClocks = 64;
 // Whether somebody else has our cores is looked at after runs longer than this, after some of the others, and after all
 // of them for a while when somebody had.
 constexpr int64_t kLongRun = 1000000;  // ns
+constexpr int64_t kShortRun = 100000;  // ns; looking takes some 3 us
 constexpr int kLookEvery = 16;         // runs
 // What a thread misses of a run when it was kept off its core, in ns: waking it takes less.
 constexpr int64_t kLost = 200000;
@@ -280,7 +281,8 @@ bool relay_is_better(const collage_team &team) {
 // takes three times as long, and not even twice as long on one. So where threads are kept off their cores for so much of
 // the time that this pays, they go on without meetings for a while.
 void run_together(collage_team &team) {
-  const bool look = team.last_run > kLongRun || team.watching || team.runs++ % kLookEvery == 0;
+  const bool watch = team.watching && team.last_run > kShortRun;
+  const bool look = team.last_run > kLongRun || watch || team.runs++ % kLookEvery == 0;
   int64_t start = 0, own = 0;
   if (look) {
     start = now_ns();
