@@ -224,9 +224,8 @@ class Assembler:
 
     def _artifact(self, piece: _Piece) -> bytes:
         if self._backends[piece.region.backend].kind is BackendKind.ENGINE:
-            return (
-                piece.make()
-            )  # in no time, and kept it would hold the weights of all its operators once more
+            # Made in no time; kept, it would hold the weights of all its operators once more.
+            return piece.make()
         key = (piece.digest, piece.region.nodes)  # equal digests may differ in their weights
         if key not in self._artifacts:
             self._artifacts[key] = piece.make()

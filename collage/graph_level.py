@@ -29,6 +29,7 @@ from collage.graph.dataflow import Array
 from collage.in_network import InNetwork
 from collage.measure_db.database import NetworkKey
 from collage.measure_db.effort import FULL, Effort
+from collage.measure_db.interleave import FEWEST, SURE
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement
 from collage.measure_db.timing import Timing
@@ -51,7 +52,6 @@ _RIVAL = "rival"
 
 _SHORT = replace(FULL, rounds=12, compare_s=5.0)
 _LONG = replace(FULL, rounds=30, compare_s=8.0)
-_FEWEST_ROUNDS, _SURE_ROUNDS = 3, 8
 _HOPELESS = 1.3
 """Times the op level's sum: proposals whose regions and kernels, measured alone, take longer are not run as a whole.
 The sum is within a tenth of the whole, and building a network takes longer than measuring its regions."""
@@ -250,7 +250,7 @@ class GraphLevel:
         if len(found) == len(finalists):
             return found
         calls = {each.label: self._call(each) for each in finalists}
-        few = _SURE_ROUNDS if again else _FEWEST_ROUNDS
+        few = SURE if again else FEWEST
         timings = effort.compare(calls, early=few, least=few)
         for label, timing in timings.items():
             database.put_network(keys[label], timing, f"{assembler.model.name}: {LABEL}, {label}")

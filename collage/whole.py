@@ -98,9 +98,8 @@ class WholeModel:
     def _key(self, data: bytes, engines: Mapping[str, Backend], effort: Effort) -> str:
         digest = hashlib.sha256(data)
         for name in sorted(self.samples):
-            digest.update(
-                pickle.dumps((name, self.samples[name]))
-            )  # whose text leaves out most of a large array
+            # Not its text, which leaves out most of a large array.
+            digest.update(pickle.dumps((name, self.samples[name])))
         versions = ", ".join(f"{name} {self.versions[name]}" for name in sorted(engines))
         return f"{digest.hexdigest()}; {self.target.hardware}; {self.target.threads} threads; {versions}{effort.mark}"
 

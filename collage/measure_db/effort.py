@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from collage.backends.base import Call
-from collage.measure_db.interleave import interleave
+from collage.measure_db.interleave import FEWEST, SURE, interleave
 from collage.measure_db.timing import Timing
 
 
@@ -34,8 +34,8 @@ class Effort:
         self,
         calls: Mapping[str, Call],
         *,
-        early: int = 3,
-        least: int = 8,
+        early: int = FEWEST,
+        least: int = SURE,
         after: Mapping[str, Call] | None = None,
     ) -> dict[str, Timing]:
         """Timings of whole models in one interleaved run, until the order is beyond doubt; see ``interleave``."""

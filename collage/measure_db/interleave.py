@@ -22,10 +22,13 @@ T = TypeVar("T")
 Turns = list[list[float]]
 """Nanoseconds of the calls of a candidate's turns, one turn a round."""
 
-_FEWEST = 3
-_SURE_ROUNDS = 8
+FEWEST = 3
+"""Rounds after which a wide margin may decide."""
+SURE = 8
+"""Rounds after which any margin beyond the noise may."""
 _WIDE_MARGIN = 1.1
 _SLOWER = 1.001
+"""Times the best one: what is said at least of those that were let go."""
 _ALIKE, _ALIKE_US = 0.005, 0.5
 """A network of one operator was compared for 15 s, to tell 4.1 us from 4.2."""
 
@@ -38,8 +41,8 @@ def interleave(
     settle_s: float = 0.0,
     turn_s: float = 0.0,
     until_sure: bool = False,
-    early: int = _FEWEST,
-    least: int = _SURE_ROUNDS,
+    early: int = FEWEST,
+    least: int = SURE,
     after: Mapping[str, Call] | None = None,
     clock: Clock = time.perf_counter_ns,
 ) -> dict[str, Timing]:
@@ -62,13 +65,13 @@ def interleave(
         overhead = clock_overhead(clock)
         start = clock()
         for done in range(rounds):
-            if done >= _FEWEST and clock() - start >= limit_s * 1e9:
+            if done >= FEWEST and clock() - start >= limit_s * 1e9:
                 break
             if until_sure and running and done >= early:
                 found = paired({name: turns[name] for name in running})
-                margin = 1.0 if done >= _SURE_ROUNDS else _WIDE_MARGIN
+                margin = 1.0 if done >= SURE else _WIDE_MARGIN
                 running = [name for name in running if may_be_best(found[name], found, margin)]
-                alike = done >= _SURE_ROUNDS and _are_alike({name: found[name] for name in running})
+                alike = done >= SURE and _are_alike({name: found[name] for name in running})
                 if done >= least and (alike or len(running) < 2):
                     break
             shift = done % len(running) if running else 0

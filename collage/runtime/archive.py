@@ -47,9 +47,8 @@ class NewArchive:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            with suppress(
-                OSError, ValueError
-            ):  # it fails again; left alone, Python closes it and tells of that
+            # It fails again; left alone, Python closes it and tells of that.
+            with suppress(OSError, ValueError):
                 self._zip.close()
 
     def put(self, folder: str, data: Buffer) -> str:
