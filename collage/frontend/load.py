@@ -91,7 +91,7 @@ def _checked(model: onnx.ModelProto, name: str, nbytes: int) -> onnx.ModelProto:
                 "Upgrade onnx and onnxruntime, or export with an older opset."
             )
     model.ir_version = min(model.ir_version, _IR_VERSION)
-    model = _settle_opset(model, name)
+    model = settle_opset(model, name)
     if nbytes > _CHECKED_BELOW_BYTES:
         return model
     try:
@@ -103,7 +103,7 @@ def _checked(model: onnx.ModelProto, name: str, nbytes: int) -> onnx.ModelProto:
     return model
 
 
-def _settle_opset(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+def settle_opset(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     """The model in an operator set that engines take: not newer than its operators need, nor older than 7."""
     default = [opset for opset in model.opset_import if opset.domain in ("", "ai.onnx")]
     if len(default) != 1 or model.functions:

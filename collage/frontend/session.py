@@ -13,21 +13,35 @@ import onnx
 import onnxruntime as ort
 
 from collage.frontend.exotic import has_exotic, plain_interface
+from collage.frontend.expand import expand
 from collage.frontend.ort_options import session_options
 from collage.frontend.simplify import save_proto
 
 
 def reference_run(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
-    """Outputs, in order, of a run on the inputs by name. Raises whatever ONNX Runtime does."""
+    """Outputs, in order, of a run on the inputs by name. Raises whatever ONNX Runtime does.
+
+    Where it lacks an operator, or a form of it, that is defined by others, these run.
+    """
+    try:
+        return _run(model, feeds)
+    except Exception:  # ORT's exceptions share no base class but Exception
+        expanded = expand(model)
+        if expanded is model:
+            raise
+    return _run(expanded, feeds)
+
+
+def _run(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
     if has_exotic(model):
         copy = onnx.ModelProto()
         copy.CopyFrom(model)
         plain = plain_interface(copy)
-        return plain.run(partial(_reference_session(plain.model).run, None), feeds)
-    return list(_reference_session(model).run(None, dict(feeds)))
+        return plain.run(partial(_session(plain.model).run, None), feeds)
+    return list(_session(model).run(None, dict(feeds)))
 
 
-def _reference_session(model: onnx.ModelProto) -> ort.InferenceSession:
+def _session(model: onnx.ModelProto) -> ort.InferenceSession:
     """A session on the model with all graph optimisations off."""
     options = session_options()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -1,4 +1,4 @@
-"""Constant folding, dead-code removal and shape inference, by ONNX Runtime and onnx."""
+"""Constant folding and dead-code removal, by ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import onnxruntime as ort
 from google.protobuf.message import EncodeError
 
 from collage.errors import ModelError
+from collage.frontend.expand import expand
+from collage.frontend.infer import infer_types
 from collage.frontend.ort_options import session_options
 from collage.frontend.scopes import all_nodes
 from collage.frontend.shapes import model_inputs
@@ -24,16 +26,18 @@ _EXTERNAL_ABOVE_BYTES = 1024
 def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with constants folded, BatchNormalization folded into convolutions, and types inferred.
 
+    Operators that only engines could run are replaced by those that define them first (see ``expand``).
+
     ONNX Runtime's level "basic" does the folding; it emits standard operators only. TVM's importer needs it
     (BERT's ConstantOfShape on a shape tensor fails without), and every engine would do the same by itself.
     Raises ModelError when ONNX Runtime, the engine of last resort, cannot load the model.
     """
-    simple = _fold(model)
+    simple = _fold(expand(model))
     if any(node.op_type == "Shape" and node.domain == "" for node in simple.graph.node):
         # ONNX Runtime inlines functions (GroupNormalization) after it has folded shapes.
         simple = _fold(simple)
     _tidy(simple, {info.name for info in model_inputs(model)})
-    return _infer_types(simple)
+    return infer_types(simple)
 
 
 def _fold(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -90,26 +94,3 @@ def _tidy(model: onnx.ModelProto, given: Collection[str]) -> None:
         if not node.name or node.name in seen:
             node.name = f"{node.name or node.op_type}#{index}"
         seen.add(node.name)
-
-
-def _infer_types(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Infer on a copy without the large weights: inference serialises the model, which has a limit of 2 GiB."""
-    bare = onnx.ModelProto()
-    bare.CopyFrom(model)
-    for tensor in bare.graph.initializer:
-        if len(tensor.raw_data) > 4096:
-            tensor.ClearField("raw_data")
-            tensor.data_location = onnx.TensorProto.EXTERNAL
-            entry = tensor.external_data.add()
-            entry.key, entry.value = "location", "elsewhere"
-    try:
-        bare = onnx.shape_inference.infer_shapes(bare, data_prop=True)
-    except onnx.shape_inference.InferenceError as error:
-        log.warning("ONNX shape inference failed: %s", error)
-        return model
-    del model.graph.value_info[:]
-    model.graph.value_info.extend(bare.graph.value_info)
-    inferred = {info.name: info for info in bare.graph.output}
-    for info in model.graph.output:
-        info.CopyFrom(inferred[info.name])
-    return model
