@@ -86,9 +86,9 @@ def compile(
     ``level`` is "op", or "graph" for the evolutionary search after it (§2.4.3), which runs whole networks for
     ``budget_s`` seconds (default: 300; Ctrl-C ends it with the best so far).
 
-    A model that cannot be cut into parts (its shapes depend on data, say) runs whole on the fastest engine, and
-    single operators that TVM cannot import on some engine; the report says so and why, and ``strict`` makes it an
-    error. ``progress`` is a callable, False for silence, or None for a bar where one can be seen.
+    Single operators that TVM cannot import run on some engine, and so does all from where shapes depend on data; a
+    model that cannot be cut into parts runs whole on the fastest engine. The report says so and why, and ``strict``
+    makes it an error. ``progress`` is a callable, False for silence, or None for a bar where one can be seen.
 
     Raises ModelError, UsageError, DatabaseError, MeasurementError or NoPlacementError, all CollageError.
     """

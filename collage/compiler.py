@@ -19,6 +19,7 @@ from collage.backends.base import VIEW, Backend, BuildOptions
 from collage.backends.registry import Registry
 from collage.errors import ModelError, NoPlacementError, UsageError
 from collage.finalists import Verdict, choose
+from collage.frontend.importer import DataDependentError
 from collage.frontend.load import ModelSource, load_onnx
 from collage.frontend.model import Model, from_simplified
 from collage.frontend.original import as_region
@@ -42,9 +43,10 @@ from collage.quick import Quick
 from collage.report import GraphLevelReport, NodeReport, Report
 from collage.runtime.module import CompiledModule
 from collage.search.candidates import CandidateSet, offers_of
+from collage.static_part import with_static_part
 from collage.streams import Streams
 from collage.target import Target, host, usable_cores
-from collage.whole import WholeModel
+from collage.whole import Engines, WholeModel
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +82,7 @@ def compile_model(
     progress: Callable[[Progress], None],
     workers: Workers | None = None,
 ) -> CompiledModule:
-    """Compile the model to the fastest mix of the registry's backends, or whole on the fastest engine.
+    """Compile the model to the fastest mix of the registry's backends, or on the fastest engine what has no placement.
 
     ``workers`` gives the measuring workers and takes them back. Raises ModelError, UsageError, DatabaseError,
     MeasurementError or, with ``options.strict``, NoPlacementError.
@@ -103,11 +105,22 @@ def compile_model(
         except (ModelError, NoPlacementError) as error:
             if options.strict:
                 raise
-            reason = str(error)
-        log.info("%s: no placement (%s); trying the engines on the whole model", name, reason)
-        whole = WholeModel(original, name, reason, backends, versions, target, samples, options.seed)
+            problem = error
+        log.info("%s: no placement (%s); trying the engines on the whole model", name, problem)
         with Database(options.db, since=options.since) as database:
-            return whole.compile(database, kept, options.effort, options.time_limit_s, progress)
+            engines = Engines(
+                backends, versions, target.threads, target.hardware, database, kept, options.effort,
+                options.time_limit_s, progress,
+            )  # fmt: skip
+            model = WholeModel(original, name, str(problem), engines, target, samples, options.seed)
+            whole = model.compile()
+            if not isinstance(problem, DataDependentError) or options.effort is QUICK:
+                return whole
+
+            def compile_head(head: onnx.ModelProto, given: Mapping[str, Any]) -> CompiledModule:
+                return _compile_in_parts(replace(job, original=head, samples=given), time.perf_counter())
+
+            return with_static_part(model, whole, problem, compile_head)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
 from collage.measure_db.database import Database, NetworkKey
 from collage.measure_db.effort import FULL
-from collage.measure_db.interleave import may_be_best
+from collage.measure_db.interleave import ties
 from collage.measure_db.timing import Timing
 from collage.progress import Progress
 from collage.runtime.executor import Executor
@@ -41,7 +41,6 @@ log = logging.getLogger(__name__)
 SEQUENTIAL = "sequential"
 
 _LAUNCHES = "launches_us"
-_TIE = 1.01
 _DRIFT = 0.1
 """Of the sum that the search had: what is off by more is told."""
 
@@ -187,16 +186,11 @@ def _run(executor: Executor, inputs: Sequence[Array]) -> Callable[[], None]:
 def _ranked(finalists: Sequence[Finalist], timings: Mapping[str, Timing]) -> list[Finalist]:
     """The best first; those that tie with it before it when they are simpler.
 
-    Ties are less than 1 % apart, and not known to be different: with 5 % of noise, an engine that lost by 2 % would
-    win as the simplest. Simpler are fewer regions, nothing side by side, and the usual settings.
+    Simpler are fewer regions, nothing side by side, and the usual settings.
     """
     by_time = sorted(finalists, key=lambda f: timings[f.label].median_us)
-    shortest = timings[by_time[0].label].median_us
-    close = [
-        f
-        for f in by_time
-        if timings[f.label].median_us <= _TIE * shortest and may_be_best(timings[f.label], timings)
-    ]
+    alike = ties(timings)
+    close = [f for f in by_time if f.label in alike]
     close.sort(key=lambda f: (len(f.program.launches), f.side_by_side, f.tuned, timings[f.label].median_us))
     return close + [f for f in by_time if f not in close]
 

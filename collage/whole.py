@@ -12,6 +12,7 @@ import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,13 +32,53 @@ from collage.measure_db.whole import Trial, WholeMeasurer
 from collage.progress import Progress
 from collage.report import CandidateReport, NodeReport, Report
 from collage.runtime.module import CompiledModule, Parts, load_parts
-from collage.schedule.program import whole_program
+from collage.schedule.program import make_program
 from collage.schedule.region import Region
-from collage.schedule.whole import ValuePort, Whole
+from collage.schedule.tail import Tail, ValuePort
 from collage.target import Target
 
 _FACT = "whole_model"
 _UNMEASURED = Timing(0.0, 0.0, 0.0, 0.0, 0)
+
+
+@dataclass(frozen=True)
+class Engines:
+    """The graph engines among the backends, and all that trying them on a model takes."""
+
+    backends: Mapping[str, Backend]
+    versions: Mapping[str, str]
+    threads: int
+    hardware: str
+    database: Database
+    workers: Workers
+    effort: Effort
+    time_limit_s: float
+    progress: Callable[[Progress], None]
+
+    @cached_property
+    def named(self) -> Mapping[str, Backend]:
+        """The engines by name."""
+        return {n: b for n, b in self.backends.items() if b.kind is BackendKind.ENGINE}
+
+    def mark(self, *about: str) -> str:
+        """A key for facts about a model, whatever it is made of, on these engines."""
+        used = ", ".join(f"{name} {self.versions[name]}" for name in sorted(self.named))
+        return f"{'; '.join(about)}; {self.hardware}; {self.threads} threads; {used}{self.effort.mark}"
+
+    def trial(
+        self, model: onnx.ModelProto, inputs: Callable[[], Sequence[Any]], key: str, what: str
+    ) -> tuple[Trial, int]:
+        """What each engine makes of the model, and how many measurements that took: none where it is known."""
+        known = self.database.get_fact(_FACT, key)
+        if isinstance(known, dict):
+            return Trial.from_json(known), 0
+        self.progress(Progress("measure", 0, 1, f"{what} on {', '.join(self.named)}"))
+        with WholeMeasurer(
+            model, inputs(), self.named, self.threads, self.workers, self.effort, self.time_limit_s
+        ) as measurer:
+            trial = measurer.trial()
+        self.database.put_fact(_FACT, key, trial.to_json())
+        return trial, len(self.named)
 
 
 @dataclass(frozen=True)
@@ -50,40 +91,21 @@ class WholeModel:
     original: onnx.ModelProto
     name: str
     reason: str
-    backends: Mapping[str, Backend]
-    versions: Mapping[str, str]
+    engines: Engines
     target: Target
     samples: Mapping[str, Any]
     seed: int
 
-    def compile(
-        self,
-        database: Database,
-        workers: Workers,
-        effort: Effort,
-        time_limit_s: float,
-        progress: Callable[[Progress], None],
-    ) -> CompiledModule:
+    def compile(self) -> CompiledModule:
         """The module of the fastest engine that is right. Raises ModelError with all reasons when there is none."""
         started = time.perf_counter()
-        engines = {n: b for n, b in self.backends.items() if b.kind is BackendKind.ENGINE}
         if self.original.ByteSize() >= MAX_BYTES:
             raise ModelError(
                 f"{self.reason} Engines cannot take it whole: its weights exceed protobuf's 2 GiB."
             )
-        data: bytes = self.original.SerializeToString(deterministic=True)
-        key = self._key(data, engines, effort)
-        known = database.get_fact(_FACT, key)
-        if isinstance(known, dict):
-            trial, made = Trial.from_json(known), 0
-        else:
-            progress(Progress("measure", 0, 1, f"the whole model on {', '.join(engines)}"))
-            inputs, threads = self._inputs(), self.target.threads
-            with WholeMeasurer(
-                self.original, inputs, engines, threads, workers, effort, time_limit_s
-            ) as measurer:
-                trial, made = measurer.trial(), len(engines)
-            database.put_fact(_FACT, key, trial.to_json())
+        trial, made = self.engines.trial(
+            self.original, lambda: [*self.inputs.values()], self.key, "the whole model"
+        )
         ranked = sorted(trial.timings, key=lambda n: (trial.timings[n].median_us, n))
         if not ranked and len(self.samples) < len(model_inputs(self.original)):
             ranked = list(trial.loaded)  # inputs of the user's may serve where those made up did not
@@ -93,49 +115,51 @@ class WholeModel:
                 f"{self.reason} And no engine can run the model whole: "
                 + (reasons or "there is none among the backends")
             )
-        return self._module(data, ranked[0], trial, made, time.perf_counter() - started)
+        return self._module(ranked[0], trial, made, time.perf_counter() - started)
 
-    def _key(self, data: bytes, engines: Mapping[str, Backend], effort: Effort) -> str:
-        digest = hashlib.sha256(data)
+    @cached_property
+    def key(self) -> str:
+        """Of facts about the model, whole."""
+        digest = hashlib.sha256(self._data)
         for name in sorted(self.samples):
             # Not its text, which leaves out most of a large array.
             digest.update(pickle.dumps((name, self.samples[name])))
-        versions = ", ".join(f"{name} {self.versions[name]}" for name in sorted(engines))
-        return f"{digest.hexdigest()}; {self.target.hardware}; {self.target.threads} threads; {versions}{effort.mark}"
+        return self.engines.mark(digest.hexdigest())
 
-    def _inputs(self) -> list[Any]:
+    @cached_property
+    def inputs(self) -> Mapping[str, Any]:
+        """The user's values, and random ones for the other inputs, in the model's order."""
         rng = np.random.default_rng(self.seed)
-        found = []
+        found = {}
         for info in model_inputs(self.original):
             if info.name in self.samples:
-                found.append(self.samples[info.name])
+                found[info.name] = self.samples[info.name]
                 continue
             try:
-                found.append(random_value(value_type(info.type), rng))
+                found[info.name] = random_value(value_type(info.type), rng)
             except TypeError as error:
                 raise ModelError(
                     f"{self.reason} Input {info.name}: {error}; give one to compile with."
                 ) from None
         return found
 
-    def _module(self, data: bytes, winner: str, trial: Trial, made: int, seconds: float) -> CompiledModule:
+    @cached_property
+    def _data(self) -> bytes:
+        data: bytes = self.original.SerializeToString(deterministic=True)
+        return data
+
+    def _module(self, winner: str, trial: Trial, made: int, seconds: float) -> CompiledModule:
         nodes = self.original.graph.node
         timing = trial.timings.get(winner, _UNMEASURED)
-        region = Region(
-            backend=winner,
-            ops=tuple(f"onnx.{node.op_type}" for node in nodes),
-            nodes=tuple(range(len(nodes))),
-            sources=tuple(node.name for node in nodes),
-            inputs=(),
-            outputs=(),
-            threads=self.target.threads,
-            cost_us=timing.median_us,
-            noise_us=timing.noise_us,
-            exclusive=True,
+        ports = ports_of(model_inputs(self.original)), ports_of(self.original.graph.output)
+        tail = Tail(
+            tail_region(winner, nodes, 0, self.target.threads, timing, exclusive=True),
+            *ports,
+            *(tuple(port.name for port in side) for side in ports),
         )
-        whole = Whole(_ports(model_inputs(self.original)), _ports(self.original.graph.output))
-        program = whole_program(region, whole, self.target.threads)
-        parts = Parts(program, [data], {}, self.target, {winner: self.versions[winner]})
+        program = make_program((), (), (), {}, self.target.threads).followed_by(tail)
+        versions = self.engines.versions
+        parts = Parts(program, [self._data], {}, self.target, {winner: versions[winner]})
         absolute, relative = trial.errors.get(winner, (math.inf, math.inf))
         report = Report(
             model=self.name,
@@ -149,23 +173,43 @@ class WholeModel:
             search_s=0.0,
             compile_s=seconds,
             epsilon_us=0.0,
-            versions=dict(self.versions),
+            versions=dict(versions),
             finalists={
                 name: {"median_us": t.median_us, "noise_us": t.noise_us, "min_us": t.min_us}
                 for name, t in trial.timings.items()
             },
             notes=(f"{winner} runs the model whole: {self.reason}", *trial.notes),
             nodes=tuple(NodeReport(f"onnx.{node.op_type}", node.name, node.op_type) for node in nodes),
-            candidates=tuple(_candidates(trial, region.nodes)),
+            candidates=tuple(candidates_of(trial, tail.region.nodes)),
         )
-        return CompiledModule(parts, report, load_parts(parts, self.backends))
+        return CompiledModule(parts, report, load_parts(parts, self.engines.backends))
 
 
-def _ports(infos: Sequence[onnx.ValueInfoProto]) -> tuple[ValuePort, ...]:
+def tail_region(
+    engine: str, nodes: Sequence[onnx.NodeProto], first: int, threads: int, timing: Timing, *, exclusive: bool
+) -> Region:
+    """The region of ONNX nodes that an engine runs; they are numbered from ``first``."""
+    return Region(
+        backend=engine,
+        ops=tuple(f"onnx.{node.op_type}" for node in nodes),
+        nodes=tuple(range(first, first + len(nodes))),
+        sources=tuple(node.name for node in nodes),
+        inputs=(),
+        outputs=(),
+        threads=threads,
+        cost_us=timing.median_us,
+        noise_us=timing.noise_us,
+        exclusive=exclusive,
+    )
+
+
+def ports_of(infos: Sequence[onnx.ValueInfoProto]) -> tuple[ValuePort, ...]:
+    """Inputs or outputs with their types."""
     return tuple(ValuePort(info.name, value_type(info.type)) for info in infos)
 
 
-def _candidates(trial: Trial, nodes: tuple[int, ...]) -> list[CandidateReport]:
+def candidates_of(trial: Trial, nodes: tuple[int, ...]) -> list[CandidateReport]:
+    """A trial as the report has it, for the nodes that it was about."""
     measured = [
         CandidateReport(nodes, name, "whole model", cost_us=t.median_us, noise_us=t.noise_us)
         for name, t in trial.timings.items()

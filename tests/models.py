@@ -75,3 +75,41 @@ def positive_rows() -> onnx.ModelProto:
     ]
     weights = {"axis": np.array([1]), "zero": np.array(0, np.float32)}
     return make_model(nodes, {"x": [6, 4]}, {"y": ["n", 4]}, weights)
+
+
+def detector() -> onnx.ModelProto:
+    """Two convolutions on x give scores of 64 boxes; the boxes are the input ``prior``, moved by what x tells.
+
+    The best ones that do not overlap come out, and the scores of all.
+    """
+    rng = np.random.default_rng(3)
+    weights = {
+        "w1": rng.standard_normal((16, 3, 3, 3)).astype(np.float32) * 0.3,
+        "w2": rng.standard_normal((6, 16, 3, 3)).astype(np.float32) * 0.3,
+        "halves": np.array([2, 4]),
+        "score_shape": np.array([1, 2, 64]),
+        "move_shape": np.array([1, 64, 4]),
+        "tenth": np.array(0.1, np.float32),
+        "most": np.array([64]),
+        "overlap": np.array([0.4], np.float32),
+        "least": np.array([0.55], np.float32),
+        "column": np.array([2]),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["c1"], "conv1", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c1"], ["r1"], "relu1"),
+        helper.make_node("Conv", ["r1", "w2"], ["c2"], "conv2", pads=[1, 1, 1, 1]),
+        helper.make_node("Split", ["c2", "halves"], ["s", "m"], "halve", axis=1),
+        helper.make_node("Reshape", ["s", "score_shape"], ["raw"], "score_rows"),
+        helper.make_node("Sigmoid", ["raw"], ["scores"], "sigmoid"),
+        helper.make_node("Reshape", ["m", "move_shape"], ["moves"], "move_rows"),
+        helper.make_node("Mul", ["moves", "tenth"], ["small"], "little"),
+        helper.make_node("Add", ["small", "prior"], ["boxes"], "move"),
+        helper.make_node(
+            "NonMaxSuppression", ["boxes", "scores", "most", "overlap", "least"], ["kept"], "suppress"
+        ),
+        helper.make_node("Gather", ["kept", "column"], ["which"], "which", axis=1),
+        helper.make_node("Gather", ["prior", "which"], ["y"], "pick", axis=1),
+    ]
+    inputs = {"x": [1, 3, 8, 8], "prior": [1, 64, 4]}
+    return make_model(nodes, inputs, {"scores": [1, 2, 64], "y": [1, "n", 1, 4]}, weights)

@@ -84,7 +84,7 @@ from collage.cli.options import (
 @click.option(
     "--strict",
     is_flag=True,
-    help="Fail where a node cannot be converted, or the model only runs whole on one engine.",
+    help="Fail where a node cannot be converted, or the model, or its tail, only runs whole on an engine.",
 )
 @click.option(
     "--quick",
@@ -122,8 +122,8 @@ def compile(
 
     Every way of running each part of the model is measured once, in a worker process; the measurements are
     kept, so a second compile makes none. The result is checked against ONNX Runtime and is never slower than
-    the best engine that is installed. A model that cannot be cut into parts, because its shapes depend on data,
-    say, runs whole on the fastest engine; `collage show` tells why.
+    the best engine that is installed. From where shapes depend on data an engine runs the model; one that cannot
+    be cut into parts at all runs whole on the fastest engine. `collage show` tells why.
 
     \b
     Examples:

@@ -20,7 +20,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from collage.errors import ModelError
 from collage.frontend.overrides import OVERRIDES
-from collage.frontend.scopes import captures
+from collage.frontend.scopes import captures, reads
 from collage.graph.dataflow import TensorType
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,14 @@ OPAQUE_SYMBOL = "collage.onnx_node"
 _SHAPE_INPUTS_ALLOWED = frozenset(
     "Reshape Resize ConstantOfShape Gather Slice Shape Expand Concat Equal Where Cast CastLike Squeeze".split()
 )
+
+
+class DataDependentError(ModelError):
+    """Shapes depend on data, or are unknown: ``nodes`` are the ONNX nodes, by index, from where they do."""
+
+    def __init__(self, message: str, nodes: frozenset[int]) -> None:
+        super().__init__(message)
+        self.nodes = nodes
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,8 @@ def import_onnx(model: onnx.ModelProto, force_opaque: Mapping[int, str] = {}) ->
     """Convert a simplified model (static input shapes, unique node names) to Relax.
 
     ``force_opaque`` names nodes, by index, whose conversion is known to be wrong, with the reason.
-    Raises ModelError when an opaque node's output has no static shape.
+    Raises DataDependentError when an opaque node's output has no static shape, and ModelError for a model that TVM
+    cannot take at all.
     """
     importer = _Importer(model, force_opaque)
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
@@ -57,13 +66,13 @@ def import_onnx(model: onnx.ModelProto, force_opaque: Mapping[int, str] = {}) ->
         warnings.simplefilter("ignore")
         try:
             module = importer.from_onnx(model.graph, opset)
-        except ModelError:
-            raise
         except Exception as error:  # inputs and initializers of types TVM does not know (strings, sequences)
             text = " ".join(str(error).split())[-300:]
             raise ModelError(
                 f"TVM's importer cannot take the model: {type(error).__name__}: {text}"
             ) from error
+    if importer.beyond:
+        raise DataDependentError(importer.problem, frozenset(importer.beyond))
     return RelaxImport(module, importer.binding_sources(module), dict(importer._nodes), importer.reasons)
 
 
@@ -73,19 +82,33 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         self._types = _declared_types(model)
         self._force_opaque = force_opaque
         self._marks: dict[Any, int] = {}
+        self._shapeless: set[str] = set()
         self.reasons: dict[int, str] = {}
+        self.beyond: set[int] = set()
+        """Nodes whose outputs have no static shape, and all that read those."""
+        self.problem = ""
+        """Of the first of them."""
 
     def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
         pass  # an unsupported operator becomes an opaque call
 
     def _construct_nodes(self, graph: onnx.GraphProto) -> None:
         for index, node in enumerate(graph.node):
-            results = self._try_convert(index, node)
+            results = None
+            if self._shapeless.isdisjoint(reads(node)):
+                results = self._try_convert(index, node)
+                if results is None:
+                    results = self._opaque_call(index, node)
             if results is None:
-                results = self._opaque_call(index, node)
+                self.beyond.add(index)
+                self._shapeless.update(node.output)
+                continue
             for name, expr in zip(node.output, results, strict=False):
                 if name:
                     self._nodes[name] = self._mark(index, expr)
+        for info in graph.output:
+            if info.name in self._shapeless:
+                self._nodes[info.name] = relax.const(0)  # for a function that can be completed
 
     def _mark(self, index: int, expr: Any) -> Any:
         """Bind a node's output, so that all bindings since the last one are known to be this node's."""
@@ -163,17 +186,18 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
                 return f"TVM's importer gives {found} for output {name}, ONNX says {declared}"
         return None
 
-    def _opaque_call(self, index: int, node: onnx.NodeProto) -> list[Any]:
+    def _opaque_call(self, index: int, node: onnx.NodeProto) -> list[Any] | None:
+        """The outputs of a call that only engines can run, or None where their shapes are not known."""
+        unknown = [name for name in node.output if name and name not in self._types]
+        if unknown:
+            self.problem = self.problem or (
+                f"node {node.name} ({node.op_type}): the shape of output {unknown[0]} depends on data or is unknown, "
+                f"and TVM cannot convert it ({self.reasons[index]})."
+            )
+            return None
         log.info("node %s (%s) stays opaque: %s", node.name, node.op_type, self.reasons[index])
-        types = []
-        for name in filter(None, node.output):
-            declared = self._types.get(name)
-            if declared is None:
-                raise ModelError(
-                    f"node {node.name} ({node.op_type}): the shape of output {name} depends on data or is unknown, "
-                    f"and TVM cannot convert it ({self.reasons[index]})."
-                )
-            types.append(relax.TensorType(list(declared.shape), declared.dtype))
+        declared = [self._types[name] for name in node.output if name]
+        types = [relax.TensorType(list(each.shape), each.dtype) for each in declared]
         names = [*filter(None, node.input), *captures(node)]
         arguments = [self._as_tensor(self._nodes[name]) for name in names]
         call = relax.call_dps_packed(OPAQUE_SYMBOL, relax.Tuple(arguments), types)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,17 @@ def region_tolerance(dtypes: Iterable[str], *, rounded: bool = False) -> float:
     ``rounded`` tells that it quantises (see ``op_kinds.rounds``).
     """
     return max((tolerance(dtype) for dtype in dtypes), default=0.0) if not rounded else _ROUNDED
+
+
+def dtypes_of(values: Sequence[Any]) -> list[str]:
+    """Names of the dtypes of values of any type."""
+    found: list[str] = []
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            found += dtypes_of(value)
+        elif value is not None and not isinstance(value, dict):
+            found.append(np.asarray(value).dtype.name)
+    return found
 
 
 def relative_error(actual: Array, expected: Array, *, rounded: bool = False) -> float:

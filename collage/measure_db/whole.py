@@ -14,13 +14,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 
 from collage.backends.base import Backend
 from collage.frontend.scopes import all_nodes
 from collage.frontend.simplify import save_proto
-from collage.measure_db.compare import difference, region_tolerance, tolerance
+from collage.measure_db.compare import difference, dtypes_of, region_tolerance, tolerance
 from collage.measure_db.effort import Effort
 from collage.measure_db.process import WorkerDiedError, WorkerProcess, Workers
 from collage.measure_db.protocol import Compared, CompareWhole, InitWhole, Opened, OpenWhole, ReferWhole
@@ -157,7 +156,7 @@ class WholeMeasurer:
         self, outputs: Mapping[str, Sequence[Any]], expected: Sequence[Any], judge: str
     ) -> _Verdict:
         errors = {name: difference(given, expected) for name, given in outputs.items()}
-        allowed = region_tolerance(_dtypes([*self._inputs, *expected]))
+        allowed = region_tolerance(dtypes_of([*self._inputs, *expected]))
         notes = [] if judge == _JUDGES[0] else [f"outputs are checked with {judge}"]
         right = {name for name, error in errors.items() if error[1] <= allowed}
         if not right and allowed == tolerance("float64"):  # better than nothing, and the note tells
@@ -210,13 +209,3 @@ class WholeMeasurer:
             return Opened(
                 None, loaded=False, message=f"{died.rejection.kind.value}: {died.rejection.message}"
             )
-
-
-def _dtypes(values: Sequence[Any]) -> list[str]:
-    found: list[str] = []
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            found += _dtypes(value)
-        elif value is not None and not isinstance(value, dict):
-            found.append(np.asarray(value).dtype.name)
-    return found

@@ -119,9 +119,18 @@ class Executor:
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         """Outputs, in order, as arrays of the caller's own."""
         with self.turns:
-            self.set_inputs(inputs)
-            self.launch()
-            return [buffer.copy() for buffer in self._outputs]
+            return [buffer.copy() for buffer in self.run_in_place(inputs)]
+
+    def run_in_place(self, inputs: Sequence[Array]) -> list[Array]:
+        """Outputs, in order, where the next run overwrites them; ``turns`` is held until they have been read."""
+        self.set_inputs(inputs)
+        self.launch()
+        return self._outputs
+
+    def make_way(self) -> None:
+        """Send the team's idle threads to sleep: threads of somebody else's need the cores next."""
+        if self._team is not None:
+            self._team.park()
 
     def _after_fork(self) -> None:
         """The child has none of its parent's threads: none that held the lock, and none of an engine's."""

@@ -15,7 +15,7 @@ from collage.errors import CollageError, InputError
 from collage.graph.dataflow import Array, np_dtype
 from collage.runtime.frames import Buffer
 from collage.schedule.program import Port
-from collage.schedule.whole import ValuePort
+from collage.schedule.tail import ValuePort
 
 
 class Fallback:

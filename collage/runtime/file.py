@@ -31,7 +31,7 @@ from collage.target import Target, host, usable_cores
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 
 
 def save_module(path: Path, module: CompiledModule) -> None:

@@ -11,7 +11,7 @@ from collage.errors import InputError
 from collage.graph.dataflow import np_dtype
 from collage.graph.value_type import MismatchError
 from collage.schedule.program import Port
-from collage.schedule.whole import ValuePort
+from collage.schedule.tail import ValuePort
 
 
 def collect_inputs(

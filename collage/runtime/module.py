@@ -14,7 +14,7 @@ from collage.report import Report
 from collage.runtime.executor import Executor
 from collage.runtime.frames import Artifact, Framed
 from collage.runtime.inputs import collect_inputs, extents
-from collage.runtime.whole import WholeExecutor
+from collage.runtime.tail import TailExecutor
 from collage.schedule.program import Program
 from collage.target import Target
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class Parts:
     """All that a module is made of, and all that its file holds.
 
-    ``artifacts`` are those of ``program.launches``, in order; ``constants`` the outputs that are constants;
-    ``versions`` the library versions of the backends that are used.
+    ``artifacts`` are those of ``program.steps``, in order (a tail's is its ONNX model); ``constants`` the outputs that
+    are constants; ``versions`` the library versions of the backends that are used.
     """
 
     program: Program
@@ -43,27 +43,32 @@ class Backends(Protocol):
     def __getitem__(self, name: str, /) -> Backend: ...
 
 
-def load_parts(parts: Parts, backends: Backends) -> Executor | WholeExecutor:
-    """What runs the parts: kernels, or an engine with the whole model. Raises CollageError like build_executor."""
-    if parts.program.whole is None:
-        return build_executor(parts, backends)
-    (region,), (model,) = parts.program.launches, parts.artifacts
-    assert not isinstance(model, Framed)  # an ONNX model is no kernel of ours
-    options = BuildOptions(threads=region.threads, exclusive=region.exclusive)
+def load_parts(parts: Parts, backends: Backends) -> Executor | TailExecutor:
+    """What runs the parts: kernels, and the engine of a tail. Raises CollageError like build_executor."""
+    executor = build_executor(parts, backends)
+    return executor if parts.program.tail is None else load_tail(parts, executor, backends)
+
+
+def load_tail(parts: Parts, head: Executor, backends: Backends) -> TailExecutor:
+    """``head``, which runs the launches, with the engine of the tail after it. Raises CollageError."""
+    model, tail = parts.artifacts[-1], parts.program.tail
+    assert tail is not None and not isinstance(model, Framed)  # an ONNX model is no kernel of ours
+    options = BuildOptions(threads=tail.region.threads, exclusive=tail.region.exclusive)
     try:
-        return WholeExecutor(backends[region.backend].session(bytes(model), options))
+        return TailExecutor(head, tail, backends[tail.region.backend].session(bytes(model), options))
     except Exception as error:
-        raise CollageError(f"{region.backend} cannot load the whole model: {error}") from error
+        what = "the tail of the model" if parts.program.launches else "the whole model"
+        raise CollageError(f"{tail.region.backend} cannot load {what}: {error}") from error
 
 
 def build_executor(parts: Parts, backends: Backends) -> Executor:
-    """Load the kernels and bind them; regions with one artifact share a kernel.
+    """Load the kernels of the launches and bind them; regions with one artifact share a kernel.
 
     Raises CollageError naming the region that cannot be loaded.
     """
     kernels: list[Kernel] = []
     loaded: dict[tuple[int, str, BuildOptions], Kernel] = {}
-    for region, artifact in zip(parts.program.launches, parts.artifacts, strict=True):
+    for region, artifact in zip(parts.program.launches, parts.artifacts, strict=False):  # a tail has none
         options = BuildOptions(threads=region.threads, exclusive=region.exclusive, profile=region.profile)
         key = id(artifact), region.backend, options
         try:
@@ -87,11 +92,12 @@ def summary_of(report: Report, program: Program) -> dict[str, Any]:
 class CompiledModule:
     """A compiled model. Call it with arrays by position or name; ``run`` takes and returns dictionaries."""
 
-    def __init__(self, parts: Parts, report: Report, executor: Executor | WholeExecutor) -> None:
+    def __init__(self, parts: Parts, report: Report, executor: Executor | TailExecutor) -> None:
         self.parts = parts
         """What its file holds."""
         self.report = report
-        self._executor = executor
+        self.executor = executor
+        """What runs it."""
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -123,18 +129,18 @@ class CompiledModule:
         Inputs are numpy arrays or anything with DLPack; where the model takes other values, lists for sequences, None
         for optionals, arrays of Python strings. Raises InputError for a wrong name, shape or dtype.
         """
-        outputs = self._executor.run(collect_inputs(self.parts.program.takes, args, named))
+        outputs = self.executor.run(collect_inputs(self.parts.program.takes, args, named))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Outputs by name for inputs by name."""
-        outputs = self._executor.run(collect_inputs(self.parts.program.takes, (), inputs))
+        outputs = self.executor.run(collect_inputs(self.parts.program.takes, (), inputs))
         return {port.name: array for port, array in zip(self.parts.program.gives, outputs, strict=True)}
 
     def trace(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """A time line of one warm run: what Chrome's trace viewer and Perfetto read once it is written as JSON.
 
-        Raises InputError like ``run``, and UsageError where one engine runs the model whole.
+        Raises InputError like ``run``, and UsageError where an engine runs the model, or its tail, whole.
         """
         from collage.runtime.trace import trace
 
@@ -147,7 +153,7 @@ class CompiledModule:
         Kernels and their weights are shared. On the team of threads the clones' runs take turns; so do all runs of an
         engine that has the whole model.
         """
-        return CompiledModule(self.parts, self.report, self._executor.clone())
+        return CompiledModule(self.parts, self.report, self.executor.clone())
 
     def bind(
         self, inputs: Mapping[str, Array] | None = None, outputs: Mapping[str, Array] | None = None
@@ -155,18 +161,19 @@ class CompiledModule:
         """A call on fixed arrays, which kernels read and write without a copy; see ``BoundCall``.
 
         Arrays that are not given are made. Raises InputError for those of the wrong name, dtype or shape, that are not
-        contiguous, do not start at a 64-byte boundary, or overlap, and UsageError where one engine runs the model
-        whole.
+        contiguous, do not start at a 64-byte boundary, or overlap, and UsageError where an engine runs the model,
+        or its tail, whole.
         """
         from collage.runtime.bound import bind
 
         return bind(self._launches("no buffers to bind arrays to"), inputs or {}, outputs or {})
 
     def _launches(self, missing: str) -> Executor:
-        if isinstance(self._executor, WholeExecutor):
-            (region,) = self.parts.program.regions
-            raise UsageError(f"{region.backend} runs the model whole: there are {missing}.")
-        return self._executor
+        if isinstance(self.executor, TailExecutor):
+            program = self.parts.program
+            what = "the model's tail" if program.launches else "the model"
+            raise UsageError(f"{program.steps[-1].backend} runs {what} whole: there are {missing}.")
+        return self.executor
 
     def save(self, path: str | Path) -> None:
         """Write one file that ``collage.load`` runs in a fresh process; atomic."""
@@ -176,7 +183,7 @@ class CompiledModule:
 
     def __repr__(self) -> str:
         counts: dict[str, int] = {}
-        for region in self.parts.program.launches:
+        for region in self.parts.program.steps:
             counts[region.backend] = counts.get(region.backend, 0) + 1
         mix = ", ".join(f"{count}x {name}" for name, count in counts.items())
         return f"<collage module {self.report.model}: {mix}; {self.report.measured_us / 1000:.3f} ms>"

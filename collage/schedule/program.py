@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from collage.graph.dataflow import TensorType
@@ -12,7 +12,7 @@ from collage.schedule.memory import MemoryPlan, lifetimes, plan_memory
 from collage.schedule.region import Region
 from collage.schedule.schedule import TEAM, Ordered, Schedule
 from collage.schedule.sharing import Place, Sharing, overwrite_in_place
-from collage.schedule.whole import ValuePort, Whole
+from collage.schedule.tail import Tail, ValuePort
 
 Step: TypeAlias = "tuple[Sequence[int], Sequence[int]]"
 """Values that a launch reads, and those it writes."""
@@ -47,18 +47,27 @@ class Program:
     """On which streams the launches run, and what waits for what; they stand in the order of the schedule."""
     threads: int
     """Of the team."""
-    whole: Whole | None = None
-    """Inputs and outputs of a model that one engine runs as its author wrote it; there are no others then."""
+    tail: Tail | None = None
+    """What one engine runs after all launches, and the whole model's inputs and outputs; the last of the regions."""
 
     @property
     def takes(self) -> Sequence[Port | ValuePort]:
         """The model's inputs, whatever they are."""
-        return self.inputs if self.whole is None else self.whole.inputs
+        return self.inputs if self.tail is None else self.tail.inputs
 
     @property
     def gives(self) -> Sequence[Port | ValuePort]:
         """The model's outputs, whatever they are."""
-        return self.outputs if self.whole is None else self.whole.outputs
+        return self.outputs if self.tail is None else self.tail.outputs
+
+    @property
+    def steps(self) -> tuple[Region, ...]:
+        """All that runs, in order: the launches and the tail."""
+        return self.launches if self.tail is None else (*self.launches, self.tail.region)
+
+    def followed_by(self, tail: Tail) -> Program:
+        """The same with a tail after it."""
+        return replace(self, regions=(*self.regions, tail.region), tail=tail)
 
     def place(self, value: int) -> Place:
         """The buffer that the value is in, and where."""
@@ -79,28 +88,26 @@ class Program:
     def to_json(self) -> dict[str, Any]:
         """Plain values for the module file; the memory plan is made again on loading."""
         return {
-            "regions": [r.to_json() for r in self.regions],
+            "regions": [r.to_json() for r in self.regions if self.tail is None or r is not self.tail.region],
             "inputs": [[p.name, p.value] for p in self.inputs],
             "outputs": [[p.name, p.value] for p in self.outputs],
             "threads": self.threads,
             "types": {str(v): [list(t.shape), t.dtype] for v, t in self.types.items()},
-            "whole": None if self.whole is None else self.whole.to_json(),
+            "tail": None if self.tail is None else self.tail.to_json(),
         }
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Program:
         """The inverse of ``to_json``."""
-        if data["whole"] is not None:
-            (region,) = data["regions"]
-            return whole_program(Region.from_json(region), Whole.from_json(data["whole"]), data["threads"])
         types = {int(v): TensorType(tuple(shape), dtype) for v, (shape, dtype) in data["types"].items()}
-        return make_program(
+        program = make_program(
             [Region.from_json(each) for each in data["regions"]],
             [Port(name, value, types[value]) for name, value in data["inputs"]],
             [Port(name, value, types[value]) for name, value in data["outputs"]],
             types,
             data["threads"],
         )
+        return program if data["tail"] is None else program.followed_by(Tail.from_json(data["tail"]))
 
 
 def make_program(
@@ -136,12 +143,6 @@ def make_program(
         ordered,
         threads,
     )
-
-
-def whole_program(region: Region, whole: Whole, threads: int) -> Program:
-    """The program of one region that is all of the model; its engine owns the memory."""
-    ordered = Ordered(Dag(((),)), Schedule.sequential(1))
-    return Program((region,), (), (), {}, {}, plan_memory({}), (region,), ordered, threads, whole)
 
 
 def _schedule(launches: Sequence[Region], threads: int) -> Schedule:

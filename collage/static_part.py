@@ -1,0 +1,180 @@
+"""Models whose shapes depend on data from some operator on: what is before it is placed, an engine runs the rest.
+
+A detector is a network of static shapes with a suppression of overlapping boxes at its end, which finds one number of
+boxes in one picture and another in the next. The two parts in turn are a rival of the engines on the whole model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import onnx
+
+from collage.errors import ModelError, NoPlacementError
+from collage.frontend.importer import DataDependentError
+from collage.frontend.scopes import all_nodes
+from collage.frontend.shapes import model_inputs
+from collage.frontend.simplify import simplify
+from collage.frontend.split import Split, split
+from collage.measure_db.compare import difference, dtypes_of, region_tolerance
+from collage.measure_db.interleave import ties
+from collage.measure_db.timing import Timing
+from collage.measure_db.whole import Trial
+from collage.progress import Progress
+from collage.report import NodeReport
+from collage.runtime.executor import Executor
+from collage.runtime.module import CompiledModule, load_tail
+from collage.schedule.tail import Tail
+from collage.whole import WholeModel, candidates_of, tail_region
+
+log = logging.getLogger(__name__)
+
+_FACT = "static_part"
+
+CompileHead = Callable[[onnx.ModelProto, Mapping[str, Any]], CompiledModule]
+"""Compiles a model of static shapes for the user's inputs by name."""
+
+
+def with_static_part(
+    model: WholeModel, whole: CompiledModule, problem: DataDependentError, compile_head: CompileHead
+) -> CompiledModule:
+    """The model with its static part placed, where that is faster than ``whole``, else ``whole``.
+
+    ``problem`` is what kept the model from being placed. Raises DatabaseError and MeasurementError.
+    """
+    started = time.perf_counter()
+    parts = split(simplify(model.original), problem.nodes) if whole.report.finalists else None
+    if parts is None:  # or there is nothing to compare with
+        return whole
+    wanted = {info.name for info in parts.head.graph.input}
+    try:
+        head = compile_head(parts.head, {n: v for n, v in model.samples.items() if n in wanted})
+    except (ModelError, NoPlacementError) as error:
+        return _told(whole, f"its static part has no placement: {error}")
+    return _Contest(model, whole, parts, head, started, problem).winner()
+
+
+@dataclass(frozen=True)
+class _Contest:
+    """The model whole on one engine against its static part, placed, with an engine for the tail."""
+
+    model: WholeModel
+    whole: CompiledModule
+    parts: Split
+    head: CompiledModule
+    started: float
+    problem: DataDependentError
+
+    def winner(self) -> CompiledModule:
+        values = {**self.model.inputs}
+        values |= self.head.run({name: values[name] for name in self.head.inputs})
+        read = [values[name] for name in self._reads]
+        data: bytes = self.parts.tail.SerializeToString(deterministic=True)
+        key = f"{self.model.key}; tail {hashlib.sha256(data).hexdigest()}"
+        trial, made = self.model.engines.trial(self.parts.tail, lambda: read, key, "what depends on data")
+        staged = {_label(engine): self._staged(engine, data, trial) for engine in trial.timings}
+        right = {label: error for label, each in staged.items() if (error := self._error(each)) is not None}
+        if not right:
+            return _told(
+                self.whole,
+                "its static part is not placed: no engine runs the rest of it, or to other numbers",
+            )
+        (engine,) = {region.backend for region in self.whole.program.regions}
+        rivals = {engine: self.whole, **{label: staged[label] for label in right}}
+        timings, compared = self._timings(rivals, key)
+        best = next(name for name in rivals if name in ties(timings))  # whole is simpler
+        made += self.whole.report.measurements_made + self.head.report.measurements_made + compared
+        finalists = {
+            name: {"median_us": t.median_us, "noise_us": t.noise_us, "min_us": t.min_us}
+            for name, t in timings.items()
+        }
+        report = replace(
+            rivals[best].report,
+            measured_us=timings[best].median_us,
+            measurements_made=made,
+            compile_s=self.whole.report.compile_s + time.perf_counter() - self.started,
+            finalists={**self.whole.report.finalists, **finalists},
+        )
+        if best in right:
+            report = replace(report, max_abs_error=right[best][0], relative_error=right[best][1])
+        return CompiledModule(rivals[best].parts, report, rivals[best].executor)
+
+    @property
+    def _reads(self) -> tuple[str, ...]:
+        return tuple(info.name for info in model_inputs(self.parts.tail))
+
+    def _staged(self, engine: str, data: bytes, trial: Trial) -> CompiledModule:
+        """The head's module with the tail on an engine after it; its report lacks what the comparison tells."""
+        head, nodes = self.head, self.parts.tail.graph.node
+        threads, timing = self.model.target.threads, trial.timings[engine]
+        first = len(head.report.nodes)
+        region = tail_region(engine, nodes, first, threads, timing, exclusive=False)
+        whole = self.whole.program.tail
+        assert whole is not None
+        writes = tuple(info.name for info in self.parts.tail.graph.output)
+        tail = Tail(region, whole.inputs, whole.outputs, self._reads, writes)
+        versions = {**head.parts.versions, engine: self.model.engines.versions[engine]}
+        program = head.program.followed_by(tail)
+        parts = replace(
+            head.parts, program=program, artifacts=[*head.parts.artifacts, data], versions=versions
+        )
+        report = replace(
+            head.report,
+            predicted_us=head.report.predicted_us + timing.median_us,
+            notes=(f"{engine} runs the last {len(nodes)} ONNX nodes: {self.problem}", *head.report.notes),
+            nodes=(
+                *head.report.nodes,
+                *(NodeReport(f"onnx.{node.op_type}", node.name, node.op_type) for node in nodes),
+            ),
+            candidates=(*head.report.candidates, *candidates_of(trial, region.nodes)),
+        )
+        executor = head.executor.clone()
+        assert isinstance(executor, Executor)
+        return CompiledModule(parts, report, load_tail(parts, executor, self.model.engines.backends))
+
+    def _error(self, module: CompiledModule) -> tuple[float, float] | None:
+        """Bounds of the largest absolute and relative error of a module that agrees with the engine on the whole."""
+        inputs = self.model.inputs
+        outputs, expected = (list(each.run(inputs).values()) for each in (module, self.whole))
+        rounded = any("Quantize" in node.op_type for node in all_nodes(self.model.original.graph))
+        allowed = region_tolerance(dtypes_of([*inputs.values(), *expected]), rounded=rounded)
+        absolute, relative = difference(outputs, expected, rounded=rounded)
+        about = self.whole.report
+        return (
+            (about.max_abs_error + absolute, about.relative_error + relative) if relative <= allowed else None
+        )
+
+    def _timings(self, rivals: Mapping[str, CompiledModule], key: str) -> tuple[dict[str, Timing], int]:
+        """Timings of one interleaved run, or those that are known, and how many were made."""
+        engines = self.model.engines
+        regions = [replace(r, cost_us=0.0, noise_us=0.0).to_json() for r in self.head.program.regions]
+        key = f"{key}; {sorted(rivals)}; {hashlib.sha256(json.dumps(regions).encode()).hexdigest()}"
+        known: Any = engines.database.get_fact(_FACT, key)
+        if isinstance(known, dict):
+            return {name: Timing(**each) for name, each in known.items()}, 0
+        engines.progress(Progress("compare", 0, 1, ", ".join(rivals)))
+        timings = engines.effort.compare(
+            {n: partial(_run, each, self.model.inputs) for n, each in rivals.items()}
+        )
+        engines.database.put_fact(_FACT, key, {name: asdict(each) for name, each in timings.items()})
+        return timings, len(timings)
+
+
+def _run(module: CompiledModule, inputs: Mapping[str, Any]) -> None:
+    module.run(inputs)
+
+
+def _label(engine: str) -> str:
+    return f"static part placed, then {engine}"
+
+
+def _told(whole: CompiledModule, note: str) -> CompiledModule:
+    report = replace(whole.report, notes=(*whole.report.notes, note))
+    return CompiledModule(whole.parts, report, whole.executor)

@@ -1,0 +1,194 @@
+"""Models with shapes that depend on data: the static part is placed, an engine runs the rest."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import collage
+from collage.backends.base import BuildOptions, Session
+from collage.backends.layout import LayoutChange
+from collage.backends.onnx_engine import OnnxEngine
+from collage.backends.onnxruntime import OnnxRuntime
+from collage.backends.openvino import OpenVino
+from collage.backends.view import View
+from collage.errors import CollageError, UsageError
+from collage.frontend.session import reference_run
+from collage.show import as_html
+from tests.models import detector
+
+Values = dict[str, np.ndarray]
+
+
+class _Dawdling(Session):
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        time.sleep(0.02)
+        return self._session.run(inputs)
+
+
+def _convolves(model: onnx.ModelProto) -> bool:
+    return any(node.op_type == "Conv" for node in model.graph.node)
+
+
+class SlowAtConvolutions(OnnxRuntime):
+    """An engine that a placement of the convolutions beats beyond doubt."""
+
+    def session(self, model: bytes, options: BuildOptions) -> Session:
+        session = super().session(model, options)
+        return _Dawdling(session) if _convolves(onnx.load_from_string(model)) else session
+
+
+class SlowAtTheRest(OnnxRuntime):
+    """An engine that is worse at the rest of the model than at all of it."""
+
+    def session(self, model: bytes, options: BuildOptions) -> Session:
+        session = super().session(model, options)
+        return session if _convolves(onnx.load_from_string(model)) else _Dawdling(session)
+
+
+class WrongAtTheRest(OnnxRuntime):
+    """An engine whose answers are wrong unless it has the whole model."""
+
+    def session(self, model: bytes, options: BuildOptions) -> Session:
+        proto = onnx.load_from_string(model)
+        if not _convolves(proto):
+            (node,) = (node for node in proto.graph.node if node.op_type == "NonMaxSuppression")
+            del node.input[4]  # the least score
+        return super().session(proto.SerializeToString(), options)
+
+
+def compiled(database: Path, *engines: OnnxEngine, **options: Any) -> collage.CompiledModule:
+    registry = collage.Registry()
+    for backend in (View(), LayoutChange(), *engines):
+        registry.register(backend)
+    return collage.compile(detector(), db=database, registry=registry, progress=False, **options)
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("db") / "measurements.sqlite"
+
+
+@pytest.fixture(scope="module")
+def module(database: Path) -> collage.CompiledModule:
+    return compiled(database, SlowAtConvolutions())
+
+
+def values(seed: int) -> Values:
+    rng = np.random.default_rng(seed)
+    corners = rng.uniform(0, 1, (1, 64, 2)).astype(np.float32)
+    return {
+        "x": rng.standard_normal((1, 3, 8, 8)).astype(np.float32),
+        "prior": np.concatenate([corners, corners + 0.3], 2),
+    }
+
+
+def check(module: collage.CompiledModule, seed: int) -> int:
+    """How many boxes were found."""
+    outputs = module.run(values(seed))
+    expected = reference_run(detector(), values(seed))
+    for actual, reference in zip(outputs.values(), expected, strict=True):
+        assert actual.shape == reference.shape
+        np.testing.assert_allclose(actual, reference, rtol=1e-4, atol=1e-5)
+    return int(outputs["y"].shape[1])
+
+
+def test_the_static_part_is_placed(module: collage.CompiledModule) -> None:
+    assert module.program.launches and module.program.tail is not None
+    assert module.program.tail.region.backend == "onnxruntime"
+    assert "onnx.NonMaxSuppression" in module.program.tail.region.ops
+    assert not any("conv" in op.lower() for op in module.program.tail.region.ops)
+    assert module.outputs == {"scores": "float32[1x2x64]", "y": "float32[1x?x1x4]"}
+    found = {check(module, seed) for seed in range(5)}
+    assert len(found) > 1, "the number of boxes depends on the data"
+    assert set(module.report.finalists) == {"onnxruntime", "static part placed, then onnxruntime"}
+    assert any("depends on data" in note for note in module.report.notes)
+    assert module.report.relative_error < 1e-4
+
+
+def test_outputs_are_the_callers_own(module: collage.CompiledModule) -> None:
+    first = module.run(values(0))
+    kept = {name: array.copy() for name, array in first.items()}
+    module.run(values(1))
+    for name, array in kept.items():
+        np.testing.assert_array_equal(first[name], array)
+
+
+def test_a_second_compile_measures_nothing(module: collage.CompiledModule, database: Path) -> None:
+    again = compiled(database, SlowAtConvolutions())
+    assert again.report.measurements_made == 0
+    assert [r.backend for r in again.program.regions] == [r.backend for r in module.program.regions]
+
+
+def test_saved_shown_and_run_in_another_process(module: collage.CompiledModule, tmp_path: Path) -> None:
+    path = tmp_path / "detector.collage"
+    module.save(path)
+    for name, array in values(7).items():
+        np.save(tmp_path / f"{name}.npy", array)
+    code = (
+        "import sys, numpy as np, collage\n"
+        "folder = sys.argv[1]\n"
+        "module = collage.load(folder + '/detector.collage')\n"
+        "found = module(np.load(folder + '/x.npy'), np.load(folder + '/prior.npy'))\n"
+        "np.savez(folder + '/found.npz', *found)\n"
+        "assert 'collage.compiler' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+    found = np.load(tmp_path / "found.npz")
+    for actual, expected in zip((found["arr_0"], found["arr_1"]), module(values(7)), strict=True):
+        np.testing.assert_array_equal(actual, expected)
+    summary = module.summary()
+    assert len(summary["nodes"]) == len(module.report.nodes)
+    assert all(node["backend"] is not None for node in summary["nodes"])
+    assert summary["regions"][-1]["backend"] == "onnxruntime"
+    json.dumps(summary)
+    assert "NonMaxSuppression" in as_html(module.report, module.program)
+    assert "onnxruntime" in repr(module)
+
+
+def test_what_needs_buffers_says_that_there_are_none(module: collage.CompiledModule) -> None:
+    with pytest.raises(UsageError, match="onnxruntime runs the model's tail whole"):
+        module.bind()
+    with pytest.raises(UsageError, match="onnxruntime runs the model's tail whole"):
+        module.trace(values(0))
+
+
+def test_an_engine_that_is_faster_keeps_the_whole(tmp_path: Path) -> None:
+    module = compiled(tmp_path / "db.sqlite", SlowAtTheRest())
+    assert not module.program.launches
+    assert set(module.report.finalists) == {"onnxruntime", "static part placed, then onnxruntime"}
+    check(module, 2)
+
+
+def test_another_answer_does_not_win(tmp_path: Path) -> None:
+    module = compiled(tmp_path / "db.sqlite", WrongAtTheRest())
+    assert not module.program.launches
+    assert any("other numbers" in note for note in module.report.notes)
+    check(module, 3)
+
+
+@pytest.mark.skipif(not OpenVino().available(), reason="not installed")
+def test_each_engine_is_tried_on_the_rest(tmp_path: Path) -> None:
+    module = compiled(tmp_path / "db.sqlite", SlowAtConvolutions(), OpenVino())
+    assert {name for name in module.report.finalists if "then" in name} <= {
+        "static part placed, then onnxruntime",
+        "static part placed, then openvino",
+    }
+    check(module, 4)
+
+
+def test_strict_still_refuses(database: Path) -> None:
+    with pytest.raises(CollageError, match="depends on data"):
+        compiled(database, SlowAtConvolutions(), strict=True)
