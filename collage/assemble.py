@@ -212,7 +212,8 @@ class Assembler:
 
     def _program(self, regions: Sequence[Region], buffers: _Buffers) -> Program:
         model, graph = self.model, self.model.graph
-        inputs = self._ports(graph.inputs, model.input_names)
+        rows = model.index_limits
+        inputs = [replace(p, rows=rows.get(p.name)) for p in self._ports(graph.inputs, model.input_names)]
         outputs = self._ports(graph.outputs, model.output_names)
         used = {v for r in regions for v in (*r.inputs, *r.outputs)} | {p.value for p in (*inputs, *outputs)}
         types = {v: buffers.type_of(v) for v in sorted(used)}

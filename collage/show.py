@@ -42,7 +42,7 @@ class Row:
 def rows(program: Program) -> list[Row]:
     """The regions in launch order, numbered as in ``show --json``; views that launch nothing are left out."""
     total = sum(region.cost_us for region in program.regions)
-    launched = set(program.steps)
+    launched = set(program.executed)
     return [
         Row(
             number,
@@ -61,7 +61,7 @@ def rows(program: Program) -> list[Row]:
 
 def free_views(program: Program) -> int:
     """How many regions are views that share their input's buffer and launch nothing."""
-    return len(program.regions) - len(program.steps)
+    return len(program.regions) - len(program.executed)
 
 
 def facts(report: Report, program: Program) -> list[tuple[str, str]]:
@@ -221,7 +221,7 @@ def as_page(modules: Sequence[tuple[Report, Program]]) -> str:
 
 
 def _colours(program: Program) -> dict[str, str]:
-    names = dict.fromkeys(region.backend for region in program.steps if region.backend != VIEW)
+    names = dict.fromkeys(region.backend for region in program.executed if region.backend != VIEW)
     found = {name: _PALETTE[position % len(_PALETTE)] for position, name in enumerate(names)}
     return {**found, VIEW: _VIEW_COLOUR}
 
@@ -272,7 +272,7 @@ def _table(program: Program, colours: Mapping[str, str]) -> str:
     )
     views = free_views(program)
     more = f"<p>{views} views share their input's buffer and launch nothing.</p>" if views else ""
-    count = len(program.steps)
+    count = len(program.executed)
     return (
         f"<details{' open' if count <= _OPEN_UP_TO else ''}><summary>{count} regions</summary>"
         '<table class="regions"><thead><tr><th>#</th><th>backend</th><th>operators</th><th>ONNX nodes</th>'

@@ -71,8 +71,8 @@ def _flip(c: Call) -> str:
 
 
 def _take(c: Call) -> str:
-    """Gather: an index that is out of range is an error in ONNX, so "fast" and "wrap" agree with it."""
-    c.need(c.text("mode") in ("fast", "wrap"), f"out-of-range mode {c.text('mode')}")
+    """Gather: an index that is out of range is an error in ONNX, so that all modes but "nan" agree with it."""
+    c.need(c.text("mode") in ("fast", "wrap", "clip"), f"out-of-range mode {c.text('mode')}")
     index = c.ints(c.integer("arg1")) if "arg1" in c.node.attrs else c.x[1]
     if c.attr("axis") is None:
         return c.op("Gather", c.reshape(c.x[0], (c.types[0].size,)), index, axis=0)

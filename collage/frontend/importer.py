@@ -19,7 +19,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from collage.errors import ModelError
-from collage.frontend.overrides import OVERRIDES
+from collage.frontend.overrides import OVERRIDES, in_bounds
 from collage.frontend.scopes import captures, reads
 from collage.graph.dataflow import TensorType
 
@@ -164,7 +164,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         if result is not None:
             result = self.bb.normalize(result)
         else:
-            result = self._convert_operator(node.op_type, inputs, attributes, self.opset)
+            result = in_bounds(self._convert_operator(node.op_type, inputs, attributes, self.opset))
         if isinstance(result, relax.Tuple):
             return list(result)
         if isinstance(getattr(result, "ty", None), relax.TupleType):

@@ -173,6 +173,19 @@ def _non_max_suppression(inputs: list[Any], attrs: dict[str, Any]) -> None:
     raise NotImplementedError("how many boxes are found depends on data")
 
 
+def in_bounds(result: Any) -> Any:
+    """A conversion whose ``take`` stays in its table: TVM's reads wherever an index points, outside of memory too.
+
+    Indices that are constants are known to be right.
+    """
+    if isinstance(result, relax.Call) and result.op == tvm.ir.Op.get("relax.take"):
+        table, index = result.args
+        if str(result.attrs.mode) == "fast" and not isinstance(index, tvm.ir.GenericConst):
+            axis = result.attrs.axis
+            return relax.op.take(table, index, None if axis is None else int(axis), "clip")
+    return result
+
+
 OVERRIDES: Mapping[str, Converter] = {
     "Cast": _cast,
     "Sum": _chain(relax.op.add),

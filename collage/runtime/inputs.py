@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from collage.errors import InputError
-from collage.graph.dataflow import np_dtype
+from collage.graph.dataflow import Array, np_dtype
 from collage.graph.value_type import MismatchError
 from collage.schedule.program import Port
 from collage.schedule.tail import ValuePort
@@ -58,6 +58,19 @@ def _checked(port: Port | ValuePort, value: Any) -> Any:
             return port.type.check(value)
         except MismatchError as error:
             raise InputError(f"input {port.name} {error}.") from None
+    array = _array(port, value)
+    if port.rows is not None and array.size and array.dtype.kind in "iu":
+        low, high = int(array.min()), int(array.max())
+        if low < -port.rows or high >= port.rows:
+            wrong = low if low < -port.rows else high
+            raise InputError(
+                f"input {port.name} holds the index {wrong}, but what it indexes has {port.rows} rows: give values "
+                f"from {-port.rows} to {port.rows - 1}."
+            )
+    return array
+
+
+def _array(port: Port, value: Any) -> Array:
     expected = np_dtype(port.type.dtype)
     if type(value) is np.ndarray and value.dtype == expected and value.shape == port.type.shape:
         return value

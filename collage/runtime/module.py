@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Parts:
     """All that a module is made of, and all that its file holds.
 
-    ``artifacts`` are those of ``program.steps``, in order (a tail's is its ONNX model); ``constants`` the outputs that
+    ``artifacts`` are those of ``program.executed``, in order (a tail's is its ONNX model); ``constants`` the outputs that
     are constants; ``versions`` the library versions of the backends that are used.
     """
 
@@ -172,7 +172,7 @@ class CompiledModule:
         if isinstance(self.executor, TailExecutor):
             program = self.parts.program
             what = "the model's tail" if program.launches else "the model"
-            raise UsageError(f"{program.steps[-1].backend} runs {what} whole: there are {missing}.")
+            raise UsageError(f"{program.executed[-1].backend} runs {what} whole: there are {missing}.")
         return self.executor
 
     def save(self, path: str | Path) -> None:
@@ -183,7 +183,7 @@ class CompiledModule:
 
     def __repr__(self) -> str:
         counts: dict[str, int] = {}
-        for region in self.parts.program.steps:
+        for region in self.parts.program.executed:
             counts[region.backend] = counts.get(region.backend, 0) + 1
         mix = ", ".join(f"{count}x {name}" for name, count in counts.items())
         return f"<collage module {self.report.model}: {mix}; {self.report.measured_us / 1000:.3f} ms>"

@@ -20,11 +20,15 @@ Step: TypeAlias = "tuple[Sequence[int], Sequence[int]]"
 
 @dataclass(frozen=True)
 class Port:
-    """An input or output of the model: name, value id, type."""
+    """An input or output of the model: name, value id, type.
+
+    Inputs that are used as indices have the number of ``rows`` that they index.
+    """
 
     name: str
     value: int
     type: TensorType
+    rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,8 @@ class Program:
         return self.outputs if self.tail is None else self.tail.outputs
 
     @property
-    def steps(self) -> tuple[Region, ...]:
-        """All that runs, in order: the launches and the tail."""
+    def executed(self) -> tuple[Region, ...]:
+        """All that is run, in order: the launches and the tail."""
         return self.launches if self.tail is None else (*self.launches, self.tail.region)
 
     def followed_by(self, tail: Tail) -> Program:
@@ -89,7 +93,7 @@ class Program:
         """Plain values for the module file; the memory plan is made again on loading."""
         return {
             "regions": [r.to_json() for r in self.regions if self.tail is None or r is not self.tail.region],
-            "inputs": [[p.name, p.value] for p in self.inputs],
+            "inputs": [[p.name, p.value, p.rows] for p in self.inputs],
             "outputs": [[p.name, p.value] for p in self.outputs],
             "threads": self.threads,
             "types": {str(v): [list(t.shape), t.dtype] for v, t in self.types.items()},
@@ -102,7 +106,7 @@ class Program:
         types = {int(v): TensorType(tuple(shape), dtype) for v, (shape, dtype) in data["types"].items()}
         program = make_program(
             [Region.from_json(each) for each in data["regions"]],
-            [Port(name, value, types[value]) for name, value in data["inputs"]],
+            [Port(name, value, types[value], rows) for name, value, rows in data["inputs"]],
             [Port(name, value, types[value]) for name, value in data["outputs"]],
             types,
             data["threads"],
