@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class Parts:
     """All that a module is made of, and all that its file holds.
 
-    ``artifacts`` are those of ``program.executed``, in order (a tail's is its ONNX model); ``constants`` the outputs that
-    are constants; ``versions`` the library versions of the backends that are used.
+    ``artifacts`` are those of ``program.executed``, in order (a tail's is its ONNX model); ``constants`` the outputs
+    that are constants; ``versions`` the library versions of the backends that are used.
     """
 
     program: Program
