@@ -14,7 +14,7 @@ from collage.report import Report
 from collage.runtime.executor import Executor
 from collage.runtime.frames import Artifact, Framed
 from collage.runtime.inputs import collect_inputs, extents
-from collage.runtime.tail import TailExecutor
+from collage.runtime.tail import BoundTail, TailExecutor
 from collage.schedule.program import Program
 from collage.target import Target
 
@@ -157,23 +157,32 @@ class CompiledModule:
 
     def bind(
         self, inputs: Mapping[str, Array] | None = None, outputs: Mapping[str, Array] | None = None
-    ) -> BoundCall:
-        """A call on fixed arrays, which kernels read and write without a copy; see ``BoundCall``.
+    ) -> BoundCall | BoundTail:
+        """A call on fixed arrays, which kernels read and write without a copy; see ``BoundCall`` and ``BoundTail``.
 
         Arrays that are not given are made. Raises InputError for those of the wrong name, dtype or shape, that are not
-        contiguous, do not start at a 64-byte boundary, or overlap, and UsageError where an engine runs the model,
-        or its tail, whole.
+        contiguous, do not start at a 64-byte boundary, or overlap, and UsageError where an engine runs the model
+        whole, or for outputs of a model whose tail it runs: these have no place before the call.
         """
         from collage.runtime.bound import bind
 
+        if self.parts.program.launches and isinstance(self.executor, TailExecutor):
+            if outputs:
+                raise UsageError(
+                    f"{self._engine} runs the model's tail and makes the outputs: give inputs only."
+                )
+            return self.executor.bind(inputs or {})
         return bind(self._launches("no buffers to bind arrays to"), inputs or {}, outputs or {})
 
     def _launches(self, missing: str) -> Executor:
         if isinstance(self.executor, TailExecutor):
-            program = self.parts.program
-            what = "the model's tail" if program.launches else "the model"
-            raise UsageError(f"{program.executed[-1].backend} runs {what} whole: there are {missing}.")
+            what = "the model's tail" if self.parts.program.launches else "the model"
+            raise UsageError(f"{self._engine} runs {what} whole: there are {missing}.")
         return self.executor
+
+    @property
+    def _engine(self) -> str:
+        return self.parts.program.executed[-1].backend
 
     def save(self, path: str | Path) -> None:
         """Write one file that ``collage.load`` runs in a fresh process; atomic."""

@@ -21,8 +21,10 @@ from collage.backends.onnx_engine import OnnxEngine
 from collage.backends.onnxruntime import OnnxRuntime
 from collage.backends.openvino import OpenVino
 from collage.backends.view import View
-from collage.errors import CollageError, UsageError
+from collage.errors import CollageError, InputError, UsageError
 from collage.frontend.session import reference_run
+from collage.graph.dataflow import TensorType
+from collage.runtime.buffers import aligned_array
 from collage.show import as_html
 from tests.models import detector
 
@@ -69,11 +71,13 @@ class WrongAtTheRest(OnnxRuntime):
         return super().session(proto.SerializeToString(), options)
 
 
-def compiled(database: Path, *engines: OnnxEngine, **options: Any) -> collage.CompiledModule:
+def compiled(
+    database: Path, *engines: OnnxEngine, model: onnx.ModelProto | None = None, **options: Any
+) -> collage.CompiledModule:
     registry = collage.Registry()
     for backend in (View(), LayoutChange(), *engines):
         registry.register(backend)
-    return collage.compile(detector(), db=database, registry=registry, progress=False, **options)
+    return collage.compile(model or detector(), db=database, registry=registry, progress=False, **options)
 
 
 @pytest.fixture(scope="module")
@@ -158,11 +162,44 @@ def test_saved_shown_and_run_in_another_process(module: collage.CompiledModule, 
     assert "onnxruntime" in repr(module)
 
 
-def test_what_needs_buffers_says_that_there_are_none(module: collage.CompiledModule) -> None:
-    with pytest.raises(UsageError, match="onnxruntime runs the model's tail whole"):
-        module.bind()
-    with pytest.raises(UsageError, match="onnxruntime runs the model's tail whole"):
+def test_bound_to_arrays(module: collage.CompiledModule) -> None:
+    given = aligned_array(TensorType((1, 3, 8, 8), "float32"))
+    call = module.bind({"x": given})
+    assert call.inputs["x"] is given
+    for seed in (3, 4):
+        for name, array in values(seed).items():
+            call.inputs[name][:] = array
+        call()
+        for name, expected in module.run(values(seed)).items():
+            np.testing.assert_array_equal(call.outputs[name], expected)
+
+
+def test_what_cannot_be_bound(module: collage.CompiledModule) -> None:
+    with pytest.raises(InputError, match=r"unknown input: q\. Valid: prior, x"):
+        module.bind({"q": np.zeros(3, np.float32)})
+    with pytest.raises(InputError, match="x is float64"):
+        module.bind({"x": np.zeros((1, 3, 8, 8))})
+    with pytest.raises(UsageError, match="give inputs only"):
+        module.bind(outputs={"scores": np.zeros((1, 2, 64), np.float32)})
+    with pytest.raises(UsageError, match="onnxruntime runs the model's tail whole: there are no launches"):
         module.trace(values(0))
+
+
+def test_inputs_of_the_rest_alone_are_bound_too(tmp_path: Path) -> None:
+    """``prior`` is read by the engine only."""
+    model = detector()
+    (move,) = (node for node in model.graph.node if node.name == "move")
+    move.input[1] = "tenth"
+    module = compiled(tmp_path / "db.sqlite", SlowAtConvolutions(), model=model)
+    assert [port.name for port in module.program.inputs] == ["x"]
+    call = module.bind()
+    for name, array in values(5).items():
+        call.inputs[name][:] = array
+    call()
+    expected = module.run(values(5))
+    np.testing.assert_array_equal(call.outputs["y"], expected["y"])
+    with pytest.raises(InputError, match="prior has shape 3"):
+        module.bind({"prior": np.zeros(3, np.float32)})
 
 
 def test_an_engine_that_is_faster_keeps_the_whole(tmp_path: Path) -> None:
