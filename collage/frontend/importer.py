@@ -19,7 +19,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from collage.errors import ModelError
-from collage.frontend.overrides import OVERRIDES, in_bounds
+from collage.frontend.overrides import OVERRIDES, bounded_indices, in_bounds
 from collage.frontend.scopes import captures, reads
 from collage.graph.dataflow import TensorType
 
@@ -159,6 +159,9 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
             inputs.append(self._nodes[name] if name else None)
         if node.op_type not in _SHAPE_INPUTS_ALLOWED and any(isinstance(i, relax.ShapeExpr) for i in inputs):
             raise NotImplementedError("takes no shape expression")
+        bounded = bounded_indices(node.op_type, inputs, attributes)
+        if bounded is not None:
+            inputs[1] = self.bb.normalize(bounded)
         override = OVERRIDES.get(node.op_type)
         result = None if override is None else override(list(inputs), attributes)
         if result is not None:

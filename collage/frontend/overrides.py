@@ -8,7 +8,7 @@ None to leave the node to TVM's own; an exception makes the node opaque.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any, TypeAlias
 
@@ -173,14 +173,34 @@ def _non_max_suppression(inputs: list[Any], attrs: dict[str, Any]) -> None:
     raise NotImplementedError("how many boxes are found depends on data")
 
 
-def in_bounds(result: Any) -> Any:
-    """A conversion whose ``take`` stays in its table: TVM's reads wherever an index points, outside of memory too.
+_KNOWN = (tvm.ir.GenericConst, relax.ShapeExpr)
 
-    Indices that are constants are known to be right.
+
+def bounded_indices(op_type: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any | None:
+    """The indices of an operator that reads wherever they point in TVM, kept inside of the data.
+
+    None where they are constants, which are known to be right, or the operator is none of these.
     """
+    if op_type not in ("GatherElements", "GatherND") or isinstance(inputs[1], _KNOWN):
+        return None
+    data, indices = inputs[0], inputs[1]
+    extents = [int(each) for each in data.ty.shape.values]
+    if op_type == "GatherElements":
+        extent = extents[attrs.get("axis", 0)]
+        return relax.op.clip(indices, relax.prim_value(-extent), relax.prim_value(extent - 1))
+    first = attrs.get("batch_dims", 0)
+    count = int(indices.ty.shape.values[-1])
+    dtype = str(indices.ty.dtype)
+    ends = np.array(extents[first : first + count], dtype)
+    least, most = (relax.const(each, dtype) for each in (-ends, ends - 1))
+    return relax.op.minimum(relax.op.maximum(indices, least), most)
+
+
+def in_bounds(result: Any) -> Any:
+    """The conversion of a Gather, whose ``take`` stays in its table and does not read wherever an index points."""
     if isinstance(result, relax.Call) and result.op == tvm.ir.Op.get("relax.take"):
         table, index = result.args
-        if str(result.attrs.mode) == "fast" and not isinstance(index, tvm.ir.GenericConst):
+        if str(result.attrs.mode) == "fast" and not isinstance(index, _KNOWN):
             axis = result.attrs.axis
             return relax.op.take(table, index, None if axis is None else int(axis), "clip")
     return result

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 import collage
 from collage.errors import InputError
 from collage.frontend.index_limits import index_limits
+from collage.frontend.session import reference_run
 from collage.frontend.simplify import simplify
 from tests.models import make_model
 
@@ -75,3 +76,34 @@ def test_nothing_is_read_from_beside_the_table(module: collage.CompiledModule) -
     call.inputs["raw"][:] = 0
     call()
     assert np.isfinite(call.outputs["y"]).all()
+
+
+def wandering(op: str, index: list[int]) -> onnx.ModelProto:
+    node = helper.make_node(op, ["x", "i"], ["y"])
+    kinds = {"i": TensorProto.INT64}
+    return make_model([node], {"x": [3, 4], "i": [*index]}, {"y": [2, 4]}, types=kinds)
+
+
+FAR = 2**40
+
+
+@pytest.mark.parametrize(
+    ("model", "near", "far"),
+    [
+        (wandering("GatherElements", [2, 4]), np.tile([[-1], [1]], (1, 4)), np.full((2, 4), FAR)),
+        (wandering("GatherND", [2, 1]), np.array([[2], [-3]]), np.array([[FAR], [-FAR]])),
+    ],
+    ids=["GatherElements", "GatherND"],
+)
+def test_nothing_is_read_from_beside_the_data(
+    model: onnx.ModelProto, near: np.ndarray, far: np.ndarray, tmp_path: Path
+) -> None:
+    module = collage.compile(model, backends=["tvm"], db=tmp_path / "db.sqlite", progress=False, quick=True)
+    x = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
+    (expected,) = reference_run(model, {"x": x, "i": near})
+    np.testing.assert_array_equal(module(x, near), expected)
+    call = module.bind()
+    call.inputs["x"][:] = x
+    call.inputs["i"][:] = far
+    call()
+    assert np.isin(call.outputs["y"], x).all()
