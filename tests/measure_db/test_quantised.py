@@ -22,7 +22,7 @@ from collage.measure_db.store import ValueStore
 from tests.models import make_model
 
 ROUND = [helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["y"], "round")]
-EXACT = [helper.make_node("Max", ["x", "zero"], ["y"], "max")]
+EXACT = [helper.make_node("BitwiseAnd", ["x", "mask"], ["y"], "and")]
 
 
 class Off(OnnxRuntime):
@@ -72,7 +72,7 @@ def test_rounding(steps: int, right: bool, tmp_path: Path) -> None:
 
 def test_integers_that_are_not_rounded_stay_exact(tmp_path: Path) -> None:
     types = {"x": TensorProto.UINT8, "y": TensorProto.UINT8}
-    model = make_model(EXACT, {"x": [4, 64]}, {"y": [4, 64]}, {"zero": np.array(1, np.uint8)}, types=types)
+    model = make_model(EXACT, {"x": [4, 64]}, {"y": [4, 64]}, {"mask": np.array(0x7F, np.uint8)}, types=types)
     assert isinstance(measured(import_model(model), 0, tmp_path), Measurement)
     outcome = measured(import_model(model), 1, tmp_path / "again")
     assert isinstance(outcome, Rejection)

@@ -128,8 +128,8 @@ def test_callers_of_clones_share_the_team_fairly(module: collage.CompiledModule)
 @needs_onednn
 def test_clones_have_arenas_of_their_own_and_the_same_kernels(module: collage.CompiledModule) -> None:
     clone = module.clone()
-    assert not np.may_share_memory(clone._executor._arena, module._executor._arena)
-    assert clone._executor._kernels == module._executor._kernels
+    assert not np.may_share_memory(clone.executor._arena, module.executor._arena)
+    assert clone.executor._kernels == module.executor._kernels
     np.testing.assert_array_equal(clone(image(0)), module(image(0)))
     assert clone.placement == module.placement
 
@@ -416,7 +416,7 @@ def mapped(path: Path) -> list[tuple[int, int]]:
 def test_weights_are_read_where_the_file_is_mapped(file: Path) -> None:
     module = collage.load(file)
     ranges = mapped(file)
-    weights = [each for kernel in module._executor._kernels for each in getattr(kernel, "_weights", ())]
+    weights = [each for kernel in module.executor._kernels for each in getattr(kernel, "_weights", ())]
     assert sum(each.nbytes for each in weights) >= 10 * 32 * 32 * 9 * 4
     for each in weights:
         assert any(begin <= each.ctypes.data < end for begin, end in ranges)
@@ -429,7 +429,7 @@ def test_weights_of_its_own_lie_outside_the_file(file: Path) -> None:
     before = mapped(file)
     module = collage.load(file, share=False)
     assert mapped(file) == before
-    weights = [each for kernel in module._executor._kernels for each in getattr(kernel, "_weights", ())]
+    weights = [each for kernel in module.executor._kernels for each in getattr(kernel, "_weights", ())]
     assert all(each.ctypes.data % 64 == 0 and not each.flags.writeable for each in weights)
     np.testing.assert_array_equal(module(image(0)), collage.load(file)(image(0)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,8 +19,8 @@ from conformance.tables import differences, markdown, summary  # noqa: E402
 
 THIRD = Shard(1, 3)
 ENGINES = ("onnxruntime", "openvino")
-KNOWN = {"Node/test_attention_4d_causal_fp16"}
-"""Two units in the last place of a half: ONNX Runtime's kernel is faster, and OpenVINO's more exact."""
+BY_A_HAIR = re.compile(r"Node/test_attention_.*fp16")
+"""They allow one unit in the last place of a half: which kernel happened to be the fastest decides."""
 
 
 def test_a_third_of_the_suite() -> None:
@@ -33,7 +34,8 @@ def test_a_third_of_the_suite() -> None:
     for engine in ENGINES:
         theirs = Results()
         run_all(engine, lambda _: [result.test for result in missed], theirs, 60.0, 1, lambda *_: None)
-        assert {test for test, result in theirs.of(engine).items() if result.passed} <= KNOWN
+        passed = [test for test, result in theirs.of(engine).items() if result.passed]
+        assert all(BY_A_HAIR.match(test) for test in passed), passed
 
 
 @pytest.fixture
