@@ -14,8 +14,7 @@ import onnx
 import onnx.inliner
 
 from collage.frontend.infer import infer_types
-from collage.frontend.load import NEWEST_OPSET, settle_opset
-from collage.frontend.scopes import all_nodes
+from collage.frontend.load import settle_opset
 
 log = logging.getLogger(__name__)
 
@@ -60,19 +59,7 @@ def expand(model: onnx.ModelProto) -> onnx.ModelProto:
     kept = [opset for opset in copy.opset_import if opset.domain != _DOMAIN]
     del copy.opset_import[:]
     copy.opset_import.extend(kept)
-    return _lowered(settle_opset(copy, "the model"))
-
-
-def _lowered(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model itself, in the newest operator set that all engines take if its operators are the same there."""
-    (opset,) = (each for each in model.opset_import if each.domain in ("", "ai.onnx"))
-    standard = [node for node in all_nodes(model.graph) if node.domain in ("", "ai.onnx")]
-    try:
-        if all(_signature(node, NEWEST_OPSET) == _signature(node, opset.version) for node in standard):
-            opset.version = min(opset.version, NEWEST_OPSET)
-    except onnx.defs.SchemaError:
-        pass  # an operator that the older set does not have
-    return model
+    return settle_opset(copy, "the model")
 
 
 def _definition(

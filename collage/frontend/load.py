@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 _CHECKED_BELOW_BYTES = 1 << 28
 """The checker serialises the model once more: seconds for a large one, and an error above 2 GiB."""
 
-NEWEST_OPSET = 22
+_NEWEST_OPSET = 22
 """A newer operator set becomes this one, or the oldest in which the model's operators mean the same: engines lag."""
 
 _OLDEST_OPSET = 7
@@ -115,7 +115,7 @@ def settle_opset(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
         except Exception as error:  # it raises RuntimeError for what it has no conversion for
             log.info("%s stays in operator set %d: %s", name, opset.version, error)
             return model
-    if opset.version > NEWEST_OPSET:
+    if opset.version > _NEWEST_OPSET:
         try:
             used = [
                 onnx.defs.get_schema(node.op_type, opset.version, "").since_version
@@ -124,5 +124,5 @@ def settle_opset(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
             ]
         except onnx.defs.SchemaError:
             return model  # an operator that the set does not have; the engines say so
-        opset.version = max([NEWEST_OPSET, *used])
+        opset.version = max([_NEWEST_OPSET, *used])
     return model

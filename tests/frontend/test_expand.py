@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
@@ -48,6 +49,16 @@ def rotation() -> onnx.ModelProto:
     return make_model([node], shapes, {"y": [1, 2, 3, 4]}, opset=23)
 
 
+def known(model: onnx.ModelProto) -> bool:
+    """Whether the installed ONNX Runtime takes models of that operator set."""
+    expanded = expand(load_onnx(model)).SerializeToString()
+    try:
+        ort.InferenceSession(expanded, providers=["CPUExecutionProvider"])
+    except Exception:  # its exceptions share no base class but Exception
+        return False
+    return True
+
+
 MODELS = {
     "attention": attention(),
     "celu": one("Celu", 12, alpha=0.5),
@@ -83,6 +94,8 @@ def test_the_numbers_stay(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_everything_is_converted(name: str) -> None:
+    if not known(MODELS[name]):
+        pytest.skip("an operator set that this ONNX Runtime does not take")
     assert import_model(MODELS[name]).opaque == {}
 
 
@@ -115,6 +128,8 @@ def test_in_a_body_they_stay() -> None:
 
 def test_the_reference_has_what_the_engine_lacks() -> None:
     model = load_onnx(window())
+    if not known(model):
+        pytest.skip("an operator set that this ONNX Runtime does not take")
     inputs = values(model)
     (found,) = reference_run(model, inputs)
     q, k, v = (inputs[name].astype(np.float64) for name in "qkv")
@@ -129,6 +144,8 @@ def test_the_reference_has_what_the_engine_lacks() -> None:
 @pytest.mark.parametrize("make", [attention, window])
 def test_it_compiles(make: type, tmp_path: Path) -> None:
     model = make()
+    if not known(model):
+        pytest.skip("an operator set that this ONNX Runtime does not take")
     module = collage.compile(model, db=tmp_path / "db.sqlite", progress=False, quick=True)
     assert module.report.opaque == {}
     inputs = values(model)
