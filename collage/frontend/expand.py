@@ -39,17 +39,16 @@ def expand(model: onnx.ModelProto) -> onnx.ModelProto:
         node = copy.graph.node[index]
         try:
             body = _definition(node, default[0], types)
-        except (
-            RuntimeError,
-            ValueError,
-            TypeError,
-        ) as error:  # of other types or attributes than it is made for
+        except (RuntimeError, ValueError, TypeError, onnx.defs.SchemaError) as error:
+            # It is of types or attributes that the definition is not for, or of a set that does not have it.
             log.info("%s (%s) stays as it is: %s", node.name, node.op_type, error)
             continue
         if body is not None:
             body.domain, body.name = _DOMAIN, f"{node.op_type}{index}"
             node.domain, node.op_type = body.domain, body.name
             copy.functions.append(body)
+    if len(copy.functions) == len(model.functions):
+        return model
     copy.opset_import.append(onnx.helper.make_opsetid(_DOMAIN, 1))
     try:
         copy = onnx.inliner.inline_local_functions(copy)

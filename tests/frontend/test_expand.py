@@ -108,6 +108,11 @@ def test_the_given_model_stays_as_it_is() -> None:
     assert expand(other) is other
 
 
+def test_what_the_set_does_not_define_stays() -> None:
+    model = one("Swish", 18)
+    assert expand(model) is model
+
+
 def test_in_a_body_they_stay() -> None:
     body = helper.make_graph(
         [helper.make_node("Celu", ["x"], ["a"])],
