@@ -34,7 +34,7 @@ class TailExecutor:
         self._process = os.getpid()
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
-        """Outputs, in order, as values of the caller's own. Raises whatever the engine does."""
+        """Outputs, in order, as values of the caller's own. Raises CollageError with what the engine says."""
         self._refuse_in_child()
         values = dict(zip([port.name for port in self.tail.inputs], inputs, strict=True))
         program = self._head.program
@@ -74,7 +74,11 @@ class TailExecutor:
     def _finish(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Outputs of the engine by name, for all that has been made before."""
         self._head.make_way()
-        given = self._session.run([values[name] for name in self.tail.reads])
+        try:
+            given = self._session.run([values[name] for name in self.tail.reads])
+        except Exception as error:  # an engine raises anything
+            text = " ".join(str(error).split())[:400]
+            raise CollageError(f"{self.tail.region.backend} fails on these inputs: {text}") from error
         return dict(zip(self.tail.writes, given, strict=True))
 
     def _refuse_in_child(self) -> None:

@@ -326,6 +326,8 @@ def test_a_model_that_random_inputs_cannot_run_is_loaded_unmeasured(database: Pa
     assert any("neither measured nor checked" in note for note in module.report.notes)
     x = np.arange(12, dtype=np.float32).reshape(2, 6)
     np.testing.assert_array_equal(module(x, np.array([4, 3])), x.reshape(4, 3))
+    with pytest.raises(CollageError, match=r"fails on these inputs: .*[Rr]eshape"):
+        module(x, np.array([5, 3]))
 
 
 class _Hostile(OnnxEngine):
