@@ -58,7 +58,7 @@ def _checked(port: Port | ValuePort, value: Any) -> Any:
             return port.type.check(value)
         except MismatchError as error:
             raise InputError(f"input {port.name} {error}.") from None
-    array = _array(port, value)
+    array: Any = _array(port, value)
     if port.rows is not None and array.size and array.dtype.kind in "iu":
         low, high = int(array.min()), int(array.max())
         if low < -port.rows or high >= port.rows:

@@ -30,7 +30,7 @@ def trace(executor: Executor, inputs: Sequence[Array]) -> dict[str, Any]:
         {"ph": "M", "pid": 0, "tid": thread, "name": "thread_name", "args": {"name": f"thread {thread}"}}
         for thread in range(program.threads)
     ]
-    zero = int(starts.min()) if len(starts) else 0
+    zero = int(np.min(starts)) if len(starts) else 0
     for v, region in enumerate(program.launches):
         stream = program.ordered.schedule.streams[v]
         rows = range(program.threads) if stream == TEAM else [stream]
