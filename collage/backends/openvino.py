@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -42,8 +42,6 @@ class OpenVino(OnnxEngine):
 
     @staticmethod
     def _compile(model: bytes, options: BuildOptions) -> Any:
-        import openvino as ov
-
         config = {
             "INFERENCE_NUM_THREADS": 1 if options.profile == _ONE_THREAD else options.threads,
             "PERFORMANCE_HINT": "LATENCY",
@@ -52,8 +50,19 @@ class OpenVino(OnnxEngine):
         }
         if options.profile == _NOT_PINNED:
             config["ENABLE_CPU_PINNING"] = False
-        core = ov.Core()
+        core = _core()
         return core.compile_model(core.read_model(model), "CPU", config)
+
+
+@cache
+def _core() -> Any:
+    """One for the process, for good: each gives the thread another stack for signals, and restores the one before.
+
+    Of several, that one may be gone by then, and the next signal (Ctrl-C) ends the process.
+    """
+    import openvino as ov
+
+    return ov.Core()
 
 
 class _ModelSession(Session):
