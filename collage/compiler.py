@@ -40,7 +40,7 @@ from collage.patterns.match import Match, RejectedMatch, find_matches
 from collage.placing import Placer
 from collage.progress import Progress
 from collage.quick import Quick
-from collage.report import GraphLevelReport, NodeReport, Report
+from collage.report import GraphLevelReport, NodeReport, Report, figures
 from collage.runtime.module import CompiledModule
 from collage.search.candidates import CandidateSet, offers_of
 from collage.static_part import with_static_part
@@ -334,10 +334,7 @@ def _report(
         compile_s=compile_s,
         epsilon_us=epsilon_us,
         versions=dict(versions),
-        finalists={
-            label: {"median_us": t.median_us, "noise_us": t.noise_us, "min_us": t.min_us}
-            for label, t in verdict.timings.items()
-        },
+        finalists=figures(verdict.timings),
         opaque={nodes[i].name: f"{nodes[i].op_type}: {reason}" for i, reason in model.opaque.items()},
         notes=verdict.notes,
         nodes=tuple(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from collage.measure_db.timing import Timing
 from collage.schedule.region import Region
 
 
@@ -47,6 +48,14 @@ class GraphLevelReport:
     times: float
     ended: str
     history: Sequence[tuple[float, float]]
+
+
+def figures(timings: Mapping[str, Timing]) -> dict[str, dict[str, float]]:
+    """Timings of finalists, by label, as a report has them: microseconds."""
+    return {
+        label: {"median_us": t.median_us, "noise_us": t.noise_us, "min_us": t.min_us}
+        for label, t in timings.items()
+    }
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import onnx
@@ -28,7 +28,7 @@ from collage.measure_db.interleave import ties
 from collage.measure_db.timing import Timing
 from collage.measure_db.whole import Trial
 from collage.progress import Progress
-from collage.report import NodeReport
+from collage.report import NodeReport, figures
 from collage.runtime.executor import Executor
 from collage.runtime.module import CompiledModule, load_tail
 from collage.schedule.tail import Tail
@@ -92,16 +92,12 @@ class _Contest:
         alike = ties(timings)
         best = engine if engine in alike else alike[0]  # whole is simpler
         made += self.whole.report.measurements_made + self.head.report.measurements_made + compared
-        finalists = {
-            name: {"median_us": t.median_us, "noise_us": t.noise_us, "min_us": t.min_us}
-            for name, t in timings.items()
-        }
         report = replace(
             rivals[best].report,
             measured_us=timings[best].median_us,
             measurements_made=made,
             compile_s=self.whole.report.compile_s + time.perf_counter() - self.started,
-            finalists={**self.whole.report.finalists, **finalists},
+            finalists={**self.whole.report.finalists, **figures(timings)},
         )
         if best in right:
             report = replace(report, max_abs_error=right[best][0], relative_error=right[best][1])
@@ -143,7 +139,7 @@ class _Contest:
     def _error(self, module: CompiledModule) -> tuple[float, float] | None:
         """Bounds of the largest absolute and relative error of a module that agrees with the engine on the whole."""
         inputs = self.model.inputs
-        outputs, expected = (list(each.run(inputs).values()) for each in (module, self.whole))
+        outputs, expected = list(module.run(inputs).values()), self._expected
         rounded = any("Quantize" in node.op_type for node in all_nodes(self.model.original.graph))
         allowed = region_tolerance(dtypes_of([*inputs.values(), *expected]), rounded=rounded)
         absolute, relative = difference(outputs, expected, rounded=rounded)
@@ -151,6 +147,10 @@ class _Contest:
         return (
             (about.max_abs_error + absolute, about.relative_error + relative) if relative <= allowed else None
         )
+
+    @cached_property
+    def _expected(self) -> list[Any]:
+        return list(self.whole.run(self.model.inputs).values())
 
     def _timings(self, rivals: Mapping[str, CompiledModule], key: str) -> tuple[dict[str, Timing], int]:
         """Timings of one interleaved run, or those that are known, and how many were made."""

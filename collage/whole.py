@@ -30,7 +30,7 @@ from collage.measure_db.process import Workers
 from collage.measure_db.timing import Timing
 from collage.measure_db.whole import Trial, WholeMeasurer
 from collage.progress import Progress
-from collage.report import CandidateReport, NodeReport, Report
+from collage.report import CandidateReport, NodeReport, Report, figures
 from collage.runtime.module import CompiledModule, Parts, load_parts
 from collage.schedule.program import make_program
 from collage.schedule.region import Region
@@ -174,10 +174,7 @@ class WholeModel:
             compile_s=seconds,
             epsilon_us=0.0,
             versions=dict(versions),
-            finalists={
-                name: {"median_us": t.median_us, "noise_us": t.noise_us, "min_us": t.min_us}
-                for name, t in trial.timings.items()
-            },
+            finalists=figures(trial.timings),
             notes=(f"{winner} runs the model whole: {self.reason}", *trial.notes),
             nodes=tuple(NodeReport(f"onnx.{node.op_type}", node.name, node.op_type) for node in nodes),
             candidates=tuple(candidates_of(trial, tail.region.nodes)),

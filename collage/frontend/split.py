@@ -45,11 +45,12 @@ def split(simple: onnx.ModelProto, beyond: Collection[int]) -> Split | None:
     outputs = [info.name for info in graph.output]
     if not head or not all(name in made or name in later for name in outputs):
         return None
-    wanted = dict.fromkeys(name for name in [*_read(tail), *outputs] if name in made)
+    first, second = _read(head), _read(tail)
+    wanted = dict.fromkeys(name for name in [*second, *outputs] if name in made)
     given = [info.name for info in model_inputs(simple)]
-    crossing = dict.fromkeys(name for name in _read(tail) if name in made or name in given)
+    crossing = [name for name in second if name in made or name in given]
     return Split(
-        _part(simple, head, [infos[n] for n in given if n in _read(head)], [infos[n] for n in wanted]),
+        _part(simple, head, [infos[n] for n in given if n in first], [infos[n] for n in wanted]),
         _part(
             simple, tail, [infos[n] for n in crossing], [info for info in graph.output if info.name in later]
         ),

@@ -30,6 +30,7 @@ _WIDE_MARGIN = 1.1
 _SLOWER = 1.001
 """Times the best one: what is said at least of those that were let go."""
 _TIE = 1.01
+"""Times the best one: what nobody would notice."""
 _ALIKE, _ALIKE_US = 0.005, 0.5
 """A network of one operator was compared for 15 s, to tell 4.1 us from 4.2."""
 

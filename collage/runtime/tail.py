@@ -117,10 +117,8 @@ def _array(port: ValuePort, given: Array | None) -> Array:
         except MismatchError as error:
             raise InputError(f"input {port.name} {error}.") from None
     shape = port.type.shape
-    if port.type.kind != TENSOR or shape is None or None in shape:
+    if port.type.kind != TENSOR or port.type.dtype == STRING or shape is None or None in shape:
         raise InputError(
             f"input {port.name} is {port.type}, of which there is no array to be made: give one."
         )
-    return np.zeros(
-        [extent or 0 for extent in shape], object if port.type.dtype == STRING else np_dtype(port.type.dtype)
-    )
+    return np.zeros([extent or 0 for extent in shape], np_dtype(port.type.dtype))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -189,3 +191,24 @@ def test_a_second_compile_measures_no_original_again(tmp_path: Path) -> None:
     assert first.report.measurements_made > 0 == second.report.measurements_made
     patterns = {each["split"] for node in first.summary()["nodes"] for each in node["candidates"]}
     assert "as written" in patterns
+
+
+@pytest.mark.skipif(not OpenVino().available(), reason="not installed")
+def test_signals_are_survived_after_openvino_models_have_gone(tmp_path: Path) -> None:
+    """Each OpenVINO core moves the stack that signal handlers run on; the one it moves back to must be there."""
+    onnx.save_model(elementwise_net(), str(tmp_path / "net.onnx"))
+    code = (
+        "import os, signal, sys\n"
+        "from collage.backends.base import BuildOptions\n"
+        "from collage.backends.openvino import OpenVino\n"
+        "model = open(sys.argv[1], 'rb').read()\n"
+        "sessions = [OpenVino().session(model, BuildOptions(threads=1)) for _ in range(3)]\n"
+        "while sessions:\n"
+        "    sessions.pop(0)\n"
+        "signal.signal(signal.SIGUSR1, lambda *about: print('handled'))\n"
+        "os.kill(os.getpid(), signal.SIGUSR1)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "net.onnx")], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "handled\n"), done.stderr
