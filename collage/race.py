@@ -10,8 +10,9 @@ import math
 import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from collage.bench_worker import Burst, Ready, Samples, Setup
@@ -28,12 +29,24 @@ _SETTLE_S = 0.05
 """Pause before a burst: ONNX Runtime's threads spin for some milliseconds after a run."""
 
 
+Beside = Callable[[], AbstractContextManager[Any]]
+"""What goes on beside a contender's turn."""
+
+
 @dataclass(frozen=True)
 class Race:
-    """Timings of those that ran, by name (microseconds, and how far their outputs are off), and why others failed."""
+    """Timings of those that ran, by name (microseconds, and how far their outputs are off), and why others failed.
+
+    ``bursts`` are their median microseconds in each round.
+    """
 
     timings: Mapping[str, Mapping[str, Any]]
+    bursts: Mapping[str, Sequence[float]]
     failed: Mapping[str, str]
+
+    def ratio(self, name: str, to: str) -> float:
+        """How many times as long one takes as another: the median of what each round says."""
+        return median(own / other for own, other in zip(self.bursts[name], self.bursts[to], strict=True))
 
 
 def race(
@@ -42,9 +55,12 @@ def race(
     expected: Sequence[Array] | None = None,
     rounds: int = 30,
     required: Collection[str] = (),
+    beside: Mapping[str, Beside] | None = None,
     progress: Callable[[Progress], None],
 ) -> Race:
     """Run the contenders ``setups``, by name, against each other; compare their outputs with ``expected``.
+
+    The turns of a contender that has one ``beside`` it are run inside that context.
 
     Raises CollageError when a required contender cannot run the model, or any fails once it has run it.
     """
@@ -65,8 +81,15 @@ def race(
                 continue
             errors[name] = None if expected is None else _largest_error(outputs, expected)
             contenders[name] = contender
-        samples = _rounds(contenders, rounds, progress)
-    return Race({name: _timing(samples[name], errors[name]) for name in contenders}, failed)
+        bursts = _rounds(contenders, beside or {}, rounds, progress)
+    return Race(
+        {
+            name: _timing([one for burst in bursts[name] for one in burst], errors[name])
+            for name in contenders
+        },
+        {name: [median(burst) / 1e3 for burst in bursts[name]] for name in contenders},
+        failed,
+    )
 
 
 def outputs_of(setup: Setup) -> Sequence[Array]:
@@ -85,22 +108,26 @@ def _largest_error(actual: Sequence[Array], expected: Sequence[Array]) -> float:
 
 
 def _rounds(
-    contenders: Mapping[str, _Contender], rounds: int, show: Callable[[Progress], None]
-) -> dict[str, list[int]]:
-    """Nanoseconds of each contender's calls; the order rotates from round to round."""
+    contenders: Mapping[str, _Contender],
+    beside: Mapping[str, Beside],
+    rounds: int,
+    show: Callable[[Progress], None],
+) -> dict[str, list[Sequence[int]]]:
+    """Nanoseconds of each contender's calls, round by round; the order rotates."""
     names = list(contenders)
-    samples: dict[str, list[int]] = {name: [] for name in names}
+    bursts: dict[str, list[Sequence[int]]] = {name: [] for name in names}
     for number in range(rounds if names else 0):
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:
             show(Progress("run", number, rounds, name))
-            time.sleep(_SETTLE_S)
-            try:
-                samples[name] += contenders[name].burst(_BURST_S)
-            except ChildError as failure:
-                raise CollageError(f"{name} failed in round {number + 1}: {failure}") from None
+            with beside.get(name, nullcontext)():
+                time.sleep(_SETTLE_S)
+                try:
+                    bursts[name].append(contenders[name].burst(_BURST_S))
+                except ChildError as failure:
+                    raise CollageError(f"{name} failed in round {number + 1}: {failure}") from None
     show(Progress("run", rounds, rounds))
-    return samples
+    return bursts
 
 
 def _timing(samples: Sequence[int], error: float | None) -> dict[str, Any]:

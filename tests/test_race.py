@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,6 +41,26 @@ def test_outside_contenders_are_timed_and_compared(network: Path) -> None:
     assert found.timings["wrong"]["max_relative_error"] > 0.1
     assert 0 < found.timings["right"]["min_us"] <= found.timings["right"]["median_us"]
     assert found.failed == {"broken": "RuntimeError: no kernel for 1 threads"}
+
+
+def test_what_goes_on_beside_a_contender_is_there_in_its_turns_only(network: Path) -> None:
+    events: list[str] = []
+
+    @contextmanager
+    def noise() -> Iterator[None]:
+        events.append("begins")
+        yield
+        events.append("ends")
+
+    def show(progress: Progress) -> None:
+        if progress.stage == "run" and progress.text:
+            events.append(progress.text)
+
+    setup = replace(prepare(network, threads=1), engine=f"{HERE}:right")
+    found = race({"a": setup, "b": setup}, beside={"b": noise}, rounds=2, progress=show)
+    assert events == ["a", "b", "begins", "ends", "b", "begins", "ends", "a"]
+    first, second = (one / other for one, other in zip(found.bursts["b"], found.bursts["a"], strict=True))
+    assert found.ratio("b", to="a") == pytest.approx((first + second) / 2)
 
 
 def test_a_required_contender_that_fails_ends_the_race(network: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -198,11 +199,24 @@ def test_ablation_adds_one_backend_at_a_time_and_takes_layouts_away() -> None:
     assert isinstance(changed, Both) and len(registry["both"].variants(subgraph, BuildOptions())) == 2
 
 
-def test_a_busy_core_is_left_alone_afterwards() -> None:
+def test_a_busy_core_is_busy_when_asked_and_left_alone_afterwards() -> None:
     before = set(children())
-    with busy_core():
-        assert set(children()) - before
+    with busy_core() as busy:
+        (process,) = set(children()) - before
+        for _ in range(2):
+            with busy():
+                assert computes(process)
+            assert not computes(process)
     assert not set(children()) - before
+
+
+def computes(process: str) -> bool:
+    """Whether it soon does, or soon does not."""
+    clock = Path(f"/proc/{process}/schedstat")
+    time.sleep(0.3)  # to begin, or to end
+    first = int(clock.read_text().split()[0])
+    time.sleep(0.1)
+    return int(clock.read_text().split()[0]) > first
 
 
 def children() -> list[str]:
