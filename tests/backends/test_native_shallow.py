@@ -16,6 +16,7 @@ from collage.backends.base import BuildOptions
 from collage.backends.native_kernels.points import POINTS, transforms
 from collage.backends.native_kernels.shallow import _Shape, scratch_bytes
 from collage.frontend.subgraph import Subgraph
+from collage.native import team_of
 from collage.native.kernel_library import kernel_function
 from tests.backends.native_checks import BACKEND, needs_native, refusals_of, run_variant, subgraphs_of
 from tests.backends.test_native_winograd import check, conv_model
@@ -60,6 +61,18 @@ def test_a_networks_first_layer(size: list[int], chunked: bool) -> None:
     assert check(chain, 1) == {"winograd over planes"}
     numbers = _numbers(chain, 1)
     assert (numbers["row_chunk"] < numbers["out"][1]) is chunked
+
+
+@pytest.mark.parametrize("relay", [False, True])
+def test_long_shares_are_cut_into_pieces(relay: bool) -> None:
+    chain = subgraphs_of(conv_model((3, 64), [6, 45, 230], [7, 7, 7], strides=[1, 2, 2], pads=[3] * 6))[-1]
+    numbers = _numbers(chain, 2)
+    assert numbers["pieces"] > 1 and numbers["shares"] == 2 * numbers["pieces"]
+    team_of(2).beware(10.0 if relay else 0.0)
+    try:
+        check(chain, 2)
+    finally:
+        team_of(2).beware(0.0)
 
 
 def test_variants() -> None:

@@ -10,16 +10,30 @@ import numpy as np
 import numpy.typing as npt
 
 from collage.graph.dataflow import Array
-from collage.native import NativeKernel, Step, Task
+from collage.native import NativeKernel, Step, Task, in_turn
 from collage.native.kernel_library import kernel_function
 from collage.native.packed import Packed
 from collage.native.scratch import shared_scratch
 from collage.native.structure import structure
 from collage.runtime.buffers import aligned_bytes
 
+_PIECE_FLOP = 100e6
+"""Some 0.5 ms of a core."""
+_FEWEST_CHUNKS = 4
+"""Of a piece: the last one may be small."""
+
+
+def pieces_of_share(flop: float, chunks: int) -> int:
+    """Into how many tasks a thread's share of so much work, which is done in so many chunks, is cut.
+
+    One runs them in turn. Where others use the cores, too, a thread gives its own away between two tasks, and another
+    one goes on with the share (`relay.h`); in the middle of one it is taken away for as long as it likes.
+    """
+    return max(1, min(round(flop / _PIECE_FLOP), chunks // _FEWEST_CHUNKS))
+
 
 class SharedKernel(NativeKernel):
-    """Share i is the call ``function(&shape, &buffers, i)``.
+    """Share i is the call ``function(&shape, &buffers, i)``, and a thread has as many as the number ``pieces`` says.
 
     The kernel's C struct of buffers is pointers in this order: the data, ``constants`` (arrays of the kernel's
     own), the residual or NULL where ``packed`` has a number of that name, the result, and scratch memory of the
@@ -41,26 +55,30 @@ class SharedKernel(NativeKernel):
         self._function = kernel_function(function)
         self._shape = structure(shape, packed.numbers)
         self._numbers = packed.numbers
+        self._pieces: int = packed.numbers.get("pieces", 1)
         self._constants = tuple(constants)
         self._scratch_bytes = scratch_bytes
 
     def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
-        """One step with a task for each share."""
+        """One step with a task for each thread that takes part."""
         numbers = self._numbers
         arrays: list[Array | None] = [inputs[numbers["data"]], *self._constants]
         if "residual" in numbers:
             arrays.append(None if numbers["residual"] is None else inputs[numbers["residual"]])
         arrays.append(outputs[0])
-        return [Step(tuple(self._task(share, arrays) for share in range(numbers["shares"])))]
+        pieces, tasks = self._pieces, []
+        for thread in range(numbers["shares"] // pieces):
+            mine = [*arrays, *([self._scratch(thread)] if self._scratch_bytes else [])]
+            tasks.append(in_turn([self._task(thread * pieces + piece, mine) for piece in range(pieces)]))
+        return [Step(tuple(tasks))]
 
     def _task(self, share: int, arrays: Sequence[Array | None]) -> Task:
-        mine = [*arrays, *([self._scratch(share)] if self._scratch_bytes else [])]
-        buffers = (ctypes.c_void_p * len(mine))(*(None if a is None else a.ctypes.data for a in mine))
-        keep = (self._shape, buffers, mine)
+        buffers = (ctypes.c_void_p * len(arrays))(*(None if a is None else a.ctypes.data for a in arrays))
+        keep = (self._shape, buffers, arrays)
         return Task(self._function, ctypes.addressof(self._shape), ctypes.addressof(buffers), share, 0, keep)
 
-    def _scratch(self, share: int) -> npt.NDArray[np.uint8]:
-        """Memory of its own for a share that may run beside other kernels, else that of its thread."""
-        if self._numbers["shares"] == self.threads:
-            return shared_scratch(self.threads, share, self._scratch_bytes)
+    def _scratch(self, thread: int) -> npt.NDArray[np.uint8]:
+        """Memory of its own for a kernel that may run beside others, else that of the thread."""
+        if self._numbers["shares"] == self.threads * self._pieces:
+            return shared_scratch(self.threads, thread, self._scratch_bytes)
         return aligned_bytes(self._scratch_bytes)

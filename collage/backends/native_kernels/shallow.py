@@ -14,7 +14,7 @@ from collage.backends.chains.chain import Chain, Floats
 from collage.backends.chains.conv import Conv
 from collage.backends.native_kernels.algorithm import Algorithm
 from collage.backends.native_kernels.convolution import SMALL_FLOP, Convolution, read_convolution
-from collage.backends.native_kernels.kernel import SharedKernel
+from collage.backends.native_kernels.kernel import SharedKernel, pieces_of_share
 from collage.backends.native_kernels.points import POINTS, Transforms, transforms
 from collage.graph.layout import BLOCK, Layout
 from collage.native import NativeKernel
@@ -64,6 +64,10 @@ class ShallowConv(Algorithm):
             points * conv.src[1] * stride[1] * outside[2] * stride[2]
             + (points if planes > 1 else 1) * channels * outside[2]
         )
+        shares = threads if ROWS in variant.split else 1
+        row_chunk = max(1, min(outside[1], _CHUNK_BYTES // row_bytes))
+        chunks = batch * -(-outside[0] // planes) * outside[1] // row_chunk
+        pieces = pieces_of_share(conv.flop / shares, chunks // shares)
         numbers = {
             "batch": batch,
             "channels": conv.src[1],
@@ -77,9 +81,10 @@ class ShallowConv(Algorithm):
             "planes": planes,
             "seen": seen,
             "points": points,
-            "row_chunk": max(1, min(outside[1], _CHUNK_BYTES // row_bytes)),
+            "row_chunk": row_chunk,
             **_distances(channels, outside, variant.outputs[0]),
-            "shares": threads if ROWS in variant.split else 1,
+            "shares": shares * pieces,
+            "pieces": pieces,
             "low": task.low,
             "high": task.high,
             "data": chain.subgraph.inputs.index(task.data),
