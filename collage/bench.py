@@ -48,7 +48,7 @@ def bench(
     ``engines`` defaults to all that are installed; ``others`` are contenders from outside, name to
     "module:function" (see ``collage.bench_worker.Setup``). ``module`` is a compiled module of the model, made here
     when not given. Times are microseconds; ``speedup_vs_best_engine`` is the best contender's median over
-    Collage's, None when no other ran the model, and ``within_noise`` tells that it shows no difference.
+    Collage's, None when no other ran the model, and ``within_noise`` tells that the rounds show no difference.
     Engines that were not asked for by name and cannot run the model are listed under ``failed``, and so are others.
     Raises UsageError, ModelError and what ``collage.compile`` raises.
     """
@@ -82,7 +82,7 @@ def bench(
         "engines": dict(found.timings),
         "speedup_vs_best_engine": round(rivals[best] / ours["median_us"], 4) if best else None,
         "best_engine": best,
-        "within_noise": _within_noise(found.timings[best], ours) if best else None,
+        "within_noise": found.alike(best, OURS) if best else None,
         "failed": {**failed, **found.failed},
     }
 
@@ -204,9 +204,3 @@ def _compile(
 def _for(setup: Setup, engine: str, module: str) -> Setup:
     """The setup of one contender; Collage runs the module, all others the model."""
     return replace(setup, engine=engine, path=module if engine == OURS else setup.path)
-
-
-def _within_noise(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Whether the two medians' 95 % confidence intervals meet."""
-    apart = abs(first["median_us"] - second["median_us"])
-    return bool(apart <= first["noise_us"] + second["noise_us"])

@@ -20,7 +20,7 @@ from collage.child_process import ChildError, ChildProcess
 from collage.errors import CollageError
 from collage.graph.dataflow import Array
 from collage.measure_db.compare import relative_error
-from collage.measure_db.timing import summary
+from collage.measure_db.timing import median_interval, summary
 from collage.progress import Progress
 
 _BURST_S = 0.1
@@ -46,7 +46,15 @@ class Race:
 
     def ratio(self, name: str, to: str) -> float:
         """How many times as long one takes as another: the median of what each round says."""
-        return median(own / other for own, other in zip(self.bursts[name], self.bursts[to], strict=True))
+        return median(self._ratios(name, to))
+
+    def alike(self, one: str, other: str) -> bool:
+        """Whether the rounds do not say, with 95 %, which of the two is faster; fewer than 6 do when they agree."""
+        low, _, high = median_interval(self._ratios(one, other))
+        return low <= 1.0 <= high
+
+    def _ratios(self, name: str, to: str) -> list[float]:
+        return [own / other for own, other in zip(self.bursts[name], self.bursts[to], strict=True)]
 
 
 def race(

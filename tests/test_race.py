@@ -13,7 +13,7 @@ import pytest
 from collage.bench import bench, prepare, reference
 from collage.errors import CollageError, UsageError
 from collage.progress import Progress
-from collage.race import race
+from collage.race import Race, race
 from tests.models import elementwise_net
 
 HERE = "tests.numpy_contender"
@@ -61,6 +61,19 @@ def test_what_goes_on_beside_a_contender_is_there_in_its_turns_only(network: Pat
     assert events == ["a", "b", "begins", "ends", "b", "begins", "ends", "a"]
     first, second = (one / other for one, other in zip(found.bursts["b"], found.bursts["a"], strict=True))
     assert found.ratio("b", to="a") == pytest.approx((first + second) / 2)
+
+
+def test_rounds_tell_a_difference_that_is_smaller_than_the_noise() -> None:
+    drift = [100.0 + 40.0 * (number % 3) for number in range(12)]
+    bursts = {
+        "us": drift,
+        "slower": [1.02 * each for each in drift],
+        "now and then": [each * (1.02 if number % 2 else 0.99) for number, each in enumerate(drift)],
+    }
+    found = Race({}, bursts, {})
+    assert found.ratio("slower", to="us") == pytest.approx(1.02)
+    assert not found.alike("slower", "us") and not found.alike("us", "slower")
+    assert found.alike("now and then", "us")
 
 
 def test_a_required_contender_that_fails_ends_the_race(network: Path) -> None:

@@ -31,14 +31,6 @@ def test_compiles_when_no_module_is_given(network: Path, database: Path, module:
     assert "openvino" not in text
 
 
-def test_a_difference_within_the_noise_is_told_as_such() -> None:
-    from collage.bench import _within_noise
-
-    ours = {"median_us": 100.0, "noise_us": 3.0}
-    assert _within_noise({"median_us": 104.0, "noise_us": 2.0}, ours)
-    assert not _within_noise({"median_us": 106.0, "noise_us": 2.0}, ours)
-
-
 def test_symbolic_shapes(tmp_path: Path, database: Path) -> None:
     nodes = [helper.make_node("Relu", ["x"], ["y"])]
     path = tmp_path / "symbolic.onnx"
