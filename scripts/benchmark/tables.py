@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import geometric_mean
 from typing import Any
 
 from rich.console import RenderableType
@@ -108,6 +109,9 @@ def busy(results: Sequence[Result]) -> list[RenderableType]:
             cells += [_ms(result[which].get(name)) for which in ("quiet", "busy")]
             cells.append(f"{ratio:.2f}x" if ratio else "-")
         table.add_row(Text(result["model"]), *cells)
+    if ratios := [result["slowdown"] for result in results if result["slowdown"].keys() >= set(names)]:
+        means = (geometric_mean(each[name] for each in ratios) for name in names)
+        table.add_row("geometric mean", *(cell for mean in means for cell in ("", "", f"{mean:.2f}x")))
     return [table, *(line for result in results for line in _failures(result))]
 
 

@@ -146,8 +146,12 @@ def test_tables_of_the_studies() -> None:
     for word in ("+ onednn ms", "2.00", "3 tvm", "tvm failed: no kernel"):
         assert word in text
     both = {"collage": timing, "openvino": timing}
-    found = {"model": "net", "quiet": both, "busy": both, "slowdown": {"collage": 1.0}, "failed": {}}
-    assert "1.00x" in text_of(tables.busy([found]))
+    found = [
+        {"model": "net", "quiet": both, "busy": both, "slowdown": {"collage": ratio}, "failed": {}}
+        for ratio in (1.0, 4.0)
+    ]
+    text = text_of(tables.busy(found))
+    assert "1.00x" in text and "4.00x" in text and "2.00x" in text.splitlines()[-1]
 
 
 def test_contenders() -> None:

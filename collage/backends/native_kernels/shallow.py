@@ -67,7 +67,7 @@ class ShallowConv(Algorithm):
         shares = threads if ROWS in variant.split else 1
         row_chunk = max(1, min(outside[1], _CHUNK_BYTES // row_bytes))
         chunks = batch * -(-outside[0] // planes) * outside[1] // row_chunk
-        pieces = pieces_of_share(conv.flop / shares, chunks // shares)
+        pieces = pieces_of_share(conv.flop / shares, chunks // shares) if shares > 1 else 1
         numbers = {
             "batch": batch,
             "channels": conv.src[1],
