@@ -137,20 +137,20 @@ def choose(
                 database.put_fact(_LAUNCHES, str(keys[label]), launches_us[label])
         made = len(timings)
     progress(Progress("check", 0, 1))
-    check = FinalCheck.of(original, model, inputs)
+    check = FinalCheck.of(original, model, seed)
     notes: list[str] = []
     for finalist in _ranked(finalists, timings):
         executor = executors.get(finalist.label) or build_executor(finalist.parts, backends)
-        absolute, error = check.errors(executor.run(inputs))
-        if error <= check.allowed:
+        found = check.look(executor.run)
+        if not found.complaint:
             winner = _with_times(finalist, launches_us[finalist.label])
             before, after = finalist.placement.predicted_us, winner.placement.predicted_us
             if abs(after - before) > _DRIFT * before:
                 notes.append(
                     f"the search reckoned with {before:.1f} us; in the last comparison the parts took {after:.1f} us"
                 )
-            return Verdict(winner, executor, timings, absolute, error, made, tuple(notes))
-        notes.append(f"{finalist.label}: {check.complaint(error)}; not used")
+            return Verdict(winner, executor, timings, found.absolute, found.relative, made, tuple(notes))
+        notes.append(f"{finalist.label}: {found.complaint}; not used")
         log.warning("%s", notes[-1])
     raise NoPlacementError("no placement agrees with ONNX Runtime on the original model: " + "; ".join(notes))
 

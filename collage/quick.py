@@ -69,13 +69,14 @@ class Quick:
         )
         executor = build_executor(finalist.parts, self.backends)
         inputs = random_inputs(model, np.random.default_rng(self.seed))
-        check = FinalCheck.of(self.original, model, inputs)
-        absolute, relative = check.errors(executor.run(inputs))
-        if not relative <= check.allowed:
-            raise NoPlacementError(f"the {check.complaint(relative)}")
+        found_out = FinalCheck.of(self.original, model, self.seed).look(executor.run)
+        if found_out.complaint:
+            raise NoPlacementError(f"the {found_out.complaint}")
         timing = time_calls([partial(_run, executor, inputs)], limit_s=self.sample_s)
         notes = ("a quick compile: few candidates, few samples, no comparison of whole networks",)
-        return Verdict(finalist, executor, {"quick": timing}, absolute, relative, 1, notes), found
+        return Verdict(
+            finalist, executor, {"quick": timing}, found_out.absolute, found_out.relative, 1, notes
+        ), found
 
 
 def _run(executor: Executor, inputs: Sequence[Array]) -> None:

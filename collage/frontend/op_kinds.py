@@ -53,3 +53,8 @@ def op_kind(op: str) -> OpKind:
 def rounds(op: str) -> bool:
     """Whether an operator of a graph rounds to integers of a few bits: quantised arithmetic ends with it."""
     return op == "quantize" or op.startswith(_ROUNDING)
+
+
+def is_convolution(op: str) -> bool:
+    """Whether an operator of a graph is a convolution, whose outputs have the channels as their second index."""
+    return op.startswith(("nn.conv", "onnx.Conv"))

@@ -48,24 +48,53 @@ _FOLLOWED = frozenset(
 _INDEXING = {"take": 1, "gather_elements": 1, "onnx.Gather": 1, "onnx.GatherElements": 1}
 """Operators and the position of their indices; the data comes first."""
 
+DIVISIONS = frozenset(["divide", "floor_divide", "mod", "floor_mod", "onnx.Div", "onnx.Mod"])
+"""Operators whose second input divides. ONNX says nothing of a division of integers by zero, and ONNX Runtime ends
+the process."""
+
 
 def random_inputs(model: Model, rng: np.random.Generator) -> tuple[Array, ...]:
     """An array for each graph input, in order.
 
-    Floats are standard normal, booleans fair coins, integers uniform in [0, n): n is the number of rows of
-    what they index, found by following them through the graph, and 2 where they index nothing (masks, types
-    of segments). Inputs that the model has samples of get those.
+    Floats are standard normal, booleans fair coins. Integers are uniform in [0, n) where they are indices: n is the
+    number of rows of what they index, found by following them through the graph. Others of 8 and 16 bits are uniform in
+    the range of the dtype, like the bytes of a picture; wider ones 0 or 1 (masks, types of segments), and 1 or 2 where
+    something is divided by them. Inputs that the model has samples of get those.
     """
     return tuple(
-        model.samples[name]
-        if name in model.samples
-        else random_array(model.graph.type_of(value), rng, indexed_rows(model, value) or 2)
+        model.samples[name] if name in model.samples else _random_input(model, value, rng)
         for name, value in zip(model.input_names, model.graph.inputs, strict=True)
     )
 
 
+def _random_input(model: Model, value: int, rng: np.random.Generator) -> Array:
+    kind = model.graph.type_of(value)
+    rows = indexed_rows(model, value)
+    if "int" not in kind.dtype or rows is not None:
+        return random_array(kind, rng, rows or 2)
+    if _divides(model, value):
+        return random_array(kind, rng, 2) + np.ones((), np_dtype(kind.dtype))
+    dtype = np_dtype(kind.dtype)
+    if dtype.kind not in "iu" or dtype.itemsize > 2:
+        return random_array(kind, rng, 2)
+    info = np.iinfo(dtype.name)
+    return rng.integers(info.min, info.max, kind.shape, dtype, endpoint=True)
+
+
+def _divides(model: Model, value: int) -> bool:
+    """Whether something is divided by the value, or by what is calculated from it."""
+    graph = model.graph
+    reached = {value}
+    for node in graph.nodes:
+        if node.op in DIVISIONS and len(node.inputs) > 1 and node.inputs[1] in reached:
+            return True
+        if reached.intersection(node.inputs):
+            reached.update(v for v in node.outputs if _is_integer(graph.type_of(v).dtype))
+    return False
+
+
 def random_array(kind: TensorType, rng: np.random.Generator, limit: int = 2) -> Array:
-    """A random array as ``random_inputs`` makes it: integers are less than ``limit``.
+    """A random array: floats standard normal, booleans fair coins, integers uniform in [0, limit).
 
     The default is valid as an index of anything.
     """

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import onnx
 import onnxruntime as ort
@@ -17,28 +17,47 @@ from collage.frontend.expand import expand
 from collage.frontend.ort_options import session_options
 from collage.frontend.simplify import save_proto
 
+Run: TypeAlias = Callable[[Mapping[str, Any]], list[Any]]
+
 
 def reference_run(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
-    """Outputs, in order, of a run on the inputs by name. Raises whatever ONNX Runtime does.
+    """Outputs, in order, of a run on the inputs by name; see ``Reference``."""
+    return Reference(model).run(feeds)
 
-    Where it lacks an operator, or a form of it, that is defined by others, these run.
+
+class Reference:
+    """A model in ONNX Runtime without optimisations, loaded once for several runs.
+
+    Where ONNX Runtime lacks an operator, or a form of it, that is defined by others, these run.
     """
-    try:
-        return _run(model, feeds)
-    except Exception:  # ORT's exceptions share no base class but Exception
-        expanded = expand(model)
-        if expanded is model:
-            raise
-    return _run(expanded, feeds)
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._model = model
+        self._run: Run | None = None
+
+    def run(self, feeds: Mapping[str, Any]) -> list[Any]:
+        """Outputs, in order, for the inputs by name. Raises whatever ONNX Runtime does."""
+        try:
+            if self._run is None:
+                self._run = _loaded(self._model)
+            return self._run(feeds)
+        except Exception:  # ORT's exceptions share no base class but Exception
+            expanded = expand(self._model)
+            if expanded is self._model:
+                raise
+        self._model, self._run = expanded, _loaded(expanded)
+        return self._run(feeds)
 
 
-def _run(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
+def _loaded(model: onnx.ModelProto) -> Run:
     if has_exotic(model):
         copy = onnx.ModelProto()
         copy.CopyFrom(model)
         plain = plain_interface(copy)
-        return plain.run(partial(_session(plain.model).run, None), feeds)
-    return list(_session(model).run(None, dict(feeds)))
+        inner = partial(_session(plain.model).run, None)
+        return lambda feeds: plain.run(inner, feeds)
+    session = _session(model)
+    return lambda feeds: list(session.run(None, dict(feeds)))
 
 
 def _session(model: onnx.ModelProto) -> ort.InferenceSession:

@@ -1,14 +1,20 @@
-"""The numerics gate: how far a kernel's output is from the reference, and how far it may be."""
+"""The numerics gate: how far a kernel's output is from the reference, and how far it may be.
+
+Errors are told in units of a scale that each element shares with its neighbours: the largest magnitude in the same item
+and channel, row or column. One scale for a whole tensor would let scores be anything beside boxes in pixels.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from collage.graph.dataflow import Array
+from collage.graph.layout import Layout, to_layout
 
 # Libraries sum in different orders, and fast algorithms (Winograd, fused exp) lose some digits. A sum of K
 # products in another order differs by about sqrt(K) units in the last place: 6e-6 in float32 for K = 10,000,
@@ -29,6 +35,19 @@ _ROUNDED = 5e-2
 and an engine that sums floats the other: one step is 8e-3 of the largest value, and it goes on to the next layer.
 ResNet-18 in 8 bits ends 8e-3 off in ONNX Runtime's and OpenVINO's integer kernels alike.
 """
+
+_LEAST = 8
+"""Elements that a scale is the largest of, at least. The largest of fewer may be near zero by chance."""
+
+_FLOOR = 1e-3
+"""Of the item's largest magnitude: no scale is less. With a tolerance of 1e-4 that is one unit in the last place of
+the item's largest value in float32; sums that cancel are not right to more."""
+
+_PADDING = 1e30
+"""One over the scale of what pads a layout: whatever is not zero there is too much."""
+
+_OVERFLOW = 1e37
+"""Magnitudes from which on float32 may overflow in one order of summation and not in another."""
 
 
 def tolerance(dtype: str) -> float:
@@ -57,33 +76,145 @@ def dtypes_of(values: Sequence[Any]) -> list[str]:
     return found
 
 
-def relative_error(actual: Array, expected: Array, *, rounded: bool = False) -> float:
-    """Largest absolute error over the largest absolute expected value (over 1 when all of that is zero).
+def scales(expected: Array, *, channels_first: bool = False) -> Any:
+    """The scale that the error of each element is told in; it broadcasts to the shape of ``expected``.
+
+    It is the largest magnitude in the element's slice: the row and the column of a matrix; in tensors of three and more
+    dimensions what has the same first and second index, and what has the same first and last one. The smaller one
+    counts, but never less than a thousandth of the largest magnitude in the same item (the first index). With
+    ``channels_first`` (the outputs of convolutions) the last index is a pixel's, and has no scale of its own.
+
+    Slices of fewer than 8 elements have the scale of the next larger one. All of a vector has one scale, and where
+    everything is zero that is 1. Infinities and NaN do not count.
+    """
+    magnitudes = np.abs(_widened(expected))
+    if not np.isfinite(magnitudes).all():
+        magnitudes = np.where(np.isfinite(magnitudes), magnitudes, 0)
+    everything = magnitudes.max(initial=0.0, keepdims=True)
+    axes = range(magnitudes.ndim)
+    item = _largest(magnitudes, axes[1:], everything) if magnitudes.ndim >= 2 else everything
+    found = item
+    if magnitudes.ndim == 2:
+        found = np.minimum(item, _largest(magnitudes, axes[:1], item))
+    elif magnitudes.ndim > 2:
+        found = _largest(magnitudes, axes[2:], item)
+        if not channels_first:
+            found = np.minimum(found, _largest(magnitudes, axes[1:-1], item))
+    found = np.maximum(found, _FLOOR * item)
+    found = np.where(found > 0, found, everything)
+    return np.where(found > 0, found, 1.0)
+
+
+def _largest(magnitudes: Any, over: Sequence[int], coarser: Any) -> Any:
+    """The largest magnitudes over these axes, where there are enough elements, or else ``coarser``."""
+    count = math.prod(magnitudes.shape[axis] for axis in over)
+    return magnitudes.max(axis=tuple(over), keepdims=True, initial=0.0) if count >= _LEAST else coarser
+
+
+@dataclass(frozen=True)
+class Expected:
+    """An array that outputs are compared with, many times. Make it with ``of``."""
+
+    value: Array
+    odd: Array | None
+    """Where it is NaN or infinite; None where it is finite throughout."""
+    inverse: Array | None
+    """One over the scales; None for integers and booleans, which must be equal."""
+    lenient: bool
+    """Whether what overflows may be as large as a number can be instead, and the other way round."""
+
+    @staticmethod
+    def of(
+        array: Array,
+        *,
+        rounded: bool = False,
+        channels_first: bool = False,
+        layout: Layout = Layout.PLAIN,
+        lenient: bool = False,
+    ) -> Expected:
+        """Of a plain array, for outputs in ``layout``. Where values are ``rounded`` on the way, integers of 8 and 16
+        bits count as numbers, too."""
+        stored = to_layout(array, layout)
+        if not _is_inexact(array) and not (rounded and _is_short(array)):
+            return Expected(stored, None, None, lenient)
+        wide = _widened(stored)
+        finite = np.isfinite(wide)
+        inverse = (1.0 / scales(array, channels_first=channels_first)).astype(
+            _widened(array).real.dtype, copy=False
+        )
+        if layout is not Layout.PLAIN:
+            whole = np.broadcast_to(inverse, array.shape)
+            padding: Any = to_layout(np.ones(array.shape, bool), layout)
+            inverse = to_layout(np.ascontiguousarray(whole), layout)
+            inverse[~padding] = _PADDING  # its readers rely on zeros there
+        return Expected(stored, None if finite.all() else ~finite, inverse, lenient)
+
+    def error(self, actual: Array) -> float:
+        """The largest error in units of the scale; infinite for another shape or dtype, or NaN elsewhere."""
+        expected = self.value
+        if actual.shape != expected.shape or actual.dtype != expected.dtype:
+            return math.inf
+        if expected.size == 0:
+            return 0.0
+        if self.inverse is None:
+            return 0.0 if np.array_equal(actual, expected) else math.inf
+        a, e = _widened(actual), _widened(expected)
+        with np.errstate(all="ignore"):
+            if self.odd is None and not self.lenient:
+                distance = np.abs(a - e)
+            else:
+                ignored = np.zeros(e.shape, bool) if self.odd is None else self.odd
+                if self.lenient:
+                    huge = np.abs(e) >= _OVERFLOW
+                    ignored = ignored | (huge & ~(np.abs(a) < _OVERFLOW))
+                    same = not np.any(ignored & (np.abs(a) < _OVERFLOW))
+                else:
+                    same = np.array_equal(a[ignored], e[ignored], equal_nan=True)
+                if not same:
+                    return math.inf
+                distance = np.where(ignored, 0, np.abs(a - e))
+            error = float((distance * self.inverse).max())
+        return error if math.isfinite(error) else math.inf
+
+
+def relative_error(
+    actual: Array, expected: Array, *, rounded: bool = False, channels_first: bool = False
+) -> float:
+    """Largest absolute error over the scale of its element (see ``scales``).
 
     NaN and infinities must be the same and at the same places, integers and booleans equal; otherwise, and
-    for another shape or dtype, the error is infinite. The scale is the whole tensor's, not the element's: an
-    element near zero is the difference of large numbers, and no library gets it right to many digits.
+    for another shape or dtype, the error is infinite.
 
     Where values are ``rounded`` on the way, integers of 8 and 16 bits count as numbers, too.
     """
-    if actual.shape != expected.shape or actual.dtype != expected.dtype:
-        return math.inf
-    if expected.size == 0:
-        return 0.0
-    if not _is_inexact(expected) and not (rounded and _is_short(expected)):
-        return 0.0 if np.array_equal(actual, expected) else math.inf
-    a, e = _widened(actual), _widened(expected)
-    finite = np.isfinite(e)
+    return Expected.of(expected, rounded=rounded, channels_first=channels_first).error(actual)
+
+
+def agrees_precisely(
+    actual: Array, expected: Array, precise: Array, allowed: float, *, channels_first: bool = False
+) -> bool:
+    """Whether an output is as good as the reference, judged by what float64 arithmetic gives.
+
+    ``precise`` may have a wider dtype than ``expected``. Each element may be off by ``allowed`` of its scale, or four
+    times as far as the reference is anywhere in the same slice. Integers must be the one or the other.
+    """
+    if actual.shape != expected.shape or actual.dtype != expected.dtype or precise.shape != expected.shape:
+        return False
+    if not _is_inexact(expected):
+        return bool(np.all((actual == expected) | (actual == precise)))
+    a, e, p = (np.asarray(each, np.float64) for each in (actual, expected, precise))
     with np.errstate(all="ignore"):
-        if not finite.all():
-            if not np.array_equal(a[~finite], e[~finite], equal_nan=True):
-                return math.inf
-            a, e = a[finite], e[finite]
-            if e.size == 0:
-                return 0.0
-        scale = float(np.abs(e).max())
-        error = float(np.abs(a - e).max()) / (scale or 1.0)
-    return error if math.isfinite(error) else math.inf
+        odd = ~np.isfinite(p)
+        if not np.array_equal(a[odd], p[odd], equal_nan=True) and not np.array_equal(
+            a[odd], e[odd], equal_nan=True
+        ):
+            return False
+        off = np.where(odd | ~np.isfinite(e), 0, np.abs(e - p))
+        slack = np.maximum(
+            allowed * scales(p, channels_first=channels_first),
+            4 * scales(off, channels_first=channels_first) * (off.max(initial=0.0) > 0),
+        )
+        return bool(np.all(odd | (np.abs(a - p) <= slack)))
 
 
 def difference(actual: Any, expected: Any, *, rounded: bool = False) -> tuple[float, float]:

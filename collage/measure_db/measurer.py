@@ -29,6 +29,7 @@ from collage.measure_db.fingerprint import fingerprint, model_digest, original_d
 from collage.measure_db.process import WorkerDiedError, WorkerProcess, Workers
 from collage.measure_db.protocol import (
     ORIGINAL_FILE,
+    VALUES,
     Change,
     Evaluate,
     Evaluated,
@@ -40,6 +41,7 @@ from collage.measure_db.protocol import (
     SwitchCost,
 )
 from collage.measure_db.results import Measurement, Outcome
+from collage.measure_db.samples import fatal_samples
 from collage.measure_db.switch_cost import switch_cost_us
 from collage.measure_db.travel import pickle_backend
 from collage.progress import Progress
@@ -142,7 +144,9 @@ class Measurer:
         for request, key in keys.items():
             if key not in known:
                 missing.setdefault(key, request)
-        for done, (key, request) in enumerate(missing.items()):
+        # The samples of a region serve all that are measured on it, one after another.
+        in_turn = sorted(missing.items(), key=lambda item: item[1].nodes)
+        for done, (key, request) in enumerate(in_turn):
             description = str(self._subgraph(request.nodes))
             if request.variant != ALL_PLAIN:
                 description += f" ({request.variant})"
@@ -268,7 +272,17 @@ class Measurer:
         options = self._options_for(request)
         limit_s = self._time_limit_s + TRIAL_LIMIT_S * options.tune_trials
         what = f"{request.backend} on {self._subgraph(request.nodes)}"
-        return self._ask(Measure(request, options, limit_s, self._effort.kernel_s), limit_s, what)
+        message = Measure(request, options, limit_s, self._effort.kernel_s)
+        while True:
+            known = self._fatal_samples()
+            outcome = self._ask(message, limit_s, what)
+            if isinstance(outcome, Measurement) or self._fatal_samples() == known:
+                return outcome
+            # It was the reference that ended the worker, not the candidate; the next one does without that sample.
+
+    def _fatal_samples(self) -> set[Path]:
+        """Notes of inputs that ended a worker while it made reference values of them."""
+        return set() if self._init is None else fatal_samples(Path(self._init.folder) / VALUES)
 
     def _ask(self, message: Measure | MeasureChange, limit_s: float, what: str) -> Outcome:
         try:

@@ -15,6 +15,9 @@ from collage.measure_db.timing import Timing
 ORIGINAL_FILE = "original.onnx"
 """In the folder of Init: the model as its author wrote it, with inputs and outputs in the graph's order."""
 
+VALUES = "values"
+"""In the folder of Init: a folder of reference values."""
+
 
 @dataclass(frozen=True)
 class Request:

@@ -180,16 +180,28 @@ class _NodeRunner:
         return part
 
 
-def _run(part: onnx.ModelProto, feeds: Mapping[str, Any], limit_s: float = 60.0) -> list[Any]:
-    """Outputs of a small model, in order, without optimisations and on one thread. Raises TimeoutError.
+class PartSession:
+    """A small model in ONNX Runtime, without optimisations and on one thread.
 
     Dtypes that ONNX Runtime does not exchange with numpy (bfloat16, float8) go through float32, which holds
     their values exactly.
     """
-    plain = plain_interface(part)
-    options = session_options()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    options.enable_cpu_mem_arena = False
-    session = ort.InferenceSession(part.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return plain.run(lambda given: run_within(session, None, given, limit_s), feeds)
+
+    def __init__(self, part: onnx.ModelProto) -> None:
+        """Load the model, which is changed in place where it has such dtypes."""
+        self._plain = plain_interface(part)
+        options = session_options()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.intra_op_num_threads = 1
+        options.enable_cpu_mem_arena = False
+        self._session = ort.InferenceSession(
+            part.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+
+    def run(self, feeds: Mapping[str, Any], limit_s: float = 60.0) -> list[Any]:
+        """Outputs, in order. Raises TimeoutError, and what ONNX Runtime raises."""
+        return self._plain.run(lambda given: run_within(self._session, None, given, limit_s), feeds)
+
+
+def _run(part: onnx.ModelProto, feeds: Mapping[str, Any], limit_s: float = 60.0) -> list[Any]:
+    return PartSession(part).run(feeds, limit_s)

@@ -23,8 +23,10 @@ class Measurement:
     """Time of one call of a kernel, in microseconds, over ``repeats`` calls with cold weights.
 
     ``noise_us`` is the half-width of the 95 % confidence interval of the median; ``max_error`` the largest
-    absolute error against the reference, relative to the largest absolute value of the output. ``tuning`` is
-    the record of Backend.tune that builds the kernel again, "" where nothing was tuned.
+    absolute error against the reference on ordinary inputs, in units of the element's scale (``compare.scales``).
+    ``tuning`` is the record of Backend.tune that builds the kernel again, "" where nothing was tuned.
+    ``finite_only`` tells that its outputs differ from ONNX Runtime's where inputs hold NaN, infinities or large
+    integers (see ``InputKind``), so that a module has to guard it.
     """
 
     median_us: float
@@ -33,6 +35,7 @@ class Measurement:
     repeats: int
     max_error: float
     tuning: str = ""
+    finite_only: bool = False
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from collage.measure_db.fingerprint import fingerprint
 from collage.measure_db.machine import limit_memory, spare_memory
 from collage.measure_db.protocol import (
     ORIGINAL_FILE,
+    VALUES,
     Evaluate,
     Evaluated,
     Init,
@@ -45,6 +46,7 @@ from collage.measure_db.protocol import (
 )
 from collage.measure_db.reference import evaluate
 from collage.measure_db.results import Outcome
+from collage.measure_db.samples import Samples
 from collage.measure_db.store import ValueStore
 from collage.measure_db.switch_cost import switch_cost_us
 from collage.measure_db.whole_worker import WholeWorker
@@ -57,7 +59,8 @@ class _Worker:
     def __init__(self, init: Init) -> None:
         self._init = init
         self._backends: dict[str, Backend] = {}
-        self._store = ValueStore(Path(init.folder) / "values")
+        self._store = ValueStore(Path(init.folder) / VALUES)
+        self._samples = Samples(self._store)
 
     @cached_property
     def model(self) -> Model:
@@ -93,7 +96,9 @@ class _Worker:
         original = None
         if message.request.original:
             original = onnx.load(str(Path(self._init.folder) / ORIGINAL_FILE))
-        return measure_candidate(subgraph, backend, message.options, self._store, message.sample_s, original)
+        return measure_candidate(
+            subgraph, backend, message.options, self._samples, message.sample_s, original
+        )
 
     def _switch(self, message: MeasureSwitch) -> SwitchCost:
         kernels, calls, switches = [], [], 0
@@ -102,7 +107,7 @@ class _Worker:
                 backend = self._backend(request.backend)
                 subgraph = Subgraph(self.model, request.nodes)
                 options = replace(message.options, variant=request.variant)
-                kernel = build(subgraph, backend, options, self._store)
+                kernel = build(subgraph, backend, options, self._samples)
             except RejectedError:
                 continue
             kernels.append(kernel)  # whose buffers the calls use

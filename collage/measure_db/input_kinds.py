@@ -1,0 +1,171 @@
+"""Kinds of inputs that show what ordinary ones hide: outliers, uneven channels, large integers, NaN and infinities.
+
+Each kind is made of ordinary inputs by changing some of their values, so that masks stay masks and variances positive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from collage.frontend.random_inputs import DIVISIONS
+from collage.graph.dataflow import Array, Graph, np_dtype
+
+_OUTLIER = 1e4
+_UNEVEN = (2.0**-6, 2.0**6)
+"""Channels are scaled by powers of two between these; that rounds nothing."""
+
+INTEGER_LIMIT = 1 << 24
+"""Ordinary integers are no larger. An engine that computes 64 bits in 32 has room for a few sums and small factors."""
+
+
+@dataclass(frozen=True)
+class InputKind:
+    """A way of changing usual inputs.
+
+    ``ordinary`` tells that they are still what networks are made for: no NaN, no infinities, and no integers above
+    ``INTEGER_LIMIT``. Kernels must be right on ordinary inputs; a module guards those that are not on others.
+    """
+
+    name: str
+    ordinary: bool
+    change: Callable[[Array, np.random.Generator], Array]
+    of_integers: bool = False
+    """Whether it changes integers, and not floating-point numbers."""
+
+    def inputs(
+        self, usual: Sequence[Array], free: Sequence[bool], rng: np.random.Generator
+    ) -> tuple[Array, ...] | None:
+        """The changed inputs, or None where nothing is there to be changed.
+
+        ``free`` tells of each integer input whether it may take any value (see ``free_integers``).
+        """
+        wanted = [
+            _is_integer(a) and f if self.of_integers else _is_float(a)
+            for a, f in zip(usual, free, strict=True)
+        ]
+        wanted = [each and a.size > 0 for each, a in zip(wanted, usual, strict=True)]
+        if not any(wanted):
+            return None
+        return tuple(self.change(a, rng) if each else a for a, each in zip(usual, wanted, strict=True))
+
+
+def free_integers(
+    graph: Graph, values: Sequence[int], members: Sequence[int], indices: Sequence[bool]
+) -> list[bool]:
+    """Which of the values may be any integer: those that are no ``indices`` and do not reach a divisor.
+
+    ``members`` are the nodes that the values go through. ONNX says nothing of a division of integers by zero, and
+    ONNX Runtime ends the process.
+    """
+    tainted: set[int] = set()  # values that a divisor is calculated from
+    for number in sorted(members, reverse=True):
+        node = graph.nodes[number]
+        if node.op in DIVISIONS and len(node.inputs) > 1 and "int" in graph.type_of(node.inputs[1]).dtype:
+            tainted.add(node.inputs[1])
+        if tainted.intersection(node.outputs):
+            tainted.update(node.inputs)
+    return [not index and value not in tainted for value, index in zip(values, indices, strict=True)]
+
+
+def _is_integer(array: Array) -> bool:
+    return array.dtype.kind in "iu"
+
+
+def _is_float(array: Array) -> bool:
+    return array.dtype.kind == "f" or "float" in array.dtype.name
+
+
+def integers(shape: Sequence[int], dtype: str, rng: np.random.Generator, largest: int | None = None) -> Array:
+    """Integers of all sizes up to ``largest`` (that of the dtype by default), and of both signs where it has them.
+
+    Those of 8 and 16 bits are uniform. Wider ones have each number of bits with the same probability, so that products
+    overflow in some places only; the most negative one, whose quotient by -1 ends the process, is not among them.
+    """
+    info = np.iinfo(dtype)
+    if info.bits <= 16:
+        return rng.integers(info.min, info.max, shape, np_dtype(dtype), endpoint=True)
+    high = int(info.max) if largest is None else min(largest, int(info.max))
+    bits = rng.integers(1, high.bit_length(), shape, endpoint=True)
+    drawn: Any = rng.integers(0, high, shape, np.uint64, endpoint=True)
+    drawn = np.right_shift(drawn, (high.bit_length() - bits).astype(np.uint64)).astype(np_dtype(dtype))
+    if info.min < 0:
+        drawn = np.where(rng.random(shape) < 0.5, -drawn, drawn)
+    return np.asarray(drawn, np_dtype(dtype))
+
+
+def _integers(array: Array, rng: np.random.Generator) -> Array:
+    return integers(array.shape, array.dtype.name, rng, INTEGER_LIMIT)
+
+
+def _large_integers(array: Array, rng: np.random.Generator) -> Array:
+    return integers(array.shape, array.dtype.name, rng)
+
+
+def _outliers(array: Array, rng: np.random.Generator) -> Array:
+    """One row of a matrix, one position of all channels, ten thousand times as large: in the first item only."""
+    found: Any = array.copy()
+    at = tuple(int(rng.integers(extent)) for extent in array.shape)
+    if array.ndim <= 1:
+        place: Any = at
+    elif array.ndim == 2:
+        place = (at[0],)
+    elif array.ndim == 3:
+        place = (0, at[1])
+    else:
+        place = (0, slice(None), *at[2:])
+    with np.errstate(over="ignore"):
+        found[place] = found[place] * np.asarray(_limited(array, _OUTLIER), array.dtype)
+    return np.asarray(found, array.dtype)
+
+
+def _uneven(array: Array, rng: np.random.Generator) -> Array:
+    """Channels (the second index of four and more, the last one of fewer) and items of different magnitudes."""
+    low, high = np.log2(_UNEVEN)
+    axis = 1 if array.ndim >= 4 else array.ndim - 1
+    shape = [1] * array.ndim
+    if array.ndim:
+        shape[axis] = array.shape[axis]
+    factors: Any = np.exp2(np.round(rng.uniform(low, high, shape)))
+    if array.ndim >= 2 and array.shape[0] > 1:
+        items = np.exp2(np.round(rng.uniform(low, high, (array.shape[0], *[1] * (array.ndim - 1)))))
+        factors = np.clip(factors * items, *_UNEVEN)
+    if np_dtype(array.dtype.name).itemsize < 4:
+        factors = np.clip(factors, 2.0**-4, 2.0**2)  # what float16 holds
+    return np.asarray(array * factors.astype(array.dtype), array.dtype)
+
+
+def _limited(array: Array, factor: float) -> float:
+    return factor if array.dtype.itemsize >= 4 else 16.0
+
+
+def _nan(array: Array, rng: np.random.Generator) -> Array:
+    return _planted(array, rng, [np.nan])
+
+
+def _infinite(array: Array, rng: np.random.Generator) -> Array:
+    return _planted(array, rng, [np.inf, -np.inf])
+
+
+def _planted(array: Array, rng: np.random.Generator, values: Sequence[float]) -> Array:
+    """The values at places of the first item, each once."""
+    found = np.array(array)
+    flat = found.reshape(-1)
+    first = flat.size // array.shape[0] if array.ndim >= 2 else flat.size
+    for place, value in zip(rng.permutation(first)[: len(values)], values, strict=False):
+        flat[place] = value
+    return found
+
+
+KINDS: Sequence[InputKind] = (
+    InputKind("NaN", False, _nan),
+    InputKind("outliers", True, _outliers),
+    InputKind("integers of many sizes", True, _integers, of_integers=True),
+    InputKind("large integers", False, _large_integers, of_integers=True),
+    InputKind("infinities", False, _infinite),
+    InputKind("uneven channels", True, _uneven),
+)
+"""The most telling ones first: where the reference takes long, the last ones are left out."""

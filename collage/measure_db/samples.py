@@ -1,0 +1,196 @@
+"""Inputs and expected outputs of regions: the reference values of the model, and changed ones for each region.
+
+A network that NaN is put into ends as NaN everywhere, which would test little. So the inputs of each region are changed
+where it stands (see ``input_kinds``), and ONNX Runtime without optimisations tells what the region makes of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from collage.frontend.op_kinds import is_convolution, rounds
+from collage.frontend.random_inputs import indexed_rows
+from collage.frontend.subgraph import Subgraph
+from collage.frontend.to_onnx import ExportError
+from collage.graph.dataflow import Array
+from collage.graph.layout import Layout
+from collage.measure_db.compare import Expected, agrees_precisely
+from collage.measure_db.input_kinds import KINDS, InputKind, free_integers
+from collage.measure_db.precise import precise_run
+from collage.measure_db.reference import PartSession
+from collage.measure_db.store import ValueStore
+
+log = logging.getLogger(__name__)
+
+USUAL = "usual"
+_BUDGET_S = 15.0
+"""For the reference of one region's changed inputs; what does not fit is left out, the least telling kinds first."""
+_LARGEST_BYTES = 1 << 30
+"""Of the constants of a region whose inputs are changed; ONNX Runtime needs them in one protobuf."""
+_NOTE = ".trying"
+_CONTROL_FLOW = ("onnx.Loop", "onnx.Scan", "onnx.If")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Plain inputs of a region in order, and the outputs that ONNX Runtime makes of them.
+
+    ``ordinary`` is that of the kind of inputs. ``rounded`` and ``channels_first`` are as in ``scales``.
+    """
+
+    kind: str
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+    ordinary: bool
+    rounded: bool
+    channels_first: bool
+    _expected: dict[tuple[int, Layout], Expected] = field(default_factory=dict, repr=False)
+
+    def expected(self, position: int, layout: Layout) -> Expected:
+        """An output as it is compared with, in that layout."""
+        key = position, layout
+        if key not in self._expected:
+            self._expected[key] = Expected.of(
+                self.outputs[position],
+                rounded=self.rounded,
+                channels_first=self.channels_first,
+                layout=layout,
+                lenient=self.ordinary and self.kind != USUAL,
+            )
+        return self._expected[key]
+
+
+def fatal_samples(folder: Path) -> set[Path]:
+    """Notes in a folder of reference values: of what was being tried when the process ended."""
+    return set(folder.glob(f"*{_NOTE}"))
+
+
+class Samples:
+    """The samples of a model's regions; those of the region that was asked for last are kept.
+
+    ``store`` has the model's reference values. Its folder also takes notes of what is being tried: a kind of inputs
+    that ends the process in ONNX Runtime is left out by the next one.
+    """
+
+    def __init__(self, store: ValueStore, limit_s: float = 60.0) -> None:
+        """An operator's reference may take ``limit_s`` seconds."""
+        self._store = store
+        self._limit_s = limit_s
+        self._nodes: tuple[int, ...] | None = None
+        self._usual: Sample | None = None
+        self._changed: list[Sample] | None = None
+        self._model: onnx.ModelProto | None = None
+
+    def usual(self, subgraph: Subgraph) -> Sample:
+        """The region in the model's reference run. Raises KeyError (value id) for a value without one."""
+        self._turn_to(subgraph)
+        if self._usual is None:
+            graph = subgraph.model.graph
+            load = {v: self._store.load(v, graph.type_of(v)) for v in (*subgraph.inputs, *subgraph.outputs)}
+            inputs, outputs = (tuple(load[v] for v in side) for side in (subgraph.inputs, subgraph.outputs))
+            self._usual = self._sample(USUAL, True, subgraph, inputs, outputs)
+        return self._usual
+
+    def changed(self, subgraph: Subgraph) -> Sequence[Sample]:
+        """The region on changed inputs; none where it has no ONNX form, or ONNX Runtime refuses them."""
+        self._turn_to(subgraph)
+        if self._changed is None:
+            self._changed = list(self._make(subgraph))
+        return self._changed
+
+    def precisely(
+        self, subgraph: Subgraph, sample: Sample, position: int, actual: Array, allowed: float
+    ) -> bool:
+        """Whether a plain output that is off by more than ``allowed`` is still as good as the reference.
+
+        Float64 arithmetic decides. False where that cannot be had.
+        """
+        self._turn_to(subgraph)
+        try:
+            model = self._model or subgraph.to_onnx()
+        except ExportError:
+            return False
+        self._model = model
+        names = (f"v{value}" for value in subgraph.inputs)
+        found = precise_run(model, dict(zip(names, sample.inputs, strict=True)))
+        return found is not None and agrees_precisely(
+            actual, sample.outputs[position], found[position], allowed, channels_first=sample.channels_first
+        )
+
+    def _turn_to(self, subgraph: Subgraph) -> None:
+        if self._nodes != subgraph.nodes:
+            self._nodes = subgraph.nodes
+            self._usual = self._changed = self._model = None
+
+    def _sample(
+        self, kind: str, ordinary: bool, subgraph: Subgraph, inputs: Sequence[Array], outputs: Sequence[Array]
+    ) -> Sample:
+        ops = [node.op for node in subgraph.operators]
+        return Sample(
+            kind,
+            tuple(inputs),
+            tuple(outputs),
+            ordinary,
+            any(map(rounds, ops)),
+            any(map(is_convolution, ops)),
+        )
+
+    def _make(self, subgraph: Subgraph) -> Iterator[Sample]:
+        model, usual = subgraph.model, self.usual(subgraph)
+        if sum(array.nbytes for array in subgraph.weights.values()) > _LARGEST_BYTES:
+            return
+        if any(node.op in _CONTROL_FLOW for node in subgraph.operators):
+            return  # a changed number of iterations may be one that never ends
+        indices = [indexed_rows(model, value) is not None for value in subgraph.inputs]
+        free = free_integers(model.graph, subgraph.inputs, subgraph.nodes, indices)
+        started = time.monotonic()
+        session: PartSession | None = None
+        for kind in KINDS:
+            rng = np.random.default_rng([len(kind.name), int(subgraph.digest[:12], 16)])
+            inputs = kind.inputs(usual.inputs, free, rng)
+            if inputs is None:
+                continue
+            if time.monotonic() - started > _BUDGET_S:
+                log.info("%s: no time is left for %s", subgraph, kind.name)
+                return
+            try:
+                with self._noted(subgraph, kind) as again:
+                    if not again:
+                        continue
+                    if session is None:
+                        self._model = subgraph.to_onnx()
+                        session = PartSession(self._model)
+                    names = [f"v{value}" for value in subgraph.inputs]
+                    outputs = session.run(dict(zip(names, inputs, strict=True)), self._limit_s)
+            except Exception as error:  # ORT's exceptions share no base class but Exception
+                log.debug("%s on %s: %s", subgraph, kind.name, " ".join(str(error).split())[:300])
+                if session is None:
+                    return
+                continue
+            if all(a.shape == t.shape for a, t in zip(outputs, subgraph.output_types, strict=True)):
+                yield self._sample(kind.name, kind.ordinary, subgraph, inputs, outputs)
+
+    @contextmanager
+    def _noted(self, subgraph: Subgraph, kind: InputKind) -> Iterator[bool]:
+        """Whether to try it: not where an earlier process ended while it did. A file notes what is being tried."""
+        about = hashlib.sha256(json.dumps([subgraph.nodes, kind.name]).encode()).hexdigest()[:24]
+        note: Path = self._store.folder / f"{about}{_NOTE}"
+        if note.exists():
+            log.warning("%s: ONNX Runtime does not survive %s", subgraph, kind.name)
+            yield False
+            return
+        note.touch()
+        try:
+            yield True
+        finally:
+            note.unlink(missing_ok=True)
