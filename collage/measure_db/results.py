@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+GATE = 2
+"""Which edition of the numerics gate made an outcome. Those of earlier ones are kept, and measured again when they are
+needed: 1 knew no samples beside the usual one."""
+
 
 class RejectionKind(Enum):
     """Why a candidate has no cost."""
@@ -24,7 +28,8 @@ class Measurement:
 
     ``noise_us`` is the half-width of the 95 % confidence interval of the median; ``max_error`` the largest
     absolute error against the reference, relative to the largest absolute value of the output. ``tuning`` is
-    the record of Backend.tune that builds the kernel again, "" where nothing was tuned.
+    the record of Backend.tune that builds the kernel again, "" where nothing was tuned. A ``finite_only`` kernel is
+    right on finite numbers, and not on NaN or infinities: a module sees to it that it gets none.
     """
 
     median_us: float
@@ -33,6 +38,7 @@ class Measurement:
     repeats: int
     max_error: float
     tuning: str = ""
+    finite_only: bool = False
 
 
 @dataclass(frozen=True)
