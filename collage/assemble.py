@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import onnx
 
@@ -15,10 +15,12 @@ from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Graph, TensorType
 from collage.graph.layout import Layout, stored_type
+from collage.graph.magnitudes import Magnitudes
 from collage.measure_db.fingerprint import original_digest
 from collage.measure_db.protocol import Request
 from collage.placing import Placing
 from collage.runtime.module import Parts
+from collage.schedule.guards import Flow, guarded
 from collage.schedule.program import Port, Program, make_program
 from collage.schedule.region import Region
 from collage.schedule.schedule import TEAM, Schedule
@@ -106,8 +108,12 @@ class Assembler:
         target: Target,
         versions: Mapping[str, str],
         original: onnx.ModelProto | None = None,
+        as_loaded: Callable[[], bytes] | None = None,
     ) -> None:
-        """``original`` is for rivals that are the model as its author wrote it, in the form of ``as_region``."""
+        """``original`` is for rivals that are the model as its author wrote it, in the form of ``as_region``.
+
+        ``as_loaded`` gives the serialised model that goes with guarded programs (see ``Parts``).
+        """
         self.model = model
         self._original = original
         self.target = target
@@ -115,6 +121,8 @@ class Assembler:
         self._build = build
         self._versions = versions
         self._artifacts: dict[tuple[str, tuple[int, ...]], bytes] = {}
+        self._as_loaded = None if as_loaded is None else cache(as_loaded)
+        self._magnitudes = Magnitudes(model.graph)
 
     def assemble(self, rival: Rival, tunings: Mapping[Request, str]) -> Finalist:
         """Plan the rival's launch list and memory; its kernels are compiled when somebody needs them.
@@ -144,6 +152,7 @@ class Assembler:
         pieces += [_conversion(change, self._build, buffers) for change in waiting]  # for the model's outputs
         if rival.apart is not None:
             pieces = self._side_by_side(pieces, rival.apart, buffers)
+        pieces = self._guarded(pieces, buffers)
         program = self._program([piece.region for piece in pieces], buffers)
         by_region = {piece.region: piece for piece in pieces}
         launched = [by_region[region] for region in program.launches]
@@ -151,20 +160,41 @@ class Assembler:
 
         def parts() -> Parts:
             constants = {v: graph.constants[v] for v in graph.outputs if graph.is_constant(v)}
-            return Parts(
-                program, [self._artifact(piece) for piece in launched], constants, self.target, versions
-            )
+            artifacts = [self._artifact(piece) for piece in launched]
+            careful = self._as_loaded() if program.is_guarded and self._as_loaded is not None else None
+            return Parts(program, artifacts, constants, self.target, versions, careful)
 
         return Finalist(
             rival.label,
             rival.placement,
             program,
             tuple(piece.what for piece in launched),
-            tuple(piece.digest for piece in pieces),
+            tuple(piece.timed_as for piece in pieces),
             versions,
             parts,
             SEQUENTIAL if rival.apart is None else rival.apart.algorithm,
         )
+
+    def _guarded(self, pieces: Sequence[_Piece], buffers: _Buffers) -> list[_Piece]:
+        """The same with scans before some of them."""
+        regions = [piece.region for piece in pieces]
+        types = {v: buffers.type_of(v) for r in regions for v in (*r.inputs, *r.outputs)}
+        found = guarded(regions, [self._flow(piece) for piece in pieces], types)
+        return [replace(piece, region=region) for piece, region in zip(pieces, found, strict=True)]
+
+    def _flow(self, piece: _Piece) -> Flow:
+        """How magnitudes pass through a piece."""
+        if isinstance(piece.what, Conversion):
+            return lambda taken: (taken[0], taken)
+        subgraph = Subgraph(self.model, piece.what.nodes)
+
+        def flow(taken: Sequence[float]) -> tuple[float, Sequence[float]]:
+            found = self._magnitudes.through(
+                subgraph.operators, dict(zip(subgraph.inputs, taken, strict=True))
+            )
+            return max(found.values()), [found[value] for value in subgraph.outputs]
+
+        return flow
 
     def _as_written(self, piece: _Piece, options: BuildOptions) -> _Piece:
         """The same region, all of the graph, run from the original model."""
@@ -251,6 +281,7 @@ class Assembler:
             noise_us=candidate.noise_us,
             exclusive=options.exclusive,
             in_place=tuple(self._backends[candidate.backend].in_place(subgraph)),
+            finite_only=candidate.finite_only,
         )
         about = (candidate.backend, subgraph.digest, options.exclusive, candidate.variant, options.tuning)
         make = partial(self._backends[candidate.backend].codegen, subgraph, options)
@@ -265,6 +296,12 @@ class _Piece:
     what: Candidate | Conversion
     digest: str
     make: Callable[[], bytes]
+
+    @property
+    def timed_as(self) -> str:
+        """What beside its neighbours its time in the network depends on."""
+        scans = self.region.scans
+        return f"{self.digest} after {len(scans)} scans" if scans else self.digest
 
 
 class _Buffers:

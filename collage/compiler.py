@@ -16,13 +16,14 @@ import onnx
 
 from collage.assemble import Assembler, Rival, find_rivals
 from collage.backends.base import VIEW, Backend, BuildOptions
+from collage.backends.onnx_engine import MAX_BYTES
 from collage.backends.registry import Registry
 from collage.errors import ModelError, NoPlacementError, UsageError
 from collage.finalists import Verdict, choose
 from collage.frontend.importer import DataDependentError
 from collage.frontend.load import ModelSource, load_onnx
 from collage.frontend.model import Model, from_simplified
-from collage.frontend.original import as_region
+from collage.frontend.original import AsLoaded, as_region
 from collage.frontend.samples import check_samples, shapes_of
 from collage.frontend.shapes import fix_shapes
 from collage.frontend.simplify import simplify
@@ -96,10 +97,13 @@ def compile_model(
     progress(Progress("import", 0, 1, name))
     original = load_onnx(source)
     samples = check_samples(original, options.inputs)
+    as_loaded = AsLoaded.of(original)
     fix_shapes(original, {**shapes_of(samples), **options.shapes})
     with ExitStack() as stack:
         kept = workers if workers is not None else stack.enter_context(Workers())
-        job = _Job(original, name, samples, backends, versions, target, options, registry, progress, kept)
+        job = _Job(
+            original, as_loaded, name, samples, backends, versions, target, options, registry, progress, kept
+        )
         try:
             return _compile_in_parts(job, started)
         except (ModelError, NoPlacementError) as error:
@@ -118,7 +122,8 @@ def compile_model(
                 return whole
 
             def compile_head(head: onnx.ModelProto, given: Mapping[str, Any]) -> CompiledModule:
-                return _compile_in_parts(replace(job, original=head, samples=given), time.perf_counter())
+                of_head = replace(job, original=head, as_loaded=AsLoaded.of(head), samples=given)
+                return _compile_in_parts(of_head, time.perf_counter())
 
             return with_static_part(model, whole, problem, compile_head)
 
@@ -128,6 +133,7 @@ class _Job:
     """A model and all that is asked for."""
 
     original: onnx.ModelProto
+    as_loaded: AsLoaded
     name: str
     samples: Mapping[str, Any]
     backends: Mapping[str, Backend]
@@ -156,7 +162,9 @@ def _compile_in_parts(job: _Job, started: float) -> CompiledModule:
             search_s = time.perf_counter() - search_started
             offers, refused = offers_of(model, matches, backends, build)
             views = [match for match in matches if match.backend == VIEW]
-            assembler = Assembler(model, backends, build, target, versions, measurer.original)
+            assembler = Assembler(
+                model, backends, build, target, versions, measurer.original, job.as_loaded.serialised
+            )
             if options.effort is QUICK:
                 quick = Quick(original, measurer, backends, assembler, options.effort.kernel_s, options.seed)
                 epsilon_us = measurer.epsilon_us(())
@@ -230,6 +238,7 @@ class _Measuring:
             workers=self.job.workers,
             effort=self.job.options.effort,
             original=_as_region(self.job.original, model) if self.originals else None,
+            guards=self.job.original.ByteSize() < MAX_BYTES,
         )
 
 

@@ -210,10 +210,19 @@ class GraphLevel:
                     self._tell(CandidateReport(request.nodes, request.backend, LABEL, reason=reason))
                 raise CollageError(f"{request.backend} on {len(request.nodes)} operators: {reason}")
             noise_us = max(outcome.noise_us, NOISE_FLOOR * outcome.median_us)
-            chosen.append(Candidate(request.nodes, request.backend, outcome.median_us, noise_us))
+            chosen.append(
+                Candidate(
+                    request.nodes,
+                    request.backend,
+                    outcome.median_us,
+                    noise_us,
+                    finite_only=outcome.finite_only,
+                )
+            )
             if new:
                 about = CandidateReport(request.nodes, request.backend, LABEL)
-                self._tell(replace(about, cost_us=outcome.median_us, noise_us=noise_us))
+                about = replace(about, cost_us=outcome.median_us, noise_us=noise_us)
+                self._tell(replace(about, finite_only=outcome.finite_only))
         same = {(c.nodes, c.backend, c.variant) for c in offloaded.kept}
         stay = {c.nodes for c in offloaded.kept}
         others = [

@@ -65,9 +65,10 @@ def measure_originals(
         about = CandidateReport(everything, name, "whole model", split=as_written(request.profile))
         if isinstance(outcome, Measurement):
             noise_us = max(outcome.noise_us, NOISE_FLOOR * outcome.median_us)
-            found = Candidate(everything, name, outcome.median_us, noise_us)
+            found = Candidate(everything, name, outcome.median_us, noise_us, finite_only=outcome.finite_only)
             measured.setdefault(name, {})[request.profile] = found
-            reports.append(replace(about, cost_us=found.cost_us, noise_us=found.noise_us))
+            about = replace(about, cost_us=found.cost_us, noise_us=found.noise_us)
+            reports.append(replace(about, finite_only=found.finite_only))
         else:
             reports.append(replace(about, reason=f"{outcome.kind.value}: {outcome.message}"))
     rivals: list[Rival] = []

@@ -12,7 +12,10 @@ from collage.schedule.region import Region
 
 @dataclass(frozen=True)
 class CandidateReport:
-    """One candidate: nodes, backend, pattern, layout and split, and its cost or the reason why it has none."""
+    """One candidate: nodes, backend, pattern, layout and split, and its cost or the reason why it has none.
+
+    A ``finite_only`` one needs a guard where NaN and infinities may come up.
+    """
 
     nodes: tuple[int, ...]
     backend: str
@@ -22,6 +25,7 @@ class CandidateReport:
     cost_us: float | None = None
     noise_us: float | None = None
     reason: str = ""
+    finite_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -176,6 +180,7 @@ def _entry(candidate: CandidateReport, region: Region | None) -> dict[str, Any]:
     if candidate.cost_us is not None:
         entry["cost_us"] = round(candidate.cost_us, 3)
         entry["noise_us"] = round(candidate.noise_us or 0.0, 3)
+        entry["finite_only"] = candidate.finite_only
     if region is not None and _is_choice(candidate, region):
         entry["verdict"] = "chosen"
     elif candidate.reason:

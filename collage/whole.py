@@ -27,6 +27,7 @@ from collage.frontend.value_types import value_type
 from collage.measure_db.database import Database
 from collage.measure_db.effort import Effort
 from collage.measure_db.process import Workers
+from collage.measure_db.results import GATE
 from collage.measure_db.timing import Timing
 from collage.measure_db.whole import Trial, WholeMeasurer
 from collage.progress import Progress
@@ -63,7 +64,7 @@ class Engines:
     def mark(self, *about: str) -> str:
         """A key for facts about a model, whatever it is made of, on these engines."""
         used = ", ".join(f"{name} {self.versions[name]}" for name in sorted(self.named))
-        return f"{'; '.join(about)}; {self.hardware}; {self.threads} threads; {used}{self.effort.mark}"
+        return f"{'; '.join(about)}; {self.hardware}; {self.threads} threads; {used}; gate {GATE}{self.effort.mark}"
 
     def trial(
         self, model: onnx.ModelProto, inputs: Callable[[], Sequence[Any]], key: str, what: str

@@ -25,6 +25,9 @@ _PLAIN_LAYOUT = "plain layout"
 """Optimisation level "extended": without blocked layouts (NCHWc), which some networks change all the time."""
 
 
+UNOPTIMISED = "unoptimised"
+"""Operator by operator, as the model has them: what is taken for right."""
+
 _EXOTIC = ("bfloat16", "float8", "float4", "int4", "int2")
 """In the names of types that numpy lacks."""
 
@@ -64,7 +67,9 @@ class OnnxRuntime(OnnxEngine):
         settings.intra_op_num_threads = 1 if options.profile == _ONE_THREAD else options.threads
         if options.profile == _PLAIN_LAYOUT:
             settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-        if options.profile == _NO_SPINNING:
+        if options.profile == UNOPTIMISED:
+            settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        if options.profile in (_NO_SPINNING, UNOPTIMISED):
             settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
         settings.inter_op_num_threads = 1
         if not options.exclusive:

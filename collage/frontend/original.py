@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import onnx
 
 from collage.frontend.model import Model
 from collage.frontend.shapes import model_inputs
 from collage.frontend.subgraph import Subgraph
 from collage.frontend.to_onnx import ExportError
+
+
+@dataclass(frozen=True)
+class AsLoaded:
+    """The model as it was loaded, while its inputs' shapes are fixed in place."""
+
+    model: onnx.ModelProto
+    inputs: tuple[onnx.ValueInfoProto, ...]
+
+    @staticmethod
+    def of(model: onnx.ModelProto) -> AsLoaded:
+        """Remember its inputs, which may then be changed."""
+        copies = []
+        for info in model.graph.input:
+            copies.append(onnx.ValueInfoProto())
+            copies[-1].CopyFrom(info)
+        return AsLoaded(model, tuple(copies))
+
+    def serialised(self) -> bytes:
+        """The model in one piece, which must be less than 2 GiB."""
+        graph = self.model.graph
+        fixed = AsLoaded.of(self.model).inputs
+        try:
+            _set_inputs(graph, self.inputs)
+            data: bytes = self.model.SerializeToString()
+        finally:
+            _set_inputs(graph, fixed)
+        return data
+
+
+def _set_inputs(graph: onnx.GraphProto, inputs: tuple[onnx.ValueInfoProto, ...]) -> None:
+    del graph.input[:]
+    graph.input.extend(inputs)
 
 
 def as_region(original: onnx.ModelProto, model: Model) -> onnx.ModelProto:

@@ -20,7 +20,7 @@ import platformdirs
 
 from collage.errors import DatabaseError
 from collage.measure_db.migrations import APPLICATION_ID, MIGRATIONS
-from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
+from collage.measure_db.results import GATE, Measurement, Outcome, Rejection, RejectionKind
 from collage.measure_db.timing import Timing
 
 log = logging.getLogger(__name__)
@@ -129,13 +129,16 @@ class Database:
         self._connection.close()
 
     def get(self, keys: Iterable[KernelKey]) -> dict[KernelKey, Outcome]:
-        """The outcomes known for these keys, in one query; keys never measured are left out."""
+        """The outcomes known for these keys, in one query; keys never measured are left out.
+
+        So are those that an earlier edition of the numerics gate let pass or rejected (see ``results.GATE``).
+        """
         wanted = list(dict.fromkeys(keys))
         if not wanted:
             return {}
         with self._errors():
             asked = json.dumps([astuple(key) for key in wanted])
-            rows = self._connection.execute(_GET, (asked, self._since)).fetchall()
+            rows = self._connection.execute(_GET, (asked, self._since, GATE)).fetchall()
         try:
             return {wanted[row[0]]: _outcome(row[1:]) for row in rows}
         except (TypeError, ValueError) as error:
@@ -146,8 +149,8 @@ class Database:
         if isinstance(outcome, Measurement):
             found: tuple[Any, ...] = (*astuple(outcome), None, None)
         else:
-            found = (None, None, None, None, None, "", outcome.kind.value, outcome.message)
-        self._write(_PUT, (*astuple(key), *found, time.time(), description))
+            found = (None, None, None, None, None, "", False, outcome.kind.value, outcome.message)
+        self._write(_PUT, (*astuple(key), *found, GATE, time.time(), description))
 
     def get_network(self, key: NetworkKey) -> Timing | None:
         """The end-to-end timing known for that key, or None."""
@@ -295,16 +298,19 @@ class Database:
 
 
 _KEY = "digest, backend, backend_version, settings, threads, hardware, tvm_version"
-_OUTCOME = "median_us, noise_us, min_us, repeats, max_error, tuning, rejection, message"
+_OUTCOME = "median_us, noise_us, min_us, repeats, max_error, tuning, finite_only, rejection, message"
 _MATCHES = " AND ".join(
     f"{column} = json_extract(wanted.value, '$[{position}]')"
     for position, column in enumerate(_KEY.split(", "))
 )
 # CROSS JOIN keeps SQLite to this order: one look-up in the primary key for each wanted key.
-_GET = f"SELECT wanted.key, {_OUTCOME} FROM json_each(?) AS wanted CROSS JOIN kernels ON {_MATCHES} AND created >= ?"
+_GET = (
+    f"SELECT wanted.key, {_OUTCOME} FROM json_each(?) AS wanted CROSS JOIN kernels ON {_MATCHES} "
+    "AND created >= ? AND gate = ?"
+)
 _PUT = (
-    f"INSERT OR REPLACE INTO kernels ({_KEY}, {_OUTCOME}, created, description) "
-    f"VALUES ({', '.join('?' * 17)})"
+    f"INSERT OR REPLACE INTO kernels ({_KEY}, {_OUTCOME}, gate, created, description) "
+    f"VALUES ({', '.join('?' * 19)})"
 )
 _TIMING = "median_us, noise_us, min_us, p90_us, repeats"
 _NETWORK_KEY = "graph, placement, threads, hardware, versions"
@@ -320,10 +326,10 @@ _PUT_NETWORK = (
 
 
 def _outcome(row: Sequence[Any]) -> Outcome:
-    *numbers, tuning, rejection, message = row
+    *numbers, tuning, finite_only, rejection, message = row
     if rejection is None:
         median_us, noise_us, min_us, repeats, max_error = _numbers(numbers)
-        return Measurement(median_us, noise_us, min_us, repeats, max_error, tuning)
+        return Measurement(median_us, noise_us, min_us, repeats, max_error, tuning, bool(finite_only))
     return Rejection(RejectionKind(rejection), message)
 
 

@@ -22,6 +22,7 @@ from collage.frontend.model import Model
 from collage.frontend.simplify import save_proto
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
+from collage.graph.magnitudes import can_be_infinite, can_be_scanned
 from collage.measure_db.coldness import weights_among
 from collage.measure_db.database import Database, KernelKey
 from collage.measure_db.effort import FULL, Effort
@@ -40,7 +41,7 @@ from collage.measure_db.protocol import (
     Request,
     SwitchCost,
 )
-from collage.measure_db.results import Measurement, Outcome
+from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
 from collage.measure_db.samples import fatal_samples
 from collage.measure_db.switch_cost import switch_cost_us
 from collage.measure_db.travel import pickle_backend
@@ -76,12 +77,14 @@ class Measurer:
         workers: Workers | None = None,
         effort: Effort = FULL,
         original: onnx.ModelProto | None = None,
+        guards: bool = True,
     ) -> None:
         """``hardware`` is Target.hardware; ``time_limit_s`` is for each candidate, building and timing it.
 
         Tuning a candidate has TRIAL_LIMIT_S seconds a trial on top of that. ``workers`` gives the worker and takes it
         back; by default the measurer has its own. ``effort`` is how long to take samples. ``original`` is what the
-        model was made from (see ``as_region``), where that is to be measured, too.
+        model was made from (see ``as_region``), where that is to be measured, too. Without ``guards`` kernels that are
+        right on finite numbers only are of no use.
         """
         self.model = model
         self.measurements_made = 0
@@ -101,6 +104,7 @@ class Measurer:
         self._workers = workers if workers is not None else Workers()
         self._owns_workers = workers is None
         self._effort = effort
+        self._guards = guards
         self._wrong: Mapping[int, str] = {}
 
     def __enter__(self) -> Measurer:
@@ -159,7 +163,22 @@ class Measurer:
             self.measurements_made += 1
         if missing:
             show(Progress("measure", len(missing), len(missing)))
-        return {request: known[key] for request, key in keys.items()}
+        return {request: self._usable(request, known[key]) for request, key in keys.items()}
+
+    def _usable(self, request: Request, outcome: Outcome) -> Outcome:
+        """The outcome, or why a kernel that is right on finite numbers only cannot be guarded in this model."""
+        if not (isinstance(outcome, Measurement) and outcome.finite_only):
+            return outcome
+        types = {kind.dtype for kind in self._subgraph(request.nodes).input_types}
+        unknown = sorted(t for t in types if can_be_infinite(t) and not can_be_scanned(t))
+        if self._guards and not unknown:
+            return outcome
+        why = (
+            f"nothing scans {', '.join(unknown)} for these"
+            if unknown
+            else "the model has 2 GiB or more, too much to be kept for these"
+        )
+        return Rejection(RejectionKind.INACCURATE, f"wrong on NaN or infinities, and {why}")
 
     def measure_changes(self, changes: Collection[Change]) -> dict[Change, float]:
         """Costs in microseconds of layout conversions; those that cannot be made are left out.

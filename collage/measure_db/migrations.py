@@ -46,4 +46,10 @@ def _tuning(connection: sqlite3.Connection) -> None:
     connection.execute("ALTER TABLE kernels ADD COLUMN tuning TEXT NOT NULL DEFAULT ''")
 
 
-MIGRATIONS: Sequence[Callable[[sqlite3.Connection], None]] = (_first, _tuning)
+def _gate(connection: sqlite3.Connection) -> None:
+    """What was measured so far was measured with edition 1 of the gate: it stays, and is not looked up."""
+    connection.execute("ALTER TABLE kernels ADD COLUMN finite_only INTEGER NOT NULL DEFAULT 0")
+    connection.execute("ALTER TABLE kernels ADD COLUMN gate INTEGER NOT NULL DEFAULT 1")
+
+
+MIGRATIONS: Sequence[Callable[[sqlite3.Connection], None]] = (_first, _tuning, _gate)

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+GATE = 2
+"""Which edition of the numerics gate made an outcome. Those of earlier ones are kept, and measured again when they are
+needed: 1 knew no samples beside the usual one."""
+
 
 class RejectionKind(Enum):
     """Why a candidate has no cost."""

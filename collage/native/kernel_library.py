@@ -37,6 +37,14 @@ def kernel_function(name: str) -> int:
     return address_of(getattr(_load(), name))
 
 
+def library_function(name: str) -> int | None:
+    """Address of a function for every processor, or None where the library was not built, or from older sources."""
+    try:
+        return address_of(getattr(_load(), name))
+    except (OSError, AttributeError):
+        return None
+
+
 @cache
 def _load() -> ctypes.CDLL:
     return ctypes.CDLL(str(built("_kernels")))

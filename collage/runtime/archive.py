@@ -96,6 +96,10 @@ class MappedArchive:
             self.manifest: dict[str, Any] = manifest
             self._data = _mapped(stream) if share else _own(stream)
 
+    def size(self, name: str) -> int:
+        """Bytes of an entry. Raises KeyError when there is none of that name."""
+        return self._entries[name].file_size
+
     def get(self, name: str, *, check: bool) -> memoryview:
         """An entry's bytes, read-only. ``check`` compares them with their checksum, which reads all of them.
 

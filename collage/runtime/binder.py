@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from collage.backends.base import Call
 from collage.graph.dataflow import Array
 from collage.native import Events, LaunchList, Step, Task, Team, in_turn, note_time, sharing_scratch
+from collage.native.scan import Flag, scan_call, scan_step
 from collage.schedule.program import Program
 from collage.schedule.schedule import TEAM
 
@@ -15,8 +16,9 @@ from collage.schedule.schedule import TEAM
 class Binder:
     """Joins what follows each other on the team: launches of all its threads, and side by side those of streams."""
 
-    def __init__(self, program: Program, team: Team | None, lane: int) -> None:
-        """Programs of one team and lane never run side by side."""
+    def __init__(self, program: Program, team: Team | None, lane: int, found: Flag) -> None:
+        """Programs of one team and lane never run side by side. Scans tell ``found`` of what they find."""
+        self._found = found
         self._streams = program.ordered.schedule.streams
         self._team = team
         self._lane = program.threads, lane
@@ -40,23 +42,38 @@ class Binder:
         make: Callable[[Sequence[Array], Sequence[Array]], Sequence[Step]],
         inputs: Sequence[Array],
         outputs: Sequence[Array],
+        scans: Sequence[Array] = (),
     ) -> None:
-        """Launch ``number``, on its stream."""
+        """Launch ``number``, on its stream, after a scan of some arrays."""
         stream = self._streams[number]
+        scan = self._scan(scans, 1 if stream != TEAM else self._lane[0])
         if stream == TEAM:
             self._meet()
+            self._steps += scan
             with sharing_scratch(self._lane):
                 self._steps += make(inputs, outputs)
             return
         with sharing_scratch((*self._lane, stream)):
-            tasks = [task for step in make(inputs, outputs) for task in step.tasks]
+            tasks = [task for step in [*scan, *make(inputs, outputs)] for task in step.tasks]
         records = [self._records[number]] if number in self._records else []
         self._lists.setdefault(stream, []).extend([*self._waits.get(number, ()), *tasks, *records])
 
-    def call(self, call: Call) -> None:
-        """Something that the team does not run."""
+    def call(self, call: Call, scans: Sequence[Array] = ()) -> None:
+        """Something that the team does not run, after a scan of some arrays."""
+        if scan := self._scan(scans, self._lane[0]):
+            self._meet()
+            self._steps += scan
         self._flush()
         self._calls.append(call)
+
+    def _scan(self, arrays: Sequence[Array], threads: int) -> list[Step]:
+        """A scan by the team, or as a call where there is none, or no native scan."""
+        if not arrays:
+            return []
+        step = None if self._team is None else scan_step(arrays, self._found, threads)
+        if step is None:
+            self.call(scan_call(arrays, self._found))
+        return [] if step is None else [step]
 
     def finish(self) -> list[Call]:
         """All calls."""

@@ -19,8 +19,10 @@ from collage.backends.base import Call, Kernel
 from collage.errors import CollageError
 from collage.graph.dataflow import Array, np_dtype
 from collage.native import NativeKernel, Team, beside_team, team_of
+from collage.native.scan import new_flag
 from collage.runtime.binder import Binder, noted, timed
 from collage.runtime.buffers import aligned_empty
+from collage.runtime.careful import Careful, no_original
 from collage.runtime.turns import Turns
 from collage.schedule.program import Program
 
@@ -37,12 +39,17 @@ class Executor:
         kernels: Sequence[Kernel],
         constants: Mapping[int, Array],
         given: Mapping[int, npt.NDArray[np.uint8]] | None = None,
+        careful: Careful | None = None,
     ) -> None:
         """``kernels`` are those of ``program.launches``, in order; ``constants`` outputs that are constants.
 
         ``given`` has the bytes of values that live outside the arena, by id; aliases of others cannot be among them.
+        ``careful`` answers calls in which a scan finds something (see ``collage.schedule.guards``).
         """
         self.program = program
+        self.careful = careful
+        self._found = new_flag() if program.is_guarded else None
+        """What the scans of ``calls`` set."""
         self._arena = aligned_empty((max(program.memory.nbytes, 1),), "uint8")
         self._given = given or {}
         self._constants = dict(constants)
@@ -65,25 +72,29 @@ class Executor:
 
     def clone(self, given: Mapping[int, npt.NDArray[np.uint8]] | None = None) -> Executor:
         """Another one with an arena of its own, on the same kernels and thus the same weights."""
-        return Executor(self.program, self._kernels, self._constants, given)
+        return Executor(self.program, self._kernels, self._constants, given, self.careful)
 
     def bind(self, ends: Array | None = None, starts: Array | None = None) -> list[Call]:
         """The kernels as calls, those on the team joined.
 
         With ``ends`` (int64, an element for each launch) the calls also write the time after each launch, in
-        nanoseconds of ``time.monotonic_ns``, and with ``starts`` the one before it.
+        nanoseconds of ``time.monotonic_ns``, and with ``starts`` the one before it; nobody hears of what their scans
+        find.
         """
-        binder = Binder(self.program, self._team, self._lane)
+        noting = starts is not None or ends is not None
+        found = new_flag() if noting or self._found is None else self._found
+        binder = Binder(self.program, self._team, self._lane, found)
         for number, (region, kernel) in enumerate(zip(self.program.launches, self._kernels, strict=True)):
             inputs = [self.array(v) for v in region.inputs]
             outputs = [self.array(v) for v in region.outputs]
+            scans = [self.array(v) for v in region.scans]
             before, after = (None if each is None else each[number:] for each in (starts, ends))
             if isinstance(kernel, NativeKernel):
-                binder.native(number, noted(kernel.steps, before, after), inputs, outputs)
+                binder.native(number, noted(kernel.steps, before, after), inputs, outputs, scans)
             else:
                 call = kernel.bind(inputs, outputs)
                 call = call if self._team is None else beside_team(call, self.program.threads)
-                binder.call(timed(call, before, after))
+                binder.call(timed(call, before, after), scans)
         return binder.finish()
 
     def _own_team(self) -> tuple[int, Team]:
@@ -125,7 +136,23 @@ class Executor:
         """Outputs, in order, where the next run overwrites them; ``turns`` is held until they have been read."""
         self.set_inputs(inputs)
         self.launch()
+        if self.found:
+            return self.answer_carefully(inputs)
         return self._outputs
+
+    @property
+    def found(self) -> bool:
+        """Whether a scan of the last run found something, so that its outputs may be wrong."""
+        return self._found is not None and bool(self._found[0])
+
+    def answer_carefully(self, inputs: Sequence[Array]) -> list[Array]:
+        """The right outputs for these inputs after such a run. Raises CollageError where there is no original model."""
+        assert self._found is not None
+        self._found[0] = 0
+        if self.careful is None:
+            raise no_original()
+        self.make_way()
+        return self.careful.run(inputs)
 
     def make_way(self) -> None:
         """Send the team's idle threads to sleep: threads of somebody else's need the cores next."""

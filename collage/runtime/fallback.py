@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from collage.backends.base import BuildOptions, Session
-from collage.backends.onnxruntime import OnnxRuntime
+from collage.backends.base import BuildOptions
 from collage.errors import CollageError, InputError
 from collage.graph.dataflow import Array, np_dtype
 from collage.runtime.frames import Buffer
+from collage.runtime.original import OriginalModel
 from collage.schedule.program import Port
 from collage.schedule.tail import ValuePort
 
@@ -29,13 +27,13 @@ class Fallback:
         threads: int,
     ) -> None:
         """``inputs`` and ``outputs`` tell names and dtypes; their shapes are those of some other placement."""
-        self.model = model
+        self._original = OriginalModel(model, BuildOptions(threads=threads))
         self._inputs, self._outputs = inputs, outputs
-        self._threads = threads
-        self._lock = threading.Lock()
-        self._session: Session | None = None
-        self._process = os.getpid()
-        self._warned = False
+
+    @property
+    def model(self) -> Buffer:
+        """The serialised model."""
+        return self._original.model
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
         """Outputs by name for inputs by name, of any shapes that the model takes.
@@ -43,35 +41,19 @@ class Fallback:
         Calls may run side by side. Raises InputError for shapes or dtypes that it does not take.
         """
         arrays = {port.name: _checked(port, inputs[port.name]) for port in self._inputs}
-        session = self._loaded()
         try:
-            values = session.run(list(arrays.values()))
+            values = self._original.run(list(arrays.values()))
+        except CollageError:
+            raise
         except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
             text = " ".join(str(error).split())[:400]
             shapes = ", ".join(f"{name}: {array.shape}" for name, array in arrays.items())
             raise InputError(f"the model does not run on inputs of shapes {shapes}: {text}") from None
         return dict(zip([port.name for port in self._outputs], values, strict=True))
 
-    def first_use(self) -> bool:
-        """Whether nobody has asked before: a warning is given once."""
-        with self._lock:
-            first, self._warned = not self._warned, True
-        return first
-
-    def _loaded(self) -> Session:
-        if self._process != os.getpid():
-            self._lock = threading.Lock()  # another thread of the parent may have held it
-            if self._session is not None:
-                raise CollageError(
-                    "this module ran on ONNX Runtime before the process forked, and ONNX Runtime's threads did not "
-                    "come along: load it again in the child, or start the child by spawning."
-                )
-            self._process = os.getpid()
-        with self._lock:
-            if self._session is None:
-                options = BuildOptions(threads=self._threads)
-                self._session = OnnxRuntime().session(bytes(self.model), options)
-            return self._session
+    def tell_once(self, tell: Callable[[], None]) -> None:
+        """Call it, unless somebody has been here before: a warning is given once."""
+        self._original.tell_once(tell)
 
 
 def _checked(port: Port | ValuePort, value: Any) -> Array:

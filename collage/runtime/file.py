@@ -31,7 +31,7 @@ from collage.target import Target, host, usable_cores
 
 log = logging.getLogger(__name__)
 
-FORMAT = 3
+FORMAT = 4
 
 
 def save_module(path: Path, module: CompiledModule) -> None:
@@ -71,6 +71,7 @@ def _put_module(archive: NewArchive, parts: Parts, report: Report) -> dict[str, 
             str(value): archive.put("arrays", as_bytes(np.ascontiguousarray(array)).data)
             for value, array in parts.constants.items()
         },
+        "careful": None if parts.careful is None else archive.put("models", parts.careful),
         "report": report.to_json(),
     }
 
@@ -139,9 +140,9 @@ def _get_module(archive: MappedArchive, manifest: Mapping[str, Any], verify: boo
         raw = np.frombuffer(archive.get(name, check=True), np_dtype(kind.dtype))
         constants[int(value)] = raw.reshape(kind.shape)
     target = Target(**manifest["target"])
-    return Parts(program, artifacts, constants, target, manifest["versions"]), Report.from_json(
-        manifest["report"]
-    )
+    careful = None if manifest["careful"] is None else archive.get(manifest["careful"], check=verify)
+    parts = Parts(program, artifacts, constants, target, manifest["versions"], careful)
+    return parts, Report.from_json(manifest["report"])
 
 
 def _get_artifact(archive: MappedArchive, names: Mapping[str, Any], verify: bool) -> Artifact:
@@ -155,12 +156,14 @@ def _get_artifact(archive: MappedArchive, names: Mapping[str, Any], verify: bool
 class Summary:
     """What a file tells without loading a kernel: report and program of each module in it.
 
-    ``shaped`` files have a module for each set of shapes, and perhaps a ``fallback`` for others.
+    ``shaped`` files have a module for each set of shapes, and perhaps a ``fallback`` for others. ``model_bytes`` is
+    the size of the original model that answers where fast kernels would be wrong, 0 where nobody needs it.
     """
 
     modules: tuple[tuple[Report, Program], ...]
     shaped: bool
     fallback: bool
+    model_bytes: int = 0
 
     @property
     def first(self) -> tuple[Report, Program]:
@@ -170,7 +173,8 @@ class Summary:
 
 def read_summary(path: Path) -> Summary:
     """What ``collage show`` needs. Raises ModuleFileError."""
-    manifest = _open(path).manifest
+    archive = _open(path)
+    manifest = archive.manifest
     try:
         modules = tuple(
             (Report.from_json(each["report"]), Program.from_json(each["program"]))
@@ -178,7 +182,9 @@ def read_summary(path: Path) -> Summary:
         )
         if not modules:
             raise ValueError("it holds no module")
-        return Summary(modules, bool(manifest["shaped"]), manifest["fallback"] is not None)
+        models = {each["careful"] for each in manifest["modules"]} - {None}
+        size = sum(archive.size(name) for name in models)
+        return Summary(modules, bool(manifest["shaped"]), manifest["fallback"] is not None, size)
     except (KeyError, ValueError, TypeError) as error:
         raise _damaged(path, str(error)) from None
 

@@ -11,8 +11,9 @@ from collage.backends.base import Backend, BuildOptions, Kernel
 from collage.errors import CollageError, UsageError
 from collage.graph.dataflow import Array
 from collage.report import Report
+from collage.runtime.careful import Careful
 from collage.runtime.executor import Executor
-from collage.runtime.frames import Artifact, Framed
+from collage.runtime.frames import Artifact, Buffer, Framed
 from collage.runtime.inputs import collect_inputs, extents
 from collage.runtime.tail import BoundTail, TailExecutor
 from collage.schedule.program import Program
@@ -27,7 +28,8 @@ class Parts:
     """All that a module is made of, and all that its file holds.
 
     ``artifacts`` are those of ``program.executed``, in order (a tail's is its ONNX model); ``constants`` the outputs
-    that are constants; ``versions`` the library versions of the backends that are used.
+    that are constants; ``versions`` the library versions of the backends that are used. ``careful`` is the serialised
+    ONNX model that answers calls in which a scan finds something, where there are scans: the original, its shapes open.
     """
 
     program: Program
@@ -35,6 +37,7 @@ class Parts:
     constants: Mapping[int, Array]
     target: Target
     versions: Mapping[str, str]
+    careful: Buffer | None = None
 
 
 class Backends(Protocol):
@@ -80,7 +83,8 @@ def build_executor(parts: Parts, backends: Backends) -> Executor:
             raise CollageError(
                 f"the {region.backend} kernel {'+'.join(region.ops[:6])} cannot be loaded: {error}"
             ) from error
-    return Executor(parts.program, kernels, parts.constants)
+    careful = None if parts.careful is None else Careful(parts.careful, parts.program.threads)
+    return Executor(parts.program, kernels, parts.constants, careful=careful)
 
 
 def summary_of(report: Report, program: Program) -> dict[str, Any]:

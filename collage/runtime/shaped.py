@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any, NoReturn
@@ -81,14 +82,16 @@ class ShapedModule:
             return module.run(by_name)
         if self.fallback is None:
             self._refuse(shapes)
-        if self.fallback.first_use():
-            log.warning(
+        self.fallback.tell_once(
+            partial(
+                log.warning,
                 "%s was not compiled for %s, but for %s: such calls run on ONNX Runtime. Compile it with --shape for "
                 "them, too; this is said once",
                 self.modules[0].report.model,
                 self._describe(shapes),
                 self._placed(),
             )
+        )
         return self.fallback.run(by_name)
 
     def _refuse(self, shapes: Shapes) -> NoReturn:

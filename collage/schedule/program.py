@@ -83,6 +83,11 @@ class Program:
         return self.memory.offsets[place.base] + place.offset
 
     @property
+    def is_guarded(self) -> bool:
+        """Whether some values are scanned for NaN, infinities and huge magnitudes."""
+        return any(region.scans for region in self.launches)
+
+    @property
     def value_bytes(self) -> int:
         """Of all values that kernels make or callers give, as if each had a buffer of its own."""
         launched = set(self.launches)

@@ -16,6 +16,10 @@ class Region:
     divided, ``threads`` what the kernel may use, ``stream`` where it runs; ``cost_us`` its measured median in
     microseconds and ``noise_us`` the half-width of the 95 % interval. ``in_place`` are the positions of inputs that
     the kernel may overwrite with its one output. ``exclusive`` and ``profile`` are those of BuildOptions.
+
+    A ``finite_only`` kernel is not right on NaN and infinities (``Measurement.finite_only``). ``scans`` are buffers
+    whose elements are looked at right before the launch, so that no such kernel gets any; see
+    ``collage.schedule.guards``.
     """
 
     backend: str
@@ -33,6 +37,8 @@ class Region:
     exclusive: bool = False
     in_place: tuple[int, ...] = ()
     profile: str = ""
+    finite_only: bool = False
+    scans: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for the module file."""
@@ -54,4 +60,6 @@ class Region:
             "threads": self.threads,
             "stream": self.stream,
             "cost_us": round(self.cost_us, 3),
+            "finite_only": self.finite_only,
+            "scans": len(self.scans),
         }

@@ -97,7 +97,8 @@ def collect(
         about = (request.nodes, request.backend, offer.pattern, request.variant.layout, request.variant.split)
         if isinstance(outcome, Measurement):
             candidates.append(_candidate(model, request, outcome, 0 if request.backend in on_team else 1))
-            reports.append(CandidateReport(*about, outcome.median_us, outcome.noise_us))
+            measured = outcome.median_us, outcome.noise_us
+            reports.append(CandidateReport(*about, *measured, finite_only=outcome.finite_only))
         else:
             reports.append(CandidateReport(*about, reason=f"{outcome.kind.value}: {outcome.message}"))
     for each in rejected:
@@ -124,7 +125,15 @@ def _candidate(model: Model, request: Request, outcome: Measurement, switches: i
     reads, writes = layouts_of(model, request)
     noise_us = max(outcome.noise_us, NOISE_FLOOR * outcome.median_us)
     return Candidate(
-        request.nodes, request.backend, outcome.median_us, noise_us, switches, request.variant, reads, writes
+        request.nodes,
+        request.backend,
+        outcome.median_us,
+        noise_us,
+        switches,
+        request.variant,
+        reads,
+        writes,
+        outcome.finite_only,
     )
 
 

@@ -31,7 +31,7 @@ class Candidate:
     ``nodes`` are ascending ids; ``cost_us`` and ``noise_us``, the measurement's spread, are microseconds.
     ``switches`` counts the context switches it pays for: none for a kernel on Collage's own team of threads, and
     none for what runs nothing. ``reads`` and ``writes`` are the values that it takes and gives in another
-    layout than the plain one, by ascending id, as its ``variant`` says.
+    layout than the plain one, by ascending id, as its ``variant`` says. ``finite_only`` is that of its measurement.
     """
 
     nodes: tuple[int, ...]
@@ -42,6 +42,7 @@ class Candidate:
     variant: Variant = ALL_PLAIN
     reads: tuple[tuple[int, Layout], ...] = ()
     writes: tuple[tuple[int, Layout], ...] = ()
+    finite_only: bool = False
 
     def __post_init__(self) -> None:
         if not self.nodes or any(a >= b for a, b in pairwise(self.nodes)):

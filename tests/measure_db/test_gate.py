@@ -1,4 +1,4 @@
-"""Planted kernels that are wrong on few kinds of numbers: the gate rejects each, or marks it as right on ordinary ones."""
+"""Planted kernels that are wrong on few kinds of numbers: each is rejected, or marked as right on ordinary ones."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_a_division_of_integers_is_checked(tmp_path: Path) -> None:
     """Random divisors are not zero, which would end the process."""
     types = dict.fromkeys("abcy", TensorProto.INT32)
     nodes = [helper.make_node("Add", ["b", "c"], ["s"]), helper.make_node("Div", ["a", "s"], ["y"])]
-    shapes = dict.fromkeys("abc", [4, 64])
+    shapes = {name: [4, 64] for name in "abc"}
     model = import_model(make_model(nodes, shapes, {"y": [4, 64]}, types=types))
     for seed in range(5):
         _, *divisors = random_inputs(model, np.random.default_rng(seed))

@@ -1,0 +1,252 @@
+"""How large values can become: bounds of operators' results from bounds of what they take.
+
+A bound holds for finite inputs in exact arithmetic. Whatever may be anything, NaN and infinities included, has the
+bound infinity; and since most operators hand NaN on, results of such a value are unbounded, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from collage.graph.dataflow import Graph, Node, np_dtype
+
+LIMIT = 1e12
+"""What a scan lets pass: no network that was trained has activations beyond, and sums of squares of such numbers are
+still far from float32's largest, 3e38."""
+
+ROOM = 1e30
+"""Of values below, kernels' sums stay finite, those of fast algorithms with their factors, too."""
+
+SCANNED: Mapping[str, tuple[str, int]] = {
+    "float32": ("int32", 0x5368D4A5),
+    "float16": ("int16", 0x7BFF),
+    "bfloat16": ("int16", 0x5368),
+    "float64": ("int64", 0x426D1A94A2000000),
+}
+"""What can be scanned: the integers of that size, and the bits of the largest value up to LIMIT."""
+
+_MOST = 1e36
+_FLOAT16 = 65504.0
+"""What may be larger, may be infinite."""
+
+
+def can_be_infinite(dtype: str) -> bool:
+    """Whether values of that type can be NaN or infinite."""
+    return "float" in dtype or "complex" in dtype
+
+
+def can_be_scanned(dtype: str) -> bool:
+    """Whether there is a scan for what ``can_be_infinite``; none for floats of 8 bits and less."""
+    return dtype in SCANNED or dtype.startswith("complex")
+
+
+def room(dtype: str) -> float:
+    """Bounds up to here make a scan unnecessary."""
+    return _FLOAT16 / 2 if dtype == "float16" else ROOM
+
+
+def scanned(dtype: str) -> float:
+    """The bound of a value that was scanned, or that is of integers."""
+    if not can_be_infinite(dtype):
+        kind = np_dtype(dtype)
+        return 2.0 ** (8 * kind.itemsize) if kind.kind in "iu" else 1.0
+    return min(LIMIT, _FLOAT16) if dtype == "float16" else LIMIT
+
+
+@dataclass(frozen=True)
+class Magnitudes:
+    """Bounds in one graph; what they need of the weights is kept."""
+
+    graph: Graph
+    _constants: dict[int, float] = field(default_factory=dict)
+    _gains: dict[int, float] = field(default_factory=dict)
+
+    def through(self, nodes: Sequence[Node], known: Mapping[int, float]) -> dict[int, float]:
+        """Bounds of all that the nodes, in order, make, given those of what they take; the rest is unbounded."""
+        bounds = dict(known)
+        found: dict[int, float] = {}
+        for node in nodes:
+            taken = [self._bound(value, bounds) for value in node.inputs]
+            given = self._results(node, taken)
+            for position, value in enumerate(node.outputs):
+                dtype = self.graph.type_of(value).dtype
+                bound = given if position == 0 or node.op == "split" else math.inf
+                if not can_be_infinite(dtype):
+                    bound = scanned(dtype)
+                elif not bound <= (_FLOAT16 if dtype == "float16" else _MOST):
+                    bound = math.inf
+                bounds[value] = found[value] = bound
+        return found
+
+    def _bound(self, value: int, bounds: Mapping[int, float]) -> float:
+        if value in bounds:
+            return bounds[value]
+        if self.graph.is_constant(value):
+            if value not in self._constants:
+                array = self.graph.constants[value]
+                self._constants[value] = _largest(array)
+            return self._constants[value]
+        dtype = self.graph.type_of(value).dtype
+        return math.inf if can_be_infinite(dtype) else scanned(dtype)
+
+    def _results(self, node: Node, taken: Sequence[float]) -> float:
+        if not all(map(math.isfinite, taken)):
+            return math.inf
+        rule = _RULES.get(node.op)
+        return math.inf if rule is None else rule(self, node, taken)
+
+    def _gain(self, node: Node, position: int, read: Callable[[np.ndarray], float]) -> float:
+        """A number that is read off a constant of the node's, once."""
+        if node.id not in self._gains:
+            self._gains[node.id] = read(
+                np.abs(self.graph.constants[node.inputs[position]].astype(np.float64))
+            )
+        return self._gains[node.id]
+
+
+_Rule = Callable[[Magnitudes, Node, Sequence[float]], float]
+
+
+def _largest(array: np.ndarray) -> float:
+    if array.dtype.kind == "b" or not array.size:
+        return 1.0
+    with np.errstate(all="ignore"):
+        found = float(np.abs(array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)).max())
+    return found if math.isfinite(found) else math.inf
+
+
+def _at_most(most: float) -> _Rule:
+    return lambda bounds, node, taken: most
+
+
+def _same(bounds: Magnitudes, node: Node, taken: Sequence[float]) -> float:
+    return max(taken, default=math.inf)
+
+
+def _first(bounds: Magnitudes, node: Node, taken: Sequence[float]) -> float:
+    return taken[0]
+
+
+def _rounded(bounds: Magnitudes, node: Node, taken: Sequence[float]) -> float:
+    return taken[0] + 1
+
+
+def _sum_of_all(bounds: Magnitudes, node: Node, taken: Sequence[float]) -> float:
+    return sum(taken)
+
+
+def _product(bounds: Magnitudes, node: Node, taken: Sequence[float]) -> float:
+    return math.prod(taken)
+
+
+def _divide(bounds: Magnitudes, node: Node, taken: Sequence[float]) -> float:
+    if not bounds.graph.is_constant(node.inputs[1]):
+        return math.inf
+    least = bounds._gain(node, 1, lambda divisor: float(divisor.min(initial=math.inf)))
+    return taken[0] / least if least > 0 else math.inf
+
+
+def _where(bounds: Magnitudes, node: Node, taken: Sequence[float]) -> float:
+    return max(taken[1:])
+
+
+def _clip(bounds: Magnitudes, node: Node, taken: Sequence[float]) -> float:
+    ends = [node.attrs.get("arg1"), node.attrs.get("arg2")]
+    finite = [abs(end) for end in ends if isinstance(end, (int, float)) and math.isfinite(end)]
+    if len(finite) == 2:
+        return max(finite)
+    return max(taken[0], *finite) if finite else taken[0]
+
+
+def _leaky(bounds: Magnitudes, node: Node, taken: Sequence[float]) -> float:
+    alpha = node.attrs.get("alpha")
+    return taken[0] * max(1.0, abs(alpha)) if isinstance(alpha, (int, float)) else math.inf
+
+
+def _pad(bounds: Magnitudes, node: Node, taken: Sequence[float]) -> float:
+    value = node.attrs.get("pad_value")
+    return max(taken[0], abs(value)) if isinstance(value, (int, float)) else math.inf
+
+
+def _resize(bounds: Magnitudes, node: Node, taken: Sequence[float]) -> float:
+    plain = node.attrs.get("coordinate_transformation_mode") != "tf_crop_and_resize"
+    return taken[0] if plain and node.attrs.get("method") in ("nearest_neighbor", "linear") else math.inf
+
+
+def _take(bounds: Magnitudes, node: Node, taken: Sequence[float]) -> float:
+    return taken[0] if node.attrs.get("mode") in ("clip", "fast", "wrap") else math.inf
+
+
+def _reduced(bounds: Magnitudes, node: Node, taken: Sequence[float]) -> float:
+    types = [bounds.graph.type_of(value) for value in (node.inputs[0], node.outputs[0])]
+    return taken[0] * (types[0].size / max(types[1].size, 1))
+
+
+def _conv(bounds: Magnitudes, node: Node, taken: Sequence[float]) -> float:
+    transposed = node.op.endswith("_transpose")
+    if not str(node.attrs.get("kernel_layout")).startswith("IO" if transposed else "OI"):
+        return math.inf
+    weights = node.inputs[1]
+    shape = bounds.graph.type_of(weights).shape
+    if not bounds.graph.is_constant(weights):
+        terms = math.prod(shape) / max(shape[1 if transposed else 0], 1)
+        return taken[0] * taken[1] * terms
+    axes = tuple(axis for axis in range(len(shape)) if axis != (1 if transposed else 0))
+    return taken[0] * bounds._gain(node, 1, lambda w: float(w.sum(axis=axes).max(initial=0)))
+
+
+def _largest_sum(weights: np.ndarray, axis: int) -> float:
+    return float(weights.sum(axis=axis if weights.ndim > 1 else -1).max(initial=0))
+
+
+def _matmul(bounds: Magnitudes, node: Node, taken: Sequence[float]) -> float:
+    graph = bounds.graph
+    for position, axis in ((1, -2), (0, -1)):
+        if graph.is_constant(node.inputs[position]):
+            return taken[1 - position] * bounds._gain(node, position, partial(_largest_sum, axis=axis))
+    shape = graph.type_of(node.inputs[0]).shape
+    return taken[0] * taken[1] * (shape[-1] if shape else 1)
+
+
+def _batch_norm(bounds: Magnitudes, node: Node, taken: Sequence[float]) -> float:
+    epsilon, constants = node.attrs.get("epsilon"), bounds.graph.constants
+    if not isinstance(epsilon, float) or not all(value in constants for value in node.inputs[1:5]):
+        return math.inf
+    scale, shift, mean, variance = (constants[value].astype(np.float64) for value in node.inputs[1:5])
+    with np.errstate(all="ignore"):
+        gain = np.abs(scale) / np.sqrt(variance + epsilon)
+        most = float((gain * (taken[0] + np.abs(mean)) + np.abs(shift)).max(initial=0))
+    return most if most >= 0 else math.inf
+
+
+_RULES: dict[str, _Rule] = {
+    **dict.fromkeys("sigmoid tanh nn.softmax erf sin cos sign".split(), _at_most(1.0)),
+    "nn.relu6": _at_most(6.0),
+    **dict.fromkeys("maximum minimum concat stack".split(), _same),
+    **dict.fromkeys(
+        "nn.relu abs negative nn.gelu nn.silu hardswish nn.dropout reshape flatten squeeze expand_dims permute_dims "
+        "split strided_slice repeat tile flip broadcast_to nn.pixel_shuffle nn.batch_flatten mean max min astype "
+        "nn.max_pool1d nn.max_pool2d nn.max_pool3d nn.avg_pool1d nn.avg_pool2d nn.avg_pool3d "
+        "nn.adaptive_avg_pool1d nn.adaptive_avg_pool2d nn.adaptive_avg_pool3d".split(),
+        _first,
+    ),
+    **dict.fromkeys("round floor ceil trunc nn.softplus".split(), _rounded),
+    **dict.fromkeys("add subtract".split(), _sum_of_all),
+    "multiply": _product,
+    "divide": _divide,
+    "where": _where,
+    "clip": _clip,
+    "nn.leakyrelu": _leaky,
+    "nn.pad": _pad,
+    "image.resize2d": _resize,
+    "take": _take,
+    "sum": _reduced,
+    "matmul": _matmul,
+    "nn.batch_norm": _batch_norm,
+    **dict.fromkeys((f"nn.conv{n}d{suffix}" for n in (1, 2, 3) for suffix in ("", "_transpose")), _conv),
+}

@@ -1,0 +1,67 @@
+// The largest magnitude of many floats, as an integer: without the sign, floats are ordered like their bits, and
+// infinities and NaN come after all numbers.
+
+#include "scan.h"
+
+#include "kernels.h"
+
+namespace {
+
+// Signed integers, since AVX2 compares no others of 64 bits: without the sign they are the same.
+template <typename Bits>
+__attribute__((always_inline)) inline bool beyond(const void *first, intptr_t n, Bits mask, Bits limit) {
+  const Bits *const bits = static_cast<const Bits *>(first);
+  Bits most = 0;
+  for (intptr_t i = 0; i < n; ++i) {
+    const Bits magnitude = bits[i] & mask;
+    most = magnitude > most ? magnitude : most;
+  }
+  return most > limit;
+}
+
+// The limits are the bits of the largest value up to 1e12, which for float16 is that of all numbers.
+__attribute__((always_inline)) inline int scan(const void *first, intptr_t n, intptr_t kind) {
+  switch (kind) {
+    case COLLAGE_SCAN_FLOAT32: return beyond<int32_t>(first, n, 0x7fffffff, 0x5368d4a5);
+    case COLLAGE_SCAN_FLOAT16: return beyond<int16_t>(first, n, 0x7fff, 0x7bff);
+    case COLLAGE_SCAN_BFLOAT16: return beyond<int16_t>(first, n, 0x7fff, 0x5368);
+    case COLLAGE_SCAN_FLOAT64: return beyond<int64_t>(first, n, 0x7fffffffffffffff, 0x426d1a94a2000000);
+    default: return COLLAGE_UNAVAILABLE;
+  }
+}
+
+// The compiler makes vectors of each, as wide as it may.
+int scan_any(const void *first, intptr_t n, intptr_t kind) { return scan(first, n, kind); }
+
+using Scan = int (*)(const void *, intptr_t, intptr_t);
+
+#if COLLAGE_X86
+
+__attribute__((target("avx2"))) int scan_256(const void *first, intptr_t n, intptr_t kind) {
+  return scan(first, n, kind);
+}
+
+__attribute__((target("avx512f,avx512bw,avx512vl,prefer-vector-width=512")))
+int scan_512(const void *first, intptr_t n, intptr_t kind) {
+  return scan(first, n, kind);
+}
+
+Scan widest() {
+  if (collage_kernels_isa() == 512) return scan_512;
+  return __builtin_cpu_supports("avx2") ? scan_256 : scan_any;
+}
+
+#else
+
+Scan widest() { return scan_any; }
+
+#endif
+
+}  // namespace
+
+extern "C" int collage_scan(void *a, void *b, intptr_t n, void *c) {
+  static const Scan run = widest();
+  const int found = run(a, n, reinterpret_cast<intptr_t>(c));
+  if (found > 0) __atomic_store_n(static_cast<int64_t *>(b), 1, __ATOMIC_RELAXED);
+  return found < 0 ? found : 0;
+}

@@ -1,0 +1,21 @@
+// Whether all elements of a value are ordinary numbers; see scan.cpp.
+
+#ifndef COLLAGE_NATIVE_KERNELS_SCAN_H
+#define COLLAGE_NATIVE_KERNELS_SCAN_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { COLLAGE_SCAN_FLOAT32 = 0, COLLAGE_SCAN_FLOAT16 = 1, COLLAGE_SCAN_BFLOAT16 = 2, COLLAGE_SCAN_FLOAT64 = 3 };
+
+// A task, for every processor. The n elements from a on are of the kind c. The int64_t at b becomes 1 when one of them is
+// NaN, infinite or larger than 1e12 in magnitude; otherwise it stays as it is. Tasks may share it.
+int collage_scan(void *a, void *b, intptr_t n, void *c);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

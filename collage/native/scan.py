@@ -1,0 +1,119 @@
+"""Looking whether all elements of a value are ordinary numbers: finite, and no larger than LIMIT in magnitude.
+
+Kernels that are right on finite numbers only are given no others: their inputs are scanned, and where something is
+found a flag is set, which the one who runs them reads afterwards. See `kernels/scan.cpp`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from collage.backends.base import Call
+from collage.graph.dataflow import Array
+from collage.graph.magnitudes import SCANNED
+from collage.native.kernel_library import library_function
+from collage.native.launch import Step, Task
+
+Flag = npt.NDArray[np.int64]
+"""One element, which a scan makes 1 where it finds something."""
+
+_CODES = {name: code for code, name in enumerate(SCANNED)}
+"""The enumeration in scan.h."""
+_SMALL_BYTES = 1 << 15
+"""One thread is through with it before others have begun."""
+
+
+def new_flag() -> Flag:
+    """A flag that is not set."""
+    return np.zeros(1, np.int64)
+
+
+def scan_step(arrays: Sequence[Array], flag: Flag, threads: int) -> Step | None:
+    """A step of that many threads which scans the arrays; None without the native kernels."""
+    function = scan_function()
+    if function is None:
+        return None
+    tasks = []
+    for array in map(_floats, arrays):
+        shares = threads if array.nbytes > _SMALL_BYTES else 1
+        for share in np.array_split(array, shares):
+            tasks.append(_task(function, share, flag))
+    return Step(tuple(tasks))
+
+
+def scan_call(arrays: Sequence[Array], flag: Flag) -> Call:
+    """A call that scans the arrays in the calling thread."""
+    function = scan_function()
+    if function is None:
+        return _numpy_call(arrays, flag)
+    return _NativeCall(function, [_task(function, array, flag) for array in map(_floats, arrays)])
+
+
+@cache
+def scan_function() -> int | None:
+    """Address of the native scan, which runs on every processor, or None where it was not built."""
+    return library_function("collage_scan")
+
+
+_PROTOTYPE = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_void_p
+)
+
+
+class _NativeCall:
+    """The tasks, in the calling thread."""
+
+    def __init__(self, function: int, tasks: Sequence[Task]) -> None:
+        self._function = _PROTOTYPE(function)
+        self._tasks = tuple(tasks)  # which keep what they read and write
+        self._arguments = [(task.a, task.b, task.n, task.c) for task in tasks]
+
+    def __call__(self) -> None:
+        for each in self._arguments:
+            self._function(*each)
+
+
+def _task(function: int, array: Array, flag: Flag) -> Task:
+    return Task(
+        function,
+        a=int(array.ctypes.data),
+        b=int(flag.ctypes.data),
+        n=array.size,
+        c=_CODES[array.dtype.name],
+        keep=(array, flag),
+    )
+
+
+def _floats(array: Array) -> Array:
+    """The elements in a row; those of complex numbers one by one."""
+    flat = array.reshape(-1)
+    return flat.view(f"float{flat.dtype.itemsize * 4}") if flat.dtype.kind == "c" else flat
+
+
+def _numpy_call(arrays: Sequence[Array], flag: Flag) -> Call:
+    looks: list[Callable[[], bool]] = [_numpy_look(array) for array in map(_floats, arrays)]
+
+    def run() -> None:
+        for look in looks:
+            if look():
+                flag[0] = 1
+
+    return run
+
+
+def _numpy_look(array: Array) -> Callable[[], bool]:
+    """Whether the array holds something else than ordinary numbers; it looks as `scan.cpp` does."""
+    integer, limit = SCANNED[array.dtype.name]
+    bits = array.view(integer)
+    mask, magnitudes = np.iinfo(integer).max, np.empty_like(bits)
+
+    def look() -> bool:
+        np.bitwise_and(bits, mask, out=magnitudes)
+        return bool(magnitudes.max(initial=0) > limit)
+
+    return look

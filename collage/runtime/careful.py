@@ -1,0 +1,58 @@
+"""Careful runs: calls whose inputs hold what some kernels are not right on are answered by ONNX Runtime."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from collage.backends.base import BuildOptions
+from collage.backends.onnxruntime import UNOPTIMISED
+from collage.errors import CollageError
+from collage.graph.dataflow import Array
+from collage.graph.magnitudes import LIMIT
+from collage.runtime.frames import Buffer
+from collage.runtime.original import OriginalModel
+
+log = logging.getLogger(__name__)
+
+
+class Careful:
+    """The original model, without optimisations: what outputs are checked against. It is loaded on first need."""
+
+    def __init__(self, model: Buffer, threads: int) -> None:
+        self._original = OriginalModel(model, BuildOptions(threads=threads, profile=UNOPTIMISED))
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether a call has needed it."""
+        return self._original.is_loaded
+
+    def run(self, inputs: Sequence[Array]) -> list[Array]:
+        """Outputs, in order, for the inputs, in order: the caller's, as they were given.
+
+        The first time there is a warning. Raises CollageError with what ONNX Runtime says.
+        """
+        self._original.tell_once(_warn)
+        try:
+            return list(self._original.run(inputs))
+        except CollageError:
+            raise
+        except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
+            text = " ".join(str(error).split())[:400]
+            raise CollageError(f"ONNX Runtime fails on these inputs: {text}") from error
+
+
+def _warn() -> None:
+    log.warning(
+        "an input leads to NaN, infinities or magnitudes above %.0e, for which the fast kernels were not made: such "
+        "calls are answered by ONNX Runtime, more slowly; this is said once",
+        LIMIT,
+    )
+
+
+def no_original() -> CollageError:
+    """What a run says that needs a careful one, and has no model for it."""
+    return CollageError(
+        f"an input leads to NaN, infinities or magnitudes above {LIMIT:.0e}, for which these kernels were not made, "
+        "and the original model is not at hand."
+    )

@@ -1,0 +1,74 @@
+"""The model as it was loaded, in ONNX Runtime: for calls that the placement is not for."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from collage.backends.base import BuildOptions, Session
+from collage.backends.onnxruntime import OnnxRuntime
+from collage.errors import CollageError
+from collage.runtime.frames import Buffer
+
+
+class OriginalModel:
+    """A serialised ONNX model, loaded on first use. Calls may run side by side."""
+
+    def __init__(self, model: Buffer, options: BuildOptions) -> None:
+        self.model = model
+        self._options = options
+        self._lock = threading.Lock()
+        self._session: Session | None = None
+        self._process = os.getpid()
+        self._told = False
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether anybody has needed it."""
+        return self._session is not None
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        """Outputs of the model, in order. Raises whatever ONNX Runtime does, and CollageError after a fork."""
+        return self._loaded().run(inputs)
+
+    def tell_once(self, tell: Callable[[], None]) -> None:
+        """Call it, unless somebody has been here before: a warning is given once."""
+        with self._own_lock():
+            first, self._told = not self._told, True
+        if first:
+            tell()
+
+    def _loaded(self) -> Session:
+        with self._own_lock():
+            if self._session is None:
+                self._session = _session(bytes(self.model), self._options)
+            return self._session
+
+    def _own_lock(self) -> threading.Lock:
+        if self._process != os.getpid():
+            self._lock = threading.Lock()  # another thread of the parent may have held it
+            if self._session is not None:
+                raise CollageError(
+                    "this module ran on ONNX Runtime before the process forked, and ONNX Runtime's threads did not "
+                    "come along: load it again in the child, or start the child by spawning."
+                )
+            self._process = os.getpid()
+        return self._lock
+
+
+def _session(model: bytes, options: BuildOptions) -> Session:
+    """Operators that ONNX Runtime lacks, and that are defined by others, become these."""
+    try:
+        return OnnxRuntime().session(model, options)
+    except Exception:  # ONNX Runtime's exceptions share no base class but Exception
+        import onnx
+
+        from collage.frontend.expand import expand
+
+        proto = onnx.load_from_string(model)
+        expanded = expand(proto)
+        if expanded is proto:
+            raise
+    return OnnxRuntime().session(expanded.SerializeToString(), options)

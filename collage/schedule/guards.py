@@ -1,0 +1,164 @@
+"""Guards: which values are scanned for NaN, infinities and huge magnitudes, so that some kernels never see any.
+
+A kernel that is right on finite numbers only may be fast (Winograd's algorithm, a relu in one instruction). It is given
+nothing else: values that it reads are known to be bounded, or are scanned before. What is scanned is bounded by
+``magnitudes.LIMIT``, and what convolutions and sums make of it by the sizes of their weights, so that a network needs a
+scan every ten layers or so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from collage.backends.base import VIEW
+from collage.graph.dataflow import TensorType
+from collage.graph.magnitudes import ROOM, can_be_infinite, room, scanned
+from collage.schedule.region import Region
+
+Flow: TypeAlias = Callable[[Sequence[float]], tuple[float, Sequence[float]]]
+"""From bounds of a region's inputs to the largest bound inside of it, and those of its outputs."""
+
+_Scan: TypeAlias = "tuple[int, int]"
+"""A region, by number, and what is scanned before it."""
+
+
+def guarded(
+    regions: Sequence[Region], flows: Sequence[Flow], types: Mapping[int, TensorType]
+) -> list[Region]:
+    """The regions, in launch order, with what is to be scanned before each.
+
+    The fewest bytes are scanned where the network is a chain, or a chain of blocks that each need no more than one scan
+    inside; else at least every scan is needed.
+    """
+    if not any(region.finite_only for region in regions):
+        return list(regions)
+    found: dict[int, set[int]] = {}
+    for number, value in _Guards(regions, flows, types).cheapest():
+        found.setdefault(number, set()).add(value)
+    return [
+        replace(region, scans=tuple(sorted(found[number]))) if number in found else region
+        for number, region in enumerate(regions)
+    ]
+
+
+@dataclass(frozen=True)
+class _Neck:
+    """A place before region ``first`` where ``value`` is the only float that anybody still reads.
+
+    ``reader`` is the first launch that does.
+    """
+
+    first: int
+    value: int
+    reader: int
+
+
+@dataclass(frozen=True)
+class _Way:
+    """What is scanned from one neck (or the start) on up to another (or the end), and its size in bytes."""
+
+    scans: tuple[_Scan, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class _Guards:
+    regions: Sequence[Region]
+    flows: Sequence[Flow]
+    types: Mapping[int, TensorType]
+
+    def cheapest(self) -> tuple[_Scan, ...]:
+        """The shortest way from neck to neck: at each, its value is scanned; between them whatever has to be."""
+        necks = self._necks()
+        best: dict[int, _Way] = {}  # up to the neck, its own scan included
+        end: _Way | None = None
+        for number in range(-1, len(necks)):
+            if number < 0:
+                before, known, first = _Way((), 0), {}, 0
+            elif number in best:
+                neck = necks[number]
+                before, known, first = best[number], {neck.value: self._scanned(neck.value)}, neck.first
+            else:
+                continue
+            for position, way in self._onward(first, known, necks[number + 1 :]):
+                whole = _Way((*before.scans, *way.scans), before.nbytes + way.nbytes)
+                if position is None:
+                    end = whole if end is None or whole.nbytes < end.nbytes else end
+                elif whole.nbytes < best.get(number + 1 + position, _Way((), 1 << 62)).nbytes:
+                    best[number + 1 + position] = whole
+        assert end is not None
+        return end.scans
+
+    def _onward(
+        self, first: int, known: Mapping[int, float], necks: Sequence[_Neck]
+    ) -> list[tuple[int | None, _Way]]:
+        """Ways from region ``first`` on to each neck that is worth it, and to the end (None).
+
+        What they scan they scan as late as can be.
+        """
+        bounds = dict(known)
+        scans: list[_Scan] = []
+        nbytes = 0
+        found: list[tuple[int | None, _Way]] = []
+        waiting = list(enumerate(necks))
+        for number in range(first, len(self.regions)):
+            at_neck = bool(waiting) and waiting[0][1].first == number
+            if at_neck:
+                position, neck = waiting.pop(0)
+                if bounds.get(neck.value, math.inf) > self._scanned(neck.value):
+                    size = self.types[neck.value].nbytes
+                    found.append((position, _Way((*scans, (neck.reader, neck.value)), nbytes + size)))
+            needed = self._needed(number, bounds)
+            if needed and at_neck:
+                return found  # it goes on as if the neck's value were scanned
+            for value in needed:
+                bounds[value] = self._scanned(value)
+                scans.append((number, value))
+                nbytes += self.types[value].nbytes
+            region = self.regions[number]
+            _, made = self.flows[number](self._taken(region, bounds))
+            bounds.update(zip(region.outputs, made, strict=True))
+        return [*found, (None, _Way(tuple(scans), nbytes))]
+
+    def _needed(self, number: int, bounds: Mapping[int, float]) -> list[int]:
+        """What has to be scanned right before that region."""
+        region = self.regions[number]
+        if not region.finite_only:
+            return []
+        floats = [v for v in dict.fromkeys(region.inputs) if can_be_infinite(self.types[v].dtype)]
+        taken = {value: bounds.get(value, math.inf) for value in floats}
+        if all(taken[v] <= max(room(self.types[v].dtype), self._scanned(v)) for v in floats):
+            inside, _ = self.flows[number](self._taken(region, bounds))
+            if inside <= ROOM:
+                return []
+        return [value for value in floats if taken[value] > self._scanned(value)]
+
+    def _taken(self, region: Region, bounds: Mapping[int, float]) -> list[float]:
+        return [bounds.get(v, self._unknown(v)) for v in region.inputs]
+
+    def _unknown(self, value: int) -> float:
+        return math.inf if can_be_infinite(self.types[value].dtype) else self._scanned(value)
+
+    def _scanned(self, value: int) -> float:
+        return scanned(self.types[value].dtype)
+
+    def _necks(self) -> list[_Neck]:
+        readers: dict[int, list[int]] = {}
+        made: dict[int, int] = {}
+        for number, region in enumerate(self.regions):
+            for value in region.inputs:
+                if can_be_infinite(self.types[value].dtype):
+                    readers.setdefault(value, []).append(number)
+            made.update(dict.fromkeys(region.outputs, number))
+        necks = []
+        for number in range(len(self.regions)):
+            alive = [v for v, by in readers.items() if made.get(v, -1) < number <= by[-1]]
+            if len(alive) == 1:
+                (value,) = alive
+                by = [n for n in readers[value] if n >= number and self.regions[n].backend != VIEW]
+                if by:
+                    necks.append(_Neck(number, value, by[0]))
+        return necks
