@@ -30,6 +30,12 @@ SCANNED: Mapping[str, tuple[str, int]] = {
 }
 """What can be scanned: the integers of that size, and the bits of the largest value up to LIMIT."""
 
+INTEGER_LIMIT = 1 << 24
+"""What a scan lets pass of integers: engines that compute 64 bits in 32 have room for a few sums and small factors."""
+
+SCANNED_INTEGERS = ("int32", "uint32", "int64", "uint64")
+"""Narrower ones are within the limit anyway."""
+
 _MOST = 1e36
 _FLOAT16 = 65504.0
 """What may be larger, may be infinite."""

@@ -13,13 +13,11 @@ import numpy as np
 
 from collage.frontend.random_inputs import DIVISIONS
 from collage.graph.dataflow import Array, Graph, np_dtype
+from collage.graph.magnitudes import INTEGER_LIMIT
 
 _OUTLIER = 1e4
 _UNEVEN = (2.0**-6, 2.0**6)
 """Channels are scaled by powers of two between these; that rounds nothing."""
-
-INTEGER_LIMIT = 1 << 24
-"""Ordinary integers are no larger. An engine that computes 64 bits in 32 has room for a few sums and small factors."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Looking whether all elements of a value are ordinary numbers: finite, and no larger than LIMIT in magnitude.
 
+Integers are no larger than INTEGER_LIMIT.
+
 Kernels that are right on finite numbers only are given no others: their inputs are scanned, and where something is
 found a flag is set, which the one who runs them reads afterwards. See `kernels/scan.cpp`.
 """
@@ -9,20 +11,21 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from collage.backends.base import Call
 from collage.graph.dataflow import Array
-from collage.graph.magnitudes import SCANNED
+from collage.graph.magnitudes import INTEGER_LIMIT, SCANNED, SCANNED_INTEGERS
 from collage.native.kernel_library import library_function
 from collage.native.launch import Step, Task
 
 Flag = npt.NDArray[np.int64]
 """One element, which a scan makes 1 where it finds something."""
 
-_CODES = {name: code for code, name in enumerate(SCANNED)}
+_CODES = {name: code for code, name in enumerate((*SCANNED, *SCANNED_INTEGERS))}
 """The enumeration in scan.h."""
 _SMALL_BYTES = 1 << 15
 """One thread is through with it before others have begun."""
@@ -108,6 +111,10 @@ def _numpy_call(arrays: Sequence[Array], flag: Flag) -> Call:
 
 def _numpy_look(array: Array) -> Callable[[], bool]:
     """Whether the array holds something else than ordinary numbers; it looks as `scan.cpp` does."""
+    if array.dtype.kind in "iu":
+        values: Any = array
+        low = -INTEGER_LIMIT if array.dtype.kind == "i" else 0
+        return lambda: bool(array.size and (values.max() > INTEGER_LIMIT or values.min() < low))
     integer, limit = SCANNED[array.dtype.name]
     bits = array.view(integer)
     mask, magnitudes = np.iinfo(integer).max, np.empty_like(bits)

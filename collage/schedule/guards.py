@@ -9,13 +9,13 @@ scan every ten layers or so.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from collage.backends.base import VIEW
 from collage.graph.dataflow import TensorType
-from collage.graph.magnitudes import ROOM, can_be_infinite, room, scanned
+from collage.graph.magnitudes import ROOM, SCANNED_INTEGERS, can_be_infinite, room, scanned
 from collage.schedule.region import Region
 
 Flow: TypeAlias = Callable[[Sequence[float]], tuple[float, Sequence[float]]]
@@ -36,12 +36,22 @@ def guarded(
     if not any(region.finite_only for region in regions):
         return list(regions)
     found: dict[int, set[int]] = {}
-    for number, value in _Guards(regions, flows, types).cheapest():
+    for number, value in (*_Guards(regions, flows, types).cheapest(), *_integers(regions, types)):
         found.setdefault(number, set()).add(value)
     return [
         replace(region, scans=tuple(sorted(found[number]))) if number in found else region
         for number, region in enumerate(regions)
     ]
+
+
+def _integers(regions: Sequence[Region], types: Mapping[int, TensorType]) -> Iterator[_Scan]:
+    """Wide integers that such regions read, each scanned before the first one: they are few and small."""
+    seen: set[int] = set()
+    for number, region in enumerate(regions):
+        for value in region.inputs if region.finite_only else ():
+            if types[value].dtype in SCANNED_INTEGERS and value not in seen:
+                seen.add(value)
+                yield number, value
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ from collage.frontend.model import Model, import_model
 from collage.frontend.random_inputs import random_inputs
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
+from collage.graph.magnitudes import INTEGER_LIMIT
 from collage.measure_db.candidate import measure_candidate
-from collage.measure_db.input_kinds import INTEGER_LIMIT, KINDS, free_integers, integers
+from collage.measure_db.input_kinds import KINDS, free_integers, integers
 from collage.measure_db.reference import evaluate
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
 from collage.measure_db.samples import Samples

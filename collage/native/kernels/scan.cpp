@@ -19,6 +19,15 @@ __attribute__((always_inline)) inline bool beyond(const void *first, intptr_t n,
   return most > limit;
 }
 
+// Moved up by the limit, integers that are small in magnitude are at most twice that; all others, too, are larger.
+template <typename Unsigned>
+__attribute__((always_inline)) inline bool far(const void *first, intptr_t n, Unsigned below) {
+  const Unsigned *const values = static_cast<const Unsigned *>(first);
+  bool found = false;
+  for (intptr_t i = 0; i < n; ++i) found |= values[i] + below > (Unsigned{1} << 24) + below;
+  return found;
+}
+
 // The limits are the bits of the largest value up to 1e12, which for float16 is that of all numbers.
 __attribute__((always_inline)) inline int scan(const void *first, intptr_t n, intptr_t kind) {
   switch (kind) {
@@ -26,6 +35,10 @@ __attribute__((always_inline)) inline int scan(const void *first, intptr_t n, in
     case COLLAGE_SCAN_FLOAT16: return beyond<int16_t>(first, n, 0x7fff, 0x7bff);
     case COLLAGE_SCAN_BFLOAT16: return beyond<int16_t>(first, n, 0x7fff, 0x5368);
     case COLLAGE_SCAN_FLOAT64: return beyond<int64_t>(first, n, 0x7fffffffffffffff, 0x426d1a94a2000000);
+    case COLLAGE_SCAN_INT32: return far<uint32_t>(first, n, uint32_t{1} << 24);
+    case COLLAGE_SCAN_UINT32: return far<uint32_t>(first, n, 0);
+    case COLLAGE_SCAN_INT64: return far<uint64_t>(first, n, uint64_t{1} << 24);
+    case COLLAGE_SCAN_UINT64: return far<uint64_t>(first, n, 0);
     default: return COLLAGE_UNAVAILABLE;
   }
 }

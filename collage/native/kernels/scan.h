@@ -9,10 +9,20 @@
 extern "C" {
 #endif
 
-enum { COLLAGE_SCAN_FLOAT32 = 0, COLLAGE_SCAN_FLOAT16 = 1, COLLAGE_SCAN_BFLOAT16 = 2, COLLAGE_SCAN_FLOAT64 = 3 };
+enum {
+  COLLAGE_SCAN_FLOAT32 = 0,
+  COLLAGE_SCAN_FLOAT16 = 1,
+  COLLAGE_SCAN_BFLOAT16 = 2,
+  COLLAGE_SCAN_FLOAT64 = 3,
+  COLLAGE_SCAN_INT32 = 4,
+  COLLAGE_SCAN_UINT32 = 5,
+  COLLAGE_SCAN_INT64 = 6,
+  COLLAGE_SCAN_UINT64 = 7
+};
 
 // A task, for every processor. The n elements from a on are of the kind c. The int64_t at b becomes 1 when one of them is
-// NaN, infinite or larger than 1e12 in magnitude; otherwise it stays as it is. Tasks may share it.
+// NaN, infinite or larger than 1e12 in magnitude, or an integer beyond 2^24; otherwise it stays as it is. Tasks may
+// share it.
 int collage_scan(void *a, void *b, intptr_t n, void *c);
 
 #ifdef __cplusplus
