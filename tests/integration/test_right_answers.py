@@ -1,0 +1,77 @@
+"""Compiled modules on unusual numbers: whatever backend was fastest, the answer is ONNX Runtime's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+
+import collage
+from tests.models import conv_net, make_model
+
+BACKENDS: list[list[str] | None] = [["openvino"], ["onednn", "onnxruntime"], ["tvm", "onnxruntime"], None]
+
+
+def reference(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[Any]:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return list(ort.InferenceSession(model.SerializeToString(), options).run(None, feeds))
+
+
+def compiled(model: onnx.ModelProto, backends: list[str] | None, folder: Path) -> Any:
+    return collage.compile(model, backends=backends, db=folder / "db.sqlite", threads=2, quick=True)
+
+
+def ids_beside_a_product() -> onnx.ModelProto:
+    """A product of floats, and ``id * 31 + 7`` of 64-bit integers."""
+    w = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+        helper.make_node("Mul", ["id", "k"], ["m"]),
+        helper.make_node("Add", ["m", "b"], ["hash"]),
+    ]
+    weights = {"w": w, "k": np.array(31, np.int64), "b": np.array(7, np.int64)}
+    types = {"id": TensorProto.INT64, "hash": TensorProto.INT64}
+    return make_model(nodes, {"x": [4, 64], "id": [4]}, {"y": [4, 64], "hash": [4]}, weights, types=types)
+
+
+@pytest.mark.parametrize("backends", BACKENDS, ids=str)
+def test_large_integers(backends: list[str] | None, tmp_path: Path) -> None:
+    model = ids_beside_a_product()
+    try:
+        module = compiled(model, backends, tmp_path)
+    except collage.CollageError as error:
+        assert backends == ["openvino"], error  # which computes 64-bit integers in 32 bits
+        return
+    feeds = {
+        "x": np.random.default_rng(1).standard_normal((4, 64)).astype(np.float32),
+        "id": np.array([69273667, -(2**40), 3, 2**62], np.int64),
+    }
+    expected = reference(model, feeds)
+    found = module.run(feeds)
+    assert found["hash"].tolist() == expected[1].tolist()
+    assert np.allclose(found["y"], expected[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf, 3e38])
+@pytest.mark.parametrize("backends", BACKENDS, ids=str)
+def test_extraordinary_pixels(
+    backends: list[str] | None, special: float, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    model = conv_net()
+    folder = tmp_path_factory.getbasetemp() / f"right-{backends}"
+    folder.mkdir(exist_ok=True)
+    module = compiled(model, backends, folder)
+    x = np.random.default_rng(1).standard_normal((1, 3, 16, 16)).astype(np.float32)
+    (ordinary,) = reference(model, {"x": x})
+    assert np.allclose(module(x), ordinary, rtol=1e-4, atol=1e-4 * np.abs(ordinary).max())
+    x[0, 1, 3, 4] = special
+    (expected,) = reference(model, {"x": x})
+    found = module(x)
+    assert np.array_equal(np.isnan(found), np.isnan(expected))
+    assert np.allclose(found, expected, rtol=1e-3, equal_nan=True)
