@@ -112,7 +112,7 @@ class _Contest:
         head, nodes = self.head, self.parts.tail.graph.node
         threads, timing = self.model.target.threads, trial.timings[engine]
         first = len(head.report.nodes)
-        region = tail_region(engine, nodes, first, threads, timing, exclusive=False)
+        region = tail_region(engine, nodes, first, threads, timing, trial, exclusive=False)
         whole = self.whole.program.tail
         assert whole is not None
         writes = tuple(info.name for info in self.parts.tail.graph.output)

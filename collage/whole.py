@@ -154,7 +154,7 @@ class WholeModel:
         timing = trial.timings.get(winner, _UNMEASURED)
         ports = ports_of(model_inputs(self.original)), ports_of(self.original.graph.output)
         tail = Tail(
-            tail_region(winner, nodes, 0, self.target.threads, timing, exclusive=True),
+            tail_region(winner, nodes, 0, self.target.threads, timing, trial, exclusive=True),
             *ports,
             *(tuple(port.name for port in side) for side in ports),
         )
@@ -184,7 +184,14 @@ class WholeModel:
 
 
 def tail_region(
-    engine: str, nodes: Sequence[onnx.NodeProto], first: int, threads: int, timing: Timing, *, exclusive: bool
+    engine: str,
+    nodes: Sequence[onnx.NodeProto],
+    first: int,
+    threads: int,
+    timing: Timing,
+    trial: Trial,
+    *,
+    exclusive: bool,
 ) -> Region:
     """The region of ONNX nodes that an engine runs; they are numbered from ``first``."""
     return Region(
@@ -198,6 +205,7 @@ def tail_region(
         cost_us=timing.median_us,
         noise_us=timing.noise_us,
         exclusive=exclusive,
+        finite_only=engine in trial.finite_only,
     )
 
 

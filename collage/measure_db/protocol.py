@@ -93,6 +93,18 @@ class ReferWhole:
 
 
 @dataclass(frozen=True)
+class RunWhole:
+    """Run the model on other inputs, in an engine that is open, or with "" in ONNX Runtime without optimisations.
+
+    Reply: Opened.
+    """
+
+    backend: str
+    inputs: tuple[Any, ...]
+    limit_s: float
+
+
+@dataclass(frozen=True)
 class Opened:
     """The outputs of the run, or None and why it failed; ``loaded`` tells whether the model was loaded at least."""
 

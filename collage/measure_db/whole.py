@@ -7,6 +7,7 @@ onnx's own evaluator decides, which is the standard's word.
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 
 from collage.backends.base import Backend
@@ -21,8 +23,17 @@ from collage.frontend.scopes import all_nodes
 from collage.frontend.simplify import save_proto
 from collage.measure_db.compare import difference, dtypes_of, region_tolerance, tolerance
 from collage.measure_db.effort import Effort
+from collage.measure_db.input_kinds import KINDS
 from collage.measure_db.process import WorkerDiedError, WorkerProcess, Workers
-from collage.measure_db.protocol import Compared, CompareWhole, InitWhole, Opened, OpenWhole, ReferWhole
+from collage.measure_db.protocol import (
+    Compared,
+    CompareWhole,
+    InitWhole,
+    Opened,
+    OpenWhole,
+    ReferWhole,
+    RunWhole,
+)
 from collage.measure_db.timing import Timing
 from collage.measure_db.travel import pickle_backend
 
@@ -39,7 +50,7 @@ class Trial:
     """What measuring found: timings and errors of the engines that are right, and why the others are not.
 
     ``errors`` are the largest absolute and relative one. ``loaded`` are engines that load the model, but fail on the
-    inputs that there are.
+    inputs that there are. ``finite_only`` are those that differ from ONNX Runtime on NaN or infinities.
     """
 
     timings: Mapping[str, Timing] = field(default_factory=dict)
@@ -47,6 +58,7 @@ class Trial:
     refused: Mapping[str, str] = field(default_factory=dict)
     loaded: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    finite_only: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for the database."""
@@ -61,6 +73,7 @@ class Trial:
             data["refused"],
             tuple(data["loaded"]),
             tuple(data["notes"]),
+            tuple(data["finite_only"]),
         )
 
 
@@ -132,8 +145,36 @@ class WholeMeasurer:
             note = "no engine runs it on the inputs that were made up, so it is neither measured nor checked: give some"
             return Trial(refused=refused, loaded=tuple(loaded), notes=(note,) if loaded else ())
         verdict = self._judged(outputs)
+        finite_only = self._finite_only(verdict.errors)
         timings = self._timings(list(verdict.errors), refused)
-        return Trial(timings, verdict.errors, {**refused, **verdict.wrong}, (), verdict.notes)
+        return Trial(timings, verdict.errors, {**refused, **verdict.wrong}, (), verdict.notes, finite_only)
+
+    def _finite_only(self, engines: Iterable[str]) -> tuple[str, ...]:
+        """Those of the engines that differ from ONNX Runtime where inputs hold NaN or infinities."""
+        given = [
+            each if isinstance(each, np.ndarray) and each.dtype.kind != "O" else np.zeros(0)
+            for each in self._inputs
+        ]
+        found: list[str] = []
+        rng = np.random.default_rng(0)
+        for kind in KINDS:
+            changed = None if kind.ordinary else kind.inputs(given, [False] * len(given), rng)
+            if changed is None:
+                continue
+            inputs = tuple(
+                new if old.size else each for each, old, new in zip(self._inputs, given, changed, strict=True)
+            )
+            expected = self._ask(RunWhole("", inputs, self._limit_s)).outputs
+            for name in engines if expected is not None else ():
+                if name in found:
+                    continue
+                if name not in self._open:
+                    self._opened(name)
+                outputs = self._ask(RunWhole(name, inputs, self._limit_s)).outputs
+                error = math.inf if outputs is None else difference(outputs, expected)[1]
+                if not error <= region_tolerance(dtypes_of([*inputs, *expected])):
+                    found.append(name)
+        return tuple(found)
 
     def _judged(self, outputs: Mapping[str, Sequence[Any]]) -> _Verdict:
         """Which engines are right, by the first judge whom none of them contradicts, or else by the last."""
@@ -197,7 +238,7 @@ class WholeMeasurer:
             self._open.add(name)
         return found
 
-    def _ask(self, message: OpenWhole | ReferWhole | CompareWhole) -> Any:
+    def _ask(self, message: OpenWhole | ReferWhole | RunWhole | CompareWhole) -> Any:
         """The worker's reply; Opened with a message when it died."""
         if self._worker is None or not self._worker.alive:
             self._open = set()

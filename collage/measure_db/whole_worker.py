@@ -12,7 +12,15 @@ import onnx
 from collage.backends.base import BuildOptions, Session
 from collage.child_process import Failure
 from collage.frontend.shapes import model_inputs
-from collage.measure_db.protocol import Compared, CompareWhole, InitWhole, Opened, OpenWhole, ReferWhole
+from collage.measure_db.protocol import (
+    Compared,
+    CompareWhole,
+    InitWhole,
+    Opened,
+    OpenWhole,
+    ReferWhole,
+    RunWhole,
+)
 
 
 class WholeWorker:
@@ -29,6 +37,8 @@ class WholeWorker:
             return self._open(message.backend)
         if isinstance(message, ReferWhole):
             return self._refer(message.standard)
+        if isinstance(message, RunWhole):
+            return self._other(message.backend, message.inputs)
         if isinstance(message, CompareWhole):
             calls = {name: partial(self._call, name) for name in message.backends}
             return Compared(message.effort.compare(calls))
@@ -45,6 +55,14 @@ class WholeWorker:
         try:
             self._run(name)
             return Opened(tuple(self._run(name)))
+        except BaseException as error:
+            return Opened(None, message=_one_line(error))
+
+    def _other(self, name: str, inputs: tuple[Any, ...]) -> Opened:
+        try:
+            if name:
+                return Opened(tuple(self._sessions[name].run(inputs)))
+            return Opened(tuple(_onnx_runtime(onnx.load(str(self._path)), inputs)))
         except BaseException as error:
             return Opened(None, message=_one_line(error))
 

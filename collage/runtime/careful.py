@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
 
 from collage.backends.base import BuildOptions
 from collage.backends.onnxruntime import UNOPTIMISED
 from collage.errors import CollageError
 from collage.graph.dataflow import Array
-from collage.graph.magnitudes import LIMIT
+from collage.graph.magnitudes import LIMIT, SCANNED, SCANNED_INTEGERS
+from collage.native.scan import new_flag, scan_call
 from collage.runtime.frames import Buffer
 from collage.runtime.original import OriginalModel
 
@@ -40,6 +44,21 @@ class Careful:
         except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
             text = " ".join(str(error).split())[:400]
             raise CollageError(f"ONNX Runtime fails on these inputs: {text}") from error
+
+
+def are_ordinary(values: Sequence[Any]) -> bool:
+    """Whether all numbers in values of any type are finite, and no larger than the limits of a scan."""
+    flag = new_flag()
+    scan_call([np.ascontiguousarray(each) for each in _arrays(values)], flag)()
+    return not flag[0]
+
+
+def _arrays(values: Sequence[Any]) -> Iterator[Array]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _arrays(value)
+        elif isinstance(value, np.ndarray) and value.dtype.name in (*SCANNED, *SCANNED_INTEGERS):
+            yield value
 
 
 def _warn() -> None:

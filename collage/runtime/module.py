@@ -57,8 +57,10 @@ def load_tail(parts: Parts, head: Executor, backends: Backends) -> TailExecutor:
     model, tail = parts.artifacts[-1], parts.program.tail
     assert tail is not None and not isinstance(model, Framed)  # an ONNX model is no kernel of ours
     options = BuildOptions(threads=tail.region.threads, exclusive=tail.region.exclusive)
+    careful = Careful(model, tail.region.threads) if tail.region.finite_only else None
     try:
-        return TailExecutor(head, tail, backends[tail.region.backend].session(bytes(model), options))
+        session = backends[tail.region.backend].session(bytes(model), options)
+        return TailExecutor(head, tail, session, careful)
     except Exception as error:
         what = "the tail of the model" if parts.program.launches else "the whole model"
         raise CollageError(f"{tail.region.backend} cannot load {what}: {error}") from error

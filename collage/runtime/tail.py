@@ -16,6 +16,7 @@ from collage.errors import CollageError, InputError, unknown_names
 from collage.graph.dataflow import Array, np_dtype
 from collage.graph.value_type import STRING, TENSOR, MismatchError
 from collage.runtime.bound import BoundCall, bind
+from collage.runtime.careful import Careful, are_ordinary
 from collage.runtime.executor import Executor
 from collage.runtime.turns import Turns
 from collage.schedule.tail import Tail, ValuePort
@@ -24,12 +25,13 @@ from collage.schedule.tail import Tail, ValuePort
 class TailExecutor:
     """The engine with the tail loaded, and what runs before it. One run at a time; callers take turns."""
 
-    def __init__(self, head: Executor, tail: Tail, session: Session) -> None:
-        """``head`` belongs to it from now on."""
+    def __init__(self, head: Executor, tail: Tail, session: Session, careful: Careful | None = None) -> None:
+        """``head`` belongs to it from now on. ``careful`` runs the tail on numbers that are not ordinary."""
         self._head = head
         self.tail = tail
         """What the engine runs, and the model's inputs and outputs."""
         self._session = session
+        self._careful = careful
         self._turns = Turns()
         self._process = os.getpid()
 
@@ -75,7 +77,11 @@ class TailExecutor:
         """Outputs of the engine by name, for all that has been made before."""
         self._head.make_way()
         try:
-            given = self._session.run([values[name] for name in self.tail.reads])
+            read = [values[name] for name in self.tail.reads]
+            if self._careful is not None and not are_ordinary(read):
+                given = self._careful.run(read)
+            else:
+                given = self._session.run(read)
         except Exception as error:  # an engine raises anything
             text = " ".join(str(error).split())[:400]
             raise CollageError(f"{self.tail.region.backend} fails on these inputs: {text}") from error
