@@ -206,8 +206,7 @@ def check_run(subgraph: Subgraph, kernel: BoundKernel, samples: Samples, sample:
             padded = layout is not Layout.PLAIN and not np.array_equal(
                 as_bytes(to_layout(plain, layout)), as_bytes(buffer)
             )
-            doubtful = sample.ordinary and not padded and not sample.rounded
-            if not doubtful or not samples.precisely(subgraph, sample, position, plain, allowed):
+            if padded or sample.rounded or not samples.tolerates(subgraph, sample, position, plain, allowed):
                 text = f"{about}output {position} {_difference(buffer, expected.value, error, allowed)}"
                 raise RejectedError(Rejection(RejectionKind.INACCURATE, text))
             error = allowed
