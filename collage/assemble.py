@@ -251,6 +251,7 @@ class Assembler:
             noise_us=candidate.noise_us,
             exclusive=options.exclusive,
             in_place=tuple(self._backends[candidate.backend].in_place(subgraph)),
+            reassociates=self._backends[candidate.backend].reassociates(subgraph, candidate.variant),
         )
         about = (candidate.backend, subgraph.digest, options.exclusive, candidate.variant, options.tuning)
         make = partial(self._backends[candidate.backend].codegen, subgraph, options)

@@ -16,6 +16,7 @@ class Region:
     divided, ``threads`` what the kernel may use, ``stream`` where it runs; ``cost_us`` its measured median in
     microseconds and ``noise_us`` the half-width of the 95 % interval. ``in_place`` are the positions of inputs that
     the kernel may overwrite with its one output. ``exclusive`` and ``profile`` are those of BuildOptions.
+    ``reassociates`` is ``Backend.reassociates``.
     """
 
     backend: str
@@ -33,6 +34,7 @@ class Region:
     exclusive: bool = False
     in_place: tuple[int, ...] = ()
     profile: str = ""
+    reassociates: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for the module file."""
@@ -54,4 +56,5 @@ class Region:
             "threads": self.threads,
             "stream": self.stream,
             "cost_us": round(self.cost_us, 3),
+            "reassociates": self.reassociates,
         }

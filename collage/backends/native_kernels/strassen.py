@@ -80,6 +80,10 @@ class _AnyStrassen(Algorithm):
     def layouts(self) -> Sequence[Layout]:
         """Of all that has pixels."""
 
+    def reassociates(self, variant: Variant) -> bool:
+        """Always: it sums rows, columns and channels."""
+        return variant.split.startswith(NAME)
+
     def variants(self, chain: Chain, threads: int) -> Sequence[Variant]:
         """Split by rows of the product where there are enough for a register tile each, and by columns."""
         task = _checked(self.read(chain))
