@@ -71,6 +71,7 @@ def compile(
     quick: bool = False,
     strict: bool = False,
     remeasure: bool = False,
+    exact: bool = False,
 ) -> CompiledModule:
     """Compile an ONNX model to the fastest mix of backends, by measuring.
 
@@ -82,6 +83,8 @@ def compile(
     shape, say); they fix symbolic shapes, too. ``quick`` takes few samples of few candidates: the outputs are checked
     as always, but among close candidates the choice is a guess.
     ``remeasure`` measures everything again that ``db`` knows, from a busy hour, say.
+    ``exact`` leaves out algorithms that reassociate, Winograd's and Strassen's, with which a large number takes digits
+    from the small ones beside it.
     Without ``streams`` kernels run one after another, never side by side.
     ``level`` is "op", or "graph" for the evolutionary search after it (§2.4.3), which runs whole networks for
     ``budget_s`` seconds (default: 300; Ctrl-C ends it with the best so far).
@@ -114,6 +117,7 @@ def compile(
         effort=QUICK if quick else FULL,
         strict=strict,
         since=time.time() if remeasure else 0.0,
+        exact=exact,
     )
     chosen = registry if registry is not None else default_registry()
     with _shown(progress) as show:

@@ -282,6 +282,7 @@ class Assembler:
             exclusive=options.exclusive,
             in_place=tuple(self._backends[candidate.backend].in_place(subgraph)),
             finite_only=candidate.finite_only,
+            reassociates=self._backends[candidate.backend].reassociates(subgraph, candidate.variant),
         )
         about = (candidate.backend, subgraph.digest, options.exclusive, candidate.variant, options.tuning)
         make = partial(self._backends[candidate.backend].codegen, subgraph, options)

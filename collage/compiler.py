@@ -74,6 +74,7 @@ class CompileOptions:
     strict: bool = False
     since: float = 0.0
     """What was measured before is measured again; as of ``time.time()``."""
+    exact: bool = False
 
 
 def compile_model(
@@ -148,7 +149,7 @@ class _Job:
 def _compile_in_parts(job: _Job, started: float) -> CompiledModule:
     original, name, backends, target = job.original, job.name, job.backends, job.target
     versions, options, registry, progress = job.versions, job.options, job.registry, job.progress
-    build = BuildOptions(target.threads, options.tune_trials)
+    build = BuildOptions(target.threads, options.tune_trials, exact=options.exact)
     model = from_simplified(simplify(original), name, samples=job.samples)
     with Database(options.db, since=options.since) as database:
         settings = _Measuring(job, build, database, originals=options.effort is FULL)
@@ -198,9 +199,12 @@ def _compile_in_parts(job: _Job, started: float) -> CompiledModule:
                 made = measurer.measurements_made + level.made
                 found = replace(found, reports=(*found.reports, *level.reports))
             if placing.mix is not None and target.threads > 1 and options.streams:
-                single = replace(settings, build=BuildOptions(threads=1), originals=False)
+                single = replace(
+                    settings, build=BuildOptions(threads=1, exact=options.exact), originals=False
+                )
                 alone = stack.enter_context(single.measurer(model))
-                streams = Streams(assembler, network, backends, matches, alone, placer.tunings())
+                tunings = placer.tunings()
+                streams = Streams(assembler, network, backends, matches, alone, tunings, options.exact)
                 side_by_side = streams.rival(placing.mix, target.threads)
                 rivals += [side_by_side] if side_by_side is not None else []
                 made += alone.measurements_made

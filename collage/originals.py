@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from collage.assemble import Rival, as_written
-from collage.backends.base import Backend, BuildOptions
+from collage.backends.base import ALL_PLAIN, Backend, BuildOptions
+from collage.frontend.subgraph import Subgraph
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement
@@ -49,9 +50,14 @@ def measure_originals(
     """
     graph = measurer.model.graph
     everything = tuple(range(len(graph.nodes)))
-    names = [name for name, backend in backends.items() if backend.takes_models()]
     if not everything or measurer.original is None:
         return Originals((), frozenset(), ())
+    whole = Subgraph(measurer.model, everything)
+    names = [
+        name
+        for name, backend in backends.items()
+        if backend.takes_models() and not (build.exact and backend.reassociates(whole, ALL_PLAIN))
+    ]
     requests = [
         Request(everything, name, original=True, profile=profile)
         for name in names

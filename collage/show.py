@@ -14,6 +14,8 @@ from collage.schedule.program import Program
 from collage.schedule.schedule import TEAM, concurrency, critical_path_us
 
 _SCHEDULES = {"list": "by measured cost", "nimble": "Nimble's, folded", "opara": "Opara's, folded"}
+MARK = "~"
+"""Beside a region whose algorithm reassociates."""
 _MOST_OPS = 6
 _MOST_OPAQUE = 5
 _OPEN_UP_TO = 30
@@ -26,7 +28,8 @@ _VIEW_COLOUR = "#9a9a9a"
 class Row:
     """A line of the placement table; ``share`` is the cost's part of all regions' costs (0 to 1).
 
-    ``stream`` is the number of the stream, or "team" where all threads work on the region.
+    ``stream`` is the number of the stream, or "team" where all threads work on the region. ``mark`` is ``MARK`` where
+    the region's algorithm reassociates.
     """
 
     number: int
@@ -37,6 +40,12 @@ class Row:
     stream: str
     cost_us: float
     share: float
+    mark: str = ""
+
+    @property
+    def where(self) -> str:
+        """The backend, and the mark."""
+        return f"{self.backend} {self.mark}" if self.mark else self.backend
 
 
 def rows(program: Program) -> list[Row]:
@@ -53,10 +62,20 @@ def rows(program: Program) -> list[Row]:
             str(region.stream) if region.threads < program.threads else "team",
             region.cost_us,
             region.cost_us / total if total > 0 else 0.0,
+            MARK if region.reassociates else "",
         )
         for number, region in enumerate(program.regions)
         if region in launched
     ]
+
+
+def marked(program: Program) -> str:
+    """What the mark says, where a region has it, or ""."""
+    count = sum(region.reassociates for region in program.executed)
+    if not count:
+        return ""
+    what = "1 region reassociates" if count == 1 else f"{count} regions reassociate"
+    return f"{MARK} {what} (Winograd's or Strassen's algorithm; `--exact` does without: docs/numerics.md)"
 
 
 def free_views(program: Program) -> int:
@@ -265,19 +284,20 @@ def _legend(program: Program, colours: Mapping[str, str]) -> str:
 def _table(program: Program, colours: Mapping[str, str]) -> str:
     body = "".join(
         f"<tr><td>{row.number}</td>"
-        f'<td><i style="background:{colours[row.backend]}"></i>{escape(row.backend)}</td>'
+        f'<td><i style="background:{colours[row.backend]}"></i>{escape(row.where)}</td>'
         f"<td>{escape(row.ops)}</td><td>{escape(row.nodes)}</td>"
         f'<td class="n">{row.cost_us:.1f}</td><td class="n">{row.share:.1%}</td></tr>'
         for row in rows(program)
     )
     views = free_views(program)
+    note = f"<p>{escape(marked(program))}</p>" if marked(program) else ""
     more = f"<p>{views} views share their input's buffer and launch nothing.</p>" if views else ""
     count = len(program.executed)
     return (
         f"<details{' open' if count <= _OPEN_UP_TO else ''}><summary>{count} regions</summary>"
         '<table class="regions"><thead><tr><th>#</th><th>backend</th><th>operators</th><th>ONNX nodes</th>'
         f'<th class="n">us</th><th class="n">share</th></tr></thead><tbody>{body}</tbody></table>'
-        f"{more}</details>"
+        f"{note}{more}</details>"
     )
 
 

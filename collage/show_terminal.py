@@ -13,7 +13,7 @@ from collage.report import CandidateReport, Report
 from collage.runtime.file import Summary
 from collage.runtime.shaped import shapes_text
 from collage.schedule.program import Program
-from collage.show import facts, free_views, rejected, rows
+from collage.show import facts, free_views, marked, rejected, rows
 
 _LONGEST_REASON = 160
 
@@ -35,6 +35,8 @@ def report_view(report: Report, program: Program) -> RenderableType:
     views = free_views(program)
     if views:
         parts.append(Text(f"and {views} view{'s' if views != 1 else ''} that launch nothing", style="dim"))
+    if note := marked(program):
+        parts.append(Text(note, style="dim"))
     table = rejection_table(report.candidates)
     if table is not None:
         parts += [Text(), table]
@@ -70,7 +72,7 @@ def placement_table(program: Program) -> RenderableType:
     for row in found:
         table.add_row(
             str(row.number),
-            Text(row.backend),
+            Text(row.where),
             Text(row.ops),
             Text(row.nodes),
             *([Text(row.layout)] if layouts else []),

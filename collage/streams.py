@@ -61,6 +61,7 @@ class Streams:
     matches: Sequence[Match]
     alone: Measurer
     tunings: Mapping[Request, str]
+    exact: bool = False
     reports: list[CandidateReport] = field(default_factory=list)
     """Of what was measured on one thread."""
 
@@ -107,7 +108,7 @@ class Streams:
         on_team = {name for name, backend in self.backends.items() if backend.on_team()}
         matches = [m for m in self.matches if m.nodes in nodes and m.backend in on_team]
         wanted = {_work(each) for each in launches if isinstance(each, Candidate)}
-        offers, _ = offers_of(model, matches, self.backends, BuildOptions(threads=1))
+        offers, _ = offers_of(model, matches, self.backends, BuildOptions(threads=1, exact=self.exact))
         offers = [o for o in offers if (o.request.nodes, *layouts_of(model, o.request)) in wanted]
         outcomes = self.alone.measure([offer.request for offer in offers])
         fastest: dict[_Work, Candidate] = {}

@@ -29,6 +29,9 @@ BUILT_IN = frozenset({VIEW, LAYOUT})
 Call: TypeAlias = Callable[[], None]
 """A kernel bound to its buffers: runs it, synchronously, in the calling thread."""
 
+NOT_EXACT = "reassociates, and exact algorithms are asked for"
+"""Why what ``BuildOptions.exact`` leaves out has no candidate."""
+
 TRIAL_LIMIT_S = 5.0
 """Seconds that ``Backend.tune`` may take for each trial; past that the candidate may be rejected."""
 
@@ -92,6 +95,10 @@ class BuildOptions:
 
     ``variant`` is one of those that ``Backend.variants`` gave for the subgraph, ``profile`` one of
     ``Backend.profiles``.
+
+    ``exact`` asks for direct algorithms only. What reassociates (``Backend.reassociates``) is then not measured; a
+    backend that has a direct kernel for such a subgraph, but does not offer it otherwise, offers it in its place. It
+    is no part of a measurement's key: a variant is the same kernel with and without, or ``Backend.settings`` says so.
     """
 
     threads: int = 1
@@ -100,6 +107,7 @@ class BuildOptions:
     tuning: str = ""
     variant: Variant = ALL_PLAIN
     profile: str = ""
+    exact: bool = False
 
 
 class UnsupportedError(Exception):
@@ -165,6 +173,15 @@ class Backend(ABC):
         The memory plan then gives both the same buffer where nobody reads the input afterwards. None by default.
         """
         return ()
+
+    def reassociates(self, subgraph: Subgraph, variant: Variant) -> bool:
+        """Whether that variant's algorithm forms sums that the operators' definition does not form. False by default.
+
+        Such sums are of different rows, columns or pixels, or of their products, as in Winograd's and Strassen's
+        algorithms; what is small loses digits then beside what is large. The same sum in another order is not
+        meant. The report marks such regions, and ``BuildOptions.exact`` leaves them out.
+        """
+        return False
 
     def tunes(self, subgraph: Subgraph) -> bool:
         """Whether ``tune`` searches for this subgraph; else its kernels do not depend on ``tune_trials``."""

@@ -38,7 +38,7 @@ class Native(Backend):
         """Operators and what follows them."""
         from collage.backends.native_kernels.rule import NativeRule
 
-        return (NativeRule(),)
+        return (NativeRule(exact=options.exact),)
 
     def on_team(self) -> bool:
         """Yes."""
@@ -49,16 +49,22 @@ class Native(Backend):
         from collage.backends.native_kernels.algorithms import offers
 
         try:
-            return tuple(offers(subgraph, options.threads))
+            return tuple(offers(subgraph, options.threads, options.exact))
         except UnsupportedError:
             return ()
+
+    def reassociates(self, subgraph: Subgraph, variant: Variant) -> bool:
+        """Winograd's and Strassen's algorithms do, which the variant's words for the split name."""
+        from collage.backends.native_kernels.algorithms import reassociates
+
+        return reassociates(variant)
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
         """The numbers of the kernel and its weights, packed."""
         from collage.backends.native_kernels.algorithms import chain_of, offers
         from collage.native.packed import to_bytes
 
-        algorithm = offers(subgraph, options.threads).get(options.variant)
+        algorithm = offers(subgraph, options.threads, options.exact).get(options.variant)
         if algorithm is None:
             raise UnsupportedError(f"there is no kernel for the variant {options.variant}")
         return to_bytes(algorithm.name, algorithm.pack(chain_of(subgraph), options.variant, options.threads))

@@ -15,13 +15,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from collage.backends.base import Availability, BuildOptions, Call, Kernel, UnsupportedError
+from collage.backends.base import Availability, BuildOptions, Call, Kernel, UnsupportedError, Variant
 from collage.backends.onnx_engine import OnnxEngine
 from collage.errors import CollageError
 from collage.graph.dataflow import Array
 
 if TYPE_CHECKING:
     from onnx import ModelProto
+
+    from collage.frontend.subgraph import Subgraph
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +63,10 @@ class TensorRt(OnnxEngine):
             return Availability(version=f"{installed} on {_gpu()}")
         except OSError as error:
             return Availability(reason=f"{error}; TensorRT runs on NVIDIA GPUs only")
+
+    def reassociates(self, subgraph: Subgraph, variant: Variant) -> bool:
+        """It may: its builder chooses among algorithms, Winograd's with them, and does not tell which."""
+        return True
 
     def accepts(self, domain: str, op_type: str) -> bool | str:
         """The operators of the standard domain."""

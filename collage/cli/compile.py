@@ -96,6 +96,11 @@ from collage.cli.options import (
     is_flag=True,
     help="Measure everything again, where what the database knows is from a busy hour, say.",
 )
+@click.option(
+    "--exact",
+    is_flag=True,
+    help="Direct algorithms only: neither Winograd's nor Strassen's, which sum what the model does not.",
+)
 @SEED_OPTION
 @JSON_OPTION
 @QUIET_OPTION
@@ -114,6 +119,7 @@ def compile(
     strict: bool,
     quick: bool,
     remeasure: bool,
+    exact: bool,
     seed: int,
     as_json: bool,
     quiet: bool,
@@ -166,6 +172,7 @@ def compile(
                 "strict": strict,
                 "quick": quick,
                 "remeasure": remeasure,
+                "exact": exact,
             }
             module = (
                 collage.compile(model, shapes=sets[0], inputs=read_arrays(files), **options)

@@ -8,7 +8,7 @@ from functools import cache
 from collage.errors import CollageError
 from collage.native.library import address_of, built
 
-REVISION = 8
+REVISION = 9
 """That of the kernels' sources (kernels.h), which say when to count up."""
 
 _LEAST_ISA = 512

@@ -20,6 +20,7 @@ class Region:
     A ``finite_only`` kernel is not right on NaN and infinities (``Measurement.finite_only``). ``scans`` are buffers
     whose elements are looked at right before the launch, so that no such kernel gets any; see
     ``collage.schedule.guards``.
+    ``reassociates`` is ``Backend.reassociates``.
     """
 
     backend: str
@@ -39,6 +40,7 @@ class Region:
     profile: str = ""
     finite_only: bool = False
     scans: tuple[int, ...] = ()
+    reassociates: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for the module file."""
@@ -62,4 +64,5 @@ class Region:
             "cost_us": round(self.cost_us, 3),
             "finite_only": self.finite_only,
             "scans": len(self.scans),
+            "reassociates": self.reassociates,
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from collage.backends.base import VIEW, Backend, BuildOptions, UnsupportedError, Variant
+from collage.backends.base import NOT_EXACT, VIEW, Backend, BuildOptions, UnsupportedError, Variant
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.layout import Layout
@@ -42,6 +42,8 @@ def offers_of(
 ) -> tuple[list[Offer], list[RejectedMatch]]:
     """An offer for each variant of each match, and the matches that their backend does not take after all.
 
+    With ``build.exact`` no variant whose algorithm reassociates, whether its backend leaves it out or not.
+
     Views are left out: there is nothing to measure.
     """
     found: list[Offer] = []
@@ -51,7 +53,11 @@ def offers_of(
             continue
         reason = "its backend offers no variant"
         try:
-            variants = backends[match.backend].variants(Subgraph(model, match.nodes), build)
+            backend, subgraph = backends[match.backend], Subgraph(model, match.nodes)
+            variants = backend.variants(subgraph, build)
+            if build.exact and any(backend.reassociates(subgraph, each) for each in variants):
+                variants = [each for each in variants if not backend.reassociates(subgraph, each)]
+                reason = NOT_EXACT
         except UnsupportedError as error:
             variants, reason = (), str(error)
         except Exception as error:  # a third party's code

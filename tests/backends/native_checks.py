@@ -37,9 +37,11 @@ def refusals_of(proto: onnx.ModelProto, backend: Backend = BACKEND) -> list[str]
     return [each.reason for each in found if each.reason]
 
 
-def kernel_of(subgraph: Subgraph, variant: Variant, threads: int, backend: Backend = BACKEND) -> NativeKernel:
+def kernel_of(
+    subgraph: Subgraph, variant: Variant, threads: int, backend: Backend = BACKEND, *, exact: bool = False
+) -> NativeKernel:
     """Compiled and loaded."""
-    options = BuildOptions(threads=threads, variant=variant)
+    options = BuildOptions(threads=threads, variant=variant, exact=exact)
     kernel = backend.load(backend.codegen(subgraph, options), options)
     assert isinstance(kernel, NativeKernel)
     return kernel
@@ -70,6 +72,8 @@ def run_variant(
     threads: int,
     inputs: Sequence[np.ndarray],
     backend: Backend = BACKEND,
+    *,
+    exact: bool = False,
 ) -> list[np.ndarray]:
     """Plain outputs of one variant, computed into buffers of NaN; the inputs have NaN around them."""
     taken = variant.inputs or (Layout.PLAIN,) * len(inputs)
@@ -78,7 +82,7 @@ def run_variant(
     before = [each.copy() for each in sources]
     types = [stored_type(t, layout) for t, layout in zip(subgraph.output_types, given, strict=True)]
     targets = [filled(np.full(kind.shape, np.nan, np.float32)) for kind in types]
-    call = kernel_of(subgraph, variant, threads, backend).bind(sources, targets)
+    call = kernel_of(subgraph, variant, threads, backend, exact=exact).bind(sources, targets)
     call()
     call()
     for source, copy in zip(sources, before, strict=True):

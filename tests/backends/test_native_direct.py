@@ -22,6 +22,7 @@ from tests.backends.native_checks import (
     subgraphs_of,
 )
 from tests.models import make_model
+from tests.reference import evaluate
 
 pytestmark = needs_native
 
@@ -168,3 +169,21 @@ def test_artifacts_of_another_revision_are_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("collage.native.packed.REVISION", -1)
     with pytest.raises(ModuleFileError, match="compile the model again"):
         BACKEND.load(artifact, options)
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("width", range(1, 8))
+@pytest.mark.parametrize("per_group", [1, 4, 8, 16, 32])
+def test_nan_and_infinity_stay_in_their_group_and_windows(per_group: int, width: int, odd: float) -> None:
+    """Of groups that fill parts of vectors; others see their neighbours, times zero."""
+    proto = conv_model(3, (per_group, per_group), [5, 21], [3, width], bias=False, pads=[1, width // 2] * 2)
+    chain = subgraphs_of(proto)[-1]
+    x = np.random.default_rng(0).standard_normal((1, 3 * per_group, 5, 21)).astype(np.float32)
+    x[0, per_group, 2, 11] = odd
+    (wanted,) = evaluate(chain, [x])
+    for variant in BACKEND.variants(chain, BuildOptions(threads=2)):
+        (found,) = run_variant(chain, variant, 2, [x])
+        assert np.isnan(found[0, per_group : 2 * per_group]).any() or not np.isnan(odd)
+        np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted), err_msg=str(variant))
+        seen = np.isinf(wanted)
+        np.testing.assert_array_equal(found[seen], wanted[seen], err_msg=str(variant))

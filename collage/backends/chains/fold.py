@@ -61,9 +61,13 @@ def fold(chain: Chain, shape: tuple[int, ...], axis: int, *, scales: bool = True
 def _linear(name: str, number: _Doubles) -> tuple[_Doubles, _Doubles] | None:
     """Factor and term that combining with a number means."""
     ones, zeros = np.ones(number.shape), np.zeros(number.shape)
+    if name == "DIVIDE":
+        with np.errstate(divide="ignore", over="ignore"):
+            factor = 1 / number
+            # Where it is infinite so are the quotients, but zeros among the weights would make NaN of them.
+            return (factor, zeros) if np.isfinite(factor.astype(np.float32)).all() else None
     return {
         "ADD": (ones, number),
         "SUBTRACT": (ones, -number),
         "MULTIPLY": (number, zeros),
-        "DIVIDE": (1 / np.where(number == 0, np.nan, number), zeros),
     }.get(name)

@@ -24,6 +24,14 @@ class Algorithm(ABC):
     roots: ClassVar[frozenset[str]]
     """Relax operators with which its chains begin."""
 
+    def reassociates(self, variant: Variant) -> bool:
+        """Whether a variant is one of its own by an algorithm that does; see ``Backend.reassociates``."""
+        return False
+
+    def direct_variants(self, chain: Chain, threads: int) -> Sequence[Variant]:
+        """Those for ``BuildOptions.exact``: of ``variants`` the ones that do not reassociate, which may be none."""
+        return [each for each in self.variants(chain, threads) if not self.reassociates(each)]
+
     @abstractmethod
     def variants(self, chain: Chain, threads: int) -> Sequence[Variant]:
         """Layouts and splits among which the fastest may be; at least one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from collage.backends.base import UnsupportedError, Variant
+from collage.backends.base import NOT_EXACT, UnsupportedError, Variant
 from collage.backends.chains.chain import Chain, read_chain
 from collage.backends.native_kernels.algorithm import Algorithm
 from collage.backends.native_kernels.direct import DirectConv
@@ -33,14 +33,20 @@ ALGORITHMS: tuple[Algorithm, ...] = (
 ROOTS = frozenset().union(*(each.roots for each in ALGORITHMS))
 
 
-def offers(subgraph: Subgraph, threads: int) -> dict[Variant, Algorithm]:
-    """Every variant of the subgraph and whose it is. Raises UnsupportedError when there is none."""
+def offers(subgraph: Subgraph, threads: int, exact: bool = False) -> dict[Variant, Algorithm]:
+    """Every variant of the subgraph and whose it is, only direct ones if ``exact``.
+
+    Raises UnsupportedError when there is none.
+    """
     chain = chain_of(subgraph)
     found: dict[Variant, Algorithm] = {}
     reasons = []
     for algorithm in _of_root(chain):
         try:
-            for variant in algorithm.variants(chain, threads):
+            variants = (algorithm.direct_variants if exact else algorithm.variants)(chain, threads)
+            if not variants:
+                reasons.append(f"{algorithm.name}: {NOT_EXACT}")
+            for variant in variants:
                 if found.setdefault(variant, algorithm) is not algorithm:
                     raise ValueError(f"{algorithm.name} and {found[variant].name} both offer {variant}")
         except UnsupportedError as error:
@@ -48,6 +54,11 @@ def offers(subgraph: Subgraph, threads: int) -> dict[Variant, Algorithm]:
     if not found:
         raise UnsupportedError("; ".join(reasons))
     return found
+
+
+def reassociates(variant: Variant) -> bool:
+    """Whether the algorithm of a variant does; its words for the split tell (see ``Algorithm``)."""
+    return any(each.reassociates(variant) for each in ALGORITHMS)
 
 
 def chain_of(subgraph: Subgraph) -> Chain:

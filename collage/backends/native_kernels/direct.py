@@ -24,7 +24,7 @@ ROWS, CHANNELS, WHOLE = "rows", "output channels", ""
 _MOST_INPUTS = 32
 _MOST_WASTE = 8
 """Multiplications for each that counts; the others are with zeros, where groups do not fill vectors."""
-_WIDTHS = (1, 3, 5, 7)
+_MOST_WIDTH = 7
 _MANY_WEIGHTS = 1 << 18
 """Bytes. Groups of 32 channels, 1024 in all, of 7x7 take 56 us split by channels, 71 by rows; fewer the same."""
 
@@ -56,7 +56,7 @@ class DirectConv(Algorithm):
         spatial = {
             "in": _three(conv.src[2:], 1),
             "out": _three(conv.dst[2:], 1),
-            "window": (*heights, next(each for each in _WIDTHS if each >= width)),
+            "window": (*heights, width),
             "stride": _three(conv.strides, 1),
             "pad": _three(conv.pad_begin, 0),
         }
@@ -102,7 +102,7 @@ def problem_of(conv: Conv) -> str:
         return f"{conv.groups} groups of {ins} channels"
     if any(each != 1 for each in conv.dilation):
         return "dilated"
-    if conv.weights.shape[-1] > max(_WIDTHS) or conv.strides[-1] > 2:
+    if conv.weights.shape[-1] > _MOST_WIDTH or conv.strides[-1] > 2:
         return f"a window {conv.weights.shape[-1]} wide at every {conv.strides[-1]} columns"
     if sources_of(conv).per_output > _MOST_WASTE * ins:
         return f"groups of {ins} and {outs} channels"

@@ -36,9 +36,9 @@ class SharedKernel(NativeKernel):
     """Share i is the call ``function(&shape, &buffers, i)``, and a thread has as many as the number ``pieces`` says.
 
     The kernel's C struct of buffers is pointers in this order: the data, ``constants`` (arrays of the kernel's
-    own), the residual or NULL where ``packed`` has a number of that name, the result, and scratch memory of the
-    share's own where it needs some (``scratch_bytes``). The numbers ``data`` and ``residual`` say which of the
-    subgraph's inputs these are, and ``shares`` how many there are.
+    own, None for NULL), the residual or NULL where ``packed`` has a number of that name, the result, and scratch
+    memory of the share's own where it needs some (``scratch_bytes``). The numbers ``data`` and ``residual`` say
+    which of the subgraph's inputs these are, and ``shares`` how many there are.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class SharedKernel(NativeKernel):
         packed: Packed,
         threads: int,
         *,
-        constants: Sequence[npt.NDArray[Any]],
+        constants: Sequence[npt.NDArray[Any] | None],
         scratch_bytes: int = 0,
     ) -> None:
         super().__init__(threads)

@@ -19,6 +19,8 @@ class NativeRule:
     """conv, conv + bias, conv + bias + relu, ... over post-dominators, where an algorithm takes them."""
 
     max_nodes: int = 12
+    exact: bool = False
+    """Only where there is a direct algorithm."""
 
     def find(self, context: MatchContext) -> Iterator[Found]:
         """The operators, each with a reason if there is no kernel for it, and the chains that begin with them."""
@@ -26,7 +28,7 @@ class NativeRule:
             for nodes in ((seed,), *grown(context, seed, self.max_nodes)):
                 name = f"{type(self).__name__}: {text_of(context, nodes)}"
                 try:
-                    offers(Subgraph(context.model, nodes), 1)
+                    offers(Subgraph(context.model, nodes), 1, self.exact)
                     yield Found(nodes, name)
                 except UnsupportedError as error:
                     if len(nodes) == 1:

@@ -36,16 +36,20 @@ class ShallowConv(Algorithm):
     name = "shallow_conv"
     roots = frozenset({"nn.conv1d", "nn.conv2d", "nn.conv3d"})
 
+    def reassociates(self, variant: Variant) -> bool:
+        """With Winograd's algorithm, which sums planes."""
+        return variant.split.endswith(WINOGRAD)
+
     def variants(self, chain: Chain, threads: int) -> Sequence[Variant]:
         """From plain to either layout with channels innermost, direct or with Winograd's algorithm over planes."""
-        task = _read(chain)
-        splits = [ROWS] if threads > 1 else []
-        if threads == 1 or task.conv.flop < SMALL_FLOP:
-            splits.append(WHOLE)
-        if _transforms(task.conv) is not None:
+        splits = _splits(chain, threads)
+        if _transforms(_read(chain).conv) is not None:
             splits = [f"{split}, {WINOGRAD}" if split else WINOGRAD for split in splits]
-        layouts = Layout.BLOCKED, Layout.CHANNELS_LAST
-        return [_variant(chain, task, layout, split) for layout in layouts for split in splits]
+        return _variants(chain, splits)
+
+    def direct_variants(self, chain: Chain, threads: int) -> Sequence[Variant]:
+        """The same without Winograd's algorithm."""
+        return _variants(chain, _splits(chain, threads))
 
     def pack(self, chain: Chain, variant: Variant, threads: int) -> Packed:
         """The shape of the kernel, the weights in the order in which they are read, transforms and bias."""
@@ -55,7 +59,7 @@ class ShallowConv(Algorithm):
         inside, outside = _three(conv.src[2:], 1), _three(conv.dst[2:], 1)
         depth, rows, columns = _three(conv.weights.shape[2:], 1)
         stride = _three(conv.strides, 1)
-        found = _transforms(conv)
+        found = _transforms(conv) if self.reassociates(variant) else None
         planes = 1 if found is None else _PLANES
         if found is None:
             found = Transforms(np.eye(depth), np.eye(depth), np.ones((1, depth)))
@@ -151,9 +155,19 @@ def _transforms(conv: Conv) -> Transforms | None:
     return None if points is None or taps < 3 else transforms(points, _PLANES, taps)
 
 
-def _variant(chain: Chain, task: Convolution, target: Layout, split: str) -> Variant:
-    inputs = tuple(Layout.PLAIN if each == task.data else target for each in chain.subgraph.inputs)
-    return Variant(inputs, (target,), split)
+def _splits(chain: Chain, threads: int) -> list[str]:
+    splits = [ROWS] if threads > 1 else []
+    if threads == 1 or _read(chain).conv.flop < SMALL_FLOP:
+        splits.append(WHOLE)
+    return splits
+
+
+def _variants(chain: Chain, splits: Sequence[str]) -> list[Variant]:
+    data, found = _read(chain).data, []
+    for target in (Layout.BLOCKED, Layout.CHANNELS_LAST):
+        inputs = tuple(Layout.PLAIN if each == data else target for each in chain.subgraph.inputs)
+        found += [Variant(inputs, (target,), split) for split in splits]
+    return found
 
 
 def _three(numbers: Sequence[int], missing: int) -> tuple[int, ...]:

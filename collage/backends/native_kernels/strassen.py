@@ -1,4 +1,8 @@
-"""Matrix products and pointwise convolutions by one step of Strassen's algorithm; see `strassen.cpp`."""
+"""Matrix products and pointwise convolutions by one step of Strassen's algorithm; see `strassen.cpp`.
+
+It sums different rows, and different columns. The kernel brings all rows of the data to the same magnitude first, and
+so does `strassen_scales.py` with the rows and columns of the weights.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ from collage.backends.native_kernels.algorithm import Algorithm
 from collage.backends.native_kernels.convolution import in_layout, read_convolution
 from collage.backends.native_kernels.gemm import read_gemm
 from collage.backends.native_kernels.kernel import SharedKernel
+from collage.backends.native_kernels.strassen_scales import balanced
 from collage.graph.layout import BLOCK, Layout
 from collage.native import NativeKernel
 from collage.native.packed import Packed
@@ -75,6 +80,10 @@ class _AnyStrassen(Algorithm):
     def layouts(self) -> Sequence[Layout]:
         """Of all that has pixels."""
 
+    def reassociates(self, variant: Variant) -> bool:
+        """Always: it sums rows, columns and channels."""
+        return variant.split.startswith(NAME)
+
     def variants(self, chain: Chain, threads: int) -> Sequence[Variant]:
         """Split by rows of the product where there are enough for a register tile each, and by columns."""
         task = _checked(self.read(chain))
@@ -118,10 +127,15 @@ class _AnyStrassen(Algorithm):
             "residual": None if end.residual is None else place(end.residual),
         }
         bias = np.zeros(columns, np.float32) if task.bias is None else task.bias
-        return Packed(
-            numbers,
-            {"weights": right_factors(task.weights, deep * BLOCK), "bias": bias},
-        )
+        if not np.isfinite(task.weights).all():
+            raise UnsupportedError("weights that are not finite")
+        scaled = balanced(task.weights)
+        arrays = {
+            "weights": right_factors(scaled.weights, deep * BLOCK),
+            "column_scales": scaled.columns,
+            "bias": bias,
+        }
+        return Packed(numbers, arrays if scaled.depth is None else {**arrays, "depth_scales": scaled.depth})
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
         """The kernel; its shares read the same weights, and work in memory of their own."""
@@ -130,7 +144,7 @@ class _AnyStrassen(Algorithm):
             _Shape,
             packed,
             threads,
-            constants=[packed.arrays["weights"], packed.arrays["bias"]],
+            constants=[packed.arrays.get(name) for name in _ARRAYS],
             scratch_bytes=scratch_bytes(packed.numbers),
         )
 
@@ -234,6 +248,7 @@ def _steps(channels: int, spatial: tuple[int, int, int], layout: Layout) -> tupl
     return math.prod(spatial) * channels, block, rows * columns * pixel, columns * pixel, pixel
 
 
+_ARRAYS = "weights", "depth_scales", "column_scales", "bias"
 _Three = ctypes.c_int64 * 3
 _Steps = ctypes.c_int64 * 5
 

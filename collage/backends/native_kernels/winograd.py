@@ -17,6 +17,7 @@ from collage.backends.native_kernels import winograd_kernel
 from collage.backends.native_kernels.algorithm import Algorithm
 from collage.backends.native_kernels.convolution import in_layout, read_convolution
 from collage.backends.native_kernels.winograd_plan import (
+    NAME,
     ONE_PLANE,
     Axis,
     Plan,
@@ -36,6 +37,10 @@ class _AnyWinograd(Algorithm):
     @abstractmethod
     def plan(self, conv: Conv) -> Plan:
         """The convolution. Raises UnsupportedError when it is none that the kernel takes."""
+
+    def reassociates(self, variant: Variant) -> bool:
+        """Always: it sums the pixels of a tile."""
+        return variant.split.startswith(NAME)
 
     def variants(self, chain: Chain, threads: int) -> Sequence[Variant]:
         """In both layouts with channels innermost; tiles and splits that might be the fastest."""

@@ -15,6 +15,7 @@ from collage.backends.native_kernels.convolution import SMALL_FLOP
 from collage.backends.native_kernels.points import POINTS, transforms
 from collage.graph.layout import BLOCK, Layout
 
+NAME = "winograd"
 TILES, CHANNELS, WHOLE = "tiles", "output channels", ""
 
 _PANEL = 2 * BLOCK
@@ -39,7 +40,7 @@ class Way:
     split: str
 
     def __str__(self) -> str:
-        return f"winograd {self.tile}x{self.tile}" + (f", {self.split}" if self.split else "")
+        return f"{NAME} {self.tile}x{self.tile}" + (f", {self.split}" if self.split else "")
 
 
 @dataclass(frozen=True)

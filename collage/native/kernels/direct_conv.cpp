@@ -294,8 +294,11 @@ template <int REACH>
 int with_width(const Shape &s, const Buffers &b, int64_t share) {
   switch (s.window[2]) {
     case 1: return with_stride<REACH, 1>(s, b, share);
+    case 2: return with_stride<REACH, 2>(s, b, share);
     case 3: return with_stride<REACH, 3>(s, b, share);
+    case 4: return with_stride<REACH, 4>(s, b, share);
     case 5: return with_stride<REACH, 5>(s, b, share);
+    case 6: return with_stride<REACH, 6>(s, b, share);
     case 7: return with_stride<REACH, 7>(s, b, share);
   }
   return COLLAGE_UNAVAILABLE;

@@ -18,7 +18,7 @@ typedef struct {
 // listed for its vector. The list is always there; the others are what is faster without it.
 enum { COLLAGE_ITSELF = 0, COLLAGE_SAME_128_BITS = 1, COLLAGE_SAME_256_BITS = 2, COLLAGE_LISTED = 3 };
 
-// Windows 1, 3, 5 or 7 columns wide, at a distance of 1 or 2 columns; anything goes for planes and rows.
+// Windows 1 to 7 columns wide, at a distance of 1 or 2 columns; anything goes for planes and rows.
 typedef struct {
   int64_t batch, inputs, outputs;                      // channels
   int64_t reach;                                       // COLLAGE_ITSELF ...

@@ -10,6 +10,11 @@
 // are 7 products where 8 are direct. The sums of B are made when it is packed. Those of A are made for a chunk of
 // pixels at a time, 4 vectors for each 2 x 2 blocks. Those of C cost next to nothing: all 7 products of a register tile
 // are computed one after the other, and most only go on adding to the one before.
+//
+// The sums mix rows of A, rows of B and columns of B, and a small one would drown in the rounding of a large one. So all
+// rows of A are brought to the same binade on their way in and back on their way out, and the rows and columns of B
+// when it is packed: by powers of two, which is exact. (Higham 2002, section 23.2.2: the error is relative to the
+// largest numbers of both factors.) A row with NaN or infinity takes part as zeros, and its results are NaN.
 
 #include "strassen.h"
 
@@ -18,6 +23,8 @@
 #if COLLAGE_X86
 
 #include <algorithm>
+#include <cstring>
+#include <limits>
 
 #include "avx512.h"
 
@@ -30,6 +37,7 @@ using collage::Accumulators;
 using collage::kLanes;
 
 constexpr int kRows = 14;   // rows of the register tile
+constexpr int kPairs = 4;   // of rows that are scaled and packed at a time: from memory, and then from the L1 cache
 constexpr int kPanel = 2;   // blocks of columns of it
 constexpr int kMostRows = 128;
 constexpr int kProducts = 7;
@@ -99,9 +107,25 @@ constexpr Run kRuns[kRows + 1] = {
     products<10, NR>, products<11, NR>, products<12, NR>, products<13, NR>, products<14, NR>,
 };
 
+constexpr uint32_t kInfinity = 0x7f800000;
+
+// The factor that brings numbers to the binade of 1 whose largest magnitude has these bits, and the one back: powers of
+// two, whose exponents add up to 0. Subnormal numbers count as the least normal ones. Zeros are brought back by 0, because
+// sums with other rows leave a rest, and rows that are not finite by NaN.
+struct Scale {
+  explicit Scale(uint32_t most) {
+    const uint32_t exponent = std::clamp(most >> 23, 1u, 253u);
+    const uint32_t bits[2] = {(254 - exponent) << 23, exponent << 23};
+    std::memcpy(&to_one, bits, sizeof to_one);
+    std::memcpy(&back, bits + 1, sizeof back);
+    if (most == 0) back = 0;
+    if (most >= kInfinity) back = std::numeric_limits<float>::quiet_NaN();
+  }
+  float to_one, back;
+};
+
 template <collage::Activation ACTIVATION>
-inline void finish(const Shape &s, __m512 x, __m512 bias, const float *residual, float *to) {
-  x += bias;
+inline void finish(const Shape &s, __m512 x, const float *residual, float *to) {
   const __m512 more = residual == nullptr ? _mm512_setzero_ps() : _mm512_loadu_ps(residual);
   if (s.residual_first) x += more;
   x = collage::clamp(collage::activate(x, ACTIVATION), _mm512_set1_ps(s.low), _mm512_set1_ps(s.high));
@@ -119,8 +143,11 @@ class Worker {
   // The pixels of a chunk: the first half of them are the upper rows of A.
   void chunk(Range pixels) const {
     const int64_t half = ceil(pixels.size(), 2);
-    Chunk c{half, pixels.size() - half, {}, {}};
+    Chunk c{};
+    c.upper = half;
+    c.lower = pixels.size() - half;
     for (int64_t i = 0; i < pixels.size(); ++i) place(pixels.begin + i, c.from[i], c.to[i]);
+    if (c.lower < half) c.from[2 * half - 1] = c.from[half - 1];  // any row: it takes part as zeros
     for (int64_t first = 0; first < s_.in_blocks; first += s_.slice) {
       const Range depth{first, std::min(first + s_.slice, s_.in_blocks)};
       const intptr_t per_block = kProducts * depth.size() * kLanes * kLanes;
@@ -139,6 +166,8 @@ class Worker {
   struct Chunk {
     int64_t upper, lower;  // rows
     intptr_t from[2 * kMostRows], to[2 * kMostRows];
+    float scale[2 * kMostRows], back[2 * kMostRows];
+    __mmask16 kept[2 * kMostRows];  // none of a row that takes part as zeros
   };
 
   void place(int64_t pixel, intptr_t &from, intptr_t &to) const {
@@ -160,27 +189,120 @@ class Worker {
   int width(int64_t block) const { return int(std::min<int64_t>(kPanel, blocks_.end - block)); }
 
   // The left factors of the products, in their order. Meanwhile `lines` cache lines of weights are prefetched.
-  void pack(const Chunk &c, Range depth, const float *weights, int64_t lines) const {
+  void pack(Chunk &c, Range depth, const float *weights, int64_t lines) const {
+    Ahead ahead{weights, ceil(lines, depth.size() * c.upper)};
+    for (int64_t row = 0; row < c.upper; row += kPairs) {
+      const int pairs = int(std::min<int64_t>(kPairs, c.upper - row));
+      (b_.depth_scales == nullptr ? pack_pairs<false>(pairs, c, depth, row, ahead)
+                                  : pack_pairs<true>(pairs, c, depth, row, ahead));
+    }
+  }
+
+  struct Ahead {
+    const float *weights;
+    int64_t lines;  // with each pair of rows and block
+  };
+
+  template <bool SCALED>
+  void pack_pairs(int pairs, Chunk &c, Range depth, int64_t row, Ahead &ahead) const {
+    switch (pairs) {
+      case 1: return pack_pairs<SCALED, 1>(c, depth, row, ahead);
+      case 2: return pack_pairs<SCALED, 2>(c, depth, row, ahead);
+      case 3: return pack_pairs<SCALED, 3>(c, depth, row, ahead);
+      default: return pack_pairs<SCALED, 4>(c, depth, row, ahead);
+    }
+  }
+
+  // 16 channels of a row; SCALED: with the factors for the rows of B.
+  template <bool SCALED>
+  static __m512 load(const float *from, __m512 factor) {
+    const __m512 x = _mm512_loadu_ps(from);
+    return SCALED ? x * factor : x;
+  }
+
+  // Factors for 16 channels of either half.
+  template <bool SCALED>
+  void depth_factors(int64_t block, __m512 factors[2]) const {
+    for (int side = 0; side < 2; ++side)
+      factors[side] = SCALED ? _mm512_loadu_ps(b_.depth_scales + (side * s_.in_blocks + block) * kLanes)
+                             : _mm512_setzero_ps();
+  }
+
+  template <bool SCALED, int PAIRS>
+  void pack_pairs(Chunk &c, Range depth, int64_t first, Ahead &ahead) const {
+    scale_pairs<SCALED, PAIRS>(c, depth, first);
     const intptr_t right = s_.in_blocks * s_.from.block;
-    const int64_t ahead = ceil(lines, depth.size() * c.upper);
-    for (int64_t block = 0; block < depth.size(); ++block)
-      for (int64_t row = 0; row < c.upper; ++row) {
-        for (int64_t line = 0; line < ahead; ++line, weights += kLanes) _mm_prefetch(weights, _MM_HINT_T1);
+    const float *weights = ahead.weights;
+    for (int64_t block = 0; block < depth.size(); ++block) {
+      __m512 by[2];
+      depth_factors<SCALED>(depth.begin + block, by);
+      for (int64_t row = first; row < first + PAIRS; ++row) {
+        for (int64_t line = 0; line < ahead.lines; ++line, weights += kLanes) _mm_prefetch(weights, _MM_HINT_T1);
         const intptr_t at = (depth.begin + block) * s_.from.block;
-        const float *const upper = b_.src + c.from[row] + at;
-        const __m512 a11 = _mm512_loadu_ps(upper), a12 = _mm512_loadu_ps(upper + right);
-        __m512 a21 = _mm512_setzero_ps(), a22 = a21;
-        if (row < c.lower) {
-          const float *const lower = b_.src + c.from[c.upper + row] + at;
-          a21 = _mm512_loadu_ps(lower);
-          a22 = _mm512_loadu_ps(lower + right);
-        }
+        const float *const upper = b_.src + c.from[row] + at, *const lower = b_.src + c.from[c.upper + row] + at;
+        const __mmask16 kept[2] = {c.kept[row], c.kept[c.upper + row]};
+        const __m512 scale[2] = {_mm512_set1_ps(c.scale[row]), _mm512_set1_ps(c.scale[c.upper + row])};
+        const __m512 a11 = _mm512_maskz_mul_ps(kept[0], load<SCALED>(upper, by[0]), scale[0]);
+        const __m512 a12 = _mm512_maskz_mul_ps(kept[0], load<SCALED>(upper + right, by[1]), scale[0]);
+        const __m512 a21 = _mm512_maskz_mul_ps(kept[1], load<SCALED>(lower, by[0]), scale[1]);
+        const __m512 a22 = _mm512_maskz_mul_ps(kept[1], load<SCALED>(lower + right, by[1]), scale[1]);
         const __m512 s1 = a21 + a22, s2 = s1 - a11, s3 = a11 - a21, s4 = a12 - s2;
         float *const to = factors_ + (block * c.upper + row) * kLanes;
         const __m512 factors[kProducts] = {a11, a12, s2, s3, a22, s1, s4};
 #pragma GCC unroll 8
         for (int i = 0; i < kProducts; ++i) _mm512_store_ps(to + i * factor_, factors[i]);
       }
+    }
+    ahead.weights = weights;
+  }
+
+  // Finds the scales of pairs of rows. Magnitudes are compared as integers, so that NaN counts as the largest.
+  template <bool SCALED, int PAIRS>
+  void scale_pairs(Chunk &c, Range depth, int64_t first) const {
+    const intptr_t right = s_.in_blocks * s_.from.block;
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    __m512i most[2][PAIRS];
+    const float *from[2][PAIRS];
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half)
+#pragma GCC unroll 4
+      for (int i = 0; i < PAIRS; ++i) {
+        most[half][i] = _mm512_setzero_si512();
+        from[half][i] = b_.src + c.from[half * c.upper + first + i];
+      }
+    for (int64_t block = depth.begin; block < depth.end; ++block) {
+      const intptr_t at = block * s_.from.block;
+      __m512 by[2];
+      depth_factors<SCALED>(block, by);
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half)
+#pragma GCC unroll 4
+        for (int i = 0; i < PAIRS; ++i)
+#pragma GCC unroll 2
+          for (int side = 0; side < 2; ++side) {
+            const __m512 x = load<SCALED>(from[half][i] + at + side * right, by[side]);
+            const __m512i size = _mm512_and_si512(_mm512_castps_si512(x), magnitude);
+            most[half][i] = _mm512_maskz_max_epi32(0xffff, most[half][i], size);
+          }
+    }
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half)
+#pragma GCC unroll 4
+      for (int i = 0; i < PAIRS; ++i) {
+        const int64_t row = half * c.upper + first + i;
+        const uint32_t found = largest(most[half][i]);
+        const Scale scale(found);
+        const bool finite = found < kInfinity, there = half == 0 || first + i < c.lower;
+        c.scale[row] = scale.to_one;
+        c.back[row] = scale.back;
+        c.kept[row] = finite && there ? 0xffff : 0;
+      }
+  }
+
+  static uint32_t largest(__m512i x) {
+    alignas(64) uint32_t each[kLanes];
+    _mm512_store_si512(each, x);
+    return *std::max_element(each, each + kLanes);
   }
 
   void multiply(const Chunk &c, const Panel &panel) const {
@@ -217,26 +339,40 @@ class Worker {
     const int64_t wide = panel.wide;
     for (int64_t j = 0; j < wide; ++j) {
       const int64_t left = panel.block + j, right = left + s_.out_blocks;
-      const __m512 bias[2] = {_mm512_loadu_ps(b_.bias + left * kLanes), _mm512_loadu_ps(b_.bias + right * kLanes)};
+      const Columns columns[2] = {of_columns(left), of_columns(right)};
       const float *from = tiles_ + j * kLanes;
       for (int64_t row = rows.begin; row < rows.end; ++row, from += wide * kLanes) {
         const intptr_t upper = c.to[row], at[2] = {upper + left * s_.to.block, upper + right * s_.to.block};
-        put<ACTIVATION>(_mm512_load_ps(from + kC11 * kTile), bias[0], at[0], panel, last);
-        put<ACTIVATION>(_mm512_load_ps(from + kC12 * kTile), bias[1], at[1], panel, last);
+        const __m512 back = _mm512_set1_ps(c.back[row]);
+        put<ACTIVATION>(_mm512_load_ps(from + kC11 * kTile), back, columns[0], at[0], panel, last);
+        put<ACTIVATION>(_mm512_load_ps(from + kC12 * kTile), back, columns[1], at[1], panel, last);
         if (row >= c.lower) continue;
         const intptr_t down = c.to[c.upper + row] - upper;
-        put<ACTIVATION>(_mm512_load_ps(from + kC21 * kTile), bias[0], at[0] + down, panel, last);
+        const __m512 below = _mm512_set1_ps(c.back[c.upper + row]);
+        put<ACTIVATION>(_mm512_load_ps(from + kC21 * kTile), below, columns[0], at[0] + down, panel, last);
         const __m512 y = _mm512_load_ps(from + kY * kTile), z = _mm512_load_ps(from + kZ * kTile);
-        put<ACTIVATION>(y + (z - _mm512_load_ps(from + kU * kTile)), bias[1], at[1] + down, panel, last);
+        const __m512 c22 = y + (z - _mm512_load_ps(from + kU * kTile));
+        put<ACTIVATION>(c22, below, columns[1], at[1] + down, panel, last);
       }
     }
   }
 
-  // Adds to what the slices before this one gave.
+  // Of 16 columns.
+  struct Columns {
+    __m512 scale, bias;
+  };
+
+  Columns of_columns(int64_t block) const {
+    return {_mm512_loadu_ps(b_.column_scales + block * kLanes), _mm512_loadu_ps(b_.bias + block * kLanes)};
+  }
+
+  // Scales the sums back, the row's scale last, so that nothing is too large or small on the way; and adds them to the
+  // bias, which goes with the first slice, or to what the slices before this one gave.
   template <collage::Activation ACTIVATION>
-  void put(__m512 x, __m512 bias, intptr_t at, const Panel &panel, bool last) const {
-    if (panel.depth.begin > 0) x += _mm512_loadu_ps(b_.dst + at);
-    if (last) finish<ACTIVATION>(s_, x, bias, b_.residual == nullptr ? nullptr : b_.residual + at, b_.dst + at);
+  void put(__m512 x, __m512 back, const Columns &columns, intptr_t at, const Panel &panel, bool last) const {
+    const __m512 before = panel.depth.begin > 0 ? _mm512_loadu_ps(b_.dst + at) : columns.bias;
+    x = _mm512_fmadd_ps(x * columns.scale, back, before);
+    if (last) finish<ACTIVATION>(s_, x, b_.residual == nullptr ? nullptr : b_.residual + at, b_.dst + at);
     else _mm512_storeu_ps(b_.dst + at, x);
   }
 

@@ -34,6 +34,8 @@ typedef struct {
   const float *src;
   const float *weights;   // [slice][panel of 2 blocks of half the columns][product][k of half the depth][32], the last
                           // panel 16 wide if their number is odd; the products' factors are told in strassen.cpp
+  const float *depth_scales;   // [input channel], powers of two that the input is multiplied with; or NULL
+  const float *column_scales;  // [output channel], powers of two that the products are multiplied with
   const float *bias;      // [output channel]
   const float *residual;  // lies like dst; or NULL
   float *dst;
