@@ -46,7 +46,7 @@ the item's largest value in float32; sums that cancel are not right to more."""
 _PADDING = 1e30
 """One over the scale of what pads a layout: whatever is not zero there is too much."""
 
-_TIMES = 4.0
+_TIMES = 8.0
 """How much further off than by changed last bits of the inputs a result may be: sums of thousands of products round in
 each step."""
 

@@ -153,7 +153,8 @@ def _planted(array: Array, rng: np.random.Generator, values: Sequence[float]) ->
     found = np.array(array)
     flat = found.reshape(-1)
     first = flat.size // array.shape[0] if array.ndim >= 2 else flat.size
-    for place, value in zip(rng.permutation(first)[: len(values)], values, strict=False):
+    places = rng.choice(first, min(first, len(values)), replace=False, shuffle=False)
+    for place, value in zip(places, values, strict=False):
         flat[place] = value
     return found
 
