@@ -29,12 +29,18 @@ from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome
 from collage.native import scan
 from collage.runtime.executor import Executor
+from collage.runtime.tail import TailExecutor
 from tests.backends_for_tests import NumpyBackend
 from tests.cli.helpers import json_of, succeeds
-from tests.models import conv_net, make_model
+from tests.integration.test_static_part import SlowAtConvolutions
+from tests.integration.test_static_part import compiled as with_a_tail
+from tests.integration.test_static_part import values as detector_values
+from tests.models import conv_net, detector, make_model
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_onednn = pytest.mark.skipif(not OneDnn().available(), reason=OneDnn().available().reason)
+FORCED = {"drops", "onednn", "native"}
+"""Backends that the gate is said to have found right on finite numbers only."""
 SPECIAL = [np.nan, np.inf, -np.inf, 1e20]
 
 
@@ -79,7 +85,7 @@ def finite_only() -> Iterator[None]:
 
     def measure_one(self: Measurer, request: Request) -> Outcome:
         outcome = usual(self, request)
-        if isinstance(outcome, Measurement) and request.backend in ("drops", "onednn", "native"):
+        if isinstance(outcome, Measurement) and request.backend in FORCED:
             outcome = replace(outcome, finite_only=True)
         return outcome
 
@@ -270,7 +276,10 @@ for before in (False, True):
 
 
 def test_what_overflows_on_the_way_is_noticed(folder: Path, registry: collage.Registry) -> None:
-    """Finite inputs, and weights so large that sums become infinite, and differences of these NaN."""
+    """Finite inputs, and weights so large that sums become infinite, and differences of these NaN.
+
+    The kernels are known to be right from a network of the same layers with small weights.
+    """
     model = network(scale=1e20)
     module = fresh(compiled(folder, registry, model), folder, registry)
     module(ordinary() * np.float32(1e-20))
@@ -285,7 +294,8 @@ def test_what_overflows_on_the_way_is_noticed(folder: Path, registry: collage.Re
 def test_on_the_team(folder: Path, registry: collage.Registry, threads: int) -> None:
     """oneDNN's and our kernels, whose values lie in blocks: scans are steps of the launch list."""
     model = conv_net(32, 32)
-    built = compiled(folder, registry, model, backends=["onednn", "native", "mkl"], threads=threads)
+    backends = ["onednn", "native", "mkl"]
+    built = compiled(folder, registry, model, backends=backends, threads=threads, quick=threads == 1)
     module = fresh(built, folder, registry)
     assert len(module.executor.calls) == 1  # type: ignore[union-attr]
     assert module.program.is_guarded
@@ -304,10 +314,39 @@ def test_on_the_team(folder: Path, registry: collage.Registry, threads: int) -> 
         np.testing.assert_allclose(module(x), expected, rtol=1e-3, atol=1e-3)
 
 
+def test_before_a_tail(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launches are answered for, and the engine goes on from there."""
+    monkeypatch.setattr("tests.runtime.test_guards.FORCED", {"onnxruntime"})
+    found = with_a_tail(folder / "tail.sqlite", SlowAtConvolutions())
+    found.save(folder / "tail.collage")
+    for module in (found, collage.load(folder / "tail.collage")):
+        assert isinstance(module.executor, TailExecutor) and module.program.is_guarded
+        head = module.executor._head
+        bound = module.bind()
+        inputs = detector_values(0)
+        for array in bound.inputs:
+            bound.inputs[array][...] = inputs[array]
+        for value in (0.5, np.nan):
+            inputs["x"][0, 1, 2, 3] = bound.inputs["x"][0, 1, 2, 3] = value
+            expected = reference_run(detector(), inputs)
+            bound()
+            for outputs in (module.run(inputs), bound.outputs):
+                for actual, reference in zip(outputs.values(), expected, strict=True):
+                    np.testing.assert_allclose(actual, reference, rtol=1e-4, atol=1e-5)
+            assert head.careful is not None and head.careful.is_loaded == np.isnan(value)
+
+
 def test_several_shapes_share_the_model(folder: Path, registry: collage.Registry) -> None:
     model = network("n")
-    options = {"db": folder / "db.sqlite", "registry": registry, "progress": False, "backends": ["drops"]}
-    shaped = collage.compile_shapes(model, [{"x": (4, 16)}, {"x": (6, 16)}], **options)
+    shaped = collage.compile_shapes(
+        model,
+        [{"x": (4, 16)}, {"x": (6, 16)}],
+        db=folder / "db.sqlite",
+        registry=registry,
+        progress=False,
+        backends=["drops"],
+        quick=True,
+    )
     path = folder / "shaped.collage"
     shaped.save(path)
     with zipfile.ZipFile(path) as archive:
@@ -340,7 +379,7 @@ def test_show(module: collage.CompiledModule, folder: Path) -> None:
 
 
 def test_files_without_guards_hold_no_model(folder: Path, registry: collage.Registry) -> None:
-    found = compiled(folder, registry, backends=["onnxruntime"])
+    found = compiled(folder, registry, backends=["onnxruntime"], quick=True)
     assert found.parts.careful is None
     path = folder / "plain.collage"
     found.save(path)
@@ -352,7 +391,7 @@ def test_a_model_too_large_to_keep(
     folder: Path, registry: collage.Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("collage.compiler.MAX_BYTES", 100)
-    found = compiled(folder, registry, backends=["drops", "onnxruntime"])
+    found = compiled(folder, registry, backends=["drops", "onnxruntime"], quick=True)
     assert {region.backend for region in found.program.launches} == {"onnxruntime"}
     reasons = {each.reason for each in found.report.candidates if each.backend == "drops"}
     assert any("inaccurate: wrong on NaN or infinities" in each and "2 GiB" in each for each in reasons)
