@@ -45,6 +45,10 @@ _DRIFT = 0.1
 """Of the sum that the search had: what is off by more is told."""
 
 
+BEYOND_GUARDS = "the model's usual values are beyond what its guarded kernels take"
+"""Every call would be a careful run."""
+
+
 @dataclass(frozen=True)
 class Finalist:
     """A placement with its launch list; ``launches`` says what each of ``program.launches`` is.
@@ -142,6 +146,10 @@ def choose(
     for finalist in _ranked(finalists, timings):
         executor = executors.get(finalist.label) or build_executor(finalist.parts, backends)
         absolute, error = check.errors(executor.run(inputs))
+        if executor.careful_runs:
+            notes.append(f"{finalist.label}: {BEYOND_GUARDS}; not used")
+            log.warning("%s", notes[-1])
+            continue
         if error <= check.allowed:
             winner = _with_times(finalist, launches_us[finalist.label])
             before, after = finalist.placement.predicted_us, winner.placement.predicted_us

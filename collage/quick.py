@@ -17,7 +17,7 @@ from collage.assemble import Assembler, Rival
 from collage.backends.base import Backend, BackendKind
 from collage.errors import NoPlacementError
 from collage.final_check import FinalCheck
-from collage.finalists import Verdict
+from collage.finalists import BEYOND_GUARDS, Verdict
 from collage.frontend.random_inputs import random_inputs
 from collage.graph.dataflow import Array
 from collage.graph.layout import Layout
@@ -71,6 +71,8 @@ class Quick:
         inputs = random_inputs(model, np.random.default_rng(self.seed))
         check = FinalCheck.of(self.original, model, inputs)
         absolute, relative = check.errors(executor.run(inputs))
+        if executor.careful_runs:
+            raise NoPlacementError(BEYOND_GUARDS)
         if not relative <= check.allowed:
             raise NoPlacementError(f"the {check.complaint(relative)}")
         timing = time_calls([partial(_run, executor, inputs)], limit_s=self.sample_s)

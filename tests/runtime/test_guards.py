@@ -107,7 +107,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def network(rows: int | str = 4, scale: float = 1.0) -> onnx.ModelProto:
-    """Two dense layers; ``y`` and what the first of them gives, which is ``scale`` times larger."""
+    """Two dense layers, with weights ``scale`` times larger; ``y`` and what the first of them gives."""
     rng = np.random.default_rng(0)
     weights = {
         "w1": rng.standard_normal((16, 16)).astype(np.float32) * np.float32(scale),
@@ -276,17 +276,43 @@ for before in (False, True):
 
 
 def test_what_overflows_on_the_way_is_noticed(folder: Path, registry: collage.Registry) -> None:
-    """Finite inputs, and weights so large that sums become infinite, and differences of these NaN.
-
-    The kernels are known to be right from a network of the same layers with small weights.
-    """
-    model = network(scale=1e20)
-    module = fresh(compiled(folder, registry, model), folder, registry)
-    module(ordinary() * np.float32(1e-20))
-    large = ordinary() * np.float32(1e6)
-    expected = reference_run(model, {"x": large})
-    assert np.abs(large).max() < 1e12 and not np.isfinite(expected[0]).all()
+    """Finite inputs, and weights so large that sums become infinite, and differences of these NaN."""
+    model, small = network(scale=1e15), ordinary() * np.float32(1e-15)
+    module = compiled(folder, registry, model, quick=True, inputs={"x": small})
+    module = fresh(module, folder, registry)
+    np.testing.assert_allclose(module(small)[0], reference_run(model, {"x": small})[0], rtol=1e-4)
+    assert not is_loaded(module)
+    large = ordinary() * np.float32(1e11)
+    assert np.abs(large).max() < 1e12 and not np.isfinite(reference_run(model, {"x": large})[0]).all()
     check(module(large), model, large)
+
+
+def test_overflow_inside_a_kernel(folder: Path, registry: collage.Registry) -> None:
+    """No scan of the inputs helps, so other kernels have the products."""
+    small = ordinary() * np.float32(1e-20)
+    model = network(scale=1e20)
+    options: dict[str, Any] = {"quick": True, "inputs": {"x": small}}
+    with pytest.raises(NoPlacementError):
+        compiled(folder, registry, model, strict=True, **options)
+    module = compiled(folder, registry, model, backends=["drops", "onnxruntime"], **options)
+    reasons = {each.reason for each in module.report.candidates if each.backend == "drops"}
+    assert any("its weights are so large" in reason for reason in reasons)
+    for x in (small, ordinary(), ordinary() * np.float32(1e11)):
+        np.testing.assert_allclose(module(x)[0], reference_run(model, {"x": x})[0], rtol=1e-4)
+
+
+def test_a_model_whose_usual_values_trip_its_guards_runs_on_an_engine(
+    folder: Path, registry: collage.Registry, module: collage.CompiledModule
+) -> None:
+    """The kernels are known to be right from a network of the same layers with small weights."""
+    model = network(scale=1e13)
+    with pytest.raises(NoPlacementError, match="usual values are beyond what its guarded kernels take"):
+        compiled(folder, registry, model, strict=True)
+    whole = compiled(folder, registry, model, backends=["drops", "onnxruntime"])
+    assert {region.backend for region in whole.program.executed} == {"onnxruntime"}
+    np.testing.assert_allclose(
+        whole(ordinary())[0], reference_run(model, {"x": ordinary()})[0], rtol=1e-4, atol=1e20
+    )
 
 
 @needs_onednn
