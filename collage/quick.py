@@ -69,7 +69,9 @@ class Quick:
         )
         executor = build_executor(finalist.parts, self.backends)
         inputs = random_inputs(model, np.random.default_rng(self.seed))
-        found_out = FinalCheck.of(self.original, model, self.seed).look(executor.run)
+        found_out = FinalCheck.of(self.original, model, self.seed).look(
+            executor.run, partial(getattr, executor, "careful_runs")
+        )
         if found_out.complaint:
             raise NoPlacementError(f"the {found_out.complaint}")
         timing = time_calls([partial(_run, executor, inputs)], limit_s=self.sample_s)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 from collage.backends.base import VIEW
+from collage.graph.magnitudes import LIMIT
 from collage.report import CandidateReport, GraphLevelReport, Report
 from collage.runtime.shaped import shapes_text
 from collage.schedule.program import Program
@@ -21,6 +22,8 @@ _MOST_OPAQUE = 5
 _OPEN_UP_TO = 30
 _PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7a6fbe", "#8c8c2a")
 """Okabe and Ito's colours, which colour-blind readers can tell apart, and two more."""
+GUARDED = "*"
+"""Beside the backend of regions that are right on finite numbers only."""
 _VIEW_COLOUR = "#9a9a9a"
 
 
@@ -28,8 +31,8 @@ _VIEW_COLOUR = "#9a9a9a"
 class Row:
     """A line of the placement table; ``share`` is the cost's part of all regions' costs (0 to 1).
 
-    ``stream`` is the number of the stream, or "team" where all threads work on the region. ``mark`` is ``MARK`` where
-    the region's algorithm reassociates.
+    ``stream`` is the number of the stream, or "team" where all threads work on the region. ``mark`` has ``MARK`` where
+    the region's algorithm reassociates, and ``GUARDED`` where its kernel is right on ordinary numbers only.
     """
 
     number: int
@@ -62,7 +65,7 @@ def rows(program: Program) -> list[Row]:
             str(region.stream) if region.threads < program.threads else "team",
             region.cost_us,
             region.cost_us / total if total > 0 else 0.0,
-            MARK if region.reassociates else "",
+            MARK * region.reassociates + GUARDED * region.finite_only,
         )
         for number, region in enumerate(program.regions)
         if region in launched
@@ -106,6 +109,8 @@ def facts(report: Report, program: Program) -> list[tuple[str, str]]:
         found.append(("finalists", "; ".join(_finalists(report.finalists))))
     if report.graph_level is not None:
         found.append(("graph level", _graph_level(report.graph_level)))
+    if program.is_guarded:
+        found.append(("guards", _guards(program)))
     found.append(("arena", _arena(report)))
     made = report.measurements_made
     found.append(("measurements", str(made) if made else "none made: all were known"))
@@ -120,6 +125,16 @@ def facts(report: Report, program: Program) -> list[tuple[str, str]]:
         found.append(("not converted", f"and {len(opaque) - _MOST_OPAQUE} ONNX nodes more"))
     found += [("note", note) for note in report.notes]
     return found
+
+
+def _guards(program: Program) -> str:
+    count = sum(region.finite_only for region in program.executed)
+    scans = sum(len(region.scans) for region in program.launches)
+    regions = f"{count} regions ({GUARDED}) are" if count != 1 else f"{count} region ({GUARDED}) is"
+    return (
+        f"{regions} right on finite numbers only: {scans} scan{'s' if scans != 1 else ''} a run; calls with NaN, "
+        f"infinities or magnitudes above {LIMIT:.0e} run on ONNX Runtime, with one warning"
+    )
 
 
 def _arena(report: Report) -> str:

@@ -13,20 +13,22 @@ from collage.report import CandidateReport, Report
 from collage.runtime.file import Summary
 from collage.runtime.shaped import shapes_text
 from collage.schedule.program import Program
-from collage.show import facts, free_views, marked, rejected, rows
+from collage.show import facts, free_views, marked, rejected, rows, size
 
 _LONGEST_REASON = 160
 
 
 def summary_view(summary: Summary) -> RenderableType:
     """The view of each module of a file, under its shapes where there are several."""
+    stored = [f"the original model, {size(summary.model_bytes)}, is in the file for guarded regions"]
+    more = [Text(text) for text in stored if summary.model_bytes]
     if not summary.shaped:
-        return report_view(*summary.first)
+        return Group(report_view(*summary.first), *more)
     parts: list[RenderableType] = []
     for report, program in summary.modules:
         parts += [Text(f"shapes {shapes_text(program)}", style="bold"), report_view(report, program), Text()]
     others = "run on ONNX Runtime, with one warning" if summary.fallback else "are errors"
-    return Group(*parts, Text(f"other shapes {others}"))
+    return Group(*parts, Text(f"other shapes {others}"), *more)
 
 
 def report_view(report: Report, program: Program) -> RenderableType:

@@ -82,7 +82,8 @@ def show(
             stream.write(as_page(summary.modules).encode())
     if as_json:
         found = [_json(report, program, explain) for report, program in summary.modules]
-        print_json(summarise(found, summary.fallback) if summary.shaped else found[0])
+        whole = summarise(found, summary.fallback) if summary.shaped else found[0]
+        print_json({**whole, "original_bytes": summary.model_bytes})
     elif explain is not None:
         from collage.show_terminal import explanation
 

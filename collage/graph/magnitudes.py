@@ -89,6 +89,16 @@ class Magnitudes:
                 bounds[value] = found[value] = bound
         return found
 
+    def overflows(self, nodes: Sequence[Node]) -> bool:
+        """Whether one of the nodes has weights so large that its sums may be infinite for numbers up to LIMIT."""
+        products = (node for node in nodes if node.op == "matmul" or node.op in _CONVOLUTIONS)
+        return any(not self._weighted(node) * LIMIT <= ROOM for node in products)
+
+    def _weighted(self, node: Node) -> float:
+        """How much larger the results of a product with constants may be than what it takes; 0 for another one."""
+        constants = [self.graph.is_constant(value) for value in node.inputs]
+        return self._results(node, [1.0, 1.0]) if any(constants) else 0.0
+
     def _bound(self, value: int, bounds: Mapping[int, float]) -> float:
         if value in bounds:
             return bounds[value]
@@ -230,6 +240,8 @@ def _batch_norm(bounds: Magnitudes, node: Node, taken: Sequence[float]) -> float
     return most if most >= 0 else math.inf
 
 
+_CONVOLUTIONS = tuple(f"nn.conv{n}d{suffix}" for n in (1, 2, 3) for suffix in ("", "_transpose"))
+
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys("sigmoid tanh nn.softmax erf sin cos sign".split(), _at_most(1.0)),
     "nn.relu6": _at_most(6.0),
@@ -254,5 +266,5 @@ _RULES: dict[str, _Rule] = {
     "sum": _reduced,
     "matmul": _matmul,
     "nn.batch_norm": _batch_norm,
-    **dict.fromkeys((f"nn.conv{n}d{suffix}" for n in (1, 2, 3) for suffix in ("", "_transpose")), _conv),
+    **dict.fromkeys(_CONVOLUTIONS, _conv),
 }

@@ -22,7 +22,7 @@ from collage.frontend.model import Model
 from collage.frontend.simplify import save_proto
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
-from collage.graph.magnitudes import can_be_infinite, can_be_scanned
+from collage.graph.magnitudes import Magnitudes, can_be_infinite, can_be_scanned
 from collage.measure_db.coldness import weights_among
 from collage.measure_db.database import Database, KernelKey
 from collage.measure_db.effort import FULL, Effort
@@ -105,6 +105,7 @@ class Measurer:
         self._owns_workers = workers is None
         self._effort = effort
         self._guards = guards
+        self._magnitudes = Magnitudes(model.graph)
         self._wrong: Mapping[int, str] = {}
 
     def __enter__(self) -> Measurer:
@@ -169,15 +170,17 @@ class Measurer:
         """The outcome, or why a kernel that is right on finite numbers only cannot be guarded in this model."""
         if not (isinstance(outcome, Measurement) and outcome.finite_only):
             return outcome
-        types = {kind.dtype for kind in self._subgraph(request.nodes).input_types}
+        subgraph = self._subgraph(request.nodes)
+        types = {kind.dtype for kind in subgraph.input_types}
         unknown = sorted(t for t in types if can_be_infinite(t) and not can_be_scanned(t))
-        if self._guards and not unknown:
+        if not self._guards:
+            why = "the model has 2 GiB or more, too much to be kept for these"
+        elif unknown:
+            why = f"nothing scans {', '.join(unknown)} for these"
+        elif self._magnitudes.overflows(subgraph.operators):
+            why = "its weights are so large that finite numbers may become infinite inside"
+        else:
             return outcome
-        why = (
-            f"nothing scans {', '.join(unknown)} for these"
-            if unknown
-            else "the model has 2 GiB or more, too much to be kept for these"
-        )
         return Rejection(RejectionKind.INACCURATE, f"wrong on NaN or infinities, and {why}")
 
     def measure_changes(self, changes: Collection[Change]) -> dict[Change, float]:

@@ -50,6 +50,8 @@ class Executor:
         self.careful = careful
         self._found = new_flag() if program.is_guarded else None
         """What the scans of ``calls`` set."""
+        self.careful_runs = 0
+        """How many calls the kernels did not answer."""
         self._arena = aligned_empty((max(program.memory.nbytes, 1),), "uint8")
         self._given = given or {}
         self._constants = dict(constants)
@@ -149,6 +151,7 @@ class Executor:
         """The right outputs for these inputs after such a run. Raises CollageError where there is no original model."""
         assert self._found is not None
         self._found[0] = 0
+        self.careful_runs += 1
         if self.careful is None:
             raise no_original()
         self.make_way()

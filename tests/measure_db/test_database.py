@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,14 @@ import pytest
 
 from collage.errors import DatabaseError
 from collage.measure_db.database import Database, KernelKey, NetworkKey, default_path
-from collage.measure_db.migrations import MIGRATIONS
-from collage.measure_db.results import Measurement, Rejection, RejectionKind
+from collage.measure_db.migrations import APPLICATION_ID, MIGRATIONS
+from collage.measure_db.results import GATE, Measurement, Rejection, RejectionKind
 from collage.measure_db.timing import Timing
 from tests.small_disk import no_file_above
 
 KEY = KernelKey("d1", "onednn", "3.2", "", 2, "EPYC abc", "0.27.0")
 MEASURED = Measurement(12.5, 0.25, 12.0, 31, 1e-6)
+FINITE_ONLY = replace(MEASURED, tuning="a record", finite_only=True)
 CRASHED = Rejection(RejectionKind.CRASHED, "SIGSEGV")
 
 
@@ -274,6 +275,45 @@ def test_migration_keeps_what_is_there(path: Path) -> None:
         assert database._one("SELECT note FROM kernels", ()) == ("none",)
 
 
+def test_kernels_that_are_right_on_finite_numbers_only(path: Path) -> None:
+    with Database(path) as database:
+        database.put(KEY, FINITE_ONLY)
+        database.put(_with("digest"), MEASURED)
+    with Database(path) as database:
+        assert database.get([KEY, _with("digest")]) == {KEY: FINITE_ONLY, _with("digest"): MEASURED}
+
+
+def test_what_an_earlier_gate_let_pass_is_kept_and_measured_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of a database from before the gate knew NaN, and those of a gate before the present one."""
+    path.parent.mkdir()
+    with sqlite3.connect(path) as old:
+        for migration in MIGRATIONS[:2]:
+            migration(old)
+        old.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        old.execute("PRAGMA user_version = 2")
+        columns = (
+            "digest, backend, backend_version, settings, threads, hardware, tvm_version, median_us, noise_us"
+        )
+        old.execute(
+            f"INSERT INTO kernels ({columns}, min_us, repeats, max_error, created, description) "
+            f"VALUES ({', '.join('?' * 14)})",
+            (*astuple(KEY), 1.0, 0.1, 1.0, 9, 0.0, 1.0, ""),
+        )
+    old.close()
+    with Database(path) as database:
+        assert database.get([KEY]) == {}
+        assert database.stats().measured == {"onednn": 1}
+        database.put(KEY, MEASURED)
+        assert database.get([KEY]) == {KEY: MEASURED}
+        assert database.stats().measured == {"onednn": 1}
+    monkeypatch.setattr("collage.measure_db.database.GATE", GATE + 1)
+    with Database(path) as database:
+        assert database.get([KEY]) == {}
+        assert database.stats().measured == {"onednn": 1}
+
+
 def test_migration_that_fails_changes_nothing(path: Path) -> None:
     with Database(path) as database:
         database.put(KEY, MEASURED)
@@ -316,7 +356,7 @@ def test_locked_for_too_long(path: Path) -> None:
 
 _WRITER = """
 import sys
-from dataclasses import replace
+from dataclasses import astuple, replace
 from collage.measure_db.database import Database
 from tests.measure_db.test_database import KEY, MEASURED
 with Database(sys.argv[1]) as database:
