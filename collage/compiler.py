@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,10 @@ from collage.assemble import Assembler, Rival, find_rivals
 from collage.backends.base import VIEW, Backend, BuildOptions
 from collage.backends.onnx_engine import MAX_BYTES
 from collage.backends.registry import Registry
-from collage.errors import ModelError, NoPlacementError, UsageError
+from collage.errors import CollageError, ModelError, NoPlacementError, UsageError
 from collage.finalists import Verdict, choose
 from collage.frontend.importer import DataDependentError
-from collage.frontend.load import ModelSource, load_onnx
+from collage.frontend.load import ModelSource, as_written, load_onnx
 from collage.frontend.model import Model, from_simplified
 from collage.frontend.original import AsLoaded, as_region
 from collage.frontend.samples import check_samples, shapes_of
@@ -47,7 +48,7 @@ from collage.search.candidates import CandidateSet, offers_of
 from collage.static_part import with_static_part
 from collage.streams import Streams
 from collage.target import Target, host, usable_cores
-from collage.whole import Engines, WholeModel
+from collage.whole import Engines, WholeModel, compile_whole
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +100,8 @@ def compile_model(
     original = load_onnx(source)
     samples = check_samples(original, options.inputs)
     as_loaded = AsLoaded.of(original)
-    fix_shapes(original, {**shapes_of(samples), **options.shapes})
+    shapes = {**shapes_of(samples), **options.shapes}
+    fix_shapes(original, shapes)
     with ExitStack() as stack:
         kept = workers if workers is not None else stack.enter_context(Workers())
         job = _Job(
@@ -118,15 +120,16 @@ def compile_model(
                 options.time_limit_s, progress,
             )  # fmt: skip
             model = WholeModel(original, name, str(problem), engines, target, samples, options.seed)
-            whole = model.compile()
-            if not isinstance(problem, DataDependentError) or options.effort is QUICK:
+            whole, form = compile_whole(model, partial(as_written, source), shapes)
+            untouched = form.original is not original
+            if untouched or not isinstance(problem, DataDependentError) or options.effort is QUICK:
                 return whole
 
             def compile_head(head: onnx.ModelProto, given: Mapping[str, Any]) -> CompiledModule:
                 of_head = replace(job, original=head, as_loaded=AsLoaded.of(head), samples=given)
                 return _compile_in_parts(of_head, time.perf_counter())
 
-            return with_static_part(model, whole, problem, compile_head)
+            return with_static_part(form, whole, problem, compile_head)
 
 
 @dataclass(frozen=True)
@@ -147,10 +150,10 @@ class _Job:
 
 
 def _compile_in_parts(job: _Job, started: float) -> CompiledModule:
-    original, name, backends, target = job.original, job.name, job.backends, job.target
+    original, backends, target = job.original, job.backends, job.target
     versions, options, registry, progress = job.versions, job.options, job.registry, job.progress
     build = BuildOptions(target.threads, options.tune_trials, exact=options.exact)
-    model = from_simplified(simplify(original), name, samples=job.samples)
+    model = _imported(job)
     with Database(options.db, since=options.since) as database:
         settings = _Measuring(job, build, database, originals=options.effort is FULL)
         with ExitStack() as stack:
@@ -217,6 +220,18 @@ def _compile_in_parts(job: _Job, started: float) -> CompiledModule:
         time.perf_counter() - started, graph_level,
     )  # fmt: skip
     return CompiledModule(verdict.winner.parts, report, verdict.executor)
+
+
+def _imported(job: _Job) -> Model:
+    """The model, simplified and imported. A fault of ours on the way is a ModelError: engines may take the model."""
+    try:
+        return from_simplified(simplify(job.original), job.name, samples=job.samples)
+    except (CollageError, MemoryError):
+        raise
+    except Exception as error:  # of the importer's, of onnx's, or one of our own
+        text = " ".join(str(error).split())[:400]
+        log.warning("%s: the import failed, which is a fault in Collage", job.name, exc_info=True)
+        raise ModelError(f"Collage's import fails ({type(error).__name__}: {text}).") from error
 
 
 @dataclass(frozen=True)

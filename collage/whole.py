@@ -11,7 +11,7 @@ import math
 import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,9 +21,11 @@ import onnx
 from collage.backends.base import Backend, BackendKind
 from collage.backends.onnx_engine import MAX_BYTES
 from collage.errors import ModelError
+from collage.frontend.compared import compared_numbers
 from collage.frontend.random_inputs import random_value
-from collage.frontend.shapes import model_inputs
+from collage.frontend.shapes import Shapes, model_inputs
 from collage.frontend.value_types import value_type
+from collage.graph.value_type import ValueType
 from collage.measure_db.database import Database
 from collage.measure_db.effort import Effort
 from collage.measure_db.process import Workers
@@ -86,7 +88,8 @@ class Engines:
 class WholeModel:
     """A model with all that compiling it whole takes; ``samples`` are the user's inputs by name.
 
-    ``reason`` says, in a sentence, why there is no placement.
+    ``reason`` says, in a sentence, why there is no placement. ``shapes`` are those of inputs whose extents the model
+    leaves open; made-up inputs are ``numbers`` where there is one for them.
     """
 
     original: onnx.ModelProto
@@ -96,6 +99,8 @@ class WholeModel:
     target: Target
     samples: Mapping[str, Any]
     seed: int
+    shapes: Shapes = field(default_factory=dict)
+    numbers: Mapping[str, int] = field(default_factory=dict)
 
     def compile(self) -> CompiledModule:
         """The module of the fastest engine that is right. Raises ModelError with all reasons when there is none."""
@@ -125,6 +130,9 @@ class WholeModel:
         for name in sorted(self.samples):
             # Not its text, which leaves out most of a large array.
             digest.update(pickle.dumps((name, self.samples[name])))
+        for made_up in (self.shapes, self.numbers):
+            if made_up:
+                digest.update(repr(sorted(made_up.items())).encode())
         return self.engines.mark(digest.hexdigest())
 
     @cached_property
@@ -132,17 +140,26 @@ class WholeModel:
         """The user's values, and random ones for the other inputs, in the model's order."""
         rng = np.random.default_rng(self.seed)
         found = {}
-        for info in model_inputs(self.original):
-            if info.name in self.samples:
-                found[info.name] = self.samples[info.name]
+        for name, kind in self._takes:
+            if name in self.samples:
+                found[name] = self.samples[name]
                 continue
             try:
-                found[info.name] = random_value(value_type(info.type), rng)
+                found[name] = random_value(kind, rng)
             except TypeError as error:
-                raise ModelError(
-                    f"{self.reason} Input {info.name}: {error}; give one to compile with."
-                ) from None
+                raise ModelError(f"{self.reason} Input {name}: {error}; give one to compile with.") from None
+            if name in self.numbers:
+                found[name] = np.full_like(found[name], self.numbers[name])
         return found
+
+    @property
+    def _takes(self) -> tuple[tuple[str, ValueType], ...]:
+        """The inputs by name, of ``shapes``."""
+        kinds = {port.name: port.type for port in ports_of(model_inputs(self.original))}
+        return tuple(
+            (name, replace(kind, shape=tuple(self.shapes[name])) if name in self.shapes else kind)
+            for name, kind in kinds.items()
+        )
 
     @cached_property
     def _data(self) -> bytes:
@@ -152,7 +169,8 @@ class WholeModel:
     def _module(self, winner: str, trial: Trial, made: int, seconds: float) -> CompiledModule:
         nodes = self.original.graph.node
         timing = trial.timings.get(winner, _UNMEASURED)
-        ports = ports_of(model_inputs(self.original)), ports_of(self.original.graph.output)
+        taken = tuple(ValuePort(name, kind) for name, kind in self._takes)
+        ports = taken, ports_of(self.original.graph.output)
         tail = Tail(
             tail_region(winner, nodes, 0, self.target.threads, timing, trial, exclusive=True),
             *ports,
@@ -181,6 +199,42 @@ class WholeModel:
             candidates=tuple(candidates_of(trial, tail.region.nodes)),
         )
         return CompiledModule(parts, report, load_parts(parts, self.engines.backends))
+
+
+def compile_whole(
+    model: WholeModel, as_written: Callable[[], onnx.ModelProto], shapes: Shapes
+) -> tuple[CompiledModule, WholeModel]:
+    """The module of the fastest engine that is right, and the form of the model that it runs.
+
+    ``as_written`` gives the model as its author wrote it. That goes to the engines where none takes the one that
+    ``shapes`` are written into: a network for each of two sampling rates, say, and a length that only one of them
+    knows. Raises ModelError when they take neither.
+    """
+    try:
+        return _on_likely_numbers(model)
+    except ModelError as error:
+        problem = error
+    untouched = as_written()
+    if not model.engines.named or untouched == model.original:
+        raise problem
+    given = ", on inputs of the given shapes" if shapes else ""
+    why = f"No engine takes what Collage makes of it, so it runs as its author wrote it{given}."
+    reason = f"{model.reason.rstrip('.')}. {why}"
+    form = replace(model, original=untouched, reason=reason, shapes=shapes)
+    try:
+        return _on_likely_numbers(form)
+    except ModelError as error:
+        raise problem from error
+
+
+def _on_likely_numbers(model: WholeModel) -> tuple[CompiledModule, WholeModel]:
+    """The module, measured with numbers that the model compares its inputs with, unless it only runs on others."""
+    likely = replace(model, numbers=compared_numbers(model.original))
+    module = likely.compile()
+    if module.report.finalists or not likely.numbers:
+        return module, likely
+    other = model.compile()
+    return (other, model) if other.report.finalists else (module, likely)
 
 
 def tail_region(

@@ -32,17 +32,27 @@ ModelSource: TypeAlias = "str | Path | bytes | onnx.ModelProto"
 
 
 def load_onnx(source: ModelSource) -> onnx.ModelProto:
-    """The checked model, weights included.
+    """The checked model, weights included, in an operator set that engines take.
 
     Raises ModelError naming the file and the way out when it is missing, truncated, no ONNX, or lacks its
     external data.
     """
+    model = as_written(source)
+    if isinstance(source, onnx.ModelProto):
+        return _checked(model, "the given ModelProto", model.ByteSize())
+    if isinstance(source, bytes):
+        return _checked(model, "the given bytes", len(source))
+    return _checked(model, str(source), Path(source).stat().st_size)
+
+
+def as_written(source: ModelSource) -> onnx.ModelProto:
+    """The model as its author wrote it, weights included. Raises ModelError for what is none."""
     if isinstance(source, onnx.ModelProto):
         model = onnx.ModelProto()
         model.CopyFrom(source)
-        return _checked(model, "the given ModelProto", model.ByteSize())
+        return model
     if isinstance(source, bytes):
-        return _checked(_parse(source, "the given bytes"), "the given bytes", len(source))
+        return _parse(source, "the given bytes")
     path = Path(source)
     if path.is_dir():
         raise ModelError(f"{path} is a directory; give the .onnx file in it.")
@@ -54,7 +64,7 @@ def load_onnx(source: ModelSource) -> onnx.ModelProto:
         raise ModelError(f"cannot read {path}: {error.strerror}.") from None
     model = _parse(data, str(path))
     _load_external_data(model, path)
-    return _checked(model, str(path), len(data))
+    return model
 
 
 def _parse(data: bytes, name: str) -> onnx.ModelProto:

@@ -80,7 +80,8 @@ def _describe(info: onnx.ValueInfoProto) -> str:
     if not tensor.HasField("shape"):
         return "unknown rank"
     return "x".join(
-        str(d.dim_value) if d.HasField("dim_value") else d.dim_param or "?" for d in tensor.shape.dim
+        str(d.dim_value) if d.HasField("dim_value") and d.dim_value >= 0 else d.dim_param or "?"
+        for d in tensor.shape.dim
     )
 
 
@@ -88,7 +89,7 @@ def _guess(info: onnx.ValueInfoProto) -> str:
     dims = list(info.type.tensor_type.shape.dim)
     sizes = []
     for axis, dim in enumerate(dims):
-        if dim.HasField("dim_value"):
+        if dim.HasField("dim_value") and dim.dim_value >= 0:
             sizes.append(dim.dim_value)
         elif axis == 0:
             sizes.append(1)

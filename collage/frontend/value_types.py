@@ -13,7 +13,10 @@ def value_type(proto: onnx.TypeProto) -> ValueType:
     which = proto.WhichOneof("value") or "unknown"
     if which == "tensor_type":
         tensor = proto.tensor_type
-        shape = tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim)
+        # Exporters write -1, too, for an extent that is not known.
+        shape = tuple(
+            d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else None for d in tensor.shape.dim
+        )
         return ValueType(TENSOR, _dtype(tensor.elem_type), shape if tensor.HasField("shape") else None)
     if which == "sequence_type":
         return ValueType(SEQUENCE, element=value_type(proto.sequence_type.elem_type))

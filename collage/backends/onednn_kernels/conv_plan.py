@@ -31,12 +31,19 @@ _FEW_CHANNELS = 4
 
 
 def variants(chain: Chain, threads: int) -> list[Variant]:
-    """Layouts with their best split, and one thread alone for small work."""
+    """Layouts with their best split, and one thread alone for small work.
+
+    Where the chain reshapes the result, only plain ones. A plain result of one position is one with channels last, too.
+    """
     conv = read_conv(chain.graph, chain.root)
+    points = {*conv.src[2:], *conv.dst[2:]} == {1}
     functions = bool(fold(chain, conv.dst, 1).after)
     found: list[Variant] = []
     for source, target in _layouts(conv):
-        if functions and (target is Layout.PLAIN or (conv.transposed and target is Layout.BLOCKED)):
+        if chain.viewed and target is not Layout.PLAIN:
+            continue
+        slow = target is Layout.PLAIN and not (chain.viewed and points)
+        if functions and (slow or (conv.transposed and target is Layout.BLOCKED)):
             continue  # these kernels call slow code for post-ops: a relu after a plain convolution doubles its time
         if target is Layout.PLAIN and conv.groups > 1:
             continue  # one small product a group: 10 to 30 times slower than the other layouts

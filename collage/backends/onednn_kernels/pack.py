@@ -15,6 +15,7 @@ from collage.backends.onednn_kernels.handles import Form, form_of, memory_desc
 from collage.backends.onednn_kernels.library import library
 from collage.backends.onednn_kernels.plan import WEIGHTS, Plan, Share, Weight
 from collage.backends.onednn_kernels.primitive import PrimitiveDesc, reorder
+from collage.backends.onednn_kernels.settle import settled
 from collage.graph.dataflow import Array
 from collage.runtime.buffers import aligned_bytes
 
@@ -36,6 +37,7 @@ def pack(plan: Plan, arrays: Sequence[Array], threads: int) -> Artifact:
         return packed[index, form]
 
     def of_share(share: Share) -> Share:
+        share = replace(share, operation=settled(share.operation))
         desc = PrimitiveDesc(share.operation)
         arguments = []
         for each in share.arguments:

@@ -109,7 +109,9 @@ def variants(chain: Chain, threads: int) -> list[Variant]:
         target = layout
         if pool.to_points and (layout is not Layout.BLOCKED or pool.dst[1] % BLOCK == 0):
             target = Layout.PLAIN  # the bytes are the same in all layouts
-        elif len(chain.type_of(chain.output).shape) != len(pool.dst):
+        elif chain.viewed and layout is not Layout.PLAIN:
+            continue  # a reshaped result has only the plain layout
+        elif len(chain.type_of(chain.root.outputs[0]).shape) != len(pool.dst):
             continue
         split = _best_split(pool, layout) if threads > 1 else WHOLE
         splits = [split, *([WHOLE] if chain.type_of(chain.root.inputs[0]).size < SMALL_ELEMENTS else [])]

@@ -1,0 +1,36 @@
+"""Integers that a model compares its inputs with: a mode, a sampling rate. Other values may mean nothing to it."""
+
+from __future__ import annotations
+
+import onnx
+from onnx import numpy_helper
+
+from collage.frontend.shapes import model_inputs
+
+_FOLLOWED = frozenset("Cast Flatten Gather Identity Reshape Squeeze Unsqueeze".split())
+"""Operators after which their first input's only element is the same."""
+
+
+def compared_numbers(model: onnx.ModelProto) -> dict[str, int]:
+    """For integer inputs of at most one element, by name, the first constant that they are tested to be equal to."""
+    graph = model.graph
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    origin: dict[str, str] = {}
+    for info in model_inputs(model):
+        tensor = info.type.tensor_type
+        one = tensor.HasField("shape") and all(dim.dim_value == 1 for dim in tensor.shape.dim)
+        if one and tensor.elem_type in (onnx.TensorProto.INT32, onnx.TensorProto.INT64):
+            origin[info.name] = info.name
+    found: dict[str, int] = {}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            constants[node.output[0]] = node.attribute[0].t
+        elif node.op_type in _FOLLOWED and node.input[0] in origin:
+            origin[node.output[0]] = origin[node.input[0]]
+        elif node.op_type == "Equal":
+            for mine, other in (node.input, reversed(node.input)):
+                if mine in origin and other in constants:
+                    array = numpy_helper.to_array(constants[other])
+                    if array.size == 1:
+                        found.setdefault(origin[mine], int(array.reshape(-1)[0]))
+    return found

