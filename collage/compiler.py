@@ -45,7 +45,7 @@ from collage.runtime.module import CompiledModule
 from collage.search.candidates import CandidateSet, offers_of
 from collage.static_part import with_static_part
 from collage.streams import Streams
-from collage.target import Target, host, usable_cores
+from collage.target import Target, cores, host
 from collage.whole import Engines, WholeModel
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ def compile_model(
         log.info("%s: no placement (%s); trying the engines on the whole model", name, problem)
         with Database(options.db, since=options.since) as database:
             engines = Engines(
-                backends, versions, target.threads, target.hardware, database, kept, options.effort,
+                backends, versions, target.threads, target.measured_on, database, kept, options.effort,
                 options.time_limit_s, progress,
             )  # fmt: skip
             model = WholeModel(original, name, str(problem), engines, target, samples, options.seed)
@@ -223,7 +223,7 @@ class _Measuring:
             self.job.backends,
             self.job.versions,
             self.build,
-            self.job.target.hardware,
+            self.job.target.measured_on,
             self.database,
             time_limit_s=self.job.options.time_limit_s,
             progress=self.job.progress,
@@ -288,8 +288,9 @@ def _target(threads: int | None) -> Target:
     if threads is not None and threads < 1:
         raise UsageError(f"--threads must be at least 1, not {threads}.")
     target = host(threads)
-    if target.threads > usable_cores():
-        log.warning("%d threads asked for, but this process may use %d cores", target.threads, usable_cores())
+    allowed = cores()
+    if target.threads > allowed.usable:
+        log.warning("%d threads asked for, but this process may use %s", target.threads, allowed)
     return target
 
 

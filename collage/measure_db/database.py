@@ -33,7 +33,7 @@ _BUSY_S = 30.0
 
 @dataclass(frozen=True)
 class KernelKey:
-    """What a kernel's time depends on. ``digest`` is Subgraph.digest, ``hardware`` Target.hardware.
+    """What a kernel's time depends on. ``digest`` is Subgraph.digest, ``hardware`` Target.measured_on.
 
     ``settings`` is Backend.settings; neither a path nor a position in a model is part of it.
     """

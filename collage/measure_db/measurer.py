@@ -75,7 +75,7 @@ class Measurer:
         effort: Effort = FULL,
         original: onnx.ModelProto | None = None,
     ) -> None:
-        """``hardware`` is Target.hardware; ``time_limit_s`` is for each candidate, building and timing it.
+        """``hardware`` is Target.measured_on; ``time_limit_s`` is for each candidate, building and timing it.
 
         Tuning a candidate has TRIAL_LIMIT_S seconds a trial on top of that. ``workers`` gives the worker and takes it
         back; by default the measurer has its own. ``effort`` is how long to take samples. ``original`` is what the

@@ -8,7 +8,6 @@ trial on a 3x3 convolution of 231 MFLOP, against 3 s.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from collage.backends.tvm_codegen.lower import LoweredKernel, first_line
 from collage.backends.tvm_codegen.register_model import RegisterModel
 from collage.backends.tvm_codegen.schedule import schedule
 from collage.backends.tvm_codegen.tuned import finished, format_record, tunable_module
+from collage.target import usable_cores
 
 __all__ = ["TuningError", "tune"]
 
@@ -108,10 +108,9 @@ class _Context(ms.TuneContext):  # type: ignore[misc]
         strategy = ms.search_strategy.EvolutionarySearch(
             population_size=_POPULATION, init_min_unmeasured=_POPULATION // 2, genetic_num_iters=_GENERATIONS
         )
-        cores = len(os.sched_getaffinity(0))
         # TVM takes seeds from 1, and -1 for a random one.
         self.__init_handle_by_constructor__(
-            _ffi_api.TuneContext, mod, target, space, strategy, "main", cores, seed + 1, _log
+            _ffi_api.TuneContext, mod, target, space, strategy, "main", usable_cores(), seed + 1, _log
         )
         _ffi_api.TuneContextInitialize(self)
 
