@@ -46,6 +46,7 @@ from collage.search.candidates import CandidateSet, offers_of
 from collage.static_part import with_static_part
 from collage.streams import Streams
 from collage.target import Target, cores, host
+from collage.temporary import sweep
 from collage.whole import Engines, WholeModel
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ def compile_model(
     name = Path(source).stem if isinstance(source, (str, Path)) else "model"
 
     progress(Progress("import", 0, 1, name))
+    sweep()
     original = load_onnx(source)
     samples = check_samples(original, options.inputs)
     fix_shapes(original, {**shapes_of(samples), **options.shapes})

@@ -5,11 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 
 import onnx
@@ -43,6 +40,7 @@ from collage.measure_db.results import Measurement, Outcome
 from collage.measure_db.switch_cost import switch_cost_us
 from collage.measure_db.travel import pickle_backend
 from collage.progress import Progress
+from collage.temporary import TemporaryFolder
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +93,7 @@ class Measurer:
         self._original_digest = "" if original is None else original_digest(original)
         self._subgraphs: dict[tuple[int, ...], Subgraph] = {}
         self._init: Init | None = None
+        self._folder: TemporaryFolder | None = None
         self._worker: WorkerProcess | None = None
         self._workers = workers if workers is not None else Workers()
         self._owns_workers = workers is None
@@ -118,9 +117,9 @@ class Measurer:
                 self._workers.close()
         finally:
             self._worker = None
-            if self._init is not None:
-                shutil.rmtree(self._init.folder, ignore_errors=True)
-            self._init = None
+            if self._folder is not None:
+                self._folder.remove()
+            self._init = self._folder = None
 
     def measure(
         self, requests: Sequence[Request], progress: Callable[[Progress], None] | None = None
@@ -295,9 +294,10 @@ class Measurer:
         """The folder that workers start from, made on first use."""
         if self._init is None:
             pickles = {name: pickle_backend(name, backend) for name, backend in self._backends.items()}
-            folder = tempfile.mkdtemp(prefix="collage-measure-")
+            self._folder = TemporaryFolder("measure")
+            folder = self._folder.path
             self._init = Init(
-                folder=folder,
+                folder=str(folder),
                 name=self.model.name,
                 wrong=dict(self.model.opaque),  # opaque nodes stay so, whatever the reason was
                 fingerprint=fingerprint(self.model.graph),
@@ -306,9 +306,9 @@ class Measurer:
                 memory_bytes=self._memory_bytes,
                 samples=self.model.samples,
             )
-            save_proto(self.model.onnx, Path(folder) / "model.onnx")
+            save_proto(self.model.onnx, folder / "model.onnx")
             if self.original is not None:
-                save_proto(self.original, Path(folder) / ORIGINAL_FILE)
+                save_proto(self.original, folder / ORIGINAL_FILE)
         return self._init
 
     def _options_for(self, request: Request) -> BuildOptions:
