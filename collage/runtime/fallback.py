@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -36,6 +37,7 @@ class Fallback:
         self._session: Session | None = None
         self._process = os.getpid()
         self._warned = False
+        _made.add(self)
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
         """Outputs by name for inputs by name, of any shapes that the model takes.
@@ -60,7 +62,6 @@ class Fallback:
 
     def _loaded(self) -> Session:
         if self._process != os.getpid():
-            self._lock = threading.Lock()  # another thread of the parent may have held it
             if self._session is not None:
                 raise CollageError(
                     "this module ran on ONNX Runtime before the process forked, and ONNX Runtime's threads did not "
@@ -72,6 +73,16 @@ class Fallback:
                 options = BuildOptions(threads=self._threads)
                 self._session = OnnxRuntime().session(bytes(self.model), options)
             return self._session
+
+
+def _renew_locks() -> None:
+    """In a forked child: another thread of the parent may have held one."""
+    for each in list(_made):
+        each._lock = threading.Lock()
+
+
+_made: WeakSet[Fallback] = WeakSet()
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 def _checked(port: Port | ValuePort, value: Any) -> Array:
