@@ -28,7 +28,7 @@ def compile_kernel(lowered: LoweredKernel, threads: int, record: str = "") -> by
 
     `record` is what `tune` found for it. With `threads` 1 the code has no parallel loops; with more,
     big nests split over all of the threads it runs on. Raises `UnscheduledError` for convolutions and matrix
-    products that the record does not hold.
+    products that the record does not hold, and `RecordError` for a record that is none of this kernel.
     """
     if threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")

@@ -24,7 +24,13 @@ from collage.backends.tvm_codegen.host import host_target, use_threads
 from collage.backends.tvm_codegen.lower import LoweredKernel, first_line
 from collage.backends.tvm_codegen.register_model import RegisterModel
 from collage.backends.tvm_codegen.schedule import schedule
-from collage.backends.tvm_codegen.tuned import finished, format_record, tunable_module
+from collage.backends.tvm_codegen.tuned import (
+    RecordError,
+    finished,
+    format_record,
+    plain_trace,
+    tunable_module,
+)
 from collage.target import usable_cores
 
 __all__ = ["TuningError", "tune"]
@@ -89,12 +95,15 @@ def _tune_one(func: Any, threads: int, trials: int, deadline: float, seed: int) 
                 ms.database.TuningRecord(candidate.sch.trace, workload, [found], target, candidate.args_info)
             )
             if best is None or found < best:
-                best, trace = found, candidate.sch.trace
+                try:
+                    best, trace = found, plain_trace(candidate.sch.trace)
+                except RecordError as error:  # an instruction that nobody has met so far
+                    logger.debug("a schedule that could not be built again: %s", error)
         context.notify_runner_results(candidates, results)
     if best is None:
         raise TuningError(f"none of {bench.tried} trials gave a kernel that runs")
     logger.info("%d trials: %.1f us, own schedule %s", bench.tried, best * 1e6, own)
-    return None if trace is None else trace.simplified(False).as_json()
+    return trace
 
 
 class _Context(ms.TuneContext):  # type: ignore[misc]
