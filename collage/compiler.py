@@ -28,6 +28,7 @@ from collage.frontend.shapes import fix_shapes
 from collage.frontend.simplify import simplify
 from collage.frontend.to_onnx import ExportError
 from collage.in_network import InNetwork
+from collage.index_checks import checking_indices
 from collage.measure_db.database import Database
 from collage.measure_db.effort import FULL, QUICK, Effort
 from collage.measure_db.measurer import Measurer
@@ -117,12 +118,12 @@ def compile_model(
             model = WholeModel(original, name, str(problem), engines, target, samples, options.seed)
             whole = model.compile()
             if not isinstance(problem, DataDependentError) or options.effort is QUICK:
-                return whole
+                return checking_indices(whole, original)
 
             def compile_head(head: onnx.ModelProto, given: Mapping[str, Any]) -> CompiledModule:
                 return _compile_in_parts(replace(job, original=head, samples=given), time.perf_counter())
 
-            return with_static_part(model, whole, problem, compile_head)
+            return checking_indices(with_static_part(model, whole, problem, compile_head), original)
 
 
 @dataclass(frozen=True)
