@@ -7,6 +7,7 @@ with ``collage.add_backend_pattern`` and ``collage.add_backend_pattern_rule``.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
     from collage.runtime.bound import BoundCall
     from collage.runtime.module import CompiledModule
     from collage.runtime.shaped import ShapedModule
+
+# ONNX Runtime sends what models it is given, and writes an id and a database for that, unless this is set before it is
+# imported. Processes that are started from here get it, too. Who has set it to anything else keeps that.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _HOMES = {
     "collage.api": (

@@ -77,7 +77,8 @@ def compile(
 
     ``model`` is a path, bytes or a ModelProto; ``shapes`` fixes symbolic inputs (elements per axis);
     ``backends`` restricts the choice (default: all that are available); ``threads`` defaults to the cores this
-    process may use; ``db`` is the measurement database (default: in the user's cache directory);
+    process can keep busy (its CPU set, or its quota rounded down); ``db`` is the measurement database (default: in
+    the user's cache directory);
     ``time_limit_s`` bounds each candidate, in seconds; ``tune_trials`` lets TVM tune convolutions and matmuls.
     ``inputs`` are values to measure and check with, by name, where random ones make no sense (an input that is a
     shape, say); they fix symbolic shapes, too. ``quick`` takes few samples of few candidates: the outputs are checked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -25,6 +24,7 @@ from collage.graph.dataflow import Array, TensorType
 from collage.progress import Progress
 from collage.race import outputs_of, race
 from collage.target import usable_cores
+from collage.temporary import TemporaryFolder
 
 OURS = "collage"
 REFERENCE = "onnxruntime"
@@ -61,8 +61,8 @@ def bench(
     setup = prepare(path, threads=cores, shapes=shapes, seed=seed)
     with ExitStack() as stack:
         if module is None:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="collage-bench-"))
-            module = Path(folder) / "module.collage"
+            folder = stack.enter_context(TemporaryFolder("bench"))
+            module = folder / "module.collage"
             _compile(path, dict(shapes or {}), cores, db, seed, show, module)
         expected, failed = reference(setup)
         found = race(

@@ -23,7 +23,7 @@ _HEADER = struct.Struct("<4sQ")
 _MAGIC = b"CLG1"
 
 # Not "-m": that puts the working directory first on the path, where a user's onnx.py would shadow ours.
-_BOOTSTRAP = "import sys; sys.path[:] = sys.argv[1:]; from {module} import main; main()"
+_BOOTSTRAP = "import sys; sys.path[:] = sys.argv[2:]; from {module} import main; main()"
 _END_LIMIT_S = 2.0
 
 
@@ -63,6 +63,7 @@ class ChildProcess:
                 sys.executable,
                 "-c",
                 _BOOTSTRAP.format(module=module),
+                str(os.getpid()),
                 *(os.path.abspath(entry) for entry in sys.path),
             ],
             stdin=subprocess.PIPE,
@@ -147,6 +148,11 @@ def take_over_pipes() -> tuple[int, int]:
     os.close(nothing)
     os.dup2(2, 1)
     return source, sink
+
+
+def parent_id() -> int:
+    """In the child: the id of the process that started it, which may be gone by now."""
+    return int(sys.argv[1])
 
 
 def write_message(fd: int, message: object) -> None:

@@ -30,6 +30,7 @@ from collage.frontend.shapes import fix_shapes
 from collage.frontend.simplify import simplify
 from collage.frontend.to_onnx import ExportError
 from collage.in_network import InNetwork
+from collage.index_checks import checking_indices
 from collage.measure_db.database import Database
 from collage.measure_db.effort import FULL, QUICK, Effort
 from collage.measure_db.measurer import Measurer
@@ -47,7 +48,8 @@ from collage.runtime.module import CompiledModule
 from collage.search.candidates import CandidateSet, offers_of
 from collage.static_part import with_static_part
 from collage.streams import Streams
-from collage.target import Target, host, usable_cores
+from collage.target import Target, cores, host
+from collage.temporary import sweep
 from collage.whole import Engines, WholeModel, compile_whole
 
 log = logging.getLogger(__name__)
@@ -97,6 +99,7 @@ def compile_model(
     name = Path(source).stem if isinstance(source, (str, Path)) else "model"
 
     progress(Progress("import", 0, 1, name))
+    sweep()
     original = load_onnx(source)
     samples = check_samples(original, options.inputs)
     as_loaded = AsLoaded.of(original)
@@ -116,20 +119,20 @@ def compile_model(
         log.info("%s: no placement (%s); trying the engines on the whole model", name, problem)
         with Database(options.db, since=options.since) as database:
             engines = Engines(
-                backends, versions, target.threads, target.hardware, database, kept, options.effort,
+                backends, versions, target.threads, target.measured_on, database, kept, options.effort,
                 options.time_limit_s, progress,
             )  # fmt: skip
             model = WholeModel(original, name, str(problem), engines, target, samples, options.seed)
             whole, form = compile_whole(model, partial(as_written, source), shapes)
             untouched = form.original is not original
             if untouched or not isinstance(problem, DataDependentError) or options.effort is QUICK:
-                return whole
+                return checking_indices(whole, form.original)
 
             def compile_head(head: onnx.ModelProto, given: Mapping[str, Any]) -> CompiledModule:
                 of_head = replace(job, original=head, as_loaded=AsLoaded.of(head), samples=given)
                 return _compile_in_parts(of_head, time.perf_counter())
 
-            return with_static_part(form, whole, problem, compile_head)
+            return checking_indices(with_static_part(form, whole, problem, compile_head), original)
 
 
 @dataclass(frozen=True)
@@ -250,7 +253,7 @@ class _Measuring:
             self.job.backends,
             self.job.versions,
             self.build,
-            self.job.target.hardware,
+            self.job.target.measured_on,
             self.database,
             time_limit_s=self.job.options.time_limit_s,
             progress=self.job.progress,
@@ -316,8 +319,9 @@ def _target(threads: int | None) -> Target:
     if threads is not None and threads < 1:
         raise UsageError(f"--threads must be at least 1, not {threads}.")
     target = host(threads)
-    if target.threads > usable_cores():
-        log.warning("%d threads asked for, but this process may use %d cores", target.threads, usable_cores())
+    allowed = cores()
+    if target.threads > allowed.usable:
+        log.warning("%d threads asked for, but this process may use %s", target.threads, allowed)
     return target
 
 

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from collage.errors import CollageError
-from collage.target import host, usable_cores
+from collage.target import cores, host, usable_cores
 
 
 class Status(Enum):
@@ -63,6 +63,7 @@ def checks(database: Path | None = None) -> Sequence[Callable[[], Check]]:
         cpu_check,
         native_check,
         load_check,
+        quota_check,
         memory_check,
         lambda: cache_check(database),
         lambda: database_check(database),
@@ -178,6 +179,25 @@ def load_check() -> Check:
             "load", Status.WARN, detail, "measurements get noisy: compile while the machine is quiet"
         )
     return Check("load", Status.OK, detail)
+
+
+def quota_check() -> Check:
+    """The CPU time that a container lets this process take, and what follows from it."""
+    found = cores()
+    if found.quota is None:
+        return Check("CPU quota", Status.OK, "none")
+    detail = f"{found.quota.cores:g} cores, by {found.quota.source}"
+    if not found.shared:
+        return Check("CPU quota", Status.OK, f"{detail}: no less than the cores it may run on")
+    threads = f"{found.usable} thread{'s' if found.usable != 1 else ''}"
+    if found.quota.cores < found.usable:
+        return Check(
+            "CPU quota",
+            Status.WARN,
+            f"{detail}: even one thread is stopped for a part of each period",
+            "give the container at least one core",
+        )
+    return Check("CPU quota", Status.OK, f"{detail}: compiles use {threads} unless --threads says otherwise")
 
 
 def memory_check() -> Check:

@@ -209,6 +209,6 @@ def network_key(
         everything.digest if model.graph.nodes else "empty",
         f"{finalist.digest} of {rivals}",
         target.threads,
-        target.hardware,
+        target.measured_on,
         " ".join(f"{name}={version}" for name, version in sorted(used.items())),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import tempfile
 from collections.abc import Iterator
@@ -10,18 +11,24 @@ from pathlib import Path
 from typing import IO
 
 from collage.errors import CollageError
+from collage.temporary import locked, unused
+
+_SUFFIX = ".part"
 
 
 @contextmanager
 def new_file(path: Path) -> Iterator[IO[bytes]]:
     """A file beside ``path`` that takes its place when the block ends, and vanishes when it fails.
 
-    Raises CollageError when the system refuses.
+    What a process left there that was killed while it wrote is removed by the next one that writes. Raises
+    CollageError when the system refuses.
     """
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        _sweep(path)
+        handle, temporary = _begin(path)
     except OSError as error:
         raise CollageError(f"cannot write {path}: {error.strerror}.") from None
+    lock = os.dup(handle)  # holds it until the file is in its place
     try:
         with os.fdopen(handle, "wb") as stream:
             yield stream
@@ -33,6 +40,28 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
         if isinstance(error, OSError):
             raise CollageError(f"cannot write {path}: {error.strerror}.") from None
         raise
+    finally:
+        os.close(lock)
+
+
+def _begin(path: Path) -> tuple[int, str]:
+    """A new file that is locked: an open one, and its name."""
+    while True:
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_SUFFIX, dir=path.parent)
+        if locked(handle):
+            return handle, temporary
+        os.close(handle)  # another process swept it away
+
+
+def _sweep(path: Path) -> None:
+    for each in path.parent.glob(f".{glob.escape(path.name)}.????????{_SUFFIX}"):
+        with suppress(OSError):
+            handle = os.open(each, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                if unused(handle):
+                    each.unlink()
+            finally:
+                os.close(handle)
 
 
 def _umask() -> int:

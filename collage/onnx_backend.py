@@ -14,7 +14,6 @@ otherwise, and what is measured is forgotten when this process ends, unless ``db
 from __future__ import annotations
 
 import atexit
-import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -33,6 +32,7 @@ from collage.frontend.shapes import model_inputs
 from collage.measure_db.effort import FULL, QUICK
 from collage.measure_db.process import Workers
 from collage.runtime.module import CompiledModule
+from collage.temporary import TemporaryFolder
 
 _OPTIONS = frozenset("backends threads tune_trials db seed time_limit_s strict quick".split())
 
@@ -168,6 +168,6 @@ def _workers() -> Workers:
 @cache
 def _database() -> Path:
     """One for this process: measurements of single nodes are of no use to anybody later."""
-    folder = tempfile.TemporaryDirectory(prefix="collage-backend-")
-    atexit.register(folder.cleanup)
-    return Path(folder.name) / "measurements.sqlite"
+    folder = TemporaryFolder("backend")
+    atexit.register(folder.remove)
+    return folder.path / "measurements.sqlite"

@@ -34,11 +34,15 @@ class Compile:
     def database(self) -> Path:
         return self.home / "measurements.sqlite"
 
+    @property
+    def temporary(self) -> Path:
+        """Where its temporary files are."""
+        return self.home / "tmp"
+
     def start(self) -> subprocess.Popen[bytes]:
         """Start it; its messages go to ``compile.txt``."""
-        temporary = self.home / "tmp"
-        temporary.mkdir(parents=True, exist_ok=True)
-        environment = os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)}
+        self.temporary.mkdir(parents=True, exist_ok=True)
+        environment = os.environ | {"TMPDIR": str(self.temporary), "PYTHONPATH": str(ROOT)}
         files = ["-o", str(self.home / "out.collage"), "--db", str(self.database)]
         with (self.home / "compile.txt").open("wb") as log:
             return subprocess.Popen(
@@ -64,13 +68,23 @@ class Compile:
         return time.monotonic() - began
 
     def check(self, status: int) -> None:
-        """Raise CrashError, with the end of what it said, when the compile failed by itself."""
+        """Raise CrashError, with the end of what it said, when the compile failed by itself, or left files behind."""
         if status:
             raise CrashError(f"the compile failed: {(self.home / 'compile.txt').read_text()[-500:]}")
+        self.check_clean()
+
+    def check_clean(self) -> None:
+        """Raise CrashError when there are temporary files, also beside what it was to write."""
+        left = [*self.temporary.iterdir(), *self.home.glob(".*")]
+        if left:
+            raise CrashError(f"left behind: {', '.join(each.name for each in left)}")
 
 
-def kill_after(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Kill it with SIGKILL after so long, or tell that it ended before. Raises CrashError when a child survives."""
+def kill_after(process: subprocess.Popen[bytes], seconds: float, number: int = signal.SIGKILL) -> bool:
+    """Send it a signal after so long, or tell that it ended before.
+
+    Raises CrashError when it or a child survives, or its status is not that of a program which the signal has ended.
+    """
     try:
         process.wait(seconds)
         return False
@@ -78,9 +92,18 @@ def kill_after(process: subprocess.Popen[bytes], seconds: float) -> bool:
         pass
     os.kill(process.pid, signal.SIGSTOP)  # else it may start another child between the look and the kill
     children = descendants(process.pid)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    os.kill(process.pid, number)
+    os.kill(process.pid, signal.SIGCONT)
     deadline = time.monotonic() + _END_S
+    try:
+        status = process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise CrashError(f"still running {_END_S:g} s after signal {number}") from None
+    if status not in (-number, 128 + number):
+        if status == 0:  # it had all but ended
+            return False
+        raise CrashError(f"ended with status {status} after signal {number}")
     while left := [pid for pid in children if _runs(pid)]:
         if time.monotonic() > deadline:
             raise CrashError(f"still running {_END_S:g} s after their parent was killed: {left}")
@@ -152,24 +175,30 @@ def check_kept(before: Rows, after: Rows) -> int:
 
 @dataclass(frozen=True)
 class Round:
-    """One compile: when it was killed, or None when it ended before; records made, and how many there are then."""
+    """One compile: when it was killed, or None when it ended before; records made, and how many there are then.
+
+    ``number`` is the signal's.
+    """
 
     killed_after_s: float | None
     made: int
     known: int
+    number: int
 
 
-def crash(job: Compile, within_s: float, rng: random.Random) -> Round:
+def crash(job: Compile, within_s: float, rng: random.Random, number: int = signal.SIGKILL) -> Round:
     """Kill the compile at a random moment within so many seconds; see that nothing is lost, made twice, or left.
 
-    Raises CrashError.
+    After SIGKILL files may be left, until the next compile begins. Raises CrashError.
     """
     before = recorded(job.database)
     moment = rng.uniform(0.0, within_s)
     process = job.start()
-    killed = kill_after(process, moment)
+    killed = kill_after(process, moment, number)
     if not killed:
         job.check(process.returncode)
+    elif number != signal.SIGKILL:
+        job.check_clean()
     after = recorded(job.database)
     made = check_kept(before, after)
-    return Round(moment if killed else None, made, len(after))
+    return Round(moment if killed else None, made, len(after), number)

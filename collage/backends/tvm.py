@@ -16,6 +16,7 @@ from collage.backends.base import (
     Kernel,
     UnsupportedError,
 )
+from collage.errors import DatabaseError
 from collage.frontend.op_kinds import COMPUTE_BOUND
 from collage.graph.dataflow import Array
 from collage.native.launch import NativeKernel, Step
@@ -87,10 +88,16 @@ class Tvm(Backend):
         from collage.backends.tvm_codegen.build import compile_kernel
         from collage.backends.tvm_codegen.contraction import UnscheduledError
         from collage.backends.tvm_codegen.lower import LoweringError, lower
+        from collage.backends.tvm_codegen.tuned import RecordError
 
         part = subgraph.to_relax()
         try:
             return compile_kernel(lower(part.function, part.prim_funcs), options.threads, options.tuning)
+        except RecordError as error:
+            raise DatabaseError(
+                f"the measurement database holds a schedule for {subgraph} that is not used ({error}). Measure again "
+                "with --remeasure, or give another path with --db."
+            ) from None
         except (LoweringError, UnscheduledError) as error:
             raise UnsupportedError(str(error)) from None
 

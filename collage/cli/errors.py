@@ -13,26 +13,33 @@ from typing import Any, NoReturn
 
 import click
 
+from collage.cli.signals import Terminated, ending_on_signals
 from collage.errors import CollageError
 
 TRACEBACK_VARIABLE = "COLLAGE_TRACEBACK"
+_SIGINT = 130
+
+
+_KEPT = "the measurements made so far are kept, so the next run goes on from here."
 
 
 class Interrupted(CollageError):
-    """Ctrl-C. The exit status is that of a program ended by SIGINT."""
+    """Ctrl-C, or another signal. The exit status is that of a program which the signal has ended."""
 
-    exit_code = 130
+    def __init__(self, message: str, exit_code: int = _SIGINT) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 @contextmanager
 def measurements_survive() -> Iterator[None]:
-    """Tell who presses Ctrl-C that the measurements made so far are kept."""
+    """Tell who presses Ctrl-C, or ends it otherwise, that the measurements made so far are kept."""
     try:
         yield
     except KeyboardInterrupt:
-        raise Interrupted(
-            "interrupted; the measurements made so far are kept, so the next run goes on from here."
-        ) from None
+        raise Interrupted(f"interrupted; {_KEPT}") from None
+    except Terminated as end:
+        raise Interrupted(f"{end}; {_KEPT}", end.exit_code) from None
 
 
 class CollageGroup(click.Group):
@@ -41,7 +48,7 @@ class CollageGroup(click.Group):
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:
         """Run and exit. As in click, except for how errors are shown."""
         extra["standalone_mode"] = False
-        with _quiet_libraries():
+        with _quiet_libraries(), ending_on_signals():
             sys.exit(self._status(args, *rest, **extra))
 
     def _status(self, args: Sequence[str] | None, *rest: Any, **extra: Any) -> int:
@@ -55,7 +62,9 @@ class CollageGroup(click.Group):
         except click.ClickException as error:
             return _fail(_one_line(error), error.exit_code)
         except (click.Abort, KeyboardInterrupt):
-            return _fail("interrupted.", Interrupted.exit_code)
+            return _fail("interrupted.", _SIGINT)
+        except Terminated as end:
+            return _fail(f"{end}.", end.exit_code)
         except CollageError as error:
             return _fail(str(error), error.exit_code)
         except BrokenPipeError:
@@ -93,7 +102,7 @@ def _fail(message: str, status: int) -> int:
     if _traceback_wanted():
         traceback.print_exc()
     text = " ".join(message.split())
-    click.echo(f"collage: error: {text}" if status != Interrupted.exit_code else f"collage: {text}", err=True)
+    click.echo(f"collage: error: {text}" if status <= 128 else f"collage: {text}", err=True)
     return status
 
 

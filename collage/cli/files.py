@@ -21,13 +21,12 @@ def check_writable(path: Path) -> None:
 def check_folder(folder: Path, wanted: Path) -> None:
     """Raise CollageError when no file can be made in the folder; ``wanted`` is what is to be made there."""
     try:
-        handle, name = tempfile.mkstemp(prefix=".collage-", dir=folder)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except FileNotFoundError:
         raise CollageError(f"cannot write {wanted}: there is no folder {folder}. Make it first.") from None
     except OSError as error:
         raise CollageError(f"cannot write {wanted}: {error.strerror}.") from None
-    os.close(handle)
-    os.unlink(name)
 
 
 def make_folder(folder: Path) -> None:

@@ -71,7 +71,7 @@ THREADS_OPTION = click.option(
     "--threads",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Threads a run may use. Default: the cores this process may use.",
+    help="Threads a run may use. Default: the cores this process can keep busy, by its CPU set and quota.",
 )
 SHAPE_SETS_OPTION = click.option(
     "--shape",

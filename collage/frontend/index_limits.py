@@ -2,36 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import onnx
 
-_INDEXED = frozenset(["Gather", "GatherElements"])
+Rows: TypeAlias = "int | tuple[int, ...]"
+"""How many rows there are; one number for each column of the input's last axis, where these index different axes."""
+
 _SAME_VALUES = frozenset("Cast Expand Flatten Identity Reshape Squeeze Transpose Unsqueeze".split())
 """Operators whose output holds the values of their first input, and no others."""
 
 
-def index_limits(model: onnx.ModelProto) -> Mapping[str, int]:
-    """For each input of a simplified model that is used as indices, the rows of the smallest thing it indexes.
+def index_limits(model: onnx.ModelProto) -> Mapping[str, Rows]:
+    """For each input of a model that is used as indices, the rows of the smallest thing it indexes.
 
-    An index is at least the negative of that number, and less than it. What is calculated with first is not among them.
+    An index is at least the negative of that number, and less than it. What is calculated with first is not among them,
+    nor is what a body of a loop or branch indexes. Types must have been inferred, where others than the model's inputs
+    and weights are indexed.
     """
     graph = model.graph
-    extents = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
-    for info in (*graph.input, *graph.value_info):
-        extents[info.name] = [
-            d.dim_value if d.HasField("dim_value") else -1 for d in info.type.tensor_type.shape.dim
-        ]
+    extents: dict[str, Sequence[int]] = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+    for info in (*graph.input, *graph.value_info, *graph.output):
+        if info.type.tensor_type.HasField("shape"):
+            dims = info.type.tensor_type.shape.dim
+            extents.setdefault(info.name, [d.dim_value if d.HasField("dim_value") else -1 for d in dims])
     origin = {info.name: info.name for info in graph.input}
-    limits: dict[str, int] = {}
+    limits: dict[str, Rows] = {}
     for node in graph.node:
         if node.domain not in ("", "ai.onnx"):
             continue
         if node.op_type in _SAME_VALUES and node.input[0] in origin:
             origin[node.output[0]] = origin[node.input[0]]
-        if node.op_type in _INDEXED and node.input[1] in origin and extents.get(node.input[0]):
-            axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
-            rows, name = extents[node.input[0]][axis], origin[node.input[1]]
-            if rows > 0:
-                limits[name] = min(rows, limits.get(name, rows))
+        if node.op_type not in _INDEXED or node.input[1] not in origin or not extents.get(node.input[0]):
+            continue
+        indices = extents.get(node.input[1], ())
+        rows = _INDEXED[node.op_type](node, extents[node.input[0]], indices)
+        name = origin[node.input[1]]
+        if len(rows) > 1 and not (extents.get(name) and indices and extents[name][-1] == indices[-1]):
+            rows = (
+                max(rows) if min(rows) > 0 else -1,
+            )  # columns are no columns any more: what is wrong in any
+        if any(each > 0 for each in rows):
+            limits[name] = _smaller(rows, limits.get(name, -1))
     return limits
+
+
+def _along_axis(node: onnx.NodeProto, data: Sequence[int], indices: Sequence[int]) -> Sequence[int]:
+    axis = _integer(node, "axis")
+    return (data[axis],) if -len(data) <= axis < len(data) else ()
+
+
+def _of_columns(node: onnx.NodeProto, data: Sequence[int], indices: Sequence[int]) -> Sequence[int]:
+    """Each column indexes an axis of its own, after those of the batch."""
+    first = _integer(node, "batch_dims")
+    return tuple(data[first : first + indices[-1]]) if indices and indices[-1] > 0 else ()
+
+
+def _integer(node: onnx.NodeProto, name: str) -> int:
+    return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), 0)
+
+
+_INDEXED: Mapping[str, Callable[[onnx.NodeProto, Sequence[int], Sequence[int]], Sequence[int]]] = {
+    **dict.fromkeys(("Gather", "GatherElements", "Scatter", "ScatterElements"), _along_axis),
+    **dict.fromkeys(("GatherND", "ScatterND"), _of_columns),
+}
+"""Operators that take data and indices, and how many rows the columns of the indices have; -1 where nobody knows."""
+
+
+def _smaller(rows: Sequence[int], other: Rows) -> Rows:
+    others = other if isinstance(other, tuple) else (other,) * len(rows)
+    longer = rows if len(rows) >= len(others) else tuple(rows) * len(others)
+    others = others if len(others) == len(longer) else others * len(longer)
+    found = tuple(min(a, b) if min(a, b) > 0 else max(a, b) for a, b in zip(longer, others, strict=True))
+    return found[0] if len(set(found)) == 1 else found

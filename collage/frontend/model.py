@@ -14,7 +14,7 @@ import tvm_ffi
 from collage.errors import ModelError
 from collage.frontend.build import build_graph
 from collage.frontend.importer import import_onnx
-from collage.frontend.index_limits import index_limits
+from collage.frontend.index_limits import Rows, index_limits
 from collage.frontend.load import ModelSource, load_onnx
 from collage.frontend.shapes import Shapes, fix_shapes
 from collage.frontend.simplify import simplify
@@ -66,7 +66,7 @@ class Model:
         return {tensor.name: tensor for tensor in self.onnx.graph.initializer}
 
     @cached_property
-    def index_limits(self) -> Mapping[str, int]:
+    def index_limits(self) -> Mapping[str, Rows]:
         """For inputs that are used as indices, by name, how many rows there are."""
         return index_limits(self.onnx)
 

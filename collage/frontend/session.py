@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import onnx
@@ -16,6 +14,7 @@ from collage.frontend.exotic import has_exotic, plain_interface
 from collage.frontend.expand import expand
 from collage.frontend.ort_options import session_options
 from collage.frontend.simplify import save_proto
+from collage.temporary import TemporaryFolder
 
 Run: TypeAlias = Callable[[Mapping[str, Any]], list[Any]]
 
@@ -65,8 +64,8 @@ def _session(model: onnx.ModelProto) -> ort.InferenceSession:
     options = session_options()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    with tempfile.TemporaryDirectory(prefix="collage-") as folder:
-        path = Path(folder) / "model.onnx"
+    with TemporaryFolder("session") as folder:
+        path = folder / "model.onnx"
         save_proto(model, path)
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from collage.frontend.infer import infer_types
 from collage.frontend.ort_options import session_options
 from collage.frontend.scopes import all_nodes
 from collage.frontend.shapes import model_inputs
+from collage.temporary import TemporaryFolder
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +41,8 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _fold(model: onnx.ModelProto) -> onnx.ModelProto:
-    with tempfile.TemporaryDirectory(prefix="collage-") as folder:
-        source, target = Path(folder) / "model.onnx", Path(folder) / "simple.onnx"
+    with TemporaryFolder("model") as folder:
+        source, target = folder / "model.onnx", folder / "simple.onnx"
         save_proto(model, source)
         options = session_options()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC

@@ -10,7 +10,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -33,7 +33,7 @@ _BUSY_S = 30.0
 
 @dataclass(frozen=True)
 class KernelKey:
-    """What a kernel's time depends on. ``digest`` is Subgraph.digest, ``hardware`` Target.hardware.
+    """What a kernel's time depends on. ``digest`` is Subgraph.digest, ``hardware`` Target.measured_on.
 
     ``settings`` is Backend.settings; neither a path nor a position in a model is part of it.
     """
@@ -171,11 +171,17 @@ class Database:
             self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield
+            with self._errors():
+                self._connection.execute("COMMIT")
         except BaseException:
-            self._connection.execute("ROLLBACK")
+            self._roll_back()
             raise
-        with self._errors():
-            self._connection.execute("COMMIT")
+
+    def _roll_back(self) -> None:
+        """End a transaction that failed, which SQLite may have done by itself (where the disk is full)."""
+        if self._connection.in_transaction:
+            with suppress(sqlite3.Error):  # of a disk that fails; closing the file rolls back, too
+                self._connection.execute("ROLLBACK")
 
     def get_fact(self, name: str, key: str) -> Json:
         """A small value recorded under a name (``"epsilon_us"``) and a key (machine, versions), or None."""
@@ -265,8 +271,7 @@ class Database:
             connection.execute(f"PRAGMA user_version = {len(migrations)}")
             connection.execute("COMMIT")
         except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
+            self._roll_back()
             raise
 
     @contextmanager

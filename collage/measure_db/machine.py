@@ -7,6 +7,8 @@ import re
 from functools import cache
 from pathlib import Path
 
+from collage import cgroup
+
 _MARGIN_BYTES = 512 << 20
 _LEAST_BYTES = 1 << 30
 _CACHE_BYTES = 32 << 20
@@ -16,10 +18,10 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 def spare_memory() -> int | None:
     """Bytes a worker may take so that the machine does not run out, or None where that is unknown.
 
-    What is available now (also within the control group), less 512 MiB or a tenth; never below 1 GiB, which
+    What is available now (also within the control groups), less 512 MiB or a tenth; never below 1 GiB, which
     the libraries themselves need.
     """
-    found = [bytes_ for bytes_ in (_available(), _control_group()) if bytes_ is not None]
+    found = [each for each in (_available(), cgroup.spare_memory()) if each is not None]
     if not found:
         return None
     return max(_LEAST_BYTES, min(found) - max(_MARGIN_BYTES, min(found) // 10))
@@ -28,17 +30,6 @@ def spare_memory() -> int | None:
 def _available() -> int | None:
     match = re.search(r"^MemAvailable:\s+(\d+) kB", _read("/proc/meminfo"), re.MULTILINE)
     return int(match[1]) << 10 if match else None
-
-
-def _control_group() -> int | None:
-    for limit, usage in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        most, used = _read(limit).strip(), _read(usage).strip()
-        if most.isdigit() and used.isdigit():
-            return max(0, int(most) - int(used))
-    return None
 
 
 def limit_memory(limit: int | None) -> None:

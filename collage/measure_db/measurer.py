@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +44,7 @@ from collage.measure_db.samples import fatal_samples
 from collage.measure_db.switch_cost import switch_cost_us
 from collage.measure_db.travel import pickle_backend
 from collage.progress import Progress
+from collage.temporary import TemporaryFolder
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +78,7 @@ class Measurer:
         original: onnx.ModelProto | None = None,
         guards: bool = True,
     ) -> None:
-        """``hardware`` is Target.hardware; ``time_limit_s`` is for each candidate, building and timing it.
+        """``hardware`` is Target.measured_on; ``time_limit_s`` is for each candidate, building and timing it.
 
         Tuning a candidate has TRIAL_LIMIT_S seconds a trial on top of that. ``workers`` gives the worker and takes it
         back; by default the measurer has its own. ``effort`` is how long to take samples. ``original`` is what the
@@ -100,6 +99,7 @@ class Measurer:
         self._original_digest = "" if original is None else original_digest(original)
         self._subgraphs: dict[tuple[int, ...], Subgraph] = {}
         self._init: Init | None = None
+        self._folder: TemporaryFolder | None = None
         self._worker: WorkerProcess | None = None
         self._workers = workers if workers is not None else Workers()
         self._owns_workers = workers is None
@@ -125,9 +125,9 @@ class Measurer:
                 self._workers.close()
         finally:
             self._worker = None
-            if self._init is not None:
-                shutil.rmtree(self._init.folder, ignore_errors=True)
-            self._init = None
+            if self._folder is not None:
+                self._folder.remove()
+            self._init = self._folder = None
 
     def measure(
         self, requests: Sequence[Request], progress: Callable[[Progress], None] | None = None
@@ -331,9 +331,10 @@ class Measurer:
         """The folder that workers start from, made on first use."""
         if self._init is None:
             pickles = {name: pickle_backend(name, backend) for name, backend in self._backends.items()}
-            folder = tempfile.mkdtemp(prefix="collage-measure-")
+            self._folder = TemporaryFolder("measure")
+            folder = self._folder.path
             self._init = Init(
-                folder=folder,
+                folder=str(folder),
                 name=self.model.name,
                 wrong=dict(self.model.opaque),  # opaque nodes stay so, whatever the reason was
                 fingerprint=fingerprint(self.model.graph),
@@ -342,9 +343,9 @@ class Measurer:
                 memory_bytes=self._memory_bytes,
                 samples=self.model.samples,
             )
-            save_proto(self.model.onnx, Path(folder) / "model.onnx")
+            save_proto(self.model.onnx, folder / "model.onnx")
             if self.original is not None:
-                save_proto(self.original, Path(folder) / ORIGINAL_FILE)
+                save_proto(self.original, folder / ORIGINAL_FILE)
         return self._init
 
     def _options_for(self, request: Request) -> BuildOptions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import tempfile
@@ -15,6 +16,7 @@ from collage.measure_db.candidate import looks_like_memory
 from collage.measure_db.machine import worker_environment
 from collage.measure_db.protocol import Init, InitWhole, Ready
 from collage.measure_db.results import Rejection, RejectionKind
+from collage.temporary import TemporaryFolder
 
 _START_LIMIT_S = 600.0
 _TAIL_CHARS = 600
@@ -33,11 +35,16 @@ class WorkerProcess(ChildProcess):
 
     def __init__(self, threads: int) -> None:
         """Start it, with the libraries' thread pools set to ``threads``."""
-        # Appending: the worker empties the file before each candidate and then writes at its start again.
-        with tempfile.NamedTemporaryFile("a+b", prefix="collage-worker-", buffering=0) as errors:
+        self._folder = TemporaryFolder(
+            "worker"
+        )  # its own, and what it leaves there when it is killed is removed
+        environment = worker_environment(threads) | {"TMPDIR": str(self._folder.path)}
+        with tempfile.TemporaryFile(buffering=0) as errors:
+            # Appending: the worker empties the file before each candidate and then writes at its start again.
+            fcntl.fcntl(errors, fcntl.F_SETFL, fcntl.fcntl(errors, fcntl.F_GETFL) | os.O_APPEND)
             self._errors = os.dup(errors.fileno())
             weakref.finalize(self, os.close, self._errors)
-            super().__init__("collage.measure_db.worker", errors, worker_environment(threads))
+            super().__init__("collage.measure_db.worker", errors, environment)
 
     def begin(self, init: Init | InitWhole, *, start_limit_s: float = _START_LIMIT_S) -> None:
         """Give it a model, and wait until it has imported that.
@@ -71,6 +78,11 @@ class WorkerProcess(ChildProcess):
         except ChildError as error:
             self.kill()
             raise MeasurementError(f"measuring: {error}") from None
+
+    def kill(self) -> None:
+        """As for all children; its temporary files go with it."""
+        super().kill()
+        self._folder.remove()
 
     def _post_mortem(self, code: int | None) -> Rejection:
         """What its end says."""

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
-import shutil
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +33,7 @@ from collage.measure_db.protocol import (
 )
 from collage.measure_db.timing import Timing
 from collage.measure_db.travel import pickle_backend
+from collage.temporary import TemporaryFolder
 
 log = logging.getLogger(__name__)
 
@@ -114,22 +112,26 @@ class WholeMeasurer:
         self._workers = workers
         self._effort = effort
         self._limit_s = time_limit_s
-        self._folder = ""
+        self._folder: TemporaryFolder | None = None
         self._worker: WorkerProcess | None = None
         self._open: set[str] = set()
 
     def __enter__(self) -> WholeMeasurer:
-        self._folder = tempfile.mkdtemp(prefix="collage-whole-")
+        self._folder = TemporaryFolder("whole")
         return self
 
     def __exit__(self, *about: object) -> None:
-        if self._worker is not None:
-            self._workers.release(self._worker, self._threads)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        try:
+            if self._worker is not None:
+                self._workers.release(self._worker, self._threads)
+        finally:
+            if self._folder is not None:
+                self._folder.remove()
 
     def trial(self) -> Trial:
         """Load the model in each engine, compare what they make of the inputs, and time those that are right."""
-        save_proto(self._model, Path(self._folder) / "model.onnx")
+        assert self._folder is not None
+        save_proto(self._model, self._folder.path / "model.onnx")
         refused: dict[str, str] = {}
         loaded: list[str] = []
         outputs: dict[str, Sequence[Any]] = {}
@@ -243,7 +245,9 @@ class WholeMeasurer:
         if self._worker is None or not self._worker.alive:
             self._open = set()
             pickles = {name: pickle_backend(name, engine) for name, engine in self._engines.items()}
-            self._worker = self._workers.start(InitWhole(self._folder, self._inputs, pickles, self._threads))
+            assert self._folder is not None
+            init = InitWhole(str(self._folder.path), self._inputs, pickles, self._threads)
+            self._worker = self._workers.start(init)
         try:
             return self._worker.ask(message, message.limit_s)
         except WorkerDiedError as died:

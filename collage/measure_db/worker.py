@@ -9,8 +9,8 @@ import gc
 import os
 import pickle
 import queue
-import shutil
 import signal
+import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -22,7 +22,7 @@ import numpy as np
 import onnx
 
 from collage.backends.base import Backend
-from collage.child_process import Failure, read_message, take_over_pipes, write_message
+from collage.child_process import Failure, parent_id, read_message, take_over_pipes, write_message
 from collage.errors import CollageError, MeasurementError
 from collage.frontend.model import Model, from_simplified
 from collage.frontend.random_inputs import random_inputs
@@ -51,6 +51,7 @@ from collage.measure_db.store import ValueStore
 from collage.measure_db.switch_cost import switch_cost_us
 from collage.measure_db.whole_worker import WholeWorker
 from collage.native import beside_team
+from collage.temporary import sweep
 
 _SEED = 0
 
@@ -131,7 +132,10 @@ class _Worker:
 def main() -> None:
     """Serve one parent, until the pipe from it closes: so the parent's death ends the worker too."""
     source, sink = take_over_pipes()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(
+            each, signal.SIG_IGN
+        )  # the parent's to handle: else a stopped service looks like a bad kernel
     # TVM's handler prints a page of stack, which would push what the library said out of the message.
     signal.signal(signal.SIGSEGV, signal.SIG_DFL)
     messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -168,22 +172,20 @@ def _begin(init: Init | InitWhole) -> _Worker | WholeWorker:
 
 
 def _receive(source: int, messages: queue.SimpleQueue[Any]) -> None:
-    """Pass messages on; when the parent is gone, remove the session's files and end at once.
+    """Pass messages on; when the parent is gone, remove the files that are nobody's now and end at once.
 
-    A kernel may have closed the pipe, too. Then the parent lives on, and its next worker needs the files.
+    A kernel may have closed the pipe, too. Then the parent lives on, and its next worker needs the files. The parent
+    may be gone before this process asks who that is, so it was told.
     """
-    parent = os.getppid()
-    folder = None
+    parent = parent_id()
+    place = Path(tempfile.gettempdir()).parent  # where the parent has its folders, this worker's among them
     while True:
         try:
-            message = read_message(source)
-            folder = getattr(message, "folder", folder)
-            messages.put(message)
+            messages.put(read_message(source))
         except BaseException:  # EOF, or damage: either way there is nobody to tell
             for _ in range(20):  # a dying process closes its files a moment before its children notice
                 if os.getppid() != parent:
-                    if folder is not None:
-                        shutil.rmtree(folder, ignore_errors=True)
+                    sweep(place)
                     break
                 time.sleep(0.05)
             os._exit(0)

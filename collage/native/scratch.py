@@ -6,6 +6,7 @@ run beside others, on any threads, have buffers of their own.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
@@ -43,3 +44,12 @@ def shared_scratch(team: int, thread: int, nbytes: int) -> npt.NDArray[np.uint8]
         if found is None or found.nbytes < nbytes:
             found = _buffers[key] = aligned_bytes(max(nbytes, 1 << 16))
         return found
+
+
+def _renew_lock() -> None:
+    """In a forked child: another thread of the parent may have held it."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)

@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 from collage.errors import CollageError
 from collage.native.library import core, core_problem
+from collage.target import cores
 
 _teams: dict[int, Team] = {}
 _made: WeakSet[Team] = WeakSet()
@@ -21,13 +22,15 @@ _lock = threading.Lock()
 class Team:
     """``threads`` threads: whoever calls ``run``, and ``threads - 1`` of the team's own, pinned to other cores.
 
-    One run at a time; callers queue. With fewer cores than threads nothing is pinned. ``handle`` is the core's
+    One run at a time; callers queue. With fewer cores than threads, or under a CPU quota, nothing is
+    pinned. ``handle`` is the core's
     pointer to it, and 0 when the team has ended: it was closed, or this process is a fork of the one it was made in.
     """
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        cpus = _one_of_each_core_first(os.sched_getaffinity(0))
+        # Under a quota others run on the same cores, and all who pinned their threads would take the same few.
+        cpus = [] if cores().shared else _one_of_each_core_first(os.sched_getaffinity(0))
         self._core = core()
         self.handle: int = self._core.collage_team_create(
             threads, (ctypes.c_int * len(cpus))(*cpus), len(cpus)

@@ -27,7 +27,7 @@ from collage.runtime.inputs import extents
 from collage.runtime.module import CompiledModule, Parts, load_parts
 from collage.runtime.shaped import ShapedModule
 from collage.schedule.program import Program
-from collage.target import Target, host, usable_cores
+from collage.target import Target, cores, host
 
 log = logging.getLogger(__name__)
 
@@ -109,11 +109,12 @@ def load_file(
     except (KeyError, ValueError, TypeError, IndexError, zipfile.BadZipFile) as error:
         raise _damaged(path, str(error)) from None
     threads = max((parts.target.threads for parts, _ in found), default=1)
-    if threads > usable_cores():
+    allowed = cores()
+    if threads > allowed.usable:
         log.warning(
-            "%s was compiled for %d threads, and this process may use %d cores: it gives the same results, more "
+            "%s was compiled for %d threads, and this process may use %s: it gives the same results, more "
             "slowly than a module compiled with --threads %d would",
-            *(path, threads, usable_cores(), usable_cores()),
+            *(path, threads, allowed, allowed.usable),
         )
     modules = [CompiledModule(parts, report, load_parts(parts, registry)) for parts, report in found]
     if not shaped:

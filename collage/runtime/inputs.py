@@ -55,19 +55,31 @@ def in_order(
 def _checked(port: Port | ValuePort, value: Any) -> Any:
     if isinstance(port, ValuePort):
         try:
-            return port.type.check(value)
+            found = port.type.check(value)
         except MismatchError as error:
             raise InputError(f"input {port.name} {error}.") from None
-    array: Any = _array(port, value)
-    if port.rows is not None and array.size and array.dtype.kind in "iu":
-        low, high = int(array.min()), int(array.max())
-        if low < -port.rows or high >= port.rows:
-            wrong = low if low < -port.rows else high
+    else:
+        found = _array(port, value)
+    if port.rows is not None and isinstance(found, np.ndarray) and found.size and found.dtype.kind in "iu":
+        _check_indices(port.name, found, port.rows)
+    return found
+
+
+def _check_indices(name: str, array: Array, rows: int | tuple[int, ...]) -> None:
+    """Raise InputError for an index out of range; ``rows`` may be one number for each column of the last axis."""
+    if isinstance(rows, tuple) and array.shape[-1:] != (len(rows),):
+        rows = max(rows)
+    columns = isinstance(rows, tuple)
+    others = tuple(range(array.ndim - 1)) if columns else None
+    lows, highs = np.atleast_1d(array.min(others)), np.atleast_1d(array.max(others))
+    limits = rows if isinstance(rows, tuple) else (rows,)
+    for column, (low, high, limit) in enumerate(zip(lows.tolist(), highs.tolist(), limits, strict=True)):
+        if limit > 0 and (low < -limit or high >= limit):
+            where = f" in column {column}" if columns else ""
             raise InputError(
-                f"input {port.name} holds the index {wrong}, but what it indexes has {port.rows} rows: give values "
-                f"from {-port.rows} to {port.rows - 1}."
+                f"input {name} holds the index {low if low < -limit else high}{where}, but what it indexes has {limit} "
+                f"rows: give values from {-limit} to {limit - 1}."
             )
-    return array
 
 
 def _array(port: Port, value: Any) -> Array:

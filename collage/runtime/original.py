@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 from collage.backends.base import BuildOptions, Session
 from collage.backends.onnxruntime import OnnxRuntime
@@ -23,6 +24,7 @@ class OriginalModel:
         self._session: Session | None = None
         self._process = os.getpid()
         self._told = False
+        _made.add(self)
 
     @property
     def is_loaded(self) -> bool:
@@ -48,7 +50,6 @@ class OriginalModel:
 
     def _own_lock(self) -> threading.Lock:
         if self._process != os.getpid():
-            self._lock = threading.Lock()  # another thread of the parent may have held it
             if self._session is not None:
                 raise CollageError(
                     "this module ran on ONNX Runtime before the process forked, and ONNX Runtime's threads did not "
@@ -56,6 +57,16 @@ class OriginalModel:
                 )
             self._process = os.getpid()
         return self._lock
+
+
+def _renew_locks() -> None:
+    """In a forked child: another thread of the parent may have held one."""
+    for each in list(_made):
+        each._lock = threading.Lock()
+
+
+_made: WeakSet[OriginalModel] = WeakSet()
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 def _session(model: bytes, options: BuildOptions) -> Session:

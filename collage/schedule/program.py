@@ -12,7 +12,7 @@ from collage.schedule.memory import MemoryPlan, lifetimes, plan_memory
 from collage.schedule.region import Region
 from collage.schedule.schedule import TEAM, Ordered, Schedule
 from collage.schedule.sharing import Place, Sharing, overwrite_in_place
-from collage.schedule.tail import Tail, ValuePort
+from collage.schedule.tail import Tail, ValuePort, read_rows
 
 Step: TypeAlias = "tuple[Sequence[int], Sequence[int]]"
 """Values that a launch reads, and those it writes."""
@@ -22,13 +22,14 @@ Step: TypeAlias = "tuple[Sequence[int], Sequence[int]]"
 class Port:
     """An input or output of the model: name, value id, type.
 
-    Inputs that are used as indices have the number of ``rows`` that they index.
+    Inputs that are used as indices have the number of ``rows`` that they index, or one for each column of the last
+    axis.
     """
 
     name: str
     value: int
     type: TensorType
-    rows: int | None = None
+    rows: int | tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class Program:
         types = {int(v): TensorType(tuple(shape), dtype) for v, (shape, dtype) in data["types"].items()}
         program = make_program(
             [Region.from_json(each) for each in data["regions"]],
-            [Port(name, value, types[value], rows) for name, value, rows in data["inputs"]],
+            [Port(name, value, types[value], read_rows(rows)) for name, value, rows in data["inputs"]],
             [Port(name, value, types[value]) for name, value in data["outputs"]],
             types,
             data["threads"],

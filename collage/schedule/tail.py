@@ -12,10 +12,15 @@ from collage.schedule.region import Region
 
 @dataclass(frozen=True)
 class ValuePort:
-    """An input or output of the model: name and type, which may be any."""
+    """An input or output of the model: name and type, which may be any.
+
+    Inputs that are used as indices have the number of ``rows`` that they index, or one for each column of the last
+    axis.
+    """
 
     name: str
     type: ValueType
+    rows: int | tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Tail:
         """Plain values for the module file."""
         return {
             "region": self.region.to_json(),
-            "inputs": [[port.name, port.type.to_json()] for port in self.inputs],
+            "inputs": [[port.name, port.type.to_json(), port.rows] for port in self.inputs],
             "outputs": [[port.name, port.type.to_json()] for port in self.outputs],
             "reads": list(self.reads),
             "writes": list(self.writes),
@@ -47,12 +52,16 @@ class Tail:
         """The inverse of ``to_json``."""
         return Tail(
             Region.from_json(data["region"]),
-            _ports(data["inputs"]),
-            _ports(data["outputs"]),
+            tuple(
+                ValuePort(name, ValueType.from_json(kind), read_rows(rows))
+                for name, kind, rows in data["inputs"]
+            ),
+            tuple(ValuePort(name, ValueType.from_json(kind)) for name, kind in data["outputs"]),
             tuple(data["reads"]),
             tuple(data["writes"]),
         )
 
 
-def _ports(data: Sequence[Any]) -> tuple[ValuePort, ...]:
-    return tuple(ValuePort(name, ValueType.from_json(kind)) for name, kind in data)
+def read_rows(data: int | Sequence[int] | None) -> int | tuple[int, ...] | None:
+    """The ``rows`` of a port, of a module file."""
+    return data if data is None or isinstance(data, int) else tuple(data)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,6 +22,7 @@ pytest.importorskip("tvm")
 from collage.backends.base import BuildOptions, UnsupportedError
 from collage.backends.tvm import Tvm
 from collage.backends.tvm_codegen.tuned import format_record, parse_record
+from collage.errors import DatabaseError
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
@@ -92,6 +96,93 @@ assert "collage.backends.tvm_codegen.tune" not in sys.modules
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=60)
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), actual)
+
+
+@pytest.fixture(scope="module")
+def tuned() -> tuple[Subgraph, str]:
+    """A convolution and its record."""
+    subgraph = whole(conv())
+    return subgraph, Tvm().tune(subgraph, OPTIONS)
+
+
+IR = """
+@llvm.used = appending global [1 x ptr] [ptr @evil], section "llvm.metadata"
+define void @evil() { ret void }
+"""
+
+
+def _annotated(key: str, value: Any) -> Callable[[list[Any], list[Any]], None]:
+    return lambda instructions, _: instructions.append(["Annotate", [_loop(instructions), value], [key], []])
+
+
+def _loop(instructions: list[Any]) -> str:
+    return next(str(i[1][0]) for i in instructions if i[0] == "Annotate" and i[1][0].startswith("l"))
+
+
+def _appended(*instruction: Any) -> Callable[[list[Any], list[Any]], None]:
+    return lambda instructions, _: instructions.append([*instruction])
+
+
+def _zero_tile(instructions: list[Any], decisions: list[Any]) -> None:
+    next(d for _, d in decisions if isinstance(d, list))[0] = 0
+
+
+HOSTILE = {
+    "code": _annotated("pragma_import_llvm", f'"{IR}"'),
+    "C": _annotated("pragma_import_c", '"int f() {}"'),
+    "text": _annotated("meta_schedule.tiling_structure", f'"{IR}"'),
+    "object": _annotated("meta_schedule.parallel", '{"root_index":0,"nodes":[{"type":"ffi.Module"}]}'),
+    "nested": _annotated("meta_schedule.parallel", [[['"text"']]]),
+    "mapping": _annotated("meta_schedule.parallel", {"a": 1}),
+    "huge": _annotated("pragma_auto_unroll_max_step", 1 << 40),
+    "unsafe": _appended("UnsafeSetDType", ["b0", 0], ["int8"], []),
+    "tensorize": _appended("Tensorize", ["l1", '"dot_4x4"', 1], [], []),
+    "layout": _appended("TransformLayout", ["b0"], [0, 0, "{}", None, True], []),
+    "scope": _appended("CacheWrite", ["b0", []], [0, "shared"], ["b999"]),
+    "unknown": _appended("Run", ["b0"], [], []),
+    "short": _appended("Parallel", ["l1"]),
+    "zero": _zero_tile,
+}
+
+
+@pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_record_that_does_more_than_schedule_is_refused(
+    tuned: tuple[Subgraph, str], change: Callable[[list[Any], list[Any]], None]
+) -> None:
+    """Records travel with databases, and TVM would do whatever they say: compile LLVM IR into the kernel, too."""
+    subgraph, text = tuned
+    record = json.loads(text)
+    change(*record["kernel_0"])
+    with pytest.raises(DatabaseError, match=r"holds a schedule for .* that is not used .*--remeasure"):
+        Tvm().codegen(subgraph, replace(OPTIONS, tuning=json.dumps(record)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "{",
+        "null",
+        '{"kernel_0": 3}',
+        '{"kernel_0": [[], NaN]}',
+        "[" * 100_000,
+        '{"kernel_0": [[3], []]}',
+    ],
+)
+def test_what_is_no_record_is_refused(tuned: tuple[Subgraph, str], text: str) -> None:
+    with pytest.raises(DatabaseError, match="is not used"):
+        Tvm().codegen(tuned[0], replace(OPTIONS, tuning=text))
+
+
+def test_a_record_of_another_kernel_is_refused(tuned: tuple[Subgraph, str]) -> None:
+    product = make_model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        {"x": [64, 96]},
+        {"y": [64, 128]},
+        {"w": np.ones((96, 128), np.float32)},
+    )
+    with pytest.raises(DatabaseError, match="it does not fit"):
+        Tvm().codegen(whole(product), replace(OPTIONS, tuning=tuned[1]))
 
 
 def test_where_our_own_schedule_is_the_fastest_the_record_says_so() -> None:

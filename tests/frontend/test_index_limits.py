@@ -107,3 +107,122 @@ def test_nothing_is_read_from_beside_the_data(
     call.inputs["i"][:] = far
     call()
     assert np.isin(call.outputs["y"], x).all()
+
+
+INDEXING = {
+    "Gather": ({"axis": 1}, [3], [5, 3], 7),
+    "GatherElements": ({"axis": 0}, [2, 7], [2, 7], 5),
+    "GatherND": ({}, [3, 2], [3], (5, 7)),
+    "GatherND of a column": ({}, [3, 1], [3, 7], 5),
+    "GatherND in a batch": ({"batch_dims": 1}, [5, 1], [5], 7),
+    "ScatterElements": ({"axis": 1}, [5, 2], [5, 7], 7),
+    "ScatterND": ({}, [3, 2], [5, 7], (5, 7)),
+}
+"""Attributes, shapes of the indices and the result, and rows."""
+GATHERS, SCATTERS = [*INDEXING][:5], [*INDEXING][5:]
+
+
+def indexing(names: list[str]) -> onnx.ModelProto:
+    """x[5x7] indexed in each of these ways, by inputs of the operators' names."""
+    nodes, inputs, outputs = [], {"x": [5, 7]}, {}
+    for name in names:
+        attributes, shape, result, _ = INDEXING[name]
+        inputs[name], outputs[f"{name} result"] = shape, result
+        taken = ["x", name]
+        if name in SCATTERS:
+            taken.append(f"{name} updates")
+            inputs[taken[-1]] = shape[:1] if name == "ScatterND" else shape
+        nodes.append(helper.make_node(name.split()[0], taken, [f"{name} result"], **attributes))
+    return make_model(nodes, inputs, outputs, types=dict.fromkeys(names, TensorProto.INT64))
+
+
+def valid(name: str, negative: bool) -> np.ndarray:
+    """Indices of the rows, no place twice, of which some or all count from the end."""
+    _, shape, _, rows = INDEXING[name]
+    rng = np.random.default_rng(0)
+    limits = np.array(rows)
+    drawn = np.argsort(rng.random((shape[0], 5)), -1)[:, : shape[1]] if name in SCATTERS[:1] else None
+    found = rng.integers(0, limits, shape) if drawn is None else drawn
+    if name == "ScatterND":
+        found = np.array([[4, 0], [0, 6], [2, 3]])
+    return found - limits if negative else np.where(rng.random(shape) < 0.5, found - limits, found)
+
+
+@pytest.mark.parametrize("name", INDEXING)
+def test_limits_of_each_operator(name: str) -> None:
+    assert index_limits(simplify(indexing([name]))) == {name: INDEXING[name][3]}
+
+
+@pytest.mark.parametrize(
+    ("names", "backend"),
+    [
+        (GATHERS, "tvm"),
+        *((names, each) for names in (GATHERS, SCATTERS) for each in ("onnxruntime", "openvino")),
+    ],
+    ids=["gather-tvm", *(f"{n}-{b}" for n in ("gather", "scatter") for b in ("onnxruntime", "openvino"))],
+)
+def test_all_valid_indices_are_taken_and_no_others(names: list[str], backend: str, tmp_path: Path) -> None:
+    """Negative ones count from the end, whoever runs it; what is out of range is an error in each column."""
+    model = indexing(names)
+    module = collage.compile(model, backends=[backend], db=tmp_path / "db", progress=False, quick=True)
+    rng = np.random.default_rng(1)
+    floats = {
+        info.name: rng.standard_normal([d.dim_value for d in info.type.tensor_type.shape.dim]).astype(
+            np.float32
+        )
+        for info in model.graph.input
+        if info.name not in names
+    }
+    for negative in (False, True):
+        inputs = floats | {name: valid(name, negative) for name in names}
+        for expected, found in zip(reference_run(model, inputs), module.run(inputs).values(), strict=True):
+            np.testing.assert_array_equal(found, expected)
+    for name in names:
+        rows = INDEXING[name][3]
+        for column, limit in enumerate(rows if isinstance(rows, tuple) else [rows]):
+            for wrong in (limit, -limit - 1, 2**40):
+                indices = np.zeros(INDEXING[name][1], np.int64)
+                indices[(-1, column)[: indices.ndim]] = wrong
+                with pytest.raises(InputError, match=f"{name} holds the index {wrong}.* has {limit} rows"):
+                    module.run(inputs | {name: indices})
+
+
+def test_columns_that_are_moved() -> None:
+    """Through a transposition columns are none any more: only what is wrong in any of them is told."""
+    nodes = [
+        helper.make_node("Transpose", ["i"], ["t"], perm=[1, 0]),
+        helper.make_node("GatherND", ["x", "t"], ["y"]),
+        helper.make_node("Reshape", ["j", "shape"], ["r"]),
+        helper.make_node("GatherND", ["x", "r"], ["z"]),
+        helper.make_node("Gather", ["x", "j"], ["w"]),
+    ]
+    model = make_model(
+        nodes,
+        {"x": [5, 7], "i": [2, 3], "j": [2, 3, 2]},
+        {"y": [3], "z": [6], "w": [2, 3, 2, 7]},
+        {"shape": np.array([6, 2])},
+        types=dict.fromkeys("ij", TensorProto.INT64),
+    )
+    assert index_limits(simplify(model)) == {"i": 7, "j": 5}
+
+
+def test_indices_of_a_model_that_an_engine_runs_whole(tmp_path: Path) -> None:
+    """Not every engine looks, and kernels before the tail do not."""
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["rows"]),
+        helper.make_node("NonZero", ["rows"], ["places"]),
+    ]
+    model = make_model(
+        nodes,
+        {"ids": [3]},
+        {"places": [2, "n"]},
+        {"table": TABLE},
+        types={"ids": TensorProto.INT64, "places": TensorProto.INT64},
+    )
+    module = collage.compile(model, db=tmp_path / "db", progress=False, quick=True)
+    assert module.program.tail is not None
+    module.save(tmp_path / "m.collage")
+    for each in (module, collage.load(tmp_path / "m.collage")):
+        each(np.array([0, 9, -10]))
+        with pytest.raises(InputError, match="ids holds the index 10, but what it indexes has 10 rows"):
+            each(np.array([0, 10, 1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from pathlib import Path
 
 import onnx
@@ -23,7 +24,15 @@ def test_killed_compiles_lose_nothing_and_leave_nobody_behind(tmp_path: Path) ->
     seconds = Compile(model, tmp_path / "whole", OPTIONS).finish()
     job, rng = Compile(model, tmp_path / "killed", OPTIONS), random.Random(0)
     # The first compile of all is the slowest, so that a moment in it may be after the end of another one.
-    rounds = [crash(job, seconds * share, rng) for share in (0.1, 0.3, 0.6, 1.0)]
+    rounds = [
+        crash(job, seconds * share, rng, number)
+        for share, number in (
+            (0.1, signal.SIGKILL),
+            (0.3, signal.SIGTERM),
+            (0.6, signal.SIGKILL),
+            (1.0, signal.SIGHUP),
+        )
+    ]
     assert any(each.killed_after_s is not None for each in rounds)
     before = recorded(job.database)
     job.finish()

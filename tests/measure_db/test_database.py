@@ -244,6 +244,37 @@ def test_together_is_all_or_nothing(path: Path) -> None:
         assert set(database.get(keys)) == set(keys)
 
 
+@pytest.mark.parametrize("count", [1, 3000])
+def test_together_on_a_full_disk(path: Path, count: int) -> None:
+    """Few changes meet the full disk when they are committed, many while they are made: SQLite rolls back itself."""
+    _fill(path)
+    with Database(path) as database:
+        with (
+            no_file_above(1000),
+            pytest.raises(DatabaseError, match="cannot be written: the disk is full"),
+        ):
+            _put_together(database, [replace(KEY, digest=str(n), settings="s" * 1000) for n in range(count)])
+        _put_together(database, [KEY])
+        assert database.get([KEY, replace(KEY, digest="0", settings="s" * 1000)]) == {KEY: MEASURED}
+
+
+def test_together_in_a_full_database(path: Path) -> None:
+    with Database(path) as database:
+        (pages,) = database._connection.execute("PRAGMA page_count").fetchone()
+        database._connection.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(DatabaseError, match="cannot be written: the disk is full"):
+            _put_together(database, [replace(KEY, digest="d" * 1000 + str(n)) for n in range(100)])
+        database._connection.execute("PRAGMA max_page_count = 1000000")
+        _put_together(database, [KEY])
+        assert database.get([KEY]) == {KEY: MEASURED}
+
+
+def _put_together(database: Database, keys: list[KernelKey]) -> None:
+    with database.together():
+        for key in keys:
+            database.put(key, MEASURED)
+
+
 def test_another_programs_database_is_left_alone(path: Path) -> None:
     path.parent.mkdir()
     connection = sqlite3.connect(path)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import tvm
@@ -18,6 +16,7 @@ from collage.backends.tvm_codegen.link import linkable
 from collage.backends.tvm_codegen.lower import LoweredKernel, first_line
 from collage.backends.tvm_codegen.schedule import default_schedule, schedule
 from collage.backends.tvm_codegen.tuned import parse_record, replay
+from collage.temporary import TemporaryFolder
 
 __all__ = ["compile_kernel"]
 
@@ -29,7 +28,7 @@ def compile_kernel(lowered: LoweredKernel, threads: int, record: str = "") -> by
 
     `record` is what `tune` found for it. With `threads` 1 the code has no parallel loops; with more,
     big nests split over all of the threads it runs on. Raises `UnscheduledError` for convolutions and matrix
-    products that the record does not hold.
+    products that the record does not hold, and `RecordError` for a record that is none of this kernel.
     """
     if threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
@@ -45,8 +44,8 @@ def compile_kernel(lowered: LoweredKernel, threads: int, record: str = "") -> by
     except (RuntimeError, ValueError) as error:
         logger.warning("scheduled code does not compile, using the default schedule: %s", first_line(error))
         module = _build({n: default_schedule(f, threads) for n, f in ours.items()} | tuned, target)
-    with tempfile.TemporaryDirectory(prefix="collage-tvm-") as folder:
-        path = Path(folder) / "kernel.ll"
+    with TemporaryFolder("tvm") as folder:
+        path = folder / "kernel.ll"
         module.write_to_file(str(path), "ll")
         code = linkable(
             _without_addresses(path.read_bytes()), list(dict.fromkeys(call.name for call in lowered.calls))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 import re
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ _MATH_FLAGS = {
 def host_cpu() -> str:
     """LLVM's name for this CPU, or the highest x86-64 level its flags allow."""
     name = str(codegen.llvm_get_system_cpu())
-    if name and name not in ("generic", "x86-64"):
-        return name
+    if name not in ("", "generic", "x86-64") or platform.machine() not in ("x86_64", "AMD64"):
+        return name or "generic"
     try:
         flags = set(re.findall(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.M)[0].split())
     except (OSError, IndexError):

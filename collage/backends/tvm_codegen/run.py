@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import tempfile
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -23,6 +21,7 @@ from collage.native.launch import LaunchList, Mode, Step, Task
 from collage.native.library import address_of, core, core_problem
 from collage.native.team import team_of
 from collage.runtime.frames import Artifact
+from collage.temporary import TemporaryFolder
 
 __all__ = ["Kernel", "load_kernel"]
 
@@ -128,8 +127,8 @@ def load_kernel(data: Artifact) -> Kernel:
 
 
 def _load(code: bytes, names: Sequence[str]) -> Code:
-    with tempfile.TemporaryDirectory(prefix="collage-tvm-") as folder:
-        path = Path(folder) / "kernel.ll"
+    with TemporaryFolder("tvm") as folder:
+        path = folder / "kernel.ll"
         path.write_bytes(code)
         module = tvm.runtime.load_module(str(path))
     functions = {name: module[name] for name in names}

@@ -8,7 +8,6 @@ trial on a 3x3 convolution of 231 MFLOP, against 3 s.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +24,14 @@ from collage.backends.tvm_codegen.host import host_target, use_threads
 from collage.backends.tvm_codegen.lower import LoweredKernel, first_line
 from collage.backends.tvm_codegen.register_model import RegisterModel
 from collage.backends.tvm_codegen.schedule import schedule
-from collage.backends.tvm_codegen.tuned import finished, format_record, tunable_module
+from collage.backends.tvm_codegen.tuned import (
+    RecordError,
+    finished,
+    format_record,
+    plain_trace,
+    tunable_module,
+)
+from collage.target import usable_cores
 
 __all__ = ["TuningError", "tune"]
 
@@ -89,12 +95,15 @@ def _tune_one(func: Any, threads: int, trials: int, deadline: float, seed: int) 
                 ms.database.TuningRecord(candidate.sch.trace, workload, [found], target, candidate.args_info)
             )
             if best is None or found < best:
-                best, trace = found, candidate.sch.trace
+                try:
+                    best, trace = found, plain_trace(candidate.sch.trace)
+                except RecordError as error:  # an instruction that nobody has met so far
+                    logger.debug("a schedule that could not be built again: %s", error)
         context.notify_runner_results(candidates, results)
     if best is None:
         raise TuningError(f"none of {bench.tried} trials gave a kernel that runs")
     logger.info("%d trials: %.1f us, own schedule %s", bench.tried, best * 1e6, own)
-    return None if trace is None else trace.simplified(False).as_json()
+    return trace
 
 
 class _Context(ms.TuneContext):  # type: ignore[misc]
@@ -108,10 +117,9 @@ class _Context(ms.TuneContext):  # type: ignore[misc]
         strategy = ms.search_strategy.EvolutionarySearch(
             population_size=_POPULATION, init_min_unmeasured=_POPULATION // 2, genetic_num_iters=_GENERATIONS
         )
-        cores = len(os.sched_getaffinity(0))
         # TVM takes seeds from 1, and -1 for a random one.
         self.__init_handle_by_constructor__(
-            _ffi_api.TuneContext, mod, target, space, strategy, "main", cores, seed + 1, _log
+            _ffi_api.TuneContext, mod, target, space, strategy, "main", usable_cores(), seed + 1, _log
         )
         _ffi_api.TuneContextInitialize(self)
 

@@ -11,13 +11,34 @@ import tvm_ffi
 from tvm import s_tir, tirx
 
 from collage.backends.tvm_codegen.arithmetic import vector_math
+from collage.backends.tvm_codegen.lower import first_line
+from collage.backends.tvm_codegen.traces import check_trace
 
-__all__ = ["finished", "format_record", "parse_record", "replay", "tunable_module"]
+__all__ = [
+    "RecordError",
+    "finished",
+    "format_record",
+    "parse_record",
+    "plain_trace",
+    "replay",
+    "tunable_module",
+]
+
+
+class RecordError(ValueError):
+    """A record that is none, does more than schedule, or was made for other operators."""
 
 
 def format_record(traces: Mapping[str, Any]) -> str:
     """The record of a trace for each tuned PrimFunc, or None where our own schedule was the fastest."""
-    return json.dumps(traces, separators=(",", ":"), default=_plain) if traces else ""
+    return json.dumps(traces, separators=(",", ":")) if traces else ""
+
+
+def plain_trace(trace: Any) -> Any:
+    """A trace of TVM's as JSON values. Raises `RecordError` where `parse_record` would not take it."""
+    found = json.loads(json.dumps(trace.simplified(False).as_json(), default=_plain))
+    _check(found)
+    return found
 
 
 def _plain(number: Any) -> int | float:
@@ -25,11 +46,24 @@ def _plain(number: Any) -> int | float:
 
 
 def parse_record(text: str) -> dict[str, Any]:
-    """The traces of a record by PrimFunc. Raises `ValueError` for other text."""
-    found = json.loads(text) if text else {}
+    """The traces of a record by PrimFunc. Raises `RecordError` for other text, and for traces that do anything else."""
+    try:
+        found = json.loads(text) if text else {}
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"no JSON: {error}") from None
     if not isinstance(found, dict):
-        raise ValueError("not a record of tuned schedules")
+        raise RecordError("no JSON object")
+    for trace in found.values():
+        if trace is not None:
+            _check(trace)
     return found
+
+
+def _check(trace: Any) -> None:
+    try:
+        check_trace(trace)
+    except (ValueError, RecursionError) as error:
+        raise RecordError(str(error)) from None
 
 
 def tunable_module(func: Any) -> Any:
@@ -38,9 +72,12 @@ def tunable_module(func: Any) -> Any:
 
 
 def replay(func: Any, trace: Any, threads: int) -> Any:
-    """Schedule a PrimFunc as the trace says; it must be lowered from the same operators as the tuned one."""
+    """Schedule a PrimFunc as the trace says. Raises `RecordError` where it was made for other operators."""
     schedule = s_tir.Schedule(tunable_module(func))
-    s_tir.Trace.apply_json_to_schedule(trace, schedule)
+    try:
+        s_tir.Trace.apply_json_to_schedule(trace, schedule)
+    except Exception as error:  # TVM's errors share no base class but Exception
+        raise RecordError(f"it does not fit: {first_line(error)}") from None
     return finished(schedule.mod["main"], threads)
 
 

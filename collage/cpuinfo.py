@@ -1,0 +1,72 @@
+"""What Linux tells of the CPU in ``/proc/cpuinfo``: a name, and the instruction sets that decide a kernel's speed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+_X86 = ("sse4_2", "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512", "amx", "asimd", "sve", "bf16")
+_ARM = ("asimd", "sve", "sme", "bf16", "i8mm", "fp", "fcma", "neon", "vfp", "half", "atomics")
+_FEATURES = ("flags", "Features", "features", "isa")
+
+_WHICH = (
+    *("CPU implementer", "CPU architecture", "CPU part", "CPU variant", "CPU revision"),  # Arm
+    *("uarch", "mvendorid", "marchid", "mimpid"),  # RISC-V
+    *("cpu", "revision", "cpu model", "CPU Family", "Model Name", "machine"),  # POWER, MIPS, LoongArch, S/390
+)
+"""What tells one kind of core from another where there are no ``flags``."""
+
+
+def describe_cpu(text: str, machine: Callable[[], str]) -> tuple[str, str]:
+    """The CPU's name, and a hash of its instruction sets, of the file's text.
+
+    ``machine`` gives the architecture's name, for CPUs that have no name of their own. Where cores differ, as on
+    phones, each kind counts; how many there are of each does not: threads are told apart elsewhere.
+    """
+    cores = [*_cores(text)]
+    first: dict[str, str] = {}
+    for core in cores:
+        first = {**core, **first}
+    if "flags" in first or "cpu family" in first or not first:
+        return _x86(first, machine)
+    return _others(cores, first, machine)
+
+
+def _x86(first: dict[str, str], machine: Callable[[], str]) -> tuple[str, str]:
+    """As it has been since the first version: databases and module files hold it."""
+    names = [first.get("model name") or machine()]
+    names += [f"{key} {first[key]}" for key in ("cpu family", "model", "stepping") if key in first]
+    return ", ".join(names), _hash([f for f in first.get("flags", "").split() if f.startswith(_X86)])
+
+
+def _others(
+    cores: Sequence[dict[str, str]], first: dict[str, str], machine: Callable[[], str]
+) -> tuple[str, str]:
+    """Each kind of core, and the rate of the timer, which "BogoMIPS" is on Arm.
+
+    By the latter one tells Graviton 2 from Ampere's Altra, which both have Arm's Neoverse N1 r3p1.
+    """
+    kinds = {" ".join(core[key] for key in _WHICH if core.get(key)) for core in cores}
+    names = [first.get("model name") or machine(), *sorted(kinds - {""})]
+    if "CPU implementer" in first and "BogoMIPS" in first:
+        names.append(f"timer {first['BogoMIPS']}")
+    features = {core[name] for core in cores for name in _FEATURES if core.get(name)}
+    if "CPU implementer" in first:
+        features = {" ".join(sorted(f for f in each.split() if f.startswith(_ARM))) for each in features}
+    return ", ".join(names), _hash(features)
+
+
+def _hash(found: Sequence[str] | set[str]) -> str:
+    return hashlib.sha256(" ".join(sorted(found)).encode()).hexdigest()[:8]
+
+
+def _cores(text: str) -> Sequence[dict[str, str]]:
+    """The fields of each paragraph: of a core, or of the board."""
+    found: list[dict[str, str]] = []
+    for paragraph in text.split("\n\n"):
+        fields: dict[str, str] = {}
+        for line in paragraph.splitlines():
+            name, _, value = line.partition(":")
+            fields.setdefault(name.strip(), value.strip())
+        found.append(fields)
+    return found

@@ -1,0 +1,155 @@
+"""Temporary folders that somebody always removes, however the process that made them ends.
+
+Each has a file that its maker holds a lock on (``flock``) for as long as it lives. Who can take the lock has found a
+folder that nobody uses any more, and removes it: the next process that needs a folder of its own does, and a worker
+whose parent was killed. A lock says nothing of process ids, so users and containers may share the place.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+import weakref
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+_LOCK = "owner.lock"
+_SUFFIX = ".tmp"
+_NAME = re.compile(r"collage-[a-z]+-[a-z0-9_]{8}\.tmp")
+
+_held: dict[Path, int | None] = {}
+"""The folders of this process, and the open files with their locks."""
+
+
+class TemporaryFolder:
+    """A new folder in the system's place for such, named after its purpose (lower-case letters).
+
+    A context manager that gives the path; left in place, it is removed when this process ends. What nobody uses any
+    more is removed before a process makes its first one.
+    """
+
+    def __init__(self, purpose: str) -> None:
+        _sweep_once(tempfile.gettempdir())
+        self.path = _make(purpose)
+        self._remove = weakref.finalize(self, _release, self.path, os.getpid())
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *about: object) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove it with all that is in it. Removing twice does nothing, nor does a fork of the process."""
+        self._remove()
+
+
+def sweep(place: Path | None = None) -> None:
+    """Remove the folders in ``place``, by default the system's, that nobody uses any more."""
+    with suppress(OSError), os.scandir(place or tempfile.gettempdir()) as entries:
+        for entry in entries:
+            with suppress(OSError):  # somebody else was quicker
+                if not _NAME.fullmatch(entry.name) or not entry.is_dir(follow_symlinks=False):
+                    continue
+                if entry.stat(follow_symlinks=False).st_uid == os.geteuid():
+                    _sweep_one(Path(entry.path))
+
+
+@cache
+def _sweep_once(place: str) -> None:
+    sweep(Path(place))
+
+
+def remove_all() -> None:
+    """Remove all folders of this process, which is about to end."""
+    for path in [*_held]:
+        _release(path, os.getpid())
+
+
+def locked(fd: int) -> bool:
+    """Take the lock of an open file, which is held until it is closed. Not when somebody else has it, or removed it."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        # A file system without locks: nobody can take one, and so nobody removes what is in use.
+        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
+    return os.fstat(fd).st_nlink > 0
+
+
+def unused(fd: int) -> bool:
+    """Whether nobody holds the lock of an open file; then this process does."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _make(purpose: str) -> Path:
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=f"collage-{purpose}-", suffix=_SUFFIX))
+        _held[path] = None
+        try:
+            lock = _held[path] = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileNotFoundError:  # somebody swept it away, since it had no lock yet
+            del _held[path]
+            continue
+        except OSError:
+            _release(path, os.getpid())
+            raise
+        if locked(lock):
+            return path
+        os.close(lock)
+        del _held[path]
+
+
+def _sweep_one(path: Path) -> None:
+    try:
+        lock = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        os.rmdir(path)  # if it is empty: its maker was killed before the lock was there, or makes another one
+        return
+    try:
+        if unused(lock):
+            _clear(path)
+    finally:
+        os.close(lock)
+
+
+def _release(path: Path, owner: int) -> None:
+    if os.getpid() != owner or path not in _held:
+        return
+    lock = _held.pop(path)
+    with suppress(OSError):
+        _clear(path)
+    if lock is not None:
+        os.close(lock)
+
+
+def _clear(path: Path) -> None:
+    """The lock's file goes last: whoever is killed on the way leaves a folder that another one can remove."""
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            elif entry.name != _LOCK:
+                os.unlink(entry.path)
+    if os.listdir(path) == [_LOCK]:
+        os.unlink(path / _LOCK)
+    os.rmdir(path)
+
+
+def _forget() -> None:
+    """A forked child must not keep its parent's locks, nor remove its parent's folders."""
+    for lock in _held.values():
+        if lock is not None:
+            os.close(lock)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
