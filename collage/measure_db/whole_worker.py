@@ -39,7 +39,9 @@ class WholeWorker:
         try:
             backend = pickle.loads(self._init.backends[name])
             options = BuildOptions(threads=self._init.threads, exclusive=True)
-            self._sessions[name] = backend.session(self._path.read_bytes(), options)
+            model = self._path.read_bytes()
+            backend.check_model(model)
+            self._sessions[name] = backend.session(model, options)
         except BaseException as error:  # an engine raises anything
             return Opened(None, loaded=False, message=_one_line(error))
         try:
