@@ -46,7 +46,10 @@ def _pairs(graph: onnx.GraphProto) -> list[tuple[int, int]]:
 
     No operator is in two of them.
     """
-    elements = Types.of(graph).elements
+    elements = dict(Types.of(graph).elements)
+    for node in graph.node:
+        if node.op_type in _MOVES and node.input[0] in elements:
+            elements.setdefault(node.output[0], elements[node.input[0]])
     made = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
     readers = Counter(name for node in graph.node for name in reads(node))
     readers.update(info.name for info in graph.output)
@@ -60,8 +63,11 @@ def _pairs(graph: onnx.GraphProto) -> list[tuple[int, int]]:
         move = graph.node[at]
         if target not in _FLOATS or move.domain or move.op_type not in _MOVES:
             continue
-        known = elements.get(move.input[0], elements.get(move.output[0], 0))
-        if known in _WIDE and readers[move.output[0]] == 1 and used.isdisjoint((at, index)):
+        if (
+            elements.get(move.input[0], 0) in _WIDE
+            and readers[move.output[0]] == 1
+            and used.isdisjoint((at, index))
+        ):
             used.update((at, index))
             found.append((at, index))
     return found

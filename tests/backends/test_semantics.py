@@ -31,6 +31,8 @@ EXACT = "onnxruntime tvm".split()
 WINDOWS = ("MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin")
 """Where ONNX Runtime's own answer depends on where the NaN is."""
 
+KNOWN: dict[str, list[Cell]] = {}
+
 FLOATS = [
     "Relu18--(float32;2x3x67)",
     "Sign18--(float32;2x3x67)",
@@ -85,13 +87,11 @@ def test_integers(name: str, backends: dict[str, collage.Backend]) -> None:
     assert not [cell for cell in cells_of(name, backends) if cell.status == "wrong"]
 
 
-def cells_of(
-    name: str, backends: dict[str, collage.Backend], known: dict[str, list[Cell]] = {}
-) -> list[Cell]:
+def cells_of(name: str, backends: dict[str, collage.Backend]) -> list[Cell]:
     """Each case is tried once."""
-    if name not in known:
-        known[name] = cells(name, backends)
-    return known[name]
+    if name not in KNOWN:
+        KNOWN[name] = cells(name, backends)
+    return KNOWN[name]
 
 
 def test_words_of_the_table() -> None:
