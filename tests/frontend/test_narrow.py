@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import collage
 from collage.backends.base import BuildOptions, UnsupportedError
 from collage.backends.openvino import OpenVino
+from collage.errors import ModelError
 from collage.frontend.bounds import EXTENTS, Bounds, Types, integer_bounds
 from collage.frontend.casts import casts_first
 from collage.frontend.model import import_model
@@ -201,3 +204,10 @@ def test_openvino_is_offered_what_it_has_right() -> None:
         engine.codegen_model(wide(), BuildOptions())
     with pytest.raises(UnsupportedError, match="int64"):
         engine.check_model(wide().SerializeToString())
+
+
+def test_openvino_alone_refuses_what_it_would_get_wrong(tmp_path: Path) -> None:
+    """Nothing else is asked to run the model, and ONNX Runtime, which could, is left out by the user."""
+    pytest.importorskip("openvino")
+    with pytest.raises(ModelError, match=r"openvino.*int64"):
+        collage.compile(wide(), backends=["openvino"], quick=True, db=tmp_path / "db.sqlite")
