@@ -218,6 +218,12 @@ class Backend(ABC):
         """
         raise UnsupportedError(f"{self.name} takes no whole ONNX models")
 
+    def check_model(self, model: bytes) -> None:  # noqa: B027 (most have nothing to say)
+        """Raises UnsupportedError for a model that ``session`` would load, but compute with too few bits.
+
+        It is asked once, when a model is compiled; ``session`` does not ask again.
+        """
+
     def takes_models(self) -> bool:
         """Whether ``codegen_model`` takes ONNX models as their authors wrote them."""
         return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from collage.backends.base import Availability, Backend, BackendKind, BuildOptions, UnsupportedError
 
@@ -24,6 +24,8 @@ class OnnxEngine(Backend):
     kind = BackendKind.ENGINE
     requirement: str
     """What pip is told to install it."""
+    narrow: ClassVar[bool] = False
+    """Whether it computes integers in 32 bits or in float32: then it gets only those that are known to be small."""
 
     def available(self) -> Availability:
         """Whether its package is installed; it is not imported yet."""
@@ -34,29 +36,56 @@ class OnnxEngine(Backend):
 
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
         """Single operators, fused chains, whole ONNX nodes that it accepts, and windows."""
-        from collage.patterns.regions import EngineRule, OnnxNodeRule, WindowRule
+        from collage.patterns.regions import EngineRule, NarrowRule, OnnxNodeRule, WindowRule
 
-        return (EngineRule(), OnnxNodeRule(self.accepts), WindowRule())
+        rules = (EngineRule(), OnnxNodeRule(self.accepts), WindowRule())
+        return [NarrowRule(rule, self.name) for rule in rules] if self.narrow else rules
 
     def accepts(self, domain: str, op_type: str) -> bool | str:
         """Whether the engine may be offered an ONNX operator, or why not."""
         return True
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
-        """The subgraph as a serialised ONNX model; UnsupportedError when it has none or it is too large."""
+        """As ``compile_onnx``, of the subgraph; UnsupportedError also when it has no ONNX form or would be wrong."""
         from collage.frontend.to_onnx import ExportError
 
+        if self.narrow:
+            found = subgraph.model.narrowed
+            self._refuse(next((found[n.source] for n in subgraph.operators if n.source in found), ""))
         try:
             model = subgraph.to_onnx()
         except ExportError as error:
             raise UnsupportedError(str(error)) from None
-        return self.codegen_model(model, options)
+        return self.compile_onnx(model, options)
 
     def takes_models(self) -> bool:
         """Always."""
         return True
 
     def codegen_model(self, model: ModelProto, options: BuildOptions) -> bytes:
+        """As ``compile_onnx``; UnsupportedError also where the engine's arithmetic is too narrow for the model."""
+        if self.narrow:
+            from collage.frontend.casts import casts_first
+            from collage.frontend.narrow import whole_problem
+
+            model = casts_first(model)
+            self._refuse(whole_problem(model))
+        return self.compile_onnx(model, options)
+
+    def check_model(self, model: bytes) -> None:
+        """UnsupportedError where the engine's arithmetic is too narrow for the model."""
+        if self.narrow:
+            import onnx
+
+            from collage.frontend.narrow import whole_problem
+
+            self._refuse(whole_problem(onnx.load_model_from_string(model)))
+
+    def _refuse(self, problem: str) -> None:
+        if problem:
+            raise UnsupportedError(f"too narrow arithmetic: {problem}")
+
+    def compile_onnx(self, model: ModelProto, options: BuildOptions) -> bytes:
         """The serialised model; UnsupportedError when it is too large."""
         if model.ByteSize() >= MAX_BYTES:
             raise UnsupportedError("the weights exceed the 2 GiB that one ONNX protobuf can hold")

@@ -19,10 +19,15 @@ _ONE_THREAD = "one thread"
 
 
 class OpenVino(OnnxEngine):
-    """Takes what OpenVINO's ONNX frontend takes, in float32 arithmetic throughout."""
+    """Takes what OpenVINO's ONNX frontend takes, in float32 arithmetic throughout.
+
+    It turns 64-bit integers into 32-bit ones, float64 into float32, divides, compares and reduces 32-bit integers in
+    float32, and saturates those of 8 bits where ONNX wraps around.
+    """
 
     name = "openvino"
     requirement = "'collage[cpu]'"
+    narrow = True
 
     def accepts(self, domain: str, op_type: str) -> bool | str:
         """The operators of the standard domain."""

@@ -46,11 +46,13 @@ _DTYPES = {
 class TensorRt(OnnxEngine):
     """Takes what TensorRT's ONNX parser takes, in the model's own precision: TF32 is off.
 
-    A region's inputs are copied to the GPU and its outputs back on each call, and that is part of its time.
+    A region's inputs are copied to the GPU and its outputs back on each call, and that is part of its time. As its
+    parser narrows 64-bit numbers, it gets integers only where they are small, as OpenVINO does.
     """
 
     name = "tensorrt"
     requirement = "'collage[tensorrt]'"
+    narrow = True
 
     def available(self) -> Availability:
         """Its version and the GPU that engines are built for, or what is missing."""
@@ -72,9 +74,9 @@ class TensorRt(OnnxEngine):
         """The operators of the standard domain."""
         return True if domain in ("", "ai.onnx") else f"TensorRT does not know the operator domain {domain}"
 
-    def codegen_model(self, model: ModelProto, options: BuildOptions) -> bytes:
+    def compile_onnx(self, model: ModelProto, options: BuildOptions) -> bytes:
         """The serialised engine, built with what earlier builds measured; UnsupportedError when it is refused."""
-        data = super().codegen_model(model, options)
+        data = super().compile_onnx(model, options)
         import tensorrt as trt
 
         said: list[str] = []

@@ -16,6 +16,7 @@ from collage.frontend.build import build_graph
 from collage.frontend.importer import import_onnx
 from collage.frontend.index_limits import Rows, index_limits
 from collage.frontend.load import ModelSource, load_onnx
+from collage.frontend.narrow import narrowed_nodes
 from collage.frontend.shapes import Shapes, fix_shapes
 from collage.frontend.simplify import simplify
 from collage.graph.dataflow import Array, Graph, Node
@@ -69,6 +70,11 @@ class Model:
     def index_limits(self) -> Mapping[str, Rows]:
         """For inputs that are used as indices, by name, how many rows there are."""
         return index_limits(self.onnx)
+
+    @cached_property
+    def narrowed(self) -> Mapping[int, str]:
+        """ONNX nodes, by index, that an engine which computes in 32 bits may get wrong, and why."""
+        return narrowed_nodes(self.onnx)
 
     @cached_property
     def opset(self) -> int:

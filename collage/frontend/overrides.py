@@ -35,12 +35,22 @@ def _constant(inputs: list[Any], position: int) -> Any:
 
 
 def _clip(inputs: list[Any], attrs: dict[str, Any]) -> Any:
-    """A bound that is NaN does not bind; with the lower above the upper, everything is the upper (ONNX)."""
+    """A bound that is NaN or infinite does not bind; with the lower above the upper, everything is the upper (ONNX).
+
+    One that is absent is the greatest or least finite number, so that an infinity becomes that.
+    """
     x, *given = inputs
+    dtype = str(x.ty.dtype)
+    floating = dtype in ("float16", "float32", "float64")
+    ends = np.finfo(dtype) if floating else None
     bounds = [attrs.get("min"), attrs.get("max")]
     for position, bound in enumerate(given):
         bounds[position] = bound.value.numpy().item() if isinstance(bound, tvm.ir.GenericConst) else bound
-    dtype = str(x.ty.dtype)
+    if ends is not None and any(bound is not None for bound in bounds):
+        bounds = [
+            end if bound is None else bound
+            for bound, end in zip(bounds, (float(ends.min), float(ends.max)), strict=True)
+        ]
     low, high = (None if isinstance(b, float) and not math.isfinite(b) else b for b in bounds)
     if isinstance(low, float) and isinstance(high, float) and low <= high:
         return relax.op.clip(x, relax.prim_value(low), relax.prim_value(high))
@@ -48,7 +58,7 @@ def _clip(inputs: list[Any], attrs: dict[str, Any]) -> Any:
         if isinstance(bound, (int, float)):
             x = operator(x, relax.const(bound, dtype))
         elif bound is not None:
-            if dtype.startswith("float"):
+            if floating:
                 bound = relax.op.where(relax.op.isnan(bound), relax.const(absent, dtype), bound)
             x = operator(x, bound)
     return x
@@ -173,6 +183,66 @@ def _non_max_suppression(inputs: list[Any], attrs: dict[str, Any]) -> None:
     raise NotImplementedError("how many boxes are found depends on data")
 
 
+def _is_integer(expr: Any) -> bool:
+    return "int" in str(expr.ty.dtype)
+
+
+def _thresholded_relu(inputs: list[Any], attrs: dict[str, Any]) -> Any:
+    """TVM multiplies by 0, which is NaN for what is not finite."""
+    x, dtype = inputs[0], str(inputs[0].ty.dtype)
+    above = relax.op.greater(x, relax.const(attrs.get("alpha", 1.0), dtype))
+    return relax.op.where(above, x, relax.const(0.0, dtype))
+
+
+def _shrink(inputs: list[Any], attrs: dict[str, Any]) -> Any:
+    """TVM adds two halves, one of them made by an operator without inputs."""
+    x, dtype = inputs[0], str(inputs[0].ty.dtype)
+    limit, bias = attrs.get("lambd", 0.5), relax.const(attrs.get("bias", 0.0), dtype)
+    below = relax.op.where(
+        relax.op.less(x, relax.const(-limit, dtype)), relax.op.add(x, bias), relax.const(0, dtype)
+    )
+    return relax.op.where(relax.op.greater(x, relax.const(limit, dtype)), relax.op.subtract(x, bias), below)
+
+
+def _log_sum_exp(inputs: list[Any], attrs: dict[str, Any]) -> Any:
+    """TVM subtracts the largest value also where it is infinite, which gives NaN."""
+    _no_integers(inputs, attrs)
+    axes = _constant(inputs, 1)
+    axes = attrs.get("axes") if axes is None else [int(a) for a in axes.reshape(-1)]
+    if not axes and attrs.get("noop_with_empty_axes", 0):
+        return None
+    x, axes = inputs[0], list(axes) if axes else None
+    dtype = str(x.ty.dtype)
+    most = relax.op.max(x, axes, True)
+    shift = relax.op.where(relax.op.isinf(most), relax.const(0, dtype), most)
+    total = relax.op.sum(relax.op.exp(relax.op.subtract(x, shift)), axes, True)
+    result = relax.op.add(relax.op.log(total), shift)
+    return result if attrs.get("keepdims", 1) else relax.op.squeeze(result, axes)
+
+
+def _no_integers(inputs: list[Any], attrs: dict[str, Any]) -> None:
+    """ONNX Runtime does these reductions of integers in float64, and saturates in the end."""
+    if _is_integer(inputs[0]):
+        raise NotImplementedError("a reduction of integers in several steps")
+
+
+def _mod(inputs: list[Any], attrs: dict[str, Any]) -> None:
+    """ONNX Runtime takes C's remainder of 64-bit integers in float64."""
+    if attrs.get("fmod", 0) and str(inputs[0].ty.dtype) in ("int64", "uint64"):
+        raise NotImplementedError("C's remainder of 64-bit integers")
+
+
+def _arg_reduce(inputs: list[Any], attrs: dict[str, Any]) -> None:
+    """TVM turns the values round to find the last of the largest, which finds another one beside NaN."""
+    if attrs.get("select_last_index", 0):
+        raise NotImplementedError("the last index of the largest value")
+
+
+def _hardmax(inputs: list[Any], attrs: dict[str, Any]) -> None:
+    """TVM gives a 1 also where all is NaN."""
+    raise NotImplementedError("hardmax")
+
+
 _KNOWN = (tvm.ir.GenericConst, relax.ShapeExpr)
 
 
@@ -222,5 +292,12 @@ OVERRIDES: Mapping[str, Converter] = {
     "Resize": _resize,
     "RoiAlign": _roi_align,
     "NonMaxSuppression": _non_max_suppression,
+    "ThresholdedRelu": _thresholded_relu,
+    "Shrink": _shrink,
+    "ReduceLogSumExp": _log_sum_exp,
+    **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceSumSquare"), _no_integers),
+    "Mod": _mod,
+    **dict.fromkeys(("ArgMax", "ArgMin"), _arg_reduce),
+    "Hardmax": _hardmax,
 }
 """By ONNX operator type."""

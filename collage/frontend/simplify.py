@@ -11,6 +11,7 @@ import onnxruntime as ort
 from google.protobuf.message import EncodeError
 
 from collage.errors import ModelError
+from collage.frontend.casts import casts_first
 from collage.frontend.expand import expand
 from collage.frontend.infer import infer_types
 from collage.frontend.ort_options import session_options
@@ -26,7 +27,8 @@ _EXTERNAL_ABOVE_BYTES = 1024
 def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with constants folded, BatchNormalization folded into convolutions, and types inferred.
 
-    Operators that only engines could run are replaced by those that define them first (see ``expand``).
+    Operators that only engines could run are replaced by those that define them first (see ``expand``), and casts of
+    64-bit integers move to where these come from (see ``casts_first``).
 
     ONNX Runtime's level "basic" does the folding; it emits standard operators only. TVM's importer needs it
     (BERT's ConstantOfShape on a shape tensor fails without), and every engine would do the same by itself.
@@ -37,7 +39,7 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
         # ONNX Runtime inlines functions (GroupNormalization) after it has folded shapes.
         simple = _fold(simple)
     _tidy(simple, {info.name for info in model_inputs(model)})
-    return infer_types(simple)
+    return infer_types(casts_first(simple))
 
 
 def _fold(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -78,10 +78,14 @@ class InitWhole:
 
 @dataclass(frozen=True)
 class OpenWhole:
-    """Load the model in an engine and run it once. Reply: Opened, or a Rejection."""
+    """Load the model in an engine and run it once. Reply: Opened, or a Rejection.
+
+    ``unchecked`` is for an engine whose arithmetic is too narrow for the model (``Backend.check_model``).
+    """
 
     backend: str
     limit_s: float
+    unchecked: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,11 +110,15 @@ class RunWhole:
 
 @dataclass(frozen=True)
 class Opened:
-    """The outputs of the run, or None and why it failed; ``loaded`` tells whether the model was loaded at least."""
+    """The outputs of the run, or None and why it failed; ``loaded`` tells whether the model was loaded at least.
+
+    ``narrow`` tells that the engine would run it, but in too few bits (``Backend.check_model``).
+    """
 
     outputs: tuple[Any, ...] | None
     loaded: bool = True
     message: str = ""
+    narrow: bool = False
 
 
 @dataclass(frozen=True)

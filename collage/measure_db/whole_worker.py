@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx
 
-from collage.backends.base import BuildOptions, Session
+from collage.backends.base import BuildOptions, Session, UnsupportedError
 from collage.child_process import Failure
 from collage.frontend.shapes import model_inputs
 from collage.measure_db.protocol import (
@@ -34,7 +34,7 @@ class WholeWorker:
     def answer(self, message: Any) -> object:
         """The reply to a message of the protocol."""
         if isinstance(message, OpenWhole):
-            return self._open(message.backend)
+            return self._open(message.backend, message.unchecked)
         if isinstance(message, ReferWhole):
             return self._refer(message.standard)
         if isinstance(message, RunWhole):
@@ -44,12 +44,18 @@ class WholeWorker:
             return Compared(message.effort.compare(calls))
         return Failure(f"unknown message {type(message).__name__}")
 
-    def _open(self, name: str) -> Opened:
+    def _open(self, name: str, unchecked: bool) -> Opened:
         """Two runs: what an engine keeps between calls would show in the second."""
         try:
             backend = pickle.loads(self._init.backends[name])
             options = BuildOptions(threads=self._init.threads, exclusive=True)
-            self._sessions[name] = backend.session(self._path.read_bytes(), options)
+            model = self._path.read_bytes()
+            if not unchecked:
+                try:
+                    backend.check_model(model)
+                except UnsupportedError as refusal:
+                    return Opened(None, loaded=False, message=str(refusal), narrow=True)
+            self._sessions[name] = backend.session(model, options)
         except BaseException as error:  # an engine raises anything
             return Opened(None, loaded=False, message=_one_line(error))
         try:

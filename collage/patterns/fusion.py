@@ -54,6 +54,8 @@ _SELF_CONTAINED = (
 )
 """Opaque to fusion, but lowered to a loop nest that our schedules know."""
 
+_SUMS = ("sum", "mean", "prod")
+
 
 class ScheduledFusionRule(FusionRule):
     """The fusion rules over the operators that our CPU schedules serve: no convolution, matmul or call."""
@@ -74,6 +76,10 @@ class TunedFusionRule(FusionRule):
         """Everything that TVM lowers to loops."""
         if op.kind is OpKind.OPAQUE and not (op.name in _SELF_CONTAINED or _op(op) == "call_tir"):
             return f"{op.name} is opaque to TVM's fusion"
+        if op.name in _SUMS and any("int" in kind.dtype for kind in op.input_types):
+            return (
+                f"ONNX Runtime does {op.name} of integers in float64 and saturates; TVM's kernels wrap around"
+            )
         return True
 
 

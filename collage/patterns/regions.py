@@ -12,7 +12,7 @@ from collage.graph.order import branch_order, cut_positions, windows
 from collage.graph.views import free_layouts
 from collage.patterns.context import MatchContext, OpNode
 from collage.patterns.generator import text_of
-from collage.patterns.match import Found
+from collage.patterns.match import Found, MatchSource
 from collage.patterns.rules import BasePatternRule, check_path
 
 _FUSED = (OpKind.ELEMWISE, OpKind.BROADCAST)
@@ -70,6 +70,22 @@ class OnnxNodeRule:
             verdict = self.accepts(proto.domain, proto.op_type)
             reason = "" if verdict is True else verdict or f"{proto.op_type} is not supported"
             yield Found(tuple(sorted(nodes)), f"ONNX {proto.op_type}", str(reason))
+
+
+@dataclass(frozen=True)
+class NarrowRule:
+    """What another rule finds, but for what an engine of narrow integers may get wrong (``frontend.narrow``)."""
+
+    rule: MatchSource
+    engine: str
+
+    def find(self, context: MatchContext) -> Iterator[Found]:
+        """The other rule's finds; those with such an operator come with the reason."""
+        narrowed, nodes = context.model.narrowed, context.graph.nodes
+        for found in self.rule.find(context):
+            why = next((narrowed[s] for n in found.nodes if (s := nodes[n].source) in narrowed), "")
+            reason = f"{self.engine} has too narrow arithmetic: {why}"
+            yield found if found.reason or not why else Found(found.nodes, found.pattern, reason)
 
 
 @dataclass(frozen=True)

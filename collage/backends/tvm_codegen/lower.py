@@ -13,6 +13,7 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from collage.backends.tvm_codegen.artifact import Array, Call, Slot, TensorSpec
+from collage.backends.tvm_codegen.legalise import OPERATORS
 from collage.backends.tvm_codegen.pooling import LEGALIZE
 
 __all__ = ["LoweredKernel", "LoweringError", "first_line", "lower"]
@@ -174,7 +175,10 @@ def _legalise(function: Any, prim_funcs: Mapping[str, Any]) -> Any:
         raise LoweringError(f"the function calls {', '.join(missing)}, not among the PrimFuncs given")
     funcs = {v: prim_funcs[v.name_hint] for v in called}
     mod = tvm.IRModule({**funcs, tvm.ir.GlobalVar("main"): function.with_attr("global_symbol", "main")})
-    passes = [relax.transform.DecomposeOpsForInference(), relax.transform.LegalizeOps(LEGALIZE)]
+    passes = [
+        relax.transform.DecomposeOpsForInference(),
+        relax.transform.LegalizeOps({**LEGALIZE, **OPERATORS}),
+    ]
     try:
         mod = tvm.transform.Sequential(passes)(mod)
     except (RuntimeError, ValueError, TypeError, AttributeError) as error:

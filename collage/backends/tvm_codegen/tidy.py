@@ -129,9 +129,19 @@ def _flip(bits: Any) -> Any:
 
 def _on_ordered(block: Any, store: Any, inner: Any) -> Any:
     kind = type(store.value)
-    value = kind(tirx.BufferLoad(inner, store.indices), let(tirx.reinterpret("int32", store.value.b), _flip))
-    limit = -0x7F800001 if kind is tirx.Max else 0x7F800000  # what -inf and inf become
-    init = tirx.BufferStore(inner, tirx.IntImm("int32", limit), store.indices)
+    worst, best = (
+        (-0x7F800001, 0x7FFFFFFF) if kind is tirx.Max else (0x7F800000, -0x80000000)
+    )  # infinity, NaN
+    value = kind(
+        tirx.BufferLoad(inner, store.indices),
+        let(
+            store.value.b,
+            lambda x: tirx.Select(
+                tirx.isnan(x), tirx.IntImm("int32", best), let(tirx.reinterpret("int32", x), _flip)
+            ),
+        ),
+    )
+    init = tirx.BufferStore(inner, tirx.IntImm("int32", worst), store.indices)
     writes = [tirx.BufferRegion(inner, r.region) for r in block.writes]
     body = tirx.BufferStore(inner, value, store.indices)
     return s_tir.SBlock(block.iter_vars, block.reads, writes, block.name_hint, body, init)

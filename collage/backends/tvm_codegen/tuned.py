@@ -11,6 +11,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 
 from collage.backends.tvm_codegen.arithmetic import vector_math
+from collage.backends.tvm_codegen.keep_nan import keep_nan
 from collage.backends.tvm_codegen.lower import first_line
 from collage.backends.tvm_codegen.traces import check_trace
 
@@ -83,9 +84,8 @@ def replay(func: Any, trace: Any, threads: int) -> Any:
 
 def finished(func: Any, threads: int) -> Any:
     """What is done after MetaSchedule: arithmetic that vectorises, no thread pool for one thread."""
-    return vector_math(
-        func if threads > 1 else tvm_ffi.structural_map(func, (tirx.For, _serial), order="post")
-    )
+    serial = func if threads > 1 else tvm_ffi.structural_map(func, (tirx.For, _serial), order="post")
+    return vector_math(keep_nan(serial))
 
 
 def _serial(loop: Any) -> Any:

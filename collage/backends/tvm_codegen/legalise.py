@@ -1,0 +1,129 @@
+"""Lowering of single operators whose own in TVM is wrong, or other than ONNX Runtime's, for some numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tvm import te, tirx, topi
+
+from collage.backends.tvm_codegen.arithmetic import let
+
+__all__ = ["OPERATORS"]
+
+_FLOATS = ("float16", "float32", "float64")
+
+
+def _arg_reduce(builder: Any, call: Any, most: bool) -> Any:
+    """The first of the largest; what is NaN is passed over, unless it comes first of all.
+
+    TVM's own starts at index -1, which stays where nothing is above the least number, and takes NaN for larger.
+    """
+    (x,) = call.args
+    shape, axis = [int(d) for d in x.ty.shape], call.attrs.axis
+    dtype, index = str(x.ty.dtype), str(call.ty.dtype)
+    if axis is None:
+        return call.op.get_attr("FLegalize")(builder, call)
+    along = int(axis) % len(shape)
+    result = [int(d) for d in call.ty.shape]
+    kept = len(result) == len(shape)
+
+    def better(left: Any, right: Any) -> Any:
+        above = right[1] > left[1] if most else right[1] < left[1]
+        takes = tirx.any(above, tirx.all(right[1] == left[1], right[0] < left[0]))
+        return tirx.Select(takes, right[0], left[0]), tirx.Select(takes, right[1], left[1])
+
+    def start(kind: str, of: str) -> Any:
+        if of not in _FLOATS:
+            return tirx.const(0, kind), tirx.min_value(of) if most else tirx.max_value(of)
+        return tirx.const(0, kind), tirx.const(float("-inf" if most else "inf"), of)
+
+    reducer = te.comm_reducer(better, start, name="first_of_the_most")
+
+    def compute(data: Any) -> Any:
+        k = te.reduce_axis((0, shape[along]), "k")
+
+        def at(indices: Any, position: Any) -> list[Any]:
+            others = [v for d, v in enumerate(indices) if not (kept and d == along)]
+            return [*others[:along], position, *others[along:]]
+
+        def reduced(*i: Any) -> Any:
+            return reducer((tirx.Cast(index, k), data(*at(i, k))), axis=k)
+
+        found, _ = te.compute(result, reduced, name="arg_reduce")
+        if dtype not in _FLOATS:
+            return found
+        zero = tirx.const(0, index)
+        return te.compute(
+            result,
+            lambda *i: tirx.Select(tirx.isnan(data(*at(i, 0))), zero, found(*i)),
+            name="arg_reduce_first",
+        )
+
+    return builder.call_te(compute, x, primfunc_name_hint="argmax" if most else "argmin")
+
+
+def _cast(builder: Any, call: Any) -> Any:
+    """Floats to small and unsigned integers by way of larger ones, as compilers for x86 do: beyond the range they
+    wrap around.
+    """
+    (x,) = call.args
+    source, target = str(x.ty.dtype), str(call.ty.dtype)
+    way = {**dict.fromkeys(("int8", "uint8", "int16", "uint16"), "int32"), "uint32": "int64"}.get(target)
+    if source not in _FLOATS or (way is None and target != "uint64"):
+        return call.op.get_attr("FLegalize")(builder, call)
+
+    def unsigned(value: Any) -> Any:
+        half = tirx.const(2.0**63, str(value.ty.dtype))
+        above = tirx.Cast("uint64", tirx.Cast("int64", value - half)) + tirx.const(2**63, "uint64")
+        return tirx.Select(value >= half, above, tirx.Cast("uint64", tirx.Cast("int64", value)))
+
+    def element(value: Any) -> Any:
+        wide = tirx.Cast("float32", value) if source == "float16" else value
+        return let(wide, unsigned) if way is None else tirx.Cast(target, tirx.Cast(way, wide))
+
+    return builder.call_te(
+        lambda data: te.compute(data.shape, lambda *i: element(data(*i)), name="cast"),
+        x,
+        primfunc_name_hint="cast",
+    )
+
+
+def _sign(builder: Any, call: Any) -> Any:
+    """NaN for NaN, but for float16, where ONNX Runtime has 0; unsigned numbers, which TVM refuses."""
+    (x,) = call.args
+    dtype = str(x.ty.dtype)
+    zero, one = tirx.const(0, dtype), tirx.const(1, dtype)
+
+    def element(value: Any) -> Any:
+        if dtype.startswith("uint"):
+            return tirx.Select(value > zero, one, zero)
+        rest = value if dtype in ("float32", "float64") else zero
+        return tirx.Select(value > zero, one, tirx.Select(value < zero, tirx.const(-1, dtype), rest))
+
+    return builder.call_te(
+        lambda data: te.compute(data.shape, lambda *i: let(data(*i), element), name="sign"),
+        x,
+        primfunc_name_hint="sign",
+    )
+
+
+def _equal(builder: Any, call: Any) -> Any:
+    """Of booleans, which TVM compares as floats: LLVM refuses that."""
+    if str(call.args[0].ty.dtype) != "bool":
+        return call.op.get_attr("FLegalize")(builder, call)
+    return builder.call_te(
+        lambda a, b: topi.equal(topi.cast(a, "uint8"), topi.cast(b, "uint8")),
+        *call.args,
+        primfunc_name_hint="equal",
+    )
+
+
+OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "relax.argmax": lambda builder, call: _arg_reduce(builder, call, True),
+    "relax.argmin": lambda builder, call: _arg_reduce(builder, call, False),
+    "relax.astype": _cast,
+    "relax.sign": _sign,
+    "relax.equal": _equal,
+}
+"""By Relax name."""

@@ -1,0 +1,199 @@
+"""What an engine that computes integers in 32 bits or in float32, and float64 in float32, would get wrong.
+
+OpenVINO turns 64-bit integers into 32-bit ones as soon as an operator has read them, divides, compares and reduces
+32-bit ones in float32, which has 24 bits, and saturates those of 8 bits; TensorRT is no wider. What is bounded by less
+is right there: indices, extents, constants, and what is calculated from these.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+
+import onnx
+import onnx.inliner
+from onnx import TensorProto
+
+from collage.frontend.bounds import EXTENTS, INTEGERS, MOVES, Bounds, Types, integer_bounds
+from collage.frontend.index_limits import index_limits
+from collage.frontend.infer import infer_types
+from collage.frontend.scopes import bodies, captures
+
+log = logging.getLogger(__name__)
+
+EXACT = 2**24
+"""Integers up to here are exact in float32."""
+
+_WIDE = (TensorProto.INT64, TensorProto.UINT64)
+_LARGE_BYTES = 1024
+
+_PARAMETERS: Mapping[str, frozenset[int]] = {
+    **dict.fromkeys(("Reshape", "Expand", "Tile", "Squeeze", "Unsqueeze", "TopK"), frozenset([1])),
+    **dict.fromkeys(("Split", "CumSum", "Trilu", "OneHot", "Dropout", "CenterCropPad"), frozenset([1])),
+    **dict.fromkeys(("Gather", "GatherElements", "GatherND", "ScatterElements"), frozenset([1])),
+    "ScatterND": frozenset([1]),
+    "Slice": frozenset([1, 2, 3, 4]),
+    "Pad": frozenset([1, 3]),
+    "Resize": frozenset([3]),
+    "ConstantOfShape": frozenset([0]),
+    "NonMaxSuppression": frozenset([2]),
+    "RoiAlign": frozenset([2]),
+    "Loop": frozenset([0]),
+    "AffineGrid": frozenset([1]),
+}
+"""Inputs that are extents, axes or indices: those that are no small numbers are no valid ones."""
+
+_QUANTISED = frozenset(
+    "ConvInteger DequantizeLinear DynamicQuantizeLinear MatMulInteger QLinearConv QLinearMatMul QuantizeLinear".split()
+)
+"""Operators on 8 bits whose standard says how they saturate and that they sum in 32 bits."""
+
+
+def narrowed_nodes(model: onnx.ModelProto) -> Mapping[int, str]:
+    """The nodes of the main graph, by index, that an engine of narrow arithmetic may get wrong, and why.
+
+    Types of values that the model does not declare are inferred. Inputs that are indices are taken for checked before
+    a run (see ``index_limits``).
+    """
+    typed = _with_types(model)
+    limits = {name: Bounds(-rows, rows - 1) for name, rows in index_limits(typed).items()}
+    return dict(_problems(typed.graph, Types.of(typed.graph), limits))
+
+
+def whole_problem(model: onnx.ModelProto) -> str:
+    """Why such an engine may get the model wrong; "" where it does not."""
+    if model.functions:
+        try:
+            model = onnx.inliner.inline_local_functions(model)
+        except (RuntimeError, ValueError) as error:  # above 2 GiB
+            log.info("functions are not looked into: %s", error)
+    return next(iter(narrowed_nodes(model).values()), "")
+
+
+def _problems(graph: onnx.GraphProto, types: Types, known: Mapping[str, Bounds]) -> Iterator[tuple[int, str]]:
+    found = integer_bounds(graph, types, known)
+    indices = _only_indices(graph)
+    for index, node in enumerate(graph.node):
+        reason = _problem(node, types, found, indices) or _inside(node, types, found)
+        if reason:
+            yield index, f"{node.op_type}{f' ({node.name})' if node.name else ''} {reason}"
+
+
+def _inside(node: onnx.NodeProto, types: Types, found: Mapping[str, Bounds | None]) -> str:
+    """What is wrong in the node's bodies, or ""."""
+    for body in bodies(node):
+        own = Types.of(body)
+        scope = Types({**types.elements, **own.elements}, {**types.shapes, **own.shapes})
+        known = {name: each for name in captures(node) if (each := found.get(name)) is not None}
+        if node.op_type == "Loop":
+            known[body.input[0].name] = EXTENTS  # counts the iterations
+        for _, reason in _problems(body, scope, known):
+            return f"holds {reason}"
+    return ""
+
+
+def _problem(
+    node: onnx.NodeProto, types: Types, found: Mapping[str, Bounds | None], indices: frozenset[str]
+) -> str:
+    elements = types.elements
+    for name in (*node.input, *node.output):
+        if elements.get(name) == TensorProto.DOUBLE:
+            return "is of float64, which the engine computes in 32 bits"
+    skipped = _PARAMETERS.get(node.op_type, frozenset())
+    read = [name for p, name in enumerate(node.input) if p not in skipped and _counts(types, name)]
+    made = [name for name in node.output if _counts(types, name)]
+    values = [name for name in (*read, *made) if name not in indices]
+    if not values:
+        return ""
+    if node.op_type in MOVES or (node.op_type == "Where" and not _counts(types, node.input[0])):
+        return _unless_held(node, types, found, [name for name in values if elements[name] in _WIDE])
+    if node.op_type == "Cast":
+        return _cast_problem(node, types, found)
+    if node.op_type in _QUANTISED and all(elements[name] not in _WIDE for name in values):
+        return ""
+    for name in values:
+        bounds = found.get(name)
+        low, high = INTEGERS[elements[name]]
+        if bounds is None or not bounds.within(max(low, -EXACT), min(high, EXACT)):
+            return f"computes with {_type_name(elements[name])}, which the engine does in fewer bits"
+    return ""
+
+
+def _unless_held(
+    node: onnx.NodeProto, types: Types, found: Mapping[str, Bounds | None], names: list[str]
+) -> str:
+    low, high = INTEGERS[TensorProto.INT32]
+    for name in names:
+        bounds = found.get(name)
+        if bounds is None or not bounds.within(low, high):
+            return f"gives {_type_name(types.elements[name])} on, which the engine keeps in 32 bits"
+    return ""
+
+
+def _cast_problem(node: onnx.NodeProto, types: Types, found: Mapping[str, Bounds | None]) -> str:
+    """Integers to float are right, since wide ones come from no other operator; others have to fit."""
+    source, target = types.elements.get(node.input[0], 0), types.elements.get(node.output[0], 0)
+    if target not in INTEGERS:
+        return ""
+    if source not in INTEGERS:
+        if target in (TensorProto.INT32, TensorProto.BOOL):
+            return ""
+        return f"makes {_type_name(target)} of numbers, which the engine does in another way"
+    bounds = found.get(node.input[0])
+    low, high = INTEGERS[target]
+    if target == TensorProto.BOOL:
+        low, high = -EXACT, EXACT
+    most = INTEGERS[TensorProto.INT32]
+    if bounds is None or not bounds.within(max(low, most[0]), min(high, most[1])):
+        if source == TensorProto.INT32 and target == TensorProto.INT64:
+            return ""
+        return f"makes {_type_name(target)} of {_type_name(source)}, which the engine keeps in 32 bits"
+    return ""
+
+
+def _counts(types: Types, name: str) -> bool:
+    return types.is_integer(name) and types.elements[name] != TensorProto.BOOL
+
+
+def _type_name(element: int) -> str:
+    return str(TensorProto.DataType.Name(element)).lower()
+
+
+def _only_indices(graph: onnx.GraphProto) -> frozenset[str]:
+    """Values that end as indices, extents or axes, perhaps after they were moved, and are nothing else."""
+    other = {info.name for info in graph.output}
+    indices: set[str] = set()
+    for node in reversed(graph.node):
+        moved = node.op_type in MOVES or node.op_type == "Cast"
+        passed = moved and all(name in indices and name not in other for name in node.output if name)
+        for position, name in enumerate(node.input):
+            if position in _PARAMETERS.get(node.op_type, ()) or passed:
+                indices.add(name)
+            else:
+                other.add(name)
+        other.update(captures(node))
+    return frozenset(indices - other)
+
+
+def _with_types(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model, or a copy without its large weights in which all types are inferred."""
+    types = Types.of(model.graph)
+    if all(name in types.elements for node in model.graph.node for name in node.output if name):
+        return model
+    bare = onnx.ModelProto(ir_version=model.ir_version)
+    bare.opset_import.extend(model.opset_import)
+    bare.functions.extend(model.functions)
+    graph = bare.graph
+    graph.name = model.graph.name or "graph"
+    graph.node.extend(model.graph.node)
+    graph.input.extend(model.graph.input)
+    graph.output.extend(model.graph.output)
+    graph.value_info.extend(model.graph.value_info)
+    for tensor in model.graph.initializer:
+        if tensor.data_type in INTEGERS or tensor.ByteSize() < _LARGE_BYTES:
+            graph.initializer.add().CopyFrom(tensor)
+        else:
+            graph.input.append(
+                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+            )
+    return infer_types(bare)

@@ -1,0 +1,1 @@
+"""What every backend makes of special values, beside ONNX Runtime: see `scripts/semantics`."""

@@ -1,0 +1,121 @@
+"""A part of the sweep of special values (`scripts/semantics` has all of it): no backend's integers differ from ONNX
+Runtime's, and its floats only on NaN and infinities, for operators that are known for it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+sys.path.insert(0, str(SCRIPTS))  # as it is for the script itself
+
+from sweep.cases import all_cases, name_of  # noqa: E402
+from sweep.run import Cell, same, try_case  # noqa: E402
+from sweep.table import FINITE_ONLY, INEXACT, NOT_OFFERED, SAME, verdict  # noqa: E402
+
+import collage  # noqa: E402
+from collage.backends.registry import builtin_registry  # noqa: E402
+from tests.frontend.onnx_cases import Case  # noqa: E402
+
+CASES = {name_of(each): each for each in all_cases()}
+
+EXACT = "onnxruntime tvm".split()
+"""Backends that have NaN and infinities as ONNX Runtime has them, but for these operators."""
+WINDOWS = ("MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin")
+"""Where ONNX Runtime's own answer depends on where the NaN is."""
+
+KNOWN: dict[str, list[Cell]] = {}
+
+FLOATS = [
+    "Relu18--(float32;2x3x67)",
+    "Sign18--(float32;2x3x67)",
+    "Clip18-clip-(float32,c;2x3x4,)",
+    "Max18--(float32,float32;3x37,37)",
+    "Softmax18--axis=-1(float32;2x3x67)",
+    "ThresholdedRelu18--alpha=0.3(float32;2x3x67)",
+    "ReduceMin18--keepdims=0(float32,c;2x3x4,1)",
+    "ArgMax18--axis=-1-keepdims=0(float32;2x3x67)",
+    "ArgMin18--axis=1-keepdims=0-select_last_index=0(float64;4x3x5x7)",
+    "Mul18--(float64,float64;3x37,37)",
+]
+INTEGERS = [
+    "Mul18--(int64,int64;3x37,37)",
+    "Add18--(uint8,uint8;3x37,37)",
+    "Div18--(int32,int32;3x37,37)",
+    "Mod18--(int64,c;3x37,)",
+    "Greater18--(uint64,uint64;3x37,37)",
+    "ReduceSum18--keepdims=0(int64,c;4x3x5x7,1)",
+    "ReduceMax18--keepdims=0(int32,c;4x3x5x7,1)",
+    "Transpose18--(int64;4x3x5x7)",
+    "Concat18--axis=0(uint16,uint16;3x37,3x37)",
+    "Cast18--to=7(uint32;3x37)",
+    "Cast18--to=1(int64;3x37)",
+]
+
+
+@pytest.fixture(scope="module")
+def backends() -> dict[str, collage.Backend]:
+    registry = builtin_registry(with_entry_points=False)
+    return {name: registry[name] for name, found in registry.availability().items() if found}
+
+
+def cells(name: str, backends: dict[str, collage.Backend]) -> list[Cell]:
+    with np.errstate(all="ignore"):
+        found = list(try_case(CASES[name], backends))
+    assert any(cell.status == "same" for cell in found), found
+    return found
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_floats(name: str, backends: dict[str, collage.Backend]) -> None:
+    for backend in backends:
+        mine = [cell for cell in cells_of(name, backends) if cell.backend == backend]
+        wrong = [cell for cell in mine if cell.status == "wrong" and cell.kind != "denormals"]
+        assert all(cell.kind in ("NaN", "infinities") for cell in wrong), wrong
+        assert not wrong or backend not in EXACT or CASES[name].op in WINDOWS, wrong
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers(name: str, backends: dict[str, collage.Backend]) -> None:
+    assert not [cell for cell in cells_of(name, backends) if cell.status == "wrong"]
+
+
+def cells_of(name: str, backends: dict[str, collage.Backend]) -> list[Cell]:
+    """Each case is tried once."""
+    if name not in KNOWN:
+        KNOWN[name] = cells(name, backends)
+    return KNOWN[name]
+
+
+def test_words_of_the_table() -> None:
+    def cell(kind: str, status: str) -> Cell:
+        return Cell("Relu", "Relu", "float32", "tvm", kind, status)
+
+    assert verdict([cell("", "not offered")]) == NOT_OFFERED
+    assert verdict([cell("NaN", "same")]) == SAME
+    assert verdict([cell("NaN", "wrong"), cell("usual numbers", "same")]) == FINITE_ONLY
+    assert verdict([cell("NaN", "wrong"), cell("usual numbers", "wrong")]) == INEXACT
+    assert verdict([cell("denormals", "wrong")]).startswith(SAME)
+
+
+def test_what_counts_as_the_same() -> None:
+    nan, inf = np.nan, np.inf
+    expected = np.array([1.0, nan, inf, 0.0, 1e-40], np.float32)
+    actual = np.array([1.00001, nan, inf, -0.0, 0.0], np.float32)
+    assert same(actual, expected).all()
+    assert not same(np.array([1.1, 0.0, -inf, nan, 1.0], np.float32), expected).any()
+    assert not same(np.array([1]), np.array([1], np.int32)).any()
+
+
+def test_every_case_has_a_name_of_its_own() -> None:
+    found = all_cases()
+    assert len(found) == len({name_of(each) for each in found}) > 1000
+    assert {type(each) for each in found} == {Case}
+    assert all(re.fullmatch(r"[\x20-\x7e]+", name_of(each)) for each in found)
