@@ -56,7 +56,10 @@ def narrowed_nodes(model: onnx.ModelProto) -> Mapping[int, str]:
     a run (see ``index_limits``).
     """
     typed = _with_types(model)
-    limits = {name: Bounds(-rows, rows - 1) for name, rows in index_limits(typed).items()}
+    limits = {}
+    for name, rows in index_limits(typed).items():
+        most = rows if isinstance(rows, int) else max(rows)  # one for each column, or one for all
+        limits[name] = Bounds(-most, most - 1)
     return dict(_problems(typed.graph, Types.of(typed.graph), limits))
 
 
