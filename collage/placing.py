@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from collage.backends.base import VIEW, Backend, BackendKind
@@ -77,6 +77,20 @@ class Placer:
             self.offers += new
         return placing
 
+    def refresh(self) -> None:
+        """Take over what was rejected since it was measured, by whoever ran it in a network."""
+        self.outcomes.update(self.measurer.known(self.outcomes))
+
+    def without_mix(self, placing: Placing) -> Placing:
+        """The placing where the mix cannot be used: one kernel has all of the model. Raises NoPlacementError."""
+        if placing.placement is not placing.mix:
+            return replace(placing, mix=None)
+        graph = self.measurer.model.graph
+        idle = {n for view in self.views for n in view.nodes}
+        whole = [c for c in placing.found.candidates if len({*c.nodes, *idle}) == len(graph.nodes)]
+        placement = place(graph, whole, self.epsilon_us, margin=NOISE_MARGIN, changes_us=placing.changes_us)
+        return replace(placing, mix=None, placement=placement)
+
     def tunings(self) -> dict[Request, str]:
         """The records of Backend.tune."""
         return {
@@ -91,7 +105,8 @@ class Placer:
         on_team = {name for name, backend in self.backends.items() if backend.on_team()}
         outcomes = corrections.outcomes(self.outcomes)
         found = collect(model, self.offers, self.views, outcomes, self.rejected, on_team)
-        changes_us = {**self._changes_us(found.candidates), **corrections.changes_us}
+        changes_us = self._changes_us(found.candidates)
+        changes_us |= {change: us for change, us in corrections.changes_us.items() if change in changes_us}
         started = time.perf_counter()
         best = partial(place, graph, epsilon_us=self.epsilon_us, margin=NOISE_MARGIN, changes_us=changes_us)
         placement = best(found.candidates)

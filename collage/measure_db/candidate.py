@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 import onnx
@@ -65,6 +66,11 @@ class BoundKernel:
     layouts: _Layouts
     another: Callable[[], BoundKernel]
     load_s: float
+    artifact: bytes
+
+
+Keep: TypeAlias = Callable[[BuildOptions, bytes], None]
+"""Takes an artifact, and the options that it was built with."""
 
 
 def measure_candidate(
@@ -74,17 +80,20 @@ def measure_candidate(
     store: ValueStore,
     sample_s: float = 0.25,
     original: onnx.ModelProto | None = None,
+    keep: Keep | None = None,
 ) -> Outcome:
     """Tune and build the kernel, compare two runs with the reference values, and time it with cold weights.
 
     Sampling takes about ``sample_s`` seconds; see ``time_calls``. ``original`` is what the backend compiles instead of
-    the subgraph, where that is all of the model.
+    the subgraph, where that is all of the model. ``keep`` takes what was measured.
     """
     try:
         options = tuned(subgraph, backend, options)
         kernel = build(subgraph, backend, options, store, original)
         error = check_numbers(subgraph, kernel, store)
         timing = _time(_instances(subgraph, kernel), sample_s)
+        if keep is not None:
+            keep(options, kernel.artifact)
     except RejectedError as rejected:
         return rejected.rejection
     except MemoryError:
@@ -112,6 +121,18 @@ def build(
     original: onnx.ModelProto | None = None,
 ) -> BoundKernel:
     """Compile, load and bind the candidate. Raises RejectedError."""
+    with stage("codegen"):
+        if original is None:
+            artifact = backend.codegen(subgraph, options)
+        else:
+            artifact = backend.codegen_model(original, options)
+    return load(subgraph, backend, options, store, artifact)
+
+
+def load(
+    subgraph: Subgraph, backend: Backend, options: BuildOptions, store: ValueStore, artifact: bytes
+) -> BoundKernel:
+    """Load and bind what was compiled. Raises RejectedError."""
     layouts = _Layouts.of(subgraph, options.variant)
     inputs = tuple(
         aligned_copy(to_layout(_reference(subgraph, value, store), layout))
@@ -121,11 +142,6 @@ def build(
         aligned_array(stored_type(found, layout))
         for found, layout in zip(subgraph.output_types, layouts.outputs, strict=True)
     )
-    with stage("codegen"):
-        if original is None:
-            artifact = backend.codegen(subgraph, options)
-        else:
-            artifact = backend.codegen_model(original, options)
 
     def instance() -> BoundKernel:
         start = time.perf_counter()
@@ -133,7 +149,8 @@ def build(
             loaded = backend.load(artifact, options)
         with stage("bind"):
             call = loaded.bind(inputs, outputs)
-        return BoundKernel(loaded, call, inputs, outputs, layouts, instance, time.perf_counter() - start)
+        load_s = time.perf_counter() - start
+        return BoundKernel(loaded, call, inputs, outputs, layouts, instance, load_s, artifact)
 
     return instance()
 

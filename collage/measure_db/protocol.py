@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from collage.backends.base import ALL_PLAIN, BuildOptions, Variant
@@ -14,6 +15,16 @@ from collage.measure_db.timing import Timing
 
 ORIGINAL_FILE = "original.onnx"
 """In the folder of Init: the model as its author wrote it, with inputs and outputs in the graph's order."""
+
+
+def artifact_folder(folder: str) -> Path:
+    """Where in the folder of Init the artifacts are."""
+    return Path(folder) / "artifacts"
+
+
+def plan_folder(folder: str) -> Path:
+    """Where in it the plans' files are."""
+    return Path(folder) / "plans"
 
 
 @dataclass(frozen=True)
@@ -126,7 +137,7 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Measure:
-    """Measure one candidate, with samples for ``sample_s`` seconds. Reply: an Outcome.
+    """Measure one candidate, with samples for ``sample_s`` seconds, and keep its artifact. Reply: an Outcome.
 
     The worker ends itself long after ``limit_s`` seconds.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -62,25 +62,29 @@ def load_tail(parts: Parts, head: Executor, backends: Backends) -> TailExecutor:
 
 
 def build_executor(parts: Parts, backends: Backends) -> Executor:
-    """Load the kernels of the launches and bind them; regions with one artifact share a kernel.
+    """Load the kernels of the launches and bind them. Raises CollageError like load_kernels."""
+    kernels = load_kernels(parts.program, parts.artifacts, backends)
+    return Executor(parts.program, [*kernels], parts.constants)
+
+
+def load_kernels(program: Program, artifacts: Sequence[Artifact], backends: Backends) -> Iterator[Kernel]:
+    """The kernels of the launches, one after another; regions with one artifact share a kernel.
 
     Raises CollageError naming the region that cannot be loaded.
     """
-    kernels: list[Kernel] = []
     loaded: dict[tuple[int, str, BuildOptions], Kernel] = {}
-    for region, artifact in zip(parts.program.launches, parts.artifacts, strict=False):  # a tail has none
+    for region, artifact in zip(program.launches, artifacts, strict=False):  # a tail has none
         options = BuildOptions(threads=region.threads, exclusive=region.exclusive, profile=region.profile)
         key = id(artifact), region.backend, options
         try:
             if key not in loaded:
                 whole = artifact if isinstance(artifact, Framed) else bytes(artifact)
                 loaded[key] = backends[region.backend].load(whole, options)
-            kernels.append(loaded[key])
         except Exception as error:
             raise CollageError(
                 f"the {region.backend} kernel {'+'.join(region.ops[:6])} cannot be loaded: {error}"
             ) from error
-    return Executor(parts.program, kernels, parts.constants)
+        yield loaded[key]
 
 
 def summary_of(report: Report, program: Program) -> dict[str, Any]:
