@@ -1,0 +1,147 @@
+"""Kernels that are right and fast alone, and crash, hang, raise or err in a network: the compile ends well."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+
+import collage
+from collage.backends.base import Backend, BuildOptions
+from collage.backends.layout import LayoutChange
+from collage.backends.onnxruntime import OnnxRuntime
+from collage.backends.view import View
+from collage.frontend.subgraph import Subgraph
+from tests.backends_for_tests import onnx_model
+from tests.beside import Beside, Engine
+
+
+def chain() -> onnx.ModelProto:
+    """x → relu → tanh → exp → mul by a constant → y."""
+    kind = ((4, 64), TensorProto.FLOAT)
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node("Tanh", ["a"], ["b"]),
+        helper.make_node("Exp", ["b"], ["c"]),
+        helper.make_node("Mul", ["c", "w"], ["y"]),
+    ]
+    return onnx_model(nodes, {"x": kind}, {"y": kind}, {"w": np.linspace(1, 2, 64, dtype=np.float32)})
+
+
+def compiled(database: Path, *backends: Backend, **options: object) -> collage.CompiledModule:
+    registry = collage.Registry()
+    for backend in (View(), LayoutChange(), *backends):
+        registry.register(backend)
+    model = chain()
+    module = collage.compile(
+        model, registry=registry, db=database, progress=False, threads=1, time_limit_s=3.0, **options
+    )  # type: ignore[call-overload]
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    for seed in range(6):
+        x = np.random.default_rng(seed).standard_normal((4, 64)).astype(np.float32)
+        (expected,) = session.run(None, {"x": x})
+        np.testing.assert_allclose(module(x), expected, rtol=1e-5, atol=1e-6)
+    return module
+
+
+def reasons(module: collage.CompiledModule, backend: str) -> list[str]:
+    """Why candidates of the backend were rejected after they had been measured."""
+    return [
+        c.reason for c in module.report.candidates if c.backend == backend and "in the network" in c.reason
+    ]
+
+
+WAYS = [
+    ("errs", "third call", "inaccurate: in the network, after beside relu: in call 3, output 0 differs by"),
+    ("segfaults", "at once", "crashed: in the network, after beside relu: SIGSEGV"),
+    ("hangs", "seventh call", "timeout: in the network, after beside relu: took more than"),
+    ("raises", "seventh call", "failed: in the network, after beside relu: run: RuntimeError: worn out"),
+]
+
+
+@pytest.mark.parametrize(("way", "moment", "words"), WAYS)
+def test_a_kernel_that_fails_in_the_network_is_rejected_and_remembered(
+    way: str, moment: str, words: str, tmp_path: Path
+) -> None:
+    backends = Beside(way, moment), OnnxRuntime()
+    module = compiled(tmp_path / "db.sqlite", *backends)
+    (reason,) = reasons(module, "beside")
+    assert reason.startswith(words)
+    assert any(words in note for note in module.report.notes)
+    again = compiled(tmp_path / "db.sqlite", *backends)
+    assert again.report.measurements_made == 0
+    assert reasons(again, "beside") == [reason]
+    assert not any("not used" in note for note in again.report.notes)
+
+
+@pytest.mark.parametrize(("way", "moment"), [(way, moment) for way, moment, _ in WAYS])
+def test_quick(way: str, moment: str, tmp_path: Path) -> None:
+    backends = Beside(way, moment), OnnxRuntime()
+    module = compiled(tmp_path / "db.sqlite", *backends, quick=True)
+    again = compiled(tmp_path / "db.sqlite", *backends, quick=True)
+    assert reasons(again, "beside") == reasons(module, "beside")
+    assert not any("not used" in note for note in again.report.notes)
+
+
+def test_a_network_that_fails_when_nobody_looks_is_dropped(tmp_path: Path) -> None:
+    backends = Beside("segfaults", "unnoted"), OnnxRuntime()
+    module = compiled(tmp_path / "db.sqlite", *backends)
+    assert {region.backend for region in module.program.launches} == {"onnxruntime"}
+    assert any("fails as a whole: crashed: in the network: SIGSEGV" in note for note in module.report.notes)
+    again = compiled(tmp_path / "db.sqlite", *backends)
+    assert again.report.measurements_made == 0
+    assert {region.backend for region in again.program.launches} == {"onnxruntime"}
+
+
+def test_the_graph_level_goes_on_without_a_region_that_fails(tmp_path: Path) -> None:
+    backends = Engine("segfaults", "at once"), Beside(), OnnxRuntime()
+    module = compiled(tmp_path / "db.sqlite", *backends, level="graph", budget_s=4.0)
+    assert module.report.graph_level is not None
+    again = compiled(tmp_path / "db.sqlite", *backends, level="graph", budget_s=4.0)
+    assert again.report.measurements_made == 0
+    assert again.report.graph_level == module.report.graph_level
+
+
+class CountingOnnxRuntime(OnnxRuntime):
+    def __init__(self, log: Path) -> None:
+        self.log = log
+
+    def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
+        with self.log.open("a") as file:
+            file.write(f"{os.getpid()} onnxruntime {subgraph.nodes}\n")
+        return super().codegen(subgraph, options)
+
+    def codegen_model(self, model: onnx.ModelProto, options: BuildOptions) -> bytes:
+        with self.log.open("a") as file:
+            file.write(f"{os.getpid()} onnxruntime original {options.profile}\n")
+        return super().codegen_model(model, options)
+
+
+def test_what_was_measured_is_what_ships(tmp_path: Path) -> None:
+    """Codegen runs once for each kernel, in the worker; for kernels known from the database, when they ship."""
+    log = tmp_path / "codegen"
+    backends = Beside(log=log), CountingOnnxRuntime(log)
+    module = compiled(tmp_path / "db.sqlite", *backends)
+    lines = [line.split(" ", 1) for line in log.read_text().splitlines()]
+    assert str(os.getpid()) not in {pid for pid, _ in lines}
+    counts = Counter(what for _, what in lines if "original" not in what)
+    assert set(counts.values()) == {1}
+    log.unlink()
+    again = compiled(tmp_path / "db.sqlite", *backends)
+    assert [r.nodes for r in again.program.launches] == [r.nodes for r in module.program.launches]
+    assert len(log.read_text().splitlines()) == len(again.program.launches) + log.read_text().count(
+        "original"
+    )
+
+
+def test_a_kernel_that_cannot_be_made_again_is_left_out(tmp_path: Path) -> None:
+    compiled(tmp_path / "db.sqlite", Beside(), OnnxRuntime())
+    module = compiled(tmp_path / "db.sqlite", Beside("refuses"), OnnxRuntime())
+    assert "unsupported: not today" in {c.reason for c in module.report.candidates}
+    assert {region.backend for region in module.program.launches} == {"onnxruntime"}
