@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import onnx
 
 import collage
 from collage.backends.base import BackendKind, BuildOptions, Call, Kernel, UnsupportedError
+from collage.backends.onnxruntime import OnnxRuntime
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
 from tests.backends_for_tests import NumpyBackend
@@ -56,8 +58,8 @@ class TakeAll(collage.BasePatternRule):
 
 
 class Beside(NumpyBackend):
-    """Misbehaves in a ``way`` at a ``moment``: in the third call, or beside other kernels: at once, in the seventh call,
-    or only where nobody takes the time of its launches. ``log`` gets a line for each codegen.
+    """Misbehaves in a ``way`` at a ``moment``: in the third call, or beside others at once, or in the seventh call, or
+    where nobody takes the time of its launches. ``log`` gets a line for each codegen.
     """
 
     name: ClassVar[str] = "beside"
@@ -93,6 +95,39 @@ class Engine(Beside):
         from collage.patterns.regions import EngineRule, WindowRule
 
         return (EngineRule(), WindowRule())
+
+
+class Slow(OnnxRuntime):
+    """Always right, and never the fastest. ``log`` gets a line for each codegen."""
+
+    def __init__(self, log: Path | None = None) -> None:
+        self.log = log
+
+    def codegen_model(self, model: onnx.ModelProto, options: BuildOptions) -> bytes:
+        if self.log is not None:
+            names = " ".join(node.name for node in model.graph.node)
+            with self.log.open("a") as file:
+                file.write(f"{os.getpid()} {self.name} {names} {options.profile}\n")
+        return super().codegen_model(model, options)
+
+    def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
+        return _Slowed(super().load(artifact, options))
+
+
+class _Slowed(Kernel):
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+
+    def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call:
+        call = self.kernel.bind(inputs, outputs)
+
+        def run() -> None:
+            call()
+            end = time.perf_counter() + 50e-6
+            while time.perf_counter() < end:
+                pass
+
+        return run
 
 
 class _Misbehaving(Kernel):

@@ -144,14 +144,15 @@ class Plans:
             spare = max(0, _OPEN - len(names))
             for name in others[: max(0, len(others) - spare)]:
                 del self._opened[name]
-            message = OpenPlan(plan.name, plan, tuple(self._opened), self._limit_s(plan))
+            limit_s = self._limit_s(plan) + _LAUNCH_S * len(plan.kernels)
+            message = OpenPlan(plan.name, plan, tuple(self._opened), limit_s)
             opened: PlanOpened = self._ask(message, [plan], search=search)
             self._opened[plan.name] = opened.run_s
 
     def _limit_s(self, plan: Plan) -> float:
         predicted_s = sum(region.cost_us for region in plan.program.launches) / 1e6
         run_s = max(predicted_s, self._opened.get(plan.name, 0.0))
-        return self._measurer.time_limit_s + _LAUNCH_S * len(plan.kernels) + _RUNS * run_s
+        return self._measurer.time_limit_s + _RUNS * run_s
 
     def _meet(self) -> WorkerProcess:
         """The worker; a new one has nothing open."""

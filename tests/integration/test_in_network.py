@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,13 +15,14 @@ import pytest
 from onnx import TensorProto, helper
 
 import collage
-from collage.backends.base import Backend, BuildOptions
+from collage.backends.base import Backend
 from collage.backends.layout import LayoutChange
-from collage.backends.onnxruntime import OnnxRuntime
 from collage.backends.view import View
-from collage.frontend.subgraph import Subgraph
+from collage.compiler import CompileOptions, compile_model
+from collage.measure_db.effort import QUICK
+from collage.measure_db.process import Workers
 from tests.backends_for_tests import onnx_model
-from tests.beside import Beside, Engine
+from tests.beside import Beside, Engine, Slow
 
 
 def chain() -> onnx.ModelProto:
@@ -34,14 +37,24 @@ def chain() -> onnx.ModelProto:
     return onnx_model(nodes, {"x": kind}, {"y": kind}, {"w": np.linspace(1, 2, 64, dtype=np.float32)})
 
 
-def compiled(database: Path, *backends: Backend, **options: object) -> collage.CompiledModule:
+@pytest.fixture(scope="module", autouse=True)
+def workers() -> Iterator[None]:
+    """One for all compiles, as long as no kernel ends it: most of a start is importing TVM."""
+    with Workers() as kept:
+        _workers.append(kept)
+        yield
+
+
+_workers: list[Workers] = []
+
+
+def compiled(database: Path, *backends: Backend, **options: Any) -> collage.CompiledModule:
     registry = collage.Registry()
     for backend in (View(), LayoutChange(), *backends):
         registry.register(backend)
     model = chain()
-    module = collage.compile(
-        model, registry=registry, db=database, progress=False, threads=1, time_limit_s=3.0, **options
-    )  # type: ignore[call-overload]
+    asked = CompileOptions(db=database, threads=1, time_limit_s=2.0, **options)
+    module = compile_model(model, asked, registry, lambda _: None, _workers[-1])
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     for seed in range(6):
         x = np.random.default_rng(seed).standard_normal((4, 64)).astype(np.float32)
@@ -60,7 +73,7 @@ def reasons(module: collage.CompiledModule, backend: str) -> list[str]:
 WAYS = [
     ("errs", "third call", "inaccurate: in the network, after beside relu: in call 3, output 0 differs by"),
     ("segfaults", "at once", "crashed: in the network, after beside relu: SIGSEGV"),
-    ("hangs", "seventh call", "timeout: in the network, after beside relu: took more than"),
+    ("hangs", "at once", "timeout: in the network, after beside relu: took more than"),
     ("raises", "seventh call", "failed: in the network, after beside relu: run: RuntimeError: worn out"),
 ]
 
@@ -69,7 +82,7 @@ WAYS = [
 def test_a_kernel_that_fails_in_the_network_is_rejected_and_remembered(
     way: str, moment: str, words: str, tmp_path: Path
 ) -> None:
-    backends = Beside(way, moment), OnnxRuntime()
+    backends = Beside(way, moment), Slow()
     module = compiled(tmp_path / "db.sqlite", *backends)
     (reason,) = reasons(module, "beside")
     assert reason.startswith(words)
@@ -82,15 +95,15 @@ def test_a_kernel_that_fails_in_the_network_is_rejected_and_remembered(
 
 @pytest.mark.parametrize(("way", "moment"), [(way, moment) for way, moment, _ in WAYS])
 def test_quick(way: str, moment: str, tmp_path: Path) -> None:
-    backends = Beside(way, moment), OnnxRuntime()
-    module = compiled(tmp_path / "db.sqlite", *backends, quick=True)
-    again = compiled(tmp_path / "db.sqlite", *backends, quick=True)
+    backends = Beside(way, moment), Slow()
+    module = compiled(tmp_path / "db.sqlite", *backends, effort=QUICK)
+    again = compiled(tmp_path / "db.sqlite", *backends, effort=QUICK)
     assert reasons(again, "beside") == reasons(module, "beside")
     assert not any("not used" in note for note in again.report.notes)
 
 
 def test_a_network_that_fails_when_nobody_looks_is_dropped(tmp_path: Path) -> None:
-    backends = Beside("segfaults", "unnoted"), OnnxRuntime()
+    backends = Beside("segfaults", "unnoted"), Slow()
     module = compiled(tmp_path / "db.sqlite", *backends)
     assert {region.backend for region in module.program.launches} == {"onnxruntime"}
     assert any("fails as a whole: crashed: in the network: SIGSEGV" in note for note in module.report.notes)
@@ -100,38 +113,22 @@ def test_a_network_that_fails_when_nobody_looks_is_dropped(tmp_path: Path) -> No
 
 
 def test_the_graph_level_goes_on_without_a_region_that_fails(tmp_path: Path) -> None:
-    backends = Engine("segfaults", "at once"), Beside(), OnnxRuntime()
-    module = compiled(tmp_path / "db.sqlite", *backends, level="graph", budget_s=4.0)
+    backends = Engine("segfaults", "at once"), Beside(), Slow()
+    module = compiled(tmp_path / "db.sqlite", *backends, graph_level_s=4.0)
     assert module.report.graph_level is not None
-    again = compiled(tmp_path / "db.sqlite", *backends, level="graph", budget_s=4.0)
+    again = compiled(tmp_path / "db.sqlite", *backends, graph_level_s=4.0)
     assert again.report.measurements_made == 0
     assert again.report.graph_level == module.report.graph_level
-
-
-class CountingOnnxRuntime(OnnxRuntime):
-    def __init__(self, log: Path) -> None:
-        self.log = log
-
-    def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
-        with self.log.open("a") as file:
-            file.write(f"{os.getpid()} onnxruntime {subgraph.nodes}\n")
-        return super().codegen(subgraph, options)
-
-    def codegen_model(self, model: onnx.ModelProto, options: BuildOptions) -> bytes:
-        with self.log.open("a") as file:
-            file.write(f"{os.getpid()} onnxruntime original {options.profile}\n")
-        return super().codegen_model(model, options)
 
 
 def test_what_was_measured_is_what_ships(tmp_path: Path) -> None:
     """Codegen runs once for each kernel, in the worker; for kernels known from the database, when they ship."""
     log = tmp_path / "codegen"
-    backends = Beside(log=log), CountingOnnxRuntime(log)
+    backends = Beside(log=log), Slow(log)
     module = compiled(tmp_path / "db.sqlite", *backends)
     lines = [line.split(" ", 1) for line in log.read_text().splitlines()]
     assert str(os.getpid()) not in {pid for pid, _ in lines}
-    counts = Counter(what for _, what in lines if "original" not in what)
-    assert set(counts.values()) == {1}
+    assert set(Counter(what for _, what in lines).values()) == {1}
     log.unlink()
     again = compiled(tmp_path / "db.sqlite", *backends)
     assert [r.nodes for r in again.program.launches] == [r.nodes for r in module.program.launches]
@@ -141,7 +138,7 @@ def test_what_was_measured_is_what_ships(tmp_path: Path) -> None:
 
 
 def test_a_kernel_that_cannot_be_made_again_is_left_out(tmp_path: Path) -> None:
-    compiled(tmp_path / "db.sqlite", Beside(), OnnxRuntime())
-    module = compiled(tmp_path / "db.sqlite", Beside("refuses"), OnnxRuntime())
+    compiled(tmp_path / "db.sqlite", Beside(), Slow())
+    module = compiled(tmp_path / "db.sqlite", Beside("refuses"), Slow())
     assert "unsupported: not today" in {c.reason for c in module.report.candidates}
     assert {region.backend for region in module.program.launches} == {"onnxruntime"}
