@@ -47,31 +47,35 @@ def choose(
 ) -> Verdict:
     """Time the finalists in one interleaved run (or recall it) and hand over the best whose numbers are right.
 
-    Of those that tie with the best the simplest wins (see ``_ranked``). A finalist that fails as a whole is left out.
-    Raises NoPlacementError when none agrees with ONNX Runtime on the original model, and KernelRejectedError.
+    Of those that tie with the best the simplest wins (see ``_ranked``). Those that have failed as a whole are left out.
+    Raises NoPlacementError when none agrees with ONNX Runtime on the original model. Raises KernelRejectedError and
+    PlanDroppedError: then there are other finalists.
     """
-    left = list(finalists)
     notes: list[str] = []
-    checked: FinalCheck | None = None
-    while left:
-        try:
-            timings, launches_us = _timings(left, runs, progress)
-            progress(Progress("check", 0, 1))
-            checked = checked or check()
-            for finalist in _ranked(left, timings):
-                absolute, error = checked.errors(partial(runs.outputs, finalist))
-                if error <= checked.allowed:
-                    winner = _with_times(finalist, launches_us[finalist.label])
-                    notes += _drift(finalist, winner)
-                    return Verdict(winner, timings, absolute, error, tuple(notes))
-                notes.append(f"{finalist.label}: {checked.complaint(error)}; not used")
-                log.warning("%s", notes[-1])
-            break
-        except PlanDroppedError as dropped:
-            notes.append(f"{dropped.label}: {dropped}; not used")
+    usable = [finalist for finalist in finalists if not _dropped(finalist, runs, notes)]
+    if usable:
+        timings, launches_us = _timings(usable, runs, progress)
+        progress(Progress("check", 0, 1))
+        found = check()
+        for finalist in _ranked(usable, timings):
+            absolute, error = found.errors(partial(runs.outputs, finalist))
+            if error <= found.allowed:
+                winner = _with_times(finalist, launches_us[finalist.label])
+                notes += _drift(finalist, winner)
+                return Verdict(winner, timings, absolute, error, tuple(notes))
+            notes.append(f"{finalist.label}: {found.complaint(error)}; not used")
             log.warning("%s", notes[-1])
-            left = [finalist for finalist in left if finalist.label != dropped.label]
     raise NoPlacementError("no placement agrees with ONNX Runtime on the original model: " + "; ".join(notes))
+
+
+def _dropped(finalist: Finalist, runs: PlanRuns, notes: list[str]) -> bool:
+    """Whether it has failed as a whole before, which ``notes`` are told."""
+    try:
+        runs.refuse_dropped(finalist)
+    except PlanDroppedError as dropped:
+        notes.append(f"{finalist.label}: {dropped}; not used")
+        return True
+    return False
 
 
 def _timings(
@@ -79,8 +83,6 @@ def _timings(
 ) -> tuple[dict[str, Timing], dict[str, object]]:
     """Timings, and microseconds of the launches, from the database or from one interleaved run."""
     model, database = runs.measurer.model, runs.database
-    for finalist in finalists:
-        runs.refuse_dropped(finalist)
     keys = {f.label: network_key(f, finalists, model, runs.target) for f in finalists}
     known = {label: database.get_network(key) for label, key in keys.items()}
     timings = {label: timing for label, timing in known.items() if timing is not None}

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from collage.assemble import Assembler, Rival
+from collage.backends.base import VIEW
+from collage.errors import NoPlacementError
 from collage.finalist import Finalist, network_key
 from collage.placing import Placer, Placing
 from collage.plan_runs import PlanDroppedError, PlanRuns
@@ -42,8 +46,25 @@ class InNetwork:
 
         The mix's costs are then those in the network, so that their sum predicts the whole. Mixes of other rounds
         that came close are ``close``: the rounds were run at different times, and the last comparison is fairer.
-        Raises KernelRejectedError.
+
+        Where the mix fails as a whole, one of its backends is left out, whichever helps, or else all mixes are.
+        Raises KernelRejectedError and NoPlacementError.
         """
+        placer.left_out = frozenset()
+        try:
+            return self._rounds(placer)
+        except PlanDroppedError as dropped:
+            log.info("the mix %s", dropped)
+        placing = placer.place()
+        for name in _backends(placing.mix):
+            placer.left_out = frozenset([name])
+            with suppress(PlanDroppedError, NoPlacementError):
+                return self._rounds(placer)
+        placer.left_out = frozenset()
+        return placer.without_mix(placing)
+
+    def _rounds(self, placer: Placer) -> Placing:
+        """Raises PlanDroppedError where the first mix fails as a whole."""
         corrections = NO_CORRECTIONS
         found: list[Placing] = []
         first: Placing | None = None
@@ -60,9 +81,9 @@ class InNetwork:
             try:
                 times = self.times(finalist)
             except PlanDroppedError as dropped:
-                log.info("a mix of %d kernels %s", len(finalist.launches), dropped)
                 if not found:
-                    first = placer.without_mix(placing)
+                    raise
+                log.info("a mix of %d kernels %s", len(finalist.launches), dropped)
                 break
             found.append(_with_times(placing, finalist, times, self.epsilon_us))
             corrections = corrections.learn(finalist.launches, times, self.epsilon_us)
@@ -87,6 +108,12 @@ class InNetwork:
         times = self.runs.times_us(finalist)
         self.runs.database.put_fact("launch_times_us", key, [round(each, 3) for each in times])
         return times
+
+
+def _backends(mix: Placement | None) -> list[str]:
+    """Those of the mix, the one with the fewest nodes first."""
+    counts = Counter(c.backend for c in mix.candidates for _ in c.nodes) if mix is not None else Counter()
+    return sorted(counts.keys() - {VIEW}, key=lambda name: (counts[name], name))
 
 
 def _mix_us(placing: Placing) -> float:

@@ -59,6 +59,8 @@ class Placer:
     outcomes: dict[Request, Outcome]
     views: Sequence[Match]
     rejected: Sequence[RejectedMatch]
+    left_out: frozenset[str] = frozenset()
+    """Backends that no placement may have."""
 
     def place(self, corrections: Corrections = NO_CORRECTIONS) -> Placing:
         """Place, measure what the placement suggests, place again, until nothing new comes up.
@@ -109,11 +111,12 @@ class Placer:
         changes_us |= {change: us for change, us in corrections.changes_us.items() if change in changes_us}
         started = time.perf_counter()
         best = partial(place, graph, epsilon_us=self.epsilon_us, margin=NOISE_MARGIN, changes_us=changes_us)
-        placement = best(found.candidates)
+        usable = [c for c in found.candidates if c.backend not in self.left_out]
+        placement = best(usable)
         mix: Placement | None = placement
         if len(placement.candidates) == 1:
             try:
-                mix = best([c for c in found.candidates if len(c.nodes) < len(graph.nodes)])
+                mix = best([c for c in usable if len(c.nodes) < len(graph.nodes)])
             except NoPlacementError:
                 mix = None  # some operator has no candidate of its own
         return Placing(placement, mix, found, changes_us, time.perf_counter() - started)

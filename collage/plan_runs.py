@@ -131,13 +131,18 @@ class PlanRuns:
             self._dropped[self._key(finalist)] = reason
             if rejection.kind is not RejectionKind.MEMORY:  # of which there may be more another time
                 self.database.put_fact(_DROPPED, self._key(finalist), reason)
-            return PlanDroppedError(finalist.label, reason)
+            dropped = PlanDroppedError(finalist.label, reason)
+            self._note(f"{finalist.label}: {dropped}; not used")
+            return dropped
         self.measurer.reject(kernel, rejection)
         self._rejected.add(kernel)
         error = KernelRejectedError(kernel, rejection)
-        self.notes.append(f"{finalist.label}: {_name(finalist, failed.launch)}: {error}; not used")
-        log.warning("%s", self.notes[-1])
+        self._note(f"{finalist.label}: {_name(finalist, failed.launch)}: {error}; not used")
         return error
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        log.warning("%s", text)
 
     def _key(self, finalist: Finalist) -> str:
         return str(network_key(finalist, [finalist], self.measurer.model, self.target))

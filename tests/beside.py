@@ -85,6 +85,12 @@ class Beside(NumpyBackend):
         return _Misbehaving(kernel, self.way if is_victim else "", self.moment)
 
 
+class Sober(Beside):
+    """The same, and always right."""
+
+    name: ClassVar[str] = "sober"
+
+
 class Engine(Beside):
     """The same as an engine, which takes any part of the model."""
 

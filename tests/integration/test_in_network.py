@@ -22,7 +22,7 @@ from collage.compiler import CompileOptions, compile_model
 from collage.measure_db.effort import QUICK
 from collage.measure_db.process import Workers
 from tests.backends_for_tests import onnx_model
-from tests.beside import Beside, Engine, Slow
+from tests.beside import Beside, Engine, Slow, Sober
 
 
 def chain() -> onnx.ModelProto:
@@ -110,6 +110,11 @@ def test_a_network_that_fails_when_nobody_looks_is_dropped(tmp_path: Path) -> No
     again = compiled(tmp_path / "db.sqlite", *backends)
     assert again.report.measurements_made == 0
     assert {region.backend for region in again.program.launches} == {"onnxruntime"}
+
+
+def test_without_an_engine_another_mix_takes_its_place(tmp_path: Path) -> None:
+    module = compiled(tmp_path / "db.sqlite", Beside("segfaults", "unnoted"), Sober())
+    assert {op: region.backend for region in module.program.launches for op in region.ops}["tanh"] == "sober"
 
 
 def test_the_graph_level_goes_on_without_a_region_that_fails(tmp_path: Path) -> None:
