@@ -101,6 +101,19 @@ class ReferWhole:
 
 
 @dataclass(frozen=True)
+class OpenParts:
+    """Load a module whose parts are pickled in a file, and run it once; ``name`` stands for it from then on.
+
+    Reply: Opened. ``inputs`` are those of InitWhole that it takes.
+    """
+
+    name: str
+    path: str
+    inputs: tuple[int, ...]
+    limit_s: float
+
+
+@dataclass(frozen=True)
 class Opened:
     """The outputs of the run, or None and why it failed; ``loaded`` tells whether the model was loaded at least."""
 
@@ -111,7 +124,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class CompareWhole:
-    """Run the engines in turn, which are all open. Reply: Compared."""
+    """Run engines or modules in turn, which are all open. Reply: Compared."""
 
     backends: tuple[str, ...]
     effort: Effort

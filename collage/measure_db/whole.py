@@ -7,6 +7,7 @@ onnx's own evaluator decides, which is the standard's word.
 from __future__ import annotations
 
 import logging
+import pickle
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,14 +18,24 @@ from typing import Any
 import onnx
 
 from collage.backends.base import Backend
+from collage.errors import CollageError
 from collage.frontend.scopes import all_nodes
 from collage.frontend.simplify import save_proto
 from collage.measure_db.compare import difference, dtypes_of, region_tolerance, tolerance
 from collage.measure_db.effort import Effort
 from collage.measure_db.process import WorkerDiedError, WorkerProcess, Workers
-from collage.measure_db.protocol import Compared, CompareWhole, InitWhole, Opened, OpenWhole, ReferWhole
+from collage.measure_db.protocol import (
+    Compared,
+    CompareWhole,
+    InitWhole,
+    Opened,
+    OpenParts,
+    OpenWhole,
+    ReferWhole,
+)
 from collage.measure_db.timing import Timing
 from collage.measure_db.travel import pickle_backend
+from collage.runtime.module import Parts
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +115,7 @@ class WholeMeasurer:
         self._folder = ""
         self._worker: WorkerProcess | None = None
         self._open: set[str] = set()
+        self._modules: dict[str, OpenParts] = {}
 
     def __enter__(self) -> WholeMeasurer:
         self._folder = tempfile.mkdtemp(prefix="collage-whole-")
@@ -121,7 +133,7 @@ class WholeMeasurer:
         loaded: list[str] = []
         outputs: dict[str, Sequence[Any]] = {}
         for name in self._engines:
-            found = self._opened(name)
+            found = self._opened(OpenWhole(name, self._limit_s), name)
             if found.outputs is not None:
                 outputs[name] = found.outputs
                 continue
@@ -134,6 +146,28 @@ class WholeMeasurer:
         verdict = self._judged(outputs)
         timings = self._timings(list(verdict.errors), refused)
         return Trial(timings, verdict.errors, {**refused, **verdict.wrong}, (), verdict.notes)
+
+    def run(self, name: str, parts: Parts, inputs: Sequence[int]) -> Opened:
+        """Load a module under that name and run it on some of the inputs, by their numbers.
+
+        It can take part in ``compare`` then.
+        """
+        if name not in self._modules:
+            path = Path(self._folder) / f"parts-{len(self._modules)}"
+            path.write_bytes(pickle.dumps(parts, protocol=pickle.HIGHEST_PROTOCOL))
+            self._modules[name] = OpenParts(name, str(path), tuple(inputs), self._limit_s)
+        return self._opened(self._modules[name], name)
+
+    def compare(self, names: Sequence[str]) -> dict[str, Timing]:
+        """Modules that ``run`` has loaded against each other. Raises CollageError when one dies in it."""
+        for name in names:
+            if name not in self._open:
+                self._opened(self._modules[name], name)
+        limit_s = 2 * self._effort.compare_s + self._limit_s
+        reply = self._ask(CompareWhole(tuple(names), self._effort, limit_s))
+        if not isinstance(reply, Compared):
+            raise CollageError(reply.message)
+        return dict(reply.timings)
 
     def _judged(self, outputs: Mapping[str, Sequence[Any]]) -> _Verdict:
         """Which engines are right, by the first judge whom none of them contradicts, or else by the last."""
@@ -178,7 +212,7 @@ class WholeMeasurer:
         """Timings of one interleaved run; an engine that dies in it is noted in ``refused``."""
         for name in names:
             if name not in self._open:
-                self._opened(name)
+                self._opened(OpenWhole(name, self._limit_s), name)
         if not names:
             return {}
         reply = self._ask(
@@ -191,13 +225,13 @@ class WholeMeasurer:
             return {}
         return {n: t for name in names for n, t in self._timings([name], refused).items()}
 
-    def _opened(self, name: str) -> Opened:
-        found: Opened = self._ask(OpenWhole(name, self._limit_s))
+    def _opened(self, message: OpenWhole | OpenParts, name: str) -> Opened:
+        found: Opened = self._ask(message)
         if found.outputs is not None:
             self._open.add(name)
         return found
 
-    def _ask(self, message: OpenWhole | ReferWhole | CompareWhole) -> Any:
+    def _ask(self, message: OpenWhole | OpenParts | ReferWhole | CompareWhole) -> Any:
         """The worker's reply; Opened with a message when it died."""
         if self._worker is None or not self._worker.alive:
             self._open = set()
