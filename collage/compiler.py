@@ -42,7 +42,7 @@ from collage.plan_runs import PlanRuns
 from collage.progress import Progress
 from collage.quick import Quick
 from collage.report import NodeReport, Report, figures
-from collage.runtime.module import CompiledModule, build_executor
+from collage.runtime.module import CompiledModule
 from collage.search.candidates import offers_of
 from collage.static_part import with_static_part
 from collage.target import Target, host, usable_cores
@@ -187,13 +187,12 @@ def _compile_in_parts(job: _Job, started: float) -> CompiledModule:
             made = measurer.measurements_made + runs.made
             if target.threads > 1:
                 made += measurer.beside(1).measurements_made
-            winner = decision.verdict.winner
-            parts = winner.parts  # whose artifacts are in the measurer's folder
+            parts = decision.verdict.winner.parts  # whose artifacts are in the measurer's folder
     report = _report(
         model, target, versions, decision, epsilon_us, made, search_s + decision.search_s,
         time.perf_counter() - started,
     )  # fmt: skip
-    return CompiledModule(parts, report, build_executor(parts, backends))
+    return CompiledModule(parts, report, decision.verdict.executor)
 
 
 @dataclass(frozen=True)

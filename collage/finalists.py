@@ -19,6 +19,7 @@ from collage.measure_db.interleave import ties
 from collage.measure_db.timing import Timing
 from collage.plan_runs import PlanDroppedError, PlanRuns
 from collage.progress import Progress
+from collage.runtime.executor import Executor
 from collage.schedule.schedule import makespan_us
 
 log = logging.getLogger(__name__)
@@ -30,9 +31,10 @@ _DRIFT = 0.1
 
 @dataclass(frozen=True)
 class Verdict:
-    """The winner, everybody's timing, and how far the winner's outputs are off."""
+    """The winner with its executor, everybody's timing, and how far the winner's outputs are off."""
 
     winner: Finalist
+    executor: Executor
     timings: Mapping[str, Timing]
     max_abs_error: float
     relative_error: float
@@ -62,7 +64,7 @@ def choose(
             if error <= found.allowed:
                 winner = _with_times(finalist, launches_us[finalist.label])
                 notes += _drift(finalist, winner)
-                return Verdict(winner, timings, absolute, error, tuple(notes))
+                return Verdict(winner, runs.load(finalist), timings, absolute, error, tuple(notes))
             notes.append(f"{finalist.label}: {found.complaint(error)}; not used")
             log.warning("%s", notes[-1])
     raise NoPlacementError("no placement agrees with ONNX Runtime on the original model: " + "; ".join(notes))

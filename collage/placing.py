@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +13,7 @@ from collage.errors import NoPlacementError
 from collage.graph.order import branch_order
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.protocol import Request
-from collage.measure_db.results import Measurement, Outcome
+from collage.measure_db.results import IN_NETWORK, Measurement, Outcome, Rejection
 from collage.patterns.match import Match, RejectedMatch
 from collage.search.candidates import CandidateSet, Offer, collect, possible_changes
 from collage.search.carve import carvings
@@ -26,6 +27,7 @@ NOISE_MARGIN = 1.0
 """How many half-widths of its confidence interval a candidate is charged: a challenger must beat the noise."""
 
 _ROUNDS = 6
+_MOST_FAULTS = 5
 _LARGE = 0.25
 """Regions with at least this share of the operators are carved."""
 
@@ -61,6 +63,8 @@ class Placer:
     rejected: Sequence[RejectedMatch]
     left_out: frozenset[str] = frozenset()
     """Backends that no placement may have."""
+    faulty: frozenset[str] = frozenset()
+    """The same, because too many of their kernels have failed in networks: each costs a worker, or a time limit."""
 
     def place(self, corrections: Corrections = NO_CORRECTIONS) -> Placing:
         """Place, measure what the placement suggests, place again, until nothing new comes up.
@@ -82,6 +86,13 @@ class Placer:
     def refresh(self) -> None:
         """Take over what was rejected since it was measured, by whoever ran it in a network."""
         self.outcomes.update(self.measurer.known(self.outcomes))
+        failed = {
+            self.measurer.key(request)
+            for request, outcome in self.outcomes.items()
+            if isinstance(outcome, Rejection) and outcome.message.startswith(IN_NETWORK)
+        }
+        counts = Counter(key.backend for key in failed)
+        self.faulty = frozenset(name for name, count in counts.items() if count >= _MOST_FAULTS)
 
     def without_mix(self, placing: Placing) -> Placing:
         """The placing where the mix cannot be used: one kernel has all of the model. Raises NoPlacementError."""
@@ -111,7 +122,7 @@ class Placer:
         changes_us |= {change: us for change, us in corrections.changes_us.items() if change in changes_us}
         started = time.perf_counter()
         best = partial(place, graph, epsilon_us=self.epsilon_us, margin=NOISE_MARGIN, changes_us=changes_us)
-        usable = [c for c in found.candidates if c.backend not in self.left_out]
+        usable = [c for c in found.candidates if c.backend not in self.left_out | self.faulty]
         placement = best(usable)
         mix: Placement | None = placement
         if len(placement.candidates) == 1:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from collage.backends.base import VIEW
+from collage.backends.base import VIEW, Kernel
 from collage.errors import CollageError
 from collage.finalist import Finalist, network_key
 from collage.graph.dataflow import Array
@@ -24,8 +24,10 @@ from collage.measure_db.measurer import Measurer
 from collage.measure_db.plan_protocol import PlanKernel
 from collage.measure_db.plans import PlanFailedError, Plans, Raced
 from collage.measure_db.protocol import Request
-from collage.measure_db.results import Rejection, RejectionKind
+from collage.measure_db.results import IN_NETWORK, Rejection, RejectionKind
 from collage.measure_db.timing import Timing
+from collage.runtime.executor import Executor
+from collage.runtime.module import load_kernels
 from collage.target import Target
 
 log = logging.getLogger(__name__)
@@ -105,6 +107,20 @@ class PlanRuns:
         self.made += 1
         return found
 
+    def load(self, finalist: Finalist) -> Executor:
+        """The finalist in this process, to be handed over: what went well in the worker may yet fail here."""
+        kernels: list[Kernel] = []
+        loading = load_kernels(finalist.program, finalist.parts.artifacts, self.measurer.backends)
+        for launch in range(len(finalist.kernels)):
+            try:
+                kernels.append(next(loading))
+            except CollageError as error:
+                rejection = Rejection(RejectionKind.FAILED, f"in the process that compiles: {error}")
+                raise self._blamed(
+                    finalist, PlanFailedError(finalist.plan, launch, rejection, alone=True)
+                ) from error
+        return Executor(finalist.program, kernels, finalist.parts.constants)
+
     def refuse_dropped(self, finalist: Finalist) -> None:
         """Raise PlanDroppedError for a plan that was dropped, now or in an earlier compile."""
         key = self._key(finalist)
@@ -152,7 +168,7 @@ def _told(finalist: Finalist, failed: PlanFailedError) -> Rejection:
     """The rejection with where it was."""
     if failed.alone:
         return failed.rejection
-    where = "in the network"
+    where = IN_NETWORK
     if failed.launch:
         where += f", after {_name(finalist, failed.launch - 1)}"
     return replace(failed.rejection, message=f"{where}: {failed.rejection.message}")

@@ -70,12 +70,13 @@ class Quick:
         try:
             absolute, relative = check.errors(partial(self.runs.outputs, finalist))
             timing = self.runs.timing(finalist, self.sample_s)
+            executor = self.runs.load(finalist)
         except PlanDroppedError as dropped:
             raise NoPlacementError(f"the placement {dropped}") from None
         if not relative <= check.allowed:
             raise NoPlacementError(f"the {check.complaint(relative)}")
         notes = ("a quick compile: few candidates, few samples, no comparison of whole networks",)
-        return Verdict(finalist, {"quick": timing}, absolute, relative, notes)
+        return Verdict(finalist, executor, {"quick": timing}, absolute, relative, notes)
 
 
 def _is_plain(offer: Offer) -> bool:

@@ -135,6 +135,11 @@ class Measurer:
             self._init = None
 
     @property
+    def backends(self) -> Mapping[str, Backend]:
+        """By name."""
+        return self._backends
+
+    @property
     def time_limit_s(self) -> float:
         """For each candidate."""
         return self._time_limit_s

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+IN_NETWORK = "in the network"
+"""How the message begins for a kernel that is right and fast alone."""
+
 
 class RejectionKind(Enum):
     """Why a candidate has no cost."""

@@ -19,7 +19,7 @@ from collage.backends.base import Backend
 from collage.backends.layout import LayoutChange
 from collage.backends.view import View
 from collage.compiler import CompileOptions, compile_model
-from collage.measure_db.effort import QUICK
+from collage.measure_db.effort import FULL, QUICK, Effort
 from collage.measure_db.process import Workers
 from tests.backends_for_tests import onnx_model
 from tests.beside import Beside, Engine, Slow, Sober
@@ -102,6 +102,15 @@ def test_quick(way: str, moment: str, tmp_path: Path) -> None:
     assert not any("not used" in note for note in again.report.notes)
 
 
+def test_a_backend_that_fails_again_and_again_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("collage.placing._MOST_FAULTS", 1)
+    module = compiled(tmp_path / "db.sqlite", Beside("raises", "at once"), Slow())
+    assert len(reasons(module, "beside")) == 1
+    assert {region.backend for region in module.program.launches} == {"onnxruntime"}
+
+
 def test_a_network_that_fails_when_nobody_looks_is_dropped(tmp_path: Path) -> None:
     backends = Beside("segfaults", "unnoted"), Slow()
     module = compiled(tmp_path / "db.sqlite", *backends)
@@ -110,6 +119,16 @@ def test_a_network_that_fails_when_nobody_looks_is_dropped(tmp_path: Path) -> No
     again = compiled(tmp_path / "db.sqlite", *backends)
     assert again.report.measurements_made == 0
     assert {region.backend for region in again.program.launches} == {"onnxruntime"}
+
+
+@pytest.mark.parametrize("effort", [FULL, QUICK])
+def test_a_kernel_that_the_worker_alone_can_load_is_left_out(effort: Effort, tmp_path: Path) -> None:
+    module = compiled(tmp_path / "db.sqlite", Beside("loads elsewhere"), Slow(), effort=effort)
+    found = {c.reason for c in module.report.candidates if c.backend == "beside" and c.reason}
+    (reason,) = found
+    assert reason.startswith(
+        "failed: in the process that compiles: the beside kernel tanh cannot be loaded: not here"
+    )
 
 
 def test_without_an_engine_another_mix_takes_its_place(tmp_path: Path) -> None:
