@@ -58,8 +58,8 @@ class TakeAll(collage.BasePatternRule):
 
 
 class Beside(NumpyBackend):
-    """Misbehaves in a ``way`` at a ``moment``: in the third call, or beside others at once, or in the seventh call, or
-    where nobody takes the time of its launches. ``log`` gets a line for each codegen.
+    """Misbehaves in a ``way`` at a ``moment``: in the third call; where others are loaded, too; in a network at once,
+    in its seventh call, or where nobody takes the time of its launches. ``log`` gets a line for each codegen.
     """
 
     name: ClassVar[str] = "beside"
@@ -162,6 +162,7 @@ class _Misbehaving(Kernel):
     def _due(self, own: _Bound, bind: int) -> Callable[[], bool]:
         moments = {
             "third call": lambda: own.calls == 3,
+            "among others": lambda: len(_bound) > 1,
             "at once": lambda: _beside_others(own),
             "seventh call": lambda: own.calls == 7 and _beside_others(own),
             "unnoted": lambda: bind == 1 and own.calls == 2 and _beside_others(own),

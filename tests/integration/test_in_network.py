@@ -102,6 +102,13 @@ def test_quick(way: str, moment: str, tmp_path: Path) -> None:
     assert not any("not used" in note for note in again.report.notes)
 
 
+def test_a_kernel_that_crashes_where_others_are_loaded_is_rejected(tmp_path: Path) -> None:
+    """It is found where the cost of switching between backends is measured."""
+    module = compiled(tmp_path / "db.sqlite", Beside("segfaults", "among others"), Slow())
+    (reason,) = {c.reason for c in module.report.candidates if c.backend == "beside" and c.reason}
+    assert reason.startswith("crashed: beside kernels of other backends: SIGSEGV")
+
+
 def test_a_backend_that_fails_again_and_again_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
