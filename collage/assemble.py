@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
-
-import onnx
 
 from collage.backends.base import LAYOUT, Backend, BackendKind, BuildOptions, Variant
-from collage.backends.layout import LayoutChange
-from collage.finalists import SEQUENTIAL, Finalist
+from collage.finalist import SEQUENTIAL, Finalist
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Graph, TensorType
 from collage.graph.layout import Layout, stored_type
 from collage.graph.magnitudes import Magnitudes
 from collage.measure_db.fingerprint import original_digest
-from collage.measure_db.protocol import Request
+from collage.measure_db.measurer import Measurer
+from collage.measure_db.plan_protocol import PlanKernel
+from collage.measure_db.protocol import Change, Request
 from collage.placing import Placing
 from collage.runtime.module import Parts
 from collage.schedule.guards import Flow, guarded
@@ -98,34 +96,27 @@ def rivals_of(label: str, placement: Placement, backends: Mapping[str, Backend])
 
 
 class Assembler:
-    """Makes finalists of one model; a kernel that several of them use is compiled once."""
+    """Makes finalists of one model. They are made of what was measured: nothing is compiled here."""
 
     def __init__(
         self,
-        model: Model,
+        measurer: Measurer,
         backends: Mapping[str, Backend],
         build: BuildOptions,
         target: Target,
         versions: Mapping[str, str],
-        original: onnx.ModelProto | None = None,
-        as_loaded: Callable[[], bytes] | None = None,
     ) -> None:
-        """``original`` is for rivals that are the model as its author wrote it, in the form of ``as_region``.
-
-        ``as_loaded`` gives the serialised model that goes with guarded programs (see ``Parts``).
-        """
-        self.model = model
-        self._original = original
+        """``measurer`` has the model, the artifacts, and maybe the model as its author wrote it (``as_region``)."""
+        self.model = measurer.model
+        self._measurer = measurer
         self.target = target
         self._backends = backends
         self._build = build
         self._versions = versions
-        self._artifacts: dict[tuple[str, tuple[int, ...]], bytes] = {}
-        self._as_loaded = None if as_loaded is None else cache(as_loaded)
-        self._magnitudes = Magnitudes(model.graph)
+        self._magnitudes = Magnitudes(measurer.model.graph)
 
     def assemble(self, rival: Rival, tunings: Mapping[Request, str]) -> Finalist:
-        """Plan the rival's launch list and memory; its kernels are compiled when somebody needs them.
+        """Plan the rival's launch list and memory; its kernels are collected when somebody needs them.
 
         ``tunings`` has the records of Backend.tune.
         """
@@ -160,8 +151,11 @@ class Assembler:
 
         def parts() -> Parts:
             constants = {v: graph.constants[v] for v in graph.outputs if graph.is_constant(v)}
-            artifacts = [self._artifact(piece) for piece in launched]
-            careful = self._as_loaded() if program.is_guarded and self._as_loaded is not None else None
+            found: dict[str, bytes] = {}
+            for piece in launched:
+                found.setdefault(piece.kernel.key, self._measurer.artifacts.load(piece.kernel.key))
+            artifacts = [found[piece.kernel.key] for piece in launched]
+            careful = self._measurer.as_loaded if program.is_guarded else None
             return Parts(program, artifacts, constants, self.target, versions, careful)
 
         return Finalist(
@@ -171,6 +165,8 @@ class Assembler:
             tuple(piece.what for piece in launched),
             tuple(piece.timed_as for piece in pieces),
             versions,
+            tuple(piece.kernel for piece in launched),
+            buffers.other_layouts,
             parts,
             SEQUENTIAL if rival.apart is None else rival.apart.algorithm,
         )
@@ -198,13 +194,13 @@ class Assembler:
 
     def _as_written(self, piece: _Piece, options: BuildOptions) -> _Piece:
         """The same region, all of the graph, run from the original model."""
-        assert self._original is not None
+        original = self._measurer.original
+        assert original is not None
         name = as_written(options.profile)
         region = replace(piece.region, split=name, profile=options.profile)
-        make = partial(self._backends[region.backend].codegen_model, self._original, options)
-        return replace(
-            piece, region=region, digest=f"{piece.digest} {name} {original_digest(self._original)}", make=make
-        )
+        request = Request(region.nodes, region.backend, original=True, profile=options.profile)
+        digest = f"{piece.digest} {name} {original_digest(original)}"
+        return replace(piece, region=region, digest=digest, kernel=PlanKernel(request, options))
 
     def _side_by_side(self, pieces: Sequence[_Piece], apart: Apart, buffers: _Buffers) -> list[_Piece]:
         """The pieces in the order of the schedule, those on a stream for one thread; views where they can be."""
@@ -253,15 +249,6 @@ class Assembler:
         graph = self.model.graph
         return [Port(name, value, graph.type_of(value)) for name, value in zip(names, values, strict=True)]
 
-    def _artifact(self, piece: _Piece) -> bytes:
-        if self._backends[piece.region.backend].kind is BackendKind.ENGINE:
-            # Made in no time; kept, it would hold the weights of all its operators once more.
-            return piece.make()
-        key = (piece.digest, piece.region.nodes)  # equal digests may differ in their weights
-        if key not in self._artifacts:
-            self._artifacts[key] = piece.make()
-        return self._artifacts[key]
-
     def _kernel(self, candidate: Candidate, options: BuildOptions, buffers: _Buffers) -> _Piece:
         subgraph = Subgraph(self.model, candidate.nodes)
         nodes = self.model.onnx.graph.node
@@ -285,18 +272,18 @@ class Assembler:
             reassociates=self._backends[candidate.backend].reassociates(subgraph, candidate.variant),
         )
         about = (candidate.backend, subgraph.digest, options.exclusive, candidate.variant, options.tuning)
-        make = partial(self._backends[candidate.backend].codegen, subgraph, options)
-        return _Piece(region, candidate, ":".join(map(str, about)), make)
+        request = Request(candidate.nodes, candidate.backend, candidate.variant)
+        return _Piece(region, candidate, ":".join(map(str, about)), PlanKernel(request, options))
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """A region, what it is in the placement, what identifies its kernel anywhere, and how to compile it."""
+    """A region, what it is in the placement, what identifies its kernel anywhere, and what it is in this model."""
 
     region: Region
     what: Candidate | Conversion
     digest: str
-    make: Callable[[], bytes]
+    kernel: PlanKernel
 
     @property
     def timed_as(self) -> str:
@@ -322,6 +309,11 @@ class _Buffers:
             self._types[new] = stored_type(self._graph.type_of(value), layout)
         return self._ids[value, layout]
 
+    @property
+    def other_layouts(self) -> dict[int, tuple[int, Layout]]:
+        """The value and layout of each new buffer."""
+        return {buffer: key for key, buffer in self._ids.items()}
+
     def type_of(self, buffer: int) -> TensorType:
         return self._types[buffer] if buffer in self._types else self._graph.type_of(buffer)
 
@@ -340,5 +332,5 @@ def _conversion(change: Conversion, build: BuildOptions, buffers: _Buffers) -> _
         threads=build.threads,
         cost_us=change.cost_us,
     )
-    make = partial(LayoutChange.artifact, kind, change.source, change.target)
-    return _Piece(region, change, f"{LAYOUT}:{kind}:{variant}", make)
+    kernel = PlanKernel(Change(kind, change.source, change.target), build)
+    return _Piece(region, change, f"{LAYOUT}:{kind}:{variant}", kernel)

@@ -15,12 +15,13 @@ from typing import Any
 
 import onnx
 
-from collage.assemble import Assembler, Rival, find_rivals
+from collage.assemble import Assembler
 from collage.backends.base import VIEW, Backend, BuildOptions
 from collage.backends.onnx_engine import MAX_BYTES
 from collage.backends.registry import Registry
+from collage.decide import Decider, Decision
 from collage.errors import CollageError, ModelError, NoPlacementError, UsageError
-from collage.finalists import Verdict, choose
+from collage.final_check import FinalCheck
 from collage.frontend.importer import DataDependentError
 from collage.frontend.load import ModelSource, as_written, load_onnx
 from collage.frontend.model import Model, from_simplified
@@ -29,7 +30,6 @@ from collage.frontend.samples import check_samples, shapes_of
 from collage.frontend.shapes import fix_shapes
 from collage.frontend.simplify import simplify
 from collage.frontend.to_onnx import ExportError
-from collage.in_network import InNetwork
 from collage.index_checks import checking_indices
 from collage.measure_db.database import Database
 from collage.measure_db.effort import FULL, QUICK, Effort
@@ -37,17 +37,16 @@ from collage.measure_db.measurer import Measurer
 from collage.measure_db.process import Workers
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome
-from collage.originals import measure_originals
 from collage.patterns.context import MatchContext
 from collage.patterns.match import Match, RejectedMatch, find_matches
 from collage.placing import Placer
+from collage.plan_runs import PlanRuns
 from collage.progress import Progress
 from collage.quick import Quick
-from collage.report import GraphLevelReport, NodeReport, Report, figures
+from collage.report import NodeReport, Report, figures
 from collage.runtime.module import CompiledModule
-from collage.search.candidates import CandidateSet, offers_of
+from collage.search.candidates import offers_of
 from collage.static_part import with_static_part
-from collage.streams import Streams
 from collage.target import Target, cores, host
 from collage.temporary import sweep
 from collage.whole import Engines, WholeModel, compile_whole
@@ -158,7 +157,7 @@ def _compile_in_parts(job: _Job, started: float) -> CompiledModule:
     build = BuildOptions(target.threads, options.tune_trials, exact=options.exact)
     model = _imported(job)
     with Database(options.db, since=options.since) as database:
-        settings = _Measuring(job, build, database, originals=options.effort is FULL)
+        settings = _Measuring(job, build, database)
         with ExitStack() as stack:
             measurer = _verified(model, settings, stack)
             model = measurer.model
@@ -169,60 +168,43 @@ def _compile_in_parts(job: _Job, started: float) -> CompiledModule:
             search_s = time.perf_counter() - search_started
             offers, refused = offers_of(model, matches, backends, build)
             views = [match for match in matches if match.backend == VIEW]
-            assembler = Assembler(
-                model, backends, build, target, versions, measurer.original, job.as_loaded.serialised
-            )
+            assembler = Assembler(measurer, backends, build, target, versions)
+            runs = PlanRuns(measurer, database, target)
+            check = partial(FinalCheck.of, original, model, options.seed)
             if options.effort is QUICK:
-                quick = Quick(original, measurer, backends, assembler, options.effort.kernel_s, options.seed)
+                quick = Quick(measurer, backends, assembler, runs, check, options.effort.kernel_s)
                 epsilon_us = measurer.epsilon_us(())
                 verdict, found = quick.place(offers, views, [*rejected, *refused], epsilon_us)
-                made = measurer.measurements_made + verdict.measurements_made
-                seconds = time.perf_counter() - started
-                report = _report(model, target, versions, verdict, found, epsilon_us, made, search_s, seconds)
-                return CompiledModule(verdict.winner.parts, report, verdict.executor)
-            outcomes = measurer.measure([offer.request for offer in offers])
-            epsilon_us = measurer.epsilon_us(_typical(outcomes))
-            progress(Progress("place", 0, 1))
-            network = InNetwork(assembler, backends, database, epsilon_us, progress, options.seed)
-            placer = Placer(measurer, backends, epsilon_us, offers, outcomes, views, [*rejected, *refused])
-            placing = network.settle(placer)
-            search_s += placing.search_s
-            originals = measure_originals(measurer, backends, build, epsilon_us, placing.found.candidates)
-            rivals = find_rivals(model, placing, epsilon_us, backends)
-            rivals = [r for r in rivals if r.label not in originals.beaten] + [*originals.rivals]
-            found = replace(placing.found, reports=(*placing.found.reports, *originals.reports))
-            made = measurer.measurements_made
-            rivals += [
-                Rival(f"mix {n}", mix, exclusive=False) for n, mix in enumerate(network.close, start=2)
-            ]
-            graph_level = None
-            if placing.mix is not None and options.graph_level_s is not None:
-                from collage.graph_level import GraphLevel  # with DEAP, which nobody else needs
-
-                level = GraphLevel(network, placer, placing)
-                handed_over, graph_level = level.search(options.graph_level_s, options.seed)
-                rivals += handed_over
-                made = measurer.measurements_made + level.made
-                found = replace(found, reports=(*found.reports, *level.reports))
-            if placing.mix is not None and target.threads > 1 and options.streams:
-                single = replace(
-                    settings, build=BuildOptions(threads=1, exact=options.exact), originals=False
-                )
-                alone = stack.enter_context(single.measurer(model))
-                tunings = placer.tunings()
-                streams = Streams(assembler, network, backends, matches, alone, tunings, options.exact)
-                side_by_side = streams.rival(placing.mix, target.threads)
-                rivals += [side_by_side] if side_by_side is not None else []
-                made += alone.measurements_made
-                found = replace(found, reports=(*found.reports, *streams.reports))
-        finalists = [assembler.assemble(rival, placer.tunings()) for rival in rivals]
-        verdict = choose(finalists, original, model, backends, target, database, progress, options.seed)
-        made += network.runs_made + verdict.measurements_made
+                decision = Decision(verdict, found, None, 0.0)
+            else:
+                outcomes = measurer.measure([offer.request for offer in offers])
+                epsilon_us = measurer.epsilon_us(_typical(outcomes))
+                decision = Decider(
+                    measurer=measurer,
+                    backends=backends,
+                    build=build,
+                    target=target,
+                    assembler=assembler,
+                    runs=runs,
+                    placer=Placer(
+                        measurer, backends, epsilon_us, offers, outcomes, views, [*rejected, *refused]
+                    ),
+                    matches=matches,
+                    check=check,
+                    progress=progress,
+                    graph_level_s=options.graph_level_s,
+                    streams=options.streams,
+                    seed=options.seed,
+                ).decide()
+            made = measurer.measurements_made + runs.made
+            if target.threads > 1:
+                made += measurer.beside(1).measurements_made
+            parts = decision.verdict.winner.parts  # whose artifacts are in the measurer's folder
     report = _report(
-        model, target, versions, verdict, found, epsilon_us, made, search_s,
-        time.perf_counter() - started, graph_level,
+        model, target, versions, decision, epsilon_us, made, search_s + decision.search_s,
+        time.perf_counter() - started,
     )  # fmt: skip
-    return CompiledModule(verdict.winner.parts, report, verdict.executor)
+    return CompiledModule(parts, report, decision.verdict.executor)
 
 
 def _imported(job: _Job) -> Model:
@@ -244,8 +226,6 @@ class _Measuring:
     job: _Job
     build: BuildOptions
     database: Database
-    originals: bool
-    """Whether it measures engines on the model as its author wrote it, too."""
 
     def measurer(self, model: Model) -> Measurer:
         return Measurer(
@@ -259,8 +239,9 @@ class _Measuring:
             progress=self.job.progress,
             workers=self.job.workers,
             effort=self.job.options.effort,
-            original=_as_region(self.job.original, model) if self.originals else None,
+            original=_as_region(self.job.original, model) if self.job.options.effort is FULL else None,
             guards=self.job.original.ByteSize() < MAX_BYTES,
+            as_loaded=self.job.as_loaded.serialised,
         )
 
 
@@ -343,14 +324,13 @@ def _report(
     model: Model,
     target: Target,
     versions: Mapping[str, str],
-    verdict: Verdict,
-    found: CandidateSet,
+    decision: Decision,
     epsilon_us: float,
     measurements_made: int,
     search_s: float,
     compile_s: float,
-    graph_level: GraphLevelReport | None = None,
 ) -> Report:
+    verdict = decision.verdict
     nodes = model.onnx.graph.node
     memory = verdict.winner.program.memory
     return Report(
@@ -377,10 +357,10 @@ def _report(
             )
             for n in model.graph.nodes
         ),
-        candidates=found.reports,
+        candidates=decision.found.reports,
         arena_bytes=memory.nbytes,
         arena_lower_bound_bytes=memory.lower_bound,
         value_bytes=verdict.winner.program.value_bytes,
         schedule=verdict.winner.algorithm,
-        graph_level=graph_level,
+        graph_level=decision.graph_level,
     )

@@ -13,31 +13,25 @@ import hashlib
 import logging
 import random
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from collage.assemble import Rival, rivals_of
-from collage.backends.base import VIEW, BackendKind, Call
+from collage.backends.base import VIEW, Backend, BackendKind
 from collage.errors import CollageError, NoPlacementError
-from collage.finalists import Finalist, network_key
-from collage.frontend.random_inputs import random_inputs
+from collage.finalist import Finalist, network_key
 from collage.frontend.subgraph import Subgraph
-from collage.graph.dataflow import Array
 from collage.in_network import InNetwork
 from collage.measure_db.database import NetworkKey
 from collage.measure_db.effort import FULL, Effort
 from collage.measure_db.interleave import FEWEST, SURE
 from collage.measure_db.protocol import Request
-from collage.measure_db.results import Measurement
+from collage.measure_db.results import Measurement, Rejection
 from collage.measure_db.timing import Timing
 from collage.placing import NOISE_MARGIN, Placer, Placing
+from collage.plan_runs import KernelRejectedError, PlanDroppedError
 from collage.progress import Progress
 from collage.report import CandidateReport, GraphLevelReport
-from collage.runtime.executor import Executor
-from collage.runtime.module import build_executor
 from collage.search.candidates import NOISE_FLOOR
 from collage.search.dp import place
 from collage.search.evolution import Cost, Found, Limits, State, Trial, evolve
@@ -55,36 +49,31 @@ _LONG = replace(FULL, rounds=30, compare_s=8.0)
 _HOPELESS = 1.3
 """Times the op level's sum: proposals whose regions and kernels, measured alone, take longer are not run as a whole.
 The sum is within a tenth of the whole, and building a network takes longer than measuring its regions."""
-_EXECUTORS = 3
-"""Loaded at a time: the op level, the best one, and one that is tried. Each holds the network's weights."""
 _ABOUT_AS_FAST = 1.1
 
 
 @dataclass
 class GraphLevel:
-    """The search of one model, and its judge. ``made`` counts the networks that were timed."""
+    """The search of one model, and its judge. Its methods raise KernelRejectedError for a kernel of the op level."""
 
     network: InNetwork
     placer: Placer
     placing: Placing
-    made: int = 0
+    backends: Mapping[str, Backend]
     reports: list[CandidateReport] = field(default_factory=list)
     """Of the regions that were tried."""
     _trials: dict[frozenset[tuple[tuple[int, ...], str]], Trial] = field(default_factory=dict)
     _placements: dict[Offloaded, Placement] = field(default_factory=dict)
-    _executors: OrderedDict[str, Executor] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
         assembler, graph = self.network.assembler, self.network.assembler.model.graph
         assert self.placing.mix is not None
-        engines = [n for n, b in sorted(self.network.backends.items()) if b.kind is BackendKind.ENGINE]
+        engines = [n for n, b in sorted(self.backends.items()) if b.kind is BackendKind.ENGINE]
         able = {engine: {n for c in self._candidates(engine) for n in c.nodes} for engine in engines}
         self.encoding: Encoding = encode(graph, self.placing.mix, able, self._kind, {VIEW})
         self._base: Finalist = assembler.assemble(
             Rival(_BASE, self.placing.mix, exclusive=False), self.placer.tunings()
         )
-        rng = np.random.default_rng(self.network.seed)
-        self._inputs: Sequence[Array] = random_inputs(assembler.model, rng)
 
     def search(self, budget_s: float, seed: int) -> tuple[list[Rival], GraphLevelReport]:
         """The best placement found in ``budget_s`` seconds of trials, as rivals for the last comparison.
@@ -106,11 +95,10 @@ class GraphLevel:
         found = evolve(encoding.genes, self._seeds(), self, random.Random(seed), Limits(budget_s), show)
         if found.interrupted:
             log.warning("the graph-level search was interrupted; going on with the best placement it found")
-        self._executors.clear()
         rivals = []
         if found.state.champion != encoding.op_level:
             placement = self._placements[encoding.decode(found.state.champion)]
-            rivals = rivals_of(LABEL, placement, self.network.backends)
+            rivals = rivals_of(LABEL, placement, self.backends)
         return rivals, _report(found, len(encoding.genes))
 
     def run(self, genome: Genome) -> Trial:
@@ -126,12 +114,32 @@ class GraphLevel:
         try:
             rival = self._finalist(offloaded)
             cost = self._hopeless(rival.placement) or self._measured(rival)
+        except (KernelRejectedError, PlanDroppedError) as error:
+            reason = self._refused(error)
         except CollageError as error:
             reason = str(error)
             log.info("graph level: %s", reason)
         trial = Trial(cost, self._seconds(offloaded, "", started), reason)
         self._trials[regions] = trial
         return trial
+
+    def _refused(
+        self, error: KernelRejectedError | PlanDroppedError, champion: Sequence[Finalist] = ()
+    ) -> str:
+        """Why a trial failed. What the op level, or the champion, fails at is raised: the search has to be repeated."""
+        needed = [self._base, *champion]
+        if isinstance(error, PlanDroppedError):
+            if error.label in {each.label for each in needed}:
+                raise error
+            return str(error)
+        if any(error.kernel in each.kernels for each in needed):
+            raise error
+        self.placer.refresh()
+        what = error.kernel.what
+        if isinstance(what, Request):
+            self.reports[:] = [r for r in self.reports if (r.nodes, r.backend) != (what.nodes, what.backend)]
+            self._tell(CandidateReport(what.nodes, what.backend, LABEL, reason=str(error)))
+        return str(error)
 
     def _hopeless(self, placement: Placement) -> Cost | None:
         """What the parts add up to, where that is far too much."""
@@ -152,9 +160,16 @@ class GraphLevel:
         finalists = [self._base, self._finalist(ours)]
         if theirs.regions:
             finalists.append(replace(self._finalist(theirs), label=LABEL))
-        timings = self._timings(finalists, _LONG, again=" again")
+        against = f" against {sorted(theirs.regions)}"
+        try:
+            timings = self._timings(finalists, _LONG, again=" again")
+        except (KernelRejectedError, PlanDroppedError) as error:
+            reason = self._refused(error, finalists[2:])
+            return Trial(None, self._seconds(ours, against, started), reason), replace(
+                self.run(champion), seconds=0.0
+            )
         costs = _costs(timings)
-        seconds = self._seconds(ours, f" against {sorted(theirs.regions)}", started)
+        seconds = self._seconds(ours, against, started)
         return Trial(costs[_RIVAL], seconds), Trial(costs[LABEL if theirs.regions else _BASE], 0.0)
 
     def _candidates(self, backend: str) -> list[Candidate]:
@@ -228,7 +243,7 @@ class GraphLevel:
         others = [
             c
             for c in self.placing.found.candidates
-            if c.nodes in stay and (c.nodes, c.backend, c.variant) not in same
+            if c.nodes in stay and (c.nodes, c.backend, c.variant) not in same and self._usable(c)
         ]
         try:
             return place(
@@ -241,6 +256,11 @@ class GraphLevel:
         except NoPlacementError as error:
             raise CollageError(f"no way to lay out the kernels around the regions: {error}") from None
 
+    def _usable(self, candidate: Candidate) -> bool:
+        """Whether nothing came up against it since."""
+        request = Request(candidate.nodes, candidate.backend, candidate.variant)
+        return not isinstance(self.placer.outcomes.get(request), Rejection)
+
     def _tell(self, report: CandidateReport) -> None:
         if report not in self.reports:
             self.reports.append(report)
@@ -249,7 +269,7 @@ class GraphLevel:
         self, finalists: Sequence[Finalist], effort: Effort, again: str = ""
     ) -> Mapping[str, Timing]:
         """Of one interleaved run, from the database or made now."""
-        database, assembler = self.network.database, self.network.assembler
+        database, assembler = self.network.runs.database, self.network.assembler
         keys: dict[str, NetworkKey] = {}
         for each in finalists:
             key = network_key(each, finalists, assembler.model, assembler.target)
@@ -258,38 +278,22 @@ class GraphLevel:
         found = {label: timing for label, timing in known.items() if timing is not None}
         if len(found) == len(finalists):
             return found
-        calls = {each.label: self._call(each) for each in finalists}
         few = SURE if again else FEWEST
-        timings = effort.compare(calls, early=few, least=few)
-        for label, timing in timings.items():
-            database.put_network(keys[label], timing, f"{assembler.model.name}: {LABEL}, {label}")
-        self.made += 1
-        return timings
-
-    def _call(self, finalist: Finalist) -> Call:
-        executor = self._executors.pop(finalist.digest, None)
-        if executor is None:
-            while len(self._executors) >= _EXECUTORS:
-                self._executors.popitem(last=False)
-            executor = build_executor(finalist.parts, self.network.backends)
-        self._executors[finalist.digest] = executor
-        inputs = self._inputs
-
-        def call() -> None:
-            executor.run(inputs)
-
-        return call
+        raced = self.network.runs.compare(finalists, effort, early=few, least=few)
+        for label, found_now in raced.items():
+            database.put_network(keys[label], found_now.timing, f"{assembler.model.name}: {LABEL}, {label}")
+        return {label: each.timing for label, each in raced.items()}
 
     def _seconds(self, offloaded: Offloaded, against: str, started: float) -> float:
         """What the trial took when it was made, which is now if nobody knows of it."""
         keys = [self.placer.measurer.key(Request(nodes, engine)) for nodes, engine in offloaded.regions]
         text = f"{self._base.digest} {sorted(map(str, keys))}{against}"
         key = hashlib.sha256(text.encode()).hexdigest()[:32]
-        known = self.network.database.get_fact("trial_s", key)
+        known = self.network.runs.database.get_fact("trial_s", key)
         if isinstance(known, float):
             return known
         seconds = round(time.perf_counter() - started, 3)
-        self.network.database.put_fact("trial_s", key, seconds)
+        self.network.runs.database.put_fact("trial_s", key, seconds)
         return seconds
 
 

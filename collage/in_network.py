@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from collage.assemble import Assembler, Rival
-from collage.backends.base import Backend
-from collage.finalists import Finalist, network_key
-from collage.frontend.random_inputs import random_inputs
-from collage.measure_db.database import Database
+from collage.backends.base import VIEW
+from collage.errors import NoPlacementError
+from collage.finalist import Finalist, network_key
 from collage.placing import Placer, Placing
+from collage.plan_runs import PlanDroppedError, PlanRuns
 from collage.progress import Progress
-from collage.runtime.module import build_executor
-from collage.runtime.profile import launch_times_us
 from collage.search.corrections import NO_CORRECTIONS
 from collage.search.placement import Candidate, Placement
 
@@ -35,18 +33,12 @@ _CLOSE = 1.1
 
 @dataclass
 class InNetwork:
-    """Runs proposed networks and asks again; ``runs_made`` counts those that were not known yet.
-
-    ``close`` are the mixes that ``settle`` found and did not prefer by much.
-    """
+    """Runs proposed networks and asks again; ``close`` are the mixes that ``settle`` did not prefer by much."""
 
     assembler: Assembler
-    backends: Mapping[str, Backend]
-    database: Database
+    runs: PlanRuns
     epsilon_us: float
     progress: Callable[[Progress], None]
-    seed: int = 0
-    runs_made: int = 0
     close: list[Placement] = field(default_factory=list)
 
     def settle(self, placer: Placer) -> Placing:
@@ -54,7 +46,25 @@ class InNetwork:
 
         The mix's costs are then those in the network, so that their sum predicts the whole. Mixes of other rounds
         that came close are ``close``: the rounds were run at different times, and the last comparison is fairer.
+
+        Where the mix fails as a whole, one of its backends is left out, whichever helps, or else all mixes are.
+        Raises KernelRejectedError and NoPlacementError.
         """
+        placer.left_out = frozenset()
+        try:
+            return self._rounds(placer)
+        except PlanDroppedError as dropped:
+            log.info("the mix %s", dropped)
+        placing = placer.place()
+        for name in _backends(placing.mix):
+            placer.left_out = frozenset([name])
+            with suppress(PlanDroppedError, NoPlacementError):
+                return self._rounds(placer)
+        placer.left_out = frozenset()
+        return placer.without_mix(placing)
+
+    def _rounds(self, placer: Placer) -> Placing:
+        """Raises PlanDroppedError where the first mix fails as a whole."""
         corrections = NO_CORRECTIONS
         found: list[Placing] = []
         first: Placing | None = None
@@ -68,7 +78,13 @@ class InNetwork:
                 break
             seen.append(_alike(placing.mix))
             finalist = self.assembler.assemble(Rival("mix", placing.mix, exclusive=False), placer.tunings())
-            times = self.times(finalist)
+            try:
+                times = self.times(finalist)
+            except PlanDroppedError as dropped:
+                if not found:
+                    raise
+                log.info("a mix of %d kernels %s", len(finalist.launches), dropped)
+                break
             found.append(_with_times(placing, finalist, times, self.epsilon_us))
             corrections = corrections.learn(finalist.launches, times, self.epsilon_us)
         assert first is not None
@@ -79,18 +95,25 @@ class InNetwork:
         return replace(found[0] if found else first, search_s=search_s)
 
     def times(self, finalist: Finalist) -> list[float]:
-        """Microseconds of each launch, from the database or from running the network."""
+        """Microseconds of each launch, from the database or from running the network.
+
+        Raises KernelRejectedError and PlanDroppedError.
+        """
+        self.runs.refuse_dropped(finalist)
         key = str(network_key(finalist, [finalist], self.assembler.model, self.assembler.target))
-        known = self.database.get_fact("launch_times_us", key)
+        known = self.runs.database.get_fact("launch_times_us", key)
         if isinstance(known, list) and len(known) == len(finalist.launches):
             return [float(str(each)) for each in known]
         self.progress(Progress("run", 0, 1, f"a mix of {len(finalist.launches)} kernels"))
-        executor = build_executor(finalist.parts, self.backends)
-        inputs = random_inputs(self.assembler.model, np.random.default_rng(self.seed))
-        times = launch_times_us(executor, inputs)
-        self.runs_made += 1
-        self.database.put_fact("launch_times_us", key, [round(each, 3) for each in times])
+        times = self.runs.times_us(finalist)
+        self.runs.database.put_fact("launch_times_us", key, [round(each, 3) for each in times])
         return times
+
+
+def _backends(mix: Placement | None) -> list[str]:
+    """Those of the mix, the one with the fewest nodes first."""
+    counts = Counter(c.backend for c in mix.candidates for _ in c.nodes) if mix is not None else Counter()
+    return sorted(counts.keys() - {VIEW}, key=lambda name: (counts[name], name))
 
 
 def _mix_us(placing: Placing) -> float:

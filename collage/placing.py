@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from collage.backends.base import VIEW, Backend, BackendKind
@@ -12,7 +13,7 @@ from collage.errors import NoPlacementError
 from collage.graph.order import branch_order
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.protocol import Request
-from collage.measure_db.results import Measurement, Outcome
+from collage.measure_db.results import IN_NETWORK, Measurement, Outcome, Rejection
 from collage.patterns.match import Match, RejectedMatch
 from collage.search.candidates import CandidateSet, Offer, collect, possible_changes
 from collage.search.carve import carvings
@@ -26,6 +27,7 @@ NOISE_MARGIN = 1.0
 """How many half-widths of its confidence interval a candidate is charged: a challenger must beat the noise."""
 
 _ROUNDS = 6
+_MOST_FAULTS = 5
 _LARGE = 0.25
 """Regions with at least this share of the operators are carved."""
 
@@ -59,6 +61,10 @@ class Placer:
     outcomes: dict[Request, Outcome]
     views: Sequence[Match]
     rejected: Sequence[RejectedMatch]
+    left_out: frozenset[str] = frozenset()
+    """Backends that no placement may have."""
+    faulty: frozenset[str] = frozenset()
+    """The same, because too many of their kernels have failed in networks: each costs a worker, or a time limit."""
 
     def place(self, corrections: Corrections = NO_CORRECTIONS) -> Placing:
         """Place, measure what the placement suggests, place again, until nothing new comes up.
@@ -77,6 +83,27 @@ class Placer:
             self.offers += new
         return placing
 
+    def refresh(self) -> None:
+        """Take over what was rejected since it was measured, by whoever ran it in a network."""
+        self.outcomes.update(self.measurer.known(self.outcomes))
+        failed = {
+            self.measurer.key(request)
+            for request, outcome in self.outcomes.items()
+            if isinstance(outcome, Rejection) and outcome.message.startswith(IN_NETWORK)
+        }
+        counts = Counter(key.backend for key in failed)
+        self.faulty = frozenset(name for name, count in counts.items() if count >= _MOST_FAULTS)
+
+    def without_mix(self, placing: Placing) -> Placing:
+        """The placing where the mix cannot be used: one kernel has all of the model. Raises NoPlacementError."""
+        if placing.placement is not placing.mix:
+            return replace(placing, mix=None)
+        graph = self.measurer.model.graph
+        idle = {n for view in self.views for n in view.nodes}
+        whole = [c for c in placing.found.candidates if len({*c.nodes, *idle}) == len(graph.nodes)]
+        placement = place(graph, whole, self.epsilon_us, margin=NOISE_MARGIN, changes_us=placing.changes_us)
+        return replace(placing, mix=None, placement=placement)
+
     def tunings(self) -> dict[Request, str]:
         """The records of Backend.tune."""
         return {
@@ -91,14 +118,16 @@ class Placer:
         on_team = {name for name, backend in self.backends.items() if backend.on_team()}
         outcomes = corrections.outcomes(self.outcomes)
         found = collect(model, self.offers, self.views, outcomes, self.rejected, on_team)
-        changes_us = {**self._changes_us(found.candidates), **corrections.changes_us}
+        changes_us = self._changes_us(found.candidates)
+        changes_us |= {change: us for change, us in corrections.changes_us.items() if change in changes_us}
         started = time.perf_counter()
         best = partial(place, graph, epsilon_us=self.epsilon_us, margin=NOISE_MARGIN, changes_us=changes_us)
-        placement = best(found.candidates)
+        usable = [c for c in found.candidates if c.backend not in self.left_out | self.faulty]
+        placement = best(usable)
         mix: Placement | None = placement
         if len(placement.candidates) == 1:
             try:
-                mix = best([c for c in found.candidates if len(c.nodes) < len(graph.nodes)])
+                mix = best([c for c in usable if len(c.nodes) < len(graph.nodes)])
             except NoPlacementError:
                 mix = None  # some operator has no candidate of its own
         return Placing(placement, mix, found, changes_us, time.perf_counter() - started)

@@ -6,41 +6,35 @@ choice certain: other layouts, the parts of large regions, times inside the netw
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-
-import numpy as np
-import onnx
 
 from collage.assemble import Assembler, Rival
 from collage.backends.base import Backend, BackendKind
 from collage.errors import NoPlacementError
 from collage.final_check import FinalCheck
 from collage.finalists import Verdict
-from collage.frontend.random_inputs import random_inputs
-from collage.graph.dataflow import Array
 from collage.graph.layout import Layout
 from collage.measure_db.measurer import Measurer
-from collage.measure_db.timing import time_calls
 from collage.patterns.match import Match, RejectedMatch
 from collage.placing import NOISE_MARGIN
-from collage.runtime.executor import Executor
-from collage.runtime.module import build_executor
+from collage.plan_runs import KernelRejectedError, PlanDroppedError, PlanRuns
 from collage.search.candidates import CandidateSet, Offer, collect
 from collage.search.dp import place
+from collage.search.placement import Placement
 
 
 @dataclass(frozen=True)
 class Quick:
     """One model, what its backends offer, and what measures it."""
 
-    original: onnx.ModelProto
     measurer: Measurer
     backends: Mapping[str, Backend]
     assembler: Assembler
+    runs: PlanRuns
+    check: Callable[[], FinalCheck]
     sample_s: float
-    seed: int
 
     def place(
         self,
@@ -55,34 +49,34 @@ class Quick:
         on_team = {name for name, each in self.backends.items() if each.on_team()}
         plain = [offer for offer in offers if _is_plain(offer)]
         chosen = _few(plain, len(model.graph.nodes), engines, {n for view in views for n in view.nodes})
-        for tried in (chosen, plain):
+        tried = chosen
+        while True:
             outcomes = self.measurer.measure([offer.request for offer in tried])
             found = collect(model, tried, views, outcomes, rejected, on_team)
             try:
                 placement = place(model.graph, found.candidates, epsilon_us, margin=NOISE_MARGIN)
-                break
+                return self._checked(placement), found
+            except KernelRejectedError:
+                continue  # which the measurer knows now
             except NoPlacementError:
                 if tried is plain:
                     raise
-        finalist = self.assembler.assemble(
-            Rival("quick", placement, exclusive=len(placement.candidates) == 1), {}
-        )
-        executor = build_executor(finalist.parts, self.backends)
-        inputs = random_inputs(model, np.random.default_rng(self.seed))
-        found_out = FinalCheck.of(self.original, model, self.seed).look(
-            executor.run, partial(getattr, executor, "careful_runs")
-        )
-        if found_out.complaint:
-            raise NoPlacementError(f"the {found_out.complaint}")
-        timing = time_calls([partial(_run, executor, inputs)], limit_s=self.sample_s)
+                tried = plain
+
+    def _checked(self, placement: Placement) -> Verdict:
+        alone = len(placement.candidates) == 1
+        finalist = self.assembler.assemble(Rival("quick", placement, exclusive=alone), {})
+        check = self.check()
+        try:
+            finding = check.look(partial(self.runs.outputs, finalist))
+            timing = self.runs.timing(finalist, self.sample_s)
+            executor = self.runs.load(finalist)
+        except PlanDroppedError as dropped:
+            raise NoPlacementError(f"the placement {dropped}") from None
+        if finding.complaint:
+            raise NoPlacementError(f"the {finding.complaint}")
         notes = ("a quick compile: few candidates, few samples, no comparison of whole networks",)
-        return Verdict(
-            finalist, executor, {"quick": timing}, found_out.absolute, found_out.relative, 1, notes
-        ), found
-
-
-def _run(executor: Executor, inputs: Sequence[Array]) -> None:
-    executor.run(inputs)
+        return Verdict(finalist, executor, {"quick": timing}, finding.absolute, finding.relative, notes)
 
 
 def _is_plain(offer: Offer) -> bool:

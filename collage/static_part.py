@@ -10,14 +10,13 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
 from typing import Any
 
 import onnx
 
-from collage.errors import ModelError, NoPlacementError
+from collage.errors import CollageError, ModelError, NoPlacementError
 from collage.frontend.importer import DataDependentError
 from collage.frontend.scopes import all_nodes
 from collage.frontend.shapes import model_inputs
@@ -26,11 +25,11 @@ from collage.frontend.split import Split, split
 from collage.measure_db.compare import difference, dtypes_of, region_tolerance
 from collage.measure_db.interleave import ties
 from collage.measure_db.timing import Timing
-from collage.measure_db.whole import Trial
+from collage.measure_db.whole import Trial, WholeMeasurer
 from collage.progress import Progress
-from collage.report import NodeReport, figures
+from collage.report import NodeReport, Report, figures
 from collage.runtime.executor import Executor
-from collage.runtime.module import CompiledModule, load_tail
+from collage.runtime.module import CompiledModule, Parts, load_tail
 from collage.schedule.tail import Tail
 from collage.whole import WholeModel, candidates_of, tail_region
 
@@ -73,22 +72,30 @@ class _Contest:
     problem: DataDependentError
 
     def winner(self) -> CompiledModule:
-        values = {**self.model.inputs}
-        values |= self.head.run({name: values[name] for name in self.head.inputs})
+        with self._measurer() as measurer:
+            numbers = {name: number for number, name in enumerate(self.model.inputs)}
+            ran = measurer.run("head", self.head.parts, [numbers[name] for name in self.head.inputs])
+        if ran.outputs is None:
+            return _told(self.whole, f"its static part fails: {ran.message}")
+        values = {**self.model.inputs, **dict(zip(self.head.outputs, ran.outputs, strict=True))}
         read = [values[name] for name in self._reads]
         data: bytes = self.parts.tail.SerializeToString(deterministic=True)
         key = f"{self.model.key}; tail {hashlib.sha256(data).hexdigest()}"
         trial, made = self.model.engines.trial(self.parts.tail, lambda: read, key, "what depends on data")
         staged = {_label(engine): self._staged(engine, data, trial) for engine in trial.timings}
-        right = {label: error for label, each in staged.items() if (error := self._error(each)) is not None}
-        if not right:
-            return _told(
-                self.whole,
-                "its static part is not placed: no engine runs the rest of it, or to other numbers",
-            )
         (engine,) = {region.backend for region in self.whole.program.regions}
-        rivals = {engine: self.whole, **{label: staged[label] for label in right}}
-        timings, compared = self._timings(rivals, key)
+        rivals = {engine: _Rival(self.whole.parts, self.whole.report), **staged}
+        try:
+            with self._measurer() as measurer:
+                right = self._errors(measurer, rivals, engine)
+                if not right:
+                    return _told(
+                        self.whole,
+                        "its static part is not placed: no engine runs the rest of it, or to other numbers",
+                    )
+                timings, compared = self._timings(measurer, [engine, *right], key)
+        except CollageError as error:
+            return _told(self.whole, f"its static part is not placed: compared with the whole, {error}")
         alike = ties(timings)
         best = engine if engine in alike else alike[0]  # whole is simpler
         made += self.whole.report.measurements_made + self.head.report.measurements_made + compared
@@ -99,15 +106,26 @@ class _Contest:
             compile_s=self.whole.report.compile_s + time.perf_counter() - self.started,
             finalists={**self.whole.report.finalists, **figures(timings)},
         )
-        if best in right:
-            report = replace(report, max_abs_error=right[best][0], relative_error=right[best][1])
-        return CompiledModule(rivals[best].parts, report, rivals[best].executor)
+        if best == engine:
+            return CompiledModule(self.whole.parts, report, self.whole.executor)
+        report = replace(report, max_abs_error=right[best][0], relative_error=right[best][1])
+        parts, executor = rivals[best].parts, self.head.executor.clone()
+        assert isinstance(executor, Executor)
+        return CompiledModule(parts, report, load_tail(parts, executor, self.model.engines.backends))
+
+    def _measurer(self) -> WholeMeasurer:
+        """Runs modules in a worker: what is right by itself may yet fail beside an engine."""
+        engines, inputs = self.model.engines, [*self.model.inputs.values()]
+        return WholeMeasurer(
+            *(self.model.original, inputs, engines.backends, engines.threads, engines.workers),
+            *(engines.effort, engines.time_limit_s),
+        )
 
     @property
     def _reads(self) -> tuple[str, ...]:
         return tuple(info.name for info in model_inputs(self.parts.tail))
 
-    def _staged(self, engine: str, data: bytes, trial: Trial) -> CompiledModule:
+    def _staged(self, engine: str, data: bytes, trial: Trial) -> _Rival:
         """The head's module with the tail on an engine after it; its report lacks what the comparison tells."""
         head, nodes = self.head, self.parts.tail.graph.node
         threads, timing = self.model.target.threads, trial.timings[engine]
@@ -132,44 +150,53 @@ class _Contest:
             ),
             candidates=(*head.report.candidates, *candidates_of(trial, region.nodes)),
         )
-        executor = head.executor.clone()
-        assert isinstance(executor, Executor)
-        return CompiledModule(parts, report, load_tail(parts, executor, self.model.engines.backends))
+        return _Rival(parts, report)
 
-    def _error(self, module: CompiledModule) -> tuple[float, float] | None:
-        """Bounds of the largest absolute and relative error of a module that agrees with the engine on the whole."""
-        inputs = self.model.inputs
-        outputs, expected = list(module.run(inputs).values()), self._expected
+    def _errors(
+        self, measurer: WholeMeasurer, rivals: Mapping[str, _Rival], engine: str
+    ) -> dict[str, tuple[float, float]]:
+        """Bounds of the largest absolute and relative error, of those that agree with the engine on the whole.
+
+        Raises CollageError where the engine itself fails.
+        """
+        inputs, everything = self.model.inputs, range(len(self.model.inputs))
+        expected = measurer.run(engine, rivals[engine].parts, everything)
+        if expected.outputs is None:
+            raise CollageError(expected.message)
         rounded = any("Quantize" in node.op_type for node in all_nodes(self.model.original.graph))
-        allowed = region_tolerance(dtypes_of([*inputs.values(), *expected]), rounded=rounded)
-        absolute, relative = difference(outputs, expected, rounded=rounded)
-        about = self.whole.report
-        return (
-            (about.max_abs_error + absolute, about.relative_error + relative) if relative <= allowed else None
-        )
+        allowed = region_tolerance(dtypes_of([*inputs.values(), *expected.outputs]), rounded=rounded)
+        about, found = self.whole.report, {}
+        for label in rivals.keys() - {engine}:
+            outputs = measurer.run(label, rivals[label].parts, everything).outputs
+            if outputs is None:
+                continue
+            absolute, relative = difference(list(outputs), list(expected.outputs), rounded=rounded)
+            if relative <= allowed:
+                found[label] = about.max_abs_error + absolute, about.relative_error + relative
+        return found
 
-    @cached_property
-    def _expected(self) -> list[Any]:
-        return list(self.whole.run(self.model.inputs).values())
-
-    def _timings(self, rivals: Mapping[str, CompiledModule], key: str) -> tuple[dict[str, Timing], int]:
+    def _timings(
+        self, measurer: WholeMeasurer, labels: Sequence[str], key: str
+    ) -> tuple[dict[str, Timing], int]:
         """Timings of one interleaved run, or those that are known, and how many were made."""
         engines = self.model.engines
         regions = [replace(r, cost_us=0.0, noise_us=0.0).to_json() for r in self.head.program.regions]
-        key = f"{key}; {sorted(rivals)}; {hashlib.sha256(json.dumps(regions).encode()).hexdigest()}"
+        key = f"{key}; {sorted(labels)}; {hashlib.sha256(json.dumps(regions).encode()).hexdigest()}"
         known: Any = engines.database.get_fact(_FACT, key)
         if isinstance(known, dict):
             return {name: Timing(**each) for name, each in known.items()}, 0
-        engines.progress(Progress("compare", 0, 1, ", ".join(rivals)))
-        timings = engines.effort.compare(
-            {n: partial(_run, each, self.model.inputs) for n, each in rivals.items()}
-        )
+        engines.progress(Progress("compare", 0, 1, ", ".join(labels)))
+        timings = measurer.compare(labels)
         engines.database.put_fact(_FACT, key, {name: asdict(each) for name, each in timings.items()})
         return timings, len(timings)
 
 
-def _run(module: CompiledModule, inputs: Mapping[str, Any]) -> None:
-    module.run(inputs)
+@dataclass(frozen=True)
+class _Rival:
+    """What would be handed over."""
+
+    parts: Parts
+    report: Report
 
 
 def _label(engine: str) -> str:

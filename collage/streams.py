@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from collage.assemble import Apart, Assembler, Rival, on_one_thread
 from collage.backends.base import Backend, BuildOptions
-from collage.finalists import Finalist
+from collage.finalist import Finalist
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.layout import Layout
@@ -23,6 +23,7 @@ from collage.in_network import InNetwork
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.protocol import Change, Request
 from collage.patterns.match import Match
+from collage.plan_runs import PlanDroppedError
 from collage.report import CandidateReport
 from collage.schedule.dag import Dag
 from collage.schedule.fold import nimble, opara
@@ -66,7 +67,10 @@ class Streams:
     """Of what was measured on one thread."""
 
     def rival(self, mix: Placement, threads: int) -> Rival | None:
-        """The best schedule found with launches side by side, or None where nothing is gained by the costs."""
+        """The best schedule found with launches side by side, or None where nothing is gained by the costs.
+
+        Raises KernelRejectedError.
+        """
         base = self.assembler.assemble(Rival("mix", mix, exclusive=False), self.tunings)
         dag = base.program.ordered.dag
         if threads < 2 or dag.width < 2:
@@ -88,7 +92,11 @@ class Streams:
                 tried.add(schedule)
                 rival = Rival(LABEL, mix, exclusive=False, apart=Apart(schedule, tuple(single), name))
                 finalist = self.assembler.assemble(rival, self.tunings)
-                times = dict(zip(schedule.order, self.network.times(finalist), strict=True))
+                try:
+                    times = dict(zip(schedule.order, self.network.times(finalist), strict=True))
+                except PlanDroppedError as dropped:
+                    log.info("%s: %s", name, dropped)
+                    continue
                 for v, us in times.items():
                     if schedule.streams[v] == TEAM:
                         team_us[v] = us

@@ -200,6 +200,8 @@ class Backend(ABC):
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
         """Compile the subgraph to an artifact that ``load`` understands, in this or another process.
 
+        What is measured is what ships, also where it shall spin and did not when it was measured: the artifact must
+        not depend on ``options.exclusive``, which is for ``load`` alone.
         Raises UnsupportedError for a subgraph it does not take; any other exception is a failed candidate.
         """
 

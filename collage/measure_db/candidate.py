@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 import onnx
@@ -64,6 +65,11 @@ class BoundKernel:
     layouts: _Layouts
     another: Callable[[], BoundKernel]
     load_s: float
+    artifact: bytes
+
+
+Keep: TypeAlias = Callable[[BuildOptions, bytes], None]
+"""Takes an artifact, and the options that it was built with."""
 
 
 def measure_candidate(
@@ -73,11 +79,12 @@ def measure_candidate(
     samples: Samples,
     sample_s: float = 0.25,
     original: onnx.ModelProto | None = None,
+    keep: Keep | None = None,
 ) -> Outcome:
     """Tune and build the kernel, compare its runs with the reference, and time it with cold weights.
 
     Sampling takes about ``sample_s`` seconds; see ``time_calls``. ``original`` is what the backend compiles instead of
-    the subgraph, where that is all of the model.
+    the subgraph, where that is all of the model. ``keep`` takes what was measured.
     """
     try:
         options = tuned(subgraph, backend, options)
@@ -85,6 +92,8 @@ def measure_candidate(
         checked = check_numbers(subgraph, kernel, samples)
         timing = _time(_instances(subgraph, kernel), sample_s)
         check_run(subgraph, kernel, samples, samples.usual(subgraph), "after being timed, ")
+        if keep is not None:
+            keep(options, kernel.artifact)
     except RejectedError as rejected:
         return rejected.rejection
     except MemoryError:
@@ -118,6 +127,18 @@ def build(
     original: onnx.ModelProto | None = None,
 ) -> BoundKernel:
     """Compile, load and bind the candidate. Raises RejectedError."""
+    with stage("codegen"):
+        if original is None:
+            artifact = backend.codegen(subgraph, options)
+        else:
+            artifact = backend.codegen_model(original, options)
+    return load(subgraph, backend, options, samples, artifact)
+
+
+def load(
+    subgraph: Subgraph, backend: Backend, options: BuildOptions, samples: Samples, artifact: bytes
+) -> BoundKernel:
+    """Load and bind what was compiled. Raises RejectedError."""
     layouts = _Layouts.of(subgraph, options.variant)
     usual = _usual(subgraph, samples)
     inputs = tuple(
@@ -128,11 +149,6 @@ def build(
         aligned_array(stored_type(found, layout))
         for found, layout in zip(subgraph.output_types, layouts.outputs, strict=True)
     )
-    with stage("codegen"):
-        if original is None:
-            artifact = backend.codegen(subgraph, options)
-        else:
-            artifact = backend.codegen_model(original, options)
 
     def instance() -> BoundKernel:
         start = time.perf_counter()
@@ -140,7 +156,8 @@ def build(
             loaded = backend.load(artifact, options)
         with stage("bind"):
             call = loaded.bind(inputs, outputs)
-        return BoundKernel(loaded, call, inputs, outputs, layouts, instance, time.perf_counter() - start)
+        load_s = time.perf_counter() - start
+        return BoundKernel(loaded, call, inputs, outputs, layouts, instance, load_s, artifact)
 
     return instance()
 
@@ -194,7 +211,7 @@ def check_run(subgraph: Subgraph, kernel: BoundKernel, samples: Samples, sample:
     for array, layout, buffer in zip(sample.inputs, kernel.layouts.inputs, kernel.inputs, strict=True):
         if not np.array_equal(as_bytes(buffer), as_bytes(to_layout(array, layout))):
             raise RejectedError(Rejection(RejectionKind.INACCURATE, f"{about}writes to its inputs"))
-    allowed = region_tolerance(_dtypes(subgraph), rounded=sample.rounded)
+    allowed = allowed_error(subgraph, sample)
     worst = 0.0
     for position, (layout, buffer) in enumerate(zip(kernel.layouts.outputs, kernel.outputs, strict=True)):
         # Compared as stored: the padding of a blocked value has to be zero, since its readers rely on it.
@@ -206,13 +223,26 @@ def check_run(subgraph: Subgraph, kernel: BoundKernel, samples: Samples, sample:
             padded = layout is not Layout.PLAIN and not np.array_equal(
                 as_bytes(to_layout(plain, layout)), as_bytes(buffer)
             )
-            doubtful = not padded and not sample.rounded and sample.is_doubtful(position, error)
-            if not doubtful or not samples.tolerates(subgraph, sample, position, plain, allowed):
+            if padded or not may_be_rounding(samples, subgraph, sample, position, plain, error):
                 text = f"{about}output {position} {_difference(buffer, expected.value, error, allowed)}"
                 raise RejectedError(Rejection(RejectionKind.INACCURATE, text))
             error = allowed
         worst = max(worst, error)
     return worst
+
+
+def allowed_error(subgraph: Subgraph, sample: Sample) -> float:
+    """The error that outputs may have, in units of their scale."""
+    return region_tolerance(_dtypes(subgraph), rounded=sample.rounded)
+
+
+def may_be_rounding(
+    samples: Samples, subgraph: Subgraph, sample: Sample, position: int, plain: Array, error: float
+) -> bool:
+    """Whether a plain output that is off by more than is allowed is as good as can be expected all the same."""
+    if sample.rounded or not sample.is_doubtful(position, error):
+        return False
+    return samples.tolerates(subgraph, sample, position, plain, allowed_error(subgraph, sample))
 
 
 def _fill(kernel: BoundKernel, sample: Sample) -> None:

@@ -7,26 +7,33 @@ import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import onnx
 import onnxruntime
 import tvm
 
-from collage.backends.base import ALL_PLAIN, LAYOUT, TRIAL_LIMIT_S, Backend, BuildOptions, Variant
+from collage.backends.base import ALL_PLAIN, LAYOUT, TRIAL_LIMIT_S, VIEW, Backend, BuildOptions, Variant
+from collage.backends.layout import LayoutChange
 from collage.errors import MeasurementError, unknown_names
 from collage.frontend.model import Model
 from collage.frontend.simplify import save_proto
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
 from collage.graph.magnitudes import Magnitudes, can_be_infinite, can_be_scanned
+from collage.measure_db.artifacts import Artifacts
 from collage.measure_db.coldness import weights_among
 from collage.measure_db.database import Database, KernelKey
 from collage.measure_db.effort import FULL, Effort
 from collage.measure_db.fingerprint import fingerprint, model_digest, original_digest
+from collage.measure_db.plan_protocol import Make, PlanKernel, Stage
+from collage.measure_db.plan_trace import Place
 from collage.measure_db.process import WorkerDiedError, WorkerProcess, Workers
 from collage.measure_db.protocol import (
+    AS_LOADED,
     ORIGINAL_FILE,
     VALUES,
     Change,
@@ -38,6 +45,8 @@ from collage.measure_db.protocol import (
     MeasureSwitch,
     Request,
     SwitchCost,
+    artifact_folder,
+    plan_folder,
 )
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
 from collage.measure_db.samples import fatal_samples
@@ -77,13 +86,15 @@ class Measurer:
         effort: Effort = FULL,
         original: onnx.ModelProto | None = None,
         guards: bool = True,
+        as_loaded: Callable[[], bytes] | None = None,
     ) -> None:
         """``hardware`` is Target.measured_on; ``time_limit_s`` is for each candidate, building and timing it.
 
         Tuning a candidate has TRIAL_LIMIT_S seconds a trial on top of that. ``workers`` gives the worker and takes it
         back; by default the measurer has its own. ``effort`` is how long to take samples. ``original`` is what the
         model was made from (see ``as_region``), where that is to be measured, too. Without ``guards`` kernels that are
-        right on finite numbers only are of no use.
+        right on finite numbers only are of no use; ``as_loaded`` gives the serialised model that goes with programs of
+        such kernels (see ``Parts``).
         """
         self.model = model
         self.measurements_made = 0
@@ -105,8 +116,11 @@ class Measurer:
         self._owns_workers = workers is None
         self._effort = effort
         self._guards = guards
+        self._as_loaded = as_loaded
         self._magnitudes = Magnitudes(model.graph)
         self._wrong: Mapping[int, str] = {}
+        self._host: Measurer | None = None
+        self._beside: dict[int, Measurer] = {}
 
     def __enter__(self) -> Measurer:
         return self
@@ -118,6 +132,8 @@ class Measurer:
 
     def close(self) -> None:
         """Give the worker back and remove the temporary folder. Closing twice does nothing."""
+        for other in self._beside.values():
+            other.close()
         try:
             if self._worker is not None:
                 self._workers.release(self._worker, self._options.threads)
@@ -125,9 +141,93 @@ class Measurer:
                 self._workers.close()
         finally:
             self._worker = None
-            if self._folder is not None:
+            if self._folder is not None:  # one that it does not share with its host
                 self._folder.remove()
             self._init = self._folder = None
+
+    @property
+    def backends(self) -> Mapping[str, Backend]:
+        """By name."""
+        return self._backends
+
+    @property
+    def time_limit_s(self) -> float:
+        """For each candidate."""
+        return self._time_limit_s
+
+    @property
+    def folder(self) -> str:
+        """Where workers find the model, and keep reference values and artifacts; made on first use."""
+        return self._session().folder
+
+    @cached_property
+    def artifacts(self) -> Artifacts:
+        """What was measured, or made since."""
+        return Artifacts(artifact_folder(self.folder), self.model.graph.constants)
+
+    @cached_property
+    def as_loaded(self) -> bytes | None:
+        """The serialised model that goes with guarded programs, if there is one."""
+        return None if self._as_loaded is None else self._as_loaded()
+
+    def keep_as_loaded(self) -> None:
+        """Have ``as_loaded`` where the worker looks for it."""
+        path = plan_folder(self.folder) / AS_LOADED
+        if self.as_loaded is not None and not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(self.as_loaded)
+
+    def beside(self, threads: int) -> Measurer:
+        """One of the same model for that many threads, which shares the folder and ends with this one."""
+        if threads == self._options.threads:
+            return self
+        if threads not in self._beside:
+            found = Measurer(
+                *(self.model, self._backends, self._versions),
+                BuildOptions(threads=threads, exact=self._options.exact),
+                *(self._hardware, self._database),
+                time_limit_s=self._time_limit_s,
+                memory_bytes=self._memory_bytes,
+                progress=self._progress,
+                workers=self._workers,
+                effort=self._effort,
+                guards=self._guards,
+            )
+            found._host = self
+            self._beside[threads] = found
+        return self._beside[threads]
+
+    def make(self, kernel: PlanKernel) -> Rejection | None:
+        """Have the kernel's artifact, or why it cannot be had: it is made and checked if it was measured long ago."""
+        key = kernel.key
+        if key in self.artifacts:
+            return None
+        if isinstance(kernel.what, Change):
+            what = kernel.what
+            self.artifacts.keep(key, LayoutChange.artifact(what.kind, what.source, what.target))
+            return None
+        if kernel.what.backend == VIEW:
+            self.artifacts.keep(
+                key, self._backends[VIEW].codegen(self._subgraph(kernel.what.nodes), kernel.options)
+            )
+            return None
+        made = self._ask(Make(kernel, self._time_limit_s), self._time_limit_s, str(kernel.what.backend))
+        return made if isinstance(made, Rejection) else None
+
+    def reject(self, kernel: PlanKernel, rejection: Rejection) -> None:
+        """Remember that the kernel is not to be used, though it was measured."""
+        own = self.beside(kernel.options.threads)
+        if isinstance(kernel.what, Change):
+            self._database.put(own._change_key(kernel.what), rejection, str(kernel.what.kind))
+            return
+        text = str(self._subgraph(kernel.what.nodes))
+        self._database.put(own.key(kernel.what), rejection, text)
+
+    def known(self, requests: Collection[Request]) -> dict[Request, Outcome]:
+        """What is recorded of the requests."""
+        keys = {request: self.key(request) for request in requests}
+        found = self._database.get(keys.values())
+        return {request: found[key] for request, key in keys.items() if key in found}
 
     def measure(
         self, requests: Sequence[Request], progress: Callable[[Progress], None] | None = None
@@ -197,7 +297,8 @@ class Measurer:
             text = f"{change.source} -> {change.target} of {change.kind}"
             self._progress(Progress("measure", done, len(missing), f"{LAYOUT}: {text}"))
             message = MeasureChange(change, self._options, self._time_limit_s, self._effort.kernel_s)
-            known[key] = self._ask(message, self._time_limit_s, text)
+            outcome: Outcome = self._ask(message, self._time_limit_s, text)
+            known[key] = outcome
             self._database.put(key, known[key], text)
             self.measurements_made += 1
         if missing:
@@ -249,7 +350,7 @@ class Measurer:
         known = self._database.get_fact("wrong_conversions", key)
         if isinstance(known, dict):
             return {int(index): str(reason) for index, reason in known.items()}
-        self._ready_worker()
+        self.worker()
         wrong = dict(self._wrong)
         self._database.put_fact(
             "wrong_conversions", key, {str(index): reason for index, reason in wrong.items()}
@@ -261,8 +362,8 @@ class Measurer:
 
         Measured with the kernels of ``requests`` (two or more quick ones of different backends) the first
         time, then remembered for these backends' versions, the machine and the threads. With fewer there is
-        nothing to switch between: it is the launch alone, remembered likewise. Raises MeasurementError when
-        the kernels, measured without trouble before, bring the worker down.
+        nothing to switch between: it is the launch alone, remembered likewise. A kernel that was measured without
+        trouble, and brings the worker down beside the others, is rejected.
         """
         if len(requests) < 2:
             return self._launch_us()
@@ -271,14 +372,18 @@ class Measurer:
         known = self._database.get_fact("epsilon_us", key)
         if isinstance(known, float):
             return known
-        worker = self._ready_worker()
         try:
-            found: SwitchCost = worker.ask(
+            found: SwitchCost = self.worker().ask(
                 MeasureSwitch(tuple(requests), self._options, self._time_limit_s, self._effort.kernel_s),
                 self._time_limit_s,
             )
         except WorkerDiedError as died:
-            raise MeasurementError(f"measuring the cost of a launch: {died.rejection.message}") from None
+            stage, number, launch = Place(plan_folder(self.folder)).now
+            culprit = requests[launch if stage is Stage.SWITCH else number]
+            log.info("%s beside others: %s", culprit.backend, died.rejection)
+            text = f"beside kernels of other backends: {died.rejection.message}"
+            self.reject(PlanKernel(culprit, self._options), replace(died.rejection, message=text))
+            return self.epsilon_us([each for each in requests if each != culprit])
         self._database.put_fact("epsilon_us", key, found.us)
         return found.us
 
@@ -297,7 +402,7 @@ class Measurer:
         message = Measure(request, options, limit_s, self._effort.kernel_s)
         while True:
             known = self._fatal_samples()
-            outcome = self._ask(message, limit_s, what)
+            outcome: Outcome = self._ask(message, limit_s, what)
             if isinstance(outcome, Measurement) or self._fatal_samples() == known:
                 return outcome
             # It was the reference that ended the worker, not the candidate; the next one does without that sample.
@@ -306,15 +411,15 @@ class Measurer:
         """Notes of inputs that ended a worker while it made reference values of them."""
         return set() if self._init is None else fatal_samples(Path(self._init.folder) / VALUES)
 
-    def _ask(self, message: Measure | MeasureChange, limit_s: float, what: str) -> Outcome:
+    def _ask(self, message: Measure | MeasureChange | Make, limit_s: float, what: str) -> Any:
+        """The reply: an Outcome where something was to be measured."""
         try:
-            outcome: Outcome = self._ready_worker().ask(message, limit_s)
+            return self.worker().ask(message, limit_s)
         except WorkerDiedError as died:
             log.info("%s: %s", what, died.rejection)
             return died.rejection
-        return outcome
 
-    def _ready_worker(self) -> WorkerProcess:
+    def worker(self) -> WorkerProcess:
         """A worker that has imported the model, with the reference values computed."""
         if self._worker is None or not self._worker.alive:
             self._worker = self._workers.start(self._session())
@@ -329,6 +434,8 @@ class Measurer:
 
     def _session(self) -> Init:
         """The folder that workers start from, made on first use."""
+        if self._init is None and self._host is not None:
+            self._init = replace(self._host._session(), threads=self._options.threads)
         if self._init is None:
             pickles = {name: pickle_backend(name, backend) for name, backend in self._backends.items()}
             self._folder = TemporaryFolder("measure")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from collage.backends.base import ALL_PLAIN, BuildOptions, Variant
@@ -15,8 +16,21 @@ from collage.measure_db.timing import Timing
 ORIGINAL_FILE = "original.onnx"
 """In the folder of Init: the model as its author wrote it, with inputs and outputs in the graph's order."""
 
+AS_LOADED = "as_loaded.onnx"
+"""In the folder of plans: the model that answers what guarded kernels are not right on."""
+
 VALUES = "values"
 """In the folder of Init: a folder of reference values."""
+
+
+def artifact_folder(folder: str) -> Path:
+    """Where in the folder of Init the artifacts are."""
+    return Path(folder) / "artifacts"
+
+
+def plan_folder(folder: str) -> Path:
+    """Where in it the plans' files are."""
+    return Path(folder) / "plans"
 
 
 @dataclass(frozen=True)
@@ -109,6 +123,19 @@ class RunWhole:
 
 
 @dataclass(frozen=True)
+class OpenParts:
+    """Load a module whose parts are pickled in a file, and run it once; ``name`` stands for it from then on.
+
+    Reply: Opened. ``inputs`` are those of InitWhole that it takes.
+    """
+
+    name: str
+    path: str
+    inputs: tuple[int, ...]
+    limit_s: float
+
+
+@dataclass(frozen=True)
 class Opened:
     """The outputs of the run, or None and why it failed; ``loaded`` tells whether the model was loaded at least.
 
@@ -123,7 +150,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class CompareWhole:
-    """Run the engines in turn, which are all open. Reply: Compared."""
+    """Run engines or modules in turn, which are all open. Reply: Compared."""
 
     backends: tuple[str, ...]
     effort: Effort
@@ -149,7 +176,7 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Measure:
-    """Measure one candidate, with samples for ``sample_s`` seconds. Reply: an Outcome.
+    """Measure one candidate, with samples for ``sample_s`` seconds, and keep its artifact. Reply: an Outcome.
 
     The worker ends itself long after ``limit_s`` seconds.
     """

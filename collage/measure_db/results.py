@@ -9,6 +9,8 @@ from typing import TypeAlias
 GATE = 2
 """Which edition of the numerics gate made an outcome. Those of earlier ones are kept, and measured again when they are
 needed: 1 knew no samples beside the usual one."""
+IN_NETWORK = "in the network"
+"""How the message begins for a kernel that is right and fast alone."""
 
 
 class RejectionKind(Enum):

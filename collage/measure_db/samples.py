@@ -93,7 +93,7 @@ class Samples:
 
     def __init__(self, store: ValueStore, limit_s: float = 60.0) -> None:
         """An operator's reference may take ``limit_s`` seconds."""
-        self._store = store
+        self.store = store
         self._limit_s = limit_s
         self._nodes: tuple[int, ...] | None = None
         self._usual: Sample | None = None
@@ -106,7 +106,7 @@ class Samples:
         self._turn_to(subgraph)
         if self._usual is None:
             graph = subgraph.model.graph
-            load = {v: self._store.load(v, graph.type_of(v)) for v in (*subgraph.inputs, *subgraph.outputs)}
+            load = {v: self.store.load(v, graph.type_of(v)) for v in (*subgraph.inputs, *subgraph.outputs)}
             inputs, outputs = (tuple(load[v] for v in side) for side in (subgraph.inputs, subgraph.outputs))
             self._usual = self._sample(USUAL, True, subgraph, inputs, outputs)
         return self._usual
@@ -129,8 +129,8 @@ class Samples:
         self._turn_to(subgraph)
         names = [f"v{value}" for value in subgraph.inputs]
         try:
-            session = self._reference(subgraph)
             if not sample._nearby:
+                session = self._reference(subgraph)
                 rng = np.random.default_rng(position)
                 for _ in range(_NEARBY):
                     inputs = [slightly_changed(array, rng) for array in sample.inputs]
@@ -142,9 +142,9 @@ class Samples:
         about = {"channels_first": sample.channels_first}
         if is_tolerable(actual, sample.outputs[position], allowed, nearby, **about):
             return True
-        assert self._model is not None
         if not sample._precise:
-            sample._precise.append(precise_run(self._model, dict(zip(names, sample.inputs, strict=True))))
+            model = self._model or subgraph.to_onnx()
+            sample._precise.append(precise_run(model, dict(zip(names, sample.inputs, strict=True))))
         (precise,) = sample._precise
         if precise is None:
             return False
@@ -211,7 +211,7 @@ class Samples:
     def _noted(self, subgraph: Subgraph, kind: InputKind) -> Iterator[bool]:
         """Whether to try it: not where an earlier process ended while it did. A file notes what is being tried."""
         about = hashlib.sha256(json.dumps([subgraph.nodes, kind.name]).encode()).hexdigest()[:24]
-        note: Path = self._store.folder / f"{about}{_NOTE}"
+        note: Path = self.store.folder / f"{about}{_NOTE}"
         if note.exists():
             log.warning("%s: ONNX Runtime does not survive %s", subgraph, kind.name)
             yield False

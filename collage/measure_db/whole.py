@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 import onnx
 
 from collage.backends.base import Backend
+from collage.errors import CollageError
 from collage.frontend.scopes import all_nodes
 from collage.frontend.simplify import save_proto
 from collage.measure_db.compare import difference, dtypes_of, region_tolerance, tolerance
@@ -27,12 +29,14 @@ from collage.measure_db.protocol import (
     CompareWhole,
     InitWhole,
     Opened,
+    OpenParts,
     OpenWhole,
     ReferWhole,
     RunWhole,
 )
 from collage.measure_db.timing import Timing
 from collage.measure_db.travel import pickle_backend
+from collage.runtime.module import Parts
 from collage.temporary import TemporaryFolder
 
 log = logging.getLogger(__name__)
@@ -116,6 +120,7 @@ class WholeMeasurer:
         self._worker: WorkerProcess | None = None
         self._open: set[str] = set()
         self._unchecked: set[str] = set()
+        self._modules: dict[str, OpenParts] = {}
 
     def __enter__(self) -> WholeMeasurer:
         self._folder = TemporaryFolder("whole")
@@ -138,7 +143,7 @@ class WholeMeasurer:
         narrow: list[str] = []
         outputs: dict[str, Sequence[Any]] = {}
         for name in self._engines:
-            found = self._opened(name)
+            found = self._engine(name)
             if found.outputs is not None:
                 outputs[name] = found.outputs
                 continue
@@ -177,7 +182,7 @@ class WholeMeasurer:
                 if name in found:
                     continue
                 if name not in self._open:
-                    self._opened(name)
+                    self._engine(name)
                 outputs = self._ask(RunWhole(name, inputs, self._limit_s)).outputs
                 error = math.inf if outputs is None else difference(outputs, expected)[1]
                 if not error <= region_tolerance(dtypes_of([*inputs, *expected])):
@@ -193,11 +198,34 @@ class WholeMeasurer:
             return ()
         for name in narrow:
             self._unchecked.add(name)
-            found = self._opened(name)
+            found = self._engine(name)
             if found.outputs is not None:
                 outputs[name] = found.outputs
                 notes.append(f"{name} alone runs it, but may be wrong on large numbers: {refused.pop(name)}")
         return tuple(notes)
+
+    def run(self, name: str, parts: Parts, inputs: Sequence[int]) -> Opened:
+        """Load a module under that name and run it on some of the inputs, by their numbers.
+
+        It can take part in ``compare`` then.
+        """
+        if name not in self._modules:
+            assert self._folder is not None
+            path = self._folder.path / f"parts-{len(self._modules)}"
+            path.write_bytes(pickle.dumps(parts, protocol=pickle.HIGHEST_PROTOCOL))
+            self._modules[name] = OpenParts(name, str(path), tuple(inputs), self._limit_s)
+        return self._opened(self._modules[name], name)
+
+    def compare(self, names: Sequence[str]) -> dict[str, Timing]:
+        """Modules that ``run`` has loaded against each other. Raises CollageError when one dies in it."""
+        for name in names:
+            if name not in self._open:
+                self._opened(self._modules[name], name)
+        limit_s = 2 * self._effort.compare_s + self._limit_s
+        reply = self._ask(CompareWhole(tuple(names), self._effort, limit_s))
+        if not isinstance(reply, Compared):
+            raise CollageError(reply.message)
+        return dict(reply.timings)
 
     def _judged(self, outputs: Mapping[str, Sequence[Any]]) -> _Verdict:
         """Which engines are right, by the first judge whom none of them contradicts, or else by the last."""
@@ -242,7 +270,7 @@ class WholeMeasurer:
         """Timings of one interleaved run; an engine that dies in it is noted in ``refused``."""
         for name in names:
             if name not in self._open:
-                self._opened(name)
+                self._engine(name)
         if not names:
             return {}
         reply = self._ask(
@@ -255,13 +283,16 @@ class WholeMeasurer:
             return {}
         return {n: t for name in names for n, t in self._timings([name], refused).items()}
 
-    def _opened(self, name: str) -> Opened:
-        found: Opened = self._ask(OpenWhole(name, self._limit_s, name in self._unchecked))
+    def _engine(self, name: str) -> Opened:
+        return self._opened(OpenWhole(name, self._limit_s, name in self._unchecked), name)
+
+    def _opened(self, message: OpenWhole | OpenParts, name: str) -> Opened:
+        found: Opened = self._ask(message)
         if found.outputs is not None:
             self._open.add(name)
         return found
 
-    def _ask(self, message: OpenWhole | ReferWhole | RunWhole | CompareWhole) -> Any:
+    def _ask(self, message: OpenWhole | OpenParts | ReferWhole | RunWhole | CompareWhole) -> Any:
         """The worker's reply; Opened with a message when it died."""
         if self._worker is None or not self._worker.alive:
             self._open = set()

@@ -17,24 +17,31 @@ from collage.measure_db.protocol import (
     CompareWhole,
     InitWhole,
     Opened,
+    OpenParts,
     OpenWhole,
     ReferWhole,
     RunWhole,
 )
+from collage.runtime.executor import Executor
+from collage.runtime.module import load_parts
+from collage.runtime.tail import TailExecutor
 
 
 class WholeWorker:
-    """One model, and the engines that have loaded it."""
+    """One model, the engines that have loaded it, and modules made of it."""
 
     def __init__(self, init: InitWhole) -> None:
         self._init = init
         self._path = Path(init.folder) / "model.onnx"
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, Session | Executor | TailExecutor] = {}
+        self._takes: dict[str, tuple[int, ...]] = {}
 
     def answer(self, message: Any) -> object:
         """The reply to a message of the protocol."""
         if isinstance(message, OpenWhole):
             return self._open(message.backend, message.unchecked)
+        if isinstance(message, OpenParts):
+            return self._open_parts(message)
         if isinstance(message, ReferWhole):
             return self._refer(message.standard)
         if isinstance(message, RunWhole):
@@ -58,6 +65,20 @@ class WholeWorker:
             self._sessions[name] = backend.session(model, options)
         except BaseException as error:  # an engine raises anything
             return Opened(None, loaded=False, message=_one_line(error))
+        return self._ran(name)
+
+    def _open_parts(self, message: OpenParts) -> Opened:
+        try:
+            parts = pickle.loads(Path(message.path).read_bytes())
+            names = {region.backend for region in parts.program.executed} & self._init.backends.keys()
+            backends = {name: pickle.loads(self._init.backends[name]) for name in names}
+            self._sessions[message.name] = load_parts(parts, backends)
+            self._takes[message.name] = message.inputs
+        except BaseException as error:
+            return Opened(None, loaded=False, message=_one_line(error))
+        return self._ran(message.name)
+
+    def _ran(self, name: str) -> Opened:
         try:
             self._run(name)
             return Opened(tuple(self._run(name)))
@@ -76,7 +97,10 @@ class WholeWorker:
         self._run(name)
 
     def _run(self, name: str) -> list[Any]:
-        return self._sessions[name].run(self._init.inputs)
+        inputs = self._init.inputs
+        if name in self._takes:
+            inputs = tuple(inputs[number] for number in self._takes[name])
+        return self._sessions[name].run(inputs)
 
     def _refer(self, standard: bool) -> Opened:
         run = _standard if standard else _onnx_runtime

@@ -13,6 +13,8 @@ import signal
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -21,16 +23,27 @@ from typing import Any
 import numpy as np
 import onnx
 
-from collage.backends.base import Backend
+from collage.backends.base import Backend, BuildOptions, Call
 from collage.child_process import Failure, parent_id, read_message, take_over_pipes, write_message
 from collage.errors import CollageError, MeasurementError
 from collage.frontend.model import Model, from_simplified
 from collage.frontend.random_inputs import random_inputs
 from collage.frontend.subgraph import Subgraph
-from collage.measure_db.candidate import RejectedError, build, measure_candidate
+from collage.measure_db.artifacts import Artifacts
+from collage.measure_db.candidate import (
+    BoundKernel,
+    RejectedError,
+    build,
+    check_numbers,
+    load,
+    measure_candidate,
+)
 from collage.measure_db.change import measure_change
 from collage.measure_db.fingerprint import fingerprint
 from collage.measure_db.machine import limit_memory, spare_memory
+from collage.measure_db.plan_protocol import Made, Make, PlanKernel, Stage
+from collage.measure_db.plan_trace import Place
+from collage.measure_db.plan_worker import PlanWorker
 from collage.measure_db.protocol import (
     ORIGINAL_FILE,
     VALUES,
@@ -42,10 +55,13 @@ from collage.measure_db.protocol import (
     MeasureChange,
     MeasureSwitch,
     Ready,
+    Request,
     SwitchCost,
+    artifact_folder,
+    plan_folder,
 )
 from collage.measure_db.reference import evaluate
-from collage.measure_db.results import Outcome
+from collage.measure_db.results import Outcome, Rejection
 from collage.measure_db.samples import Samples
 from collage.measure_db.store import ValueStore
 from collage.measure_db.switch_cost import switch_cost_us
@@ -56,12 +72,23 @@ from collage.temporary import sweep
 _SEED = 0
 
 
+class _Backends:
+    """Backends by name, recreated on first use."""
+
+    def __init__(self, get: Callable[[str], Backend]) -> None:
+        self._get = get
+
+    def __getitem__(self, name: str) -> Backend:
+        return self._get(name)
+
+
 class _Worker:
     def __init__(self, init: Init) -> None:
         self._init = init
         self._backends: dict[str, Backend] = {}
         self._store = ValueStore(Path(init.folder) / VALUES)
         self._samples = Samples(self._store)
+        self._place = Place(plan_folder(init.folder))
 
     @cached_property
     def model(self) -> Model:
@@ -72,16 +99,33 @@ class _Worker:
             raise MeasurementError("the worker's import of the model differs from the compiler's")
         return model
 
+    @cached_property
+    def artifacts(self) -> Artifacts:
+        return Artifacts(artifact_folder(self._init.folder), self.model.graph.constants)
+
+    @cached_property
+    def plans(self) -> PlanWorker:
+        return PlanWorker(
+            plan_folder(self._init.folder),
+            self.model,
+            _Backends(self._backend),
+            self.artifacts,
+            self._samples,
+        )
+
     def answer(self, message: Any) -> object:
         if isinstance(message, Measure):
             return self._measure(message)
+        if isinstance(message, Make):
+            return self._make(message)
         if isinstance(message, MeasureChange):
             return measure_change(message.change, message.options, message.sample_s)
         if isinstance(message, MeasureSwitch):
             return self._switch(message)
         if isinstance(message, Evaluate):
             return self._evaluate(message.node_limit_s)
-        return Failure(f"unknown message {type(message).__name__}")
+        reply = self.plans.answer(message)
+        return Failure(f"unknown message {type(message).__name__}") if reply is None else reply
 
     def _evaluate(self, node_limit_s: float) -> Evaluated:
         wrong = self._store.complete()
@@ -92,32 +136,73 @@ class _Worker:
         return Evaluated(wrong)
 
     def _measure(self, message: Measure) -> Outcome:
-        backend = self._backend(message.request.backend)
-        subgraph = Subgraph(self.model, message.request.nodes)
-        original = None
-        if message.request.original:
-            original = onnx.load(str(Path(self._init.folder) / ORIGINAL_FILE))
+        request = message.request
+        subgraph = Subgraph(self.model, request.nodes)
+
+        def keep(options: BuildOptions, artifact: bytes) -> None:
+            with suppress(MeasurementError):  # a full disk, which is not the candidate's fault
+                self._keep(PlanKernel(request, options), artifact)
+
         return measure_candidate(
-            subgraph, backend, message.options, self._samples, message.sample_s, original
+            *(subgraph, self._backend(request.backend), message.options, self._samples, message.sample_s),
+            self._original(request),
+            keep,
         )
+
+    def _make(self, message: Make) -> Made | Rejection:
+        request, options = message.kernel.what, message.kernel.options
+        assert isinstance(request, Request)
+        subgraph = Subgraph(self.model, request.nodes)
+        try:
+            backend = self._backend(request.backend)
+            kernel = build(subgraph, backend, options, self._samples, self._original(request))
+            check_numbers(subgraph, kernel, self._samples)
+        except RejectedError as rejected:
+            return rejected.rejection
+        self._keep(message.kernel, kernel.artifact)
+        return Made()
+
+    def _original(self, request: Request) -> onnx.ModelProto | None:
+        return onnx.load(str(Path(self._init.folder) / ORIGINAL_FILE)) if request.original else None
+
+    def _keep(self, kernel: PlanKernel, artifact: bytes) -> None:
+        assert isinstance(kernel.what, Request)
+        self.artifacts.keep(kernel.key, artifact, Subgraph(self.model, kernel.what.nodes).constants)
 
     def _switch(self, message: MeasureSwitch) -> SwitchCost:
         kernels, calls, switches = [], [], 0
-        for request in message.requests:
+        for number, request in enumerate(message.requests):
             try:
-                backend = self._backend(request.backend)
-                subgraph = Subgraph(self.model, request.nodes)
+                self._place.enter(Stage.SWITCH, launch=number)
                 options = replace(message.options, variant=request.variant)
-                kernel = build(subgraph, backend, options, self._samples)
+                kernel = self._kept(request, options)
             except RejectedError:
                 continue
             kernels.append(kernel)  # whose buffers the calls use
-            if backend.on_team():
-                calls.append(kernel.call)
+            call = self._marked(number, kernel.call)
+            if self._backend(request.backend).on_team():
+                calls.append(call)
             else:
-                calls.append(beside_team(kernel.call, message.options.threads))
+                calls.append(beside_team(call, message.options.threads))
                 switches += 1
         return SwitchCost(switch_cost_us(calls, switches, 0.4 * message.sample_s))
+
+    def _marked(self, number: int, call: Call) -> Call:
+        mark = self._place.mark
+
+        def marked() -> None:
+            mark(number)
+            call()
+
+        return marked
+
+    def _kept(self, request: Request, options: BuildOptions) -> BoundKernel:
+        """The kernel that was measured, or where that is long ago one like it. Raises RejectedError."""
+        subgraph, backend = Subgraph(self.model, request.nodes), self._backend(request.backend)
+        key = PlanKernel(request, options).key
+        if key in self.artifacts:
+            return load(subgraph, backend, options, self._samples, self.artifacts.load(key))
+        return build(subgraph, backend, options, self._samples)
 
     def _backend(self, name: str) -> Backend:
         if name not in self._backends:

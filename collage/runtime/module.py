@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -67,26 +67,34 @@ def load_tail(parts: Parts, head: Executor, backends: Backends) -> TailExecutor:
 
 
 def build_executor(parts: Parts, backends: Backends) -> Executor:
-    """Load the kernels of the launches and bind them; regions with one artifact share a kernel.
+    """Load the kernels of the launches and bind them. Raises CollageError like load_kernels."""
+    return executor_of(parts, [*load_kernels(parts.program, parts.artifacts, backends)])
+
+
+def executor_of(parts: Parts, kernels: Sequence[Kernel]) -> Executor:
+    """What runs the launches of the parts, whose kernels are loaded."""
+    careful = None if parts.careful is None else Careful(parts.careful, parts.program.threads)
+    return Executor(parts.program, kernels, parts.constants, careful=careful)
+
+
+def load_kernels(program: Program, artifacts: Sequence[Artifact], backends: Backends) -> Iterator[Kernel]:
+    """The kernels of the launches, one after another; regions with one artifact share a kernel.
 
     Raises CollageError naming the region that cannot be loaded.
     """
-    kernels: list[Kernel] = []
     loaded: dict[tuple[int, str, BuildOptions], Kernel] = {}
-    for region, artifact in zip(parts.program.launches, parts.artifacts, strict=False):  # a tail has none
+    for region, artifact in zip(program.launches, artifacts, strict=False):  # a tail has none
         options = BuildOptions(threads=region.threads, exclusive=region.exclusive, profile=region.profile)
         key = id(artifact), region.backend, options
         try:
             if key not in loaded:
                 whole = artifact if isinstance(artifact, Framed) else bytes(artifact)
                 loaded[key] = backends[region.backend].load(whole, options)
-            kernels.append(loaded[key])
         except Exception as error:
             raise CollageError(
                 f"the {region.backend} kernel {'+'.join(region.ops[:6])} cannot be loaded: {error}"
             ) from error
-    careful = None if parts.careful is None else Careful(parts.careful, parts.program.threads)
-    return Executor(parts.program, kernels, parts.constants, careful=careful)
+        yield loaded[key]
 
 
 def summary_of(report: Report, program: Program) -> dict[str, Any]:

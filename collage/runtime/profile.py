@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from collage.backends.base import Call
 from collage.graph.dataflow import Array
 from collage.measure_db.effort import FULL
 from collage.measure_db.interleave import take_turn
@@ -20,19 +21,30 @@ _LEAST_TURNS = 5
 class NotedRuns:
     """Runs of a network, a call each, which note when each launch ends; what they saw is kept."""
 
-    def __init__(self, executor: Executor, inputs: Sequence[Array]) -> None:
+    def __init__(self, executor: Executor, inputs: Sequence[Array], clock: Array | None = None) -> None:
+        """``clock`` (int64, an element for each launch) has when each launch of a run ended, and 0 before."""
         self._executor = executor
         self._inputs = inputs
-        self._clock = np.zeros(len(executor.program.launches), np.int64)
+        self._clock = np.zeros(len(executor.program.launches), np.int64) if clock is None else clock
         self._calls = executor.bind(self._clock)
         self._runs: list[tuple[int, Array]] = []
 
     def __call__(self) -> None:
         self._executor.set_inputs(self._inputs)  # their buffers serve other values after their last use
+        self._clock.fill(0)
         begin = time.monotonic_ns()
         for call in self._calls:
             call()
         self._runs.append((begin, self._clock.copy()))
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._runs.clear()
+
+    @property
+    def longest_s(self) -> float:
+        """Of the runs, in seconds."""
+        return max((int(clock.max(initial=begin)) - begin for begin, clock in self._runs), default=0) / 1e9
 
     def launches_us(self) -> list[float]:
         """Medians in microseconds, in launch order.
@@ -50,18 +62,20 @@ class NotedRuns:
 
 
 def launch_times_us(executor: Executor, inputs: Sequence[Array], limit_s: float = 0.5) -> list[float]:
-    """``NotedRuns.launches_us`` of runs on these inputs.
-
-    They run in turns like those in which whole networks are compared: five at least, for ``limit_s`` seconds.
-    """
+    """``NotedRuns.launches_us`` of runs on these inputs; see ``run_in_turns``."""
     noted = NotedRuns(executor, inputs)
+    run_in_turns(noted, limit_s)
+    return noted.launches_us()
+
+
+def run_in_turns(noted: Call, limit_s: float) -> None:
+    """Turns like those in which whole networks are compared: five at least, for ``limit_s`` seconds."""
     start = time.monotonic()
     turns = 0
     with no_gc():
         while turns < _LEAST_TURNS or time.monotonic() - start < limit_s:
             take_turn(noted, FULL.settle_s, FULL.turn_s)
             turns += 1
-    return noted.launches_us()
 
 
 def begins(ordered: Ordered, ends: Sequence[int], begin: int) -> list[int]:

@@ -318,6 +318,6 @@ def test_memory_limit_comes_from_the_environment(
 
 def test_worker_answers_evaluate_twice(model: Model, database: Database) -> None:
     with measurer(model, database) as one:
-        worker = one._ready_worker()
+        worker = one.worker()
         assert worker.ask(Evaluate(60.0), 60.0) == worker.ask(Evaluate(60.0), 60.0)
         assert np.load(Path(one._session().folder) / "values" / "0.npy").shape == (8, 16)

@@ -1,0 +1,164 @@
+"""The artifacts that were measured, on disk: what a module ships is what was built, checked and timed.
+
+Thousands of candidates have the same weights. An artifact's file names the model's constants where their bytes stand in
+it, other large parts are stored once for all artifacts, and the rest is in the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from collage.errors import MeasurementError
+from collage.graph.dataflow import Array
+from collage.runtime.buffers import as_bytes
+from collage.runtime.frames import parts_of
+
+_LARGE = 64 << 10
+"""Bytes from which on a part of an artifact is stored elsewhere."""
+_HEAD = 64
+_TRIES = 8
+_SIZE = struct.Struct("<Q")
+
+_Bytes = npt.NDArray[np.uint8]
+
+
+class Artifacts:
+    """Artifacts by key in a folder, for one model with these constants by value id."""
+
+    def __init__(self, folder: str | Path, constants: Mapping[int, Array]) -> None:
+        self._folder = Path(folder)
+        self._constants = constants
+
+    def __contains__(self, key: str) -> bool:
+        return (self._folder / key).exists()
+
+    def keep(self, key: str, artifact: bytes, constants: Iterable[int] = ()) -> None:
+        """Store an artifact; ``constants`` are those that may be in it. Raises MeasurementError for a full disk."""
+        data = np.frombuffer(artifact, np.uint8)
+        pieces: list[list[int | str]] = []
+        inline: list[_Bytes] = []
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for begin, end, constant in _cut(artifact, data, self._wanted(constants)):
+                if constant is not None:
+                    pieces.append(["constant", constant, end - begin])
+                elif end - begin >= _LARGE:
+                    pieces.append(["part", self._put_part(data[begin:end]), end - begin])
+                else:
+                    pieces.append(["inline", "", end - begin])
+                    inline.append(data[begin:end])
+            head = json.dumps({"crc": zlib.crc32(artifact), "pieces": pieces}).encode()
+            self._write(key, [_SIZE.pack(len(head)), head, *(each.data for each in inline)])
+        except OSError as error:
+            raise MeasurementError(
+                f"kernels cannot be written to {self._folder}: {error.strerror or error}. Make room there, or name a "
+                "roomier folder with TMPDIR."
+            ) from None
+
+    def load(self, key: str) -> bytes:
+        """The artifact's bytes. Raises KeyError for one that is not there, MeasurementError for a damaged one."""
+        try:
+            file = (self._folder / key).read_bytes()
+        except FileNotFoundError:
+            raise KeyError(key) from None
+        (size,) = _SIZE.unpack_from(file)
+        at = _SIZE.size + size
+        head = json.loads(file[_SIZE.size : at])
+        found: list[bytes | memoryview] = []
+        for kind, name, length in head["pieces"]:
+            if kind == "constant":
+                found.append(_bytes_of(self._constants[name]).data)
+            elif kind == "part":
+                found.append((self._folder / name).read_bytes())
+            else:
+                found.append(file[at : at + length])
+                at += length
+        artifact = b"".join(found)
+        if zlib.crc32(artifact) != head["crc"]:
+            raise MeasurementError(f"a kernel in {self._folder} does not have the bytes that were measured")
+        return artifact
+
+    def _wanted(self, constants: Iterable[int]) -> dict[int, _Bytes]:
+        large = {v: self._constants[v] for v in constants if self._constants[v].nbytes >= _LARGE}
+        return {value: _bytes_of(array) for value, array in large.items()}
+
+    def _put_part(self, data: _Bytes) -> str:
+        name = f"part-{hashlib.sha256(data.data).hexdigest()}"
+        if not (self._folder / name).exists():
+            self._write(name, [data.data])
+        return name
+
+    def _write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
+        partial = self._folder / f"{name}.{os.getpid()}.partial"  # several workers write here
+        with partial.open("wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+        os.replace(partial, self._folder / name)
+
+
+def _bytes_of(array: Array) -> _Bytes:
+    return as_bytes(np.ascontiguousarray(array))
+
+
+def _cut(
+    artifact: bytes, data: _Bytes, constants: Mapping[int, _Bytes]
+) -> Iterable[tuple[int, int, int | None]]:
+    """Pieces of the artifact in order: from, to, and the constant that it is."""
+    marked = _arrays(artifact, data) or _places(artifact, data, constants)
+    at = 0
+    for begin, end, constant in sorted(marked):
+        if begin < at:
+            continue  # two constants of equal bytes are found at one place
+        if begin > at:
+            yield at, begin, None
+        yield begin, end, constant
+        at = end
+    if at < len(artifact):
+        yield at, len(artifact), None
+
+
+def _arrays(artifact: bytes, data: _Bytes) -> list[tuple[int, int, int | None]]:
+    """Where the large arrays of a framed artifact are."""
+    try:
+        arrays = [np.frombuffer(each, np.uint8) for each in parts_of(artifact).arrays if len(each)]
+    except ValueError:
+        return []
+    starts = [int(each.ctypes.data - data.ctypes.data) for each in arrays]
+    return [(at, at + a.nbytes, None) for at, a in zip(starts, arrays, strict=True) if a.nbytes >= _LARGE]
+
+
+def _places(
+    artifact: bytes, data: _Bytes, constants: Mapping[int, _Bytes]
+) -> list[tuple[int, int, int | None]]:
+    """Where constants stand as they are; engines' models have them in about this order."""
+    found: list[tuple[int, int, int | None]] = []
+    at = 0
+    for value, wanted in constants.items():
+        place = _find(artifact, data, wanted, at)
+        if place < 0 and at:
+            place = _find(artifact, data, wanted, 0)
+        if place >= 0:
+            at = place + wanted.nbytes
+            found.append((place, at, value))
+    return found
+
+
+def _find(artifact: bytes, data: _Bytes, wanted: _Bytes, start: int) -> int:
+    head = wanted[:_HEAD].tobytes()
+    at = artifact.find(head, start)
+    for _ in range(_TRIES):
+        if at < 0:
+            break
+        if np.array_equal(data[at : at + wanted.nbytes], wanted):
+            return at
+        at = artifact.find(head, at + 1)
+    return -1

@@ -1,0 +1,140 @@
+"""Each launch of a plan on the values that the reference has for it, among the others' buffers and state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from collage.backends.base import Call, Kernel
+from collage.frontend.model import Model
+from collage.frontend.subgraph import Subgraph
+from collage.graph.dataflow import Array
+from collage.graph.layout import Layout, from_layout, to_layout
+from collage.measure_db.candidate import RejectedError, allowed_error, may_be_rounding, stage
+from collage.measure_db.plan_protocol import Plan, Stage
+from collage.measure_db.plan_trace import Place
+from collage.measure_db.results import Rejection, RejectionKind
+from collage.measure_db.samples import Samples
+from collage.runtime.buffers import as_bytes, poison
+from collage.runtime.executor import Executor
+
+_RUNS = 4
+"""Two more than each candidate had alone: what goes wrong in the third call shows."""
+
+
+class PlanCheck:
+    """Runs the launches one after another. Errors do not add up: inputs are the reference's, whoever made them."""
+
+    def __init__(self, plan: Plan, executor: Executor, model: Model, samples: Samples) -> None:
+        self._plan = plan
+        self._executor = executor
+        self._model = model
+        self._samples = samples
+
+    def run(self, kernels: Sequence[Kernel], place: Place) -> None:
+        """All launches a few times. Raises RejectedError for the one at which ``place`` is then."""
+        launches = [_Launch(self, number, kernel) for number, kernel in enumerate(kernels)]
+        for run in range(_RUNS):
+            for number, launch in enumerate(launches):
+                place.enter(Stage.CHECK, launch=number)
+                launch.run(run + 1)
+
+    def array(self, buffer: int) -> Array:
+        """Where the plan has it."""
+        return self._executor.array(buffer)
+
+    def reference(self, buffer: int) -> Array | None:
+        """What the buffer should hold, if anybody knows."""
+        value, layout = self._plan.stored.get(buffer, (buffer, Layout.PLAIN))
+        try:
+            return to_layout(self._samples.store.load(value, self._model.graph.type_of(value)), layout)
+        except KeyError:  # a value inside an ONNX node
+            return None
+
+    def judge(self, launch: int) -> _Judge | None:
+        """What compares the outputs of a launch; None for changes of layout and views, which must be exact."""
+        region = self._plan.program.launches[launch]
+        if not region.nodes:
+            return None
+        subgraph = Subgraph(self._model, region.nodes)
+        if any(self.reference(buffer) is None for buffer in (*region.inputs, *region.outputs)):
+            return None  # of a view inside an ONNX node
+        layouts = [self._plan.stored.get(buffer, (buffer, Layout.PLAIN))[1] for buffer in region.outputs]
+        return _Judge(self._samples, subgraph, layouts)
+
+    def buffers(self, launch: int) -> tuple[Sequence[int], Sequence[int]]:
+        """What it reads and what it writes."""
+        region = self._plan.program.launches[launch]
+        return region.inputs, region.outputs
+
+
+class _Judge:
+    """Compares outputs as the gate of each kernel does."""
+
+    def __init__(self, samples: Samples, subgraph: Subgraph, layouts: Sequence[Layout]) -> None:
+        self._samples = samples
+        self._subgraph = subgraph
+        self._layouts = layouts
+        self._sample = samples.usual(subgraph)
+
+    def complaint(self, position: int, stored: Array) -> str:
+        """What is wrong with an output, "" where nothing is."""
+        allowed = allowed_error(self._subgraph, self._sample)
+        error = self._sample.expected(position, self._layouts[position]).error(stored)
+        if error <= allowed:
+            return ""
+        plain = from_layout(stored, self._layouts[position], self._subgraph.output_types[position])
+        if may_be_rounding(self._samples, self._subgraph, self._sample, position, plain, error):
+            return ""
+        what = f"differs by {error:.1e} of its scale" if np.isfinite(error) else "is wrong"
+        return f"output {position} {what} (allowed: {allowed:.0e})"
+
+
+class _Launch:
+    """One launch, bound to the plan's buffers."""
+
+    def __init__(self, check: PlanCheck, number: int, kernel: Kernel) -> None:
+        self._check = check
+        self._judge = check.judge(number)
+        read, written = check.buffers(number)
+        self._inputs = [(check.array(each), each) for each in read]
+        self._outputs = [(check.array(each), each) for each in written]
+        with stage("bind"):
+            self._call: Call = kernel.bind([a for a, _ in self._inputs], [a for a, _ in self._outputs])
+
+    def run(self, number: int) -> None:
+        for array, buffer in self._inputs:
+            expected = self._check.reference(buffer)
+            if expected is not None:
+                np.copyto(array, expected)
+        for array, _ in self._outputs:
+            if not self._overlaps(array, self._inputs):
+                poison(array)
+        with stage("run"):
+            self._call()
+        for array, buffer in self._inputs:
+            expected = self._check.reference(buffer)
+            if expected is None or self._overlaps(array, self._outputs):
+                continue
+            if not np.array_equal(as_bytes(array), as_bytes(np.ascontiguousarray(expected))):
+                raise _inaccurate(f"in call {number}, writes to its inputs")
+        for position, (array, buffer) in enumerate(self._outputs):
+            expected = self._check.reference(buffer)
+            if expected is None:
+                continue
+            if self._judge is not None:
+                complaint = self._judge.complaint(position, array)
+            else:
+                same = np.array_equal(as_bytes(array), as_bytes(np.ascontiguousarray(expected)))
+                complaint = "" if same else f"output {position} is wrong"
+            if complaint:
+                raise _inaccurate(f"in call {number}, {complaint}")
+
+    @staticmethod
+    def _overlaps(array: Array, others: Sequence[tuple[Array, int]]) -> bool:
+        return any(np.may_share_memory(array, other) for other, _ in others)
+
+
+def _inaccurate(text: str) -> RejectedError:
+    return RejectedError(Rejection(RejectionKind.INACCURATE, text))

@@ -1,0 +1,180 @@
+"""The worker's side of plans: networks of kernels that were measured are loaded, checked, timed and run on inputs.
+
+A kernel that is right and fast alone may crash, hang or err beside others. Here that costs the worker, and what it
+leaves in its files (``plan_trace``) tells who it was.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from collage.backends.base import Call, Kernel
+from collage.frontend.model import Model
+from collage.graph.dataflow import Array
+from collage.measure_db.artifacts import Artifacts
+from collage.measure_db.candidate import RejectedError, stage
+from collage.measure_db.plan_check import PlanCheck
+from collage.measure_db.plan_protocol import (
+    ComparePlans,
+    NotePlan,
+    OpenPlan,
+    Plan,
+    PlanFailed,
+    PlanOpened,
+    PlanRan,
+    PlansCompared,
+    PlanTimes,
+    RunPlan,
+    Stage,
+    TimePlan,
+)
+from collage.measure_db.plan_trace import Place, blame, clock_of
+from collage.measure_db.protocol import AS_LOADED
+from collage.measure_db.samples import Samples
+from collage.measure_db.timing import time_calls
+from collage.runtime.careful import Careful
+from collage.runtime.executor import Executor
+from collage.runtime.module import Backends, load_kernels
+from collage.runtime.profile import NotedRuns, run_in_turns
+
+_NOTED_RUNS = 4
+
+
+@dataclass(frozen=True)
+class _Open:
+    """A plan that is loaded."""
+
+    plan: Plan
+    executor: Executor
+    noted: NotedRuns
+    inputs: Sequence[Array]
+
+
+class PlanWorker:
+    """The plans of one model; ``backends`` has all that their kernels need."""
+
+    def __init__(
+        self, folder: Path, model: Model, backends: Backends, artifacts: Artifacts, samples: Samples
+    ) -> None:
+        self._folder = folder
+        self._model = model
+        self._backends = backends
+        self._artifacts = artifacts
+        self._samples = samples
+        self._place = Place(folder)
+        self._plans: dict[str, _Open] = {}
+
+    def answer(self, message: Any) -> object | None:
+        """The reply to a message about plans, None for another one."""
+        if isinstance(message, OpenPlan):
+            return self._guarded([message.plan], lambda: self._open(message))
+        if isinstance(message, ComparePlans):
+            return self._about(message.names, lambda: self._compare(message))
+        if isinstance(message, NotePlan):
+            return self._about([message.name], lambda: self._note(message))
+        if isinstance(message, RunPlan):
+            return self._about([message.name], lambda: self._run(message))
+        if isinstance(message, TimePlan):
+            call = self._timed(0, self._plans[message.name])
+            return self._about([message.name], lambda: time_calls([call], limit_s=message.sample_s))
+        return None
+
+    def _about(self, names: Sequence[str], work: Callable[[], object]) -> object:
+        return self._guarded([self._plans[name].plan for name in names], work)
+
+    def _guarded(self, plans: Sequence[Plan], work: Callable[[], object]) -> object:
+        try:
+            with stage("run"):
+                return work()
+        except RejectedError as rejected:
+            number, launch = blame(self._folder, plans)
+            self._plans.pop(plans[number].name, None)
+            return PlanFailed(rejected.rejection, launch, number)
+        finally:
+            self._place.enter(Stage.IDLE)
+
+    def _open(self, message: OpenPlan) -> PlanOpened:
+        plan, graph, place = message.plan, self._model.graph, self._place
+        for name in self._plans.keys() - set(message.keep):
+            del self._plans[name]
+        place.enter(Stage.LOAD, launch=0)
+        found = {key: self._artifacts.load(key) for key in dict.fromkeys(k.key for k in plan.kernels)}
+        artifacts = [found[kernel.key] for kernel in plan.kernels]
+        loading = load_kernels(plan.program, artifacts, self._backends)
+        kernels: list[Kernel] = []
+        with stage("load"):
+            for launch in range(len(plan.kernels)):
+                place.enter(Stage.LOAD, launch=launch)
+                kernels.append(next(loading))
+        place.enter(Stage.BIND)
+        with stage("bind"):
+            constants = {v: graph.constants[v] for v in graph.outputs if graph.is_constant(v)}
+            executor = Executor(plan.program, kernels, constants, careful=self._careful(plan))
+            inputs = [np.array(self._samples.store.load(v, graph.type_of(v))) for v in graph.inputs]
+            noted = NotedRuns(executor, inputs, clock_of(self._folder, plan.name, len(kernels)))
+        PlanCheck(plan, executor, self._model, self._samples).run(kernels, place)
+        opened = _Open(plan, executor, noted, inputs)
+        call = self._noted(0, opened)
+        for _ in range(_NOTED_RUNS):
+            call()
+        self._plans[plan.name] = opened
+        return PlanOpened(noted.longest_s)
+
+    def _careful(self, plan: Plan) -> Careful | None:
+        path = self._folder / AS_LOADED
+        if not plan.program.is_guarded or not path.exists():
+            return None
+        return Careful(path.read_bytes(), plan.program.threads)
+
+    def _note(self, message: NotePlan) -> PlanTimes:
+        opened = self._plans[message.name]
+        opened.noted.forget()
+        run_in_turns(self._noted(0, opened), message.seconds)
+        return PlanTimes(tuple(opened.noted.launches_us()))
+
+    def _compare(self, message: ComparePlans) -> PlansCompared:
+        opened = {name: self._plans[name] for name in message.names}
+        for each in opened.values():
+            each.noted.forget()
+        numbered = list(enumerate(opened.items()))
+        timings = message.effort.compare(
+            {name: self._timed(number, each) for number, (name, each) in numbered},
+            early=message.early,
+            least=message.least,
+            after={name: self._noted(number, each) for number, (name, each) in numbered}
+            if message.noted
+            else None,
+        )
+        noted = [tuple(each.noted.launches_us()) if message.noted else () for each in opened.values()]
+        return PlansCompared(tuple(timings[name] for name in opened), tuple(noted))
+
+    def _run(self, message: RunPlan) -> PlanRan:
+        inputs = pickle.loads(Path(message.given).read_bytes())
+        self._place.mark(0)
+        executor = self._plans[message.name].executor
+        before = executor.careful_runs
+        outputs = executor.run(inputs)
+        Path(message.made).write_bytes(pickle.dumps(outputs, protocol=pickle.HIGHEST_PROTOCOL))
+        return PlanRan(executor.careful_runs > before)
+
+    def _timed(self, number: int, opened: _Open) -> Call:
+        mark, run, inputs = self._place.mark, opened.executor.run, opened.inputs
+
+        def call() -> None:
+            mark(number)
+            run(inputs)
+
+        return call
+
+    def _noted(self, number: int, opened: _Open) -> Call:
+        def call() -> None:
+            self._place.enter(Stage.NOTED, number)
+            opened.noted()
+
+        return call

@@ -1,0 +1,189 @@
+"""The compiler's side of plans: whole networks run in a measurer's worker, and whoever brings it down is known."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from collage.graph.dataflow import Array
+from collage.measure_db.effort import Effort
+from collage.measure_db.interleave import FEWEST, SURE
+from collage.measure_db.measurer import Measurer
+from collage.measure_db.plan_protocol import (
+    ComparePlans,
+    NotePlan,
+    OpenPlan,
+    Plan,
+    PlanFailed,
+    PlanOpened,
+    PlanRan,
+    PlansCompared,
+    PlanTimes,
+    RunPlan,
+    TimePlan,
+)
+from collage.measure_db.plan_trace import blame
+from collage.measure_db.process import WorkerDiedError, WorkerProcess
+from collage.measure_db.protocol import plan_folder
+from collage.measure_db.results import Rejection, RejectionKind
+from collage.measure_db.timing import Timing
+
+_NOTED_S = 0.5
+_SEARCH_S = 1.0
+"""Of noted runs, to find out who died when nobody noted it."""
+_LAUNCH_S = 1.0
+"""What loading each kernel may add to the limit."""
+_RUNS = 30
+"""Runs that the limit of a message allows for, at the time that the network was predicted to take."""
+_OPEN = 3
+"""Plans that stay open when another one is opened, at most: each holds the network's weights."""
+
+
+class PlanFailedError(Exception):
+    """A plan crashed, hung, raised or was wrong; ``launch`` is the one that is to blame, where that is known.
+
+    ``alone`` tells that it was not in the plan yet, but being built once more.
+    """
+
+    def __init__(self, plan: Plan, launch: int | None, rejection: Rejection, *, alone: bool = False) -> None:
+        super().__init__(rejection.message)
+        self.plan = plan
+        self.launch = launch
+        self.rejection = rejection
+        self.alone = alone
+
+
+@dataclass(frozen=True)
+class Raced:
+    """A plan's timing in an interleaved run, and the microseconds of each of its launches, if they were noted."""
+
+    timing: Timing
+    launches_us: tuple[float, ...]
+
+
+class Plans:
+    """Plans of one model. All methods raise PlanFailedError, and MeasurementError when no worker can be started.
+
+    A plan is checked each time that it is opened: each launch against the reference values, a few times.
+    """
+
+    def __init__(self, measurer: Measurer) -> None:
+        self._measurer = measurer
+        self._worker: WorkerProcess | None = None
+        self._opened: dict[str, float] = {}
+        """Seconds of a run by the plan's name, the one that was used last at the end."""
+        self._files = itertools.count()
+
+    def times_us(self, plan: Plan) -> tuple[float, ...]:
+        """Microseconds of each launch in its place."""
+        return self._times_us(plan, _NOTED_S, search=True)
+
+    def compare(
+        self,
+        plans: Mapping[str, Plan],
+        effort: Effort,
+        *,
+        early: int = FEWEST,
+        least: int = SURE,
+        noted: bool = False,
+    ) -> dict[str, Raced]:
+        """The plans against each other; see ``Effort.compare``."""
+        every = list({plan.name: plan for plan in plans.values()}.values())
+        self._open(every)
+        runs_s = 12 * sum(self._opened[plan.name] for plan in every)
+        turns_s = 3 * len(every) * (effort.settle_s + 3 * effort.turn_s)
+        limit_s = self._measurer.time_limit_s + 2 * effort.compare_s + runs_s + turns_s
+        names = tuple(plan.name for plan in every)
+        found: PlansCompared = self._ask(ComparePlans(names, effort, early, least, noted, limit_s), every)
+        by_name = dict(zip(names, map(Raced, found.timings, found.launches_us), strict=True))
+        return {label: by_name[plan.name] for label, plan in plans.items()}
+
+    def outputs(self, plan: Plan, inputs: Sequence[Array]) -> tuple[list[Any], bool]:
+        """What the plan makes of inputs, and whether that was a careful run."""
+        self._open([plan])
+        folder = plan_folder(self._measurer.folder)
+        number = next(self._files)
+        given, made = folder / f"inputs-{number}", folder / f"outputs-{number}"
+        try:
+            given.write_bytes(pickle.dumps(list(inputs), protocol=pickle.HIGHEST_PROTOCOL))
+            ran: PlanRan = self._ask(RunPlan(plan.name, str(given), str(made), self._limit_s(plan)), [plan])
+            return pickle.loads(made.read_bytes()), ran.careful
+        finally:
+            given.unlink(missing_ok=True)
+            made.unlink(missing_ok=True)
+
+    def timing(self, plan: Plan, sample_s: float) -> Timing:
+        """Of the plan alone."""
+        self._open([plan])
+        found: Timing = self._ask(TimePlan(plan.name, sample_s, self._limit_s(plan) + 8 * sample_s), [plan])
+        return found
+
+    def _times_us(self, plan: Plan, seconds: float, *, search: bool) -> tuple[float, ...]:
+        self._open([plan], search=search)
+        message = NotePlan(plan.name, seconds, self._limit_s(plan) + 2 * seconds)
+        found: PlanTimes = self._ask(message, [plan], search=search)
+        return found.launches_us
+
+    def _open(self, plans: Sequence[Plan], *, search: bool = True) -> None:
+        """Make the kernels that are missing, and have the worker open what is not open yet."""
+        for plan in plans:
+            for launch, kernel in enumerate(plan.kernels):
+                rejection = self._measurer.make(kernel)
+                if rejection is not None:
+                    raise PlanFailedError(plan, launch, rejection, alone=True)
+            if plan.program.is_guarded:
+                self._measurer.keep_as_loaded()
+        names = [plan.name for plan in plans]
+        for plan in plans:
+            self._meet()
+            if plan.name in self._opened:
+                self._opened[plan.name] = self._opened.pop(plan.name)
+                continue
+            others = [name for name in self._opened if name not in names]
+            spare = max(0, _OPEN - len(names))
+            for name in others[: max(0, len(others) - spare)]:
+                del self._opened[name]
+            limit_s = self._limit_s(plan) + _LAUNCH_S * len(plan.kernels)
+            message = OpenPlan(plan.name, plan, tuple(self._opened), limit_s)
+            opened: PlanOpened = self._ask(message, [plan], search=search)
+            self._opened[plan.name] = opened.run_s
+
+    def _limit_s(self, plan: Plan) -> float:
+        predicted_s = sum(region.cost_us for region in plan.program.launches) / 1e6
+        run_s = max(predicted_s, self._opened.get(plan.name, 0.0))
+        return self._measurer.time_limit_s + _RUNS * run_s
+
+    def _meet(self) -> WorkerProcess:
+        """The worker; a new one has nothing open."""
+        worker = self._measurer.worker()
+        if worker is not self._worker:
+            self._worker = worker
+            self._opened.clear()
+        return worker
+
+    def _ask(self, message: Any, plans: Sequence[Plan], *, search: bool = True) -> Any:
+        try:
+            reply = self._meet().ask(message, message.limit_s)
+        except WorkerDiedError as died:
+            number, launch = blame(plan_folder(self._measurer.folder), plans)
+            reply = PlanFailed(died.rejection, launch, number)
+        if not isinstance(reply, PlanFailed):
+            return reply
+        plan = plans[reply.plan]
+        self._opened.pop(plan.name, None)
+        if reply.rejection.kind is RejectionKind.MEMORY:  # all of them together
+            raise PlanFailedError(plan, None, reply.rejection)
+        if reply.launch is None and search:
+            self._find(plan)
+        raise PlanFailedError(plan, reply.launch, reply.rejection)
+
+    def _find(self, plan: Plan) -> None:
+        """Raise PlanFailedError if it fails again when each launch is noted."""
+        try:
+            self._times_us(plan, _SEARCH_S, search=False)
+        except PlanFailedError as failed:
+            if failed.launch is not None:
+                raise

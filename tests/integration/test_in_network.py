@@ -1,0 +1,175 @@
+"""Kernels that are right and fast alone, and crash, hang, raise or err in a network: the compile ends well."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+
+import collage
+from collage.backends.base import Backend
+from collage.backends.layout import LayoutChange
+from collage.backends.view import View
+from collage.compiler import CompileOptions, compile_model
+from collage.measure_db.effort import FULL, QUICK, Effort
+from collage.measure_db.process import Workers
+from tests.backends_for_tests import onnx_model
+from tests.beside import Beside, Engine, Slow, Sober
+
+
+def chain() -> onnx.ModelProto:
+    """x → relu → tanh → exp → mul by a constant → y."""
+    kind = ((4, 64), TensorProto.FLOAT)
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node("Tanh", ["a"], ["b"]),
+        helper.make_node("Exp", ["b"], ["c"]),
+        helper.make_node("Mul", ["c", "w"], ["y"]),
+    ]
+    return onnx_model(nodes, {"x": kind}, {"y": kind}, {"w": np.linspace(1, 2, 64, dtype=np.float32)})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def workers() -> Iterator[None]:
+    """One for all compiles, as long as no kernel ends it: most of a start is importing TVM."""
+    with Workers() as kept:
+        _workers.append(kept)
+        yield
+
+
+_workers: list[Workers] = []
+
+
+def compiled(database: Path, *backends: Backend, **options: Any) -> collage.CompiledModule:
+    registry = collage.Registry()
+    for backend in (View(), LayoutChange(), *backends):
+        registry.register(backend)
+    model = chain()
+    asked = CompileOptions(db=database, threads=1, time_limit_s=2.0, **options)
+    module = compile_model(model, asked, registry, lambda _: None, _workers[-1])
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    for seed in range(6):
+        x = np.random.default_rng(seed).standard_normal((4, 64)).astype(np.float32)
+        (expected,) = session.run(None, {"x": x})
+        np.testing.assert_allclose(module(x), expected, rtol=1e-5, atol=1e-6)
+    return module
+
+
+def reasons(module: collage.CompiledModule, backend: str) -> list[str]:
+    """Why candidates of the backend were rejected after they had been measured."""
+    return [
+        c.reason for c in module.report.candidates if c.backend == backend and "in the network" in c.reason
+    ]
+
+
+WAYS = [
+    ("errs", "third call", "inaccurate: in the network, after beside relu: in call 3, output 0 differs by"),
+    ("segfaults", "at once", "crashed: in the network, after beside relu: SIGSEGV"),
+    ("hangs", "at once", "timeout: in the network, after beside relu: took more than"),
+    ("raises", "seventh call", "failed: in the network, after beside relu: run: RuntimeError: worn out"),
+]
+
+
+@pytest.mark.parametrize(("way", "moment", "words"), WAYS)
+def test_a_kernel_that_fails_in_the_network_is_rejected_and_remembered(
+    way: str, moment: str, words: str, tmp_path: Path
+) -> None:
+    backends = Beside(way, moment), Slow()
+    module = compiled(tmp_path / "db.sqlite", *backends)
+    (reason,) = reasons(module, "beside")
+    assert reason.startswith(words)
+    assert any(words in note for note in module.report.notes)
+    again = compiled(tmp_path / "db.sqlite", *backends)
+    assert again.report.measurements_made == 0
+    assert reasons(again, "beside") == [reason]
+    assert not any("not used" in note for note in again.report.notes)
+
+
+@pytest.mark.parametrize(("way", "moment"), [(way, moment) for way, moment, _ in WAYS])
+def test_quick(way: str, moment: str, tmp_path: Path) -> None:
+    backends = Beside(way, moment), Slow()
+    module = compiled(tmp_path / "db.sqlite", *backends, effort=QUICK)
+    again = compiled(tmp_path / "db.sqlite", *backends, effort=QUICK)
+    assert reasons(again, "beside") == reasons(module, "beside")
+    assert not any("not used" in note for note in again.report.notes)
+
+
+def test_a_kernel_that_crashes_where_others_are_loaded_is_rejected(tmp_path: Path) -> None:
+    """It is found where the cost of switching between backends is measured."""
+    module = compiled(tmp_path / "db.sqlite", Beside("segfaults", "among others"), Slow())
+    (reason,) = {c.reason for c in module.report.candidates if c.backend == "beside" and c.reason}
+    assert reason.startswith("crashed: beside kernels of other backends: SIGSEGV")
+
+
+def test_a_backend_that_fails_again_and_again_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("collage.placing._MOST_FAULTS", 1)
+    module = compiled(tmp_path / "db.sqlite", Beside("raises", "at once"), Slow())
+    assert len(reasons(module, "beside")) == 1
+    assert {region.backend for region in module.program.launches} == {"onnxruntime"}
+
+
+def test_a_network_that_fails_when_nobody_looks_is_dropped(tmp_path: Path) -> None:
+    backends = Beside("segfaults", "unnoted"), Slow()
+    module = compiled(tmp_path / "db.sqlite", *backends)
+    assert {region.backend for region in module.program.launches} == {"onnxruntime"}
+    assert any("fails as a whole: crashed: in the network: SIGSEGV" in note for note in module.report.notes)
+    again = compiled(tmp_path / "db.sqlite", *backends)
+    assert again.report.measurements_made == 0
+    assert {region.backend for region in again.program.launches} == {"onnxruntime"}
+
+
+@pytest.mark.parametrize("effort", [FULL, QUICK])
+def test_a_kernel_that_the_worker_alone_can_load_is_left_out(effort: Effort, tmp_path: Path) -> None:
+    module = compiled(tmp_path / "db.sqlite", Beside("loads elsewhere"), Slow(), effort=effort)
+    found = {c.reason for c in module.report.candidates if c.backend == "beside" and c.reason}
+    (reason,) = found
+    assert reason.startswith(
+        "failed: in the process that compiles: the beside kernel tanh cannot be loaded: not here"
+    )
+
+
+def test_without_an_engine_another_mix_takes_its_place(tmp_path: Path) -> None:
+    module = compiled(tmp_path / "db.sqlite", Beside("segfaults", "unnoted"), Sober())
+    assert {op: region.backend for region in module.program.launches for op in region.ops}["tanh"] == "sober"
+
+
+def test_the_graph_level_goes_on_without_a_region_that_fails(tmp_path: Path) -> None:
+    backends = Engine("segfaults", "at once"), Beside(), Slow()
+    module = compiled(tmp_path / "db.sqlite", *backends, graph_level_s=4.0)
+    assert module.report.graph_level is not None
+    again = compiled(tmp_path / "db.sqlite", *backends, graph_level_s=4.0)
+    assert again.report.measurements_made == 0
+    assert again.report.graph_level == module.report.graph_level
+
+
+def test_what_was_measured_is_what_ships(tmp_path: Path) -> None:
+    """Codegen runs once for each kernel, in the worker; for kernels known from the database, when they ship."""
+    log = tmp_path / "codegen"
+    backends = Beside(log=log), Slow(log)
+    module = compiled(tmp_path / "db.sqlite", *backends)
+    lines = [line.split(" ", 1) for line in log.read_text().splitlines()]
+    assert str(os.getpid()) not in {pid for pid, _ in lines}
+    assert set(Counter(what for _, what in lines).values()) == {1}
+    log.unlink()
+    again = compiled(tmp_path / "db.sqlite", *backends)
+    assert [r.nodes for r in again.program.launches] == [r.nodes for r in module.program.launches]
+    assert len(log.read_text().splitlines()) == len(again.program.launches) + log.read_text().count(
+        "original"
+    )
+
+
+def test_a_kernel_that_cannot_be_made_again_is_left_out(tmp_path: Path) -> None:
+    compiled(tmp_path / "db.sqlite", Beside(), Slow())
+    module = compiled(tmp_path / "db.sqlite", Beside("refuses"), Slow())
+    assert "unsupported: not today" in {c.reason for c in module.report.candidates}
+    assert {region.backend for region in module.program.launches} == {"onnxruntime"}

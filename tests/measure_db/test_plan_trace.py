@@ -1,0 +1,42 @@
+"""Who ended a worker, as its files tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from collage.measure_db.plan_protocol import Stage
+from collage.measure_db.plan_trace import Place, clock_of, running
+from collage.schedule.dag import Dag
+from collage.schedule.schedule import TEAM, Ordered, Schedule
+
+DIAMOND = Dag.of_edges(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
+
+
+def test_the_place_is_seen_from_outside(tmp_path: Path) -> None:
+    worker, compiler = Place(tmp_path), Place(tmp_path)
+    worker.enter(Stage.CHECK, launch=7)
+    assert compiler.now == (Stage.CHECK, 0, 7)
+    worker.enter(Stage.NOTED, 3)
+    assert compiler.now == (Stage.NOTED, 3, -1)
+    worker.mark(5)
+    assert compiler.now[:2] == (Stage.TIMED, 5)
+    clock_of(tmp_path, "plan", 3)[1] = 42
+    assert clock_of(tmp_path, "plan", 3).tolist() == [0, 42, 0]
+    assert clock_of(tmp_path, "views only", 0).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("clock", "found"), [([0, 0, 0, 0], 0), ([9, 0, 0, 0], 1), ([9, 9, 9, 0], 3), ([9, 9, 9, 9], None)]
+)
+def test_one_after_another(clock: list[int], found: int | None) -> None:
+    assert running(Ordered(DIAMOND, Schedule.sequential(4)), clock) == found
+
+
+def test_side_by_side_it_may_be_any_of_those_that_could_run() -> None:
+    ordered = Ordered(DIAMOND, Schedule((0, 1, 2, 3), (TEAM, 0, 1, TEAM)))
+    assert running(ordered, [9, 0, 0, 0]) is None
+    assert running(ordered, [9, 9, 0, 0]) == 2
+    assert running(ordered, [9, 0, 9, 0]) == 1
+    assert running(ordered, [9, 9, 9, 0]) == 3
