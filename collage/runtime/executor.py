@@ -78,12 +78,19 @@ class Executor:
             inputs = [self.array(v) for v in region.inputs]
             outputs = [self.array(v) for v in region.outputs]
             before, after = (None if each is None else each[number:] for each in (starts, ends))
-            if isinstance(kernel, NativeKernel):
-                binder.native(number, noted(kernel.steps, before, after), inputs, outputs)
-            else:
+            try:
+                if isinstance(kernel, NativeKernel):
+                    binder.native(number, noted(kernel.steps, before, after), inputs, outputs)
+                    continue
                 call = kernel.bind(inputs, outputs)
-                call = call if self._team is None else beside_team(call, self.program.threads)
-                binder.call(timed(call, before, after))
+            except CollageError:
+                raise
+            except Exception as error:  # a backend raises anything
+                raise CollageError(
+                    f"the {region.backend} kernel {'+'.join(region.ops[:6])} does not fit its buffers: {error}"
+                ) from error
+            call = call if self._team is None else beside_team(call, self.program.threads)
+            binder.call(timed(call, before, after))
         return binder.finish()
 
     def _own_team(self) -> tuple[int, Team]:
@@ -112,9 +119,19 @@ class Executor:
             np.copyto(buffer, array)
 
     def launch(self) -> None:
-        """Run the kernels on what the input buffers hold; these may be overwritten after their last use."""
-        for call in self.calls:
-            call()
+        """Run the kernels on what the input buffers hold; these may be overwritten after their last use.
+
+        Raises CollageError with what a kernel says.
+        """
+        try:
+            for call in self.calls:
+                call()
+        except CollageError:
+            raise
+        except Exception as error:  # an engine raises anything
+            raise CollageError(
+                f"a kernel fails on these inputs: {' '.join(str(error).split())[:400]}"
+            ) from error
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         """Outputs, in order, as arrays of the caller's own."""

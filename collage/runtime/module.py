@@ -80,7 +80,12 @@ def build_executor(parts: Parts, backends: Backends) -> Executor:
             raise CollageError(
                 f"the {region.backend} kernel {'+'.join(region.ops[:6])} cannot be loaded: {error}"
             ) from error
-    return Executor(parts.program, kernels, parts.constants)
+    try:
+        return Executor(parts.program, kernels, parts.constants)
+    except MemoryError as error:
+        raise CollageError(
+            f"its values take {parts.program.memory.nbytes >> 20} MiB, more memory than there is"
+        ) from error
 
 
 def summary_of(report: Report, program: Program) -> dict[str, Any]:

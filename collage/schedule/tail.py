@@ -8,6 +8,7 @@ from typing import Any
 
 from collage.graph.value_type import ValueType
 from collage.schedule.region import Region
+from collage.typed import typed
 
 
 @dataclass(frozen=True)
@@ -44,15 +45,15 @@ class Tail:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Tail:
-        """The inverse of ``to_json``."""
+        """The inverse of ``to_json``. Raises ValueError, KeyError or TypeError for anything else."""
         return Tail(
             Region.from_json(data["region"]),
             _ports(data["inputs"]),
             _ports(data["outputs"]),
-            tuple(data["reads"]),
-            tuple(data["writes"]),
+            tuple(typed(list[str], data["reads"])),
+            tuple(typed(list[str], data["writes"])),
         )
 
 
 def _ports(data: Sequence[Any]) -> tuple[ValuePort, ...]:
-    return tuple(ValuePort(name, ValueType.from_json(kind)) for name, kind in data)
+    return tuple(ValuePort(typed(str, name), ValueType.from_json(kind)) for name, kind in data)

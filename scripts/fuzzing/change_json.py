@@ -10,16 +10,65 @@ from typing import Any
 Path = "tuple[str | int, ...]"
 
 STRANGE: tuple[Any, ...] = (
-    *(0, 1, -1, 2, 7, 16, 63, 64, 65, 1000, 65536, 2**31 - 1, 2**31, -(2**31), 2**32, 2**40, 2**62, 2**63, -(2**63)),
-    *(10**30, 1.5, -0.5, 1e308, float("nan"), float("inf"), True, False, None, "", "x", "plain", "\x1b[31mred\x07"),
-    *("\ud800", "</script><script>alert(1)</script>", [], {}, [1], {"a": 1}, "float32", "float64", "object", "int8"),
+    *(
+        0,
+        1,
+        -1,
+        2,
+        7,
+        16,
+        63,
+        64,
+        65,
+        1000,
+        65536,
+        2**31 - 1,
+        2**31,
+        -(2**31),
+        2**32,
+        2**40,
+        2**62,
+        2**63,
+        -(2**63),
+    ),
+    *(
+        10**30,
+        1.5,
+        -0.5,
+        1e308,
+        float("nan"),
+        float("inf"),
+        True,
+        False,
+        None,
+        "",
+        "x",
+        "plain",
+        "\x1b[31mred\x07",
+    ),
+    *(
+        "\ud800",
+        "</script><script>alert(1)</script>",
+        [],
+        {},
+        [1],
+        {"a": 1},
+        "float32",
+        "float64",
+        "object",
+        "int8",
+    ),
 )
 
 
-def change(value: Any, rng: random.Random, *, spare: Callable[[tuple[Any, ...]], bool] = lambda _: False) -> tuple[Any, str]:
+def change(
+    value: Any, rng: random.Random, *, spare: Callable[[tuple[Any, ...]], bool] = lambda _: False
+) -> tuple[Any, str]:
     """A changed copy, and what was changed. Paths for which ``spare`` holds stay as they are."""
     found = copy.deepcopy(value)
     places = [path for path in _paths(found) if not spare(path)]
+    if not places:
+        return found, "nothing"
     path = rng.choice(places)
     parent = found
     for key in path[:-1]:
@@ -36,7 +85,9 @@ def change(value: Any, rng: random.Random, *, spare: Callable[[tuple[Any, ...]],
         kinds += ["swap", "delete", "rename"]
     kind = rng.choice(kinds)
     if kind == "number":
-        parent[key] = rng.choice([old + 1, old - 1, old * 2, old // 2, -old, old * 1000, old + 16, old * 2**33])
+        parent[key] = rng.choice(
+            [old + 1, old - 1, old * 2, old // 2, -old, old * 1000, old + 16, old * 2**33]
+        )
     elif kind == "replace":
         parent[key] = copy.deepcopy(rng.choice(STRANGE))
     elif kind == "drop":

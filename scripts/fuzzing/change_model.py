@@ -9,7 +9,24 @@ from functools import cache
 import onnx
 from onnx import TensorProto, helper
 
-_NUMBERS = (0, 1, -1, 2, 3, 7, 255, 1000, 65536, 2**31 - 1, -(2**31), 2**31, 2**40, 2**62, -(2**63), 2**63 - 1)
+_NUMBERS = (
+    0,
+    1,
+    -1,
+    2,
+    3,
+    7,
+    255,
+    1000,
+    65536,
+    2**31 - 1,
+    -(2**31),
+    2**31,
+    2**40,
+    2**62,
+    -(2**63),
+    2**63 - 1,
+)
 _FLOATS = (0.0, -1.0, 1e-30, 1e30, float("nan"), float("inf"), -float("inf"))
 _NAMES = ("", "nobody", "\x1b[31mred", "a b", "x" * 300, "</script>", "name\nof two lines")
 _LARGEST_BYTES = 200_000
@@ -23,7 +40,9 @@ def originals() -> list[tuple[str, bytes]]:
 
     from tests import models as ours
 
-    found = [(name, make()) for name, make in (("conv_net", ours.conv_net), ("elementwise", ours.elementwise_net))]
+    found = [
+        (name, make()) for name, make in (("conv_net", ours.conv_net), ("elementwise", ours.elementwise_net))
+    ]
     found += [("positive_rows", ours.positive_rows()), ("detector", ours.detector())]
     found = found * 20 + sorted(
         ((case.name, case.model) for case in collect_testcases(None) if case.model is not None),
@@ -112,7 +131,9 @@ def _no_attribute(model: onnx.ModelProto, rng: random.Random) -> str:
 
 def _new_attribute(model: onnx.ModelProto, rng: random.Random) -> str:
     node = rng.choice(_nodes(model))
-    name = rng.choice(["axis", "axes", "group", "kernel_shape", "strides", "to", "perm", "keepdims", "alpha", "nothing"])
+    name = rng.choice(
+        ["axis", "axes", "group", "kernel_shape", "strides", "to", "perm", "keepdims", "alpha", "nothing"]
+    )
     value = rng.choice([rng.choice(_NUMBERS), [1, 1], [0, 1, 2], 0.5, "x"])
     node.attribute.append(helper.make_attribute(name, value))
     return f"{node.op_type} {name}={value}"
@@ -167,7 +188,19 @@ def _operands(model: onnx.ModelProto, rng: random.Random) -> str:
 def _operator(model: onnx.ModelProto, rng: random.Random) -> str:
     node = rng.choice(_nodes(model))
     before = node.op_type
-    others = ["Add", "Conv", "MatMul", "Relu", "Reshape", "Gather", "Concat", "Softmax", "Loop", "Nothing", "TopK"]
+    others = [
+        "Add",
+        "Conv",
+        "MatMul",
+        "Relu",
+        "Reshape",
+        "Gather",
+        "Concat",
+        "Softmax",
+        "Loop",
+        "Nothing",
+        "TopK",
+    ]
     node.op_type = rng.choice([*others, *(each.op_type for each in _nodes(model))])
     if rng.random() < 0.1:
         node.domain = rng.choice(["com.example", "ai.onnx.ml", "com.microsoft", "\xff"])
@@ -204,7 +237,10 @@ def _tensor(tensor: TensorProto, rng: random.Random) -> None:
     else:
         tensor.data_location = TensorProto.EXTERNAL
         entry = tensor.external_data.add()
-        entry.key, entry.value = "location", rng.choice(["../../etc/passwd", "", "nothing", "/dev/zero", "\0"])
+        entry.key, entry.value = (
+            "location",
+            rng.choice(["../../etc/passwd", "", "nothing", "/dev/zero", "\0"]),
+        )
 
 
 def _no_weights(model: onnx.ModelProto, rng: random.Random) -> str:

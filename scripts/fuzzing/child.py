@@ -75,7 +75,7 @@ def _outcome(run: Callable[[Case], None], case: Case) -> Outcome:
         run(case)
     except CollageError as error:
         text = " ".join(str(error).split())
-        if len(text) > _LONGEST_ERROR or "Traceback" in text or ', line ' in text:
+        if len(text) > _LONGEST_ERROR or "Traceback" in text or ", line " in text:
             return Outcome(FAULT, f"an error of {len(text)} characters: {text}")
         return Outcome(ERROR, text)
     except Exception:
@@ -131,7 +131,9 @@ def _show(path: Path) -> None:
     for report, program in summary.modules:
         console.print(explanation(list(enumerate(report.explain(program.regions)))))
         json.dumps(summary_of(report, program))
-    wrong = {each for each in text.getvalue() if each != "\n" and unicodedata.category(each) in ("Cc", "Cf", "Cs")}
+    wrong = {
+        each for each in text.getvalue() if each != "\n" and unicodedata.category(each) in ("Cc", "Cf", "Cs")
+    }
     if wrong:
         raise ValueError(f"control characters reach the terminal: {wrong}")
 
@@ -147,7 +149,12 @@ def _models(backends: tuple[str, ...], folder: Path) -> Callable[[Case], None]:
     from collage.measure_db.process import Workers
 
     workers = Workers()
-    options: dict[str, Any] = {"backends": backends or None, "effort": QUICK, "time_limit_s": 10.0, "threads": 1}
+    options: dict[str, Any] = {
+        "backends": backends or None,
+        "effort": QUICK,
+        "time_limit_s": 10.0,
+        "threads": 1,
+    }
 
     def run(case: Case) -> None:
         database = folder / "measurements.sqlite"

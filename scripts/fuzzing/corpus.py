@@ -55,7 +55,10 @@ def _modules() -> Iterator[tuple[str, CompiledModule | ShapedModule]]:
         yield "streams", _side_by_side()
         yield "tail", _with_tail()
         onednn = default_registry()["onednn"]
-        yield "shapes", ShapedModule([next(_alone(_relu([1, 32, size]), onednn, 1)) for size in (8, 24)], None)
+        yield (
+            "shapes",
+            ShapedModule([next(_alone(_relu([1, 32, size]), onednn, 1)) for size in (8, 24)], None),
+        )
 
 
 def _kernels() -> Iterator[tuple[str, str, onnx.ModelProto]]:
@@ -80,9 +83,7 @@ def _kernels() -> Iterator[tuple[str, str, onnx.ModelProto]]:
     yield "openvino", "conv", _conv([1, 3, 9, 9], 4, 3)
 
 
-def _alone(
-    proto: onnx.ModelProto, backend: Backend, threads: int
-) -> Iterator[CompiledModule]:
+def _alone(proto: onnx.ModelProto, backend: Backend, threads: int) -> Iterator[CompiledModule]:
     """Modules of the backend's longest match alone, in some of its variants, between changes of layout."""
     model = import_model(proto)
     found = [f for s in backend.sources(BuildOptions()) for f in s.find(MatchContext(model)) if not f.reason]
@@ -138,7 +139,15 @@ class _Made:
         number = len(self._regions)
         more = {"threads": self._threads, "cost_us": 2.0, **more}
         self._regions.append(
-            Region(backend, (f"{backend} op",), (number,), (f"node {number}",), tuple(inputs), tuple(outputs), **more)
+            Region(
+                backend,
+                (f"{backend} op",),
+                (number,),
+                (f"node {number}",),
+                tuple(inputs),
+                tuple(outputs),
+                **more,
+            )
         )
         self._artifacts.append(artifact)
         return outputs
@@ -154,7 +163,14 @@ class _Made:
         stream: int = 0,
     ) -> list[int]:
         return self.region(
-            backend.name, artifact, inputs, kinds, layout=variant.layout, split=variant.split, threads=threads, stream=stream
+            backend.name,
+            artifact,
+            inputs,
+            kinds,
+            layout=variant.layout,
+            split=variant.split,
+            threads=threads,
+            stream=stream,
         )
 
     def to(self, value: int, layout: Layout) -> int:
@@ -205,7 +221,9 @@ def _side_by_side() -> CompiledModule:
     for stream in range(THREADS):
         artifact, variant = _plain_relu([1, 32, 8], 1)
         first = made.kernel(onednn, artifact, [x], [TensorType((1, 32, 8), "float32")], variant, 1, stream)
-        parts += made.kernel(onednn, artifact, first, [TensorType((1, 32, 8), "float32")], variant, 1, 1 - stream)
+        parts += made.kernel(
+            onednn, artifact, first, [TensorType((1, 32, 8), "float32")], variant, 1, 1 - stream
+        )
     whole = made.region(VIEW, b"", parts, [TensorType((1, 64, 8), "float32")])
     artifact, variant = _plain_relu([1, 64, 8], THREADS)
     y = made.kernel(onednn, artifact, whole, [TensorType((1, 64, 8), "float32")], variant, THREADS)
@@ -215,7 +233,9 @@ def _side_by_side() -> CompiledModule:
 def _plain_relu(shape: list[int], threads: int) -> tuple[bytes, Variant]:
     model = import_model(_relu(shape))
     subgraph, backend = Subgraph(model, (0,)), default_registry()["onednn"]
-    variant = next(v for v in backend.variants(subgraph, BuildOptions(threads=threads)) if v.layout == "plain")
+    variant = next(
+        v for v in backend.variants(subgraph, BuildOptions(threads=threads)) if v.layout == "plain"
+    )
     return backend.codegen(subgraph, BuildOptions(threads=threads, variant=variant)), variant
 
 
@@ -257,9 +277,14 @@ def _conv(
     }
     op = "ConvTranspose" if transposed else "Conv"
     nodes = [
-        helper.make_node(op, ["x", "w", "b"], ["c"], "conv", pads=[pad] * 2 * rank, strides=strides, group=group)
+        helper.make_node(
+            op, ["x", "w", "b"], ["c"], "conv", pads=[pad] * 2 * rank, strides=strides, group=group
+        )
     ]
-    size = [(e - 1) * 2 + window - 2 * pad if transposed else (e + 2 * pad - window) // s + 1 for e, s in zip(shape[2:], strides, strict=True)]
+    size = [
+        (e - 1) * 2 + window - 2 * pad if transposed else (e + 2 * pad - window) // s + 1
+        for e, s in zip(shape[2:], strides, strict=True)
+    ]
     result = [shape[0], outputs, *size]
     inputs = {"x": shape}
     if residual:
@@ -315,5 +340,3 @@ def _model(
     arrays = [numpy_helper.from_array(array, name) for name, array in weights.items()]
     graph = helper.make_graph(nodes, "made", infos(inputs), infos(outputs), arrays)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=8)
-
-

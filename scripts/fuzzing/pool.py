@@ -75,12 +75,14 @@ def run_all(
     threads = [threading.Thread(target=work) for _ in range(jobs)]
     for thread in threads:
         thread.start()
-    for case in cases:
-        waiting.put(case)
-    for _ in threads:
-        waiting.put(None)
-    for thread in threads:
-        thread.join()
+    try:
+        for case in cases:
+            waiting.put(case)
+    finally:
+        for _ in threads:
+            waiting.put(None)
+        for thread in threads:
+            thread.join()
     return sorted(found, key=lambda result: result.changed.number)
 
 
@@ -88,7 +90,7 @@ class _Child:
     """A child and what it prints."""
 
     def __init__(self, start: Start) -> None:
-        self._errors = TemporaryFile()
+        self._errors = TemporaryFile()  # noqa: SIM115 - closed by kill
         self._process = ChildProcess("fuzzing.child", self._errors)
         self._start: Start | None = start
 
