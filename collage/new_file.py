@@ -23,7 +23,7 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
     except OSError as error:
         raise CollageError(f"cannot write {path}: {error.strerror}.") from None
     try:
-        with os.fdopen(handle, "wb") as stream:
+        with os.fdopen(handle, "w+b") as stream:
             yield stream
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)

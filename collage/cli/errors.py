@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import click
 
+from collage.cli.console import say
 from collage.errors import CollageError
 
 TRACEBACK_VARIABLE = "COLLAGE_TRACEBACK"
@@ -93,7 +94,7 @@ def _fail(message: str, status: int) -> int:
     if _traceback_wanted():
         traceback.print_exc()
     text = " ".join(message.split())
-    click.echo(f"collage: error: {text}" if status != Interrupted.exit_code else f"collage: {text}", err=True)
+    say(f"collage: error: {text}" if status != Interrupted.exit_code else f"collage: {text}", err=True)
     return status
 
 
@@ -127,4 +128,4 @@ def _quiet_libraries() -> Iterator[None]:
 class _WarningLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         text = " ".join(record.getMessage().split())
-        click.echo(f"collage: {record.levelname.lower()}: {text}", err=True)
+        say(f"collage: {record.levelname.lower()}: {text}", err=True)

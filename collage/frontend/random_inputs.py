@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from collage.errors import ModelError
 from collage.graph.dataflow import Array, Node, TensorType, np_dtype
 from collage.graph.value_type import OPTIONAL, SEQUENCE, STRING, TENSOR, ValueType
+from collage.memory import physical_bytes
 
 if TYPE_CHECKING:  # it imports TVM, which `collage run --random` does not need
     from collage.frontend.model import Model
@@ -67,8 +69,13 @@ def random_inputs(model: Model, rng: np.random.Generator) -> tuple[Array, ...]:
 def random_array(kind: TensorType, rng: np.random.Generator, limit: int = 2) -> Array:
     """A random array as ``random_inputs`` makes it: integers are less than ``limit``.
 
-    The default is valid as an index of anything.
+    The default is valid as an index of anything. Raises ModelError for one that no memory holds.
     """
+    if kind.nbytes > physical_bytes():
+        raise ModelError(
+            f"a value of type {kind} takes {kind.nbytes >> 20} MiB, more than this machine's memory: fix smaller "
+            "shapes with --shape, or export the model with smaller ones."
+        )
     dtype = np_dtype(kind.dtype)
     array: Any
     if dtype.kind in "biu" or "int" in dtype.name:

@@ -59,7 +59,7 @@ class NewArchive:
         name = f"{folder}/{hashlib.sha256(data).hexdigest()}"
         if name not in self._names:
             self._names.add(name)
-            info = _entry(name)
+            info = new_entry(name)
             info.file_size = len(data)
             start = self._stream.tell() + _LOCAL_HEADER + len(name) + _PADDING.size
             pad = -start % ALIGNMENT
@@ -71,8 +71,8 @@ class NewArchive:
     def finish(self, manifest: Mapping[str, Any]) -> None:
         """Write the manifest, its digest, and the directory."""
         data = json.dumps(manifest).encode()
-        self._zip.writestr(_entry(MANIFEST), data, compress_type=zipfile.ZIP_DEFLATED)
-        self._zip.writestr(_entry(DIGEST), hashlib.sha256(data).hexdigest())
+        self._zip.writestr(new_entry(MANIFEST), data, compress_type=zipfile.ZIP_DEFLATED)
+        self._zip.writestr(new_entry(DIGEST), hashlib.sha256(data).hexdigest())
         self._zip.close()
 
 
@@ -130,6 +130,24 @@ class MappedArchive:
             raise zipfile.BadZipFile(f"{shown(name)} does not have the bytes that were written")
         return found
 
+    def verify(self) -> None:
+        """Compare every entry with its digest. Raises zipfile.BadZipFile for one that differs or has none."""
+        for name in self._entries.keys() - {MANIFEST, DIGEST, SIGNATURE}:
+            self.get(name, check=True)
+
+    def unsigned(self) -> bytes:
+        """The file without its signature, which is the last entry when there is one."""
+        stream = io.BytesIO(bytes(self._data))
+        if SIGNATURE in self._entries:
+            with zipfile.ZipFile(stream, "a") as changed:
+                last = changed.filelist.pop()
+                if last.filename != SIGNATURE:
+                    raise zipfile.BadZipFile("its signature is not its last entry")
+                del changed.NameToInfo[SIGNATURE]
+                changed.start_dir = last.header_offset
+                changed.comment = b""  # that something has changed
+        return stream.getvalue()
+
 
 class _View(io.RawIOBase):
     """The bytes of the mapping as a file, so that what is read of it is what is used later."""
@@ -186,8 +204,8 @@ def _own(stream: IO[bytes]) -> memoryview:
     return block.data
 
 
-def _entry(name: str) -> zipfile.ZipInfo:
-    """Without a time, so that equal modules are equal files."""
+def new_entry(name: str) -> zipfile.ZipInfo:
+    """About an entry: without a time, so that equal modules are equal files."""
     info = zipfile.ZipInfo(name)
     info.external_attr = 0o644 << 16
     return info

@@ -193,6 +193,17 @@ class _Reading:
         return self.archive.get(name, check=True, own=self.own)
 
 
+def verified(path: Path, trusted_key: Path | None = None) -> MappedArchive:
+    """The archive of a file, all of whose entries have the bytes that were written; signed, where a key is given.
+
+    Raises ModuleFileError.
+    """
+    archive = _open(path, trusted_key=trusted_key)
+    with _damage(path):
+        archive.verify()
+    return archive
+
+
 @dataclass(frozen=True)
 class Summary:
     """What a file tells without loading a kernel: report and program of each module in it.
@@ -210,9 +221,9 @@ class Summary:
         return self.modules[0]
 
 
-def read_summary(path: Path) -> Summary:
-    """What ``collage show`` needs. Raises ModuleFileError."""
-    manifest = _open(path).manifest
+def read_summary(path: Path, trusted_key: Path | None = None) -> Summary:
+    """What ``collage show`` needs; of a signed file, where a key is given. Raises ModuleFileError."""
+    manifest = _open(path, trusted_key=trusted_key).manifest
     with _damage(path):
         modules = tuple(
             (Report.from_json(each["report"]), Program.from_json(each["program"]))

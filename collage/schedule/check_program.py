@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from collage.backends.base import VIEW
 from collage.graph.dataflow import TensorType
 from collage.graph.read_type import MOST_BYTES
+from collage.graph.value_type import TENSOR
 from collage.schedule.program import Port, Program
 from collage.schedule.region import Region
 from collage.schedule.tail import Tail
@@ -80,6 +81,13 @@ def check_tail(program: Program, tail: Tail) -> None:
     taken, made = {port.name for port in tail.inputs}, {port.name for port in program.outputs}
     if missing := {port.name for port in program.inputs} - taken:
         raise MalformedError(f"{shown(min(missing))} is no input of the model")
+    types = {port.name: port.type for port in tail.inputs}
+    for port in program.inputs:
+        whole = types[port.name]
+        shape = whole.shape or ()
+        same = whole.kind == TENSOR and whole.dtype == port.type.dtype and len(shape) == len(port.type.shape)
+        if not same or any(e not in (None, own) for e, own in zip(shape, port.type.shape, strict=True)):
+            raise MalformedError(f"the input {shown(port.name)} is {whole} and {port.type}")
     if missing := {*tail.reads} - taken - made:
         raise MalformedError(f"its tail reads {shown(min(missing))}, which nobody has made")
     if missing := {port.name for port in tail.outputs} - {*tail.writes} - taken - made:

@@ -116,6 +116,7 @@ def _show(path: Path) -> None:
 
     from rich.console import Console
 
+    from collage.cli.console import Printable
     from collage.runtime.file import read_summary
     from collage.runtime.module import summary_of
     from collage.show import as_page
@@ -127,9 +128,9 @@ def _show(path: Path) -> None:
         raise ValueError("the page has a script")
     text = io.StringIO()
     console = Console(file=text, markup=False, highlight=False, emoji=False, width=160)
-    console.print(summary_view(summary))
+    console.print(Printable(summary_view(summary)))
     for report, program in summary.modules:
-        console.print(explanation(list(enumerate(report.explain(program.regions)))))
+        console.print(Printable(explanation(list(enumerate(report.explain(program.regions))))))
         json.dumps(summary_of(report, program))
     wrong = {
         each for each in text.getvalue() if each != "\n" and unicodedata.category(each) in ("Cc", "Cf", "Cs")
@@ -142,6 +143,7 @@ def _models(backends: tuple[str, ...], folder: Path) -> Callable[[Case], None]:
     """Compiles an ONNX file quickly, and runs it once."""
     import numpy as np
 
+    import collage
     from collage.api import default_registry
     from collage.cli.arrays import fill_inputs
     from collage.compiler import CompileOptions, compile_model
@@ -160,6 +162,9 @@ def _models(backends: tuple[str, ...], folder: Path) -> Callable[[Case], None]:
         database = folder / "measurements.sqlite"
         made = CompileOptions(db=database, **options)
         module = compile_model(Path(case.path), made, default_registry(), lambda _: None, workers)
-        module.run(fill_inputs(module.program.takes, {}, np.random.default_rng(case.seed)))
+        arrays = fill_inputs(module.program.takes, {}, np.random.default_rng(case.seed))
+        module.run(arrays)
+        module.save(folder / "made.collage")
+        collage.load(folder / "made.collage", verify=True).run(arrays)
 
     return run
