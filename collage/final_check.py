@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import onnx
 
+from collage.errors import ModelError
 from collage.frontend.model import Model
 from collage.frontend.op_kinds import rounds
 from collage.frontend.session import reference_run
@@ -24,8 +25,15 @@ class FinalCheck:
 
     @staticmethod
     def of(original: onnx.ModelProto, model: Model, inputs: Sequence[Array]) -> FinalCheck:
-        """Run the original on ``inputs``, which are in the order of the model's."""
-        expected = reference_run(original, dict(zip(model.input_names, inputs, strict=True)))
+        """Run the original on ``inputs``, which are in the order of the model's.
+
+        Raises ModelError where ONNX Runtime does not run it.
+        """
+        try:
+            expected = reference_run(original, dict(zip(model.input_names, inputs, strict=True)))
+        except Exception as error:  # ORT's exceptions share no base class but Exception
+            text = " ".join(str(error).split())[:300]
+            raise ModelError(f"ONNX Runtime cannot run the model: {text}") from error
         rounded = any(rounds(node.op) for node in model.graph.nodes)
         allowed = region_tolerance((each.dtype.name for each in (*expected, *inputs)), rounded=rounded)
         return FinalCheck(expected, allowed, rounded)

@@ -85,6 +85,8 @@ def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
 
 def _checked(model: onnx.ModelProto, name: str, nbytes: int) -> onnx.ModelProto:
     check_text(model, name)
+    if not model.graph.output:
+        raise ModelError(f"{name} has no outputs, so there is nothing to compute. Export it again.")
     newest = onnx.defs.onnx_opset_version()
     for opset in model.opset_import:
         if not 0 <= opset.version < 1 << 31:

@@ -51,6 +51,10 @@ _INDEXING = {"take": 1, "gather_elements": 1, "onnx.Gather": 1, "onnx.GatherElem
 """Operators and the position of their indices; the data comes first."""
 
 
+_DRAWN_BYTES = 8
+"""Of a number as numpy draws it."""
+
+
 def random_inputs(model: Model, rng: np.random.Generator) -> tuple[Array, ...]:
     """An array for each graph input, in order.
 
@@ -71,10 +75,10 @@ def random_array(kind: TensorType, rng: np.random.Generator, limit: int = 2) -> 
 
     The default is valid as an index of anything. Raises ModelError for one that no memory holds.
     """
-    if kind.nbytes > physical_bytes():
+    if _DRAWN_BYTES * kind.size > physical_bytes():
         raise ModelError(
-            f"a value of type {kind} takes {kind.nbytes >> 20} MiB, more than this machine's memory: fix smaller "
-            "shapes with --shape, or export the model with smaller ones."
+            f"random numbers for {kind} take {_DRAWN_BYTES * kind.size >> 20} MiB, more than there is: fix "
+            "smaller shapes with --shape, or give values with --input."
         )
     dtype = np_dtype(kind.dtype)
     array: Any

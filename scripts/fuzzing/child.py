@@ -5,6 +5,7 @@ Started by ``fuzzing.pool``, never by hand: what a file does to this process, th
 
 from __future__ import annotations
 
+import faulthandler
 import io
 import logging
 import resource
@@ -21,7 +22,7 @@ from collage.child_process import read_message, take_over_pipes, write_message
 
 OK, ERROR, FAULT = "ok", "clean error", "traceback"
 
-_MOST_BYTES = 24 << 30
+_MOST_BYTES = 12 << 30
 """Of address space: what asks for more fails here, where it would only be killed later elsewhere."""
 _LONGEST_ERROR = 1200
 
@@ -71,6 +72,7 @@ def main() -> None:
 def _outcome(run: Callable[[Case], None], case: Case) -> Outcome:
     from collage.errors import CollageError
 
+    faulthandler.enable()  # again for each case: libraries that are loaded on the way take signals for themselves
     try:
         run(case)
     except CollageError as error:

@@ -131,4 +131,4 @@ class _Child:
 
     def _tail(self) -> str:
         self._errors.seek(0)
-        return " ".join(self._errors.read()[-400:].decode(errors="replace").split())
+        return " ".join(self._errors.read()[-2000:].decode(errors="replace").split())
