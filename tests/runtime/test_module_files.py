@@ -1,4 +1,4 @@
-"""Module files that say something else than they did: numbers beyond buffers, hostile names, other people's signatures."""
+"""Module files that say something else than they did: numbers beyond buffers, hostile names, signatures."""
 
 from __future__ import annotations
 
@@ -129,10 +129,7 @@ def test_types_that_a_kernel_was_not_compiled_for(corpus: dict[str, Path], tmp_p
         if kind in corpus:
             path = changed(corpus[kind], tmp_path, change)
             with pytest.raises(CollageError):
-                module = collage.load(path)
-                module.run(
-                    {port.name: np.zeros(port.type.shape, np.float32) for port in module.program.takes}
-                )
+                collage.load(path)
 
 
 def test_backends_that_nobody_knows_are_named(corpus: dict[str, Path], tmp_path: Path) -> None:
