@@ -164,12 +164,17 @@ def load(
     share: bool = True,
     verify: bool = False,
     strict: bool = False,
+    trusted_key: str | Path | None = None,
 ) -> CompiledModule | ShapedModule:
     """Load a module that ``save`` or ``collage compile`` wrote; needs neither the model nor a database.
 
+    A module file is a program: it holds machine code, which runs with this process's rights. Load only files from whom
+    you would take a program. With ``trusted_key``, the path of a public key, nothing is loaded that its owner has not
+    signed (`collage sign`).
+
     Weights stay in the file, which is mapped; processes that load it share them. With ``share`` off they are read into
     memory of this process, with huge pages where the system gives any: loading takes longer, and networks that stream
-    much through the caches run a little faster. ``verify`` compares them with their checksums first.
+    much through the caches run a little faster. ``verify`` compares all of the file with its digests first.
 
     A file with placements for several sets of shapes gives a ShapedModule; ``strict`` makes a call with others an
     error, which else runs on ONNX Runtime.
@@ -179,4 +184,4 @@ def load(
     from collage.runtime.file import load_file
 
     chosen = registry if registry is not None else default_registry()
-    return load_file(Path(path), chosen, share=share, verify=verify, strict=strict)
+    return load_file(Path(path), chosen, share=share, verify=verify, strict=strict, trusted_key=trusted_key)

@@ -30,7 +30,7 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
         raise CollageError(f"cannot write {path}: {error.strerror}.") from None
     lock = os.dup(handle)  # holds it until the file is in its place
     try:
-        with os.fdopen(handle, "wb") as stream:
+        with os.fdopen(handle, "w+b") as stream:
             yield stream
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)

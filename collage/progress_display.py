@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from collage.printable import printable
 from collage.progress import Progress
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class _Lines:
     def __call__(self, progress: Progress) -> None:
         if progress.stage != self._stage and progress.total > 1:
             self._stage = progress.stage
-            sys.stderr.write(f"collage: {progress.stage} ({progress.total})\n")
+            sys.stderr.write(f"collage: {printable(progress.stage)} ({progress.total})\n")
             sys.stderr.flush()
 
 
@@ -80,7 +81,7 @@ class _Live:
         fields: dict[str, Any] = {
             "completed": progress.done,
             "total": progress.total or None,
-            "text": progress.text,
+            "text": printable(progress.text),
         }
         begins = progress.stage != self._stage
         if begins or self._task is None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from collage.measure_db.timing import Timing
 from collage.schedule.region import Region
+from collage.typed import MalformedError, typed
 
 
 @dataclass(frozen=True)
@@ -104,17 +105,13 @@ class Report:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Report:
-        """The inverse of ``to_json``."""
-        fields = dict(data)
-        fields["nodes"] = tuple(NodeReport(**each) for each in data["nodes"])
-        fields["candidates"] = tuple(
-            CandidateReport(**{**each, "nodes": tuple(each["nodes"])}) for each in data["candidates"]
-        )
-        fields["notes"] = tuple(data["notes"])
-        if data.get("graph_level") is not None:
-            history = tuple((seconds, times) for seconds, times in data["graph_level"]["history"])
-            fields["graph_level"] = GraphLevelReport(**{**data["graph_level"], "history": history})
-        return Report(**fields)
+        """The inverse of ``to_json``. Raises ValueError for anything else."""
+        found = typed(Report, data)
+        if any(not 0 <= node < len(found.nodes) for each in found.candidates for node in each.nodes):
+            raise MalformedError("its report tells of nodes that there are not")
+        if any("median_us" not in each for each in found.finalists.values()):
+            raise MalformedError("its report lacks a finalist's time")
+        return found
 
     def summary(self, regions: Sequence[Region]) -> dict[str, Any]:
         """The JSON contract of ``show --json`` and ``compile --json``."""

@@ -84,6 +84,10 @@ class Engines:
         return trial, len(self.named)
 
 
+_LONGEST = 240
+"""Characters of what an engine says in the error that lists them all."""
+
+
 @dataclass(frozen=True)
 class WholeModel:
     """A model with all that compiling it whole takes; ``samples`` are the user's inputs by name.
@@ -116,7 +120,7 @@ class WholeModel:
         if not ranked and len(self.samples) < len(model_inputs(self.original)):
             ranked = list(trial.loaded)  # inputs of the user's may serve where those made up did not
         if not ranked:
-            reasons = "; ".join(f"{n}: {text}" for n, text in trial.refused.items())
+            reasons = "; ".join(f"{n}: {text[:_LONGEST]}" for n, text in trial.refused.items())
             raise ModelError(
                 f"{self.reason} And no engine can run the model whole: "
                 + (reasons or "there is none among the backends")

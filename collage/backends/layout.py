@@ -17,6 +17,8 @@ from collage.backends.base import (
 )
 from collage.graph.dataflow import TensorType
 from collage.graph.layout import Layout
+from collage.graph.read_type import read_type
+from collage.typed import MalformedError
 
 if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph
@@ -53,9 +55,11 @@ class LayoutChange(Backend):
         return json.dumps([kind.shape, kind.dtype, source.value, target.value]).encode()
 
     def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
-        """The kernel, split over the team's threads."""
+        """The kernel, split over the team's threads. Raises ValueError for what is no conversion."""
         from collage.backends.onednn_kernels.reorder import reorder_kernel
 
-        shape, dtype, source, target = json.loads(artifact)
-        kind = TensorType(tuple(shape), dtype)
-        return reorder_kernel(kind, Layout(source), Layout(target), options.threads)
+        try:
+            shape, dtype, source, target = json.loads(bytes(artifact))
+        except RecursionError:
+            raise MalformedError("it is nested too deeply") from None
+        return reorder_kernel(read_type(shape, dtype), Layout(source), Layout(target), options.threads)

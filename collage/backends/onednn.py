@@ -85,7 +85,7 @@ class OneDnn(Backend):
         """Primitives made for this machine, and the weights."""
         from collage.backends.onednn_kernels.kernel import load
 
-        return load(artifact)
+        return load(artifact, options.threads)
 
     def settings(self, options: BuildOptions) -> str:
         """The version of our kernels."""

@@ -104,6 +104,7 @@ class _SessionKernel(Kernel):
 
         binding = self._session.io_binding()
         for info, array in zip(self._session.get_inputs(), inputs, strict=True):
+            _check_shape(info, array)
             kind = np_dtype_to_tensor_dtype(array.dtype)
             binding.bind_input(info.name, "cpu", 0, kind, array.shape, array.ctypes.data)
         for info, array in zip(self._session.get_outputs(), outputs, strict=True):
@@ -111,3 +112,12 @@ class _SessionKernel(Kernel):
             binding.bind_output(info.name, "cpu", 0, kind, array.shape, array.ctypes.data)
         run: Call = partial(self._session._sess.run_with_iobinding, binding._iobinding, None)
         return run
+
+
+def _check_shape(info: Any, array: Array) -> None:
+    """Raises ValueError for an input of another shape than the model says, where it says one."""
+    if info.shape and (
+        len(info.shape) != array.ndim
+        or any(isinstance(e, int) and e != own for e, own in zip(info.shape, array.shape, strict=True))
+    ):
+        raise ValueError(f"the model has {info.name} of shape {info.shape}, the buffer {array.shape}")

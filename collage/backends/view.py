@@ -64,6 +64,10 @@ class _CopyKernel(Kernel):
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call:
         sources, targets = ([each.reshape(-1) for each in arrays] for arrays in (inputs, outputs))
         whole = len(targets) == 1
+        kinds = {each.dtype for each in (*inputs, *outputs)}
+        sizes = [sum(each.size for each in arrays) for arrays in (sources, targets)]
+        if 1 not in (len(sources), len(targets)) or sizes[0] != sizes[1] or len(kinds) > 1:
+            raise ValueError(f"a view of {sizes[0]} elements has {sizes[1]}")
         parts = sources if whole else targets
         ends = np.cumsum([part.size for part in parts])[:-1]
         pieces = np.split(targets[0] if whole else sources[0], ends)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from collage.cli.console import print_json, print_rich
+from collage.cli.console import print_json, print_rich, say
 from collage.cli.errors import measurements_survive
 from collage.cli.options import (
     DB_OPTION,
@@ -111,12 +111,12 @@ def bench(
             f"{timing['median_us'] / ours:.2f}x",
             "" if error is None else f"{error:.1g}",
         )
-    click.echo(f"{found['model']}, {found['threads']} threads, {found['rounds']} rounds")
+    say(f"{found['model']}, {found['threads']} threads, {found['rounds']} rounds")
     print_rich(table)
     for name, reason in found["failed"].items():
-        click.echo(f"{name} could not run it: {reason}")
+        say(f"{name} could not run it: {reason}")
     speedup, best = found["speedup_vs_best_engine"], found["best_engine"]
     if found["within_noise"]:
-        click.echo(f"Collage is as fast as the best engine here, {best}, within the noise ({speedup:.2f}x).")
+        say(f"Collage is as fast as the best engine here, {best}, within the noise ({speedup:.2f}x).")
     elif best is not None:
-        click.echo(f"Collage is {speedup:.2f}x as fast as the best engine here, {best}.")
+        say(f"Collage is {speedup:.2f}x as fast as the best engine here, {best}.")

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from collage.cli.console import print_json, print_rich
+from collage.cli.console import print_json, print_rich, say
 from collage.cli.errors import measurements_survive
 from collage.cli.files import check_writable, refuse_same
 from collage.cli.options import (
@@ -188,4 +188,4 @@ def compile(
     from collage.show_terminal import summary_view
 
     print_rich(summary_view(read_summary(output)))
-    click.echo(f"\nwrote {output} ({size(output.stat().st_size)})")
+    say(f"\nwrote {output} ({size(output.stat().st_size)})")

@@ -4,30 +4,55 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from collage.printable import printable
+
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
 _PIPE_WIDTH = 160
 
 
 def print_rich(*renderables: RenderableType) -> None:
-    """Print tables and texts to stdout; in a pipe without colours, and wide enough for most lines."""
+    """Print tables and texts to stdout; in a pipe without colours, and wide enough for most lines.
+
+    Characters that a terminal would obey are replaced: names and notes come from anybody's files.
+    """
     from rich.console import Console
 
     console = Console(markup=False, highlight=False, emoji=False)
+    safe = [Printable(each) for each in renderables]
     if console.is_terminal:
-        console.print(*renderables, sep="\n")
+        console.print(*safe, sep="\n")
         return
     console.width = max(console.width, _PIPE_WIDTH)
     with console.capture() as captured:
-        console.print(*renderables, sep="\n")
-    for line in captured.get().splitlines():
+        console.print(*safe, sep="\n")
+    for line in captured.get().removesuffix("\n").split("\n"):
         click.echo(line.rstrip())  # rich fills up lines with blanks
+
+
+class Printable:
+    """Something for a terminal, without those characters of its texts that the terminal would obey."""
+
+    def __init__(self, inner: RenderableType) -> None:
+        self._inner = inner
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        from rich.segment import Segment
+
+        for text, style, control in console.render(self._inner, options):
+            yield Segment(text if control else printable(text, kept="\n"), style, control)
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print a text that may hold some from elsewhere: a name in a file, a path, what a library says."""
+    click.echo(printable(text, kept="\n"), err=err)
 
 
 def print_json(value: Mapping[str, Any]) -> None:

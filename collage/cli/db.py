@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from collage.cli.console import print_json, print_rich
+from collage.cli.console import print_json, print_rich, say
 from collage.cli.options import DB_OPTION, JSON_OPTION
 from collage.errors import DatabaseError
 
@@ -49,10 +49,10 @@ def stats(db: Path | None, as_json: bool) -> None:
     table.add_column("rejected", justify="right")
     for name in sorted({*found.measured, *found.rejected}):
         table.add_row(Text(name), str(found.measured.get(name, 0)), str(found.rejected.get(name, 0)))
-    click.echo(f"{found.path} ({size(found.file_bytes)})")
+    say(f"{found.path} ({size(found.file_bytes)})")
     print_rich(table)
     reasons = ", ".join(f"{count} {kind}" for kind, count in found.rejections.items())
-    click.echo(f"rejected: {reasons}" if reasons else "nothing rejected")
-    click.echo(f"whole networks: {found.networks}; facts: {found.facts}")
+    say(f"rejected: {reasons}" if reasons else "nothing rejected")
+    say(f"whole networks: {found.networks}; facts: {found.facts}")
     for name, count in found.hardware.items():
-        click.echo(f"{count} on {name}")
+        say(f"{count} on {name}")

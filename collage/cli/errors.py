@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import click
 
+from collage.cli.console import say
 from collage.cli.signals import Terminated, ending_on_signals
 from collage.errors import CollageError
 
@@ -102,7 +103,7 @@ def _fail(message: str, status: int) -> int:
     if _traceback_wanted():
         traceback.print_exc()
     text = " ".join(message.split())
-    click.echo(f"collage: error: {text}" if status <= 128 else f"collage: {text}", err=True)
+    say(f"collage: error: {text}" if status <= 128 else f"collage: {text}", err=True)
     return status
 
 
@@ -136,4 +137,4 @@ def _quiet_libraries() -> Iterator[None]:
 class _WarningLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         text = " ".join(record.getMessage().split())
-        click.echo(f"collage: {record.levelname.lower()}: {text}", err=True)
+        say(f"collage: {record.levelname.lower()}: {text}", err=True)

@@ -13,6 +13,7 @@ from collage.cli.doctor import doctor
 from collage.cli.errors import TRACEBACK_VARIABLE, CollageGroup, want_traceback
 from collage.cli.run import run
 from collage.cli.show import show
+from collage.cli.sign import sign, verify
 
 
 def _traceback(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
@@ -46,5 +47,5 @@ def main() -> None:
     """
 
 
-for _command in (compile, run, show, bench, backends, db, doctor):
+for _command in (compile, run, show, bench, sign, verify, backends, db, doctor):
     main.add_command(_command)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from collage.cli.console import print_json, print_rich
+from collage.cli.console import print_json, print_rich, say
 from collage.cli.files import check_writable, make_folder
 from collage.cli.options import FILE_ARGUMENT, JSON_OPTION, SEED_OPTION, once_each, parse_file_of
 from collage.new_file import new_file
@@ -34,6 +34,17 @@ from collage.new_file import new_file
     type=click.Path(path_type=Path),
     help="Write a time line of a warm run there, a row for each thread; open it at ui.perfetto.dev.",
 )
+@click.option(
+    "--verify/--no-verify",
+    default=True,
+    help="Compare all of the file with its digests first, or only what is no weights. Default: all.",
+)
+@click.option(
+    "--trusted-key",
+    metavar="PUBLIC.pem",
+    type=click.Path(path_type=Path),
+    help="Run only what the owner of this public key has signed (`collage sign`).",
+)
 @JSON_OPTION
 def run(
     file: Path,
@@ -42,9 +53,14 @@ def run(
     seed: int,
     output_dir: Path | None,
     trace: Path | None,
+    verify: bool,
+    trusted_key: Path | None,
     as_json: bool,
 ) -> None:
     """Run a compiled model once and describe its outputs.
+
+    A module file is a program: it holds machine code, which runs with your rights. Run only files from whom you would
+    take a program; `collage show` is safe on any file.
 
     \b
     Examples:
@@ -52,6 +68,7 @@ def run(
       collage run bert.collage --input input_ids=ids.npy --input attention_mask=mask.npy
       collage run model.collage --random
       collage run model.collage --random --trace trace.json
+      collage run model.collage --random --trusted-key public.pem
     """
     import numpy as np
 
@@ -60,7 +77,7 @@ def run(
     from collage.runtime.file import closest, read_summary
     from collage.runtime.inputs import collect_inputs
 
-    summary = read_summary(file)
+    summary = read_summary(file, trusted_key)
     given = read_arrays(once_each("--input", inputs))
     _, program = closest(summary, {name: array.shape for name, array in given.items()})
     arrays = fill_inputs(program.takes, given, np.random.default_rng(seed) if random else None)
@@ -70,7 +87,7 @@ def run(
         make_folder(output_dir)
     if trace is not None:
         check_writable(trace)
-    module = collage.load(file, verify=True)
+    module = collage.load(file, verify=verify, trusted_key=trusted_key)
     outputs = flat(module.run(arrays))
     if trace is not None:
         with new_file(trace) as stream:
@@ -100,4 +117,4 @@ def run(
         )
     print_rich(table)
     if trace is not None:
-        click.echo(f"wrote {trace}")
+        say(f"wrote {trace}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from collage.cli.console import print_json, print_rich
+from collage.cli.console import print_json, print_rich, say
 from collage.cli.files import check_writable
 from collage.cli.options import FILE_ARGUMENT, JSON_OPTION, once_each, parse_shape
 from collage.errors import UsageError
@@ -89,14 +89,14 @@ def show(
 
         for report, program in summary.modules:
             if summary.shaped:
-                click.echo(f"shapes {shapes_text(program)}\n")
+                say(f"shapes {shapes_text(program)}\n")
             print_rich(explanation(_entries(report, program, explain)))
     elif html is None:
         from collage.show_terminal import summary_view
 
         print_rich(summary_view(summary))
     else:
-        click.echo(f"wrote {html}")
+        say(f"wrote {html}")
 
 
 def _of_shapes(summary: Summary, wanted: Mapping[str, tuple[int, ...]]) -> tuple[Report, Program]:

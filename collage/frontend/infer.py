@@ -24,7 +24,7 @@ def infer_types(model: onnx.ModelProto) -> onnx.ModelProto:
             entry.key, entry.value = "location", "elsewhere"
     try:
         bare = onnx.shape_inference.infer_shapes(bare, data_prop=True)
-    except onnx.shape_inference.InferenceError as error:
+    except (onnx.shape_inference.InferenceError, UnicodeDecodeError, MemoryError, RuntimeError) as error:
         log.warning("ONNX shape inference failed: %s", error)
         return model
     del model.graph.value_info[:]

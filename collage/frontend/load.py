@@ -11,6 +11,7 @@ import onnx.version_converter
 from google.protobuf.message import DecodeError
 
 from collage.errors import ModelError
+from collage.frontend.proto_text import check_text
 from collage.frontend.scopes import all_nodes
 
 log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ def _parse(data: bytes, name: str) -> onnx.ModelProto:
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
-    except DecodeError:
+    except (DecodeError, RecursionError):
         raise ModelError(
             f"{name} is no ONNX model, or is cut short: its protobuf does not parse. Export or download it again."
         ) from None
@@ -93,8 +94,15 @@ def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
 
 
 def _checked(model: onnx.ModelProto, name: str, nbytes: int) -> onnx.ModelProto:
+    check_text(model, name)
+    if not model.graph.output:
+        raise ModelError(f"{name} has no outputs, so there is nothing to compute. Export it again.")
     newest = onnx.defs.onnx_opset_version()
     for opset in model.opset_import:
+        if not 0 <= opset.version < 1 << 31:
+            raise ModelError(
+                f"{name} uses version {opset.version} of an operator set, which there cannot be."
+            )
         if opset.domain in ("", "ai.onnx") and opset.version > newest:
             raise ModelError(
                 f"{name} uses ONNX opset {opset.version}; the installed onnx knows up to {newest}. "

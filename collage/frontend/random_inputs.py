@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from collage.errors import ModelError
 from collage.graph.dataflow import Array, Node, TensorType, np_dtype
 from collage.graph.value_type import OPTIONAL, SEQUENCE, STRING, TENSOR, ValueType
+from collage.memory import physical_bytes
 
 if TYPE_CHECKING:  # it imports TVM, which `collage run --random` does not need
     from collage.frontend.model import Model
@@ -53,6 +55,10 @@ DIVISIONS = frozenset(["divide", "floor_divide", "mod", "floor_mod", "onnx.Div",
 the process."""
 
 
+_DRAWN_BYTES = 8
+"""Of a number as numpy draws it."""
+
+
 def random_inputs(model: Model, rng: np.random.Generator) -> tuple[Array, ...]:
     """An array for each graph input, in order.
 
@@ -96,8 +102,13 @@ def _divides(model: Model, value: int) -> bool:
 def random_array(kind: TensorType, rng: np.random.Generator, limit: int = 2) -> Array:
     """A random array: floats standard normal, booleans fair coins, integers uniform in [0, limit).
 
-    The default is valid as an index of anything.
+    The default is valid as an index of anything. Raises ModelError for one that no memory holds.
     """
+    if _DRAWN_BYTES * kind.size > physical_bytes():
+        raise ModelError(
+            f"random numbers for {kind} take {_DRAWN_BYTES * kind.size >> 20} MiB, more than there is: fix "
+            "smaller shapes with --shape, or give values with --input."
+        )
     dtype = np_dtype(kind.dtype)
     array: Any
     if dtype.kind in "biu" or "int" in dtype.name:

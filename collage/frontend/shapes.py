@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import onnx
 
-from collage.errors import UsageError, unknown_names
+from collage.errors import ModelError, UsageError, unknown_names
+from collage.memory import physical_bytes
+from collage.printable import printable
 
 Shapes = Mapping[str, Sequence[int]]
 
@@ -24,7 +26,8 @@ def fix_shapes(model: onnx.ModelProto, shapes: Shapes) -> None:
     """Write ``shapes`` (elements per axis) into the model's inputs, in place.
 
     Raises UsageError for unknown names, a wrong rank, a clash with a static dimension, or a dimension that
-    stays symbolic; the last lists every input with a flag that is ready to paste.
+    stays symbolic; the last lists every input with a flag that is ready to paste. Raises ModelError for a shape that
+    no memory holds.
     """
     inputs = model_inputs(model)
     unknown = set(shapes) - {each.name for each in inputs}
@@ -41,6 +44,21 @@ def fix_shapes(model: onnx.ModelProto, shapes: Shapes) -> None:
             f"these inputs have no fixed shape: {given}. Give one for each, for example: {flags} "
             "(sizes to be replaced by yours)."
         )
+    _refuse_huge(model)
+
+
+def _refuse_huge(model: onnx.ModelProto) -> None:
+    """Raises ModelError for a shape that no memory holds: shape inference may go through its elements, too."""
+    most = physical_bytes()
+    for info in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        size = 1
+        for dim in info.type.tensor_type.shape.dim:
+            size *= max(dim.dim_value, 1)
+        if size > most:
+            raise ModelError(
+                f"{printable(info.name)} has the shape {_describe(info)}: that is more than this machine's "
+                f"{most >> 30} GiB of memory. Fix smaller shapes with --shape, or export the model with smaller ones."
+            )
 
 
 def _write(info: onnx.ValueInfoProto, shape: tuple[int, ...]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
+from collage.errors import ModelError
 from collage.graph.value_type import OPTIONAL, SEQUENCE, STRING, TENSOR, ValueType
 
 
@@ -28,5 +29,10 @@ def value_type(proto: onnx.TypeProto) -> ValueType:
 def _dtype(element: int) -> str:
     if element == onnx.TensorProto.STRING:
         return STRING
-    name: str = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(element)).name
+    try:
+        name: str = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(element)).name
+    except (KeyError, ValueError, TypeError):
+        raise ModelError(
+            f"the model has tensors of type {element}, which the installed onnx does not know."
+        ) from None
     return name

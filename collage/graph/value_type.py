@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from collage.graph.dataflow import np_dtype
+from collage.graph.read_type import read_type
+from collage.typed import typed
 
 TENSOR, SEQUENCE, OPTIONAL = "tensor", "sequence", "optional"
 
@@ -83,7 +85,11 @@ class ValueType:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> ValueType:
-        """The inverse of ``to_json``."""
-        element = None if data["element"] is None else ValueType.from_json(data["element"])
-        shape = None if data["shape"] is None else tuple(data["shape"])
-        return ValueType(data["kind"], data["dtype"], shape, element)
+        """The inverse of ``to_json``. Raises ValueError for anything else."""
+        found = typed(ValueType, data)
+        inner: ValueType | None = found
+        while inner is not None:
+            if inner.kind == TENSOR and inner.dtype != STRING:
+                read_type([extent or 0 for extent in inner.shape or ()], inner.dtype)
+            inner = inner.element
+        return found

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from collage.errors import CollageError, ModuleFileError
 from collage.native.kernel_library import REVISION
 from collage.runtime.frames import Artifact, frame, unframe
+from collage.typed import MalformedError, shown, typed
 
 _KIND = "native"
 
@@ -42,13 +43,23 @@ def from_artifact(artifact: Artifact) -> tuple[str, Packed]:
         header = framed.header
         if header["revision"] != REVISION:
             raise ModuleFileError(
-                f"it has kernels of revision {header['revision']}, and this Collage those of {REVISION}: "
+                f"it has kernels of revision {shown(header['revision'])}, and this Collage those of {REVISION}: "
                 "compile the model again."
             )
+        shapes = typed(dict[str, tuple[int, ...]], header["arrays"])
         arrays = {
             name: framed.array(i).view(np.float32).reshape(shape)
-            for i, (name, shape) in enumerate(header["arrays"].items())
+            for i, (name, shape) in enumerate(shapes.items())
         }
-        return header["algorithm"], Packed(header["numbers"], arrays)
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+        if not isinstance(header["numbers"], dict):
+            raise MalformedError("its numbers have no names")
+        return typed(str, header["algorithm"]), Packed(_Numbers(header["numbers"]), _Numbers(arrays))
+    except (ValueError, LookupError, TypeError) as error:
         raise CollageError(f"this is no kernel of Collage's own: {error}") from error
+
+
+class _Numbers(dict[str, Any]):
+    """What is missing from a file is an error that says so."""
+
+    def __missing__(self, name: str) -> Any:
+        raise MalformedError(f"it lacks {name}")

@@ -18,13 +18,16 @@ from typing import IO, Any, cast
 
 from collage.runtime.buffers import ALIGNMENT, aligned_bytes
 from collage.runtime.frames import Buffer
+from collage.typed import parse_object, shown
 
-_MANIFEST = "manifest.json"
+MANIFEST, DIGEST, SIGNATURE = "manifest.json", "manifest.sha256", "signature.json"
+_MOST_TEXT = 1 << 28
+"""Bytes of the manifest, unpacked: a file of some kilobytes could claim to hold terabytes."""
 _LOCAL_HEADER = 30
 """Bytes, without the name and what follows it."""
 _PADDING = struct.Struct("<HHH")
 _PADDING_ID = 0xD935  # the one that Android's zipalign uses
-_DAMAGE = (zlib.error, struct.error, EOFError, NotImplementedError, RuntimeError)
+_DAMAGE = (zlib.error, struct.error, EOFError, NotImplementedError, RuntimeError, UnicodeDecodeError, OSError)
 """What zipfile raises beside BadZipFile, depending on where a file is damaged: the last two are for a way of packing
 that it does not know, and for encryption."""
 
@@ -56,7 +59,7 @@ class NewArchive:
         name = f"{folder}/{hashlib.sha256(data).hexdigest()}"
         if name not in self._names:
             self._names.add(name)
-            info = _entry(name)
+            info = new_entry(name)
             info.file_size = len(data)
             start = self._stream.tell() + _LOCAL_HEADER + len(name) + _PADDING.size
             pad = -start % ALIGNMENT
@@ -66,8 +69,10 @@ class NewArchive:
         return name
 
     def finish(self, manifest: Mapping[str, Any]) -> None:
-        """Write the manifest and the directory."""
-        self._zip.writestr(_entry(_MANIFEST), json.dumps(manifest), compress_type=zipfile.ZIP_DEFLATED)
+        """Write the manifest, its digest, and the directory."""
+        data = json.dumps(manifest).encode()
+        self._zip.writestr(new_entry(MANIFEST), data, compress_type=zipfile.ZIP_DEFLATED)
+        self._zip.writestr(new_entry(DIGEST), hashlib.sha256(data).hexdigest())
         self._zip.close()
 
 
@@ -78,46 +83,112 @@ class MappedArchive:
     300 MB that stream through a core take 8.9 ms then, and 10.2 in the pages of a file that was just written (9.4 in
     those of one that was read from a disk by a recent Linux).
 
-    Raises OSError where the file cannot be read, and zipfile.BadZipFile where it is no archive. Views of its entries
-    keep the memory alive. Whoever replaces the file must do so by renaming, as Collage does: a mapped file that is
-    cut short ends its readers.
+    Raises OSError where the file cannot be read, and zipfile.BadZipFile or ValueError where it is no archive. Views of
+    its entries keep the memory alive. Whoever replaces the file must do so by renaming, as Collage does: a mapped file
+    that is cut short ends its readers.
     """
 
     def __init__(self, path: Path, *, share: bool = True) -> None:
         with open(path, "rb") as stream:
+            self._data = _mapped(stream) if share else _own(stream)
             try:
-                with zipfile.ZipFile(stream) as archive:
+                with zipfile.ZipFile(_View(self._data)) as archive:
                     self._entries = {info.filename: info for info in archive.infolist()}
-                    manifest = json.loads(archive.read(_MANIFEST))
+                    text = _read(archive, MANIFEST)
+                    digest = _read(archive, DIGEST).decode() if DIGEST in self._entries else None
+                    self.signature = _read(archive, SIGNATURE) if SIGNATURE in self._entries else None
+                    """What ``collage sign`` has added."""
             except _DAMAGE as error:
                 raise zipfile.BadZipFile(str(error)) from None
-            if not isinstance(manifest, dict):
-                raise ValueError("its manifest is no object")
-            self.manifest: dict[str, Any] = manifest
-            self._data = _mapped(stream) if share else _own(stream)
+            self.digest = hashlib.sha256(text).hexdigest()
+            """Of the manifest, which names all other entries by theirs."""
+            if digest is not None and digest != self.digest:
+                raise ValueError("its manifest is another one than was written")
+            self.has_digest = digest is not None
+            """Older formats have none."""
+            self.manifest = parse_object(text)
 
     def size(self, name: str) -> int:
         """Bytes of an entry. Raises KeyError when there is none of that name."""
         return self._entries[name].file_size
 
-    def get(self, name: str, *, check: bool) -> memoryview:
-        """An entry's bytes, read-only. ``check`` compares them with their checksum, which reads all of them.
+    def get(self, name: str, *, check: bool, own: bool = False) -> memoryview:
+        """An entry's bytes, read-only. ``check`` compares them with their digest, which reads all of them.
 
-        Raises KeyError when there is none of that name, and zipfile.BadZipFile when it is damaged.
+        With ``own`` they are a copy in this process's memory, which nobody who writes to the file can change after
+        they were compared. Raises KeyError when there is none of that name, and zipfile.BadZipFile when it is damaged.
         """
         info = self._entries[name]
         at = info.header_offset + _LOCAL_HEADER
         try:
             length, extra = struct.unpack_from("<HH", self._data, at - 4)
         except struct.error:
-            raise zipfile.BadZipFile(f"{name} is not where the directory says") from None
+            raise zipfile.BadZipFile(f"{shown(name)} is not where the directory says") from None
         start = at + length + extra
         found = self._data[start : start + info.file_size]
         whole = info.compress_type == zipfile.ZIP_STORED and len(found) == info.file_size
         whole = whole and bytes(self._data[at : at + length]) == name.encode()
-        if not whole or (check and zlib.crc32(found) != info.CRC):
-            raise zipfile.BadZipFile(f"{name} does not have the bytes that were written")
+        if own:
+            found = memoryview(bytes(found))
+        if not whole or (check and hashlib.sha256(found).hexdigest() != name.rpartition("/")[2]):
+            raise zipfile.BadZipFile(f"{shown(name)} does not have the bytes that were written")
         return found
+
+    def verify(self) -> None:
+        """Compare every entry with its digest. Raises zipfile.BadZipFile for one that differs or has none."""
+        for name in self._entries.keys() - {MANIFEST, DIGEST, SIGNATURE}:
+            self.get(name, check=True)
+
+    def unsigned(self) -> bytes:
+        """The file without its signature, which is the last entry when there is one."""
+        stream = io.BytesIO(bytes(self._data))
+        if SIGNATURE in self._entries:
+            with zipfile.ZipFile(stream, "a") as changed:
+                last = changed.filelist.pop()
+                if last.filename != SIGNATURE:
+                    raise zipfile.BadZipFile("its signature is not its last entry")
+                del changed.NameToInfo[SIGNATURE]
+                changed.start_dir = last.header_offset
+                changed.comment = b""  # that something has changed
+        return stream.getvalue()
+
+
+class _View(io.RawIOBase):
+    """The bytes of the mapping as a file, so that what is read of it is what is used later."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: len(self._data)}[whence]
+        if base + offset < 0:
+            raise OSError("a place before the file's beginning")
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        found = self._data[self._at : self._at + len(buffer)]
+        buffer[: len(found)] = found
+        self._at += len(found)
+        return len(found)
+
+
+def _read(archive: zipfile.ZipFile, name: str) -> bytes:
+    """An entry that describes others. Raises ValueError when it claims to be huge."""
+    info = archive.getinfo(name)
+    if info.file_size > _MOST_TEXT:
+        raise ValueError(f"its {name} has {info.file_size} bytes")
+    return archive.read(info)
 
 
 def _mapped(stream: IO[bytes]) -> memoryview:
@@ -137,8 +208,8 @@ def _own(stream: IO[bytes]) -> memoryview:
     return block.data
 
 
-def _entry(name: str) -> zipfile.ZipInfo:
-    """Without a time, so that equal modules are equal files."""
+def new_entry(name: str) -> zipfile.ZipInfo:
+    """About an entry: without a time, so that equal modules are equal files."""
     info = zipfile.ZipInfo(name)
     info.external_attr = 0o644 << 16
     return info

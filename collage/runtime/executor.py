@@ -91,12 +91,19 @@ class Executor:
             outputs = [self.array(v) for v in region.outputs]
             scans = [self.array(v) for v in region.scans]
             before, after = (None if each is None else each[number:] for each in (starts, ends))
-            if isinstance(kernel, NativeKernel):
-                binder.native(number, noted(kernel.steps, before, after), inputs, outputs, scans)
-            else:
+            try:
+                if isinstance(kernel, NativeKernel):
+                    binder.native(number, noted(kernel.steps, before, after), inputs, outputs, scans)
+                    continue
                 call = kernel.bind(inputs, outputs)
-                call = call if self._team is None else beside_team(call, self.program.threads)
-                binder.call(timed(call, before, after), scans)
+            except CollageError:
+                raise
+            except Exception as error:  # a backend raises anything
+                raise CollageError(
+                    f"the {region.backend} kernel {'+'.join(region.ops[:6])} does not fit its buffers: {error}"
+                ) from error
+            call = call if self._team is None else beside_team(call, self.program.threads)
+            binder.call(timed(call, before, after), scans)
         return binder.finish()
 
     def _own_team(self) -> tuple[int, Team]:
@@ -125,9 +132,19 @@ class Executor:
             np.copyto(buffer, array)
 
     def launch(self) -> None:
-        """Run the kernels on what the input buffers hold; these may be overwritten after their last use."""
-        for call in self.calls:
-            call()
+        """Run the kernels on what the input buffers hold; these may be overwritten after their last use.
+
+        Raises CollageError with what a kernel says.
+        """
+        try:
+            for call in self.calls:
+                call()
+        except CollageError:
+            raise
+        except Exception as error:  # an engine raises anything
+            raise CollageError(
+                f"a kernel fails on these inputs: {' '.join(str(error).split())[:400]}"
+            ) from error
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         """Outputs, in order, as arrays of the caller's own."""

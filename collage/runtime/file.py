@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,23 +16,27 @@ import numpy as np
 from collage._version import __version__
 from collage.backends.base import BUILT_IN
 from collage.backends.registry import Registry
-from collage.errors import ModuleFileError
+from collage.errors import CollageError, ModuleFileError
 from collage.graph.dataflow import np_dtype
 from collage.new_file import new_file
 from collage.report import Report
 from collage.runtime.archive import MappedArchive, NewArchive
 from collage.runtime.buffers import as_bytes
+from collage.runtime.executor import Executor
 from collage.runtime.fallback import Fallback
 from collage.runtime.frames import Artifact, Framed, parts_of
 from collage.runtime.inputs import extents
 from collage.runtime.module import CompiledModule, Parts, load_parts
 from collage.runtime.shaped import ShapedModule
+from collage.runtime.tail import TailExecutor
+from collage.schedule.check_program import MOST_THREADS, check_ports
 from collage.schedule.program import Program
 from collage.target import Target, cores, host
+from collage.typed import shown, typed
 
 log = logging.getLogger(__name__)
 
-FORMAT = 4
+FORMAT = 5
 
 
 def save_module(path: Path, module: CompiledModule) -> None:
@@ -88,27 +93,37 @@ def _put_artifact(archive: NewArchive, artifact: Artifact) -> dict[str, Any]:
 
 
 def load_file(
-    path: Path, registry: Registry, *, share: bool = True, verify: bool = False, strict: bool = False
+    path: Path,
+    registry: Registry,
+    *,
+    share: bool = True,
+    verify: bool = False,
+    strict: bool = False,
+    trusted_key: str | Path | None = None,
 ) -> CompiledModule | ShapedModule:
     """The module of a file, checked against this machine and the installed libraries.
 
     Kernels read their weights where the file is mapped, or with ``share`` off in memory of this process; with
-    ``verify`` they are compared with their checksums first.
-    With ``strict`` a module of several sets of shapes has no fallback for others. Raises ModuleFileError naming the
-    reason and the way out.
+    ``verify`` all of it is compared with its digest first. With ``trusted_key``, the path of a public key, the file
+    must be signed by its owner; nothing in it is looked at before. With ``strict`` a module of several sets of shapes
+    has no fallback for others. Raises ModuleFileError naming the reason and the way out.
     """
-    archive = _open(path, share=share)
+    archive = _open(path, share=share, trusted_key=trusted_key)
+    read = _Reading(archive, verify=verify or trusted_key is not None, own=trusted_key is not None)
     manifest = archive.manifest
     versions = {name: found.version for name, found in registry.availability().items() if found}
-    try:
+    with _damage(path):
         for each in manifest["modules"]:
             _refuse_other_machine(path, each, versions)
-        found = [_get_module(archive, each, verify) for each in manifest["modules"]]
-        model = None if manifest["fallback"] is None else archive.get(manifest["fallback"], check=verify)
-        shaped = manifest["shaped"] or len(found) != 1
-    except (KeyError, ValueError, TypeError, IndexError, zipfile.BadZipFile) as error:
-        raise _damaged(path, str(error)) from None
-    threads = max((parts.target.threads for parts, _ in found), default=1)
+        found = [read.module(each) for each in manifest["modules"]]
+        if not found:
+            raise ValueError("it holds no module")
+        ports = {tuple(p.name for p in (*parts.program.takes, *parts.program.gives)) for parts, _ in found}
+        if len(ports) > 1:
+            raise ValueError("its modules have different inputs or outputs")
+        model = None if manifest["fallback"] is None else read.program(manifest["fallback"])
+        shaped = typed(bool, manifest["shaped"]) or len(found) != 1
+    threads = max(parts.target.threads for parts, _ in found)
     allowed = cores()
     if threads > allowed.usable:
         log.warning(
@@ -116,41 +131,79 @@ def load_file(
             "slowly than a module compiled with --threads %d would",
             *(path, threads, allowed, allowed.usable),
         )
-    modules = [CompiledModule(parts, report, load_parts(parts, registry)) for parts, report in found]
+    modules = [CompiledModule(parts, report, _loaded(path, parts, registry)) for parts, report in found]
     if not shaped:
         return modules[0]
     program = modules[0].program
-    return ShapedModule(
-        modules,
-        None if model is None or strict else Fallback(model, program.takes, program.gives, threads),
-    )
+    fallback = None if model is None or strict else Fallback(model, program.takes, program.gives, threads)
+    with _damage(path):
+        return ShapedModule(modules, fallback)
 
 
-def _get_module(archive: MappedArchive, manifest: Mapping[str, Any], verify: bool) -> tuple[Parts, Report]:
-    program = Program.from_json(manifest["program"])
-    found: dict[str, Artifact] = {}
-    artifacts = []
-    for names in manifest["artifacts"]:
-        key = json.dumps(names)  # equal artifacts become one, and so one kernel
-        if key not in found:
-            found[key] = _get_artifact(archive, names, verify)
-        artifacts.append(found[key])
-    constants = {}
-    for value, name in manifest["constants"].items():
-        kind = program.types[int(value)]
-        raw = np.frombuffer(archive.get(name, check=True), np_dtype(kind.dtype))
-        constants[int(value)] = raw.reshape(kind.shape)
-    target = Target(**manifest["target"])
-    careful = None if manifest["careful"] is None else archive.get(manifest["careful"], check=verify)
-    parts = Parts(program, artifacts, constants, target, manifest["versions"], careful)
-    return parts, Report.from_json(manifest["report"])
+def _loaded(path: Path, parts: Parts, registry: Registry) -> Executor | TailExecutor:
+    """What runs the parts. Raises ModuleFileError naming the file."""
+    try:
+        return load_parts(parts, registry)
+    except ModuleFileError as error:
+        raise ModuleFileError(f"{path}: {error}") from error
+    except CollageError as error:
+        raise ModuleFileError(f"{path} is damaged, or does not run here ({error})") from error
 
 
-def _get_artifact(archive: MappedArchive, names: Mapping[str, Any], verify: bool) -> Artifact:
-    if "bytes" in names:
-        return archive.get(names["bytes"], check=True)
-    arrays = tuple(archive.get(name, check=verify) for name in names["arrays"])
-    return Framed(archive.get(names["head"], check=True), arrays, mapped=True)
+@dataclass(frozen=True)
+class _Reading:
+    """How entries are taken from an archive: compared with their digests, and into memory of this process."""
+
+    archive: MappedArchive
+    verify: bool
+    own: bool
+
+    def module(self, manifest: Mapping[str, Any]) -> tuple[Parts, Report]:
+        """What the manifest says of a module. Raises ValueError, KeyError, TypeError or BadZipFile."""
+        program = Program.from_json(manifest["program"])
+        found: dict[str, Artifact] = {}
+        artifacts = []
+        for names in manifest["artifacts"]:
+            key = json.dumps(names)  # equal artifacts become one, and so one kernel
+            if key not in found:
+                found[key] = self.artifact(names)
+            artifacts.append(found[key])
+        if len(artifacts) != len(program.executed):
+            raise ValueError(f"it has {len(artifacts)} kernels for {len(program.executed)} launches")
+        constants = {}
+        for value, name in manifest["constants"].items():
+            kind = program.types[int(value)]
+            raw = np.frombuffer(self.archive.get(name, check=True, own=self.own), np.uint8)
+            if raw.nbytes != kind.nbytes:
+                raise ValueError(f"a constant {kind} has {raw.nbytes} bytes")
+            constants[int(value)] = raw.view(np_dtype(kind.dtype)).reshape(kind.shape)
+        check_ports(program, constants)
+        target, versions = _target(manifest), typed(dict[str, str], manifest["versions"])
+        careful = None if manifest["careful"] is None else self.program(typed(str, manifest["careful"]))
+        parts = Parts(program, artifacts, constants, target, versions, careful)
+        return parts, Report.from_json(manifest["report"])
+
+    def artifact(self, names: Mapping[str, Any]) -> Artifact:
+        """A kernel's bytes, or its head and its arrays."""
+        if "bytes" in names:
+            return self.program(names["bytes"])
+        arrays = tuple(self.archive.get(name, check=self.verify) for name in names["arrays"])
+        return Framed(self.program(names["head"]), arrays, mapped=True)
+
+    def program(self, name: str) -> memoryview:
+        """What may be code, or say what code does: always compared."""
+        return self.archive.get(name, check=True, own=self.own)
+
+
+def verified(path: Path, trusted_key: Path | None = None) -> MappedArchive:
+    """The archive of a file, all of whose entries have the bytes that were written; signed, where a key is given.
+
+    Raises ModuleFileError.
+    """
+    archive = _open(path, trusted_key=trusted_key)
+    with _damage(path):
+        archive.verify()
+    return archive
 
 
 @dataclass(frozen=True)
@@ -172,22 +225,23 @@ class Summary:
         return self.modules[0]
 
 
-def read_summary(path: Path) -> Summary:
-    """What ``collage show`` needs. Raises ModuleFileError."""
-    archive = _open(path)
+def read_summary(path: Path, trusted_key: Path | None = None) -> Summary:
+    """What ``collage show`` needs; of a signed file, where a key is given. Raises ModuleFileError."""
+    archive = _open(path, trusted_key=trusted_key)
     manifest = archive.manifest
-    try:
+    with _damage(path):
         modules = tuple(
             (Report.from_json(each["report"]), Program.from_json(each["program"]))
             for each in manifest["modules"]
         )
         if not modules:
             raise ValueError("it holds no module")
-        models = {each["careful"] for each in manifest["modules"]} - {None}
+        for report, program in modules:
+            if any(not 0 <= node < len(report.nodes) for region in program.regions for node in region.nodes):
+                raise ValueError("its report lacks nodes that its regions are of")
+        models = {typed(str, each["careful"]) for each in manifest["modules"] if each["careful"] is not None}
         size = sum(archive.size(name) for name in models)
-        return Summary(modules, bool(manifest["shaped"]), manifest["fallback"] is not None, size)
-    except (KeyError, ValueError, TypeError) as error:
-        raise _damaged(path, str(error)) from None
+        return Summary(modules, typed(bool, manifest["shaped"]), manifest["fallback"] is not None, size)
 
 
 def closest(summary: Summary, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Report, Program]:
@@ -198,10 +252,9 @@ def closest(summary: Summary, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Re
     return summary.first
 
 
-def _open(path: Path, *, share: bool = True) -> MappedArchive:
+def _open(path: Path, *, share: bool = True, trusted_key: str | Path | None = None) -> MappedArchive:
     try:
         archive = MappedArchive(path, share=share)
-        found = archive.manifest["format"]
     except FileNotFoundError:
         raise ModuleFileError(
             f"no such file: {path}. Make it with `collage compile MODEL.onnx -o {path}`."
@@ -213,18 +266,24 @@ def _open(path: Path, *, share: bool = True) -> MappedArchive:
     except OSError as error:
         raise ModuleFileError(f"cannot read {path}: {error.strerror}.") from None
     except (KeyError, ValueError, TypeError, EOFError, NotImplementedError) as error:
-        raise _damaged(path, str(error)) from None
-    made_by = archive.manifest.get("collage")
+        raise _damaged(path, _text(error)) from None
+    if trusted_key is not None:
+        from collage.signing import check_signature
+
+        check_signature(path, archive, Path(trusted_key))
+    made_by, found = archive.manifest.get("collage"), archive.manifest.get("format")
     if found != FORMAT or made_by != __version__:
         raise ModuleFileError(
-            f"{path} was made by collage {made_by} (file format {found}), this is {__version__} "
+            f"{path} was made by collage {shown(made_by)} (file format {shown(found)}), this is {__version__} "
             f"(format {FORMAT}). Compile the model again."
         )
+    if not archive.has_digest:
+        raise _damaged(path, "it has no digest")
     return archive
 
 
 def _refuse_other_machine(path: Path, manifest: Mapping[str, Any], versions: Mapping[str, str]) -> None:
-    made, here = Target(**manifest["target"]), host()
+    made, here = _target(manifest), host()
     if made.hardware != here.hardware:
         raise ModuleFileError(
             f"{path} was compiled for {made.hardware}, this machine is {here.hardware}: its kernels may not run, "
@@ -232,13 +291,46 @@ def _refuse_other_machine(path: Path, manifest: Mapping[str, Any], versions: Map
         )
     wrong = [
         f"{name} {version} (here: {versions.get(name, 'not available')})"
-        for name, version in manifest["versions"].items()
+        for name, version in typed(dict[str, str], manifest["versions"]).items()
         if versions.get(name) != version
     ]
     if wrong:
         raise ModuleFileError(
             f"{path} needs {', '.join(wrong)}. Install these versions, register the backend, or compile again."
         )
+    tail = manifest["program"]["tail"]
+    regions = [*manifest["program"]["regions"], *([] if tail is None else [tail["region"]])]
+    unknown = {typed(str, each["backend"]) for each in regions} - {*versions, *BUILT_IN}
+    if unknown:
+        raise ModuleFileError(
+            f"{path} needs backends that are not here: {', '.join(map(shown, sorted(unknown)))}. Install or register "
+            "them (`collage backends` lists those that are here), or compile the model again."
+        )
+
+
+def _target(manifest: Mapping[str, Any]) -> Target:
+    found = typed(Target, manifest["target"])
+    if not 1 <= found.threads <= MOST_THREADS:
+        raise ValueError(f"it is for {found.threads} threads")
+    return found
+
+
+@contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    """Whatever reading the contents of a file raises, as an error that names it."""
+    try:
+        yield
+    except CollageError as error:
+        if isinstance(error, ModuleFileError):
+            raise
+        raise _damaged(path, _text(error)) from None
+    except (LookupError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise _damaged(path, _text(error)) from None
+
+
+def _text(error: Exception) -> str:
+    """What is wrong, in words: a KeyError has only the name of what is missing."""
+    return f"it lacks {shown(error.args[0])}" if isinstance(error, KeyError) and error.args else str(error)
 
 
 def _damaged(path: Path, detail: str) -> ModuleFileError:

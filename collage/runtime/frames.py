@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collage.runtime.buffers import ALIGNMENT, aligned_bytes
+from collage.typed import parse_object, shown
 
 Buffer: TypeAlias = "bytes | memoryview"
 
@@ -30,13 +31,15 @@ class Framed:
     @property
     def header(self) -> dict[str, Any]:
         """What ``frame`` was given. Raises ValueError when it is damaged."""
-        found = json.loads(bytes(self.head))
-        if not isinstance(found, dict):
-            raise ValueError("its head is no object")
-        return found
+        return parse_object(bytes(self.head))
 
     def array(self, index: int) -> npt.NDArray[np.uint8]:
-        """An array's bytes from a 64-byte boundary on: in the file itself, read-only, or else a copy of them."""
+        """An array's bytes from a 64-byte boundary on: in the file itself, read-only, or else a copy of them.
+
+        Raises ValueError where there is none of that number.
+        """
+        if not 0 <= index < len(self.arrays):
+            raise ValueError(f"it has {len(self.arrays)} arrays, and reads number {index}")
         content = np.frombuffer(self.arrays[index], np.uint8)
         if self.mapped and content.ctypes.data % ALIGNMENT == 0:
             return content
@@ -69,7 +72,7 @@ def unframe(kind: str, artifact: Artifact) -> Framed:
     """The parts of an artifact of that kind. Raises ValueError saying what is wrong with it."""
     found = artifact if isinstance(artifact, Framed) else parts_of(artifact)
     if found.header.get("kind") != kind:
-        raise ValueError(f"it is of the kind {found.header.get('kind')!r}")
+        raise ValueError(f"it is of the kind {shown(found.header.get('kind'))}")
     return found
 
 
@@ -82,7 +85,7 @@ def parts_of(artifact: Buffer) -> Framed:
     at = _START.size + length
     found = Framed(data[_START.size : at], ())
     sizes = found.header.get("sizes")
-    if not isinstance(sizes, list) or not all(isinstance(each, int) and each >= 0 for each in sizes):
+    if not isinstance(sizes, list) or not all(type(each) is int and each >= 0 for each in sizes):
         raise ValueError("its head does not tell the sizes of its arrays")
     arrays = []
     for size in sizes:

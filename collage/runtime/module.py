@@ -74,7 +74,12 @@ def build_executor(parts: Parts, backends: Backends) -> Executor:
 def executor_of(parts: Parts, kernels: Sequence[Kernel]) -> Executor:
     """What runs the launches of the parts, whose kernels are loaded."""
     careful = None if parts.careful is None else Careful(parts.careful, parts.program.threads)
-    return Executor(parts.program, kernels, parts.constants, careful=careful)
+    try:
+        return Executor(parts.program, kernels, parts.constants, careful=careful)
+    except MemoryError as error:
+        raise CollageError(
+            f"its values take {parts.program.memory.nbytes >> 20} MiB, more memory than there is"
+        ) from error
 
 
 def load_kernels(program: Program, artifacts: Sequence[Artifact], backends: Backends) -> Iterator[Kernel]:

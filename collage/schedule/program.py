@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from collage.graph.dataflow import TensorType
+from collage.graph.read_type import read_type
 from collage.schedule.dag import Dag
 from collage.schedule.memory import MemoryPlan, lifetimes, plan_memory
 from collage.schedule.region import Region
 from collage.schedule.schedule import TEAM, Ordered, Schedule
 from collage.schedule.sharing import Place, Sharing, overwrite_in_place
 from collage.schedule.tail import Tail, ValuePort, read_rows
+from collage.typed import typed
 
 Step: TypeAlias = "tuple[Sequence[int], Sequence[int]]"
 """Values that a launch reads, and those it writes."""
@@ -108,16 +110,25 @@ class Program:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Program:
-        """The inverse of ``to_json``."""
-        types = {int(v): TensorType(tuple(shape), dtype) for v, (shape, dtype) in data["types"].items()}
-        program = make_program(
-            [Region.from_json(each) for each in data["regions"]],
-            [Port(name, value, types[value], read_rows(rows)) for name, value, rows in data["inputs"]],
-            [Port(name, value, types[value]) for name, value in data["outputs"]],
-            types,
-            data["threads"],
-        )
-        return program if data["tail"] is None else program.followed_by(Tail.from_json(data["tail"]))
+        """The inverse of ``to_json``. Raises ValueError, KeyError or TypeError for what no program can be made of."""
+        from collage.schedule.check_program import check_regions, check_tail
+
+        types = {int(v): read_type(shape, dtype) for v, (shape, dtype) in data["types"].items()}
+        regions = [Region.from_json(each) for each in data["regions"]]
+        given = typed(list[tuple[str, int]], data["outputs"])
+        inputs = []
+        for name, value, rows in data["inputs"]:
+            port = typed(int, value)
+            inputs.append(Port(typed(str, name), port, types[port], read_rows(rows)))
+        outputs = [Port(name, value, types[value]) for name, value in given]
+        threads = typed(int, data["threads"])
+        check_regions(regions, inputs, types, threads)
+        program = make_program(regions, inputs, outputs, types, threads)
+        if data["tail"] is None:
+            return program
+        tail = Tail.from_json(data["tail"])
+        check_tail(program, tail)
+        return program.followed_by(tail)
 
 
 def make_program(

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from collage.typed import typed
+
 
 @dataclass(frozen=True)
 class Region:
@@ -48,9 +50,8 @@ class Region:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Region:
-        """The inverse of ``to_json``."""
-        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-        return Region(**fields)
+        """The inverse of ``to_json``. Raises ValueError for anything else."""
+        return typed(Region, data)
 
     def summary(self) -> dict[str, Any]:
         """The region as the JSON contract of ``show --json`` has it."""

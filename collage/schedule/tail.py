@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from collage.graph.value_type import ValueType
 from collage.schedule.region import Region
+from collage.typed import MalformedError, typed
 
 
 @dataclass(frozen=True)
@@ -49,19 +50,24 @@ class Tail:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Tail:
-        """The inverse of ``to_json``."""
+        """The inverse of ``to_json``. Raises ValueError, KeyError or TypeError for anything else."""
         return Tail(
             Region.from_json(data["region"]),
             tuple(
-                ValuePort(name, ValueType.from_json(kind), read_rows(rows))
+                ValuePort(typed(str, name), ValueType.from_json(kind), read_rows(rows))
                 for name, kind, rows in data["inputs"]
             ),
-            tuple(ValuePort(name, ValueType.from_json(kind)) for name, kind in data["outputs"]),
-            tuple(data["reads"]),
-            tuple(data["writes"]),
+            tuple(ValuePort(typed(str, name), ValueType.from_json(kind)) for name, kind in data["outputs"]),
+            tuple(typed(list[str], data["reads"])),
+            tuple(typed(list[str], data["writes"])),
         )
 
 
-def read_rows(data: int | Sequence[int] | None) -> int | tuple[int, ...] | None:
-    """The ``rows`` of a port, of a module file."""
-    return data if data is None or isinstance(data, int) else tuple(data)
+def read_rows(data: Any) -> int | tuple[int, ...] | None:
+    """The ``rows`` of a port, of a module file. Raises MalformedError."""
+    if data is None:
+        return None
+    rows = tuple(typed(list[int], data)) if isinstance(data, list) else typed(int, data)
+    if min(rows if isinstance(rows, tuple) else (rows,), default=0) < 0:
+        raise MalformedError("an input indexes fewer than no rows")
+    return rows

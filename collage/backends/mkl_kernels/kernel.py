@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from collage.backends.chains.strided import FLOAT_BYTES
 from collage.backends.mkl_kernels.library import library
+from collage.backends.mkl_kernels.limits import Product, read_shares
 from collage.graph.dataflow import Array
 from collage.native import NativeKernel, Step, Task, in_turn
 from collage.native.kernel_library import kernel_function
 from collage.native.library import address_of, core
 from collage.native.packed import Packed
+from collage.native.reach import picked
 from collage.native.structure import structure
 from collage.runtime.buffers import aligned_bytes
 
@@ -27,32 +28,41 @@ class MklKernel(NativeKernel):
     """Each share multiplies its part of the matrices; MKL packs a constant operand when the kernel is loaded."""
 
     def __init__(self, packed: Packed, threads: int) -> None:
+        """Raises ValueError where numbers and arrays do not fit each other."""
         super().__init__(threads)
         self._numbers = packed.numbers
+        self._shares = read_shares(packed, threads)
         self._weights, self._bias = packed.arrays.get("weights"), packed.arrays.get("bias")
         self._finish = kernel_function("collage_finish") if packed.numbers["finish"] else 0
         self._packed: list[npt.NDArray[np.uint8]] = []
         if self._numbers["packed"]:
-            self._packed = [self._pack(calls[0]) for calls in self._numbers["shares"]]
+            self._packed = [self._pack(calls[0]) for calls in self._shares]
             self._weights = None
 
     def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
-        """One step with a task for each share."""
-        shares = range(len(self._numbers["shares"]))
-        return [Step(tuple(in_turn(tuple(self._share(i, inputs, outputs[0]))) for i in shares))]
+        """One step with a task for each share. Raises ValueError where buffers are too small."""
+        left, right, residual = (
+            None if self._numbers[name] is None else picked("input", inputs, self._numbers[name])
+            for name in ("left", "right", "residual")
+        )
+        dst = picked("output", outputs, 0)
+        for call in (call for calls in self._shares for call in calls):
+            call.check(left, right, residual, dst)
+        shares = range(len(self._shares))
+        return [Step(tuple(in_turn(tuple(self._share(i, inputs, dst))) for i in shares))]
 
     def _share(self, share: int, inputs: Sequence[Array], dst: Array) -> Iterator[Task]:
-        for call in self._numbers["shares"][share]:
+        for call in self._shares[share]:
             yield self._multiply(share, call, inputs, dst)
             if self._finish:
-                for start in call["dst"]:
+                for start in call.dst:
                     yield self._finished(call, start, inputs, dst)
 
-    def _multiply(self, share: int, call: Mapping[str, Any], inputs: Sequence[Array], dst: Array) -> Task:
-        numbers, count = self._numbers, len(call["dst"])
+    def _multiply(self, share: int, call: Product, inputs: Sequence[Array], dst: Array) -> Task:
+        numbers, count = self._numbers, len(call.dst)
         left = inputs[numbers["left"]]
         right: Array
-        starts = call["right"]
+        starts: Sequence[int] = call.right
         if self._packed:
             right, starts = self._packed[share], [0]
         elif self._weights is not None:
@@ -60,8 +70,9 @@ class MklKernel(NativeKernel):
         else:
             right = inputs[numbers["right"]]
         kind = _PACKED if self._packed else _BATCH if count > 1 else _PLAIN
-        shape = structure(_Product, {**call, "kind": kind, "count": count, "factor": numbers["factor"]})
-        pointers = (_pointers(left, call["left"]), _pointers(right, starts), _pointers(dst, call["dst"]))
+        more = {"kind": kind, "count": count, "factor": numbers["factor"]}
+        shape = structure(_Product, {**vars(call), **more})
+        pointers = (_pointers(left, call.left), _pointers(right, starts), _pointers(dst, call.dst))
         matrices = (ctypes.c_void_p * 3)(*map(ctypes.addressof, pointers))
         blas = library().blas
         return Task(
@@ -72,22 +83,22 @@ class MklKernel(NativeKernel):
             keep=(blas, shape, matrices, pointers, left, right, dst),
         )
 
-    def _finished(self, call: Mapping[str, Any], start: int, inputs: Sequence[Array], dst: Array) -> Task:
+    def _finished(self, call: Product, start: int, inputs: Sequence[Array], dst: Array) -> Task:
         numbers = self._numbers
-        shape = structure(_Finish, {**numbers, **call, "row": call["dst_row"]})
+        shape = structure(_Finish, {**numbers, **vars(call), "row": call.dst_row})
         residual = None if numbers["residual"] is None else inputs[numbers["residual"]]
-        places = ((self._bias, call["first_column"]), (residual, start), (dst, start))
+        places = ((self._bias, call.first_column), (residual, start), (dst, start))
         buffers = (ctypes.c_void_p * len(places))(*(_address(array, at) for array, at in places))
         keep = (shape, buffers, self._bias, residual, dst)
         return Task(self._finish, ctypes.addressof(shape), ctypes.addressof(buffers), keep=keep)
 
-    def _pack(self, call: Mapping[str, Any]) -> npt.NDArray[np.uint8]:
+    def _pack(self, call: Product) -> npt.NDArray[np.uint8]:
         """The share's columns of the weights, as MKL wants them on this processor."""
         assert self._weights is not None
         c = library().c
-        sizes = call["rows"], call["columns"], call["depth"]
+        sizes = call.rows, call.columns, call.depth
         result = aligned_bytes(c.cblas_sgemm_pack_get_size(_RIGHT, *sizes))
-        source = _address(self._weights, call["first_column"])
+        source = _address(self._weights, call.first_column)
         columns = self._weights.shape[1]
         factor = self._numbers["factor"]
         c.cblas_sgemm_pack(_ROW_MAJOR, _RIGHT, _AS_IS, *sizes, factor, source, columns, result.ctypes.data)

@@ -15,9 +15,11 @@ from collage.backends.native_kernels.algorithm import Algorithm
 from collage.backends.native_kernels.convolution import SMALL_FLOP, in_layout, read_convolution
 from collage.backends.native_kernels.direct_weights import packed_weights, sources_of
 from collage.backends.native_kernels.kernel import SharedKernel
+from collage.backends.native_kernels.limits import direct_limits
 from collage.graph.layout import BLOCK, Layout
 from collage.native import NativeKernel
 from collage.native.packed import Packed
+from collage.typed import typed
 
 ROWS, CHANNELS, WHOLE = "rows", "output channels", ""
 
@@ -85,12 +87,13 @@ class DirectConv(Algorithm):
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
         """The kernel; its shares read the same weights."""
-        reach = [np.array(packed.numbers[name], np.int64) for name in ("begin", "sources")]
+        reach = [np.array(typed(list[int], packed.numbers[name]), np.int64) for name in ("begin", "sources")]
         return SharedKernel(
             "collage_direct_conv",
             _Shape,
             packed,
             threads,
+            limits=direct_limits,
             constants=[*reach, packed.arrays["weights"], packed.arrays["bias"]],
         )
 

@@ -16,6 +16,7 @@ from collage.backends.chains.fold import fold
 from collage.backends.native_kernels.algorithm import Algorithm
 from collage.backends.native_kernels.convolution import SMALL_FLOP
 from collage.backends.native_kernels.kernel import SharedKernel
+from collage.backends.native_kernels.limits import gemm_limits
 from collage.graph.layout import BLOCK
 from collage.native import NativeKernel
 from collage.native.packed import Packed
@@ -95,6 +96,7 @@ class Gemm(Algorithm):
             _Shape,
             packed,
             threads,
+            limits=gemm_limits,
             constants=[packed.arrays["weights"], packed.arrays["bias"]],
         )
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from collage.backends.native_kernels.limits import Limits, check_shares
 from collage.graph.dataflow import Array
 from collage.native import NativeKernel, Step, Task, in_turn
 from collage.native.kernel_library import kernel_function
 from collage.native.packed import Packed
+from collage.native.reach import check_floats, picked
 from collage.native.scratch import shared_scratch
 from collage.native.structure import structure
 from collage.runtime.buffers import aligned_bytes
+from collage.typed import typed
 
 _PIECE_FLOP = 100e6
 """Some 0.5 ms of a core."""
@@ -36,9 +39,10 @@ class SharedKernel(NativeKernel):
     """Share i is the call ``function(&shape, &buffers, i)``, and a thread has as many as the number ``pieces`` says.
 
     The kernel's C struct of buffers is pointers in this order: the data, ``constants`` (arrays of the kernel's
-    own, None for NULL), the residual or NULL where ``packed`` has a number of that name, the result, and scratch
-    memory of the share's own where it needs some (``scratch_bytes``). The numbers ``data`` and ``residual`` say
-    which of the subgraph's inputs these are, and ``shares`` how many there are.
+    own, None for NULL), the residual or NULL where the kernel can add one, the result, and scratch memory of the
+    share's own where it needs some (``scratch_bytes``). The numbers ``data`` and ``residual`` say which of the
+    subgraph's inputs these are, and ``shares`` how many there are. ``limits`` tells how far the function goes in its
+    buffers.
     """
 
     def __init__(
@@ -48,24 +52,37 @@ class SharedKernel(NativeKernel):
         packed: Packed,
         threads: int,
         *,
+        limits: Limits,
         constants: Sequence[npt.NDArray[Any] | None],
-        scratch_bytes: int = 0,
+        residual: bool = True,
+        scratch_bytes: Callable[[Mapping[str, Any]], int] | None = None,
     ) -> None:
+        """Raises ValueError where numbers and arrays do not fit each other by ``limits``."""
         super().__init__(threads)
         self._function = kernel_function(function)
         self._shape = structure(shape, packed.numbers)
         self._numbers = packed.numbers
+        check_shares(packed.numbers, threads)
+        self._needs = limits(packed.numbers, packed.arrays)
+        self._takes_residual = residual
+        typed(list[int], [packed.numbers["data"], *([packed.numbers["residual"] or 0] if residual else [])])
         self._pieces: int = packed.numbers.get("pieces", 1)
         self._constants = tuple(constants)
-        self._scratch_bytes = scratch_bytes
+        self._scratch_bytes = 0 if scratch_bytes is None else scratch_bytes(packed.numbers)
 
     def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
-        """One step with a task for each thread that takes part."""
+        """One step with a task for each thread that takes part. Raises ValueError where buffers are too small."""
         numbers = self._numbers
-        arrays: list[Array | None] = [inputs[numbers["data"]], *self._constants]
-        if "residual" in numbers:
-            arrays.append(None if numbers["residual"] is None else inputs[numbers["residual"]])
-        arrays.append(outputs[0])
+        data, result = picked("input", inputs, numbers["data"]), picked("output", outputs, 0)
+        check_floats("the data", data, self._needs.data)
+        check_floats("the result", result, self._needs.result)
+        arrays: list[Array | None] = [data, *self._constants]
+        if self._takes_residual:
+            residual = None if numbers["residual"] is None else picked("input", inputs, numbers["residual"])
+            if residual is not None:
+                check_floats("the residual", residual, self._needs.result)
+            arrays.append(residual)
+        arrays.append(result)
         pieces, tasks = self._pieces, []
         for thread in range(numbers["shares"] // pieces):
             mine = [*arrays, *([self._scratch(thread)] if self._scratch_bytes else [])]

@@ -18,6 +18,7 @@ from collage.backends.chains.fold import fold
 from collage.backends.native_kernels.algorithm import Algorithm
 from collage.backends.native_kernels.convolution import SMALL_FLOP
 from collage.backends.native_kernels.kernel import SharedKernel
+from collage.backends.native_kernels.limits import narrow_limits
 from collage.graph.layout import BLOCK, Layout
 from collage.native import NativeKernel
 from collage.native.packed import Packed
@@ -87,8 +88,10 @@ class NarrowTransposed(Algorithm):
             _Shape,
             packed,
             threads,
+            limits=narrow_limits,
+            residual=False,
             constants=[packed.arrays["weights"], packed.arrays["bias"]],
-            scratch_bytes=scratch_bytes(packed.numbers),
+            scratch_bytes=scratch_bytes,
         )
 
 

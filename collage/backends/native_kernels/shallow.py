@@ -15,6 +15,7 @@ from collage.backends.chains.conv import Conv
 from collage.backends.native_kernels.algorithm import Algorithm
 from collage.backends.native_kernels.convolution import SMALL_FLOP, Convolution, read_convolution
 from collage.backends.native_kernels.kernel import SharedKernel, pieces_of_share
+from collage.backends.native_kernels.limits import shallow_limits
 from collage.backends.native_kernels.points import POINTS, Transforms, transforms
 from collage.graph.layout import BLOCK, Layout
 from collage.native import NativeKernel
@@ -111,8 +112,9 @@ class ShallowConv(Algorithm):
             _Shape,
             packed,
             threads,
+            limits=shallow_limits,
             constants=[packed.arrays[name] for name in _ARRAYS],
-            scratch_bytes=scratch_bytes(packed.numbers),
+            scratch_bytes=scratch_bytes,
         )
 
 

@@ -22,6 +22,7 @@ from collage.backends.native_kernels.algorithm import Algorithm
 from collage.backends.native_kernels.convolution import in_layout, read_convolution
 from collage.backends.native_kernels.gemm import read_gemm
 from collage.backends.native_kernels.kernel import SharedKernel
+from collage.backends.native_kernels.limits import strassen_limits
 from collage.backends.native_kernels.strassen_scales import balanced
 from collage.graph.layout import BLOCK, Layout
 from collage.native import NativeKernel
@@ -144,8 +145,9 @@ class _AnyStrassen(Algorithm):
             _Shape,
             packed,
             threads,
+            limits=strassen_limits,
             constants=[packed.arrays.get(name) for name in _ARRAYS],
-            scratch_bytes=scratch_bytes(packed.numbers),
+            scratch_bytes=scratch_bytes,
         )
 
 

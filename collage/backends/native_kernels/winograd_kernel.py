@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from collage.backends.native_kernels.kernel import SharedKernel
+from collage.backends.native_kernels.limits import winograd_limits
 from collage.graph.layout import BLOCK
 from collage.native.packed import Packed
 
@@ -40,8 +41,9 @@ def load(packed: Packed, threads: int) -> SharedKernel:
         Shape,
         packed,
         threads,
+        limits=winograd_limits,
         constants=[packed.arrays["weights"], packed.arrays["bias"]],
-        scratch_bytes=scratch_bytes(packed.numbers),
+        scratch_bytes=scratch_bytes,
     )
 
 

@@ -5,22 +5,37 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from collage.backends.onednn_kernels import description, handles, operations, plan, post_ops
+from collage.backends.onednn_kernels.limits import check_plan
 from collage.errors import CollageError
 from collage.runtime import frames
 from collage.runtime.frames import frame, unframe
+from collage.typed import MalformedError, shown, typed
 
 _KIND = "onednn"
-_CLASSES = {
+_MODULES = description, operations, plan, post_ops, handles
+_CLASSES: dict[str, Any] = {
     each.__name__: each
-    for module in (description, operations, plan, post_ops, handles)
+    for module in _MODULES
     for each in vars(module).values()
     if isinstance(each, type) and dataclasses.is_dataclass(each)
+}
+_NAMES = {
+    **_CLASSES,
+    # Annotations name these aliases, which are text until somebody needs them.
+    **{
+        name: reduce(or_, (_CLASSES[each] for each in alias.split(" | ")))
+        for module in _MODULES
+        for name, alias in vars(module).items()
+        if isinstance(alias, str) and {*alias.split(" | ")} <= _CLASSES.keys()
+    },
 }
 
 
@@ -59,15 +74,19 @@ def from_artifact(artifact: frames.Artifact) -> Artifact:
     try:
         framed = unframe(_KIND, artifact)
         header = framed.header
-        return Artifact(
-            _decode(header["plan"]),
-            header["threads"],
-            header["version"],
-            header["isa"],
-            _decode(header["forms"]),
+        found = Artifact(
+            typed(plan.Plan, _decode(header["plan"]), _NAMES),
+            typed(int, header["threads"]),
+            typed(str, header["version"]),
+            typed(int, header["isa"]),
+            typed(tuple[handles.Form | None, ...], _decode(header["forms"]), _NAMES),
             tuple(framed.array(i) for i in range(len(framed.arrays))),
         )
-    except (ValueError, KeyError, TypeError) as error:
+        check_plan(found.plan, [each.nbytes for each in found.weights])
+        if len(found.forms) != len(found.weights):
+            raise MalformedError(f"{len(found.forms)} forms of {len(found.weights)} constants")
+        return found
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise CollageError(f"this is no oneDNN kernel: {error}") from error
 
 
@@ -84,6 +103,8 @@ def _encode(value: Any) -> Any:
 def _decode(value: Any) -> Any:
     if not isinstance(value, list):
         return value
-    head, *rest = value
+    head, *rest = value or [None]
+    if head != 0 and head not in _CLASSES:
+        raise MalformedError(f"there is no {shown(head)} in a plan")
     decoded = [_decode(each) for each in rest]
     return tuple(decoded) if head == 0 else _CLASSES[head](*decoded)

@@ -11,30 +11,35 @@ import numpy.typing as npt
 from collage.backends.onednn_kernels.artifact import Artifact, from_artifact
 from collage.backends.onednn_kernels.handles import Handle, memory, stream
 from collage.backends.onednn_kernels.library import library, teach_core
-from collage.backends.onednn_kernels.plan import SCRATCHPAD, Input, Output, Share, Weight
+from collage.backends.onednn_kernels.plan import SCRATCHPAD, Input, PostOpOperand, Share, Weight
 from collage.backends.onednn_kernels.primitive import Argument, PrimitiveDesc, argument_number
 from collage.errors import ModuleFileError
 from collage.graph.dataflow import Array
 from collage.native import NativeKernel, Step, Task
 from collage.native.library import address_of
+from collage.native.reach import picked
 from collage.native.scratch import shared_scratch
 from collage.runtime import frames
 from collage.runtime.buffers import ALIGNMENT, aligned_bytes
+from collage.typed import MalformedError
 
 
-def load(artifact: frames.Artifact) -> NativeKernel:
-    """The kernel of an artifact, with weights of its own where these are not mapped.
+def load(artifact: frames.Artifact, threads: int | None = None) -> NativeKernel:
+    """The kernel of an artifact, with weights of its own where these are not mapped, on so many threads.
 
     Raises ModuleFileError when this machine's oneDNN would pack the weights otherwise.
     """
-    return OneDnnKernel(from_artifact(artifact))
+    return OneDnnKernel(from_artifact(artifact), threads)
 
 
 class OneDnnKernel(NativeKernel):
     """Primitives for each share of each step."""
 
-    def __init__(self, artifact: Artifact) -> None:
+    def __init__(self, artifact: Artifact, threads: int | None = None) -> None:
+        """Raises MalformedError for an artifact that is for another number of threads."""
         super().__init__(artifact.threads)
+        if threads is not None and threads != artifact.threads:
+            raise MalformedError(f"a kernel of {artifact.threads} threads for {threads}")
         teach_core()
         self._plan = artifact.plan
         self._weights = artifact.weights
@@ -59,13 +64,15 @@ class OneDnnKernel(NativeKernel):
         desc, primitive = self._made[share]
         numbers, memories = [], []
         for each in share.arguments:
-            buffer = each.buffer
+            buffer, offset = each.buffer, 0
             if isinstance(buffer, Weight):
-                address = self._weights[buffer.index].ctypes.data
+                array: Array = self._weights[buffer.index]
+            elif isinstance(buffer, Input):
+                array, offset = picked("input", inputs, buffer.index), buffer.offset
             else:
-                arrays = inputs if isinstance(buffer, Input) else outputs
-                assert isinstance(buffer, (Input, Output))
-                address = arrays[buffer.index].ctypes.data + buffer.offset
+                array, offset = picked("output", outputs, buffer.index), buffer.offset
+            _check_size(desc, each.number, array, offset)
+            address = array.ctypes.data + offset
             numbers.append(argument_number(each.number))
             memories.append(memory(desc.memory_desc(each.number), address))
         scratch = self._scratch(desc.scratchpad_bytes, place, shares)
@@ -87,6 +94,17 @@ class OneDnnKernel(NativeKernel):
         if shares > 1 or self.threads == 1:
             return shared_scratch(self.threads, place % self.threads, nbytes)
         return aligned_bytes(max(nbytes, ALIGNMENT))
+
+
+def _check_size(desc: PrimitiveDesc, number: int | PostOpOperand, array: Array, offset: int) -> None:
+    """Raises ValueError where the primitive would go beyond the array."""
+    needed = desc.nbytes(number)
+    if not needed:
+        raise MalformedError(f"the primitive has no argument {number}")
+    if array.nbytes < offset + needed or not array.flags.c_contiguous:
+        raise MalformedError(
+            f"a buffer of {array.nbytes} bytes, of which {needed} from {offset} on are needed"
+        )
 
 
 def _check_forms(artifact: Artifact, share: Share, desc: PrimitiveDesc) -> None:

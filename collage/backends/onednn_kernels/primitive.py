@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from functools import cache, cached_property
 
 from collage.backends.chains.functions import Algorithm, Eltwise
-from collage.backends.chains.strided import dense
+from collage.backends.chains.strided import FLOAT_BYTES, Strided, dense
 from collage.backends.onednn_kernels.creators import create
+from collage.backends.onednn_kernels.description import Description
 from collage.backends.onednn_kernels.handles import (
     Form,
     Handle,
@@ -24,10 +25,12 @@ from collage.backends.onednn_kernels.handles import (
 )
 from collage.backends.onednn_kernels.library import library, one_thread
 from collage.backends.onednn_kernels.operations import Operation, Reorder
-from collage.backends.onednn_kernels.plan import DST, SCRATCHPAD, SRC, SRC_1, PostOpOperand
+from collage.backends.onednn_kernels.plan import BIAS, DST, SCRATCHPAD, SRC, SRC_1, WEIGHTS, PostOpOperand
 from collage.backends.onednn_kernels.post_ops import Binary, PostOp
+from collage.native.reach import reach
 
 _SCRATCHPAD_USER = 1
+_NAMES = {SRC: "src", SRC_1: "second", DST: "dst", WEIGHTS: "weights", BIAS: "bias"}
 _IMPLEMENTATION, _ARGUMENT_MD = 8, 255  # dnnl_query_t
 
 
@@ -72,6 +75,18 @@ class PrimitiveDesc:
         )
         return int(found or 0)
 
+    def nbytes(self, argument: int | PostOpOperand) -> int:
+        """Bytes from an argument's first element to its last; 0 when there is no such one.
+
+        oneDNN counts whole steps of the outermost axis, which is more for a part of a tensor.
+        """
+        desc = self.memory_desc(argument)
+        size = int(library().c.dnnl_memory_desc_get_size(desc)) if desc else 0
+        tensor = _tensor(self.operation, argument)
+        if size and isinstance(tensor, Strided):
+            return FLOAT_BYTES * reach(*zip(tensor.dims, tensor.strides, strict=True))
+        return size
+
     def form(self, argument: int | PostOpOperand) -> Form:
         """How an argument must lie."""
         return form_of(self.memory_desc(argument))
@@ -88,6 +103,15 @@ class PrimitiveDesc:
             status = library().c.dnnl_primitive_create(ctypes.byref(made), self.handle.value)
         check(status, type(self.operation).__name__)
         return Handle("primitive", made.value)
+
+
+def _tensor(operation: Operation, argument: int | PostOpOperand) -> Description | None:
+    """What the operation calls an argument, where it has a name for it."""
+    if isinstance(argument, PostOpOperand):
+        step = operation.post_ops[argument.position] if argument.position < len(operation.post_ops) else None
+        return step.operand if isinstance(step, Binary) else None
+    found: Description | None = getattr(operation, _NAMES.get(argument, ""), None)
+    return found
 
 
 def argument_number(argument: int | PostOpOperand) -> int:

@@ -13,9 +13,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from collage.graph.dataflow import np_dtype
+from collage.graph.read_type import read_type
 from collage.runtime import frames
 from collage.runtime.buffers import ALIGNMENT, aligned_empty
 from collage.runtime.frames import frame, unframe
+from collage.typed import MalformedError, shown, typed
 
 __all__ = ["ALIGNMENT", "Array", "Artifact", "Call", "Slot", "TensorSpec", "empty_aligned", "pack", "unpack"]
 
@@ -87,19 +90,39 @@ def unpack(data: frames.Artifact) -> Artifact:
     except ValueError as error:
         raise ValueError(f"not a compiled TVM kernel: {error}") from None
     header = framed.header
-    calls = tuple(Call(c["name"], tuple(Slot(**s) for s in c["args"]), c["writes"]) for c in header["calls"])
-    constants = tuple(
-        framed.array(i).view(np.dtype(spec.dtype)).reshape(spec.shape)
-        for i, spec in enumerate(_specs(header["constants"]))
-    )
-    return Artifact(
-        header["mcpu"], header["threads"], calls, _specs(header["params"]), _specs(header["outputs"]),
-        _specs(header["intermediates"]), constants, header["code"].encode(),
+    calls = tuple(typed(list[Call], header["calls"]))
+    constants = []
+    for i, spec in enumerate(_specs(header["constants"])):
+        content, size = framed.array(i), read_type(spec.shape, spec.dtype).nbytes
+        if content.nbytes != size:
+            raise MalformedError(f"constant {i} has {content.nbytes} bytes, not {size}")
+        constants.append(content.view(np_dtype(spec.dtype)).reshape(spec.shape))
+    found = Artifact(
+        typed(str, header["mcpu"]), typed(int, header["threads"]), calls, _specs(header["params"]),
+        _specs(header["outputs"]), _specs(header["intermediates"]), tuple(constants),
+        typed(str, header["code"]).encode(),
     )  # fmt: skip
+    counts = {
+        "param": len(found.params),
+        "output": len(found.outputs),
+        "intermediate": len(found.intermediates),
+        "constant": len(found.constants),
+    }
+    for call in calls:
+        if any(not 0 <= slot.index < counts[slot.kind] for slot in call.args):
+            raise MalformedError(f"{shown(call.name)} takes buffers that there are not")
+        if not 0 <= call.writes <= len(call.args) or any(
+            slot.kind in ("param", "constant") for slot in call.args[len(call.args) - call.writes :]
+        ):
+            raise MalformedError(f"{shown(call.name)} writes to what is read")
+    return found
 
 
 def _specs(found: Sequence[Any]) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(tuple(s["shape"]), s["dtype"]) for s in found)
+    specs = typed(list[TensorSpec], found)
+    for spec in specs:
+        read_type(spec.shape, spec.dtype)
+    return tuple(specs)
 
 
 def empty_aligned(spec: TensorSpec) -> Array:

@@ -1,0 +1,217 @@
+"""How far each kernel goes in its buffers: what is checked of an artifact's numbers before C++ gets them.
+
+An artifact comes from a file, and the kernels believe what it says. Each function takes the numbers of one C struct
+(its header tells what they mean) and the kernel's own arrays, and gives the floats that the kernel reads of its data
+and writes of its result. It raises MalformedError where a number makes no sense, or an array is too short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from collage.graph.layout import BLOCK
+from collage.native.reach import at_least, check_floats, one_of, reach
+from collage.typed import MalformedError, typed
+
+Arrays = Mapping[str, Any]
+Numbers = Mapping[str, Any]
+
+_MOST_PIECES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Floats of the data that are read, and of the result that are written; a residual lies like the result."""
+
+    data: int
+    result: int
+
+
+Limits = Callable[[Numbers, Arrays], Needs]
+
+
+def check_shares(numbers: Numbers, threads: int) -> None:
+    """Raises MalformedError unless there are at most as many shares as threads, each in the same number of pieces."""
+    pieces, shares = typed(int, numbers.get("pieces", 1)), typed(int, numbers["shares"])
+    if not 1 <= pieces <= _MOST_PIECES or shares % pieces or not 1 <= shares // pieces <= threads:
+        raise MalformedError(f"{shares} shares in {pieces} pieces, on {threads} threads")
+
+
+def direct_limits(n: Numbers, arrays: Arrays) -> Needs:
+    """`direct_conv.h`."""
+    at_least(1, n, "batch", "inputs", "outputs", "in", "out", "window", "stride")
+    at_least(0, n, "pad", "from", "to")
+    one_of(range(4), n, "reach")
+    vectors, targets = -(-n["inputs"] // BLOCK), -(-n["outputs"] // BLOCK)
+    begin, sources = typed(list[int], n["begin"]), typed(list[int], n["sources"])
+    counts = [after - before for before, after in pairwise(begin)]
+    fixed = {0: 1, 1: 1, 2: 2}.get(n["reach"])
+    if len(counts) != targets or begin[0] or any(c < 1 or c != (fixed or c) for c in counts):
+        raise MalformedError(f"{targets} vectors of outputs see {counts} sources")
+    if len(sources) < begin[-1] or any(not 0 <= each >> 2 < vectors for each in sources):
+        raise MalformedError(f"sources beyond {vectors} vectors of inputs")
+    for first, end in pairwise(begin):
+        if fixed and len({each >> 2 for each in sources[first:end]}) > 1:
+            raise MalformedError("an output sees several vectors where it should see one")
+    rotations = 1 if n["reach"] == 0 else 4
+    planes, rows, columns = n["window"]
+    check_floats("weights", arrays["weights"], begin[-1] * planes * rows * columns * rotations * BLOCK)
+    check_floats("bias", arrays["bias"], targets * BLOCK)
+    whole = targets * BLOCK if n["blocked"] else n["outputs"]
+    return Needs(
+        _vectors_reach(n["batch"], n["inputs"], n["in"], n["from"]),
+        _vectors_reach(n["batch"], whole, n["out"], n["to"]),
+    )
+
+
+def _vectors_reach(batch: int, channels: int, spatial: Sequence[int], steps: Sequence[int]) -> int:
+    """Of pixels whose channels lie in vectors, the last one perhaps shorter; steps as in ``collage_steps``."""
+    per_batch, vector, *others = steps
+    walks = [(batch, per_batch), *zip(spatial, others, strict=True)]
+    full, rest = divmod(channels, BLOCK)
+    found = [reach(*walks, (full, vector), last=BLOCK)] if full else []
+    return max([*found, *([reach(*walks, (full + 1, vector), last=rest)] if rest else [])])
+
+
+def winograd_limits(n: Numbers, arrays: Arrays) -> Needs:
+    """`winograd.h`."""
+    at_least(1, n, "batch", "in_blocks", "out_blocks", "in_depth", "out_depth", "depth_taps", "chunk_tiles")
+    at_least(1, n, "chunk_depths")
+    at_least(0, n, "pad_depth", "from", "to")
+    one_of((3, 4, 5, 6), n, "points")
+    if any(step % BLOCK for step in (*n["from"], *n["to"])):
+        raise MalformedError("steps that are no multiples of a block")
+    tile = {6: 4, 4: 2, 5: 4, 3: 2}[n["points"]]
+    rows, columns = (_Axis.read(name, n[name]) for name in ("rows", "columns"))
+    if (
+        n["chunk_tiles"] > max(1, rows.tiles(tile) * columns.tiles(tile))
+        or n["chunk_depths"] > n["out_depth"]
+    ):
+        raise MalformedError(f"chunks of {n['chunk_tiles']} tiles and {n['chunk_depths']} planes")
+    for first in range(0, n["out_depth"], n["chunk_depths"]):
+        planes = range(first, min(first + n["chunk_depths"], n["out_depth"]))
+        if not any(_taps(n, plane) for plane in planes):
+            raise MalformedError(f"planes {planes} see nothing but padding")
+    per_point = n["in_blocks"] * n["out_blocks"] * n["depth_taps"] * BLOCK * BLOCK
+    check_floats("weights", arrays["weights"], rows.phases * columns.phases * n["points"] ** 2 * per_point)
+    check_floats("bias", arrays["bias"], n["out_blocks"] * BLOCK)
+    inside = n["in_blocks"], (n["in_depth"], rows.inputs, columns.inputs)
+    outside = n["out_blocks"], (n["out_depth"], rows.reached, columns.reached)
+    return Needs(
+        *(
+            reach(
+                (n["batch"], steps[0]), (blocks, steps[1]), *zip(spatial, steps[2:], strict=True), last=BLOCK
+            )
+            for (blocks, spatial), steps in ((inside, n["from"]), (outside, n["to"]))
+        )
+    )
+
+
+def _taps(n: Numbers, plane: int) -> int:
+    """Taps of the window that see a plane of the input, for that plane of the result."""
+    pad: int = n["pad_depth"] - plane
+    end: int = min(n["depth_taps"], n["in_depth"] + pad)
+    return max(0, end - max(0, pad))
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """``collage_winograd_axis``."""
+
+    inputs: int
+    phases: int
+    counts: Sequence[int]
+    reached: int
+    """Places of the result, from the first to the last that is written."""
+
+    @staticmethod
+    def read(name: str, numbers: Sequence[int]) -> _Axis:
+        inputs, _, phases = numbers[:3]
+        begin, count = numbers[3:5], numbers[5:7]
+        if (
+            inputs < 1
+            or phases not in (1, 2)
+            or min(*begin, *count) < 0
+            or abs(max(numbers, key=abs)) >= 1 << 40
+        ):
+            raise MalformedError(f"{name} are {list(numbers)}")
+        there = range(phases)
+        reached = max(begin[i] + (count[i] - 1) * phases + 1 for i in there)
+        return _Axis(inputs, phases, [count[i] for i in there], max(1, reached))
+
+    def tiles(self, tile: int) -> int:
+        """Most of a phase."""
+        return max(-(-count // tile) for count in self.counts)
+
+
+def strassen_limits(n: Numbers, arrays: Arrays) -> Needs:
+    """`strassen.h`."""
+    at_least(1, n, "batch", "in_blocks", "out_blocks", "out", "row_chunk", "slice")
+    at_least(0, n, "from", "to")
+    if n["slice"] > n["in_blocks"] or n["row_chunk"] > 128:
+        raise MalformedError(f"{n['slice']} blocks of {n['in_blocks']} at a time, {n['row_chunk']} rows")
+    check_floats("weights", arrays["weights"], 7 * n["in_blocks"] * n["out_blocks"] * BLOCK * BLOCK)
+    for name in ("bias", "column_scales"):
+        check_floats(name, arrays[name], 2 * n["out_blocks"] * BLOCK)
+    if "depth_scales" in arrays:
+        check_floats("depth_scales", arrays["depth_scales"], 2 * n["in_blocks"] * BLOCK)
+    return Needs(
+        *(
+            reach((n["batch"], s[0]), (2 * blocks, s[1]), *zip(n["out"], s[2:], strict=True), last=BLOCK)
+            for blocks, s in ((n["in_blocks"], n["from"]), (n["out_blocks"], n["to"]))
+        )
+    )
+
+
+def shallow_limits(n: Numbers, arrays: Arrays) -> Needs:
+    """`shallow_conv.h`."""
+    at_least(
+        1, n, "batch", "channels", "out_blocks", "in", "out", "rows", "columns", "stride", "seen", "points"
+    )
+    at_least(1, n, "row_chunk", "planes")
+    at_least(0, n, "pad")
+    plane_by_plane = n["planes"] == 1
+    if (
+        n["planes"] > 4
+        or n["seen"] > 16
+        or n["stride"][2] > 2
+        or (plane_by_plane and n["seen"] != n["points"])
+    ):
+        raise MalformedError(f"{n['planes']} planes from {n['seen']} by {n['points']} points")
+    if n["row_chunk"] > n["out"][1]:
+        raise MalformedError(f"{n['row_chunk']} rows of {n['out'][1]} at a time")
+    taps = n["channels"] * n["rows"] * n["columns"]
+    check_floats("weights", arrays["weights"], n["points"] * taps * n["out_blocks"] * BLOCK)
+    check_floats("before", arrays["before"], n["points"] * n["seen"])
+    check_floats("after", arrays["after"], 4 * n["points"])
+    check_floats("bias", arrays["bias"], n["out_blocks"] * BLOCK)
+    steps = [n[name] for name in ("to_plane", "to_row", "to_pixel")]
+    walks = (n["batch"], n["to_batch"]), (n["out_blocks"], n["to_block"]), *zip(n["out"], steps, strict=True)
+    planes, rows, columns = n["in"]
+    return Needs(n["batch"] * n["channels"] * planes * rows * columns, reach(*walks, last=BLOCK))
+
+
+def narrow_limits(n: Numbers, arrays: Arrays) -> Needs:
+    """`narrow_transposed.h`."""
+    at_least(1, n, "batch", "inputs", "outputs", "in", "out", "row_chunk")
+    if any(pad not in (0, 1) for pad in (*n["row_pad"], *n["column_pad"])):
+        raise MalformedError(f"paddings of {n['row_pad']} and {n['column_pad']}")
+    if n["inputs"] % BLOCK or n["outputs"] > 4 or n["row_chunk"] > max(2, -(-n["out"][0] // 2)):
+        raise MalformedError(f"{n['inputs']} to {n['outputs']} channels, {n['row_chunk']} rows at a time")
+    check_floats("weights", arrays["weights"], 16 * n["inputs"] * n["outputs"])
+    check_floats("bias", arrays["bias"], n["outputs"])
+    walks = (n["batch"], n["from_batch"]), (n["inputs"] // BLOCK, n["from_block"])
+    inside = (n["in"][0], n["from_row"]), (n["in"][1], n["from_pixel"])
+    return Needs(reach(*walks, *inside, last=BLOCK), n["batch"] * n["outputs"] * n["out"][0] * n["out"][1])
+
+
+def gemm_limits(n: Numbers, arrays: Arrays) -> Needs:
+    """`gemm.h`."""
+    at_least(1, n, "rows", "depth", "columns", "row_chunk", "slice")
+    blocks = -(-n["columns"] // BLOCK)
+    check_floats("weights", arrays["weights"], n["depth"] * blocks * BLOCK)
+    check_floats("bias", arrays["bias"], n["columns"])
+    return Needs(n["rows"] * n["depth"], n["rows"] * n["columns"])

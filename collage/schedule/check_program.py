@@ -1,0 +1,104 @@
+"""What must hold of a program that comes from a file before anything runs by it.
+
+Kernels check their own buffers when they are bound (``Kernel.bind``). Here is what they cannot see: that there are
+such values, that each is written before it is read, and on which threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from collage.backends.base import VIEW
+from collage.graph.dataflow import TensorType
+from collage.graph.magnitudes import SCANNED_INTEGERS, can_be_scanned
+from collage.graph.read_type import MOST_BYTES
+from collage.graph.value_type import TENSOR
+from collage.schedule.program import Port, Program
+from collage.schedule.region import Region
+from collage.schedule.tail import Tail
+from collage.typed import MalformedError, shown
+
+MOST_THREADS = 1024
+"""Of a team, and of an engine."""
+
+
+def check_regions(
+    regions: Sequence[Region],
+    inputs: Sequence[Port],
+    types: Mapping[int, TensorType],
+    threads: int,
+) -> None:
+    """Raises MalformedError unless the regions can be made a program of ``threads`` threads."""
+    if not 1 <= threads <= MOST_THREADS:
+        raise MalformedError(f"it is for {threads} threads")
+    if sum(kind.nbytes for kind in types.values()) > MOST_BYTES:
+        raise MalformedError("its values take more memory than any machine has")
+    _refuse_repeated("inputs", [port.name for port in inputs])
+    _refuse_repeated("inputs", [port.value for port in inputs])
+    there = {port.value for port in inputs}
+    for number, region in enumerate(regions):
+        _check_region(number, region, types, there, threads)
+        there.update(region.outputs)
+
+
+def _check_region(
+    number: int, region: Region, types: Mapping[int, TensorType], there: Collection[int], threads: int
+) -> None:
+    if missing := {*region.inputs} - {*there}:
+        raise MalformedError(f"region {number} reads value {min(missing)}, which nobody has made")
+    if twice := {*region.outputs} & {*there}:
+        raise MalformedError(f"region {number} makes value {min(twice)} a second time")
+    _refuse_repeated(f"outputs of region {number}", region.outputs)
+    if unknown := {*region.inputs, *region.outputs} - types.keys():
+        raise MalformedError(f"value {min(unknown)} of region {number} has no type")
+    if not 1 <= region.threads <= threads or not 0 <= region.stream < threads:
+        raise MalformedError(
+            f"region {number} takes {region.threads} threads on stream {region.stream}, of {threads} in all"
+        )
+    if odd := [
+        v
+        for v in region.scans
+        if v not in there or not (can_be_scanned(types[v].dtype) or types[v].dtype in SCANNED_INTEGERS)
+    ]:
+        raise MalformedError(f"region {number} scans value {odd[0]}, of which there is no scan")
+    if any(not 0 <= each < len(region.inputs) for each in region.in_place):
+        raise MalformedError(f"region {number} overwrites an input that it does not have")
+    if any(node < 0 for node in region.nodes):
+        raise MalformedError(f"region {number} is of a negative node")
+    if region.backend == VIEW:
+        sizes = [sum(types[v].nbytes for v in values) for values in (region.inputs, region.outputs)]
+        if 1 not in (len(region.inputs), len(region.outputs)) or sizes[0] != sizes[1]:
+            raise MalformedError(f"view {number} makes {sizes[1]} bytes of {sizes[0]}")
+
+
+def check_ports(program: Program, constants: Collection[int]) -> None:
+    """Raises MalformedError unless each output is somewhere: written by a region, an input, or a constant."""
+    for port in program.outputs:
+        if port.value not in constants and program.place(port.value).base not in program.memory.offsets:
+            raise MalformedError(f"nobody makes the output {shown(port.name)}")
+
+
+def check_tail(program: Program, tail: Tail) -> None:
+    """Raises MalformedError unless the tail takes what there is and gives what is promised."""
+    if not 1 <= tail.region.threads <= MOST_THREADS:
+        raise MalformedError(f"its tail takes {tail.region.threads} threads")
+    _refuse_repeated("inputs", [port.name for port in tail.inputs])
+    taken, made = {port.name for port in tail.inputs}, {port.name for port in program.outputs}
+    if missing := {port.name for port in program.inputs} - taken:
+        raise MalformedError(f"{shown(min(missing))} is no input of the model")
+    types = {port.name: port.type for port in tail.inputs}
+    for port in program.inputs:
+        whole = types[port.name]
+        shape = whole.shape or ()
+        same = whole.kind == TENSOR and whole.dtype == port.type.dtype and len(shape) == len(port.type.shape)
+        if not same or any(e not in (None, own) for e, own in zip(shape, port.type.shape, strict=True)):
+            raise MalformedError(f"the input {shown(port.name)} is {whole} and {port.type}")
+    if missing := {*tail.reads} - taken - made:
+        raise MalformedError(f"its tail reads {shown(min(missing))}, which nobody has made")
+    if missing := {port.name for port in tail.outputs} - {*tail.writes} - taken - made:
+        raise MalformedError(f"nobody makes the output {shown(min(missing))}")
+
+
+def _refuse_repeated(what: str, values: Sequence[object]) -> None:
+    if len(set(values)) < len(values):
+        raise MalformedError(f"two {what} are the same")

@@ -1,0 +1,242 @@
+"""Module files that say something else than they did: numbers beyond buffers, hostile names, signatures."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import collage
+from collage.errors import CollageError, ModuleFileError
+from tests.cli.helpers import collage as command
+from tests.cli.helpers import fails, json_of, succeeds
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+
+from fuzzing.change_module import Contents  # noqa: E402
+from fuzzing.corpus import write_corpus  # noqa: E402
+
+HOSTILE = "\x1b[31mred\x07\u202e<script>alert(1)</script>\r\n'\"&"
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A good file for each kind of kernel that is here."""
+    return {path.stem[3:]: path for path in write_corpus(tmp_path_factory.mktemp("corpus"))}
+
+
+def changed(path: Path, folder: Path, change: Callable[[Contents], None]) -> Path:
+    """The file with a change, and all checksums and names right."""
+    contents = Contents.read(path.read_bytes())
+    change(contents)
+    result = folder / "changed.collage"
+    result.write_bytes(contents.write())
+    return result
+
+
+def numbers_of(contents: Contents, backend: str) -> tuple[str, dict[str, Any]]:
+    """The name and head of the backend's artifact."""
+    name = next(name for name, kind in contents.kinds.items() if kind == backend)
+    return name, json.loads(contents.entries[name])
+
+
+NATIVE = {
+    "native_gemm": [("rows", 1 << 20), ("columns", 4096), ("shares", 10**9), ("slice", 0), ("data", 7)],
+    "native_direct": [
+        ("batch", 1000),
+        ("in", [1, 900, 9]),
+        ("sources", [400] * 8),
+        ("begin", [0, 99, 1]),
+        ("reach", 9),
+    ],
+    "native_winograd": [
+        ("chunk_tiles", 10**6),
+        ("from", [0, 1 << 40, 0, 0, 0]),
+        ("to", [1, 1, 1, 1, 1]),
+        ("points", 5),
+    ],
+    "native_shallow": [("seen", 3), ("row_chunk", 10**6), ("to_batch", -64), ("channels", 100)],
+    "native_strassen": [("in_blocks", 64), ("row_chunk", 129), ("slice", 999), ("out", [1, 8, 2000])],
+    "native_narrow": [("row_pad", [-9, 0]), ("outputs", 4), ("from_row", 1 << 20), ("row_chunk", 10**9)],
+    "mkl_product": [("left", 3), ("shares", []), ("residual", 5)],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"), [(kind, *each) for kind, changes in NATIVE.items() for each in changes]
+)
+def test_numbers_beyond_buffers(
+    corpus: dict[str, Path], kind: str, name: str, value: Any, tmp_path: Path
+) -> None:
+    if kind not in corpus:
+        pytest.skip(f"no {kind} here")
+
+    def change(contents: Contents) -> None:
+        at, head = numbers_of(contents, kind.partition("_")[0])
+        assert name in head["numbers"]
+        head["numbers"][name] = value
+        contents.entries[at] = json.dumps(head).encode()
+
+    with pytest.raises(ModuleFileError, match="damaged"):
+        collage.load(changed(corpus[kind], tmp_path, change))
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("threads",), 10**9),
+        (("threads",), 0),
+        (("types", "0"), [[1 << 40], "float32"]),
+        (("types", "0"), [[-1, 64], "float32"]),
+        (("types", "0"), [[48, 64], "object"]),
+        (("regions", 0, "stream"), 10**12),
+        (("regions", 0, "threads"), 3),
+        (("regions", 0, "inputs"), [99]),
+        (("regions", 0, "outputs"), [0]),
+        (("regions", 0, "in_place"), [4]),
+        (("inputs", 0), ["x0", 99, None]),
+        (("outputs", 0), ["y0", 99]),
+    ],
+)
+def test_programs_that_make_no_sense(
+    corpus: dict[str, Path], place: tuple[Any, ...], value: Any, tmp_path: Path
+) -> None:
+    def change(contents: Contents) -> None:
+        parent = contents.manifest["modules"][0]["program"]
+        for key in place[:-1]:
+            parent = parent[key]
+        parent[place[-1]] = value
+
+    path = changed(corpus["tvm_elementwise"], tmp_path, change)
+    with pytest.raises(ModuleFileError, match=r"changed\.collage is damaged"):
+        collage.load(path)
+
+
+def test_types_that_a_kernel_was_not_compiled_for(corpus: dict[str, Path], tmp_path: Path) -> None:
+    def change(contents: Contents) -> None:
+        types = contents.manifest["modules"][0]["program"]["types"]
+        for kind in types.values():
+            kind[0] = [max(each - 1, 1) for each in kind[0]]
+
+    for kind in ("tvm_elementwise", "onnxruntime_conv", "native_gemm", "onednn_softmax"):
+        if kind in corpus:
+            path = changed(corpus[kind], tmp_path, change)
+            with pytest.raises(CollageError):
+                collage.load(path)
+
+
+def test_backends_that_nobody_knows_are_named(corpus: dict[str, Path], tmp_path: Path) -> None:
+    def change(contents: Contents) -> None:
+        contents.manifest["modules"][0]["program"]["regions"][0]["backend"] = "fancy"
+
+    path = changed(corpus["tvm_elementwise"], tmp_path, change)
+    with pytest.raises(ModuleFileError, match="'fancy'"):
+        collage.load(path)
+    succeeds("show", path)  # which loads none
+
+
+def test_names_from_a_file_neither_reach_the_terminal_nor_a_page(
+    corpus: dict[str, Path], tmp_path: Path
+) -> None:
+    def change(contents: Contents) -> None:
+        (module,) = contents.manifest["modules"]
+        report, region = module["report"], module["program"]["regions"][0]
+        report["model"] = report["target"] = HOSTILE
+        report["notes"] = report["versions"]["tvm"] = HOSTILE
+        report["notes"] = [HOSTILE]
+        report["opaque"] = {HOSTILE: HOSTILE}
+        region["ops"] = region["sources"] = [HOSTILE]
+        for each in report["candidates"]:
+            each["pattern"] = each["reason"] = HOSTILE
+        for each in report["nodes"]:
+            each["source"] = each["op"] = HOSTILE
+        module["program"]["inputs"][0][0] = HOSTILE
+
+    path = changed(corpus["tvm_elementwise"], tmp_path, change)
+    page = tmp_path / "page.html"
+    for arguments in (
+        ["show", path],
+        ["show", path, "--explain"],
+        ["run", path],
+        ["show", path, "--html", page],
+    ):
+        result = command(*arguments)
+        said = result.stdout + result.stderr
+        assert "red" in said or "--html" in arguments
+        assert not {"\x1b", "\x07", "\r", "\u202e"} & {*said}, arguments
+    assert "<script" not in page.read_text()
+    assert json_of("show", path, "--json")["model"] == HOSTILE
+    assert "<script" not in collage.load(path)._repr_html_()
+
+
+def test_the_digest_is_of_everything(corpus: dict[str, Path], tmp_path: Path) -> None:
+    data = bytearray(corpus["native_gemm" if "native_gemm" in corpus else "tvm_elementwise"].read_bytes())
+    data[len(data) // 2] ^= 1  # of the weights
+    path = tmp_path / "flipped.collage"
+    path.write_bytes(data)
+    with pytest.raises(ModuleFileError, match="damaged"):
+        collage.load(path, verify=True)
+    fails(1, "run", path, "--random", words=("flipped.collage is damaged",))
+    fails(1, "verify", path, words=("flipped.collage is damaged",))
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> tuple[Path, Path]:
+    """A private key and its public one, as OpenSSL makes them."""
+    private, public = tmp_path / "key.pem", tmp_path / "public.pem"
+    for words in (f"genpkey -algorithm ed25519 -out {private}", f"pkey -in {private} -pubout -out {public}"):
+        subprocess.run(["openssl", *words.split()], check=True, capture_output=True)
+    return private, public
+
+
+def test_signatures(corpus: dict[str, Path], keys: tuple[Path, Path], tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    private, public = keys
+    path = tmp_path / "mine.collage"
+    path.write_bytes(corpus["tvm_elementwise"].read_bytes())
+    x = {"x0": np.ones((4, 40), np.float32)}
+    expected = collage.load(path).run(x)["y0"]
+    fails(
+        1,
+        "run",
+        path,
+        "--random",
+        "--trusted-key",
+        public,
+        words=("mine.collage is not signed", "collage sign"),
+    )
+    fails(2, "sign", path, "--key", public, words=("no private Ed25519 key", "openssl genpkey"))
+    for _ in range(2):  # a new signature takes the old one's place
+        succeeds("sign", path, "--key", private)
+    succeeds("run", path, "--random", "--trusted-key", public)
+    assert json_of("verify", path, "--key", public, "--json")["trusted"]
+    np.testing.assert_array_equal(collage.load(path, trusted_key=public).run(x)["y0"], expected)
+
+    def change(contents: Contents) -> None:
+        contents.manifest["modules"][0]["report"]["model"] = "another"
+
+    signature = Contents.read(path.read_bytes()).entries["signature.json"]
+    forged = changed(path, tmp_path, change)
+    import zipfile
+
+    with zipfile.ZipFile(forged, "a") as archive:
+        archive.writestr("signature.json", signature)
+    with pytest.raises(ModuleFileError, match="is not signed by"):
+        collage.load(forged, trusted_key=public)
+    assert collage.load(forged).report.model == "another"  # who trusts nobody in particular is not protected
+
+
+def test_without_the_extra_signatures_say_what_to_install(
+    corpus: dict[str, Path], keys: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("cryptography.hazmat.primitives", "cryptography.hazmat.primitives.asymmetric"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(CollageError, match=r"pip install 'collage\[signing\]'"):
+        collage.load(corpus["tvm_elementwise"], trusted_key=keys[1])
