@@ -55,12 +55,9 @@ def _check_region(
         raise MalformedError(
             f"region {number} takes {region.threads} threads on stream {region.stream}, of {threads} in all"
         )
-    if odd := [
-        v
-        for v in region.scans
-        if v not in there or not (can_be_scanned(types[v].dtype) or types[v].dtype in SCANNED_INTEGERS)
-    ]:
-        raise MalformedError(f"region {number} scans value {odd[0]}, of which there is no scan")
+    for value in region.scans:
+        if value not in there or not _has_scan(types[value].dtype):
+            raise MalformedError(f"region {number} scans value {value}, of which there is no scan")
     if any(not 0 <= each < len(region.inputs) for each in region.in_place):
         raise MalformedError(f"region {number} overwrites an input that it does not have")
     if any(node < 0 for node in region.nodes):
@@ -69,6 +66,10 @@ def _check_region(
         sizes = [sum(types[v].nbytes for v in values) for values in (region.inputs, region.outputs)]
         if 1 not in (len(region.inputs), len(region.outputs)) or sizes[0] != sizes[1]:
             raise MalformedError(f"view {number} makes {sizes[1]} bytes of {sizes[0]}")
+
+
+def _has_scan(dtype: str) -> bool:
+    return can_be_scanned(dtype) or dtype in SCANNED_INTEGERS
 
 
 def check_ports(program: Program, constants: Collection[int]) -> None:
