@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -169,8 +169,8 @@ def _compile_in_parts(job: _Job, started: float) -> CompiledModule:
             offers, refused = offers_of(model, matches, backends, build)
             views = [match for match in matches if match.backend == VIEW]
             assembler = Assembler(measurer, backends, build, target, versions)
-            runs = PlanRuns(measurer, database, target)
-            check = partial(FinalCheck.of, original, model, options.seed)
+            runs = PlanRuns(measurer, database, target, options.seed)
+            check = cache(partial(FinalCheck.of, original, model, options.seed))
             if options.effort is QUICK:
                 quick = Quick(measurer, backends, assembler, runs, check, options.effort.kernel_s)
                 epsilon_us = measurer.epsilon_us(())

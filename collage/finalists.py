@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from collage.errors import NoPlacementError
 from collage.final_check import FinalCheck
@@ -58,9 +57,8 @@ def choose(
     if usable:
         timings, launches_us = _timings(usable, runs, progress)
         progress(Progress("check", 0, 1))
-        found = check()
         for finalist in _ranked(usable, timings):
-            finding = found.look(partial(runs.outputs, finalist))
+            finding = runs.finding(finalist, check)
             if not finding.complaint:
                 winner = _with_times(finalist, launches_us[finalist.label])
                 notes += _drift(finalist, winner)

@@ -6,15 +6,19 @@ whole, which is remembered, too.
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
+
+import onnxruntime
 
 from collage.backends.base import VIEW, Kernel
 from collage.errors import CollageError
+from collage.final_check import FinalCheck, Finding
 from collage.finalist import Finalist, network_key
 from collage.graph.dataflow import Array
 from collage.measure_db.database import Database
@@ -24,7 +28,7 @@ from collage.measure_db.measurer import Measurer
 from collage.measure_db.plan_protocol import PlanKernel
 from collage.measure_db.plans import PlanFailedError, Plans, Raced
 from collage.measure_db.protocol import Request
-from collage.measure_db.results import IN_NETWORK, Rejection, RejectionKind
+from collage.measure_db.results import GATE, IN_NETWORK, Rejection, RejectionKind
 from collage.measure_db.timing import Timing
 from collage.runtime.executor import Executor
 from collage.runtime.module import executor_of, load_kernels
@@ -33,6 +37,7 @@ from collage.target import Target
 log = logging.getLogger(__name__)
 
 _DROPPED = "plan_dropped"
+_CHECKED = "final_check"
 _FEW_OPS = 6
 
 
@@ -62,6 +67,8 @@ class PlanRuns:
     measurer: Measurer
     database: Database
     target: Target
+    seed: int = 0
+    """Of the numbers that finalists are checked on."""
     made: int = 0
     notes: list[str] = field(default_factory=list)
     _rejected: set[PlanKernel] = field(default_factory=set)
@@ -100,26 +107,59 @@ class PlanRuns:
         with self._blaming([finalist]):
             return self.plans.outputs(finalist.plan, inputs)
 
+    def finding(self, finalist: Finalist, check: Callable[[], FinalCheck]) -> Finding:
+        """What the last check finds, now or in an earlier compile of the same model with the same libraries."""
+        key = self._checked_as(finalist)
+        known: Any = None if key is None else self.database.get_fact(_CHECKED, key)
+        if isinstance(known, dict):
+            return Finding(**known)
+        found = check().look(partial(self.outputs, finalist))
+        if key is not None:
+            self.database.put_fact(_CHECKED, key, asdict(found))
+        return found
+
+    def _checked_as(self, finalist: Finalist) -> str | None:
+        """A key for what was found: weights and all. None where the model is too large to be hashed as a whole."""
+        model = self.measurer.as_loaded
+        if model is None:
+            return None
+        about = (hashlib.sha256(model).hexdigest(), self.seed, GATE, onnxruntime.__version__)
+        return f"{self._key(finalist)} {about}"
+
     def timing(self, finalist: Finalist, sample_s: float) -> Timing:
-        """Of the finalist alone."""
+        """Of the finalist alone, now or in an earlier compile."""
+        key = network_key(finalist, [finalist], self.measurer.model, self.target)
+        key = replace(key, placement=f"{key.placement} alone for {sample_s} s")
+        known = self.database.get_network(key)
+        if known is not None:
+            return known
         with self._blaming([finalist]):
             found = self.plans.timing(finalist.plan, sample_s)
         self.made += 1
+        self.database.put_network(key, found, f"{self.measurer.model.name}: {finalist.label}")
         return found
 
     def load(self, finalist: Finalist) -> Executor:
         """The finalist in this process, to be handed over: what went well in the worker may yet fail here."""
+        for launch, kernel in enumerate(finalist.kernels):
+            with self._here(finalist, launch):
+                self.measurer.make_here(kernel)
         kernels: list[Kernel] = []
         loading = load_kernels(finalist.program, finalist.parts.artifacts, self.measurer.backends)
         for launch in range(len(finalist.kernels)):
-            try:
+            with self._here(finalist, launch):
                 kernels.append(next(loading))
-            except CollageError as error:
-                rejection = Rejection(RejectionKind.FAILED, f"in the process that compiles: {error}")
-                raise self._blamed(
-                    finalist, PlanFailedError(finalist.plan, launch, rejection, alone=True)
-                ) from error
         return executor_of(finalist.parts, kernels)
+
+    @contextmanager
+    def _here(self, finalist: Finalist, launch: int) -> Iterator[None]:
+        """Blame a launch's kernel for what is raised in this process."""
+        try:
+            yield
+        except Exception as error:  # a backend raises anything
+            rejection = Rejection(RejectionKind.FAILED, f"in the process that compiles: {error}")
+            failed = PlanFailedError(finalist.plan, launch, rejection, alone=True)
+            raise self._blamed(finalist, failed) from error
 
     def refuse_dropped(self, finalist: Finalist) -> None:
         """Raise PlanDroppedError for a plan that was dropped, now or in an earlier compile."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from collage.assemble import Assembler, Rival
 from collage.backends.base import Backend, BackendKind
@@ -66,9 +65,8 @@ class Quick:
     def _checked(self, placement: Placement) -> Verdict:
         alone = len(placement.candidates) == 1
         finalist = self.assembler.assemble(Rival("quick", placement, exclusive=alone), {})
-        check = self.check()
         try:
-            finding = check.look(partial(self.runs.outputs, finalist))
+            finding = self.runs.finding(finalist, self.check)
             timing = self.runs.timing(finalist, self.sample_s)
             executor = self.runs.load(finalist)
         except PlanDroppedError as dropped:

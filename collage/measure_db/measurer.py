@@ -214,6 +214,25 @@ class Measurer:
         made = self._ask(Make(kernel, self._time_limit_s), self._time_limit_s, str(kernel.what.backend))
         return made if isinstance(made, Rejection) else None
 
+    def make_here(self, kernel: PlanKernel) -> None:
+        """Have the kernel's artifact; one that an earlier compile measured, ran and handed over is made here.
+
+        Raises what the backend does.
+        """
+        if kernel.key in self.artifacts:
+            return
+        request = kernel.what
+        if isinstance(request, Change) or request.backend == VIEW:
+            self.make(kernel)
+            return
+        backend, subgraph = self._backends[request.backend], self._subgraph(request.nodes)
+        if request.original:
+            assert self.original is not None
+            artifact = backend.codegen_model(self.original, kernel.options)
+        else:
+            artifact = backend.codegen(subgraph, kernel.options)
+        self.artifacts.keep(kernel.key, artifact, subgraph.constants)
+
     def reject(self, kernel: PlanKernel, rejection: Rejection) -> None:
         """Remember that the kernel is not to be used, though it was measured."""
         own = self.beside(kernel.options.threads)
