@@ -84,7 +84,7 @@ class Engines:
         return trial, len(self.named)
 
 
-_LONGEST = 240
+_LONGEST = 400
 """Characters of what an engine says in the error that lists them all."""
 
 

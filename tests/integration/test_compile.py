@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 
 import collage
 from collage.errors import CollageError, InputError, ModuleFileError, UsageError
+from collage.measure_db.process import WorkerProcess
 from tests.models import conv_net, elementwise_net, make_model
 
 
@@ -62,8 +63,13 @@ def test_every_node_is_covered_once_and_explained(module: collage.CompiledModule
         assert all(verdicts)
 
 
-def test_a_second_compile_makes_no_measurement(module: collage.CompiledModule, database: Path) -> None:
+def test_a_second_compile_makes_no_measurement_and_starts_no_worker(
+    module: collage.CompiledModule, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WorkerProcess, "__init__", lambda *_: pytest.fail("a worker was started"))
     again = collage.compile(conv_net(), db=database, progress=False)
+    x = np.random.default_rng(3).standard_normal((1, 3, 16, 16)).astype(np.float32)
+    assert np.array_equal(again(x), module(x))
     assert module.report.measurements_made > 0
     assert again.report.measurements_made == 0
     assert [r.nodes for r in again.program.regions] == [r.nodes for r in module.program.regions]
