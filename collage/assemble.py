@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
-from collage.backends.base import LAYOUT, Backend, BackendKind, BuildOptions, Variant
+from collage.backends.base import LAYOUT, VIEW, Backend, BackendKind, BuildOptions, Variant
 from collage.finalist import SEQUENTIAL, Finalist
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Graph, TensorType
 from collage.graph.layout import Layout, stored_type
-from collage.graph.magnitudes import Magnitudes
+from collage.graph.magnitudes import Magnitudes, is_scanned
 from collage.measure_db.fingerprint import original_digest
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.plan_protocol import PlanKernel
@@ -115,10 +116,13 @@ class Assembler:
         self._versions = versions
         self._magnitudes = Magnitudes(measurer.model.graph)
 
-    def assemble(self, rival: Rival, tunings: Mapping[Request, str]) -> Finalist:
+    def assemble(
+        self, rival: Rival, tunings: Mapping[Request, str], *, guard_inputs: bool = False
+    ) -> Finalist:
         """Plan the rival's launch list and memory; its kernels are collected when somebody needs them.
 
-        ``tunings`` has the records of Backend.tune.
+        ``tunings`` has the records of Backend.tune. With ``guard_inputs`` the model's inputs are scanned, whatever the
+        kernels are.
         """
         graph = self.model.graph
         buffers = _Buffers(graph)
@@ -144,6 +148,8 @@ class Assembler:
         if rival.apart is not None:
             pieces = self._side_by_side(pieces, rival.apart, buffers)
         pieces = self._guarded(pieces, buffers)
+        if guard_inputs:
+            pieces = self._with_guarded_inputs(pieces, buffers)
         program = self._program([piece.region for piece in pieces], buffers)
         by_region = {piece.region: piece for piece in pieces}
         launched = [by_region[region] for region in program.launches]
@@ -169,7 +175,27 @@ class Assembler:
             buffers.other_layouts,
             parts,
             SEQUENTIAL if rival.apart is None else rival.apart.algorithm,
+            None if guard_inputs else partial(self.assemble, rival, tunings, guard_inputs=True),
         )
+
+    def _with_guarded_inputs(self, pieces: Sequence[_Piece], buffers: _Buffers) -> list[_Piece]:
+        """The same with a scan of each of the model's inputs before the first launch that reads it."""
+        found = list(pieces)
+        for value in self.model.graph.inputs:
+            if not is_scanned(buffers.type_of(value).dtype):
+                continue
+            names = {value}  # the input and its views
+            for number, piece in enumerate(found):
+                region = piece.region
+                if not names.intersection(region.inputs):
+                    continue
+                if region.backend == VIEW and len(region.inputs) == 1:
+                    names.update(region.outputs)
+                    continue
+                scans = (*region.scans, *(v for v in region.inputs if v in names and v not in region.scans))
+                found[number] = replace(piece, region=replace(region, scans=scans))
+                break
+        return found
 
     def _guarded(self, pieces: Sequence[_Piece], buffers: _Buffers) -> list[_Piece]:
         """The same with scans before some of them."""
@@ -216,9 +242,12 @@ class Assembler:
             made.update(piece.region.outputs)
 
         def add_views() -> None:
-            for view in [v for v in waiting if made >= set(v.region.inputs)]:
-                waiting.remove(view)
-                add(view)
+            while ready := [
+                v for v in waiting if made >= set(v.region.inputs)
+            ]:  # a view of a view may be next
+                for view in ready:
+                    waiting.remove(view)
+                    add(view)
 
         add_views()
         for v in apart.schedule.order:

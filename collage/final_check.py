@@ -70,11 +70,15 @@ class OutputRule:
 
 @dataclass(frozen=True)
 class Finding:
-    """The largest absolute and relative error on usual inputs, and what is wrong ("" where nothing is)."""
+    """The largest absolute and relative error on usual inputs, and what is wrong ("" where nothing is).
+
+    ``ordinary`` tells that it is wrong on inputs that networks are made for (see ``InputKind``).
+    """
 
     absolute: float
     relative: float
     complaint: str
+    ordinary: bool = True
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ class FinalCheck:
                         f"outputs differ from ONNX Runtime's{where}: output {position} {how} "
                         f"({rule.allowed:.0e} allowed)"
                     )
-                    return Finding(absolute, relative, complaint)
+                    return Finding(absolute, relative, complaint, sample.ordinary)
         return Finding(absolute, relative, "")
 
     def _tolerates(self, sample: CheckedSample, position: int, actual: Array) -> bool:

@@ -42,6 +42,8 @@ class Finalist:
     stored: Mapping[int, tuple[int, Layout]]
     build: Callable[[], Parts]
     algorithm: str = SEQUENTIAL
+    guarded: Callable[[], Finalist] | None = None
+    """Makes the same with the model's inputs scanned, where they are not."""
 
     @cached_property
     def parts(self) -> Parts:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from collage.errors import NoPlacementError
-from collage.final_check import FinalCheck
+from collage.final_check import FinalCheck, Finding
 from collage.finalist import Finalist, network_key
 from collage.measure_db.effort import FULL
 from collage.measure_db.interleave import ties
@@ -58,15 +58,25 @@ def choose(
         timings, launches_us = _timings(usable, runs, progress)
         progress(Progress("check", 0, 1))
         for finalist in _ranked(usable, timings):
-            finding = runs.finding(finalist, check)
+            right, finding = checked(finalist, runs, check)
             if not finding.complaint:
-                winner = _with_times(finalist, launches_us[finalist.label])
-                notes += _drift(finalist, winner)
-                executor = runs.load(finalist)
+                winner = _with_times(right, launches_us[finalist.label])
+                notes += _drift(right, winner)
+                executor = runs.load(right)
                 return Verdict(winner, executor, timings, finding.absolute, finding.relative, tuple(notes))
             notes.append(f"{finalist.label}: {finding.complaint}; not used")
             log.warning("%s", notes[-1])
     raise NoPlacementError("no placement agrees with ONNX Runtime on the original model: " + "; ".join(notes))
+
+
+def checked(finalist: Finalist, runs: PlanRuns, check: Callable[[], FinalCheck]) -> tuple[Finalist, Finding]:
+    """The finalist and what the last check finds; guarded at its inputs where it is wrong on unusual ones only."""
+    finding = runs.finding(finalist, check)
+    if not finding.complaint or finding.ordinary or finalist.guarded is None:
+        return finalist, finding
+    log.info("%s: %s; its inputs are guarded", finalist.label, finding.complaint)
+    guarded = finalist.guarded()
+    return guarded, runs.finding(guarded, check)
 
 
 def _dropped(finalist: Finalist, runs: PlanRuns, notes: list[str]) -> bool:

@@ -13,7 +13,7 @@ from collage.assemble import Assembler, Rival
 from collage.backends.base import Backend, BackendKind
 from collage.errors import NoPlacementError
 from collage.final_check import FinalCheck
-from collage.finalists import Verdict
+from collage.finalists import Verdict, checked
 from collage.graph.layout import Layout
 from collage.measure_db.measurer import Measurer
 from collage.patterns.match import Match, RejectedMatch
@@ -66,7 +66,7 @@ class Quick:
         alone = len(placement.candidates) == 1
         finalist = self.assembler.assemble(Rival("quick", placement, exclusive=alone), {})
         try:
-            finding = self.runs.finding(finalist, self.check)
+            finalist, finding = checked(finalist, self.runs, self.check)
             timing = self.runs.timing(finalist, self.sample_s)
             executor = self.runs.load(finalist)
         except PlanDroppedError as dropped:

@@ -51,6 +51,11 @@ def can_be_scanned(dtype: str) -> bool:
     return dtype in SCANNED or dtype.startswith("complex")
 
 
+def is_scanned(dtype: str) -> bool:
+    """Whether values of that type may hold what a scan finds, and there is one."""
+    return can_be_scanned(dtype) or dtype in SCANNED_INTEGERS
+
+
 def room(dtype: str) -> float:
     """Bounds up to here make a scan unnecessary."""
     return _FLOAT16 / 2 if dtype == "float16" else ROOM

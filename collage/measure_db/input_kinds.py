@@ -16,6 +16,8 @@ from collage.graph.dataflow import Array, Graph, np_dtype
 from collage.graph.magnitudes import INTEGER_LIMIT
 
 _OUTLIER = 1e4
+_GOLDEN = 0.618
+"""Multiples of it are spread evenly over the whole numbers."""
 _UNEVEN = (2.0**-6, 2.0**6)
 """Channels are scaled by powers of two between these; that rounds nothing."""
 
@@ -30,7 +32,8 @@ class InputKind:
 
     name: str
     ordinary: bool
-    change: Callable[[Array, np.random.Generator], Array]
+    change: Callable[[Array, np.random.Generator, int], Array]
+    """From an array, and its number among the inputs."""
     of_integers: bool = False
     """Whether it changes integers, and not floating-point numbers."""
 
@@ -48,7 +51,10 @@ class InputKind:
         wanted = [each and a.size > 0 for each, a in zip(wanted, usual, strict=True)]
         if not any(wanted):
             return None
-        return tuple(self.change(a, rng) if each else a for a, each in zip(usual, wanted, strict=True))
+        return tuple(
+            self.change(array, rng, number) if each else array
+            for number, (array, each) in enumerate(zip(usual, wanted, strict=True))
+        )
 
 
 def free_integers(
@@ -95,15 +101,15 @@ def integers(shape: Sequence[int], dtype: str, rng: np.random.Generator, largest
     return np.asarray(drawn, np_dtype(dtype))
 
 
-def _integers(array: Array, rng: np.random.Generator) -> Array:
+def _integers(array: Array, rng: np.random.Generator, number: int) -> Array:
     return integers(array.shape, array.dtype.name, rng, INTEGER_LIMIT)
 
 
-def _large_integers(array: Array, rng: np.random.Generator) -> Array:
+def _large_integers(array: Array, rng: np.random.Generator, number: int) -> Array:
     return integers(array.shape, array.dtype.name, rng)
 
 
-def _outliers(array: Array, rng: np.random.Generator) -> Array:
+def _outliers(array: Array, rng: np.random.Generator, number: int) -> Array:
     """One row of a matrix, one position of all channels, ten thousand times as large: in the first item only."""
     found: Any = array.copy()
     at = tuple(int(rng.integers(extent)) for extent in array.shape)
@@ -120,7 +126,7 @@ def _outliers(array: Array, rng: np.random.Generator) -> Array:
     return np.asarray(found, array.dtype)
 
 
-def _uneven(array: Array, rng: np.random.Generator) -> Array:
+def _uneven(array: Array, rng: np.random.Generator, number: int) -> Array:
     """Channels (the second index of four and more, the last one of fewer) and items of different magnitudes."""
     low, high = np.log2(_UNEVEN)
     axis = 1 if array.ndim >= 4 else array.ndim - 1
@@ -140,22 +146,22 @@ def _limited(array: Array, factor: float) -> float:
     return factor if array.dtype.itemsize >= 4 else 16.0
 
 
-def _nan(array: Array, rng: np.random.Generator) -> Array:
-    return _planted(array, rng, [np.nan])
+def _nan(array: Array, rng: np.random.Generator, number: int) -> Array:
+    return _planted(array, number, [np.nan])
 
 
-def _infinite(array: Array, rng: np.random.Generator) -> Array:
-    return _planted(array, rng, [np.inf, -np.inf])
+def _infinite(array: Array, rng: np.random.Generator, number: int) -> Array:
+    return _planted(array, number, [np.inf, -np.inf])
 
 
-def _planted(array: Array, rng: np.random.Generator, values: Sequence[float]) -> Array:
-    """The values at places of the first item, each once."""
+def _planted(array: Array, number: int, values: Sequence[float]) -> Array:
+    """The values in the first item, each once, and in each input at other places: NaN from one would hide another's."""
     found = np.array(array)
     flat = found.reshape(-1)
     first = flat.size // array.shape[0] if array.ndim >= 2 else flat.size
-    places = rng.choice(first, min(first, len(values)), replace=False, shuffle=False)
-    for place, value in zip(places, values, strict=False):
-        flat[place] = value
+    start = int(first * _GOLDEN * (number + 1))
+    for offset, value in enumerate(values):
+        flat[(start + offset) % first] = value
     return found
 
 

@@ -54,7 +54,9 @@ class Plan:
     @property
     def name(self) -> str:
         """A digest."""
-        regions = [(r.nodes, r.inputs, r.outputs, r.exclusive, r.stream) for r in self.program.regions]
+        regions = [
+            (r.nodes, r.inputs, r.outputs, r.exclusive, r.stream, r.scans) for r in self.program.regions
+        ]
         text = repr((regions, self.program.ordered.schedule, [kernel.key for kernel in self.kernels]))
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 

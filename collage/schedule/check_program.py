@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from collage.backends.base import VIEW
 from collage.graph.dataflow import TensorType
-from collage.graph.magnitudes import SCANNED_INTEGERS, can_be_scanned
+from collage.graph.magnitudes import is_scanned
 from collage.graph.read_type import MOST_BYTES
 from collage.graph.value_type import TENSOR
 from collage.schedule.program import Port, Program
@@ -56,7 +56,7 @@ def _check_region(
             f"region {number} takes {region.threads} threads on stream {region.stream}, of {threads} in all"
         )
     for value in region.scans:
-        if value not in there or not _has_scan(types[value].dtype):
+        if value not in there or not is_scanned(types[value].dtype):
             raise MalformedError(f"region {number} scans value {value}, of which there is no scan")
     if any(not 0 <= each < len(region.inputs) for each in region.in_place):
         raise MalformedError(f"region {number} overwrites an input that it does not have")
@@ -66,10 +66,6 @@ def _check_region(
         sizes = [sum(types[v].nbytes for v in values) for values in (region.inputs, region.outputs)]
         if 1 not in (len(region.inputs), len(region.outputs)) or sizes[0] != sizes[1]:
             raise MalformedError(f"view {number} makes {sizes[1]} bytes of {sizes[0]}")
-
-
-def _has_scan(dtype: str) -> bool:
-    return can_be_scanned(dtype) or dtype in SCANNED_INTEGERS
 
 
 def check_ports(program: Program, constants: Collection[int]) -> None:

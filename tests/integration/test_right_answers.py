@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 from onnx import TensorProto, helper
 
 import collage
+from collage.measure_db.measurer import Measurer
+from collage.measure_db.results import Measurement, Outcome
 from tests.models import conv_net, make_model
 
 BACKENDS: list[list[str] | None] = [
@@ -103,3 +106,23 @@ def test_an_engine_that_runs_all_of_a_model(special: float, tmp_path: Path) -> N
             found = each.run({"x": x})
             assert np.array_equal(found["y"], y, equal_nan=True)
             assert np.array_equal(found["places"], places)
+
+
+def test_inputs_are_guarded_where_only_the_last_check_finds_nan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the gate has missed that a kernel drops NaN, the module is wrong on NaN, and its inputs are scanned."""
+    measure = Measurer._measure_one
+    monkeypatch.setattr(Measurer, "_measure_one", lambda *about: _right(measure(*about)))
+    module = compiled(conv_net(), ["openvino", "onednn"], tmp_path)
+    assert not any(region.finite_only for region in module.program.regions)
+    assert sum(len(region.scans) for region in module.program.regions) == 1
+    x = np.random.default_rng(1).standard_normal((1, 3, 16, 16)).astype(np.float32)
+    for special in (1.0, np.nan):
+        x[0, 1, 3, 4] = special
+        (expected,) = reference(conv_net(), {"x": x})
+        assert np.allclose(module(x), expected, rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
+def _right(outcome: Outcome) -> Outcome:
+    return replace(outcome, finite_only=False) if isinstance(outcome, Measurement) else outcome
