@@ -180,10 +180,12 @@ def compile(
                 else collage.compile_shapes(model, sets, **options)
             )
         module.save(output)
-    if as_json:
-        print_json({**module.summary(), "output": str(output)})
-        return
     from collage.runtime.file import read_summary
+
+    if as_json:
+        original_bytes = read_summary(output).model_bytes
+        print_json({**module.summary(), "original_bytes": original_bytes, "output": str(output)})
+        return
     from collage.show import size
     from collage.show_terminal import summary_view
 

@@ -123,7 +123,7 @@ def _run_operators(model: Model, source: int, store: ValueStore) -> str | None:
             for _ in range(_NEARBY)
         ]
         around = {v: [outputs[made.index(v)] for outputs in nearby] for v in known}
-        if all(is_tolerable(arrays[v], expected[v], allowed, around[v]) for v in known):
+        if all(is_tolerable(expected[v], arrays[v], allowed, around[v]) for v in known):
             worst = allowed
     if source >= 0 and not worst <= allowed:
         ops = ", ".join(dict.fromkeys(graph.nodes[n].op for n in nodes))

@@ -106,6 +106,6 @@ def test_a_database_from_before_records_is_brought_up_to_date(tmp_path: Path) ->
         )
     measured = Measurement(12.5, 0.25, 12.0, 31, 1e-6)
     with Database(tmp_path / "db.sqlite") as database:
-        assert database.get([key]) == {key: measured}
+        assert database.get([key]) == {}  # of an earlier edition of the gate
         database.put(key, replace(measured, tuning="record"))
         assert database.get([key]) == {key: replace(measured, tuning="record")}

@@ -392,7 +392,7 @@ def test_show(module: collage.CompiledModule, folder: Path) -> None:
     path = folder / "show.collage"
     module.save(path)
     text = succeeds("show", path)
-    assert "drops*" in text
+    assert "drops *" in text
     assert "5 regions (*) are right on finite numbers only: 1 scan a run" in " ".join(text.split())
     assert "the original model" in text
     found = json_of("show", path, "--json")
