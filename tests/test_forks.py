@@ -40,13 +40,15 @@ FALLBACK = """
 import os, threading
 from collage.runtime.fallback import Fallback
 fallback = Fallback(b"", (), (), 1)
-holder = threading.Thread(target=fallback._lock.acquire)  # as while it loads the model
+holder = threading.Thread(target=fallback._original._lock.acquire)  # as while it loads the model
 holder.start()
 holder.join()
 child = os.fork()
 if not child:
     threading.Timer(5, os._exit, [1]).start()
-    assert fallback.first_use()
+    told = []
+    fallback.tell_once(lambda: told.append(True))
+    assert told
     os._exit(0)
 raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """

@@ -246,7 +246,7 @@ class Measurer:
         """What is recorded of the requests."""
         keys = {request: self.key(request) for request in requests}
         found = self._database.get(keys.values())
-        return {request: found[key] for request, key in keys.items() if key in found}
+        return {request: self._usable(request, found[key]) for request, key in keys.items() if key in found}
 
     def measure(
         self, requests: Sequence[Request], progress: Callable[[Progress], None] | None = None
