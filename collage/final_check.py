@@ -17,16 +17,16 @@ import onnx
 from collage.frontend.model import Model
 from collage.frontend.op_kinds import is_convolution, rounds
 from collage.frontend.random_inputs import indexed_rows, random_inputs
-from collage.frontend.session import Reference
+from collage.frontend.session import Reference, reference_run
 from collage.graph.dataflow import Array, OpKind
 from collage.measure_db.compare import (
     Expected,
     difference,
     is_tolerable,
     region_tolerance,
-    slightly_changed,
 )
 from collage.measure_db.input_kinds import KINDS, free_integers
+from collage.measure_db.nearby import nearby_outputs
 from collage.measure_db.precise import precise_run
 
 log = logging.getLogger(__name__)
@@ -134,16 +134,13 @@ class FinalCheck:
         rule, expected = self.rules[position], sample.outputs[position]
         if rule.rounded:
             return False
-        rng = np.random.default_rng(position)
-        nearby = []
-        reference = Reference(self.original)
-        for _ in range(2):
-            inputs = [slightly_changed(array, rng) for array in sample.inputs]
-            nearby.append(reference.run(dict(zip(self.names, inputs, strict=True)))[position])
+        feeds = dict(zip(self.names, sample.inputs, strict=True))
+        outputs = nearby_outputs(self.original, feeds, reference_run)
+        nearby = [each[position] for each in outputs]
         about = {"channels_first": rule.channels_first}
         if is_tolerable(actual, expected, rule.allowed, nearby, **about):
             return True
-        precise = precise_run(self.original, dict(zip(self.names, sample.inputs, strict=True)))
+        precise = precise_run(self.original, feeds)
         if precise is None:
             return False
         judge = np.asarray(precise[position]).astype(actual.dtype)

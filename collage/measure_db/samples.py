@@ -10,10 +10,11 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -23,8 +24,9 @@ from collage.frontend.random_inputs import indexed_rows
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
 from collage.graph.layout import Layout
-from collage.measure_db.compare import Expected, is_tolerable, slightly_changed
+from collage.measure_db.compare import Expected, is_tolerable
 from collage.measure_db.input_kinds import KINDS, InputKind, free_integers
+from collage.measure_db.nearby import nearby_outputs
 from collage.measure_db.precise import precise_run
 from collage.measure_db.reference import PartSession
 from collage.measure_db.store import ValueStore
@@ -38,8 +40,6 @@ _LARGEST_BYTES = 1 << 30
 """Of the constants of a region whose inputs are changed; ONNX Runtime needs them in one protobuf."""
 _ROUNDING = 0.05
 """In units of the scale: errors of a single rounding in sums that cancel are not larger."""
-_NEARBY = 4
-"""Runs on inputs that differ in their last bits: a few alone may change little by chance."""
 _NOTE = ".trying"
 _CONTROL_FLOW = ("onnx.Loop", "onnx.Scan", "onnx.If")
 
@@ -130,11 +130,7 @@ class Samples:
         names = [f"v{value}" for value in subgraph.inputs]
         try:
             if not sample._nearby:
-                session = self._reference(subgraph)
-                rng = np.random.default_rng(position)
-                for _ in range(_NEARBY):
-                    inputs = [slightly_changed(array, rng) for array in sample.inputs]
-                    sample._nearby.append(session.run(dict(zip(names, inputs, strict=True)), self._limit_s))
+                self._add_nearby(subgraph, sample)
         except Exception as error:  # ORT's exceptions share no base class but Exception
             log.debug("%s: %s", subgraph, error)
             return False
@@ -150,6 +146,17 @@ class Samples:
             return False
         judge = np.asarray(precise[position]).astype(actual.dtype)
         return is_tolerable(actual, judge, allowed, [*nearby, sample.outputs[position]], **about)
+
+    def _add_nearby(self, subgraph: Subgraph, sample: Sample) -> None:
+        session = self._reference(subgraph)
+        model = self._model
+        assert model is not None
+
+        def run(each: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Any]:
+            return (session if each is model else PartSession(each)).run(feeds, self._limit_s)
+
+        names = (f"v{value}" for value in subgraph.inputs)
+        sample._nearby.extend(nearby_outputs(model, dict(zip(names, sample.inputs, strict=True)), run))
 
     def _reference(self, subgraph: Subgraph) -> PartSession:
         if self._session is None:
