@@ -14,6 +14,7 @@ from typing import TypeAlias
 import numpy as np
 import onnx
 
+from collage.errors import ModelError
 from collage.frontend.model import Model
 from collage.frontend.op_kinds import is_convolution, rounds
 from collage.frontend.random_inputs import indexed_rows, random_inputs
@@ -93,9 +94,17 @@ class FinalCheck:
 
     @staticmethod
     def of(original: onnx.ModelProto, model: Model, seed: int) -> FinalCheck:
-        """Run the original on inputs of all kinds, made of ``seed``. Raises what ONNX Runtime does on usual ones."""
+        """Run the original on inputs of all kinds, made of ``seed``.
+
+        Raises ModelError where ONNX Runtime does not run it on usual ones.
+        """
         names = tuple(model.input_names)
-        return FinalCheck(original, names, tuple(_samples(original, model, seed)), tuple(_rules(model)))
+        try:
+            samples = tuple(_samples(original, model, seed))
+        except Exception as error:  # ORT's exceptions share no base class but Exception
+            text = " ".join(str(error).split())[:300]
+            raise ModelError(f"ONNX Runtime cannot run the model: {text}") from error
+        return FinalCheck(original, names, samples, tuple(_rules(model)))
 
     def look(self, run: Run) -> Finding:
         """Run the module on each sample. One whose guards trip on usual inputs would never be fast."""
@@ -117,7 +126,7 @@ class FinalCheck:
                 if usual:
                     absolute = max(absolute, difference(actual, expected, rounded=rule.rounded)[0])
                     relative = max(relative, error)
-                if not error <= rule.allowed and not self._tolerates(sample, position, actual):
+                if not error <= rule.allowed and not self._tolerates(sample, position, actual, error):
                     where = "" if usual else f" where inputs hold {sample.kind}"
                     how = (
                         f"by {error:.2g} of their scale" if np.isfinite(error) else "in NaN, type or integers"
@@ -129,10 +138,11 @@ class FinalCheck:
                     return Finding(absolute, relative, complaint, sample.ordinary)
         return Finding(absolute, relative, "")
 
-    def _tolerates(self, sample: CheckedSample, position: int, actual: Array) -> bool:
+    def _tolerates(self, sample: CheckedSample, position: int, actual: Array, error: float) -> bool:
         """Whether an output that is a little off is as good as can be expected (see ``Samples.tolerates``)."""
         rule, expected = self.rules[position], sample.outputs[position]
-        if rule.rounded:
+        of_floats = expected.dtype.kind not in "iub"
+        if rule.rounded or (of_floats and not np.isfinite(error)):  # NaN elsewhere is no rounding
             return False
         feeds = dict(zip(self.names, sample.inputs, strict=True))
         outputs = nearby_outputs(self.original, feeds, reference_run)
