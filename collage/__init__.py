@@ -24,21 +24,16 @@ if TYPE_CHECKING:
         load,
         register_backend,
     )
-    from collage.backends.base import (
-        Availability,
-        Backend,
-        BackendKind,
-        BuildOptions,
-        Kernel,
-        UnsupportedError,
-    )
+    from collage.backends.base import Availability, Backend, BackendKind, UnsupportedError
     from collage.backends.registry import Registry, builtin_registry
     from collage.frontend.subgraph import Subgraph
+    from collage.kernel.kernel import Kernel
+    from collage.kernel.options import BuildOptions
+    from collage.module.module import CompiledModule
+    from collage.module.shaped import ShapedModule
     from collage.patterns.language import is_const, is_op, is_tuple, wildcard
     from collage.patterns.rules import BasePatternRule, check_path
     from collage.runtime.bound import BoundCall
-    from collage.runtime.module import CompiledModule
-    from collage.runtime.shaped import ShapedModule
 
 # ONNX Runtime sends what models it is given, and writes an id and a database for that, unless this is set before it is
 # imported. Processes that are started from here get it, too. Who has set it to anything else keeps that.
@@ -54,21 +49,16 @@ _HOMES = {
         "load",
         "register_backend",
     ),
-    "collage.backends.base": (
-        "Availability",
-        "Backend",
-        "BackendKind",
-        "BuildOptions",
-        "Kernel",
-        "UnsupportedError",
-    ),
+    "collage.backends.base": ("Availability", "Backend", "BackendKind", "UnsupportedError"),
     "collage.backends.registry": ("Registry", "builtin_registry"),
     "collage.frontend.subgraph": ("Subgraph",),
+    "collage.kernel.kernel": ("Kernel",),
+    "collage.kernel.options": ("BuildOptions",),
     "collage.patterns.language": ("is_const", "is_op", "is_tuple", "wildcard"),
     "collage.patterns.rules": ("BasePatternRule", "check_path"),
     "collage.runtime.bound": ("BoundCall",),
-    "collage.runtime.module": ("CompiledModule",),
-    "collage.runtime.shaped": ("ShapedModule",),
+    "collage.module.module": ("CompiledModule",),
+    "collage.module.shaped": ("ShapedModule",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

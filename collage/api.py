@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from collage.backends.base import Backend
 from collage.backends.registry import Registry, builtin_registry
+from collage.core.progress import Progress
 from collage.errors import UsageError, unknown_names
+from collage.module.module import CompiledModule
+from collage.module.shaped import ShapedModule
 from collage.patterns.explicit import Check
 from collage.patterns.match import MatchSource
-from collage.progress import Progress
-from collage.runtime.module import CompiledModule
-from collage.runtime.shaped import ShapedModule
 
 if TYPE_CHECKING:
     from collage.frontend.load import ModelSource
@@ -96,7 +96,7 @@ def compile(
 
     Raises ModelError, UsageError, DatabaseError, MeasurementError or NoPlacementError, all CollageError.
     """
-    from collage.compiler import CompileOptions, compile_model
+    from collage.compiler.compile import CompileOptions, compile_model
     from collage.measure_db.effort import FULL, QUICK
 
     if level not in LEVELS:
@@ -141,7 +141,7 @@ def compile_shapes(
 
     Raises what ``compile`` does, and UsageError when two sets are the same.
     """
-    from collage.several import compile_each
+    from collage.compiler.shape_sets import compile_each
 
     with _shown(progress) as show:
         return compile_each(model, shapes, strict, partial(compile, progress=show, strict=strict, **options))
@@ -152,7 +152,7 @@ def _shown(
 ) -> AbstractContextManager[Callable[[Progress], None]]:
     if callable(progress):
         return nullcontext(progress)
-    from collage.progress_display import display
+    from collage.report.progress_display import display
 
     return display(progress)
 
@@ -181,7 +181,7 @@ def load(
 
     Raises ModuleFileError when the file is damaged or was made for another machine or set of libraries.
     """
-    from collage.runtime.file import load_file
+    from collage.module.load import load_file
 
     chosen = registry if registry is not None else default_registry()
     return load_file(Path(path), chosen, share=share, verify=verify, strict=strict, trusted_key=trusted_key)

@@ -25,14 +25,14 @@ from onnx import helper
 from onnx.backend.base import Backend, BackendRep
 
 from collage.api import default_registry
-from collage.compiler import CompileOptions, compile_model
+from collage.compiler.compile import CompileOptions, compile_model
+from collage.core.temporary import TemporaryFolder
 from collage.errors import InputError, UsageError, unknown_names
 from collage.frontend.load import load_onnx
 from collage.frontend.shapes import model_inputs
 from collage.measure_db.effort import FULL, QUICK
 from collage.measure_db.process import Workers
-from collage.runtime.module import CompiledModule
-from collage.temporary import TemporaryFolder
+from collage.module.module import CompiledModule
 
 _OPTIONS = frozenset("backends threads tune_trials db seed time_limit_s strict quick".split())
 

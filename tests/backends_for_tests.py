@@ -10,18 +10,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from collage.backends.base import (
-    Availability,
-    Backend,
-    BackendKind,
-    BuildOptions,
-    Call,
-    Kernel,
-    UnsupportedError,
-)
+from collage.backends.base import Availability, Backend, BackendKind, UnsupportedError
 from collage.frontend.model import Model, import_model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
+from collage.kernel.kernel import Call, Kernel
+from collage.kernel.options import BuildOptions
 
 _OPS: Mapping[str, Callable[..., Any]] = {
     "nn.relu": lambda x: np.maximum(x, 0),

@@ -14,10 +14,12 @@ import numpy as np
 import onnx
 
 import collage
-from collage.backends.base import BackendKind, BuildOptions, Call, Kernel, UnsupportedError
+from collage.backends.base import BackendKind, UnsupportedError
 from collage.backends.onnxruntime import OnnxRuntime
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
+from collage.kernel.kernel import Call, Kernel
+from collage.kernel.options import BuildOptions
 from tests.backends_for_tests import NumpyBackend
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from collage.backends.base import Call
-from collage.bench_worker import Outputs, Setup
+from collage.bench.worker import Outputs, Setup
+from collage.kernel.kernel import Call
 
 
 def right(setup: Setup) -> tuple[Call, Outputs]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from collage.graph.convexity import convex_closure
 from collage.graph.dataflow import Graph, Node, OpKind, TensorType, Value
 from collage.graph.order import branch_order, cut_positions, windows
-from collage.search.placement import Candidate
+from collage.search.candidate import Candidate
 
 TENSOR = TensorType((1, 8), "float32")
 

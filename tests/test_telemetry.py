@@ -27,7 +27,7 @@ import onnxruntime
 WORKER = """
 from collage.measure_db.process import WorkerProcess
 from collage.measure_db.protocol import InitWhole
-from collage.temporary import TemporaryFolder
+from collage.core.temporary import TemporaryFolder
 with TemporaryFolder("whole") as folder:
     worker = WorkerProcess(1)
     worker.begin(InitWhole(str(folder), (), {}, 1))

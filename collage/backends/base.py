@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from collage.graph.dataflow import Array
-from collage.graph.layout import Layout
+from collage.kernel.kernel import Kernel, Session
+from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -25,9 +25,6 @@ LAYOUT = "layout"
 
 BUILT_IN = frozenset({VIEW, LAYOUT})
 """Backends that are always there, and that nobody names."""
-
-Call: TypeAlias = Callable[[], None]
-"""A kernel bound to its buffers: runs it, synchronously, in the calling thread."""
 
 NOT_EXACT = "reassociates, and exact algorithms are asked for"
 """Why what ``BuildOptions.exact`` leaves out has no candidate."""
@@ -55,93 +52,8 @@ class Availability:
         return not self.reason
 
 
-@dataclass(frozen=True)
-class Variant:
-    """One of the ways in which a backend can run a subgraph: layouts of the inputs and outputs, and the split.
-
-    ``inputs`` and ``outputs`` are in the order of the subgraph's; empty tuples mean that all are plain. ``split``
-    says how the work is divided among the team's threads ("rows", "output channels", "groups", "columns"; "" when
-    the kernel decides for itself). Two variants of a subgraph differ in one of the three.
-    """
-
-    inputs: tuple[Layout, ...] = ()
-    outputs: tuple[Layout, ...] = ()
-    split: str = ""
-
-    @property
-    def layout(self) -> str:
-        """Both sides in a word or two: ``blocked``, ``plain -> blocked``, ``blocked, plain -> blocked``."""
-        sides = [" ".join(dict.fromkeys(map(str, side))) for side in (self.inputs, self.outputs)]
-        taken, given = (side.replace(" ", ", ") or str(Layout.PLAIN) for side in sides)
-        return taken if taken == given else f"{taken} -> {given}"
-
-    def __str__(self) -> str:
-        return f"{self.layout}; {self.split}" if self.split else self.layout
-
-
-ALL_PLAIN = Variant()
-"""The one variant of a backend that knows no other."""
-
-
-@dataclass(frozen=True)
-class BuildOptions:
-    """What a kernel is built for: ``threads`` it may use, ``tune_trials`` a tuning compiler may spend.
-
-    ``tuning`` is the record that ``Backend.tune`` gave for the subgraph, or "".
-
-    ``exclusive`` tells that no other engine's threads share the cores, so that idle threads may spin: the
-    kernel is the whole model, or all engine kernels beside it are the same engine's. Anywhere else spinning
-    pools fight (alternating spinning ONNX Runtime with OpenVINO slowed both by 5-10x on two cores).
-
-    ``variant`` is one of those that ``Backend.variants`` gave for the subgraph, ``profile`` one of
-    ``Backend.profiles``.
-
-    ``exact`` asks for direct algorithms only. What reassociates (``Backend.reassociates``) is then not measured; a
-    backend that has a direct kernel for such a subgraph, but does not offer it otherwise, offers it in its place. It
-    is no part of a measurement's key: a variant is the same kernel with and without, or ``Backend.settings`` says so.
-    """
-
-    threads: int = 1
-    tune_trials: int = 0
-    exclusive: bool = False
-    tuning: str = ""
-    variant: Variant = ALL_PLAIN
-    profile: str = ""
-    exact: bool = False
-
-
 class UnsupportedError(Exception):
     """Raised by ``codegen``: the backend does not take this subgraph; the message says why."""
-
-
-class Kernel(ABC):
-    """A loaded kernel, ready to be bound to buffers; may be bound several times, and calls may run side by side."""
-
-    own_threads: bool = False
-    """Whether it has threads of its own. A forked process lacks them, so that the kernel is refused there."""
-
-    @abstractmethod
-    def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call:
-        """A call that reads ``inputs`` and fills ``outputs``.
-
-        The arrays are C-contiguous, start at 64-byte boundaries, have the types of the subgraph's inputs and
-        outputs, in that order, as the variant's layouts store them (``collage.graph.layout.stored_type``), and
-        keep their addresses for the life of the call. The kernel must not write
-        to its inputs, nor keep anything between calls; the output may be one of the inputs that
-        ``Backend.in_place`` names.
-        """
-
-
-class Session(ABC):
-    """A whole ONNX model loaded in an engine, for what no kernel can take: dynamic shapes, strings, sequences."""
-
-    @abstractmethod
-    def run(self, inputs: Sequence[Any]) -> list[Any]:
-        """Outputs of the model, in order, for its inputs, in order (those that are no initializers).
-
-        Values are numpy arrays, lists for sequences, None for optionals that are not there; strings are arrays of
-        Python strings. The outputs are the caller's own.
-        """
 
 
 class Backend(ABC):
@@ -209,7 +121,7 @@ class Backend(ABC):
     def load(self, artifact: Any, options: BuildOptions) -> Kernel:
         """Make the kernel of an artifact; needs neither the model nor TVM's compiler.
 
-        ``artifact`` is the bytes that ``codegen`` gave. One that was made by ``collage.runtime.frames.frame`` may also
+        ``artifact`` is the bytes that ``codegen`` gave. One that was made by ``collage.kernel.frames.frame`` may also
         come as ``Framed``, with arrays that lie in the mapped module file.
         """
 

@@ -6,19 +6,13 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from collage.backends.base import (
-    LAYOUT,
-    Availability,
-    Backend,
-    BackendKind,
-    BuildOptions,
-    Kernel,
-    UnsupportedError,
-)
+from collage.backends.base import LAYOUT, Availability, Backend, BackendKind, UnsupportedError
+from collage.core.typed import MalformedError
 from collage.graph.dataflow import TensorType
 from collage.graph.layout import Layout
 from collage.graph.read_type import read_type
-from collage.typed import MalformedError
+from collage.kernel.kernel import Kernel
+from collage.kernel.options import BuildOptions
 
 if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph

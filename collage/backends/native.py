@@ -5,22 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from collage.backends.base import (
-    Availability,
-    Backend,
-    BackendKind,
-    BuildOptions,
-    Kernel,
-    UnsupportedError,
-    Variant,
-)
+from collage.backends.base import Availability, Backend, BackendKind, UnsupportedError
+from collage.kernel.kernel import Kernel
+from collage.kernel.options import BuildOptions, Variant
 from collage.native.kernel_library import REVISION, kernels_problem
 from collage.native.library import core_problem
 
 if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph
+    from collage.kernel.frames import Artifact
     from collage.patterns.match import MatchSource
-    from collage.runtime.frames import Artifact
 
 
 class Native(Backend):

@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from collage.backends.base import (
-    Availability,
-    Backend,
-    BackendKind,
-    BuildOptions,
-    Kernel,
-    UnsupportedError,
-    Variant,
-)
+from collage.backends.base import Availability, Backend, BackendKind, UnsupportedError
+from collage.kernel.kernel import Kernel
+from collage.kernel.options import BuildOptions, Variant
 
 if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph
+    from collage.kernel.frames import Artifact
     from collage.patterns.match import MatchSource
-    from collage.runtime.frames import Artifact
 
 _KERNELS = "kernels 4"
 """To be counted up when `onednn_kernels` makes other kernels than before: what was measured no longer holds."""

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, ClassVar
 
-from collage.backends.base import Availability, Backend, BackendKind, BuildOptions, UnsupportedError
+from collage.backends.base import Availability, Backend, BackendKind, UnsupportedError
+from collage.kernel.options import BuildOptions
 
 if TYPE_CHECKING:
     from onnx import ModelProto

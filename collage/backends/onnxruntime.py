@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from collage.backends.base import BuildOptions, Call, Kernel, Session
 from collage.backends.onnx_engine import OnnxEngine
 from collage.graph.dataflow import Array
+from collage.kernel.kernel import Call, Kernel, Session
+from collage.kernel.options import BuildOptions
 
 _SPIN_US = "30"
 """How long idle threads spin when another engine's kernel may be next, in microseconds.

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from collage.backends.base import BuildOptions, Call, Kernel, Session, UnsupportedError
+from collage.backends.base import UnsupportedError
 from collage.backends.onnx_engine import OnnxEngine
 from collage.graph.dataflow import Array
-from collage.runtime.buffers import aligned_empty
+from collage.kernel.buffers import aligned_empty
+from collage.kernel.kernel import Call, Kernel, Session
+from collage.kernel.options import BuildOptions
 
 _NOT_PINNED = "not pinned"
 """The system may move threads away from cores that somebody else uses."""

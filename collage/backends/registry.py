@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any
 
-from collage.backends.base import BUILT_IN, Availability, Backend, BuildOptions
+from collage.backends.base import BUILT_IN, Availability, Backend
 from collage.errors import RegistrationError, unknown_names
+from collage.kernel.options import BuildOptions
 from collage.patterns.match import MatchSource
 from collage.patterns.registry import PatternRegistry
 

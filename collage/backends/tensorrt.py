@@ -15,10 +15,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from collage.backends.base import Availability, BuildOptions, Call, Kernel, UnsupportedError, Variant
+from collage.backends.base import Availability, UnsupportedError
 from collage.backends.onnx_engine import OnnxEngine
 from collage.errors import CollageError
 from collage.graph.dataflow import Array
+from collage.kernel.kernel import Call, Kernel
+from collage.kernel.options import BuildOptions, Variant
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -237,7 +239,7 @@ def _read_timings(config: Any, file: Path) -> Any:
 
 def _keep_timings(cache: Any, file: Path) -> None:
     """Replace the file. Of two builds at once one's timings are lost, which costs a later build some time only."""
-    from collage.new_file import new_file
+    from collage.core.new_file import new_file
 
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

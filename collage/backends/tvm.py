@@ -6,27 +6,20 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from collage.backends.base import (
-    TRIAL_LIMIT_S,
-    Availability,
-    Backend,
-    BackendKind,
-    BuildOptions,
-    Call,
-    Kernel,
-    UnsupportedError,
-)
+from collage.backends.base import TRIAL_LIMIT_S, Availability, Backend, BackendKind, UnsupportedError
 from collage.errors import DatabaseError
 from collage.frontend.op_kinds import COMPUTE_BOUND
 from collage.graph.dataflow import Array
+from collage.kernel.kernel import Call, Kernel
+from collage.kernel.options import BuildOptions
 from collage.native.launch import NativeKernel, Step
 from collage.native.library import core_problem
 
 if TYPE_CHECKING:
     from collage.backends.tvm_codegen import run
     from collage.frontend.subgraph import Subgraph
+    from collage.kernel.frames import Artifact
     from collage.patterns.match import MatchSource
-    from collage.runtime.frames import Artifact
 
 
 _SCHEDULES = "schedules 4"

@@ -11,17 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from collage.backends.base import (
-    VIEW,
-    Availability,
-    Backend,
-    BackendKind,
-    BuildOptions,
-    Call,
-    Kernel,
-    UnsupportedError,
-)
+from collage.backends.base import VIEW, Availability, Backend, BackendKind, UnsupportedError
 from collage.graph.dataflow import Array
+from collage.kernel.kernel import Call, Kernel
+from collage.kernel.options import BuildOptions
 
 if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph

@@ -20,10 +20,10 @@ def backends(as_json: bool) -> None:
       collage backends
       collage backends --json | jq '.backends[] | select(.available) | .name'
     """
-    import collage
+    from collage.api import default_registry
     from collage.native.library import core_problem
 
-    registry = collage.default_registry()
+    registry = default_registry()
     found = [
         {
             "name": name,
@@ -40,7 +40,7 @@ def backends(as_json: bool) -> None:
         return
     from rich.text import Text
 
-    from collage.show_terminal import plain_table
+    from collage.report.show_terminal import plain_table
 
     table = plain_table()
     table.add_column("backend", no_wrap=True)

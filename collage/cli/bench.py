@@ -75,8 +75,8 @@ def bench(
     """
     fixed = once_each("--shape", shapes)
     with measurements_survive():
-        from collage.bench import bench as compare
-        from collage.progress_display import display
+        from collage.bench.engines import bench as compare
+        from collage.report.progress_display import display
 
         with display(not quiet) as progress:
             found = compare(
@@ -95,8 +95,8 @@ def bench(
         return
     from rich.text import Text
 
-    from collage.show import duration
-    from collage.show_terminal import plain_table
+    from collage.report.show import duration
+    from collage.report.show_terminal import plain_table
 
     table = plain_table()
     table.add_column("engine")

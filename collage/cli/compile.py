@@ -154,9 +154,9 @@ def compile(
     refuse_same(model, output)
     check_writable(output)
     with measurements_survive():
-        import collage
+        from collage import api
         from collage.cli.arrays import read_arrays
-        from collage.progress_display import display
+        from collage.report.progress_display import display
 
         with display(not quiet) as progress:
             options: dict[str, Any] = {
@@ -175,19 +175,19 @@ def compile(
                 "exact": exact,
             }
             module = (
-                collage.compile(model, shapes=sets[0], inputs=read_arrays(files), **options)
+                api.compile(model, shapes=sets[0], inputs=read_arrays(files), **options)
                 if len(sets) == 1
-                else collage.compile_shapes(model, sets, **options)
+                else api.compile_shapes(model, sets, **options)
             )
         module.save(output)
-    from collage.runtime.file import read_summary
+    from collage.module.file import read_summary
 
     if as_json:
         original_bytes = read_summary(output).model_bytes
         print_json({**module.summary(), "original_bytes": original_bytes, "output": str(output)})
         return
-    from collage.show import size
-    from collage.show_terminal import summary_view
+    from collage.cli.summary_view import summary_view
+    from collage.report.show import size
 
     print_rich(summary_view(read_summary(output)))
     say(f"\nwrote {output} ({size(output.stat().st_size)})")

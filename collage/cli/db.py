@@ -40,8 +40,8 @@ def stats(db: Path | None, as_json: bool) -> None:
         return
     from rich.text import Text
 
-    from collage.show import size
-    from collage.show_terminal import plain_table
+    from collage.report.show import size
+    from collage.report.show_terminal import plain_table
 
     table = plain_table()
     table.add_column("backend")

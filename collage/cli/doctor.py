@@ -25,7 +25,7 @@ def doctor(db: Path | None, as_json: bool) -> None:
       collage doctor
       collage doctor --json
     """
-    from collage.doctor import Status, checks
+    from collage.cli.doctor_checks import Status, checks
 
     found = [check() for check in checks(db)]
     healthy = all(each.status is not Status.FAIL for each in found)
@@ -38,7 +38,7 @@ def doctor(db: Path | None, as_json: bool) -> None:
     else:
         from rich.text import Text
 
-        from collage.show_terminal import plain_table
+        from collage.report.show_terminal import plain_table
 
         table = plain_table()
         table.show_header = False

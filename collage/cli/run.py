@@ -10,7 +10,7 @@ import click
 from collage.cli.console import print_json, print_rich, say
 from collage.cli.files import check_writable, make_folder
 from collage.cli.options import FILE_ARGUMENT, JSON_OPTION, SEED_OPTION, once_each, parse_file_of
-from collage.new_file import new_file
+from collage.core.new_file import new_file
 
 
 @click.command()
@@ -72,9 +72,9 @@ def run(
     """
     import numpy as np
 
-    import collage
+    from collage import api
     from collage.cli.arrays import describe_array, fill_inputs, flat, read_arrays, save_arrays
-    from collage.runtime.file import closest, read_summary
+    from collage.module.file import closest, read_summary
     from collage.runtime.inputs import collect_inputs
 
     summary = read_summary(file, trusted_key)
@@ -87,7 +87,7 @@ def run(
         make_folder(output_dir)
     if trace is not None:
         check_writable(trace)
-    module = collage.load(file, verify=verify, trusted_key=trusted_key)
+    module = api.load(file, verify=verify, trusted_key=trusted_key)
     outputs = flat(module.run(arrays))
     if trace is not None:
         with new_file(trace) as stream:
@@ -102,7 +102,7 @@ def run(
         return
     from rich.text import Text
 
-    from collage.show_terminal import plain_table
+    from collage.report.show_terminal import plain_table
 
     table = plain_table()
     for title in ("output", "dtype", "shape", "min", "max", "mean", "saved as"):

@@ -12,12 +12,12 @@ import click
 from collage.cli.console import print_json, print_rich, say
 from collage.cli.files import check_writable
 from collage.cli.options import FILE_ARGUMENT, JSON_OPTION, once_each, parse_shape
+from collage.core.new_file import new_file
 from collage.errors import UsageError
-from collage.new_file import new_file
 
 if TYPE_CHECKING:
-    from collage.report import Report
-    from collage.runtime.file import Summary
+    from collage.module.file import Summary
+    from collage.report.report import Report
     from collage.schedule.program import Program
 
 _ALL = ""
@@ -67,8 +67,9 @@ def show(
       collage show model.collage --html model.html
       collage show model.collage --json | jq '.regions[].backend'
     """
-    from collage.runtime.file import read_summary
-    from collage.runtime.shaped import shapes_text, summarise
+    from collage.module.file import read_summary
+    from collage.module.shaped import summarise
+    from collage.runtime.inputs import shapes_text
 
     if html is not None:
         check_writable(html)
@@ -76,7 +77,7 @@ def show(
     if shapes:
         summary = replace(summary, modules=(_of_shapes(summary, once_each("--shape", shapes)),))
     if html is not None:
-        from collage.show import as_page
+        from collage.report.show import as_page
 
         with new_file(html) as stream:
             stream.write(as_page(summary.modules).encode())
@@ -85,14 +86,14 @@ def show(
         whole = summarise(found, summary.fallback) if summary.shaped else found[0]
         print_json({**whole, "original_bytes": summary.model_bytes})
     elif explain is not None:
-        from collage.show_terminal import explanation
+        from collage.report.show_terminal import explanation
 
         for report, program in summary.modules:
             if summary.shaped:
                 say(f"shapes {shapes_text(program)}\n")
             print_rich(explanation(_entries(report, program, explain)))
     elif html is None:
-        from collage.show_terminal import summary_view
+        from collage.cli.summary_view import summary_view
 
         print_rich(summary_view(summary))
     else:
@@ -101,9 +102,8 @@ def show(
 
 def _of_shapes(summary: Summary, wanted: Mapping[str, tuple[int, ...]]) -> tuple[Report, Program]:
     """The module for these shapes. Raises UsageError listing those that are there."""
-    from collage.runtime.file import closest
-    from collage.runtime.inputs import extents
-    from collage.runtime.shaped import shapes_text
+    from collage.module.file import closest
+    from collage.runtime.inputs import extents, shapes_text
 
     report, program = closest(summary, wanted)
     if wanted.items() <= {port.name: extents(port) for port in program.takes}.items():
@@ -113,7 +113,7 @@ def _of_shapes(summary: Summary, wanted: Mapping[str, tuple[int, ...]]) -> tuple
 
 
 def _json(report: Report, program: Program, explain: str | None) -> dict[str, Any]:
-    from collage.runtime.module import summary_of
+    from collage.module.module import summary_of
 
     found = summary_of(report, program)
     if explain is not None:

@@ -30,7 +30,7 @@ def sign(file: Path, key: Path) -> None:
     Examples:
       collage sign model.collage --key key.pem
     """
-    from collage.signing import sign_file
+    from collage.module.signing import sign_file
 
     check_writable(file)
     sign_file(file, key)
@@ -54,7 +54,7 @@ def verify(file: Path, key: Path | None, as_json: bool) -> None:
       collage verify model.collage
       collage verify model.collage --key public.pem
     """
-    from collage.runtime.file import verified
+    from collage.module.file import verified
 
     archive = verified(file, key)
     signed = archive.signature is not None

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-from collage.child_process import signal_name
-from collage.temporary import remove_all
+from collage.core.child_process import signal_name
+from collage.core.temporary import remove_all
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _PATIENCE_S = 5.0

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from collage.core.memory import physical_bytes
 from collage.errors import ModelError
 from collage.graph.dataflow import Array, Node, TensorType, np_dtype
 from collage.graph.value_type import OPTIONAL, SEQUENCE, STRING, TENSOR, ValueType
-from collage.memory import physical_bytes
 
 if TYPE_CHECKING:  # it imports TVM, which `collage run --random` does not need
     from collage.frontend.model import Model

@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 import onnx
 import onnxruntime as ort
 
+from collage.core.temporary import TemporaryFolder
 from collage.frontend.exotic import has_exotic, plain_interface
 from collage.frontend.expand import expand
 from collage.frontend.ort_options import session_options
 from collage.frontend.simplify import save_proto
-from collage.temporary import TemporaryFolder
 
 Run: TypeAlias = Callable[[Mapping[str, Any]], list[Any]]
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import onnx
 
+from collage.core.memory import physical_bytes
+from collage.core.printable import printable
 from collage.errors import ModelError, UsageError, unknown_names
-from collage.memory import physical_bytes
-from collage.printable import printable
 
 Shapes = Mapping[str, Sequence[int]]
 

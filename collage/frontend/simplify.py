@@ -10,6 +10,7 @@ import onnx
 import onnxruntime as ort
 from google.protobuf.message import EncodeError
 
+from collage.core.temporary import TemporaryFolder
 from collage.errors import ModelError
 from collage.frontend.casts import casts_first
 from collage.frontend.expand import expand
@@ -17,7 +18,6 @@ from collage.frontend.infer import infer_types
 from collage.frontend.ort_options import session_options
 from collage.frontend.scopes import all_nodes
 from collage.frontend.shapes import model_inputs
-from collage.temporary import TemporaryFolder
 
 log = logging.getLogger(__name__)
 

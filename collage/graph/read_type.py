@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from collage.core.typed import MalformedError, shown, typed
 from collage.graph.dataflow import TensorType, np_dtype
-from collage.typed import MalformedError, shown, typed
 
 _NUMPY = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
 _OTHERS = (

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from collage.core.typed import typed
 from collage.graph.dataflow import np_dtype
 from collage.graph.read_type import read_type
-from collage.typed import typed
 
 TENSOR, SEQUENCE, OPTIONAL = "tensor", "sequence", "optional"
 

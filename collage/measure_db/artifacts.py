@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from collage.errors import MeasurementError
 from collage.graph.dataflow import Array
-from collage.runtime.buffers import as_bytes
-from collage.runtime.frames import parts_of
+from collage.kernel.buffers import as_bytes
+from collage.kernel.frames import parts_of
 
 _LARGE = 64 << 10
 """Bytes from which on a part of an artifact is stored elsewhere."""

@@ -11,11 +11,14 @@ from typing import TypeAlias
 import numpy as np
 import onnx
 
-from collage.backends.base import Backend, BuildOptions, Call, Kernel, UnsupportedError, Variant
+from collage.backends.base import Backend, UnsupportedError
 from collage.frontend.subgraph import Subgraph
 from collage.frontend.to_onnx import ExportError
 from collage.graph.dataflow import Array
 from collage.graph.layout import Layout, from_layout, stored_type, to_layout
+from collage.kernel.buffers import aligned_array, aligned_copy, as_bytes, poison
+from collage.kernel.kernel import Call, Kernel
+from collage.kernel.options import BuildOptions, Variant
 from collage.measure_db.coldness import instance_count, weight_bytes, weights_among
 from collage.measure_db.compare import region_tolerance
 from collage.measure_db.machine import last_level_cache
@@ -23,7 +26,6 @@ from collage.measure_db.results import Measurement, Outcome, Rejection, Rejectio
 from collage.measure_db.samples import Sample, Samples
 from collage.measure_db.timing import Clocked, Timing, time_calls, time_clocked
 from collage.native import LaunchList, NativeKernel, note_time, team_of, touch_in_turns
-from collage.runtime.buffers import aligned_array, aligned_copy, as_bytes, poison
 
 _MESSAGE_CHARS = 500
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from collage.backends.base import BuildOptions
 from collage.backends.layout import LayoutChange
 from collage.graph.dataflow import np_dtype
 from collage.graph.layout import stored_type, to_layout
+from collage.kernel.buffers import aligned_array, aligned_copy, as_bytes, poison
+from collage.kernel.options import BuildOptions
 from collage.measure_db.candidate import RejectedError, clocked, stage
 from collage.measure_db.protocol import Change
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
 from collage.measure_db.timing import time_clocked
-from collage.runtime.buffers import aligned_array, aligned_copy, as_bytes, poison
 
 
 def measure_change(change: Change, options: BuildOptions, sample_s: float = 0.25) -> Outcome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from collage.backends.base import Call
+from collage.kernel.kernel import Call
 from collage.measure_db.interleave import FEWEST, SURE, interleave
 from collage.measure_db.timing import Timing
 
@@ -54,4 +54,4 @@ class Effort:
 
 FULL = Effort("", kernel_s=0.25, rounds=60, compare_s=30.0, settle_s=0.05, turn_s=0.02)
 QUICK = Effort("quick", kernel_s=0.005, rounds=3, compare_s=0.5, settle_s=0.0, turn_s=0.0)
-"""For ``collage.quick``, which compares less, too."""
+"""For ``collage.compiler.quick``, which compares less, too."""

@@ -14,7 +14,7 @@ from functools import partial
 from statistics import median
 from typing import TypeVar
 
-from collage.backends.base import Call
+from collage.kernel.kernel import Call
 from collage.measure_db.timing import Clock, Timing, batch_ns, clock_overhead, median_interval, no_gc, summary
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from collage import cgroup
+from collage.core import cgroup
 
 _MARGIN_BYTES = 512 << 20
 _LEAST_BYTES = 1 << 30

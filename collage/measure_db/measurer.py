@@ -16,14 +16,17 @@ import onnx
 import onnxruntime
 import tvm
 
-from collage.backends.base import ALL_PLAIN, LAYOUT, TRIAL_LIMIT_S, VIEW, Backend, BuildOptions, Variant
+from collage.backends.base import LAYOUT, TRIAL_LIMIT_S, VIEW, Backend
 from collage.backends.layout import LayoutChange
+from collage.core.progress import Progress
+from collage.core.temporary import TemporaryFolder
 from collage.errors import MeasurementError, unknown_names
 from collage.frontend.model import Model
 from collage.frontend.simplify import save_proto
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
 from collage.graph.magnitudes import Magnitudes, can_be_infinite, can_be_scanned
+from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
 from collage.measure_db.artifacts import Artifacts
 from collage.measure_db.coldness import weights_among
 from collage.measure_db.database import Database, KernelKey
@@ -52,8 +55,6 @@ from collage.measure_db.results import Measurement, Outcome, Rejection, Rejectio
 from collage.measure_db.samples import fatal_samples
 from collage.measure_db.switch_cost import switch_cost_us
 from collage.measure_db.travel import pickle_backend
-from collage.progress import Progress
-from collage.temporary import TemporaryFolder
 
 log = logging.getLogger(__name__)
 

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from collage.backends.base import Call, Kernel
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
 from collage.graph.layout import Layout, from_layout, to_layout
+from collage.kernel.buffers import as_bytes, poison
+from collage.kernel.kernel import Call, Kernel
 from collage.measure_db.candidate import RejectedError, allowed_error, may_be_rounding, stage
 from collage.measure_db.plan_protocol import Plan, Stage
 from collage.measure_db.plan_trace import Place
 from collage.measure_db.results import Rejection, RejectionKind
 from collage.measure_db.samples import Samples
-from collage.runtime.buffers import as_bytes, poison
 from collage.runtime.executor import Executor
 
 _RUNS = 4

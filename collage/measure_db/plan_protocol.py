@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from collage.backends.base import BuildOptions
+from collage.kernel.options import BuildOptions
 from collage.measure_db.effort import Effort
 from collage.measure_db.protocol import Change, Request
 from collage.measure_db.results import Rejection

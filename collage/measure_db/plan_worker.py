@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from collage.backends.base import Call, Kernel
 from collage.frontend.model import Model
 from collage.graph.dataflow import Array
+from collage.kernel.kernel import Call, Kernel
 from collage.measure_db.artifacts import Artifacts
 from collage.measure_db.candidate import RejectedError, stage
+from collage.measure_db.launch_times import NotedRuns, run_in_turns
 from collage.measure_db.plan_check import PlanCheck
 from collage.measure_db.plan_protocol import (
     ComparePlans,
@@ -40,8 +41,7 @@ from collage.measure_db.samples import Samples
 from collage.measure_db.timing import time_calls
 from collage.runtime.careful import Careful
 from collage.runtime.executor import Executor
-from collage.runtime.module import Backends, load_kernels
-from collage.runtime.profile import NotedRuns, run_in_turns
+from collage.runtime.parts import Backends, load_kernels
 
 _NOTED_RUNS = 4
 

@@ -10,13 +10,13 @@ import weakref
 from types import TracebackType
 from typing import Any
 
-from collage.child_process import ChannelError, ChildEndedError, ChildError, ChildProcess, signal_name
+from collage.core.child_process import ChannelError, ChildEndedError, ChildError, ChildProcess, signal_name
+from collage.core.temporary import TemporaryFolder
 from collage.errors import MeasurementError
 from collage.measure_db.candidate import looks_like_memory
 from collage.measure_db.machine import worker_environment
 from collage.measure_db.protocol import Init, InitWhole, Ready
 from collage.measure_db.results import Rejection, RejectionKind
-from collage.temporary import TemporaryFolder
 
 _START_LIMIT_S = 600.0
 _TAIL_CHARS = 600

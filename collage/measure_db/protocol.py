@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from collage.backends.base import ALL_PLAIN, BuildOptions, Variant
 from collage.graph.dataflow import Array, TensorType
 from collage.graph.layout import Layout
+from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
 from collage.measure_db.effort import Effort
 from collage.measure_db.timing import Timing
 

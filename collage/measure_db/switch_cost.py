@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collage.backends.base import Call
+from collage.kernel.kernel import Call
 from collage.measure_db.timing import time_calls
 
 _ROUNDS = 3

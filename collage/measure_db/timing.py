@@ -12,7 +12,7 @@ from functools import cache
 from itertools import cycle, islice, pairwise
 from statistics import median
 
-from collage.backends.base import Call
+from collage.kernel.kernel import Call
 
 Clock = Callable[[], int]
 """Nanoseconds since some moment; monotonic."""

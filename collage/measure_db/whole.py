@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 
 from collage.backends.base import Backend
+from collage.core.temporary import TemporaryFolder
 from collage.errors import CollageError
 from collage.frontend.scopes import all_nodes
 from collage.frontend.simplify import save_proto
@@ -36,8 +37,7 @@ from collage.measure_db.protocol import (
 )
 from collage.measure_db.timing import Timing
 from collage.measure_db.travel import pickle_backend
-from collage.runtime.module import Parts
-from collage.temporary import TemporaryFolder
+from collage.runtime.parts import Parts
 
 log = logging.getLogger(__name__)
 

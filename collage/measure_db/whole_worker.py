@@ -9,9 +9,11 @@ from typing import Any
 
 import onnx
 
-from collage.backends.base import BuildOptions, Session, UnsupportedError
-from collage.child_process import Failure
+from collage.backends.base import UnsupportedError
+from collage.core.child_process import Failure
 from collage.frontend.shapes import model_inputs
+from collage.kernel.kernel import Session
+from collage.kernel.options import BuildOptions
 from collage.measure_db.protocol import (
     Compared,
     CompareWhole,
@@ -23,7 +25,7 @@ from collage.measure_db.protocol import (
     RunWhole,
 )
 from collage.runtime.executor import Executor
-from collage.runtime.module import load_parts
+from collage.runtime.parts import load_parts
 from collage.runtime.tail import TailExecutor
 
 

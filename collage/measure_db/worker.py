@@ -23,12 +23,15 @@ from typing import Any
 import numpy as np
 import onnx
 
-from collage.backends.base import Backend, BuildOptions, Call
-from collage.child_process import Failure, parent_id, read_message, take_over_pipes, write_message
+from collage.backends.base import Backend
+from collage.core.child_process import Failure, parent_id, read_message, take_over_pipes, write_message
+from collage.core.temporary import sweep
 from collage.errors import CollageError, MeasurementError
 from collage.frontend.model import Model, from_simplified
 from collage.frontend.random_inputs import random_inputs
 from collage.frontend.subgraph import Subgraph
+from collage.kernel.kernel import Call
+from collage.kernel.options import BuildOptions
 from collage.measure_db.artifacts import Artifacts
 from collage.measure_db.candidate import (
     BoundKernel,
@@ -67,7 +70,6 @@ from collage.measure_db.store import ValueStore
 from collage.measure_db.switch_cost import switch_cost_us
 from collage.measure_db.whole_worker import WholeWorker
 from collage.native import beside_team
-from collage.temporary import sweep
 
 _SEED = 0
 

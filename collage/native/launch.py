@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from collage.backends.base import Call, Kernel
 from collage.errors import CollageError
 from collage.graph.dataflow import Array
+from collage.kernel.kernel import Call, Kernel
 from collage.native.library import address_of, core
 from collage.native.team import Team, team_of
 

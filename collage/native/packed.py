@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from collage.core.typed import MalformedError, shown, typed
 from collage.errors import CollageError, ModuleFileError
+from collage.kernel.frames import Artifact, frame, unframe
 from collage.native.kernel_library import REVISION
-from collage.runtime.frames import Artifact, frame, unframe
-from collage.typed import MalformedError, shown, typed
 
 _KIND = "native"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from collage.core.typed import MalformedError
 from collage.graph.dataflow import Array
-from collage.typed import MalformedError
 
 FLOAT_BYTES = 4
 

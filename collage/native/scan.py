@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from collage.backends.base import Call
 from collage.graph.dataflow import Array
 from collage.graph.magnitudes import INTEGER_LIMIT, SCANNED, SCANNED_INTEGERS
+from collage.kernel.kernel import Call
 from collage.native.kernel_library import library_function
 from collage.native.launch import Step, Task
 

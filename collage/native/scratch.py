@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
-from collage.runtime.buffers import aligned_bytes
+from collage.kernel.buffers import aligned_bytes
 
 _buffers: WeakValueDictionary[tuple[int, int, Hashable], npt.NDArray[np.uint8]] = WeakValueDictionary()
 _group: ContextVar[Hashable] = ContextVar("group", default=None)

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Mapping
 from typing import Any
 
-from collage.typed import MalformedError, shown
+from collage.core.typed import MalformedError, shown
 
 
 def structure(kind: type[ctypes.Structure], values: Mapping[str, Any]) -> ctypes.Structure:

@@ -11,8 +11,8 @@ from pathlib import Path
 from weakref import WeakSet
 
 from collage.errors import CollageError
+from collage.kernel.target import cores
 from collage.native.library import core, core_problem
-from collage.target import cores
 
 _teams: dict[int, Team] = {}
 _made: WeakSet[Team] = WeakSet()

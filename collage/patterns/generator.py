@@ -4,12 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from collage.graph.dataflow import OpKind
 from collage.patterns.context import MatchContext, OpNode
+from collage.patterns.language import is_op, is_tuple, wildcard
 
-if TYPE_CHECKING:
-    from collage.patterns.rules import BasePatternRule
+_FUSION_ORDER = (
+    OpKind.ELEMWISE,
+    OpKind.BROADCAST,
+    OpKind.INJECTIVE,
+    OpKind.REDUCTION,
+    OpKind.OUT_FUSABLE,
+    OpKind.OPAQUE,
+)
+
+
+class Rule(Protocol):
+    """What the generator asks; see ``collage.patterns.rules.BasePatternRule``."""
+
+    max_nodes: int
+
+    @property
+    def name(self) -> str:
+        """Name for reports."""
+
+    def op_rule(self, op: OpNode, /) -> bool | str:
+        """Whether the operator is admitted, or why not."""
+
+    def fusion_rule(self, cur_type: Any, src: OpNode, sink: OpNode, /) -> bool:
+        """Whether a group may grow up to ``sink``."""
+
+    def kind_value(self, kind: OpKind, /) -> Any:
+        """The rule's value for an operator kind."""
 
 
 @dataclass(frozen=True)
@@ -21,14 +48,12 @@ class Generated:
     reason: str = ""
 
 
-def generate(context: MatchContext, rule: BasePatternRule) -> Iterator[Generated]:
+def generate(context: MatchContext, rule: Rule) -> Iterator[Generated]:
     """All groups of the rule in the model: step 1 admits the seed, step 2 grows it over post-dominators.
 
     A group holds every node between its seed and its sink. As the sink post-dominates the seed, no
     intermediate result escapes. Each node is asked about once.
     """
-    from collage.patterns.rules import combine
-
     ops = tuple(OpNode(op.id, context, rule.kind_value) for op in context.ops)
     verdicts = [rule.op_rule(op) for op in ops]
     for seed in ops:
@@ -63,8 +88,6 @@ def pattern_of(context: MatchContext, nodes: Sequence[int]) -> Any:
     ``is_op("conv2d")(wildcard(), wildcard())`` and so on; inputs from outside are wildcards, one for each value.
     Groups with operators whose arguments are no tensors only (shapes) match those arguments with wildcards too.
     """
-    from collage.patterns.language import is_op, is_tuple, wildcard
-
     graph = context.graph
     made: dict[int, Any] = {}
 
@@ -88,3 +111,8 @@ def pattern_of(context: MatchContext, nodes: Sequence[int]) -> Any:
                 arguments.append(value_pattern(remaining.pop(0)))
         made[node_id] = is_op(f"relax.{node.op}")(*arguments)
     return made[nodes[-1]]
+
+
+def combine(first: OpKind, second: OpKind) -> OpKind:
+    """Kind of a group from the kinds of its parts: the one that constrains fusion more."""
+    return max(first, second, key=_FUSION_ORDER.index)

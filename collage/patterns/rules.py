@@ -7,6 +7,7 @@ from typing import Any
 
 from collage.graph.dataflow import OpKind
 from collage.patterns.context import MatchContext, OpNode
+from collage.patterns.generator import generate
 from collage.patterns.match import Found, MatchSource
 
 __all__ = ["BasePatternRule", "MatchSource", "check_path"]
@@ -23,15 +24,6 @@ _KIND_NAMES = {
     "koutewisefusable": OpKind.OUT_FUSABLE,
     "kopaque": OpKind.OPAQUE,
 }
-
-_FUSION_ORDER = (
-    OpKind.ELEMWISE,
-    OpKind.BROADCAST,
-    OpKind.INJECTIVE,
-    OpKind.REDUCTION,
-    OpKind.OUT_FUSABLE,
-    OpKind.OPAQUE,
-)
 
 
 class BasePatternRule:
@@ -80,8 +72,6 @@ class BasePatternRule:
 
     def find(self, context: MatchContext) -> Iterator[Found]:
         """All groups the generator grows in the model (Figure 2.4)."""
-        from collage.patterns.generator import generate
-
         for each in generate(context, self):
             yield Found(each.nodes, f"{self.name}: {each.text}", each.reason)
 
@@ -106,11 +96,6 @@ def check_path(
         if not checker(src.kind_value(context.ops[node].kind)):
             return False
     return True
-
-
-def combine(first: OpKind, second: OpKind) -> OpKind:
-    """Kind of a group from the kinds of its parts: the one that constrains fusion more."""
-    return max(first, second, key=_FUSION_ORDER.index)
 
 
 def _names_of(rule: type) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from collage.backends.base import Call
 from collage.graph.dataflow import Array
+from collage.kernel.kernel import Call
 from collage.native import Events, LaunchList, Step, Task, Team, in_turn, note_time, sharing_scratch
 from collage.native.scan import Flag, scan_call, scan_step
 from collage.schedule.program import Program

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from collage.backends.base import Call
 from collage.errors import InputError, unknown_names
 from collage.graph.dataflow import Array, np_dtype
-from collage.runtime.buffers import ALIGNMENT, aligned_array, as_bytes
+from collage.kernel.buffers import ALIGNMENT, aligned_array, as_bytes
+from collage.kernel.kernel import Call
 from collage.runtime.executor import Executor
 from collage.schedule.program import Port
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from collage.backends.base import BuildOptions
 from collage.backends.onnxruntime import UNOPTIMISED
 from collage.errors import CollageError
 from collage.graph.dataflow import Array
 from collage.graph.magnitudes import LIMIT, SCANNED, SCANNED_INTEGERS
+from collage.kernel.frames import Buffer
+from collage.kernel.options import BuildOptions
 from collage.native.scan import new_flag, scan_call
-from collage.runtime.frames import Buffer
 from collage.runtime.original import OriginalModel
 
 log = logging.getLogger(__name__)

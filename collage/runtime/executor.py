@@ -15,13 +15,13 @@ from weakref import WeakSet
 import numpy as np
 import numpy.typing as npt
 
-from collage.backends.base import Call, Kernel
 from collage.errors import CollageError
 from collage.graph.dataflow import Array, np_dtype
+from collage.kernel.buffers import aligned_empty
+from collage.kernel.kernel import Call, Kernel
 from collage.native import NativeKernel, Team, beside_team, team_of
 from collage.native.scan import new_flag
 from collage.runtime.binder import Binder, noted, timed
-from collage.runtime.buffers import aligned_empty
 from collage.runtime.careful import Careful, no_original
 from collage.runtime.turns import Turns
 from collage.schedule.program import Program

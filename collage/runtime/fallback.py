@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from collage.backends.base import BuildOptions
 from collage.errors import CollageError, InputError
 from collage.graph.dataflow import Array, np_dtype
-from collage.runtime.frames import Buffer
+from collage.kernel.frames import Buffer
+from collage.kernel.options import BuildOptions
 from collage.runtime.original import OriginalModel
 from collage.schedule.program import Port
 from collage.schedule.tail import ValuePort

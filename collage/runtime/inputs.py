@@ -10,7 +10,7 @@ import numpy as np
 from collage.errors import InputError
 from collage.graph.dataflow import Array, np_dtype
 from collage.graph.value_type import MismatchError
-from collage.schedule.program import Port
+from collage.schedule.program import Port, Program
 from collage.schedule.tail import ValuePort
 
 
@@ -123,3 +123,13 @@ def _about(port: Port | ValuePort) -> str:
 def extents(port: Port | ValuePort) -> tuple[int, ...]:
     """The port's shape (elements per axis); -1 where the extent is not known."""
     return tuple(-1 if extent is None else extent for extent in port.type.shape or ())
+
+
+def shapes_text(program: Program) -> str:
+    """The shapes that a program is for, as ``--shape`` takes them: ``ids:1x64 mask:1x64``."""
+    return shape_arguments([port.name for port in program.takes], [extents(port) for port in program.takes])
+
+
+def shape_arguments(names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> str:
+    """Names and shapes as ``--shape`` takes them."""
+    return " ".join(f"{n}:{'x'.join(map(str, shape))}" for n, shape in zip(names, shapes, strict=True))

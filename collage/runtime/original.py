@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakSet
 
-from collage.backends.base import BuildOptions, Session
 from collage.backends.onnxruntime import OnnxRuntime
 from collage.errors import CollageError
-from collage.runtime.frames import Buffer
+from collage.kernel.frames import Buffer
+from collage.kernel.kernel import Session
+from collage.kernel.options import BuildOptions
 
 
 class OriginalModel:

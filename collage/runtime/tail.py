@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from collage.backends.base import Session
 from collage.errors import CollageError, InputError, unknown_names
 from collage.graph.dataflow import Array, np_dtype
 from collage.graph.value_type import STRING, TENSOR, MismatchError
+from collage.kernel.kernel import Session
 from collage.runtime.bound import BoundCall, bind
 from collage.runtime.careful import Careful, are_ordinary
 from collage.runtime.executor import Executor

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from collage.backends.base import VIEW
+from collage.core.typed import MalformedError, shown
 from collage.graph.dataflow import TensorType
 from collage.graph.magnitudes import is_scanned
 from collage.graph.read_type import MOST_BYTES
@@ -16,7 +17,6 @@ from collage.graph.value_type import TENSOR
 from collage.schedule.program import Port, Program
 from collage.schedule.region import Region
 from collage.schedule.tail import Tail
-from collage.typed import MalformedError, shown
 
 MOST_THREADS = 1024
 """Of a team, and of an engine."""

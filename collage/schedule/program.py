@@ -7,14 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from collage.graph.dataflow import TensorType
-from collage.graph.read_type import read_type
 from collage.schedule.dag import Dag
 from collage.schedule.memory import MemoryPlan, lifetimes, plan_memory
 from collage.schedule.region import Region
 from collage.schedule.schedule import TEAM, Ordered, Schedule
 from collage.schedule.sharing import Place, Sharing, overwrite_in_place
-from collage.schedule.tail import Tail, ValuePort, read_rows
-from collage.typed import typed
+from collage.schedule.tail import Tail, ValuePort
 
 Step: TypeAlias = "tuple[Sequence[int], Sequence[int]]"
 """Values that a launch reads, and those it writes."""
@@ -107,28 +105,6 @@ class Program:
             "types": {str(v): [list(t.shape), t.dtype] for v, t in self.types.items()},
             "tail": None if self.tail is None else self.tail.to_json(),
         }
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Program:
-        """The inverse of ``to_json``. Raises ValueError, KeyError or TypeError for what no program can be made of."""
-        from collage.schedule.check_program import check_regions, check_tail
-
-        types = {int(v): read_type(shape, dtype) for v, (shape, dtype) in data["types"].items()}
-        regions = [Region.from_json(each) for each in data["regions"]]
-        given = typed(list[tuple[str, int]], data["outputs"])
-        inputs = []
-        for name, value, rows in data["inputs"]:
-            port = typed(int, value)
-            inputs.append(Port(typed(str, name), port, types[port], read_rows(rows)))
-        outputs = [Port(name, value, types[value]) for name, value in given]
-        threads = typed(int, data["threads"])
-        check_regions(regions, inputs, types, threads)
-        program = make_program(regions, inputs, outputs, types, threads)
-        if data["tail"] is None:
-            return program
-        tail = Tail.from_json(data["tail"])
-        check_tail(program, tail)
-        return program.followed_by(tail)
 
 
 def make_program(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from collage.typed import typed
+from collage.core.typed import typed
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from collage.core.typed import MalformedError, typed
 from collage.graph.value_type import ValueType
 from collage.schedule.region import Region
-from collage.typed import MalformedError, typed
 
 
 @dataclass(frozen=True)

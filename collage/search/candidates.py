@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from collage.backends.base import NOT_EXACT, VIEW, Backend, BuildOptions, UnsupportedError, Variant
+from collage.backends.base import NOT_EXACT, VIEW, Backend, UnsupportedError
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.layout import Layout
 from collage.graph.views import free_layouts
+from collage.kernel.options import BuildOptions, Variant
 from collage.measure_db.protocol import Change, Request
 from collage.measure_db.results import Measurement, Outcome
 from collage.patterns.match import Match, RejectedMatch
-from collage.report import CandidateReport
+from collage.report.report import CandidateReport
 from collage.search import conversion
-from collage.search.placement import Candidate
+from collage.search.candidate import Candidate
 
 NOISE_FLOOR = 0.02
 """Least noise of a measurement, as a share of it: fresh processes differ by 2-5 %, which no repeat shows."""

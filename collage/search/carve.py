@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collage.search.placement import Candidate
+from collage.search.candidate import Candidate
 
 _LEAST_GAIN = 0.01
 """Least gain, as a share of the region's cost, that is worth measuring."""

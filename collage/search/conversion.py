@@ -15,7 +15,7 @@ from collage.graph.dataflow import Graph
 from collage.graph.layout import Layout
 
 if TYPE_CHECKING:
-    from collage.search.placement import Candidate
+    from collage.search.candidate import Candidate
 
 Change: TypeAlias = "tuple[int, Layout, Layout]"
 """A value's id, the layout it is in, and the one it is wanted in."""

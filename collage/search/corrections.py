@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome
+from collage.search.candidate import Candidate
 from collage.search.conversion import Change, Conversion
-from collage.search.placement import Candidate
 
 log = logging.getLogger(__name__)
 

@@ -40,17 +40,10 @@ from typing import TypeAlias
 from collage.graph.convexity import bits
 from collage.graph.dataflow import Graph
 from collage.graph.order import branch_order
+from collage.search.candidate import Candidate
 from collage.search.conversion import Change
 from collage.search.layouts import Held, LayoutRules, Ports, weight
-from collage.search.placement import (
-    NO_CONVERSIONS,
-    Candidate,
-    Placement,
-    charge_us,
-    contenders,
-    finish,
-    no_cover,
-)
+from collage.search.placement import NO_CONVERSIONS, Placement, charge_us, contenders, finish, no_cover
 
 _MOST_STATES_PLAIN = 512
 _MOST_STATES = 128

@@ -19,16 +19,9 @@ from collage.errors import CollageError
 from collage.graph.convexity import CyclicPlacementError
 from collage.graph.dataflow import Graph
 from collage.graph.layout import Layout
+from collage.search.candidate import Candidate
 from collage.search.conversion import Change
-from collage.search.placement import (
-    NO_CONVERSIONS,
-    Candidate,
-    Placement,
-    charge_us,
-    contenders,
-    finish,
-    no_cover,
-)
+from collage.search.placement import NO_CONVERSIONS, Placement, charge_us, contenders, finish, no_cover
 
 _INFEASIBLE = 2
 """``scipy.optimize.milp``'s status for a problem without a solution."""

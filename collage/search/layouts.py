@@ -19,8 +19,8 @@ from typing import TypeAlias
 
 from collage.graph.dataflow import Graph
 from collage.graph.layout import Layout
+from collage.search.candidate import Candidate
 from collage.search.conversion import Change
-from collage.search.placement import Candidate
 
 _LAYOUTS = tuple(Layout)
 _PLAIN = _LAYOUTS.index(Layout.PLAIN)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from collage.search.placement import Candidate, Placement
+from collage.search.candidate import Candidate
+from collage.search.placement import Placement
 
 
 def unions(

@@ -19,7 +19,8 @@ from typing import TypeAlias
 
 from collage.graph.dataflow import Graph
 from collage.graph.order import cut_positions
-from collage.search.placement import Candidate, Placement
+from collage.search.candidate import Candidate
+from collage.search.placement import Placement
 
 Genome: TypeAlias = tuple[int, ...]
 """A digit for each gene."""

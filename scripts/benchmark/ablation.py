@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from collage.api import default_registry
-from collage.backends.base import BUILT_IN, Backend, BuildOptions, Variant
+from collage.backends.base import BUILT_IN, Backend
 from collage.backends.registry import Registry
-from collage.bench import OURS, prepare, reference
+from collage.bench.engines import OURS, prepare, reference
+from collage.bench.race import race
+from collage.core.progress import Progress
 from collage.errors import CollageError
 from collage.frontend.subgraph import Subgraph
-from collage.progress import Progress
-from collage.race import race
+from collage.kernel.options import BuildOptions, Variant
 
 from .compiled import Compiled, Options, compile_to
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from collage.bench import OURS, prepare
-from collage.progress import Progress
-from collage.race import race
+from collage.bench.engines import OURS, prepare
+from collage.bench.race import race
+from collage.core.progress import Progress
 
 from .compiled import Options, compile_to
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from collage.bench import OURS, bench
+from collage.bench.engines import OURS, bench
+from collage.core.progress import Progress
 from collage.frontend.load import load_onnx
 from collage.frontend.simplify import simplify
-from collage.progress import Progress
 
 from .compiled import Compiled, Options, compile_to
 from .contenders import Contenders

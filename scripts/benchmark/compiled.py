@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import collage
-from collage.progress import Progress
-from collage.report import Report
+from collage.core.progress import Progress
+from collage.report.report import Report
 from collage.schedule.program import Program
 
 

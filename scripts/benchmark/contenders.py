@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from collage.bench import OURS
-from collage.bench_worker import ENGINES
+from collage.bench.engines import OURS
+from collage.bench.worker import ENGINES
 from collage.errors import CollageError, unknown_names
 
 PYTORCH: Mapping[str, str] = {
@@ -22,7 +22,7 @@ NO_TORCH = "torch is not installed; pip install 'collage[models]'"
 
 @dataclass(frozen=True)
 class Contenders:
-    """What to give to ``collage.bench.bench``; ``note`` says who is missing and how to mend it."""
+    """What to give to ``collage.bench.engines.bench``; ``note`` says who is missing and how to mend it."""
 
     engines: tuple[str, ...] | None
     others: Mapping[str, str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from collage.report import Report
+from collage.report.report import Report
 from collage.schedule.program import Program
 from collage.schedule.region import Region
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from collage.bench import OURS, prepare, reference
-from collage.bench_worker import ENGINES
-from collage.progress import Progress
-from collage.race import race
-from collage.report import GraphLevelReport
+from collage.bench.engines import OURS, prepare, reference
+from collage.bench.race import race
+from collage.bench.worker import ENGINES
+from collage.core.progress import Progress
+from collage.report.report import GraphLevelReport
 
 from .compiled import Options, compile_to
 

@@ -11,10 +11,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from collage.bench import prepare
+from collage.bench.engines import prepare
+from collage.bench.race import race
+from collage.core.progress import Progress
 from collage.errors import CollageError
-from collage.progress import Progress
-from collage.race import race
 
 SIZE = 1536
 ROUNDS = 10

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from collage.bench import OURS, prepare, reference
-from collage.progress import Progress
-from collage.race import race
+from collage.bench.engines import OURS, prepare, reference
+from collage.bench.race import race
+from collage.core.progress import Progress
 from collage.schedule.schedule import concurrency
 
 from .compiled import Options, compile_to

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from collage.core.progress import Progress
 from collage.errors import CollageError
-from collage.progress import Progress
-from collage.progress_display import display
+from collage.report.progress_display import display
 
 from .compiled import Options
 

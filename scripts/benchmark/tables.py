@@ -10,8 +10,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from collage.bench import OURS
-from collage.show_terminal import plain_table
+from collage.bench.engines import OURS
+from collage.report.show_terminal import plain_table
 
 from .comparison import geometric_means
 from .peak import Peak

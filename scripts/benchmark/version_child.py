@@ -15,8 +15,9 @@ import sys
 import time
 from typing import Any
 
-import collage
 import numpy as np
+
+import collage
 
 
 def compile_once(model: str, module: str, database: str, threads: str) -> dict[str, Any]:

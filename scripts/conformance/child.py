@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx.backend.test.runner import Runner
 
-from collage.child_process import read_message, take_over_pipes, write_message
+from collage.core.child_process import read_message, take_over_pipes, write_message
 
 BACKENDS = {
     "collage": "collage.onnx_backend:CollageBackend",

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from collage.child_process import ChildEndedError, ChildError, ChildProcess
+from collage.core.child_process import ChildEndedError, ChildError, ChildProcess
 from conformance.child import Outcome, Serve, Tests
 
 _START_LIMIT_S = 300.0

@@ -13,7 +13,7 @@ import zipfile
 from dataclasses import dataclass, field
 from typing import Any
 
-from collage.runtime.archive import NewArchive
+from collage.module.archive import NewArchive
 from fuzzing.change_json import change
 
 _PROGRAMS = frozenset({"tvm"})
@@ -58,9 +58,9 @@ class Contents:
 
 def _launched(program: dict[str, Any]) -> list[str]:
     """Backends of the regions that have an artifact: all but views without work, which come out empty anyway."""
-    from collage.schedule.program import Program
+    from collage.schedule.read_program import read_program
 
-    return [region.backend for region in Program.from_json(program).executed]
+    return [region.backend for region in read_program(program).executed]
 
 
 def _renamed(value: Any, names: dict[str, str]) -> Any:

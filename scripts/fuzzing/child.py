@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from collage.child_process import read_message, take_over_pipes, write_message
+from collage.core.child_process import read_message, take_over_pipes, write_message
 
 OK, ERROR, FAULT = "ok", "clean error", "traceback"
 
@@ -94,8 +94,8 @@ def _modules() -> Callable[[Case], None]:
 
     import collage
     from collage.cli.arrays import fill_inputs
+    from collage.module.shaped import ShapedModule
     from collage.runtime.executor import Executor
-    from collage.runtime.shaped import ShapedModule
 
     def run(case: Case) -> None:
         rng = np.random.default_rng(case.seed)
@@ -119,10 +119,11 @@ def _show(path: Path) -> None:
     from rich.console import Console
 
     from collage.cli.console import Printable
-    from collage.runtime.file import read_summary
-    from collage.runtime.module import summary_of
-    from collage.show import as_page
-    from collage.show_terminal import explanation, summary_view
+    from collage.cli.summary_view import summary_view
+    from collage.module.file import read_summary
+    from collage.module.module import summary_of
+    from collage.report.show import as_page
+    from collage.report.show_terminal import explanation
 
     summary = read_summary(path)
     page = as_page(summary.modules)
@@ -148,7 +149,7 @@ def _models(backends: tuple[str, ...], folder: Path) -> Callable[[Case], None]:
     import collage
     from collage.api import default_registry
     from collage.cli.arrays import fill_inputs
-    from collage.compiler import CompileOptions, compile_model
+    from collage.compiler.compile import CompileOptions, compile_model
     from collage.measure_db.effort import QUICK
     from collage.measure_db.process import Workers
 

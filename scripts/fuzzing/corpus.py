@@ -15,22 +15,24 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from collage.api import default_registry
-from collage.backends.base import BUILT_IN, LAYOUT, VIEW, Backend, BuildOptions, Variant
+from collage.backends.base import BUILT_IN, LAYOUT, VIEW, Backend
 from collage.backends.layout import LayoutChange
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import TensorType
 from collage.graph.layout import Layout, stored_type
 from collage.graph.value_type import TENSOR, ValueType
+from collage.kernel.frames import Artifact
+from collage.kernel.options import BuildOptions, Variant
+from collage.kernel.target import host
+from collage.module.module import CompiledModule
+from collage.module.shaped import ShapedModule
 from collage.patterns.context import MatchContext
-from collage.report import CandidateReport, NodeReport, Report
-from collage.runtime.frames import Artifact
-from collage.runtime.module import CompiledModule, Parts, load_parts
-from collage.runtime.shaped import ShapedModule
+from collage.report.report import CandidateReport, NodeReport, Report
+from collage.runtime.parts import Parts, load_parts
 from collage.schedule.program import Port, Program, make_program
 from collage.schedule.region import Region
 from collage.schedule.tail import Tail, ValuePort
-from collage.target import host
 
 THREADS = 2
 _MOST_VARIANTS = 3

@@ -34,7 +34,7 @@ def guarded_bytes(size: int) -> npt.NDArray[np.uint8]:
 
 def install() -> None:
     """From now on Collage's buffers are guarded; to be called before anything else of Collage is imported."""
-    from collage.runtime import buffers
+    from collage.kernel import buffers
 
     usual = buffers.aligned_bytes
 
@@ -42,7 +42,7 @@ def install() -> None:
         return guarded_bytes(size) if 0 <= size <= _MOST_BYTES else usual(size)
 
     buffers.aligned_bytes = aligned_bytes
-    from collage.runtime.archive import MappedArchive
+    from collage.module.archive import MappedArchive
 
     get = MappedArchive.get
 

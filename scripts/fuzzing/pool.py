@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from collage.child_process import ChildEndedError, ChildError, ChildProcess
+from collage.core.child_process import ChildEndedError, ChildError, ChildProcess
 from fuzzing.child import ERROR, OK, Case, Outcome, Start
 
 SIGNAL, HANG = "signal", "hang"
@@ -117,7 +117,7 @@ class _Child:
         return result
 
     def _ask_start(self) -> None:
-        from collage.child_process import write_message
+        from collage.core.child_process import write_message
 
         pipe = self._process._process.stdin
         assert pipe is not None

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 
 from collage.graph.dataflow import Array, TensorType
+from collage.kernel.target import host
+from collage.module.module import CompiledModule
 from collage.native import NativeKernel, Step, Task
 from collage.native.library import address_of, core
-from collage.report import Report
+from collage.report.report import Report
 from collage.runtime.executor import Executor
-from collage.runtime.module import CompiledModule, Parts
+from collage.runtime.parts import Parts
 from collage.schedule.program import Port, make_program
 from collage.schedule.region import Region
-from collage.target import host
 
 KERNELS = 10
 LIMIT_US = 5.0

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from collage.backends.base import ALL_PLAIN, Backend, BuildOptions, UnsupportedError, Variant
+from collage.backends.base import Backend, UnsupportedError
 from collage.frontend.model import Model
 from collage.frontend.session import reference_run
 from collage.frontend.subgraph import Subgraph
 from collage.frontend.to_onnx import ExportError, export_onnx
 from collage.graph.dataflow import Array
 from collage.graph.layout import Layout, from_layout, stored_type, to_layout
+from collage.kernel.buffers import aligned_array, aligned_copy, poison
+from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
 from collage.patterns.context import MatchContext
 from collage.patterns.match import find_matches
-from collage.runtime.buffers import aligned_array, aligned_copy, poison
 
 __all__ = ["Cover", "covers"]
 

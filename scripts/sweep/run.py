@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from collage.backends.base import Backend, BuildOptions
+from collage.backends.base import Backend
 from collage.errors import CollageError
 from collage.frontend.model import import_model
 from collage.frontend.session import reference_run
 from collage.graph.dataflow import Array
+from collage.kernel.options import BuildOptions
 from sweep.cases import as_model, feeds_of, is_bounded, is_divisor, name_of
 from sweep.cover import conversion, covers
 from sweep.values import Kind, draw, kinds_of

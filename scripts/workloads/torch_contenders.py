@@ -1,6 +1,6 @@
 """PyTorch in a race: the module that a workload's ONNX file was made from, in inference mode.
 
-Each function takes the race's setup and gives a call and its outputs (``collage.bench_worker.Setup``). Like all other
+Each function takes the race's setup and gives a call and its outputs (``collage.bench.worker.Setup``). Like all other
 contenders, they are given plain arrays and leave plain arrays.
 """
 
@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from collage.bench_worker import Outputs, Setup
-from collage.runtime.buffers import aligned_copy
+from collage.bench.worker import Outputs, Setup
+from collage.kernel.buffers import aligned_copy
 
 from .catalogue import ENTRIES
 from .recipe import read_recipe

@@ -9,14 +9,15 @@ import numpy as np
 import onnx
 import pytest
 
-from collage.backends.base import Backend, BuildOptions, Variant
+from collage.backends.base import Backend
 from collage.backends.native import Native
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.layout import Layout, from_layout, stored_type, to_layout
+from collage.kernel.buffers import aligned_bytes
+from collage.kernel.options import BuildOptions, Variant
 from collage.native import NativeKernel
 from collage.patterns.context import MatchContext
-from collage.runtime.buffers import aligned_bytes
 from tests.reference import evaluate
 
 BACKEND: Backend = Native()

@@ -9,14 +9,15 @@ import numpy as np
 import onnx
 import pytest
 
-from collage.backends.base import BuildOptions, UnsupportedError, Variant
+from collage.backends.base import UnsupportedError
 from collage.backends.onednn import OneDnn
 from collage.backends.onednn_kernels.kernel import OneDnnKernel
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.layout import Layout, from_layout, stored_type, to_layout
+from collage.kernel.buffers import aligned_bytes
+from collage.kernel.options import BuildOptions, Variant
 from collage.patterns.context import MatchContext
-from collage.runtime.buffers import aligned_bytes
 from tests.reference import evaluate
 
 BACKEND = OneDnn()

@@ -10,10 +10,11 @@ import onnxruntime
 import pytest
 from onnx import helper
 
-from collage.backends.base import Backend, BuildOptions
+from collage.backends.base import Backend
 from collage.backends.mkl import Mkl
 from collage.backends.native import Native
 from collage.frontend.subgraph import Subgraph
+from collage.kernel.options import BuildOptions
 from tests.backends.native_checks import needs_native, run_variant, subgraphs_of
 from tests.models import make_model
 

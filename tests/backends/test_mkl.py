@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from collage.backends.base import BuildOptions
 from collage.backends.mkl import Mkl
 from collage.backends.mkl_kernels import library
 from collage.frontend.subgraph import Subgraph
 from collage.graph.layout import Layout
+from collage.kernel.options import BuildOptions
 from tests.backends import native_checks
 from tests.backends.native_checks import run_variant
 from tests.backends.product_models import (

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from collage.backends.base import BuildOptions, UnsupportedError, Variant
+from collage.backends.base import UnsupportedError
 from collage.errors import CollageError, ModuleFileError
+from collage.kernel.options import BuildOptions, Variant
 from tests.backends.native_checks import (
     BACKEND,
     check_all_variants,

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from collage.backends.base import BuildOptions
 from collage.backends.native_kernels.gemm import packed_weights
+from collage.kernel.options import BuildOptions
 from tests.backends.native_checks import (
     BACKEND,
     check_all_variants,

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from collage.backends.base import BuildOptions
+from collage.kernel.options import BuildOptions
 from tests.backends.native_checks import BACKEND, needs_native, run_variant, subgraphs_of
 from tests.backends.product_models import product_model
 from tests.backends.test_native_direct import conv_model as grouped_model

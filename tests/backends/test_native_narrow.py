@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collage.backends.base import BuildOptions
 from collage.backends.native_kernels.narrow import _Shape, scratch_bytes
+from collage.kernel.options import BuildOptions
 from collage.native.kernel_library import kernel_function
 from collage.native.structure import structure
 from tests.backends.native_checks import (

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collage.backends.base import BuildOptions
 from collage.backends.native_kernels.points import POINTS, transforms
 from collage.backends.native_kernels.shallow import _Shape, scratch_bytes
 from collage.frontend.subgraph import Subgraph
+from collage.kernel.options import BuildOptions
 from collage.native import team_of
 from collage.native.kernel_library import kernel_function
 from tests.backends.native_checks import BACKEND, needs_native, refusals_of, run_variant, subgraphs_of

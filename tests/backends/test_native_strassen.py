@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collage.backends.base import BuildOptions, Variant
 from collage.backends.native_kernels import strassen
 from collage.backends.native_kernels.strassen import _Shape, right_factors, scratch_bytes
 from collage.frontend.subgraph import Subgraph
+from collage.kernel.options import BuildOptions, Variant
 from collage.native.kernel_library import kernel_function
 from collage.native.structure import structure
 from tests.backends.native_checks import BACKEND, needs_native, run_variant, subgraphs_of

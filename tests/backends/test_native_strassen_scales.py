@@ -7,9 +7,9 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from collage.backends.base import BuildOptions
 from collage.backends.native_kernels.strassen_scales import balanced
 from collage.frontend.subgraph import Subgraph
+from collage.kernel.options import BuildOptions
 from tests.backends.native_checks import BACKEND, needs_native, run_variant, subgraphs_of
 from tests.backends.test_native_gemm import product_model
 from tests.backends.test_native_strassen import any_size

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from collage.backends.base import BuildOptions
 from collage.backends.native_kernels.winograd_kernel import Shape, scratch_bytes
 from collage.frontend.subgraph import Subgraph
+from collage.kernel.options import BuildOptions
 from collage.native.kernel_library import kernel_function
 from collage.native.structure import structure
 from tests.backends.native_checks import BACKEND, needs_native, refusals_of, run_variant, subgraphs_of

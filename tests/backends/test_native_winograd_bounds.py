@@ -9,8 +9,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from collage.backends.base import BuildOptions
 from collage.backends.native_kernels import winograd_plan
+from collage.kernel.options import BuildOptions
 from tests.backends.native_checks import BACKEND, needs_native, run_variant, subgraphs_of
 from tests.backends.test_native_winograd import conv_model, transposed_model
 from tests.reference import evaluate

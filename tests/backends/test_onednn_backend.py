@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from collage.backends.base import BuildOptions
 from collage.backends.onednn import OneDnn
 from collage.backends.onednn_kernels import library
 from collage.backends.onednn_kernels.artifact import from_artifact, to_bytes
@@ -20,6 +19,7 @@ from collage.backends.onednn_kernels.kernel import load
 from collage.errors import CollageError, ModuleFileError
 from collage.graph.dataflow import TensorType
 from collage.graph.layout import Layout
+from collage.kernel.options import BuildOptions
 from tests.backends.onednn_checks import (
     check_all_variants,
     filled,

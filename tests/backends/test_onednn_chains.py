@@ -7,7 +7,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from collage.backends.base import BuildOptions, Variant
 from collage.backends.chains.chain import Chain, Combine
 from collage.backends.chains.functions import Algorithm, Eltwise
 from collage.backends.onednn import OneDnn
@@ -15,6 +14,7 @@ from collage.backends.onednn_kernels.roots import chain_of
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.layout import Layout
+from collage.kernel.options import BuildOptions, Variant
 from collage.patterns.context import MatchContext
 from collage.patterns.match import find_matches
 from tests.models import conv_net, make_model

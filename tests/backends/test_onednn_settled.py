@@ -7,12 +7,12 @@ import onnx
 import pytest
 from onnx import helper
 
-from collage.backends.base import BuildOptions
 from collage.backends.chains.strided import Strided, dense, ordered
 from collage.backends.onednn_kernels.description import Blocked, Description, Packed
 from collage.backends.onednn_kernels.operations import Convolution, MatMul
 from collage.backends.onednn_kernels.settle import lies_channels_last, settled
 from collage.graph.layout import Layout
+from collage.kernel.options import BuildOptions
 from tests.backends.onednn_checks import (
     BACKEND,
     chains_of,

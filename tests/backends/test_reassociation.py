@@ -6,11 +6,12 @@ import numpy as np
 import onnx
 import pytest
 
-from collage.backends.base import Backend, BuildOptions, UnsupportedError, Variant
+from collage.backends.base import Backend, UnsupportedError
 from collage.backends.registry import builtin_registry
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.layout import Layout, from_layout, stored_type, to_layout
+from collage.kernel.options import BuildOptions, Variant
 from tests.backends.native_checks import filled
 from tests.backends.product_models import product_model
 from tests.backends.test_native_winograd import conv_model

@@ -21,11 +21,12 @@ import pytest
 
 import collage
 from collage.backends import tensorrt
-from collage.backends.base import BackendKind, BuildOptions, UnsupportedError
+from collage.backends.base import BackendKind, UnsupportedError
 from collage.backends.tensorrt import TensorRt
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
-from collage.runtime.buffers import aligned_array, aligned_copy
+from collage.kernel.buffers import aligned_array, aligned_copy
+from collage.kernel.options import BuildOptions
 from tests.models import conv_net, make_model
 
 Installer = Callable[..., None]

@@ -19,15 +19,16 @@ from onnx import helper
 
 pytest.importorskip("tvm")
 
-from collage.backends.base import BuildOptions, UnsupportedError
+from collage.backends.base import UnsupportedError
 from collage.backends.tvm import Tvm
 from collage.backends.tvm_codegen.tuned import format_record, parse_record
 from collage.errors import DatabaseError
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
+from collage.kernel.buffers import aligned_array, aligned_copy
+from collage.kernel.options import BuildOptions
 from collage.patterns.context import MatchContext
-from collage.runtime.buffers import aligned_array, aligned_copy
 from tests.models import elementwise_net, make_model
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -61,7 +61,7 @@ def test_bad_files(network: Path, module: Path, tmp_path: Path) -> None:
 def test_an_engine_that_fails_is_named(
     tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from collage import bench
+    from collage.bench import engines as bench
 
     model = make_model([helper.make_node("Relu", ["x"], ["y"])], {"x": [8]}, {"y": [8]})
     path = tmp_path / "net.onnx"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import collage as package
-from collage import doctor
+from collage.cli import doctor_checks as doctor
 from tests.cli.helpers import collage, fails, json_of, succeeds
 
 COMMANDS = (["compile"], ["run"], ["show"], ["bench"], ["backends"], ["db", "stats"], ["doctor"])
@@ -195,7 +195,7 @@ def test_an_unexpected_failure_is_one_line_too(module: Path, monkeypatch: pytest
     def broken(path: Path) -> None:
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr("collage.runtime.file.read_summary", broken)
+    monkeypatch.setattr("collage.module.file.read_summary", broken)
     fails(1, "show", module, words=("RuntimeError: two lines", "--traceback"))
 
 

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from collage.progress import Progress
-from collage.progress_display import display
+from collage.core.progress import Progress
+from collage.report.progress_display import display
 
 _CODE = """
-from collage.progress import Progress
-from collage.progress_display import display
+from collage.core.progress import Progress
+from collage.report.progress_display import display
 with display(None) as show:
     for done in range(3):
         show(Progress("measure", done, 3, "tvm [bold]relu"))

@@ -12,11 +12,21 @@ import pytest
 from rich.console import Console
 
 from collage.graph.dataflow import TensorType
-from collage.report import CandidateReport, NodeReport, Report
+from collage.report.report import CandidateReport, NodeReport, Report
+from collage.report.show import (
+    as_html,
+    as_page,
+    duration,
+    facts,
+    rejected,
+    rows,
+    shorten_nodes,
+    shorten_ops,
+    size,
+)
+from collage.report.show_terminal import report_view
 from collage.schedule.program import Port, Program, make_program
 from collage.schedule.region import Region
-from collage.show import as_html, as_page, duration, facts, rejected, rows, shorten_nodes, shorten_ops, size
-from collage.show_terminal import report_view
 from tests.cli.helpers import fails, json_of, succeeds
 
 NASTY = "<script>alert('&\"')</script>"

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import collage
-from collage.backends.base import BuildOptions, UnsupportedError
+from collage.backends.base import UnsupportedError
 from collage.backends.openvino import OpenVino
 from collage.errors import ModelError
 from collage.frontend.bounds import EXTENTS, Bounds, Types, integer_bounds
@@ -20,6 +20,7 @@ from collage.frontend.casts import casts_first
 from collage.frontend.model import import_model
 from collage.frontend.narrow import narrowed_nodes, whole_problem
 from collage.frontend.session import reference_run
+from collage.kernel.options import BuildOptions
 from collage.patterns.context import MatchContext
 from collage.patterns.match import find_matches
 from tests.backends_for_tests import onnx_model

@@ -104,7 +104,7 @@ def test_a_saved_module_runs_in_a_fresh_process(module: collage.CompiledModule, 
         "import sys, numpy as np, collage\n"
         "m = collage.load(sys.argv[1])\n"
         "np.save(sys.argv[3], m(np.load(sys.argv[2])))\n"
-        "assert 'collage.compiler' not in sys.modules\n"
+        "assert 'collage.compiler.compile' not in sys.modules\n"
     )
     subprocess.run(
         [sys.executable, "-c", code, str(path), str(tmp_path / "x.npy"), str(tmp_path / "y.npy")], check=True
@@ -140,7 +140,7 @@ def test_a_module_for_another_machine_is_refused(
 ) -> None:
     path = tmp_path / "net.collage"
     module.save(path)
-    monkeypatch.setattr("collage.target._cpu", lambda: ("another CPU", "ffffffff"))
+    monkeypatch.setattr("collage.kernel.target._cpu", lambda: ("another CPU", "ffffffff"))
     with pytest.raises(ModuleFileError, match=r"compiled for .*another CPU"):
         collage.load(path)
 
@@ -153,7 +153,7 @@ def test_a_module_for_other_libraries_is_refused(
     registry = collage.Registry()
     with pytest.raises(ModuleFileError, match=r"needs .*not available"):
         collage.load(path, registry=registry)
-    monkeypatch.setattr("collage.runtime.file.__version__", "99.0")
+    monkeypatch.setattr("collage.module.file.__version__", "99.0")
     with pytest.raises(ModuleFileError, match=r"was made by collage .*this is 99\.0"):
         collage.load(path)
 

@@ -13,17 +13,18 @@ from click.testing import CliRunner
 from onnx import helper
 
 import collage
-from collage.backends.base import NOT_EXACT, BuildOptions, Variant
+from collage.backends.base import NOT_EXACT
 from collage.backends.native import Native
 from collage.cli.main import main
+from collage.core.progress import Progress
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
+from collage.kernel.options import BuildOptions, Variant
 from collage.patterns.context import MatchContext
 from collage.patterns.match import find_matches
-from collage.progress import Progress
+from collage.report.show import MARK
 from collage.schedule.region import Region
 from collage.search.candidates import offers_of
-from collage.show import MARK
 from tests.backends.native_checks import BACKEND, needs_native, run_variant, subgraphs_of
 from tests.backends.test_native_winograd import conv_model
 from tests.models import make_model

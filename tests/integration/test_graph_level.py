@@ -15,10 +15,10 @@ import pytest
 import collage
 from collage import graph_level
 from collage.backends.openvino import OpenVino
+from collage.core.progress import Progress
 from collage.errors import UsageError
 from collage.measure_db.database import Database
 from collage.measure_db.timing import Timing
-from collage.progress import Progress
 from tests.models import conv_net, elementwise_net
 
 BACKENDS = ["tvm", "onednn", "onnxruntime", *(["openvino"] if OpenVino().available() else [])]
@@ -112,9 +112,9 @@ def test_what_wins_is_handed_over_with_the_right_numbers(
         return found
 
     monkeypatch.setattr(graph_level.GraphLevel, "_timings", timings)
-    ranked = collage.finalists._ranked
+    ranked = collage.compiler.finalists._ranked
     monkeypatch.setattr(
-        collage.finalists,
+        collage.compiler.finalists,
         "_ranked",
         lambda f, t: sorted(ranked(f, t), key=lambda each: each.label != "graph level"),
     )

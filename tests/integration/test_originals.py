@@ -18,19 +18,21 @@ from onnx import helper
 
 import collage
 from collage import finalists
-from collage.assemble import as_written
-from collage.backends.base import BackendKind, BuildOptions, Kernel
+from collage.backends.base import BackendKind
 from collage.backends.layout import LayoutChange
 from collage.backends.onnxruntime import OnnxRuntime
 from collage.backends.openvino import OpenVino
 from collage.backends.view import View
+from collage.compiler.assemble import as_written
+from collage.compiler.originals import best_profile
 from collage.frontend.load import load_onnx
 from collage.frontend.model import from_simplified
 from collage.frontend.original import as_region
 from collage.frontend.simplify import simplify
 from collage.frontend.to_onnx import ExportError
-from collage.originals import best_profile
-from collage.search.placement import Candidate
+from collage.kernel.kernel import Kernel
+from collage.kernel.options import BuildOptions
+from collage.search.candidate import Candidate
 from tests.backends_for_tests import NumpyBackend
 from tests.models import conv_net, elementwise_net, make_model
 
@@ -86,8 +88,8 @@ def test_every_profile_gives_the_right_numbers_from_a_module_file(
 ) -> None:
     profile = engine.profiles(BuildOptions(threads=2))[position]
     ranked = finalists._ranked
-    monkeypatch.setattr("collage.originals.best_profile", lambda profiles: profile)
-    monkeypatch.setattr("collage.originals._slower", lambda one, other: False)
+    monkeypatch.setattr("collage.compiler.originals.best_profile", lambda profiles: profile)
+    monkeypatch.setattr("collage.compiler.originals._slower", lambda one, other: False)
     monkeypatch.setattr(
         finalists,
         "_ranked",

@@ -15,7 +15,6 @@ import onnx
 import pytest
 
 import collage
-from collage.backends.base import BuildOptions, Session
 from collage.backends.layout import LayoutChange
 from collage.backends.onnx_engine import OnnxEngine
 from collage.backends.onnxruntime import OnnxRuntime
@@ -24,8 +23,10 @@ from collage.backends.view import View
 from collage.errors import CollageError, InputError, UsageError
 from collage.frontend.session import reference_run
 from collage.graph.dataflow import TensorType
-from collage.runtime.buffers import aligned_array
-from collage.show import as_html
+from collage.kernel.buffers import aligned_array
+from collage.kernel.kernel import Session
+from collage.kernel.options import BuildOptions
+from collage.report.show import as_html
 from tests.models import detector
 
 Values = dict[str, np.ndarray]
@@ -147,7 +148,7 @@ def test_saved_shown_and_run_in_another_process(module: collage.CompiledModule, 
         "module = collage.load(folder + '/detector.collage')\n"
         "found = module(np.load(folder + '/x.npy'), np.load(folder + '/prior.npy'))\n"
         "np.savez(folder + '/found.npz', *found)\n"
-        "assert 'collage.compiler' not in sys.modules\n"
+        "assert 'collage.compiler.compile' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
     found = np.load(tmp_path / "found.npz")

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 import collage
-import collage.compiler
+import collage.compiler.compile
 import collage.frontend.load
 import collage.frontend.simplify
 from collage.errors import InputError, ModelError
@@ -165,7 +165,7 @@ def wrong(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 SIMPLIFY = collage.frontend.simplify.simplify
-LOAD, FOLD, COMPILER = collage.frontend.load, collage.frontend.simplify, collage.compiler
+LOAD, FOLD, COMPILER = collage.frontend.load, collage.frontend.simplify, collage.compiler.compile
 FAULTS: dict[str, tuple[object, str, Callable[..., Any], str]] = {
     "operator set": (LOAD, "settle_opset", renamed, "as its author wrote it"),
     "shapes": (COMPILER, "fix_shapes", lambda m, _: m.CopyFrom(renamed(m)), "as its author wrote it"),

@@ -12,9 +12,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from collage.backends.base import BuildOptions, Call, Kernel, UnsupportedError
+from collage.backends.base import UnsupportedError
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
+from collage.kernel.kernel import Call, Kernel
+from collage.kernel.options import BuildOptions
 from tests.backends_for_tests import NumpyBackend
 
 

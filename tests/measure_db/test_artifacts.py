@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collage.backends.base import BuildOptions
 from collage.backends.onnxruntime import OnnxRuntime
 from collage.errors import MeasurementError
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
+from collage.kernel.frames import frame
+from collage.kernel.options import BuildOptions
 from collage.measure_db.artifacts import Artifacts
-from collage.runtime.frames import frame
 from tests.models import conv_net
 
 

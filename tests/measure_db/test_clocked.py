@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from collage.graph.dataflow import Array
+from collage.kernel.buffers import aligned_empty
 from collage.measure_db.candidate import clocked
 from collage.measure_db.timing import time_clocked
 from collage.native import NativeKernel, Step, Task, core_problem, touch_in_turns
 from collage.native.library import address_of, core
-from collage.runtime.buffers import aligned_empty
 
 pytestmark = pytest.mark.skipif(bool(core_problem()), reason=core_problem())
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from collage.graph.dataflow import TensorType
+from collage.kernel.buffers import aligned_array, aligned_copy, aligned_empty, as_bytes, poison
 from collage.measure_db.compare import region_tolerance, relative_error, tolerance
-from collage.runtime.buffers import aligned_array, aligned_copy, aligned_empty, as_bytes, poison
 
 F = np.float32
 DTYPES = [

@@ -13,15 +13,16 @@ import numpy as np
 import onnx
 import pytest
 
-from collage.backends.base import Backend, BuildOptions
+from collage.backends.base import Backend
+from collage.core.progress import Progress
 from collage.errors import MeasurementError, UsageError
 from collage.frontend.model import Model
+from collage.kernel.options import BuildOptions
 from collage.measure_db.database import Database
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.process import WorkerProcess
 from collage.measure_db.protocol import Evaluate, Request
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
-from collage.progress import Progress
 from tests.backends_for_tests import NumpyBackend, chain_model
 from tests.measure_db import hostile
 
@@ -220,7 +221,7 @@ def test_interrupting_a_wait_kills_the_worker(
         def interrupted(fd: int, limit_s: float) -> object:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("collage.child_process.read_message", interrupted)
+        monkeypatch.setattr("collage.core.child_process.read_message", interrupted)
         with pytest.raises(KeyboardInterrupt):
             one.measure([Request((1,), "hang")])
         assert not worker.alive

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from collage.backends.base import BuildOptions, Call, Kernel
 from collage.backends.onnxruntime import OnnxRuntime
 from collage.frontend.model import Model, import_model
 from collage.frontend.random_inputs import random_inputs
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
+from collage.kernel.kernel import Call, Kernel
+from collage.kernel.options import BuildOptions
 from collage.measure_db.candidate import measure_candidate
 from collage.measure_db.reference import evaluate
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind

@@ -14,13 +14,13 @@ import pytest
 from onnx import TensorProto, helper
 from tvm import relax
 
-from collage.backends.base import BuildOptions
 from collage.frontend import overrides
 from collage.frontend.model import Model, from_simplified, import_model
 from collage.frontend.random_inputs import indexed_rows, random_inputs
 from collage.frontend.subgraph import Subgraph
 from collage.frontend.to_onnx import ExportError, export_onnx
 from collage.graph.dataflow import TensorType
+from collage.kernel.options import BuildOptions
 from collage.measure_db import reference
 from collage.measure_db.candidate import measure_candidate
 from collage.measure_db.reference import evaluate

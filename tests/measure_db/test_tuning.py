@@ -10,9 +10,10 @@ from typing import ClassVar
 
 import pytest
 
-from collage.backends.base import BuildOptions, UnsupportedError
+from collage.backends.base import UnsupportedError
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
+from collage.kernel.options import BuildOptions
 from collage.measure_db.database import Database, KernelKey
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.migrations import MIGRATIONS

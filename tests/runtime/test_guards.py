@@ -19,11 +19,12 @@ import pytest
 from onnx import helper
 
 import collage
-from collage.backends.base import BuildOptions, Call, Kernel
 from collage.backends.onednn import OneDnn
 from collage.errors import CollageError, NoPlacementError
 from collage.frontend.session import reference_run
 from collage.graph.dataflow import Array
+from collage.kernel.kernel import Call, Kernel
+from collage.kernel.options import BuildOptions
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome
@@ -216,7 +217,7 @@ def test_bound_calls(module: collage.CompiledModule, folder: Path, registry: col
 
 
 def aligned(array: np.ndarray) -> np.ndarray:
-    from collage.runtime.buffers import aligned_copy
+    from collage.kernel.buffers import aligned_copy
 
     found: np.ndarray = aligned_copy(array.astype(np.float32))
     return found
@@ -416,7 +417,7 @@ def test_files_without_guards_hold_no_model(folder: Path, registry: collage.Regi
 def test_a_model_too_large_to_keep(
     folder: Path, registry: collage.Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("collage.compiler.MAX_BYTES", 100)
+    monkeypatch.setattr("collage.compiler.compile.MAX_BYTES", 100)
     found = compiled(folder, registry, backends=["drops", "onnxruntime"], quick=True)
     assert {region.backend for region in found.program.launches} == {"onnxruntime"}
     reasons = {each.reason for each in found.report.candidates if each.backend == "drops"}

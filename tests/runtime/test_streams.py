@@ -14,15 +14,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from collage.backends.base import BuildOptions
 from collage.backends.view import View
 from collage.graph.dataflow import Array, TensorType
+from collage.kernel.options import BuildOptions
+from collage.measure_db.launch_times import begins, launch_times_us
 from collage.native import NativeKernel, Step, Task, TaskError, core_problem, team_of
 from collage.native.library import address_of
 from collage.runtime import careful as runtime_careful
 from collage.runtime.executor import Executor
-from collage.runtime.profile import begins, launch_times_us
 from collage.schedule.program import Port, Program, make_program
+from collage.schedule.read_program import read_program
 from collage.schedule.region import Region
 from collage.schedule.schedule import TEAM, check
 
@@ -147,7 +148,7 @@ def test_every_hazard_of_the_arena_is_ordered(drawn: tuple[Program, list[int]]) 
     program, _ = drawn
     ordered, made_of = program.ordered, written(program)
     check(ordered.dag, ordered.schedule)
-    assert Program.from_json(program.to_json()) == program
+    assert read_program(program.to_json()) == program
     writer = {value: v for v, region in enumerate(program.launches) for value in region.outputs}
     uses: dict[int, set[int]] = {value: {v} for value, v in writer.items()}
     for v, region in enumerate(program.launches):

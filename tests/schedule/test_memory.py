@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from collage.graph.dataflow import TensorType
 from collage.schedule.memory import ALIGNMENT, Lifetime, lifetimes, plan_memory
-from collage.schedule.program import Port, Program, make_program
+from collage.schedule.program import Port, make_program
+from collage.schedule.read_program import read_program
 from collage.schedule.region import Region
 from collage.schedule.sharing import Place
 
@@ -69,4 +70,4 @@ def test_views_share_the_buffer_of_what_they_view() -> None:
     assert program.aliases == {2: Place(1, 0), 3: Place(1, 0)}
     assert [r.backend for r in program.launches] == ["a", "b"]
     assert 3 not in program.memory.offsets
-    assert Program.from_json(program.to_json()) == program
+    assert read_program(program.to_json()) == program

@@ -18,13 +18,15 @@ from rich.console import Console
 
 import collage
 from collage.api import default_registry
-from collage.backends.base import BackendKind, BuildOptions, Kernel, Variant
+from collage.backends.base import BackendKind
 from collage.errors import CollageError, UsageError
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import TensorType
 from collage.graph.layout import Layout
-from collage.report import NodeReport, Report
+from collage.kernel.kernel import Kernel
+from collage.kernel.options import BuildOptions, Variant
+from collage.report.report import NodeReport, Report
 from collage.schedule.program import Port, Program, make_program
 from collage.schedule.region import Region
 from scripts.benchmark import ablation, tables

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collage.search.candidate import Candidate
 from collage.search.carve import carvings
-from collage.search.placement import Candidate
 
 ORDER = tuple(range(6))
 WHOLE = Candidate(ORDER, "engine", 100.0)

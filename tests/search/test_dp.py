@@ -14,9 +14,10 @@ import collage.search.exact
 from collage.errors import CollageError, NoPlacementError
 from collage.graph.convexity import CyclicPlacementError, quotient_order
 from collage.graph.dataflow import Graph
+from collage.search.candidate import Candidate
 from collage.search.dp import place
 from collage.search.exact import place_exact
-from collage.search.placement import Candidate, Placement, check_placement
+from collage.search.placement import Placement, check_placement
 from tests.strategies import GraphBuilder, graph_of, nasnet_like, problems
 
 EPSILON = 0.5

@@ -14,10 +14,11 @@ from collage.errors import NoPlacementError
 from collage.graph.convexity import CyclicPlacementError, quotient_order
 from collage.graph.dataflow import Graph
 from collage.graph.layout import Layout
+from collage.search.candidate import Candidate
 from collage.search.conversion import Change, Conversion, changes
 from collage.search.dp import place
 from collage.search.exact import place_exact
-from collage.search.placement import Candidate, finish
+from collage.search.placement import finish
 from tests.strategies import GraphBuilder, problems
 
 EPSILON = 0.5

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collage.search.candidate import Candidate
 from collage.search.merge import unions
-from collage.search.placement import Candidate, Placement
+from collage.search.placement import Placement
 
 
 def placement(*parts: tuple[str, int]) -> Placement:

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from collage.backends.base import VIEW
 from collage.graph.convexity import is_convex, quotient_order
 from collage.graph.dataflow import Graph
+from collage.search.candidate import Candidate
 from collage.search.dp import place
 from collage.search.offload import Encoding, Offloaded, encode
-from collage.search.placement import Candidate, Placement, finish
+from collage.search.placement import Placement, finish
 from tests.strategies import graph_of, graphs, nasnet_like, problems
 
 ENGINES = ("ort", "ov")

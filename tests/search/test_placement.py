@@ -7,7 +7,8 @@ import math
 import pytest
 
 from collage.graph.convexity import CyclicPlacementError
-from collage.search.placement import Candidate, check_placement
+from collage.search.candidate import Candidate
+from collage.search.placement import check_placement
 from tests.strategies import graph_of
 
 CHAIN = graph_of([(0, 1), (1, 2), (2, 3)], 4)

@@ -12,13 +12,13 @@ from collage.backends.chains.strided import FLOAT_BYTES
 from collage.backends.mkl_kernels.library import library
 from collage.backends.mkl_kernels.limits import Product, read_shares
 from collage.graph.dataflow import Array
+from collage.kernel.buffers import aligned_bytes
 from collage.native import NativeKernel, Step, Task, in_turn
 from collage.native.kernel_library import kernel_function
 from collage.native.library import address_of, core
 from collage.native.packed import Packed
 from collage.native.reach import picked
 from collage.native.structure import structure
-from collage.runtime.buffers import aligned_bytes
 
 _ROW_MAJOR, _AS_IS, _RIGHT = 101, 111, 162  # CblasRowMajor, CblasNoTrans, CblasBMatrix
 _PLAIN, _PACKED, _BATCH = range(3)  # as in blas.h

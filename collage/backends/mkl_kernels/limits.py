@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from collage.core.typed import MalformedError, typed
 from collage.graph.dataflow import Array
 from collage.native.packed import Packed
 from collage.native.reach import check_floats, reach
-from collage.typed import MalformedError, typed
 
 _MOST = 2**31 - 1
 

@@ -9,12 +9,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from collage.backends.base import UnsupportedError, Variant
+from collage.backends.base import UnsupportedError
 from collage.backends.chains.ending import Ending
 from collage.backends.chains.product import ranges, splits
 from collage.backends.chains.strided import FLOAT_BYTES, Strided, cut
 from collage.backends.mkl_kernels.task import Task
 from collage.graph.layout import Layout
+from collage.kernel.options import Variant
 from collage.native.packed import Packed
 
 PACKED = "packed"

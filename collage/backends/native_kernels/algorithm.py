@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-from collage.backends.base import Variant
 from collage.backends.chains.chain import Chain
+from collage.kernel.options import Variant
 from collage.native import NativeKernel
 from collage.native.packed import Packed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from collage.backends.base import NOT_EXACT, UnsupportedError, Variant
+from collage.backends.base import NOT_EXACT, UnsupportedError
 from collage.backends.chains.chain import Chain, read_chain
 from collage.backends.native_kernels.algorithm import Algorithm
 from collage.backends.native_kernels.direct import DirectConv
@@ -15,6 +15,7 @@ from collage.backends.native_kernels.shallow import ShallowConv
 from collage.backends.native_kernels.strassen import StrassenConv, StrassenGemm
 from collage.backends.native_kernels.winograd import TransposedWinograd, Winograd
 from collage.errors import unknown_names
+from collage.kernel.options import Variant
 
 if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph

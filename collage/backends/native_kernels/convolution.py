@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from collage.backends.base import UnsupportedError, Variant
+from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import After, Chain, Combine
 from collage.backends.chains.conv import Conv, read_conv, scaled
 from collage.backends.chains.ending import bounds
 from collage.backends.chains.fold import fold
 from collage.backends.chains.functions import Algorithm
 from collage.graph.layout import Layout
+from collage.kernel.options import Variant
 
 SMALL_FLOP = 40_000_000
 """Below this, one thread may do all of it: some 100 us, which can run beside another branch of the model."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from collage.backends.base import UnsupportedError, Variant
+from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Chain
 from collage.backends.chains.conv import Conv
 from collage.backends.native_kernels.algorithm import Algorithm
@@ -16,10 +16,11 @@ from collage.backends.native_kernels.convolution import SMALL_FLOP, in_layout, r
 from collage.backends.native_kernels.direct_weights import packed_weights, sources_of
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.limits import direct_limits
+from collage.core.typed import typed
 from collage.graph.layout import BLOCK, Layout
+from collage.kernel.options import Variant
 from collage.native import NativeKernel
 from collage.native.packed import Packed
-from collage.typed import typed
 
 ROWS, CHANNELS, WHOLE = "rows", "output channels", ""
 

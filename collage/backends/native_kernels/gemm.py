@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from collage.backends.base import UnsupportedError, Variant
+from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Chain, Floats
 from collage.backends.chains.ending import Ending, read_ending
 from collage.backends.chains.fold import fold
@@ -18,6 +18,7 @@ from collage.backends.native_kernels.convolution import SMALL_FLOP
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.limits import gemm_limits
 from collage.graph.layout import BLOCK
+from collage.kernel.options import Variant
 from collage.native import NativeKernel
 from collage.native.packed import Packed
 

@@ -10,15 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from collage.backends.native_kernels.limits import Limits, check_shares
+from collage.core.typed import typed
 from collage.graph.dataflow import Array
+from collage.kernel.buffers import aligned_bytes
 from collage.native import NativeKernel, Step, Task, in_turn
 from collage.native.kernel_library import kernel_function
 from collage.native.packed import Packed
 from collage.native.reach import check_floats, picked
 from collage.native.scratch import shared_scratch
 from collage.native.structure import structure
-from collage.runtime.buffers import aligned_bytes
-from collage.typed import typed
 
 _PIECE_FLOP = 100e6
 """Some 0.5 ms of a core."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from collage.core.typed import MalformedError, typed
 from collage.graph.layout import BLOCK
 from collage.native.reach import at_least, check_floats, one_of, reach
-from collage.typed import MalformedError, typed
 
 Arrays = Mapping[str, Any]
 Numbers = Mapping[str, Any]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from collage.backends.base import UnsupportedError, Variant
+from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Chain, Floats
 from collage.backends.chains.conv import Conv, read_conv, scaled
 from collage.backends.chains.ending import Ending, read_ending
@@ -20,6 +20,7 @@ from collage.backends.native_kernels.convolution import SMALL_FLOP
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.limits import narrow_limits
 from collage.graph.layout import BLOCK, Layout
+from collage.kernel.options import Variant
 from collage.native import NativeKernel
 from collage.native.packed import Packed
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from collage.backends.base import UnsupportedError, Variant
+from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Chain, Floats
 from collage.backends.chains.conv import Conv
 from collage.backends.native_kernels.algorithm import Algorithm
@@ -18,6 +18,7 @@ from collage.backends.native_kernels.kernel import SharedKernel, pieces_of_share
 from collage.backends.native_kernels.limits import shallow_limits
 from collage.backends.native_kernels.points import POINTS, Transforms, transforms
 from collage.graph.layout import BLOCK, Layout
+from collage.kernel.options import Variant
 from collage.native import NativeKernel
 from collage.native.packed import Packed
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from collage.backends.base import UnsupportedError, Variant
+from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Chain, Floats
 from collage.backends.chains.ending import Ending
 from collage.backends.native_kernels.algorithm import Algorithm
@@ -25,6 +25,7 @@ from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.limits import strassen_limits
 from collage.backends.native_kernels.strassen_scales import balanced
 from collage.graph.layout import BLOCK, Layout
+from collage.kernel.options import Variant
 from collage.native import NativeKernel
 from collage.native.packed import Packed
 

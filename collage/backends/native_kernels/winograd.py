@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from collage.backends.base import UnsupportedError, Variant
+from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Chain
 from collage.backends.chains.conv import Conv
 from collage.backends.native_kernels import winograd_kernel
@@ -29,6 +29,7 @@ from collage.backends.native_kernels.winograd_plan import (
     ways,
 )
 from collage.graph.layout import Layout
+from collage.kernel.options import Variant
 from collage.native import NativeKernel
 from collage.native.packed import Packed
 

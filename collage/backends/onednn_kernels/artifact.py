@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from collage.backends.onednn_kernels import description, handles, operations, plan, post_ops
 from collage.backends.onednn_kernels.limits import check_plan
+from collage.core.typed import MalformedError, shown, typed
 from collage.errors import CollageError
-from collage.runtime import frames
-from collage.runtime.frames import frame, unframe
-from collage.typed import MalformedError, shown, typed
+from collage.kernel import frames
+from collage.kernel.frames import frame, unframe
 
 _KIND = "onednn"
 _MODULES = description, operations, plan, post_ops, handles

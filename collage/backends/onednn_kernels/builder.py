@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from collage.backends.base import UnsupportedError, Variant
+from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import After, Chain, Combine, Floats
 from collage.backends.chains.functions import Eltwise
 from collage.backends.chains.strided import FLOAT_BYTES, Range, dense
@@ -26,6 +26,7 @@ from collage.backends.onednn_kernels.plan import (
 from collage.backends.onednn_kernels.post_ops import Binary, PostOp
 from collage.graph.dataflow import Array
 from collage.graph.layout import BLOCK, Layout, to_layout
+from collage.kernel.options import Variant
 
 
 def variant_of(chain: Chain, data: Sequence[int], source: Layout, target: Layout, split: str) -> Variant:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from collage.backends.base import UnsupportedError, Variant
+from collage.backends.base import UnsupportedError
 from collage.backends.chains.attributes import integers
 from collage.backends.chains.chain import Chain
 from collage.backends.chains.strided import FLOAT_BYTES, Strided, cut
@@ -17,6 +17,7 @@ from collage.backends.onednn_kernels.operations import Reorder
 from collage.backends.onednn_kernels.plan import DST, SRC, Input, Output
 from collage.graph.dataflow import Graph, Node
 from collage.graph.layout import BLOCK, Layout, has_channels, stored_type
+from collage.kernel.options import Variant
 
 EACH, WHOLE = "each input", ""
 SMALL_ELEMENTS = 1 << 17

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from collage.backends.base import UnsupportedError, Variant
+from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import After, Chain, Combine
 from collage.backends.chains.conv import Conv, in_a_row, merged, read_conv, scaled
 from collage.backends.chains.fold import fold
@@ -19,6 +19,7 @@ from collage.backends.onednn_kernels.description import Packed, laid_out, part
 from collage.backends.onednn_kernels.operations import Convolution
 from collage.backends.onednn_kernels.plan import BIAS, DST, SRC, WEIGHTS, Buffer, Input
 from collage.graph.layout import BLOCK, Layout
+from collage.kernel.options import Variant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collage.backends.base import UnsupportedError, Variant
+from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import BINARY, Chain, Combine
 from collage.backends.chains.eltwise_table import FUNCTIONS
 from collage.backends.chains.functions import Algorithm, Eltwise
@@ -13,6 +13,7 @@ from collage.backends.onednn_kernels.operations import Combination, Function, Op
 from collage.backends.onednn_kernels.plan import DST, SRC, SRC_1, Buffer
 from collage.graph.dataflow import Graph, Node
 from collage.graph.layout import BLOCK, Layout, has_channels
+from collage.kernel.options import Variant
 
 ELEMENTS, OUTERMOST, WHOLE = "elements", "outermost axis", ""
 SMALL_ELEMENTS = 1 << 17

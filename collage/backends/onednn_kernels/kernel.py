@@ -13,15 +13,15 @@ from collage.backends.onednn_kernels.handles import Handle, memory, stream
 from collage.backends.onednn_kernels.library import library, teach_core
 from collage.backends.onednn_kernels.plan import SCRATCHPAD, Input, PostOpOperand, Share, Weight
 from collage.backends.onednn_kernels.primitive import Argument, PrimitiveDesc, argument_number
+from collage.core.typed import MalformedError
 from collage.errors import ModuleFileError
 from collage.graph.dataflow import Array
+from collage.kernel import frames
+from collage.kernel.buffers import ALIGNMENT, aligned_bytes
 from collage.native import NativeKernel, Step, Task
 from collage.native.library import address_of
 from collage.native.reach import picked
 from collage.native.scratch import shared_scratch
-from collage.runtime import frames
-from collage.runtime.buffers import ALIGNMENT, aligned_bytes
-from collage.typed import MalformedError
 
 
 def load(artifact: frames.Artifact, threads: int | None = None) -> NativeKernel:

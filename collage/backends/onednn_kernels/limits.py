@@ -10,7 +10,7 @@ from collage.backends.onednn_kernels.handles import MAX_DIMS
 from collage.backends.onednn_kernels.operations import Convolution, Operation, Pooling, Softmax
 from collage.backends.onednn_kernels.plan import DST, Output, Plan, Share, Weight
 from collage.backends.onednn_kernels.post_ops import Binary
-from collage.typed import MalformedError
+from collage.core.typed import MalformedError
 
 _MOST_FLOATS = 1 << 44
 

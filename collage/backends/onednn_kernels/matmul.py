@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from collage.backends.base import UnsupportedError, Variant
+from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import After, Chain, Combine
 from collage.backends.chains.fold import fold
 from collage.backends.chains.product import part_of, ranges, read_product, splits, views_of
@@ -16,6 +16,7 @@ from collage.backends.onednn_kernels.builder import Builder, Draft
 from collage.backends.onednn_kernels.description import Description, Packed
 from collage.backends.onednn_kernels.operations import MatMul
 from collage.backends.onednn_kernels.plan import BIAS, DST, SRC, WEIGHTS, Buffer, Input, Output
+from collage.kernel.options import Variant
 
 
 def variants(chain: Chain, threads: int) -> list[Variant]:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from collage.backends.base import UnsupportedError, Variant
+from collage.backends.base import UnsupportedError
 from collage.backends.chains.attributes import integers, number
 from collage.backends.chains.chain import Chain
 from collage.backends.chains.functions import Algorithm
@@ -15,6 +15,7 @@ from collage.backends.onednn_kernels.builder import Builder, Draft
 from collage.backends.onednn_kernels.operations import LayerNorm, Operation, Softmax
 from collage.backends.onednn_kernels.plan import DST, SCALE, SHIFT, SRC, Buffer
 from collage.graph.dataflow import Graph, Node
+from collage.kernel.options import Variant
 
 ROWS, WHOLE = "rows", ""
 SMALL_ELEMENTS = 1 << 15

@@ -17,7 +17,7 @@ from collage.backends.onednn_kernels.plan import WEIGHTS, Plan, Share, Weight
 from collage.backends.onednn_kernels.primitive import PrimitiveDesc, reorder
 from collage.backends.onednn_kernels.settle import settled
 from collage.graph.dataflow import Array
-from collage.runtime.buffers import aligned_bytes
+from collage.kernel.buffers import aligned_bytes
 
 
 def pack(plan: Plan, arrays: Sequence[Array], threads: int) -> Artifact:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from collage.backends.base import UnsupportedError, Variant
+from collage.backends.base import UnsupportedError
 from collage.backends.chains.attributes import DATA_LAYOUTS, integers, paddings
 from collage.backends.chains.chain import Chain, Combine
 from collage.backends.chains.functions import Algorithm
@@ -16,6 +16,7 @@ from collage.backends.onednn_kernels.operations import Pooling
 from collage.backends.onednn_kernels.plan import DST, SRC, Input, Output
 from collage.graph.dataflow import Graph, Node
 from collage.graph.layout import BLOCK, Layout
+from collage.kernel.options import Variant
 
 BATCH, ROWS, CHANNELS, WHOLE = "batch", "rows", "channels", ""
 SMALL_ELEMENTS = 1 << 18

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from collage.backends.base import UnsupportedError, Variant
+from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import BINARY, Chain, read_chain, read_functions
 from collage.backends.chains.conv import CONVOLUTIONS, conv_problem
 from collage.backends.chains.eltwise_table import FUNCTIONS
@@ -15,6 +15,7 @@ from collage.backends.chains.transposes import product_of, read_product_chain
 from collage.backends.onednn_kernels import concat, conv_plan, elementwise, matmul, normalise, pooling
 from collage.backends.onednn_kernels.builder import Draft
 from collage.graph.dataflow import Graph, Node
+from collage.kernel.options import Variant
 
 if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph

@@ -13,12 +13,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from collage.core.typed import MalformedError, shown, typed
 from collage.graph.dataflow import np_dtype
 from collage.graph.read_type import read_type
-from collage.runtime import frames
-from collage.runtime.buffers import ALIGNMENT, aligned_empty
-from collage.runtime.frames import frame, unframe
-from collage.typed import MalformedError, shown, typed
+from collage.kernel import frames
+from collage.kernel.buffers import ALIGNMENT, aligned_empty
+from collage.kernel.frames import frame, unframe
 
 __all__ = ["ALIGNMENT", "Array", "Artifact", "Call", "Slot", "TensorSpec", "empty_aligned", "pack", "unpack"]
 

@@ -16,7 +16,7 @@ from collage.backends.tvm_codegen.link import linkable
 from collage.backends.tvm_codegen.lower import LoweredKernel, first_line
 from collage.backends.tvm_codegen.schedule import default_schedule, schedule
 from collage.backends.tvm_codegen.tuned import parse_record, replay
-from collage.temporary import TemporaryFolder
+from collage.core.temporary import TemporaryFolder
 
 __all__ = ["compile_kernel"]
 

@@ -17,11 +17,11 @@ import tvm_ffi
 from collage.backends.tvm_codegen.artifact import ALIGNMENT, Array, Call, TensorSpec, empty_aligned, unpack
 from collage.backends.tvm_codegen.host import host_cpu
 from collage.backends.tvm_codegen.link import Argument, is_parallel, link, tensor_arguments
+from collage.core.temporary import TemporaryFolder
+from collage.kernel.frames import Artifact
 from collage.native.launch import LaunchList, Mode, Step, Task
 from collage.native.library import address_of, core, core_problem
 from collage.native.team import team_of
-from collage.runtime.frames import Artifact
-from collage.temporary import TemporaryFolder
 
 __all__ = ["Kernel", "load_kernel"]
 

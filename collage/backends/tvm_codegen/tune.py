@@ -31,7 +31,7 @@ from collage.backends.tvm_codegen.tuned import (
     plain_trace,
     tunable_module,
 )
-from collage.target import usable_cores
+from collage.kernel.target import usable_cores
 
 __all__ = ["TuningError", "tune"]
 

@@ -1,0 +1,206 @@
+"""Collage against each installed engine on the whole model, fairly: same inputs, threads and precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from collage.bench.race import outputs_of, race
+from collage.bench.worker import ENGINES, Setup
+from collage.core.child_process import ChildError
+from collage.core.progress import Progress
+from collage.core.temporary import TemporaryFolder
+from collage.errors import ModelError, UsageError, unknown_names
+from collage.frontend.load import load_onnx
+from collage.frontend.model import from_simplified
+from collage.frontend.random_inputs import random_inputs, random_value
+from collage.frontend.shapes import fix_shapes, model_inputs
+from collage.frontend.simplify import simplify
+from collage.frontend.value_types import value_type
+from collage.graph.dataflow import Array, TensorType
+from collage.kernel.target import usable_cores
+
+OURS = "collage"
+REFERENCE = "onnxruntime"
+
+
+def bench(
+    model: str | Path,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    threads: int | None = None,
+    engines: Sequence[str] | None = None,
+    others: Mapping[str, str] | None = None,
+    rounds: int = 30,
+    db: str | Path | None = None,
+    module: str | Path | None = None,
+    seed: int = 0,
+    progress: Callable[[Progress], None] | None = None,
+) -> dict[str, Any]:
+    """Compare Collage with engines on an ONNX file; the JSON contract of ``collage bench --json``.
+
+    ``engines`` defaults to all that are installed; ``others`` are contenders from outside, name to
+    "module:function" (see ``collage.bench.worker.Setup``). ``module`` is a compiled module of the model, made here
+    when not given. Times are microseconds; ``speedup_vs_best_engine`` is the best contender's median over
+    Collage's, None when no other ran the model, and ``within_noise`` tells that the rounds show no difference.
+    Engines that were not asked for by name and cannot run the model are listed under ``failed``, and so are others.
+    Raises UsageError, ModelError and what ``collage.compile`` raises.
+    """
+    show = progress or (lambda _: None)
+    chosen = _choose(engines)
+    contenders = {name: name for name in chosen} | _outside(others or {}) | {OURS: OURS}
+    cores = _threads(threads, module)
+    path = Path(model)
+    show(Progress("prepare", 0, 1, path.name))
+    setup = prepare(path, threads=cores, shapes=shapes, seed=seed)
+    with ExitStack() as stack:
+        if module is None:
+            folder = stack.enter_context(TemporaryFolder("bench"))
+            module = folder / "module.collage"
+            _compile(path, dict(shapes or {}), cores, db, seed, show, module)
+        expected, failed = reference(setup)
+        found = race(
+            {name: _for(setup, engine, str(module)) for name, engine in contenders.items()},
+            expected=expected,
+            rounds=rounds,
+            required={OURS, *([] if engines is None else chosen)},
+            progress=show,
+        )
+    ours = found.timings[OURS]
+    rivals = {name: timing["median_us"] for name, timing in found.timings.items() if name != OURS}
+    best = min(rivals, key=rivals.__getitem__) if rivals else None
+    return {
+        "model": path.name,
+        "threads": cores,
+        "rounds": rounds,
+        "engines": dict(found.timings),
+        "speedup_vs_best_engine": round(rivals[best] / ours["median_us"], 4) if best else None,
+        "best_engine": best,
+        "within_noise": found.alike(best, OURS) if best else None,
+        "failed": {**failed, **found.failed},
+    }
+
+
+def _outside(others: Mapping[str, str]) -> dict[str, str]:
+    """Contenders from outside. Raises UsageError for names that are taken and what names no function."""
+    taken = sorted(others.keys() & ENGINES.keys())
+    if taken:
+        raise UsageError(f"names that engines have already: {', '.join(taken)}.")
+    malformed = [engine for engine in others.values() if ":" not in engine]
+    if malformed:
+        raise UsageError(f'no "module:function": {", ".join(malformed)}.')
+    return dict(others)
+
+
+def reference(setup: Setup) -> tuple[Sequence[Array] | None, dict[str, str]]:
+    """ONNX Runtime's outputs, which all others are compared with; or None, with the reason under its name."""
+    try:
+        return outputs_of(replace(setup, engine=REFERENCE)), {}
+    except ChildError as failure:
+        return None, {REFERENCE: str(failure)}
+
+
+def _choose(engines: Sequence[str] | None) -> list[str]:
+    """Names of the engines to run beside Collage. Raises UsageError, once for all names that are wrong."""
+    from collage.api import default_registry
+
+    known = [name for name in ENGINES if name != OURS]
+    probes = default_registry().availability()
+    if engines is None:
+        return [name for name in known if probes[name]]
+    wanted = [name for name in dict.fromkeys(each.lower() for each in engines) if name != OURS]
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise unknown_names("engine", unknown, known)
+    missing = [f"{name} ({probes[name].reason})" for name in wanted if not probes[name]]
+    if missing:
+        raise UsageError(f"engines that are not available: {', '.join(missing)}.")
+    return wanted
+
+
+def _threads(threads: int | None, module: str | Path | None) -> int:
+    """Threads for all contenders; those of the module when there is one."""
+    if threads is not None and threads < 1:
+        raise UsageError(f"threads must be at least 1, not {threads}.")
+    if module is None:
+        return threads or usable_cores()
+    from collage.module.file import read_summary
+
+    report, _ = read_summary(Path(module)).first
+    if threads is not None and threads != report.threads:
+        raise UsageError(
+            f"{module} was compiled for {report.threads} threads, not {threads}. Leave --threads out."
+        )
+    return report.threads
+
+
+def prepare(
+    path: Path, *, threads: int, shapes: Mapping[str, Sequence[int]] | None = None, seed: int = 0
+) -> Setup:
+    """What all contenders share; each gets its ``engine``. Raises ModelError and UsageError."""
+    proto = load_onnx(path)
+    shapes = dict(shapes or {})
+    symbolic = {each.name: each.type.tensor_type.shape for each in model_inputs(proto) if each.name in shapes}
+    dims = _named_dims(symbolic, shapes)
+    fix_shapes(proto, shapes)
+    inputs, outputs = _interface(proto, path.stem, np.random.default_rng(seed))
+    return Setup(
+        engine="",
+        path=str(path),
+        threads=threads,
+        inputs=inputs,
+        outputs=outputs,
+        shapes={name: tuple(shape) for name, shape in shapes.items()},
+        dims=dims,
+    )
+
+
+def _interface(
+    proto: onnx.ModelProto, name: str, rng: np.random.Generator
+) -> tuple[dict[str, Array], dict[str, TensorType | None]]:
+    """Random inputs by name, and the outputs' types; None for those of a model that only runs whole."""
+    try:
+        model = from_simplified(simplify(proto), name)
+    except ModelError:
+        inputs = {info.name: random_value(value_type(info.type), rng) for info in model_inputs(proto)}
+        return inputs, dict.fromkeys((info.name for info in proto.graph.output), None)
+    arrays = random_inputs(model, rng)
+    outputs = zip(model.output_names, model.graph.outputs, strict=True)
+    return dict(zip(model.input_names, arrays, strict=True)), {n: model.graph.type_of(v) for n, v in outputs}
+
+
+def _named_dims(
+    symbolic: Mapping[str, onnx.TensorShapeProto], shapes: Mapping[str, Sequence[int]]
+) -> dict[str, int]:
+    """Extents of the symbolic dimensions that have a name, and the same extent everywhere."""
+    found: dict[str, set[int]] = {}
+    for name, proto in symbolic.items():
+        for dim, extent in zip(proto.dim, shapes[name], strict=False):
+            if dim.dim_param:
+                found.setdefault(dim.dim_param, set()).add(extent)
+    return {name: min(extents) for name, extents in found.items() if len(extents) == 1}
+
+
+def _compile(
+    path: Path,
+    shapes: Mapping[str, Sequence[int]],
+    threads: int,
+    db: str | Path | None,
+    seed: int,
+    show: Callable[[Progress], None],
+    output: Path,
+) -> None:
+    from collage.api import compile
+
+    compile(path, shapes=shapes, threads=threads, db=db, seed=seed, progress=show).save(output)
+
+
+def _for(setup: Setup, engine: str, module: str) -> Setup:
+    """The setup of one contender; Collage runs the module, all others the model."""
+    return replace(setup, engine=engine, path=module if engine == OURS else setup.path)

@@ -1,0 +1,168 @@
+"""A race: contenders in processes of their own, in bursts that take turns.
+
+Spinning threads of one that has just run do not slow the next, and a machine that gets slower meanwhile slows all
+alike.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from collage.bench.worker import Burst, Ready, Samples, Setup
+from collage.core.child_process import ChildError, ChildProcess
+from collage.core.progress import Progress
+from collage.errors import CollageError
+from collage.graph.dataflow import Array
+from collage.measure_db.compare import relative_error
+from collage.measure_db.timing import median_interval, summary
+
+_BURST_S = 0.1
+"""Short, so that a change in the machine's load meets all contenders alike."""
+_SETTLE_S = 0.05
+"""Pause before a burst: ONNX Runtime's threads spin for some milliseconds after a run."""
+
+
+Beside = Callable[[], AbstractContextManager[Any]]
+"""What goes on beside a contender's turn."""
+
+
+@dataclass(frozen=True)
+class Race:
+    """Timings of those that ran, by name (microseconds, and how far their outputs are off), and why others failed.
+
+    ``bursts`` are their median microseconds in each round.
+    """
+
+    timings: Mapping[str, Mapping[str, Any]]
+    bursts: Mapping[str, Sequence[float]]
+    failed: Mapping[str, str]
+
+    def ratio(self, name: str, to: str) -> float:
+        """How many times as long one takes as another: the median of what each round says."""
+        return median(self._ratios(name, to))
+
+    def alike(self, one: str, other: str) -> bool:
+        """Whether the rounds do not say, with 95 %, which of the two is faster; fewer than 6 do when they agree."""
+        low, _, high = median_interval(self._ratios(one, other))
+        return low <= 1.0 <= high
+
+    def _ratios(self, name: str, to: str) -> list[float]:
+        return [own / other for own, other in zip(self.bursts[name], self.bursts[to], strict=True)]
+
+
+def race(
+    setups: Mapping[str, Setup],
+    *,
+    expected: Sequence[Array] | None = None,
+    rounds: int = 30,
+    required: Collection[str] = (),
+    beside: Mapping[str, Beside] | None = None,
+    progress: Callable[[Progress], None],
+) -> Race:
+    """Run the contenders ``setups``, by name, against each other; compare their outputs with ``expected``.
+
+    The turns of a contender that has one ``beside`` it are run inside that context.
+
+    Raises CollageError when a required contender cannot run the model, or any fails once it has run it.
+    """
+    contenders: dict[str, _Contender] = {}
+    errors: dict[str, float | None] = {}
+    failed: dict[str, str] = {}
+    with ExitStack() as stack:
+        for position, (name, setup) in enumerate(setups.items()):
+            progress(Progress("start", position, len(setups), name))
+            contender = _Contender(setup)
+            stack.callback(contender.kill)
+            try:
+                outputs = contender.outputs()
+            except ChildError as failure:
+                if name in required:
+                    raise CollageError(f"{name} cannot run {setup.path}: {failure}") from None
+                failed[name] = str(failure)
+                continue
+            errors[name] = None if expected is None else _largest_error(outputs, expected)
+            contenders[name] = contender
+        bursts = _rounds(contenders, beside or {}, rounds, progress)
+    return Race(
+        {
+            name: _timing([one for burst in bursts[name] for one in burst], errors[name])
+            for name in contenders
+        },
+        {name: [median(burst) / 1e3 for burst in bursts[name]] for name in contenders},
+        failed,
+    )
+
+
+def outputs_of(setup: Setup) -> Sequence[Array]:
+    """What a contender makes of the inputs. Raises ChildError."""
+    contender = _Contender(setup)
+    try:
+        return contender.outputs()
+    finally:
+        contender.kill()
+
+
+def _largest_error(actual: Sequence[Array], expected: Sequence[Array]) -> float:
+    if len(actual) != len(expected):
+        return math.inf
+    return max((relative_error(a, e) for a, e in zip(actual, expected, strict=True)), default=0.0)
+
+
+def _rounds(
+    contenders: Mapping[str, _Contender],
+    beside: Mapping[str, Beside],
+    rounds: int,
+    show: Callable[[Progress], None],
+) -> dict[str, list[Sequence[int]]]:
+    """Nanoseconds of each contender's calls, round by round; the order rotates."""
+    names = list(contenders)
+    bursts: dict[str, list[Sequence[int]]] = {name: [] for name in names}
+    for number in range(rounds if names else 0):
+        shift = number % len(names)
+        for name in names[shift:] + names[:shift]:
+            show(Progress("run", number, rounds, name))
+            with beside.get(name, nullcontext)():
+                time.sleep(_SETTLE_S)
+                try:
+                    bursts[name].append(contenders[name].burst(_BURST_S))
+                except ChildError as failure:
+                    raise CollageError(f"{name} failed in round {number + 1}: {failure}") from None
+    show(Progress("run", rounds, rounds))
+    return bursts
+
+
+def _timing(samples: Sequence[int], error: float | None) -> dict[str, Any]:
+    found = summary(samples)
+    return {
+        "median_us": round(found.median_us, 3),
+        "noise_us": round(found.noise_us, 3),
+        "min_us": round(found.min_us, 3),
+        "p90_us": round(found.p90_us, 3),
+        "samples": found.repeats,
+        "max_relative_error": error,
+    }
+
+
+class _Contender(ChildProcess):
+    """The parent's side of a contender."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__("collage.bench.worker", subprocess.DEVNULL)
+        self._setup = setup
+
+    def outputs(self) -> Sequence[Array]:
+        """Load and run the model once."""
+        ready: Ready = self.ask(self._setup, math.inf)
+        return ready.outputs
+
+    def burst(self, seconds: float) -> Sequence[int]:
+        """Nanoseconds of the calls of a burst."""
+        samples: Samples = self.ask(Burst(seconds), math.inf)
+        return samples.nanoseconds

@@ -1,0 +1,208 @@
+"""A contender of a race: one engine with the model in a process of its own.
+
+Run by ``collage.bench.race``, never by hand. Between bursts it waits for its pipe: the others have the cores then.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from collage.core.child_process import Failure, read_message, take_over_pipes, write_message
+from collage.graph.dataflow import Array, TensorType
+from collage.kernel.buffers import aligned_array, aligned_copy
+from collage.kernel.kernel import Call
+
+_LEAST_CALLS = 3
+_MOST_CALLS = 2000
+_WARM_CALLS = 2
+_WARM_PART = 0.2
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The first message: which engine, and what it shall run. Reply: Ready or Failure.
+
+    ``engine`` is one of ``ENGINES``, or "module:function" for one from outside: a function that takes the setup
+    and gives a call that runs the model once and a function that gives that run's outputs. The module is found as
+    in the parent, whose ``sys.path`` the child has.
+    ``path`` is the ONNX file, or the ``.collage`` file for Collage. ``dims`` gives the extents of symbolic
+    dimensions that have a name, ``shapes`` those of inputs that are not static. ``outputs`` have the model's
+    order, and no type where their shapes depend on data.
+    """
+
+    engine: str
+    path: str
+    threads: int
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, TensorType | None]
+    shapes: Mapping[str, tuple[int, ...]]
+    dims: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The engine has run once; its outputs in the model's order."""
+
+    outputs: tuple[Array, ...]
+
+
+@dataclass(frozen=True)
+class Burst:
+    """Run for about so many seconds. Reply: Samples or Failure."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Nanoseconds of each call of a burst but the first ones."""
+
+    nanoseconds: tuple[int, ...]
+
+
+Outputs: TypeAlias = Callable[[], Sequence[Array]]
+"""Gives the outputs of the last call."""
+
+Engine: TypeAlias = Callable[[Setup], "tuple[Call, Outputs]"]
+"""Loads the model."""
+
+
+def main() -> None:
+    """Serve one parent until its pipe closes."""
+    source, sink = take_over_pipes()
+    try:
+        setup: Setup = read_message(source)
+        try:
+            call, outputs = _engine(setup.engine)(setup)
+            call()
+            reply: object = Ready(tuple(np.array(each) for each in outputs()))
+        except Exception as error:  # whatever the engine raises is the answer
+            reply = Failure(_one_line(error))
+        write_message(sink, reply)
+        while True:
+            burst: Burst = read_message(source)
+            try:
+                reply = _run(call, burst.seconds)
+            except Exception as error:
+                reply = Failure(_one_line(error))
+            write_message(sink, reply)
+    except (EOFError, BrokenPipeError):
+        return
+
+
+def _run(call: Call, seconds: float) -> Samples:
+    clock = time.perf_counter_ns
+    gc.collect()
+    gc.disable()
+    start, done = clock(), 0
+    while done < _WARM_CALLS or clock() - start < _WARM_PART * seconds * 1e9:
+        call()
+        done += 1
+    samples: list[int] = []
+    start = clock()
+    while len(samples) < _LEAST_CALLS or (clock() - start < seconds * 1e9 and len(samples) < _MOST_CALLS):
+        before = clock()
+        call()
+        samples.append(clock() - before)
+    gc.enable()
+    return Samples(tuple(samples))
+
+
+def _collage(setup: Setup) -> tuple[Call, Outputs]:
+    """Bound to its inputs, as the engines are; where an engine has the model whole, with the module's copies."""
+    from collage import api
+    from collage.module.shaped import ShapedModule
+
+    module = api.load(setup.path, share=False)
+    if isinstance(module, ShapedModule):
+        module = module.for_shapes({name: array.shape for name, array in setup.inputs.items()})
+    if module.program.tail is not None and not module.program.launches:
+        last: dict[str, Array] = {}
+
+        def run() -> None:
+            last.update(module.run(setup.inputs))
+
+        return run, lambda: [last[name] for name in setup.outputs]
+    bound = module.bind({name: aligned_copy(array) for name, array in setup.inputs.items()})
+    return bound, lambda: [bound.outputs[name] for name in setup.outputs]
+
+
+def _onnxruntime(setup: Setup) -> tuple[Call, Outputs]:
+    """All optimisations, spinning threads (both its defaults), and buffers bound ahead."""
+    import onnxruntime as ort
+    from onnx.helper import np_dtype_to_tensor_dtype
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = setup.threads
+    options.log_severity_level = 4
+    for name, extent in setup.dims.items():
+        options.add_free_dimension_override_by_name(name, extent)
+    session: Any = ort.InferenceSession(setup.path, options, providers=["CPUExecutionProvider"])
+    binding = session.io_binding()
+    inputs = {name: aligned_copy(array) for name, array in setup.inputs.items()}
+    outputs = {name: aligned_array(kind) for name, kind in setup.outputs.items() if kind is not None}
+    free = [name for name in setup.outputs if name not in outputs]
+    for arrays, bind in ((inputs, binding.bind_input), (outputs, binding.bind_output)):
+        for name, array in arrays.items():
+            bind(name, "cpu", 0, np_dtype_to_tensor_dtype(array.dtype), array.shape, array.ctypes.data)
+    for name in free:
+        binding.bind_output(name, "cpu")
+
+    def run() -> None:
+        session.run_with_iobinding(binding)
+        assert inputs  # the bound arrays live as long as the call
+
+    def results() -> Sequence[Array]:
+        found = dict(zip([*outputs, *free], binding.get_outputs(), strict=True))
+        return [outputs[name] if name in outputs else found[name].numpy() for name in setup.outputs]
+
+    return run, results
+
+
+def _openvino(setup: Setup) -> tuple[Call, Outputs]:
+    """Tuned for latency, in float32: without the hint a CPU with bfloat16 arithmetic would use that."""
+    import openvino as ov
+
+    core = ov.Core()
+    model = core.read_model(setup.path)
+    if setup.shapes:
+        model.reshape({name: ov.PartialShape(list(shape)) for name, shape in setup.shapes.items()})
+    config = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": setup.threads,
+        "INFERENCE_PRECISION_HINT": "f32",
+    }
+    request: Any = core.compile_model(model, "CPU", config).create_infer_request()
+    inputs = {name: aligned_copy(array) for name, array in setup.inputs.items()}
+    for name, array in inputs.items():
+        request.set_tensor(name, ov.Tensor(array, shared_memory=True))
+
+    def run() -> None:
+        request.infer(share_inputs=True, share_outputs=True)  # 2 % faster on DCGAN than start_async and wait
+        assert inputs  # the shared arrays live as long as the call
+
+    return run, lambda: [request.get_tensor(name).data for name in setup.outputs]
+
+
+ENGINES: Mapping[str, Engine] = {
+    "collage": _collage,
+    "onnxruntime": _onnxruntime,
+    "openvino": _openvino,
+}
+
+
+def _engine(name: str) -> Engine:
+    module, _, function = name.partition(":")
+    found: Engine = getattr(import_module(module), function) if function else ENGINES[name]
+    return found
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

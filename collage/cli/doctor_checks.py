@@ -1,0 +1,261 @@
+"""Checks of the installation and the machine: what works, what does not, and how to mend it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from collage.errors import CollageError
+from collage.kernel.target import cores, host, usable_cores
+
+
+class Status(Enum):
+    """What a check found."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class Check:
+    """A finding, and how to mend it ("" when nothing is to be done)."""
+
+    name: str
+    status: Status
+    detail: str
+    fix: str = ""
+
+
+_MODULES = {
+    "apache-tvm": "tvm",
+    "apache-tvm-ffi": "tvm_ffi",
+    "onnx": "onnx",
+    "onnxruntime": "onnxruntime",
+    "openvino": "openvino",
+}
+"""Libraries that are tried, and how they are imported. The versions they must have are the package's own."""
+
+_WHY = {
+    "apache-tvm-ffi": "with 0.1.15 TVM's MetaSchedule segfaults",
+    "apache-tvm": "other versions have another interface",
+}
+_IMPORT_LIMIT_S = 120
+_BUSY = 0.5
+
+
+def checks(database: Path | None = None) -> Sequence[Callable[[], Check]]:
+    """All checks, each to be called; ``database`` stands for the default one."""
+    return (
+        *_requirement_checks(),
+        cpu_check,
+        native_check,
+        load_check,
+        quota_check,
+        memory_check,
+        lambda: cache_check(database),
+        lambda: database_check(database),
+        backends_check,
+    )
+
+
+def _requirement_checks() -> Sequence[Callable[[], Check]]:
+    """Python and the libraries, against what the installed package says that it was tested with."""
+    try:
+        package = metadata.distribution("collage")
+    except metadata.PackageNotFoundError:
+        return (not_installed_check,)
+    python = SpecifierSet(package.metadata["Requires-Python"])
+    needed = [Requirement(each) for each in package.requires or ()]
+    return (
+        partial(python_check, python),
+        *(partial(library_check, each) for each in needed if each.name in _MODULES),
+    )
+
+
+def not_installed_check() -> Check:
+    """What can be said where Collage runs from a folder."""
+    detail = "not installed, so the versions of libraries are not checked"
+    return Check("collage", Status.WARN, detail, "pip install '.[cpu]' in the folder it runs from")
+
+
+def python_check(needed: SpecifierSet) -> Check:
+    """Whether this Python is one Collage was tested with."""
+    detail = f"{platform.python_version()} ({sys.executable})"
+    if needed.contains(".".join(map(str, sys.version_info[:3]))):
+        return Check("Python", Status.OK, detail)
+    return Check("Python", Status.FAIL, detail, f"use Python {needed}")
+
+
+def library_check(needed: Requirement) -> Check:
+    """Whether a library is there, in a tested version, and can be imported (in a process of its own)."""
+    name = needed.name
+    optional = needed.marker is not None and not needed.marker.evaluate({"extra": ""})
+    install = f"pip install '{name}{needed.specifier}'"
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return Check(name, Status.WARN if optional else Status.FAIL, "not installed", install)
+    trouble = _import_trouble(_MODULES[name])
+    if trouble:
+        return Check(name, Status.FAIL, f"{version} cannot be imported: {trouble}", install)
+    if not needed.specifier.contains(version, prereleases=True):
+        why = _WHY.get(name, "not tested")
+        return Check(name, Status.WARN, f"{version} is outside the tested range ({why})", install)
+    return Check(name, Status.OK, version)
+
+
+def _import_trouble(module: str) -> str:
+    """Why the module cannot be imported, or "". A library that crashes must not take the doctor with it."""
+    command = [sys.executable, "-c", f"import {module}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"took more than {_IMPORT_LIMIT_S} s"
+    if done.returncode < 0:
+        return f"it ends the process with signal {-done.returncode}"
+    return (done.stderr.strip().splitlines() or ["no message"])[-1] if done.returncode else ""
+
+
+def cpu_check() -> Check:
+    """The CPU's model and the instruction sets that decide its speed."""
+    found = _cpu_flags()
+    device = host().device.split(", cpu family")[0]
+    wanted = [
+        name for name in ("avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve") if name in found
+    ]
+    detail = f"{device}; {', '.join(wanted) or 'no vector instructions known'}"
+    if found and not {"avx2", "asimd"} & found:
+        return Check("CPU", Status.WARN, detail, "a CPU with AVX2 or NEON is several times as fast")
+    return Check("CPU", Status.OK, detail)
+
+
+def _cpu_flags() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(
+        next((s for n, _, s in (x.partition(":") for x in lines) if n.strip() in _FLAG_LINES), "").split()
+    )
+
+
+_FLAG_LINES = ("flags", "Features")
+
+
+def native_check() -> Check:
+    """Whether the native core was built, without which kernels run on their libraries' own threads."""
+    from collage.native.library import core_problem
+
+    if problem := core_problem():
+        detail, _, fix = problem.partition(". ")
+        return Check("native core", Status.WARN, detail, fix)
+    return Check("native core", Status.OK, "built")
+
+
+def load_check() -> Check:
+    """Whether other processes keep the cores busy, which makes measurements noisy."""
+    cores = usable_cores()
+    try:
+        load = os.getloadavg()[0]
+    except OSError:
+        return Check("load", Status.OK, f"{cores} usable cores")
+    everywhere = os.cpu_count() or cores
+    detail = f"{cores} usable cores of {everywhere}, load average {load:.1f}"
+    if load > _BUSY * everywhere:
+        return Check(
+            "load", Status.WARN, detail, "measurements get noisy: compile while the machine is quiet"
+        )
+    return Check("load", Status.OK, detail)
+
+
+def quota_check() -> Check:
+    """The CPU time that a container lets this process take, and what follows from it."""
+    found = cores()
+    if found.quota is None:
+        return Check("CPU quota", Status.OK, "none")
+    detail = f"{found.quota.cores:g} cores, by {found.quota.source}"
+    if not found.shared:
+        return Check("CPU quota", Status.OK, f"{detail}: no less than the cores it may run on")
+    threads = f"{found.usable} thread{'s' if found.usable != 1 else ''}"
+    if found.quota.cores < found.usable:
+        return Check(
+            "CPU quota",
+            Status.WARN,
+            f"{detail}: even one thread is stopped for a part of each period",
+            "give the container at least one core",
+        )
+    return Check("CPU quota", Status.OK, f"{detail}: compiles use {threads} unless --threads says otherwise")
+
+
+def memory_check() -> Check:
+    """How much memory a measuring worker may take."""
+    from collage.measure_db.machine import spare_memory
+    from collage.report.show import size
+
+    spare = spare_memory()
+    if spare is None:
+        return Check("memory", Status.OK, "unknown on this system")
+    if spare < 2 << 30:
+        return Check(
+            "memory", Status.WARN, f"{size(spare)} to spare", "large models need a few GiB: free some"
+        )
+    return Check("memory", Status.OK, f"{size(spare)} to spare")
+
+
+def cache_check(database: Path | None) -> Check:
+    """Whether the folder of the database can be written."""
+    from collage.measure_db.database import default_path
+
+    folder = (database or default_path()).parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        return Check(
+            "cache folder", Status.FAIL, f"{folder}: {error.strerror}", "make it writable, or use --db PATH"
+        )
+    return Check("cache folder", Status.OK, str(folder))
+
+
+def database_check(database: Path | None) -> Check:
+    """Whether the database of measurements opens."""
+    from collage.measure_db.database import Database, default_path
+
+    path = database or default_path()
+    if not path.exists():
+        return Check("database", Status.OK, f"none yet at {path}; the first compile makes it")
+    try:
+        with Database(path) as opened:
+            stats = opened.stats()
+    except CollageError as error:
+        return Check("database", Status.FAIL, str(error), f"move {path} away, or use --db PATH")
+    count = sum(stats.measured.values())
+    return Check("database", Status.OK, f"{path}: {count} measurements")
+
+
+def backends_check() -> Check:
+    """Whether all backends that packages bring can be loaded."""
+    from collage.backends.registry import builtin_registry
+
+    registry = builtin_registry()
+    usable = [name for name, probe in registry.availability().items() if probe]
+    if registry.problems:
+        broken = "; ".join(f"{name}: {problem}" for name, problem in registry.problems.items())
+        return Check(
+            "backends", Status.WARN, f"cannot be loaded: {broken}", "upgrade or uninstall that package"
+        )
+    return Check("backends", Status.OK, f"{', '.join(usable)} (`collage backends` tells more)")

@@ -1,0 +1,367 @@
+"""From placements to modules that can be run against each other: the rivals, and building one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from collage.backends.base import LAYOUT, VIEW, Backend, BackendKind
+from collage.compiler.finalist import SEQUENTIAL, Finalist
+from collage.compiler.placing import Placing
+from collage.frontend.model import Model
+from collage.frontend.subgraph import Subgraph
+from collage.graph.dataflow import Graph, TensorType
+from collage.graph.layout import Layout, stored_type
+from collage.graph.magnitudes import Magnitudes, is_scanned
+from collage.kernel.options import BuildOptions, Variant
+from collage.kernel.target import Target
+from collage.measure_db.fingerprint import original_digest
+from collage.measure_db.measurer import Measurer
+from collage.measure_db.plan_protocol import PlanKernel
+from collage.measure_db.protocol import Change, Request
+from collage.runtime.parts import Parts
+from collage.schedule.guards import Flow, guarded
+from collage.schedule.program import Port, Program, make_program
+from collage.schedule.region import Region
+from collage.schedule.schedule import TEAM, Schedule
+from collage.search.candidate import Candidate
+from collage.search.conversion import Conversion
+from collage.search.placement import Placement, finish
+
+
+def on_one_thread(split: str) -> str:
+    """How the report calls the split of a kernel that was built for one thread, beside those for the team."""
+    return ", ".join(filter(None, (split, "one thread")))
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A schedule of the launches of a placement, and what runs on one thread instead of each of them.
+
+    ``algorithm`` is the one the schedule comes from.
+    """
+
+    schedule: Schedule
+    alone: tuple[Candidate | Conversion | None, ...]
+    algorithm: str
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A placement for the last round; ``exclusive`` lets its engine's idle threads spin.
+
+    ``apart`` schedules its launches side by side. ``original`` has its one engine run the model as its author wrote it,
+    with ``profile``.
+    """
+
+    label: str
+    placement: Placement
+    exclusive: bool
+    apart: Apart | None = None
+    original: bool = False
+    profile: str = ""
+
+
+def as_written(profile: str) -> str:
+    """How the report calls the split of an engine's run of the original, beside that of Collage's form of the model."""
+    return ", ".join(filter(None, ("as written", profile)))
+
+
+def find_rivals(
+    model: Model, placing: Placing, epsilon_us: float, backends: Mapping[str, Backend]
+) -> list[Rival]:
+    """The search's placement, the best one in several parts, and each engine on the whole model.
+
+    The additive model (Eq. 2.2) sees neither what neighbours do to each other nor what an engine gains from
+    having the cores to itself, so what it finds close is decided by running.
+    """
+    everything = tuple(range(len(model.graph.nodes)))
+    placements = {"collage": placing.placement}
+    if placing.mix is not None and placing.mix is not placing.placement:
+        placements["mix"] = placing.mix
+    for candidate in sorted(placing.found.candidates, key=lambda c: c.cost_us):
+        plain = not (candidate.reads or candidate.writes)  # the model's inputs and outputs are
+        if candidate.nodes == everything and plain and placing.placement.candidates != (candidate,):
+            placements.setdefault(candidate.backend, finish(model.graph, [candidate], epsilon_us))
+    return [rival for label, each in placements.items() for rival in rivals_of(label, each, backends)]
+
+
+def rivals_of(label: str, placement: Placement, backends: Mapping[str, Backend]) -> list[Rival]:
+    """The placement, and the same with its engine's idle threads spinning where no other threads share the cores."""
+    alone = len(placement.candidates) == 1
+    rivals = [Rival(label, placement, exclusive=alone)]
+    engines = {c.backend for c in placement.candidates if backends[c.backend].kind is BackendKind.ENGINE}
+    on_team = any(backends[c.backend].on_team() for c in placement.candidates)
+    if not alone and len(engines) == 1 and not on_team:
+        rivals.append(Rival(f"{label}, spinning", placement, exclusive=True))
+    return rivals
+
+
+class Assembler:
+    """Makes finalists of one model. They are made of what was measured: nothing is compiled here."""
+
+    def __init__(
+        self,
+        measurer: Measurer,
+        backends: Mapping[str, Backend],
+        build: BuildOptions,
+        target: Target,
+        versions: Mapping[str, str],
+    ) -> None:
+        """``measurer`` has the model, the artifacts, and maybe the model as its author wrote it (``as_region``)."""
+        self.model = measurer.model
+        self._measurer = measurer
+        self.target = target
+        self._backends = backends
+        self._build = build
+        self._versions = versions
+        self._magnitudes = Magnitudes(measurer.model.graph)
+
+    def assemble(
+        self, rival: Rival, tunings: Mapping[Request, str], *, guard_inputs: bool = False
+    ) -> Finalist:
+        """Plan the rival's launch list and memory; its kernels are collected when somebody needs them.
+
+        ``tunings`` has the records of Backend.tune. With ``guard_inputs`` the model's inputs are scanned, whatever the
+        kernels are.
+        """
+        graph = self.model.graph
+        buffers = _Buffers(graph)
+        pieces: list[_Piece] = []
+        waiting = list(rival.placement.conversions)
+        for candidate in rival.placement.candidates:
+            tuning = tunings.get(Request(candidate.nodes, candidate.backend, candidate.variant), "")
+            options = replace(
+                self._build,
+                exclusive=rival.exclusive,
+                tuning=tuning,
+                variant=candidate.variant,
+                profile=rival.profile,
+            )
+            kernel = self._kernel(candidate, options, buffers)
+            if rival.original:
+                kernel = self._as_written(kernel, options)
+            needed = [c for c in waiting if buffers.stored(c.value, c.target) in kernel.region.inputs]
+            pieces += [_conversion(change, self._build, buffers) for change in needed]
+            pieces.append(kernel)
+            waiting = [change for change in waiting if change not in needed]
+        pieces += [_conversion(change, self._build, buffers) for change in waiting]  # for the model's outputs
+        if rival.apart is not None:
+            pieces = self._side_by_side(pieces, rival.apart, buffers)
+        pieces = self._guarded(pieces, buffers)
+        if guard_inputs:
+            pieces = self._with_guarded_inputs(pieces, buffers)
+        program = self._program([piece.region for piece in pieces], buffers)
+        by_region = {piece.region: piece for piece in pieces}
+        launched = [by_region[region] for region in program.launches]
+        versions = {piece.region.backend: self._versions[piece.region.backend] for piece in launched}
+
+        def parts() -> Parts:
+            constants = {v: graph.constants[v] for v in graph.outputs if graph.is_constant(v)}
+            found: dict[str, bytes] = {}
+            for piece in launched:
+                found.setdefault(piece.kernel.key, self._measurer.artifacts.load(piece.kernel.key))
+            artifacts = [found[piece.kernel.key] for piece in launched]
+            careful = self._measurer.as_loaded if program.is_guarded else None
+            return Parts(program, artifacts, constants, self.target, versions, careful)
+
+        return Finalist(
+            rival.label,
+            rival.placement,
+            program,
+            tuple(piece.what for piece in launched),
+            tuple(piece.timed_as for piece in pieces),
+            versions,
+            tuple(piece.kernel for piece in launched),
+            buffers.other_layouts,
+            parts,
+            SEQUENTIAL if rival.apart is None else rival.apart.algorithm,
+            None if guard_inputs else partial(self.assemble, rival, tunings, guard_inputs=True),
+        )
+
+    def _with_guarded_inputs(self, pieces: Sequence[_Piece], buffers: _Buffers) -> list[_Piece]:
+        """The same with a scan of each of the model's inputs before the first launch that reads it."""
+        found = list(pieces)
+        for value in self.model.graph.inputs:
+            if not is_scanned(buffers.type_of(value).dtype):
+                continue
+            names = {value}  # the input and its views
+            for number, piece in enumerate(found):
+                region = piece.region
+                if not names.intersection(region.inputs):
+                    continue
+                if region.backend == VIEW and len(region.inputs) == 1:
+                    names.update(region.outputs)
+                    continue
+                scans = (*region.scans, *(v for v in region.inputs if v in names and v not in region.scans))
+                found[number] = replace(piece, region=replace(region, scans=scans))
+                break
+        return found
+
+    def _guarded(self, pieces: Sequence[_Piece], buffers: _Buffers) -> list[_Piece]:
+        """The same with scans before some of them."""
+        regions = [piece.region for piece in pieces]
+        types = {v: buffers.type_of(v) for r in regions for v in (*r.inputs, *r.outputs)}
+        found = guarded(regions, [self._flow(piece) for piece in pieces], types)
+        return [replace(piece, region=region) for piece, region in zip(pieces, found, strict=True)]
+
+    def _flow(self, piece: _Piece) -> Flow:
+        """How magnitudes pass through a piece."""
+        if isinstance(piece.what, Conversion):
+            return lambda taken: (taken[0], taken)
+        subgraph = Subgraph(self.model, piece.what.nodes)
+
+        def flow(taken: Sequence[float]) -> tuple[float, Sequence[float]]:
+            found = self._magnitudes.through(
+                subgraph.operators, dict(zip(subgraph.inputs, taken, strict=True))
+            )
+            return max(found.values()), [found[value] for value in subgraph.outputs]
+
+        return flow
+
+    def _as_written(self, piece: _Piece, options: BuildOptions) -> _Piece:
+        """The same region, all of the graph, run from the original model."""
+        original = self._measurer.original
+        assert original is not None
+        name = as_written(options.profile)
+        region = replace(piece.region, split=name, profile=options.profile)
+        request = Request(region.nodes, region.backend, original=True, profile=options.profile)
+        digest = f"{piece.digest} {name} {original_digest(original)}"
+        return replace(piece, region=region, digest=digest, kernel=PlanKernel(request, options))
+
+    def _side_by_side(self, pieces: Sequence[_Piece], apart: Apart, buffers: _Buffers) -> list[_Piece]:
+        """The pieces in the order of the schedule, those on a stream for one thread; views where they can be."""
+        launches = self._program([piece.region for piece in pieces], buffers).launches
+        launched = [piece for piece in pieces if piece.region in launches]
+        waiting = [piece for piece in pieces if piece.region not in launches]
+        single = replace(self._build, threads=1)
+        found: list[_Piece] = []
+        made = {p.value for p in self._ports(self.model.graph.inputs, self.model.input_names)}
+
+        def add(piece: _Piece) -> None:
+            found.append(piece)
+            made.update(piece.region.outputs)
+
+        def add_views() -> None:
+            while ready := [
+                v for v in waiting if made >= set(v.region.inputs)
+            ]:  # a view of a view may be next
+                for view in ready:
+                    waiting.remove(view)
+                    add(view)
+
+        add_views()
+        for v in apart.schedule.order:
+            stream, alone = apart.schedule.streams[v], apart.alone[v]
+            piece = launched[v]
+            if stream != TEAM:
+                assert alone is not None
+                if isinstance(alone, Conversion):
+                    piece = _conversion(alone, single, buffers)
+                else:
+                    piece = self._kernel(alone, replace(single, variant=alone.variant), buffers)
+                region = replace(piece.region, stream=stream, split=on_one_thread(piece.region.split))
+                piece = replace(piece, region=region, digest=f"{piece.digest} on {stream}")
+            add(piece)
+            add_views()
+        return found
+
+    def _program(self, regions: Sequence[Region], buffers: _Buffers) -> Program:
+        model, graph = self.model, self.model.graph
+        rows = model.index_limits
+        inputs = [replace(p, rows=rows.get(p.name)) for p in self._ports(graph.inputs, model.input_names)]
+        outputs = self._ports(graph.outputs, model.output_names)
+        used = {v for r in regions for v in (*r.inputs, *r.outputs)} | {p.value for p in (*inputs, *outputs)}
+        types = {v: buffers.type_of(v) for v in sorted(used)}
+        return make_program(regions, inputs, outputs, types, self.target.threads)
+
+    def _ports(self, values: Sequence[int], names: Sequence[str]) -> list[Port]:
+        graph = self.model.graph
+        return [Port(name, value, graph.type_of(value)) for name, value in zip(names, values, strict=True)]
+
+    def _kernel(self, candidate: Candidate, options: BuildOptions, buffers: _Buffers) -> _Piece:
+        subgraph = Subgraph(self.model, candidate.nodes)
+        nodes = self.model.onnx.graph.node
+        sources = dict.fromkeys(node.source for node in subgraph.operators)
+        reads, writes = dict(candidate.reads), dict(candidate.writes)
+        region = Region(
+            backend=candidate.backend,
+            ops=subgraph.ops,
+            nodes=candidate.nodes,
+            sources=tuple(nodes[s].name for s in sources if s >= 0),
+            inputs=tuple(buffers.stored(v, reads.get(v, Layout.PLAIN)) for v in subgraph.inputs),
+            outputs=tuple(buffers.stored(v, writes.get(v, Layout.PLAIN)) for v in subgraph.outputs),
+            layout=candidate.variant.layout,
+            split=candidate.variant.split,
+            threads=options.threads,
+            cost_us=candidate.cost_us,
+            noise_us=candidate.noise_us,
+            exclusive=options.exclusive,
+            in_place=tuple(self._backends[candidate.backend].in_place(subgraph)),
+            finite_only=candidate.finite_only,
+            reassociates=self._backends[candidate.backend].reassociates(subgraph, candidate.variant),
+        )
+        about = (candidate.backend, subgraph.digest, options.exclusive, candidate.variant, options.tuning)
+        request = Request(candidate.nodes, candidate.backend, candidate.variant)
+        return _Piece(region, candidate, ":".join(map(str, about)), PlanKernel(request, options))
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A region, what it is in the placement, what identifies its kernel anywhere, and what it is in this model."""
+
+    region: Region
+    what: Candidate | Conversion
+    digest: str
+    kernel: PlanKernel
+
+    @property
+    def timed_as(self) -> str:
+        """What beside its neighbours its time in the network depends on."""
+        scans = self.region.scans
+        return f"{self.digest} after {len(scans)} scans" if scans else self.digest
+
+
+class _Buffers:
+    """Ids of buffers: a plain value's own, and for each other layout that it is held in a new one."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._ids: dict[tuple[int, Layout], int] = {}
+        self._types: dict[int, TensorType] = {}
+
+    def stored(self, value: int, layout: Layout) -> int:
+        if layout is Layout.PLAIN:
+            return value
+        if (value, layout) not in self._ids:
+            new = len(self._graph.values) + len(self._ids)
+            self._ids[value, layout] = new
+            self._types[new] = stored_type(self._graph.type_of(value), layout)
+        return self._ids[value, layout]
+
+    @property
+    def other_layouts(self) -> dict[int, tuple[int, Layout]]:
+        """The value and layout of each new buffer."""
+        return {buffer: key for key, buffer in self._ids.items()}
+
+    def type_of(self, buffer: int) -> TensorType:
+        return self._types[buffer] if buffer in self._types else self._graph.type_of(buffer)
+
+
+def _conversion(change: Conversion, build: BuildOptions, buffers: _Buffers) -> _Piece:
+    kind = buffers.type_of(change.value)
+    variant = Variant((change.source,), (change.target,))
+    region = Region(
+        backend=LAYOUT,
+        ops=("layout",),
+        nodes=(),
+        sources=(),
+        inputs=(buffers.stored(change.value, change.source),),
+        outputs=(buffers.stored(change.value, change.target),),
+        layout=variant.layout,
+        threads=build.threads,
+        cost_us=change.cost_us,
+    )
+    kernel = PlanKernel(Change(kind, change.source, change.target), build)
+    return _Piece(region, change, f"{LAYOUT}:{kind}:{variant}", kernel)

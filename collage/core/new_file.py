@@ -1,0 +1,70 @@
+"""Writing files so that nobody ever sees half of one."""
+
+from __future__ import annotations
+
+import glob
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from collage.core.temporary import locked, unused
+from collage.errors import CollageError
+
+_SUFFIX = ".part"
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file beside ``path`` that takes its place when the block ends, and vanishes when it fails.
+
+    What a process left there that was killed while it wrote is removed by the next one that writes. Raises
+    CollageError when the system refuses.
+    """
+    try:
+        _sweep(path)
+        handle, temporary = _begin(path)
+    except OSError as error:
+        raise CollageError(f"cannot write {path}: {error.strerror}.") from None
+    lock = os.dup(handle)  # holds it until the file is in its place
+    try:
+        with os.fdopen(handle, "w+b") as stream:
+            yield stream
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException as error:
+        with suppress(OSError):
+            os.unlink(temporary)
+        if isinstance(error, OSError):
+            raise CollageError(f"cannot write {path}: {error.strerror}.") from None
+        raise
+    finally:
+        os.close(lock)
+
+
+def _begin(path: Path) -> tuple[int, str]:
+    """A new file that is locked: an open one, and its name."""
+    while True:
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_SUFFIX, dir=path.parent)
+        if locked(handle):
+            return handle, temporary
+        os.close(handle)  # another process swept it away
+
+
+def _sweep(path: Path) -> None:
+    for each in path.parent.glob(f".{glob.escape(path.name)}.????????{_SUFFIX}"):
+        with suppress(OSError):
+            handle = os.open(each, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                if unused(handle):
+                    each.unlink()
+            finally:
+                os.close(handle)
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current

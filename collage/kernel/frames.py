@@ -1,0 +1,97 @@
+"""Artifacts with arrays: a head of JSON, and arrays that a kernel may read where the module file is mapped."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from collage.core.typed import parse_object, shown
+from collage.kernel.buffers import ALIGNMENT, aligned_bytes
+
+Buffer: TypeAlias = "bytes | memoryview"
+
+_MAGIC = b"frmd"
+_START = struct.Struct("<4sI")
+
+
+@dataclass(frozen=True)
+class Framed:
+    """An artifact in its parts. ``mapped`` arrays belong to the module file, and so to all who read them."""
+
+    head: Buffer
+    arrays: tuple[Buffer, ...]
+    mapped: bool = False
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """What ``frame`` was given. Raises ValueError when it is damaged."""
+        return parse_object(bytes(self.head))
+
+    def array(self, index: int) -> npt.NDArray[np.uint8]:
+        """An array's bytes from a 64-byte boundary on: in the file itself, read-only, or else a copy of them.
+
+        Raises ValueError where there is none of that number.
+        """
+        if not 0 <= index < len(self.arrays):
+            raise ValueError(f"it has {len(self.arrays)} arrays, and reads number {index}")
+        content = np.frombuffer(self.arrays[index], np.uint8)
+        if self.mapped and content.ctypes.data % ALIGNMENT == 0:
+            return content
+        result = aligned_bytes(content.nbytes)
+        result[:] = content
+        return result
+
+
+Artifact: TypeAlias = "Buffer | Framed"
+
+
+def frame(kind: str, header: Mapping[str, Any], arrays: Sequence[Buffer]) -> bytes:
+    """An artifact of that kind: what JSON can hold, and arrays, which lie at multiples of 64 bytes."""
+    sizes = [len(each) for each in arrays]
+    head = json.dumps({"kind": kind, "sizes": sizes, **header}, separators=(",", ":")).encode()
+    parts: list[Buffer] = [_START.pack(_MAGIC, len(head)), head]
+    at = _START.size + len(head)
+    for each in arrays:
+        parts += [bytes(-at % ALIGNMENT), each]
+        at += -at % ALIGNMENT + len(each)
+    return b"".join(parts)
+
+
+def is_framed(artifact: Artifact) -> bool:
+    """Whether ``frame`` made it."""
+    return isinstance(artifact, Framed) or bytes(artifact[: len(_MAGIC)]) == _MAGIC
+
+
+def unframe(kind: str, artifact: Artifact) -> Framed:
+    """The parts of an artifact of that kind. Raises ValueError saying what is wrong with it."""
+    found = artifact if isinstance(artifact, Framed) else parts_of(artifact)
+    if found.header.get("kind") != kind:
+        raise ValueError(f"it is of the kind {shown(found.header.get('kind'))}")
+    return found
+
+
+def parts_of(artifact: Buffer) -> Framed:
+    """Head and arrays of what ``frame`` made, without a copy. Raises ValueError."""
+    if len(artifact) < _START.size or not is_framed(artifact):
+        raise ValueError("it does not begin like one")
+    _, length = _START.unpack_from(artifact)
+    data = memoryview(artifact)
+    at = _START.size + length
+    found = Framed(data[_START.size : at], ())
+    sizes = found.header.get("sizes")
+    if not isinstance(sizes, list) or not all(type(each) is int and each >= 0 for each in sizes):
+        raise ValueError("its head does not tell the sizes of its arrays")
+    arrays = []
+    for size in sizes:
+        at += -at % ALIGNMENT
+        arrays.append(data[at : at + size])
+        at += size
+    if at > len(data):
+        raise ValueError("it is cut short")
+    return Framed(found.head, tuple(arrays))

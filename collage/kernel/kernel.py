@@ -1,0 +1,42 @@
+"""What a backend loads: a kernel that is bound to buffers, or a session that runs a whole model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from collage.graph.dataflow import Array
+
+Call: TypeAlias = Callable[[], None]
+"""A kernel bound to its buffers: runs it, synchronously, in the calling thread."""
+
+
+class Kernel(ABC):
+    """A loaded kernel, ready to be bound to buffers; may be bound several times, and calls may run side by side."""
+
+    own_threads: bool = False
+    """Whether it has threads of its own. A forked process lacks them, so that the kernel is refused there."""
+
+    @abstractmethod
+    def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call:
+        """A call that reads ``inputs`` and fills ``outputs``.
+
+        The arrays are C-contiguous, start at 64-byte boundaries, have the types of the subgraph's inputs and
+        outputs, in that order, as the variant's layouts store them (``collage.graph.layout.stored_type``), and
+        keep their addresses for the life of the call. The kernel must not write
+        to its inputs, nor keep anything between calls; the output may be one of the inputs that
+        ``Backend.in_place`` names.
+        """
+
+
+class Session(ABC):
+    """A whole ONNX model loaded in an engine, for what no kernel can take: dynamic shapes, strings, sequences."""
+
+    @abstractmethod
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        """Outputs of the model, in order, for its inputs, in order (those that are no initializers).
+
+        Values are numpy arrays, lists for sequences, None for optionals that are not there; strings are arrays of
+        Python strings. The outputs are the caller's own.
+        """

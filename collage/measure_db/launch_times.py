@@ -1,0 +1,99 @@
+"""How long each launch takes inside the network, with the caches as its neighbours leave them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from collage.graph.dataflow import Array
+from collage.kernel.kernel import Call
+from collage.measure_db.effort import FULL
+from collage.measure_db.interleave import take_turn
+from collage.measure_db.timing import no_gc
+from collage.runtime.executor import Executor
+from collage.schedule.schedule import TEAM, Ordered
+
+_LEAST_TURNS = 5
+
+
+class NotedRuns:
+    """Runs of a network, a call each, which note when each launch ends; what they saw is kept."""
+
+    def __init__(self, executor: Executor, inputs: Sequence[Array], clock: Array | None = None) -> None:
+        """``clock`` (int64, an element for each launch) has when each launch of a run ended, and 0 before."""
+        self._executor = executor
+        self._inputs = inputs
+        self._clock = np.zeros(len(executor.program.launches), np.int64) if clock is None else clock
+        self._calls = executor.bind(self._clock)
+        self._runs: list[tuple[int, Array]] = []
+
+    def __call__(self) -> None:
+        self._executor.set_inputs(self._inputs)  # their buffers serve other values after their last use
+        self._clock.fill(0)
+        begin = time.monotonic_ns()
+        for call in self._calls:
+            call()
+        self._runs.append((begin, self._clock.copy()))
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._runs.clear()
+
+    @property
+    def longest_s(self) -> float:
+        """Of the runs, in seconds."""
+        return max((int(clock.max(initial=begin)) - begin for begin, clock in self._runs), default=0) / 1e9
+
+    def launches_us(self) -> list[float]:
+        """Medians in microseconds, in launch order.
+
+        A launch begins when what it waits for has ended: the one before it on its stream, those it has events of,
+        all others where it takes the whole team. Whatever passes until it runs counts to it, so that without
+        streams the times add up to the whole.
+        """
+        ordered = self._executor.program.ordered
+        rows = []
+        for begin, clock in self._runs:
+            ends = [int(each) for each in clock]
+            rows.append([end - at for end, at in zip(ends, begins(ordered, ends, begin), strict=True)])
+        return [float(each) for each in np.median(np.array(rows), axis=0) / 1e3]
+
+
+def launch_times_us(executor: Executor, inputs: Sequence[Array], limit_s: float = 0.5) -> list[float]:
+    """``NotedRuns.launches_us`` of runs on these inputs; see ``run_in_turns``."""
+    noted = NotedRuns(executor, inputs)
+    run_in_turns(noted, limit_s)
+    return noted.launches_us()
+
+
+def run_in_turns(noted: Call, limit_s: float) -> None:
+    """Turns like those in which whole networks are compared: five at least, for ``limit_s`` seconds."""
+    start = time.monotonic()
+    turns = 0
+    with no_gc():
+        while turns < _LEAST_TURNS or time.monotonic() - start < limit_s:
+            take_turn(noted, FULL.settle_s, FULL.turn_s)
+            turns += 1
+
+
+def begins(ordered: Ordered, ends: Sequence[int], begin: int) -> list[int]:
+    """When each launch could begin, given when each ended, in any unit."""
+    waits: dict[int, list[int]] = {}
+    for u, v in ordered.events:
+        waits.setdefault(v, []).append(u)
+    found = [begin] * len(ends)
+    last: dict[int, int] = {}
+    met = latest = begin
+    for v in ordered.schedule.order:
+        stream = ordered.schedule.streams[v]
+        if stream == TEAM:
+            found[v] = latest
+            last.clear()
+            met = latest = ends[v]
+        else:
+            found[v] = max([last.get(stream, met), *(ends[u] for u in waits.get(v, ()))])
+            last[stream] = ends[v]
+            latest = max(latest, ends[v])
+    return found

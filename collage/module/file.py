@@ -1,0 +1,191 @@
+"""Reading the module file: its archive, its parts, and what it tells without loading a kernel."""
+
+from __future__ import annotations
+
+import json
+import logging
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from collage._version import __version__
+from collage.core.typed import shown, typed
+from collage.errors import CollageError, ModuleFileError
+from collage.graph.dataflow import np_dtype
+from collage.kernel.frames import Artifact, Framed
+from collage.kernel.target import Target
+from collage.module.archive import MappedArchive
+from collage.module.signature import check_signature
+from collage.report.report import Report
+from collage.runtime.inputs import extents
+from collage.runtime.parts import Parts
+from collage.schedule.check_program import MOST_THREADS, check_ports
+from collage.schedule.program import Program
+from collage.schedule.read_program import read_program
+
+log = logging.getLogger(__name__)
+
+FORMAT = 5
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How entries are taken from an archive: compared with their digests, and into memory of this process."""
+
+    archive: MappedArchive
+    verify: bool
+    own: bool
+
+    def module(self, manifest: Mapping[str, Any]) -> tuple[Parts, Report]:
+        """What the manifest says of a module. Raises ValueError, KeyError, TypeError or BadZipFile."""
+        program = read_program(manifest["program"])
+        found: dict[str, Artifact] = {}
+        artifacts = []
+        for names in manifest["artifacts"]:
+            key = json.dumps(names)  # equal artifacts become one, and so one kernel
+            if key not in found:
+                found[key] = self.artifact(names)
+            artifacts.append(found[key])
+        if len(artifacts) != len(program.executed):
+            raise ValueError(f"it has {len(artifacts)} kernels for {len(program.executed)} launches")
+        constants = {}
+        for value, name in manifest["constants"].items():
+            kind = program.types[int(value)]
+            raw = np.frombuffer(self.archive.get(name, check=True, own=self.own), np.uint8)
+            if raw.nbytes != kind.nbytes:
+                raise ValueError(f"a constant {kind} has {raw.nbytes} bytes")
+            constants[int(value)] = raw.view(np_dtype(kind.dtype)).reshape(kind.shape)
+        check_ports(program, constants)
+        target, versions = target_of(manifest), typed(dict[str, str], manifest["versions"])
+        careful = None if manifest["careful"] is None else self.program(typed(str, manifest["careful"]))
+        parts = Parts(program, artifacts, constants, target, versions, careful)
+        return parts, Report.from_json(manifest["report"])
+
+    def artifact(self, names: Mapping[str, Any]) -> Artifact:
+        """A kernel's bytes, or its head and its arrays."""
+        if "bytes" in names:
+            return self.program(names["bytes"])
+        arrays = tuple(self.archive.get(name, check=self.verify) for name in names["arrays"])
+        return Framed(self.program(names["head"]), arrays, mapped=True)
+
+    def program(self, name: str) -> memoryview:
+        """What may be code, or say what code does: always compared."""
+        return self.archive.get(name, check=True, own=self.own)
+
+
+def verified(path: Path, trusted_key: Path | None = None) -> MappedArchive:
+    """The archive of a file, all of whose entries have the bytes that were written; signed, where a key is given.
+
+    Raises ModuleFileError.
+    """
+    archive = open_archive(path, trusted_key=trusted_key)
+    with damage(path):
+        archive.verify()
+    return archive
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a file tells without loading a kernel: report and program of each module in it.
+
+    ``shaped`` files have a module for each set of shapes, and perhaps a ``fallback`` for others. ``model_bytes`` is
+    the size of the original model that answers where fast kernels would be wrong, 0 where nobody needs it.
+    """
+
+    modules: tuple[tuple[Report, Program], ...]
+    shaped: bool
+    fallback: bool
+    model_bytes: int = 0
+
+    @property
+    def first(self) -> tuple[Report, Program]:
+        """Those of the first, or only, module."""
+        return self.modules[0]
+
+
+def read_summary(path: Path, trusted_key: Path | None = None) -> Summary:
+    """What ``collage show`` needs; of a signed file, where a key is given. Raises ModuleFileError."""
+    archive = open_archive(path, trusted_key=trusted_key)
+    manifest = archive.manifest
+    with damage(path):
+        modules = tuple(
+            (Report.from_json(each["report"]), read_program(each["program"])) for each in manifest["modules"]
+        )
+        if not modules:
+            raise ValueError("it holds no module")
+        for report, program in modules:
+            if any(not 0 <= node < len(report.nodes) for region in program.regions for node in region.nodes):
+                raise ValueError("its report lacks nodes that its regions are of")
+        models = {typed(str, each["careful"]) for each in manifest["modules"] if each["careful"] is not None}
+        size = sum(archive.size(name) for name in models)
+        return Summary(modules, typed(bool, manifest["shaped"]), manifest["fallback"] is not None, size)
+
+
+def closest(summary: Summary, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Report, Program]:
+    """The module for inputs of these shapes, which may be some of all; the first one where there is none."""
+    for report, program in summary.modules:
+        if shapes.items() <= {port.name: extents(port) for port in program.takes}.items():
+            return report, program
+    return summary.first
+
+
+def open_archive(path: Path, *, share: bool = True, trusted_key: str | Path | None = None) -> MappedArchive:
+    try:
+        archive = MappedArchive(path, share=share)
+    except FileNotFoundError:
+        raise ModuleFileError(
+            f"no such file: {path}. Make it with `collage compile MODEL.onnx -o {path}`."
+        ) from None
+    except IsADirectoryError:
+        raise ModuleFileError(f"{path} is a directory, not a module file.") from None
+    except zipfile.BadZipFile:
+        raise _damaged(path, "it is cut short or no module file at all") from None
+    except OSError as error:
+        raise ModuleFileError(f"cannot read {path}: {error.strerror}.") from None
+    except (KeyError, ValueError, TypeError, EOFError, NotImplementedError) as error:
+        raise _damaged(path, _text(error)) from None
+    if trusted_key is not None:
+        check_signature(path, archive, Path(trusted_key))
+    made_by, found = archive.manifest.get("collage"), archive.manifest.get("format")
+    if found != FORMAT or made_by != __version__:
+        raise ModuleFileError(
+            f"{path} was made by collage {shown(made_by)} (file format {shown(found)}), this is {__version__} "
+            f"(format {FORMAT}). Compile the model again."
+        )
+    if not archive.has_digest:
+        raise _damaged(path, "it has no digest")
+    return archive
+
+
+def target_of(manifest: Mapping[str, Any]) -> Target:
+    found = typed(Target, manifest["target"])
+    if not 1 <= found.threads <= MOST_THREADS:
+        raise ValueError(f"it is for {found.threads} threads")
+    return found
+
+
+@contextmanager
+def damage(path: Path) -> Iterator[None]:
+    """Whatever reading the contents of a file raises, as an error that names it."""
+    try:
+        yield
+    except CollageError as error:
+        if isinstance(error, ModuleFileError):
+            raise
+        raise _damaged(path, _text(error)) from None
+    except (LookupError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise _damaged(path, _text(error)) from None
+
+
+def _text(error: Exception) -> str:
+    """What is wrong, in words: a KeyError has only the name of what is missing."""
+    return f"it lacks {shown(error.args[0])}" if isinstance(error, KeyError) and error.args else str(error)
+
+
+def _damaged(path: Path, detail: str) -> ModuleFileError:
+    return ModuleFileError(f"{path} is damaged ({detail}). Compile the model again.")

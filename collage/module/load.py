@@ -1,0 +1,107 @@
+"""Loading a module file: its parts, checked against this machine and the installed libraries, made callable."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from collage.backends.base import BUILT_IN
+from collage.backends.registry import Registry
+from collage.core.typed import shown, typed
+from collage.errors import CollageError, ModuleFileError
+from collage.kernel.target import cores, host
+from collage.module.file import Reading, damage, open_archive, target_of
+from collage.module.module import CompiledModule
+from collage.module.shaped import ShapedModule
+from collage.runtime.executor import Executor
+from collage.runtime.fallback import Fallback
+from collage.runtime.parts import Parts, load_parts
+from collage.runtime.tail import TailExecutor
+
+log = logging.getLogger(__name__)
+
+
+def load_file(
+    path: Path,
+    registry: Registry,
+    *,
+    share: bool = True,
+    verify: bool = False,
+    strict: bool = False,
+    trusted_key: str | Path | None = None,
+) -> CompiledModule | ShapedModule:
+    """The module of a file, checked against this machine and the installed libraries.
+
+    Kernels read their weights where the file is mapped, or with ``share`` off in memory of this process; with
+    ``verify`` all of it is compared with its digest first. With ``trusted_key``, the path of a public key, the file
+    must be signed by its owner; nothing in it is looked at before. With ``strict`` a module of several sets of shapes
+    has no fallback for others. Raises ModuleFileError naming the reason and the way out.
+    """
+    archive = open_archive(path, share=share, trusted_key=trusted_key)
+    read = Reading(archive, verify=verify or trusted_key is not None, own=trusted_key is not None)
+    manifest = archive.manifest
+    versions = {name: found.version for name, found in registry.availability().items() if found}
+    with damage(path):
+        for each in manifest["modules"]:
+            _refuse_other_machine(path, each, versions)
+        found = [read.module(each) for each in manifest["modules"]]
+        if not found:
+            raise ValueError("it holds no module")
+        ports = {tuple(p.name for p in (*parts.program.takes, *parts.program.gives)) for parts, _ in found}
+        if len(ports) > 1:
+            raise ValueError("its modules have different inputs or outputs")
+        model = None if manifest["fallback"] is None else read.program(manifest["fallback"])
+        shaped = typed(bool, manifest["shaped"]) or len(found) != 1
+    threads = max(parts.target.threads for parts, _ in found)
+    allowed = cores()
+    if threads > allowed.usable:
+        log.warning(
+            "%s was compiled for %d threads, and this process may use %s: it gives the same results, more "
+            "slowly than a module compiled with --threads %d would",
+            *(path, threads, allowed, allowed.usable),
+        )
+    modules = [CompiledModule(parts, report, _loaded(path, parts, registry)) for parts, report in found]
+    if not shaped:
+        return modules[0]
+    program = modules[0].program
+    fallback = None if model is None or strict else Fallback(model, program.takes, program.gives, threads)
+    with damage(path):
+        return ShapedModule(modules, fallback)
+
+
+def _loaded(path: Path, parts: Parts, registry: Registry) -> Executor | TailExecutor:
+    """What runs the parts. Raises ModuleFileError naming the file."""
+    try:
+        return load_parts(parts, registry)
+    except ModuleFileError as error:
+        raise ModuleFileError(f"{path}: {error}") from error
+    except CollageError as error:
+        raise ModuleFileError(f"{path} is damaged, or does not run here ({error})") from error
+
+
+def _refuse_other_machine(path: Path, manifest: Mapping[str, Any], versions: Mapping[str, str]) -> None:
+    made, here = target_of(manifest), host()
+    if made.hardware != here.hardware:
+        raise ModuleFileError(
+            f"{path} was compiled for {made.hardware}, this machine is {here.hardware}: its kernels may not run, "
+            "and its measurements do not hold. Compile the model again here."
+        )
+    wrong = [
+        f"{name} {version} (here: {versions.get(name, 'not available')})"
+        for name, version in typed(dict[str, str], manifest["versions"]).items()
+        if versions.get(name) != version
+    ]
+    if wrong:
+        raise ModuleFileError(
+            f"{path} needs {', '.join(wrong)}. Install these versions, register the backend, or compile again."
+        )
+    tail = manifest["program"]["tail"]
+    regions = [*manifest["program"]["regions"], *([] if tail is None else [tail["region"]])]
+    unknown = {typed(str, each["backend"]) for each in regions} - {*versions, *BUILT_IN}
+    if unknown:
+        raise ModuleFileError(
+            f"{path} needs backends that are not here: {', '.join(map(shown, sorted(unknown)))}. Install or register "
+            "them (`collage backends` lists those that are here), or compile the model again."
+        )

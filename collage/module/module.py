@@ -1,0 +1,137 @@
+"""The compiled module: callable, saved to one file, shown as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from collage.errors import UsageError
+from collage.graph.dataflow import Array
+from collage.module.save import save_modules
+from collage.report.report import Report
+from collage.report.show import as_html
+from collage.runtime.executor import Executor
+from collage.runtime.inputs import collect_inputs, extents
+from collage.runtime.parts import Parts
+from collage.runtime.tail import BoundTail, TailExecutor
+from collage.schedule.program import Program
+
+if TYPE_CHECKING:
+    from collage.runtime.bound import BoundCall
+
+
+def summary_of(report: Report, program: Program) -> dict[str, Any]:
+    """A placement's summary (``Report.summary``), and the shapes that it is for."""
+    shapes = {port.name: list(extents(port)) for port in program.takes}
+    return {"inputs": shapes, **report.summary(program.regions)}
+
+
+class CompiledModule:
+    """A compiled model. Call it with arrays by position or name; ``run`` takes and returns dictionaries."""
+
+    def __init__(self, parts: Parts, report: Report, executor: Executor | TailExecutor) -> None:
+        self.parts = parts
+        """What its file holds."""
+        self.report = report
+        self.executor = executor
+        """What runs it."""
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """Names of the inputs with dtype and shape."""
+        return {port.name: str(port.type) for port in self.parts.program.takes}
+
+    @property
+    def outputs(self) -> dict[str, str]:
+        """Names of the outputs with dtype and shape."""
+        return {port.name: str(port.type) for port in self.parts.program.gives}
+
+    @property
+    def program(self) -> Program:
+        """The launch list."""
+        return self.parts.program
+
+    @property
+    def placement(self) -> list[dict[str, Any]]:
+        """The regions in launch order: backend, ops, nodes, layout, threads, stream, cost_us."""
+        return [region.summary() for region in self.parts.program.regions]
+
+    def summary(self) -> dict[str, Any]:
+        """The JSON contract of ``show --json``."""
+        return summary_of(self.report, self.parts.program)
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Outputs for the inputs: one array, or a tuple in the model's order when there are several.
+
+        Inputs are numpy arrays or anything with DLPack; where the model takes other values, lists for sequences, None
+        for optionals, arrays of Python strings. Raises InputError for a wrong name, shape or dtype.
+        """
+        outputs = self.executor.run(collect_inputs(self.parts.program.takes, args, named))
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Outputs by name for inputs by name."""
+        outputs = self.executor.run(collect_inputs(self.parts.program.takes, (), inputs))
+        return {port.name: array for port, array in zip(self.parts.program.gives, outputs, strict=True)}
+
+    def trace(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """A time line of one warm run: what Chrome's trace viewer and Perfetto read once it is written as JSON.
+
+        Raises InputError like ``run``, and UsageError where an engine runs the model, or its tail, whole.
+        """
+        from collage.runtime.trace import trace
+
+        own = self._launches("no launches to draw a time line of").clone()  # others may be calling this one
+        return trace(own, collect_inputs(self.parts.program.takes, (), inputs))
+
+    def clone(self) -> CompiledModule:
+        """The same module with an arena of its own: calls of the two do not wait for each other's copies.
+
+        Kernels and their weights are shared. On the team of threads the clones' runs take turns; so do all runs of an
+        engine that has the whole model.
+        """
+        return CompiledModule(self.parts, self.report, self.executor.clone())
+
+    def bind(
+        self, inputs: Mapping[str, Array] | None = None, outputs: Mapping[str, Array] | None = None
+    ) -> BoundCall | BoundTail:
+        """A call on fixed arrays, which kernels read and write without a copy; see ``BoundCall`` and ``BoundTail``.
+
+        Arrays that are not given are made. Raises InputError for those of the wrong name, dtype or shape, that are not
+        contiguous, do not start at a 64-byte boundary, or overlap, and UsageError where an engine runs the model
+        whole, or for outputs of a model whose tail it runs: these have no place before the call.
+        """
+        from collage.runtime.bound import bind
+
+        if self.parts.program.launches and isinstance(self.executor, TailExecutor):
+            if outputs:
+                raise UsageError(
+                    f"{self._engine} runs the model's tail and makes the outputs: give inputs only."
+                )
+            return self.executor.bind(inputs or {})
+        return bind(self._launches("no buffers to bind arrays to"), inputs or {}, outputs or {})
+
+    def _launches(self, missing: str) -> Executor:
+        if isinstance(self.executor, TailExecutor):
+            what = "the model's tail" if self.parts.program.launches else "the model"
+            raise UsageError(f"{self._engine} runs {what} whole: there are {missing}.")
+        return self.executor
+
+    @property
+    def _engine(self) -> str:
+        return self.parts.program.executed[-1].backend
+
+    def save(self, path: str | Path) -> None:
+        """Write one file that ``collage.load`` runs in a fresh process; atomic."""
+        save_modules(Path(path), [(self.parts, self.report)])
+
+    def __repr__(self) -> str:
+        counts: dict[str, int] = {}
+        for region in self.parts.program.executed:
+            counts[region.backend] = counts.get(region.backend, 0) + 1
+        mix = ", ".join(f"{count}x {name}" for name, count in counts.items())
+        return f"<collage module {self.report.model}: {mix}; {self.report.measured_us / 1000:.3f} ms>"
+
+    def _repr_html_(self) -> str:
+        return as_html(self.report, self.parts.program)

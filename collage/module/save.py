@@ -1,0 +1,69 @@
+"""Writing the module file: an archive with a manifest, the kernels' artifacts, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from collage._version import __version__
+from collage.backends.base import BUILT_IN
+from collage.core.new_file import new_file
+from collage.kernel.buffers import as_bytes
+from collage.kernel.frames import Artifact, Buffer, Framed, parts_of
+from collage.module.archive import NewArchive
+from collage.module.file import FORMAT
+from collage.report.report import Report
+from collage.runtime.parts import Parts
+
+
+def save_modules(
+    path: Path, modules: Sequence[tuple[Parts, Report]], *, shaped: bool = False, model: Buffer | None = None
+) -> None:
+    """Write the file beside its place and move it there, so that no half-written file is ever seen.
+
+    ``shaped`` files have a module for each set of shapes, and perhaps a ``model``, in ONNX, for all others; what the
+    modules' kernels have in common is stored once.
+    """
+    with new_file(path) as stream, NewArchive(stream) as archive:
+        manifest = {
+            "format": FORMAT,
+            "collage": __version__,
+            "shaped": shaped,
+            "modules": [_put_module(archive, *each) for each in modules],
+            "fallback": None if model is None else archive.put("models", model),
+        }
+        archive.finish(manifest)
+
+
+def _put_module(archive: NewArchive, parts: Parts, report: Report) -> dict[str, Any]:
+    """What the manifest says of a module; bytes that are there already are stored once."""
+    return {
+        "target": {
+            "device": parts.target.device,
+            "flags": parts.target.flags,
+            "threads": parts.target.threads,
+        },
+        "versions": {n: v for n, v in parts.versions.items() if n not in BUILT_IN},
+        "program": parts.program.to_json(),
+        "artifacts": [_put_artifact(archive, each) for each in parts.artifacts],
+        "constants": {
+            str(value): archive.put("arrays", as_bytes(np.ascontiguousarray(array)).data)
+            for value, array in parts.constants.items()
+        },
+        "careful": None if parts.careful is None else archive.put("models", parts.careful),
+        "report": report.to_json(),
+    }
+
+
+def _put_artifact(archive: NewArchive, artifact: Artifact) -> dict[str, Any]:
+    """What the manifest says of an artifact: the name of its bytes, or those of its head and its arrays."""
+    try:
+        framed = artifact if isinstance(artifact, Framed) else parts_of(artifact)
+    except ValueError:
+        assert not isinstance(artifact, Framed)
+        return {"bytes": archive.put("artifacts", artifact)}
+    arrays = [archive.put("arrays", each) for each in framed.arrays]
+    return {"head": archive.put("artifacts", framed.head), "arrays": arrays}

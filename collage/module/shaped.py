@@ -1,0 +1,143 @@
+"""A model compiled for several sets of input shapes: a placement for each, and one call that picks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from collage.errors import InputError, UsageError
+from collage.graph.dataflow import Array
+from collage.module.module import CompiledModule
+from collage.module.save import save_modules
+from collage.runtime.fallback import Fallback
+from collage.runtime.inputs import extents, in_order, shape_arguments, shapes_text
+
+log = logging.getLogger(__name__)
+
+Shapes = tuple[tuple[int, ...], ...]
+"""Extents of each input, in the model's order."""
+
+
+class ShapedModule:
+    """Callable like a ``CompiledModule``: a call runs the placement that was made for exactly its inputs' shapes.
+
+    Other shapes run on ONNX Runtime, with one warning; where there is no fallback they raise InputError.
+    """
+
+    def __init__(self, modules: Sequence[CompiledModule], fallback: Fallback | None) -> None:
+        """``modules`` are of one model and differ in their shapes. Raises UsageError when two of them do not."""
+        self.modules = tuple(modules)
+        self.fallback = fallback
+        self._by_shapes: dict[Shapes, CompiledModule] = {}
+        for module in modules:
+            shapes = tuple(extents(port) for port in module.program.takes)
+            if self._by_shapes.setdefault(shapes, module) is not module:
+                raise UsageError(f"two sets of shapes are the same: {shapes_text(module.program)}.")
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """Names of the inputs with dtype and each shape."""
+        return self._types([module.inputs for module in self.modules])
+
+    @property
+    def outputs(self) -> dict[str, str]:
+        """Names of the outputs with dtype and each shape."""
+        return self._types([module.outputs for module in self.modules])
+
+    @staticmethod
+    def _types(each: Sequence[Mapping[str, str]]) -> dict[str, str]:
+        return {name: " or ".join(dict.fromkeys(types[name] for types in each)) for name in each[0]}
+
+    def for_shapes(self, shapes: Mapping[str, Sequence[int]]) -> CompiledModule:
+        """The module for exactly these shapes, by input. Raises InputError when there is none."""
+        ports = self.modules[0].program.takes
+        wanted = tuple(tuple(shape) for shape in in_order(ports, (), shapes))
+        return self._by_shapes.get(wanted) or self._refuse(wanted)
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Outputs for the inputs: one array, or a tuple in the model's order when there are several.
+
+        Raises InputError for a wrong name, dtype or shape.
+        """
+        outputs = tuple(self._run(args, named).values())
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
+        """Outputs by name for inputs by name."""
+        return self._run((), inputs)
+
+    def _run(self, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Array]:
+        ports = self.modules[0].program.takes
+        values = in_order(ports, args, named)
+        shapes = tuple(tuple(np.shape(value)) for value in values)
+        by_name = dict(zip([port.name for port in ports], values, strict=True))
+        module = self._by_shapes.get(shapes)
+        if module is not None:
+            return module.run(by_name)
+        if self.fallback is None:
+            self._refuse(shapes)
+        self.fallback.tell_once(
+            partial(
+                log.warning,
+                "%s was not compiled for %s, but for %s: such calls run on ONNX Runtime. Compile it with --shape for "
+                "them, too; this is said once",
+                self.modules[0].report.model,
+                self._describe(shapes),
+                self._placed(),
+            )
+        )
+        return self.fallback.run(by_name)
+
+    def _refuse(self, shapes: Shapes) -> NoReturn:
+        raise InputError(
+            f"the module was not compiled for {self._describe(shapes)}, but for "
+            f"{self._placed()}. Compile it again with --shape for it, too."
+        )
+
+    def _describe(self, shapes: Shapes) -> str:
+        return shape_arguments([port.name for port in self.modules[0].program.takes], shapes)
+
+    def _placed(self) -> str:
+        return "; ".join(shapes_text(module.program) for module in self.modules)
+
+    def trace(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """As ``CompiledModule.trace``. Raises InputError for shapes without a placement."""
+        shapes = {name: np.shape(value) for name, value in inputs.items()}
+        return self.for_shapes(shapes).trace(inputs)
+
+    def clone(self) -> ShapedModule:
+        """Clones of the modules; the fallback is shared."""
+        return ShapedModule([module.clone() for module in self.modules], self.fallback)
+
+    def summary(self) -> dict[str, Any]:
+        """The JSON contract of ``show --json``: the first module's, and each one's under ``shapes``."""
+        return summarise([m.summary() for m in self.modules], self.fallback is not None)
+
+    def save(self, path: str | Path) -> None:
+        """Write one file that ``collage.load`` runs in a fresh process; atomic."""
+        modules = [(each.parts, each.report) for each in self.modules]
+        save_modules(
+            Path(path), modules, shaped=True, model=None if self.fallback is None else self.fallback.model
+        )
+
+    def __repr__(self) -> str:
+        placed = "; ".join(
+            f"{shapes_text(each.program)}: {each.report.measured_us / 1000:.3f} ms" for each in self.modules
+        )
+        return f"<collage module {self.modules[0].report.model} for {placed}>"
+
+    def _repr_html_(self) -> str:
+        return "".join(
+            f"<h4>{escape(shapes_text(each.program))}</h4>{each._repr_html_()}" for each in self.modules
+        )
+
+
+def summarise(found: Sequence[Mapping[str, Any]], fallback: bool) -> dict[str, Any]:
+    """Of summaries with their shapes: the first, and all of them under ``shapes``."""
+    return {**found[0], "shapes": list(found), "fallback": "onnxruntime" if fallback else None}

@@ -1,0 +1,190 @@
+"""The report of a compile: what was chosen, what it costs, and why each other candidate was not chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from collage.core.typed import MalformedError, typed
+from collage.measure_db.timing import Timing
+from collage.schedule.region import Region
+
+
+@dataclass(frozen=True)
+class CandidateReport:
+    """One candidate: nodes, backend, pattern, layout and split, and its cost or the reason why it has none.
+
+    A ``finite_only`` one needs a guard where NaN and infinities may come up.
+    """
+
+    nodes: tuple[int, ...]
+    backend: str
+    pattern: str
+    layout: str = "plain"
+    split: str = ""
+    cost_us: float | None = None
+    noise_us: float | None = None
+    reason: str = ""
+    finite_only: bool = False
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """One operator of the graph: Relax name, the ONNX node it came from, and that node's type."""
+
+    op: str
+    source: str
+    onnx_op: str
+
+
+@dataclass(frozen=True)
+class GraphLevelReport:
+    """How the graph-level search went (section 2.4.3); ``ended`` says why it stopped.
+
+    ``times`` is the best placement's time as a multiple of the op-level placement's, and ``history`` has, for each
+    new best one, the seconds of trials up to then and its multiple (Figure 2.10 is its inverse).
+    """
+
+    genes: int
+    trials: int
+    generations: int
+    seconds: float
+    times: float
+    ended: str
+    history: Sequence[tuple[float, float]]
+
+
+def figures(timings: Mapping[str, Timing]) -> dict[str, dict[str, float]]:
+    """Timings of finalists, by label, as a report has them: microseconds."""
+    return {
+        label: {"median_us": t.median_us, "noise_us": t.noise_us, "min_us": t.min_us}
+        for label, t in timings.items()
+    }
+
+
+@dataclass(frozen=True)
+class Report:
+    """All of a compile's findings; times are microseconds unless the name says otherwise.
+
+    ``measured_us`` is the median of the whole module, ``predicted_us`` the sum of its parts (Eq. 2.2), or what its
+    schedule makes of them, each timed in its place in the same rounds as the whole;
+    ``finalists`` holds the medians of the placements that were run against each other in one interleaved
+    run; ``max_abs_error`` is relative to nothing, ``relative_error`` to the output's largest absolute value;
+    ``schedule`` names the algorithm that streams and order come from. ``arena_bytes`` is what all values take,
+    ``arena_lower_bound_bytes`` the most that is alive at once, ``value_bytes`` the sum of all values.
+    """
+
+    model: str
+    target: str
+    threads: int
+    predicted_us: float
+    measured_us: float
+    max_abs_error: float
+    relative_error: float
+    measurements_made: int
+    search_s: float
+    compile_s: float
+    epsilon_us: float
+    versions: Mapping[str, str]
+    finalists: Mapping[str, Mapping[str, float]]
+    opaque: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    nodes: Sequence[NodeReport] = ()
+    candidates: Sequence[CandidateReport] = ()
+    arena_bytes: int = 0
+    arena_lower_bound_bytes: int = 0
+    value_bytes: int = 0
+    schedule: str = "sequential"
+    graph_level: GraphLevelReport | None = None
+    """None where the compile was at op level."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for the module file."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Report:
+        """The inverse of ``to_json``. Raises ValueError for anything else."""
+        found = typed(Report, data)
+        if any(not 0 <= node < len(found.nodes) for each in found.candidates for node in each.nodes):
+            raise MalformedError("its report tells of nodes that there are not")
+        if any("median_us" not in each for each in found.finalists.values()):
+            raise MalformedError("its report lacks a finalist's time")
+        return found
+
+    def summary(self, regions: Sequence[Region]) -> dict[str, Any]:
+        """The JSON contract of ``show --json`` and ``compile --json``."""
+        return {
+            "model": self.model,
+            "target": self.target,
+            "threads": self.threads,
+            "predicted_us": round(self.predicted_us, 3),
+            "measured_us": round(self.measured_us, 3),
+            "max_abs_error": self.max_abs_error,
+            "relative_error": self.relative_error,
+            "measurements_made": self.measurements_made,
+            "search_s": round(self.search_s, 4),
+            "compile_s": round(self.compile_s, 3),
+            "epsilon_us": round(self.epsilon_us, 3),
+            "arena_bytes": self.arena_bytes,
+            "arena_lower_bound_bytes": self.arena_lower_bound_bytes,
+            "value_bytes": self.value_bytes,
+            "schedule": self.schedule,
+            "versions": dict(self.versions),
+            "graph_level": None if self.graph_level is None else asdict(self.graph_level),
+            "finalists": {k: dict(v) for k, v in self.finalists.items()},
+            "opaque": dict(self.opaque),
+            "notes": list(self.notes),
+            "regions": [region.summary() for region in regions],
+            "nodes": self.explain(regions),
+        }
+
+    def explain(self, regions: Sequence[Region]) -> list[dict[str, Any]]:
+        """For every node, the chosen backend and each candidate that covers it: cost, or why not."""
+        chosen = {index: region for region in regions for index in region.nodes}
+        covering: list[list[CandidateReport]] = [[] for _ in self.nodes]
+        for candidate in self.candidates:
+            for index in candidate.nodes:
+                covering[index].append(candidate)
+        found = []
+        for index, node in enumerate(self.nodes):
+            region = chosen.get(index)
+            found.append(
+                {
+                    "op": node.op,
+                    "source": node.source,
+                    "backend": region.backend if region else None,
+                    "candidates": [_entry(c, region) for c in covering[index]],
+                }
+            )
+        return found
+
+
+def _is_choice(candidate: CandidateReport, region: Region) -> bool:
+    mine = (candidate.nodes, candidate.backend, candidate.layout, candidate.split)
+    return mine == (region.nodes, region.backend, region.layout, region.split)
+
+
+def _entry(candidate: CandidateReport, region: Region | None) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "backend": candidate.backend,
+        "pattern": candidate.pattern,
+        "layout": candidate.layout,
+        "split": candidate.split,
+        "operators": len(candidate.nodes),
+    }
+    if candidate.cost_us is not None:
+        entry["cost_us"] = round(candidate.cost_us, 3)
+        entry["noise_us"] = round(candidate.noise_us or 0.0, 3)
+        entry["finite_only"] = candidate.finite_only
+    if region is not None and _is_choice(candidate, region):
+        entry["verdict"] = "chosen"
+    elif candidate.reason:
+        entry["verdict"] = candidate.reason
+    elif region is not None and region.nodes == candidate.nodes and candidate.cost_us is not None:
+        slower = (candidate.cost_us / region.cost_us - 1) * 100 if region.cost_us > 0 else 0.0
+        entry["verdict"] = f"slower by {slower:.0f} %"
+    else:
+        entry["verdict"] = "part of no faster combination"
+    return entry

@@ -1,0 +1,133 @@
+"""A report as rich renderables for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from collage.report.report import CandidateReport, Report
+from collage.report.show import facts, free_views, marked, rejected, rows
+from collage.schedule.program import Program
+
+_LONGEST_REASON = 160
+
+
+def report_view(report: Report, program: Program) -> RenderableType:
+    """Facts, placement and the summary of rejected candidates."""
+    parts: list[RenderableType] = [facts_table(report, program), Text(), placement_table(program)]
+    views = free_views(program)
+    if views:
+        parts.append(Text(f"and {views} view{'s' if views != 1 else ''} that launch nothing", style="dim"))
+    if note := marked(program):
+        parts.append(Text(note, style="dim"))
+    table = rejection_table(report.candidates)
+    if table is not None:
+        parts += [Text(), table]
+    return Group(*parts)
+
+
+def facts_table(report: Report, program: Program) -> RenderableType:
+    """Label and text of each header line."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for label, text in facts(report, program):
+        table.add_row(Text(label), Text(text))
+    return table
+
+
+def placement_table(program: Program) -> RenderableType:
+    """The regions in launch order."""
+    table = plain_table()
+    table.add_column("#", justify="right", no_wrap=True)
+    table.add_column("backend", no_wrap=True)
+    table.add_column("operators", overflow="fold", ratio=3)
+    table.add_column("ONNX nodes", overflow="fold", ratio=3)
+    found = rows(program)
+    layouts = any(row.layout != "plain" for row in found)
+    if layouts:
+        table.add_column("layout", overflow="fold", ratio=1)
+    streams = any(row.stream != "team" for row in found)
+    if streams:
+        table.add_column("stream", justify="right", no_wrap=True)
+    table.add_column("us", justify="right", no_wrap=True)
+    table.add_column("share", justify="right", no_wrap=True)
+    for row in found:
+        table.add_row(
+            str(row.number),
+            Text(row.where),
+            Text(row.ops),
+            Text(row.nodes),
+            *([Text(row.layout)] if layouts else []),
+            *([Text(row.stream)] if streams else []),
+            f"{row.cost_us:.1f}",
+            f"{row.share:.1%}",
+        )
+    return table
+
+
+def rejection_table(candidates: Sequence[CandidateReport]) -> RenderableType | None:
+    """Candidates without a cost by backend and kind of reason, or None when there are none."""
+    found = rejected(candidates)
+    if not found:
+        return None
+    table = plain_table()
+    table.add_column("rejected by", no_wrap=True)
+    table.add_column("reason", no_wrap=True)
+    table.add_column("count", justify="right", no_wrap=True)
+    table.add_column("the most frequent one", overflow="fold", ratio=1)
+    for backend, kind, count, example in found:
+        text = example.partition(":")[2].strip() or example
+        table.add_row(Text(backend), Text(kind), str(count), Text(_cut(text)))
+    return table
+
+
+def explanation(entries: Sequence[tuple[int, Mapping[str, Any]]]) -> RenderableType:
+    """Entries of ``Report.explain`` with their node ids: every candidate of a node, its cost, or why not."""
+    parts: list[RenderableType] = []
+    for node, entry in entries:
+        origin = f" ({entry['source']})" if entry["source"] else ""
+        parts.append(Text(f"node {node}: {entry['op']}{origin} on {entry['backend']}", style="bold"))
+        table = plain_table()
+        table.add_column("backend", no_wrap=True)
+        table.add_column("pattern", overflow="fold", ratio=2)
+        table.add_column("layout", overflow="fold", ratio=1)
+        table.add_column("operators", justify="right", no_wrap=True)
+        table.add_column("us", justify="right", no_wrap=True)
+        table.add_column("+-", justify="right", no_wrap=True)
+        table.add_column("verdict", overflow="fold", ratio=3)
+        for each in sorted(entry["candidates"], key=_by_verdict):
+            cost, noise = each.get("cost_us"), each.get("noise_us")
+            table.add_row(
+                Text(each["backend"]),
+                Text(each["pattern"]),
+                Text("; ".join(filter(None, (each["layout"], each["split"])))),
+                str(each["operators"]),
+                "" if cost is None else f"{cost:.1f}",
+                "" if noise is None else f"{noise:.1f}",
+                Text(each["verdict"]),
+                style="bold" if each["verdict"] == "chosen" else None,
+            )
+        if not entry["candidates"]:
+            table.add_row(Text("no candidate"), Text(""), Text(""), "", "", "", Text(""))
+        parts += [table, Text()]
+    return Group(*parts)
+
+
+def plain_table() -> Table:
+    """A table without lines: quiet in a terminal, readable in a pipe."""
+    return Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+
+
+def _by_verdict(entry: Mapping[str, Any]) -> tuple[bool, bool, int, float]:
+    """The chosen one first, then those with a cost, each by size and cost."""
+    cost = entry.get("cost_us")
+    return entry["verdict"] != "chosen", cost is None, entry["operators"], cost or 0.0
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"

@@ -1,0 +1,36 @@
+"""Reading a program from a module file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from collage.core.typed import typed
+from collage.graph.read_type import read_type
+from collage.schedule.check_program import check_regions, check_tail
+from collage.schedule.program import Port, Program, make_program
+from collage.schedule.region import Region
+from collage.schedule.tail import Tail, read_rows
+
+
+def read_program(data: Mapping[str, Any]) -> Program:
+    """The inverse of ``Program.to_json``.
+
+    Raises ValueError, KeyError or TypeError for what no program can be made of.
+    """
+    types = {int(v): read_type(shape, dtype) for v, (shape, dtype) in data["types"].items()}
+    regions = [Region.from_json(each) for each in data["regions"]]
+    given = typed(list[tuple[str, int]], data["outputs"])
+    inputs = []
+    for name, value, rows in data["inputs"]:
+        port = typed(int, value)
+        inputs.append(Port(typed(str, name), port, types[port], read_rows(rows)))
+    outputs = [Port(name, value, types[value]) for name, value in given]
+    threads = typed(int, data["threads"])
+    check_regions(regions, inputs, types, threads)
+    program = make_program(regions, inputs, outputs, types, threads)
+    if data["tail"] is None:
+        return program
+    tail = Tail.from_json(data["tail"])
+    check_tail(program, tail)
+    return program.followed_by(tail)

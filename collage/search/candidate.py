@@ -1,0 +1,39 @@
+"""What the search chooses from (section 2.4.1)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+from collage.graph.layout import Layout
+from collage.kernel.options import ALL_PLAIN, Variant
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A matched subgraph on a backend, (g_i, b_i) in section 2.4.1, with its measured cost M(P(g_i)).
+
+    ``nodes`` are ascending ids; ``cost_us`` and ``noise_us``, the measurement's spread, are microseconds.
+    ``switches`` counts the context switches it pays for: none for a kernel on Collage's own team of threads, and
+    none for what runs nothing. ``reads`` and ``writes`` are the values that it takes and gives in another
+    layout than the plain one, by ascending id, as its ``variant`` says. ``finite_only`` is that of its measurement.
+    """
+
+    nodes: tuple[int, ...]
+    backend: str
+    cost_us: float
+    noise_us: float = 0.0
+    switches: int = 1
+    variant: Variant = ALL_PLAIN
+    reads: tuple[tuple[int, Layout], ...] = ()
+    writes: tuple[tuple[int, Layout], ...] = ()
+    finite_only: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.nodes or any(a >= b for a, b in pairwise(self.nodes)):
+            raise ValueError(f"nodes of a candidate must be ascending ids, at least one: {self.nodes}")
+        if not (0 <= self.cost_us < math.inf and 0 <= self.noise_us < math.inf):
+            raise ValueError(
+                f"cost and noise must be finite and not negative: {self.cost_us} us, {self.noise_us} us"
+            )

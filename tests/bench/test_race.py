@@ -1,0 +1,103 @@
+"""Races, and contenders from outside in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+
+from collage.bench.engines import bench, prepare, reference
+from collage.bench.race import Race, race
+from collage.core.progress import Progress
+from collage.errors import CollageError, UsageError
+from tests.models import elementwise_net
+
+HERE = "tests.numpy_contender"
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("race") / "net.onnx"
+    onnx.save_model(elementwise_net(), str(path))
+    return path
+
+
+def ignore(progress: Progress) -> None:
+    pass
+
+
+def test_outside_contenders_are_timed_and_compared(network: Path) -> None:
+    setup = prepare(network, threads=1)
+    expected, failed = reference(setup)
+    assert expected is not None and not failed
+    setups = {name: replace(setup, engine=f"{HERE}:{name}") for name in ("right", "wrong", "broken")}
+    found = race(setups, expected=expected, rounds=1, progress=ignore)
+    assert list(found.timings) == ["right", "wrong"]
+    assert found.timings["right"]["max_relative_error"] < 1e-6
+    assert found.timings["wrong"]["max_relative_error"] > 0.1
+    assert 0 < found.timings["right"]["min_us"] <= found.timings["right"]["median_us"]
+    assert found.failed == {"broken": "RuntimeError: no kernel for 1 threads"}
+
+
+def test_what_goes_on_beside_a_contender_is_there_in_its_turns_only(network: Path) -> None:
+    events: list[str] = []
+
+    @contextmanager
+    def noise() -> Iterator[None]:
+        events.append("begins")
+        yield
+        events.append("ends")
+
+    def show(progress: Progress) -> None:
+        if progress.stage == "run" and progress.text:
+            events.append(progress.text)
+
+    setup = replace(prepare(network, threads=1), engine=f"{HERE}:right")
+    found = race({"a": setup, "b": setup}, beside={"b": noise}, rounds=2, progress=show)
+    assert events == ["a", "b", "begins", "ends", "b", "begins", "ends", "a"]
+    first, second = (one / other for one, other in zip(found.bursts["b"], found.bursts["a"], strict=True))
+    assert found.ratio("b", to="a") == pytest.approx((first + second) / 2)
+
+
+def test_rounds_tell_a_difference_that_is_smaller_than_the_noise() -> None:
+    drift = [100.0 + 40.0 * (number % 3) for number in range(12)]
+    bursts = {
+        "us": drift,
+        "slower": [1.02 * each for each in drift],
+        "now and then": [each * (1.02 if number % 2 else 0.99) for number, each in enumerate(drift)],
+    }
+    found = Race({}, bursts, {})
+    assert found.ratio("slower", to="us") == pytest.approx(1.02)
+    assert not found.alike("slower", "us") and not found.alike("us", "slower")
+    assert found.alike("now and then", "us")
+
+
+def test_a_required_contender_that_fails_ends_the_race(network: Path) -> None:
+    setup = replace(prepare(network, threads=1), engine=f"{HERE}:broken")
+    with pytest.raises(CollageError, match=r"mine cannot run .*no kernel"):
+        race({"mine": setup}, required={"mine"}, progress=ignore)
+
+
+def test_nobody_runs(network: Path) -> None:
+    setup = replace(prepare(network, threads=1), engine=f"{HERE}:broken")
+    assert race({"mine": setup}, progress=ignore).timings == {}
+
+
+def test_bench_takes_others(network: Path, tmp_path: Path) -> None:
+    others = {"numpy": f"{HERE}:right", "broken": f"{HERE}:broken", "nowhere": "tests.nowhere:run"}
+    found = bench(network, engines=["onnxruntime"], others=others, rounds=1, threads=1, db=tmp_path / "db")
+    assert list(found["engines"]) == ["onnxruntime", "numpy", "collage"]
+    assert found["engines"]["numpy"]["max_relative_error"] < 1e-6
+    assert found["failed"].keys() == {"broken", "nowhere"}
+    assert "ModuleNotFoundError" in found["failed"]["nowhere"]
+    assert found["best_engine"] in ("onnxruntime", "numpy")
+
+
+@pytest.mark.parametrize("others", [{"collage": f"{HERE}:right"}, {"numpy": "rubbish"}])
+def test_names_of_others(network: Path, others: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match=r"collage|rubbish"):
+        bench(network, others=others)

@@ -1,0 +1,77 @@
+"""A child process: its answers, and what is told of one that gives none."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from collage.core.child_process import (
+    ChannelError,
+    ChildEndedError,
+    ChildError,
+    ChildProcess,
+    Failure,
+    read_message,
+    take_over_pipes,
+    write_message,
+)
+
+
+def main() -> None:
+    """The child: does what it is told."""
+    source, sink = take_over_pipes()
+    while True:
+        what = read_message(source)
+        print("a library's greeting", flush=True)
+        if what == "exit":
+            os._exit(3)
+        elif what == "crash":
+            signal.raise_signal(signal.SIGSEGV)
+        elif what == "close":
+            os.close(sink)
+            time.sleep(60)
+        elif what == "rubbish":
+            os.write(sink, b"rubbish" * 9)
+        elif what == "hang":
+            time.sleep(60)
+        write_message(sink, Failure("cannot") if what == "fail" else what)
+
+
+@pytest.fixture
+def child() -> Iterator[ChildProcess]:
+    started = ChildProcess("tests.test_child_process", subprocess.DEVNULL)
+    yield started
+    started.kill()
+    started.kill()  # killing twice does nothing
+    assert not started.alive
+
+
+def test_answers_and_lives_on_after_a_failure(child: ChildProcess) -> None:
+    assert child.ask({"x": 1}, 60) == {"x": 1}
+    with pytest.raises(ChildError, match="cannot"):
+        child.ask("fail", 60)
+    assert child.ask("still there", 60) == "still there"
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "text"),
+    [("exit", 3, "status 3"), ("crash", -signal.SIGSEGV, "SIGSEGV"), ("close", None, "it closed its pipe")],
+)
+def test_tells_how_it_ended(child: ChildProcess, what: str, code: int | None, text: str) -> None:
+    with pytest.raises(ChildEndedError) as caught:
+        child.ask(what, 60)
+    assert (caught.value.code, str(caught.value)) == (code, f"its process ended ({text})")
+    assert not child.alive
+
+
+@pytest.mark.parametrize(("what", "error"), [("rubbish", ChannelError), ("hang", TimeoutError)])
+def test_is_killed_when_it_is_of_no_more_use(child: ChildProcess, what: str, error: type[Exception]) -> None:
+    assert child.ask("awake", 60) == "awake"
+    with pytest.raises(error):
+        child.ask(what, 1.0)
+    assert not child.alive
