@@ -60,8 +60,8 @@ class TakeAll(collage.BasePatternRule):
 
 
 class Beside(NumpyBackend):
-    """Misbehaves in a ``way`` at a ``moment``: in the third call; where others are loaded, too; in a network at once,
-    in its seventh call, or where nobody takes the time of its launches. ``log`` gets a line for each codegen.
+    """Misbehaves in a ``way`` at a ``moment``: where others are loaded, too; in a network at once,
+    in its third or seventh call, or where nobody takes the time of its launches. ``log`` gets a line for each codegen.
     """
 
     name: ClassVar[str] = "beside"
@@ -163,7 +163,7 @@ class _Misbehaving(Kernel):
 
     def _due(self, own: _Bound, bind: int) -> Callable[[], bool]:
         moments = {
-            "third call": lambda: own.calls == 3,
+            "third call": lambda: own.calls == 3 and _beside_others(own),
             "among others": lambda: len(_bound) > 1,
             "at once": lambda: _beside_others(own),
             "seventh call": lambda: own.calls == 7 and _beside_others(own),

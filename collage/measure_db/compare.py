@@ -135,8 +135,8 @@ class Expected:
     """Where it is NaN or infinite; None where it is finite throughout."""
     inverse: Array | None
     """One over the scales; None for integers and booleans, which must be equal."""
-    lenient: bool
-    """Whether what overflows may be as large as a number can be instead, and the other way round."""
+    huge: Array | None
+    """Where it may as well be infinite, or as large as a number can be; None where that is nowhere."""
 
     @staticmethod
     def of(
@@ -148,12 +148,14 @@ class Expected:
         lenient: bool = False,
     ) -> Expected:
         """Of a plain array, for outputs in ``layout``. Where values are ``rounded`` on the way, integers of 8 and 16
-        bits count as numbers, too."""
+        bits count as numbers, too. What overflows may be as large as a number can be instead, and the other way round,
+        where the comparison is ``lenient``."""
         stored = to_layout(array, layout)
         if not _is_inexact(array) and not (rounded and _is_short(array)):
-            return Expected(stored, None, None, lenient)
+            return Expected(stored, None, None, None)
         wide = _widened(stored)
-        finite = np.isfinite(wide)
+        odd = ~np.isfinite(wide)
+        huge = np.abs(wide) >= _OVERFLOW if lenient else None
         inverse = (1.0 / scales(array, channels_first=channels_first)).astype(
             _widened(array).real.dtype, copy=False
         )
@@ -162,7 +164,12 @@ class Expected:
             padding: Any = to_layout(np.ones(array.shape, bool), layout)
             inverse = to_layout(np.ascontiguousarray(whole), layout)
             inverse[~padding] = _PADDING  # its readers rely on zeros there
-        return Expected(stored, None if finite.all() else ~finite, inverse, lenient)
+        return Expected(
+            stored,
+            odd if odd.any() else None,
+            inverse,
+            huge if huge is not None and (odd | huge).any() else None,
+        )
 
     def error(self, actual: Array) -> float:
         """The largest error in units of the scale; infinite for another shape or dtype, or NaN elsewhere."""
@@ -175,20 +182,20 @@ class Expected:
             return 0.0 if np.array_equal(actual, expected) else math.inf
         a, e = _widened(actual), _widened(expected)
         with np.errstate(all="ignore"):
-            if self.odd is None and not self.lenient:
-                distance = np.abs(a - e)
-            else:
-                ignored = np.zeros(e.shape, bool) if self.odd is None else self.odd
-                if self.lenient:
-                    huge = np.abs(e) >= _OVERFLOW
-                    ignored = ignored | (huge & ~(np.abs(a) < _OVERFLOW))
-                    same = not np.any(ignored & (np.abs(a) < _OVERFLOW))
-                else:
-                    same = np.array_equal(a[ignored], e[ignored], equal_nan=True)
-                if not same:
+            distance: Any = np.asarray(np.subtract(a, e))
+            distance = np.abs(distance, out=None if distance.dtype.kind == "c" else distance)
+            ignored = self.odd
+            if self.huge is not None:
+                ordinary = np.abs(a) < _OVERFLOW
+                ignored = (self.huge & ~ordinary) if ignored is None else ignored | (self.huge & ~ordinary)
+                if np.any(ignored & ordinary):
                     return math.inf
-                distance = np.where(ignored, 0, np.abs(a - e))
-            error = float((distance * self.inverse).max())
+            elif ignored is not None and not np.array_equal(a[ignored], e[ignored], equal_nan=True):
+                return math.inf
+            if ignored is not None:
+                distance[ignored] = 0
+            distance *= self.inverse
+            error = float(distance.max())
         return error if math.isfinite(error) else math.inf
 
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,6 +30,7 @@ from collage.graph.magnitudes import Magnitudes, can_be_infinite, can_be_scanned
 from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
 from collage.measure_db.artifacts import Artifacts
 from collage.measure_db.coldness import weights_among
+from collage.measure_db.contenders import Contenders
 from collage.measure_db.database import Database, KernelKey
 from collage.measure_db.effort import FULL, Effort
 from collage.measure_db.fingerprint import fingerprint, model_digest, original_digest
@@ -269,22 +271,34 @@ class Measurer:
         for request, key in keys.items():
             if key not in known:
                 missing.setdefault(key, request)
+        contenders = Contenders()
+        for request, key in keys.items():
+            if key in known:
+                contenders.note(request, known[key])
+        key_of = {request: key for key, request in missing.items()}
+        done = 0
         # The samples of a region serve all that are measured on it, one after another.
-        in_turn = sorted(missing.items(), key=lambda item: item[1].nodes)
-        for done, (key, request) in enumerate(in_turn):
-            description = str(self._subgraph(request.nodes))
-            if request.variant != ALL_PLAIN:
-                description += f" ({request.variant})"
-            if request.original:
-                description = ", ".join(filter(None, ("the model as written", request.profile)))
-            show(Progress("measure", done, len(missing), f"{request.backend}: {description}"))
-            outcome = self._measure_one(request)
-            self._database.put(key, outcome, description)
-            known[key] = outcome
-            self.measurements_made += 1
+        for _, region in groupby(sorted(key_of, key=lambda r: r.nodes), key=lambda r: r.nodes):
+            for request in contenders.in_turn(region):
+                self._tell(show, request, done, len(missing))
+                outcome = self._measure_one(request, contenders.hopeless_us(request))
+                contenders.note(request, outcome)
+                self._database.put(key_of[request], outcome, self._description(request))
+                known[key_of[request]] = outcome
+                self.measurements_made += 1
+                done += 1
         if missing:
             show(Progress("measure", len(missing), len(missing)))
         return {request: self._usable(request, known[key]) for request, key in keys.items()}
+
+    def _tell(self, show: Callable[[Progress], None], request: Request, done: int, total: int) -> None:
+        show(Progress("measure", done, total, f"{request.backend}: {self._description(request)}"))
+
+    def _description(self, request: Request) -> str:
+        if request.original:
+            return ", ".join(filter(None, ("the model as written", request.profile)))
+        text = str(self._subgraph(request.nodes))
+        return text if request.variant == ALL_PLAIN else f"{text} ({request.variant})"
 
     def _usable(self, request: Request, outcome: Outcome) -> Outcome:
         """The outcome, or why a kernel that is right on finite numbers only cannot be guarded in this model."""
@@ -415,11 +429,11 @@ class Measurer:
         self._database.put_fact("launch_us", self._hardware, found)
         return found
 
-    def _measure_one(self, request: Request) -> Outcome:
+    def _measure_one(self, request: Request, hopeless_us: float) -> Outcome:
         options = self._options_for(request)
         limit_s = self._time_limit_s + TRIAL_LIMIT_S * options.tune_trials
         what = f"{request.backend} on {self._subgraph(request.nodes)}"
-        message = Measure(request, options, limit_s, self._effort.kernel_s)
+        message = Measure(request, options, limit_s, self._effort.kernel_s, hopeless_us)
         while True:
             known = self._fatal_samples()
             outcome: Outcome = self._ask(message, limit_s, what)

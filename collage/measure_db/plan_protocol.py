@@ -76,7 +76,7 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True)
 class Make:
-    """Build a candidate, compare it with the reference values, and keep its artifact. Reply: Made, or a Rejection."""
+    """Build a candidate and keep its artifact; the plan that it is for checks it. Reply: Made, or a Rejection."""
 
     kernel: PlanKernel
     limit_s: float

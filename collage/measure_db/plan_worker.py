@@ -16,6 +16,7 @@ import numpy as np
 
 from collage.frontend.model import Model
 from collage.graph.dataflow import Array
+from collage.kernel.frames import Artifact
 from collage.kernel.kernel import Call, Kernel
 from collage.measure_db.artifacts import Artifacts
 from collage.measure_db.candidate import RejectedError, stage
@@ -41,7 +42,7 @@ from collage.measure_db.samples import Samples
 from collage.measure_db.timing import time_calls
 from collage.runtime.careful import Careful
 from collage.runtime.executor import Executor
-from collage.runtime.parts import Backends, load_kernels
+from collage.runtime.parts import Backends, Loaded, load_kernels
 
 _NOTED_RUNS = 4
 
@@ -69,6 +70,8 @@ class PlanWorker:
         self._samples = samples
         self._place = Place(folder)
         self._plans: dict[str, _Open] = {}
+        self._artifact_of: dict[str, Artifact] = {}
+        self._loaded: Loaded = {}
 
     def answer(self, message: Any) -> object | None:
         """The reply to a message about plans, None for another one."""
@@ -104,9 +107,8 @@ class PlanWorker:
         for name in self._plans.keys() - set(message.keep):
             del self._plans[name]
         place.enter(Stage.LOAD, launch=0)
-        found = {key: self._artifacts.load(key) for key in dict.fromkeys(k.key for k in plan.kernels)}
-        artifacts = [found[kernel.key] for kernel in plan.kernels]
-        loading = load_kernels(plan.program, artifacts, self._backends)
+        artifacts = self._artifacts_for(plan)
+        loading = load_kernels(plan.program, artifacts, self._backends, self._loaded)
         kernels: list[Kernel] = []
         with stage("load"):
             for launch in range(len(plan.kernels)):
@@ -125,6 +127,19 @@ class PlanWorker:
             call()
         self._plans[plan.name] = opened
         return PlanOpened(noted.longest_s)
+
+    def _artifacts_for(self, plan: Plan) -> list[Artifact]:
+        """Of the plan's kernels. Plans that are open share them, and the kernels that were loaded of them."""
+        used = {
+            kernel.key for each in (plan, *(o.plan for o in self._plans.values())) for kernel in each.kernels
+        }
+        self._artifact_of = {key: found for key, found in self._artifact_of.items() if key in used}
+        kept = {id(artifact) for artifact in self._artifact_of.values()}
+        self._loaded = {key: kernel for key, kernel in self._loaded.items() if key[0] in kept}
+        for kernel in plan.kernels:
+            if kernel.key not in self._artifact_of:
+                self._artifact_of[kernel.key] = self._artifacts.load(kernel.key)
+        return [self._artifact_of[kernel.key] for kernel in plan.kernels]
 
     def _careful(self, plan: Plan) -> Careful | None:
         path = self._folder / AS_LOADED

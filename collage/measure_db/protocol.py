@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -178,13 +179,15 @@ class Evaluate:
 class Measure:
     """Measure one candidate, with samples for ``sample_s`` seconds, and keep its artifact. Reply: an Outcome.
 
-    The worker ends itself long after ``limit_s`` seconds.
+    One that takes longer than ``hopeless_us`` microseconds needs no precise time. The worker ends itself long after
+    ``limit_s`` seconds.
     """
 
     request: Request
     options: BuildOptions
     limit_s: float
     sample_s: float
+    hopeless_us: float = math.inf
 
 
 @dataclass(frozen=True)

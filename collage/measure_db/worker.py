@@ -37,7 +37,6 @@ from collage.measure_db.candidate import (
     BoundKernel,
     RejectedError,
     build,
-    check_numbers,
     load,
     measure_candidate,
 )
@@ -147,8 +146,9 @@ class _Worker:
 
         return measure_candidate(
             *(subgraph, self._backend(request.backend), message.options, self._samples, message.sample_s),
-            self._original(request),
-            keep,
+            original=self._original(request),
+            keep=keep,
+            hopeless_us=message.hopeless_us,
         )
 
     def _make(self, message: Make) -> Made | Rejection:
@@ -158,7 +158,6 @@ class _Worker:
         try:
             backend = self._backend(request.backend)
             kernel = build(subgraph, backend, options, self._samples, self._original(request))
-            check_numbers(subgraph, kernel, self._samples)
         except RejectedError as rejected:
             return rejected.rejection
         self._keep(message.kernel, kernel.artifact)

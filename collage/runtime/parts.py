@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from collage.backends.base import Backend
 from collage.errors import CollageError
@@ -78,12 +78,19 @@ def executor_of(parts: Parts, kernels: Sequence[Kernel]) -> Executor:
         ) from error
 
 
-def load_kernels(program: Program, artifacts: Sequence[Artifact], backends: Backends) -> Iterator[Kernel]:
+Loaded: TypeAlias = "dict[tuple[int, str, BuildOptions], Kernel]"
+"""Kernels by the id of their artifact, backend and options."""
+
+
+def load_kernels(
+    program: Program, artifacts: Sequence[Artifact], backends: Backends, loaded: Loaded | None = None
+) -> Iterator[Kernel]:
     """The kernels of the launches, one after another; regions with one artifact share a kernel.
 
-    Raises CollageError naming the region that cannot be loaded.
+    ``loaded`` has those that were loaded before, and takes the others. Raises CollageError naming the region that
+    cannot be loaded.
     """
-    loaded: dict[tuple[int, str, BuildOptions], Kernel] = {}
+    loaded = {} if loaded is None else loaded
     for region, artifact in zip(program.launches, artifacts, strict=False):  # a tail has none
         options = BuildOptions(threads=region.threads, exclusive=region.exclusive, profile=region.profile)
         key = id(artifact), region.backend, options

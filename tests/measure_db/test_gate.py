@@ -156,7 +156,7 @@ def loses_small_numbers(inputs: Sequence[Any], output: Any, calls: int) -> None:
     [
         (convolution, small_channel, "of its scale"),
         (lambda: product(rows=1000), one_row_in_a_thousand, "of its scale"),
-        (product, third_call, "with NaN in its inputs|with outliers|after"),
+        (product, third_call, "with NaN in its inputs|with outliers|later"),
         (lambda: convolution(batch=3), odd_batch, "of its scale"),
         (product, neighbours_of_outliers, "with outliers in its inputs"),
         (maximum, loses_small_numbers, "with outliers|of its scale"),

@@ -214,6 +214,10 @@ def test_weights_of_instances_rotate(tmp_path: Path, monkeypatch: pytest.MonkeyP
     outcome = measure_candidate(Subgraph(model, (0,)), Counting(), BuildOptions(), Samples(store))
     assert isinstance(outcome, Measurement)
     assert len(loads) == 8
+    loads.clear()
+    about = Subgraph(model, (0,)), Counting(), BuildOptions(), Samples(store)
+    assert isinstance(measure_candidate(*about, hopeless_us=0.1), Measurement)
+    assert len(loads) == 1  # one that takes far longer than another needs no precise time
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (5,), (300, 100)])

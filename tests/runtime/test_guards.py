@@ -84,8 +84,8 @@ def finite_only() -> Iterator[None]:
     """What the gate finds about Drops; and the same said of oneDNN's and our own kernels, so that they are guarded."""
     usual = Measurer._measure_one
 
-    def measure_one(self: Measurer, request: Request) -> Outcome:
-        outcome = usual(self, request)
+    def measure_one(self: Measurer, request: Request, hopeless_us: float) -> Outcome:
+        outcome = usual(self, request, hopeless_us)
         if isinstance(outcome, Measurement) and request.backend in FORCED:
             outcome = replace(outcome, finite_only=True)
         return outcome

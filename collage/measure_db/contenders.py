@@ -1,0 +1,53 @@
+"""Which candidates of a region deserve many samples: those whose time is near that of the fastest so far.
+
+The fastest of a region is found sooner where those come first that were fast on the regions before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from statistics import fmean
+from typing import TypeAlias
+
+from collage.kernel.options import Variant
+from collage.measure_db.protocol import Request
+from collage.measure_db.results import Measurement, Outcome
+
+_HOPELESS = 1.5
+"""Times the fastest of the same operators. A layout that suits the neighbours is seldom worth as much."""
+_SLACK_US = 20.0
+"""On top of that, for regions that take no longer than a context switch or a layout transform."""
+
+_Kind: TypeAlias = "tuple[str, Variant]"
+
+
+class Contenders:
+    """What was measured of the regions of one model, on as many threads."""
+
+    def __init__(self) -> None:
+        self._times: dict[tuple[int, ...], dict[_Kind, float]] = {}
+
+    def in_turn(self, requests: Iterable[Request]) -> list[Request]:
+        """Requests of one region, the ones that are likely to be fast first: those that were on other regions."""
+        losses: dict[_Kind, list[float]] = defaultdict(list)
+        for times in self._times.values():
+            fastest = min(times.values())
+            for kind, us in times.items():
+                losses[kind].append(math.log(us / fastest))
+        return sorted(requests, key=lambda request: fmean(losses.get(_kind(request), (0.0,))))
+
+    def hopeless_us(self, request: Request) -> float:
+        """A candidate that takes longer than so many microseconds needs no precise time."""
+        times = self._times.get(request.nodes)
+        return _HOPELESS * min(times.values()) + _SLACK_US if times else math.inf
+
+    def note(self, request: Request, outcome: Outcome) -> None:
+        """Take in what a candidate took."""
+        if isinstance(outcome, Measurement) and outcome.median_us > 0:
+            self._times.setdefault(request.nodes, {})[_kind(request)] = outcome.median_us
+
+
+def _kind(request: Request) -> _Kind:
+    return request.backend, request.variant
