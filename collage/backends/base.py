@@ -135,6 +135,9 @@ class Backend(ABC):
     def check_model(self, model: bytes) -> None:  # noqa: B027 (most have nothing to say)
         """Raises UnsupportedError for a model that ``session`` would load, but compute with too few bits.
 
+        Such an engine is taken where no other runs the model. Any other exception refuses it for good: it would be
+        unsafe to run.
+
         It is asked once, when a model is compiled; ``session`` does not ask again.
         """
 

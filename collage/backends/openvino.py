@@ -47,6 +47,21 @@ class OpenVino(OnnxEngine):
         """Takes what OpenVINO does: tensors, of dynamic shapes too."""
         return _ModelSession(self._compile(model, options))
 
+    def check_model(self, model: bytes) -> None:
+        """Also ValueError where a caller could corrupt this process's memory.
+
+        OpenVINO 2026.4 does not compare the size that a Reshape is given with that of its data: of 24 elements and a
+        shape of zeros it makes an empty tensor, and a later model crashes.
+        """
+        import onnx
+
+        from collage.frontend.free_sizes import free_size
+
+        where = free_size(onnx.load_model_from_string(model))
+        if where:
+            raise ValueError(f"OpenVINO does not check the sizes that the model's inputs give to {where}")
+        super().check_model(model)
+
     @staticmethod
     def _compile(model: bytes, options: BuildOptions) -> Any:
         config = {
@@ -79,6 +94,7 @@ class _ModelSession(Session):
     """
 
     def __init__(self, compiled: Any) -> None:
+        self._compiled = compiled  # a request does not keep alive what it runs
         self._request = compiled.create_infer_request()
         self._outputs = compiled.outputs
         self._buffers: dict[int, Array] = {}

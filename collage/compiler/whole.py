@@ -20,6 +20,7 @@ import onnx
 
 from collage.backends.base import Backend, BackendKind
 from collage.backends.onnx_engine import MAX_BYTES
+from collage.core.library_text import library_text
 from collage.core.progress import Progress
 from collage.errors import ModelError
 from collage.frontend.compared import compared_numbers
@@ -85,10 +86,6 @@ class Engines:
         return trial, len(self.named)
 
 
-_LONGEST = 400
-"""Characters of what an engine says in the error that lists them all."""
-
-
 @dataclass(frozen=True)
 class WholeModel:
     """A model with all that compiling it whole takes; ``samples`` are the user's inputs by name.
@@ -121,7 +118,7 @@ class WholeModel:
         if not ranked and len(self.samples) < len(model_inputs(self.original)):
             ranked = list(trial.loaded)  # inputs of the user's may serve where those made up did not
         if not ranked:
-            reasons = "; ".join(f"{n}: {text[:_LONGEST]}" for n, text in trial.refused.items())
+            reasons = "; ".join(f"{n}: {library_text(text)}" for n, text in trial.refused.items())
             raise ModelError(
                 f"{self.reason} And no engine can run the model whole: "
                 + (reasons or "there is none among the backends")

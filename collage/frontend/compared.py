@@ -23,12 +23,17 @@ def compared_numbers(model: onnx.ModelProto) -> dict[str, int]:
             origin[info.name] = info.name
     found: dict[str, int] = {}
     for node in graph.node:
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+        if (
+            node.op_type == "Constant"
+            and node.output
+            and node.attribute
+            and node.attribute[0].name == "value"
+        ):
             constants[node.output[0]] = node.attribute[0].t
-        elif node.op_type in _FOLLOWED and node.input[0] in origin:
+        elif node.op_type in _FOLLOWED and node.input and node.input[0] in origin:
             origin[node.output[0]] = origin[node.input[0]]
         elif node.op_type == "Equal":
-            for mine, other in (node.input, reversed(node.input)):
+            for mine, other in (node.input, reversed(node.input)) if len(node.input) == 2 else ():
                 if mine in origin and other in constants:
                     array = numpy_helper.to_array(constants[other])
                     if array.size == 1:

@@ -10,6 +10,7 @@ import onnx
 import onnx.version_converter
 from google.protobuf.message import DecodeError
 
+from collage.core.library_text import library_text
 from collage.errors import ModelError
 from collage.frontend.proto_text import check_text
 from collage.frontend.scopes import all_nodes
@@ -117,7 +118,7 @@ def _checked(model: onnx.ModelProto, name: str, nbytes: int) -> onnx.ModelProto:
     except onnx.checker.ValidationError as error:
         # The checker is stricter than the engines (a graph output without a shape, say); ONNX Runtime, which
         # loads the model next, has the last word.
-        log.warning("%s does not pass the ONNX checker: %s", name, " ".join(str(error).split())[:400])
+        log.warning("%s does not pass the ONNX checker: %s", name, library_text(error))
     return model
 
 

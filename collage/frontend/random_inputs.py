@@ -104,11 +104,18 @@ def random_array(kind: TensorType, rng: np.random.Generator, limit: int = 2) -> 
 
     The default is valid as an index of anything. Raises ModelError for one that no memory holds.
     """
-    if _DRAWN_BYTES * kind.size > physical_bytes():
+    try:
+        return _random_array(kind, rng, limit)
+    except MemoryError:
         raise ModelError(
             f"random numbers for {kind} take {_DRAWN_BYTES * kind.size >> 20} MiB, more than there is: fix "
             "smaller shapes with --shape, or give values with --input."
-        )
+        ) from None
+
+
+def _random_array(kind: TensorType, rng: np.random.Generator, limit: int) -> Array:
+    if _DRAWN_BYTES * kind.size > physical_bytes():
+        raise MemoryError
     dtype = np_dtype(kind.dtype)
     array: Any
     if dtype.kind in "biu" or "int" in dtype.name:

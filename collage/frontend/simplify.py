@@ -10,6 +10,7 @@ import onnx
 import onnxruntime as ort
 from google.protobuf.message import EncodeError
 
+from collage.core.library_text import library_text
 from collage.core.temporary import TemporaryFolder
 from collage.errors import ModelError
 from collage.frontend.casts import casts_first
@@ -59,8 +60,8 @@ def _fold(model: onnx.ModelProto) -> onnx.ModelProto:
         try:
             ort.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # ORT's exceptions share no base class but Exception
-            text = " ".join(str(error).replace(str(source), "the model").split())
-            raise ModelError(f"ONNX Runtime cannot load the model: {text[:400]}") from error
+            text = library_text(str(error).replace(str(source), "the model"))
+            raise ModelError(f"ONNX Runtime cannot load the model: {text}") from error
         return onnx.load(str(target))
 
 

@@ -11,6 +11,7 @@ import onnx
 
 from collage.backends.base import UnsupportedError
 from collage.core.child_process import Failure
+from collage.core.library_text import library_text
 from collage.frontend.shapes import model_inputs
 from collage.kernel.kernel import Session
 from collage.kernel.options import BuildOptions
@@ -127,4 +128,4 @@ def _standard(model: onnx.ModelProto, inputs: tuple[Any, ...]) -> list[Any]:
 
 
 def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+    return f"{type(error).__name__}: {library_text(error)}"

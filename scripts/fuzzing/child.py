@@ -166,8 +166,25 @@ def _models(backends: tuple[str, ...], folder: Path) -> Callable[[Case], None]:
         made = CompileOptions(db=database, **options)
         module = compile_model(Path(case.path), made, default_registry(), lambda _: None, workers)
         arrays = fill_inputs(module.program.takes, {}, np.random.default_rng(case.seed))
+        if _divides(Path(case.path)):  # by zero ends the process, in ONNX Runtime as well
+            arrays = {name: _not_zero(value) for name, value in arrays.items()}
         module.run(arrays)
         module.save(folder / "made.collage")
         collage.load(folder / "made.collage", verify=True).run(arrays)
 
     return run
+
+
+def _divides(path: Path) -> bool:
+    import onnx
+
+    nodes = onnx.load(str(path)).graph.node
+    return any(node.op_type in ("Div", "Mod") for node in nodes)
+
+
+def _not_zero(value: Any) -> Any:
+    import numpy as np
+
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
+        return np.where(value == 0, np.ones_like(value), value)
+    return value
