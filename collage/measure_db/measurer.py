@@ -386,7 +386,8 @@ class Measurer:
         """
         versions = f"tvm {tvm.__version__} onnxruntime {onnxruntime.__version__}"
         key = f"{model_digest(self.model)}{_digest(self.model.samples)} {versions}"
-        return dict(self._database.remember(_WRONG_CONVERSIONS.at(key), self._wrong_conversions))
+        found = self._database.remember(_WRONG_CONVERSIONS.at(key), self._wrong_conversions)
+        return dict(found)
 
     def _wrong_conversions(self) -> Mapping[int, str]:
         self.worker()
