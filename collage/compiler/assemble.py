@@ -18,7 +18,7 @@ from collage.measure_db.fingerprint import original_digest
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.plan_protocol import PlanKernel
 from collage.measure_db.protocol import Change, Request
-from collage.report.words import as_written, on_one_thread
+from collage.report.words import as_written
 from collage.runtime.parts import Parts
 from collage.schedule.guards import Flow, guarded
 from collage.schedule.program import Port, Program, make_program
@@ -153,7 +153,7 @@ class Assembler:
         original = self._measurer.original
         assert original is not None
         name = as_written(options.profile)
-        region = replace(piece.region, split=name, profile=options.profile)
+        region = replace(piece.region, original=True, profile=options.profile)
         request = Request(region.nodes, region.backend, original=True, profile=options.profile)
         digest = f"{piece.digest} {name} {original_digest(original)}"
         return replace(piece, region=region, digest=digest, kernel=PlanKernel(request, options))
@@ -189,7 +189,7 @@ class Assembler:
                     piece = _conversion(alone, single, buffers)
                 else:
                     piece = self._kernel(alone, replace(single, variant=alone.variant), buffers)
-                region = replace(piece.region, stream=stream, split=on_one_thread(piece.region.split))
+                region = replace(piece.region, stream=stream)
                 piece = replace(piece, region=region, digest=f"{piece.digest} on {stream}")
             add(piece)
             add_views()

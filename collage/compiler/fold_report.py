@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
 
 import onnx
 
@@ -14,7 +14,6 @@ from collage.compiler.state import Compilation, Context
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome
 from collage.report.report import CandidateReport, NodeReport, Report, figures
-from collage.report.words import as_written, on_one_thread
 
 
 def report_of(context: Context, compilation: Compilation, started: float) -> Report:
@@ -39,7 +38,7 @@ def report_of(context: Context, compilation: Compilation, started: float) -> Rep
         opaque=_opaque(compilation),
         notes=tuple(event.text for event in log if isinstance(event, (Noted, Failed))),
         nodes=tuple(_nodes(compilation)),
-        candidates=tuple(_candidates(compilation)),
+        candidates=tuple(_candidates(compilation, context.target.threads)),
         arena_bytes=program.memory.nbytes,
         arena_lower_bound_bytes=program.memory.lower_bound,
         value_bytes=program.value_bytes,
@@ -68,43 +67,50 @@ def _nodes(compilation: Compilation) -> Iterator[NodeReport]:
             yield NodeReport(f"onnx.{node.op_type}", node.name, node.op_type)
 
 
-def _candidates(compilation: Compilation) -> Iterator[CandidateReport]:
-    """All that was considered: views, what could be measured, what did not match, and what passes tried beside it."""
+def _candidates(compilation: Compilation, threads: int) -> Iterator[CandidateReport]:
+    """All that was considered: views, what could be measured, what did not match, and what passes tried beside it.
+
+    All but single-threaded ones are built for so many ``threads``.
+    """
     if compilation.proposal is not None:
         patterns = {(view.nodes, view.backend): view.pattern for view in compilation.views}
-        for candidate in compilation.proposal.candidates:
-            if candidate.backend == VIEW:
-                about = candidate.nodes, candidate.backend, patterns[candidate.nodes, candidate.backend]
-                yield CandidateReport(*about, candidate.variant.layout, cost_us=0.0, noise_us=0.0)
+        for c in compilation.proposal.candidates:
+            if c.backend == VIEW:
+                about = c.nodes, c.backend, patterns[c.nodes, c.backend], c.variant.layout
+                yield CandidateReport(*about, cost_us=0.0, noise_us=0.0, threads=threads)
         outcomes = compilation.proposal.corrections.outcomes(compilation.outcomes)
         for offer in compilation.offers:
-            yield _candidate(offer.request, offer.pattern, outcomes[offer.request])
-    for refused in compilation.refused:
-        yield CandidateReport(
-            refused.nodes, refused.backend, refused.pattern, reason=f"no match: {refused.reason}"
-        )
+            found = _candidate(offer.request, offer.pattern, outcomes[offer.request])
+            yield replace(found, threads=threads)
+    for each in compilation.refused:
+        yield CandidateReport(each.nodes, each.backend, each.pattern, reason=f"no match: {each.reason}")
     for event in compilation.log:
         if isinstance(event, Considered):
-            yield _candidate(event.request, event.purpose, event.outcome, event.single_threaded)
+            found = _candidate(event.request, event.purpose, event.outcome)
+            yield replace(found, threads=1 if event.single_threaded else threads)
         elif isinstance(event, TriedEngine):
-            yield _on_engine(event)
+            yield replace(_on_engine(event), threads=threads)
 
 
-def _candidate(
-    request: Request, pattern: str, outcome: Outcome, single_threaded: bool = False
-) -> CandidateReport:
-    split = as_written(request.profile) if request.original else request.variant.split
-    about: dict[str, Any] = {
-        "nodes": request.nodes,
-        "backend": request.backend,
-        "pattern": pattern,
-        "layout": request.variant.layout,
-        "split": on_one_thread(split) if single_threaded else split,
-    }
+def _candidate(request: Request, pattern: str, outcome: Outcome) -> CandidateReport:
+    variant = request.variant
+    found = CandidateReport(
+        request.nodes,
+        request.backend,
+        pattern,
+        variant.layout,
+        variant.split,
+        original=request.original,
+        profile=request.profile,
+    )
     if isinstance(outcome, Measurement):
-        about |= {"cost_us": outcome.median_us, "noise_us": outcome.noise_us}
-        return CandidateReport(**about, finite_only=outcome.finite_only)
-    return CandidateReport(**about, reason=f"{outcome.kind.value}: {outcome.message}")
+        return replace(
+            found,
+            cost_us=outcome.median_us,
+            noise_us=outcome.noise_us,
+            finite_only=outcome.finite_only,
+        )
+    return replace(found, reason=f"{outcome.kind.value}: {outcome.message}")
 
 
 def _on_engine(event: TriedEngine) -> CandidateReport:

@@ -99,7 +99,7 @@ def test_every_profile_gives_the_right_numbers_from_a_module_file(
         awkward(), backends=[engine.name], threads=2, db=tmp_path / "db.sqlite", progress=False
     )
     (region,) = module.program.launches
-    assert (region.profile, region.split) == (profile, as_written(profile))
+    assert (region.profile, region.original, region.split) == (profile, True, "")
     for node in module.summary()["nodes"]:
         assert [each["verdict"] for each in node["candidates"]].count("chosen") == 1
     module.save(tmp_path / "net.collage")
