@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,7 +31,7 @@ def report_of(context: Context, compilation: Compilation, started: float) -> Rep
         max_abs_error=selected.max_abs_error,
         relative_error=selected.relative_error,
         measurements_made=sum(event.count for event in log if isinstance(event, Measured)),
-        search_s=sum(event.seconds for event in log if isinstance(event, Searched)),
+        search_s=math.fsum(event.seconds for event in log if isinstance(event, Searched)),
         compile_s=time.perf_counter() - started,
         epsilon_us=compilation.epsilon_us,
         versions=dict(context.versions),

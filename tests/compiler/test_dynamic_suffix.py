@@ -109,3 +109,14 @@ def test_indices_are_checked_before_an_engine_runs() -> None:
     found = CheckIndices()(Made({}).context, whole(model))
     tail = found.result.parts.program.tail
     assert tail is not None and [port.rows for port in tail.inputs] == [5]
+
+
+def test_comparisons_in_databases_stay_known() -> None:
+    """They are recorded under what a region's JSON was before threads and originals had fields of their own."""
+    region = Region("engine", ("op",), (0,), ("node",), (), (), split="rows", threads=2, cost_us=5.0)
+    marks = dynamic_suffix._marks(region, 2)
+    assert "original" not in marks
+    assert (marks["split"], marks["cost_us"]) == ("rows", 0.0)
+    assert dynamic_suffix._marks(replace(region, threads=1), 2)["split"] == "rows, one thread"
+    written = replace(region, split="", original=True, profile="turbo")
+    assert dynamic_suffix._marks(written, 2)["split"] == "as written, turbo"

@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from collage.compiler.engine_trials import OnEngines, engine_region, events_of, mark, trial_of
 from collage.compiler.events import Event, Measured, Noted
@@ -34,8 +35,10 @@ from collage.measure_db.interleave import ties
 from collage.measure_db.keys import Fact, read_timings, write_timings
 from collage.measure_db.timing import Timing
 from collage.measure_db.whole import Trial, WholeMeasurer
+from collage.report.words import split_words
 from collage.runtime.executor import Executor
 from collage.runtime.parts import Parts, load_tail
+from collage.schedule.region import Region
 from collage.schedule.tail import Tail
 
 _TIMINGS: Fact[Mapping[str, Timing]] = Fact("static_part", write_timings, read_timings)
@@ -217,9 +220,8 @@ class _Comparison:
         self, measurer: WholeMeasurer, labels: Sequence[str], about: str
     ) -> tuple[Mapping[str, Timing], Measured]:
         """Timings of one interleaved run, or those that are known, and how many were made."""
-        regions = [
-            replace(r, cost_us=0.0, noise_us=0.0).to_json() for r in self.prefix.result.parts.program.regions
-        ]
+        threads = self.context.target.threads
+        regions = [_marks(region, threads) for region in self.prefix.result.parts.program.regions]
         digest = hashlib.sha256(json.dumps(regions).encode()).hexdigest()
         key = _TIMINGS.at(f"{about}; {sorted(labels)}; {digest}")
         known = key.look_up(self.context.database)
@@ -229,6 +231,14 @@ class _Comparison:
     def _compare(self, measurer: WholeMeasurer, labels: Sequence[str]) -> Mapping[str, Timing]:
         self.context.progress(Progress("compare", 0, 1, ", ".join(labels)))
         return measurer.compare(labels)
+
+
+def _marks(region: Region, threads: int) -> dict[str, Any]:
+    """What the time of a prefix depends on, of one of its regions, in the form that databases have it."""
+    marks = replace(region, cost_us=0.0, noise_us=0.0).to_json()
+    del marks["original"]
+    marks["split"] = split_words(region.candidate, threads)
+    return marks
 
 
 def _measured(compilation: Compilation) -> list[Event]:
