@@ -96,7 +96,8 @@ def compile(
 
     Raises ModelError, UsageError, DatabaseError, MeasurementError or NoPlacementError, all CollageError.
     """
-    from collage.compiler.compile import CompileOptions, compile_model
+    from collage.compiler.compile import compile_model
+    from collage.compiler.options import CompileOptions
     from collage.measure_db.effort import FULL, QUICK
 
     if level not in LEVELS:

@@ -25,7 +25,8 @@ from onnx import helper
 from onnx.backend.base import Backend, BackendRep
 
 from collage.api import default_registry
-from collage.compiler.compile import CompileOptions, compile_model
+from collage.compiler.compile import compile_model
+from collage.compiler.options import CompileOptions
 from collage.core.temporary import TemporaryFolder
 from collage.errors import InputError, UsageError, unknown_names
 from collage.frontend.load import load_onnx

@@ -1,15 +1,13 @@
-"""From placements to modules that can be run against each other: the rivals, and building one."""
+"""From plans to executables: buffers, the launch list, guards and streams."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
-from collage.backends.base import LAYOUT, VIEW, Backend, BackendKind
-from collage.compiler.finalist import SEQUENTIAL, Finalist
-from collage.compiler.placing import Placing
-from collage.frontend.model import Model
+from collage.backends.base import LAYOUT, VIEW, Backend
+from collage.compiler.executable import Executable
+from collage.compiler.plan import Plan, StreamPlan
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Graph, TensorType
 from collage.graph.layout import Layout, stored_type
@@ -20,86 +18,18 @@ from collage.measure_db.fingerprint import original_digest
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.plan_protocol import PlanKernel
 from collage.measure_db.protocol import Change, Request
+from collage.report.words import as_written
 from collage.runtime.parts import Parts
 from collage.schedule.guards import Flow, guarded
 from collage.schedule.program import Port, Program, make_program
 from collage.schedule.region import Region
-from collage.schedule.schedule import TEAM, Schedule
+from collage.schedule.schedule import TEAM
 from collage.search.candidate import Candidate
 from collage.search.conversion import Conversion
-from collage.search.placement import Placement, finish
-
-
-def on_one_thread(split: str) -> str:
-    """How the report calls the split of a kernel that was built for one thread, beside those for the team."""
-    return ", ".join(filter(None, (split, "one thread")))
-
-
-@dataclass(frozen=True)
-class Apart:
-    """A schedule of the launches of a placement, and what runs on one thread instead of each of them.
-
-    ``algorithm`` is the one the schedule comes from.
-    """
-
-    schedule: Schedule
-    alone: tuple[Candidate | Conversion | None, ...]
-    algorithm: str
-
-
-@dataclass(frozen=True)
-class Rival:
-    """A placement for the last round; ``exclusive`` lets its engine's idle threads spin.
-
-    ``apart`` schedules its launches side by side. ``original`` has its one engine run the model as its author wrote it,
-    with ``profile``.
-    """
-
-    label: str
-    placement: Placement
-    exclusive: bool
-    apart: Apart | None = None
-    original: bool = False
-    profile: str = ""
-
-
-def as_written(profile: str) -> str:
-    """How the report calls the split of an engine's run of the original, beside that of Collage's form of the model."""
-    return ", ".join(filter(None, ("as written", profile)))
-
-
-def find_rivals(
-    model: Model, placing: Placing, epsilon_us: float, backends: Mapping[str, Backend]
-) -> list[Rival]:
-    """The search's placement, the best one in several parts, and each engine on the whole model.
-
-    The additive model (Eq. 2.2) sees neither what neighbours do to each other nor what an engine gains from
-    having the cores to itself, so what it finds close is decided by running.
-    """
-    everything = tuple(range(len(model.graph.nodes)))
-    placements = {"collage": placing.placement}
-    if placing.mix is not None and placing.mix is not placing.placement:
-        placements["mix"] = placing.mix
-    for candidate in sorted(placing.found.candidates, key=lambda c: c.cost_us):
-        plain = not (candidate.reads or candidate.writes)  # the model's inputs and outputs are
-        if candidate.nodes == everything and plain and placing.placement.candidates != (candidate,):
-            placements.setdefault(candidate.backend, finish(model.graph, [candidate], epsilon_us))
-    return [rival for label, each in placements.items() for rival in rivals_of(label, each, backends)]
-
-
-def rivals_of(label: str, placement: Placement, backends: Mapping[str, Backend]) -> list[Rival]:
-    """The placement, and the same with its engine's idle threads spinning where no other threads share the cores."""
-    alone = len(placement.candidates) == 1
-    rivals = [Rival(label, placement, exclusive=alone)]
-    engines = {c.backend for c in placement.candidates if backends[c.backend].kind is BackendKind.ENGINE}
-    on_team = any(backends[c.backend].on_team() for c in placement.candidates)
-    if not alone and len(engines) == 1 and not on_team:
-        rivals.append(Rival(f"{label}, spinning", placement, exclusive=True))
-    return rivals
 
 
 class Assembler:
-    """Makes finalists of one model. They are made of what was measured: nothing is compiled here."""
+    """Makes executables of one model. They are made of what was measured: nothing is compiled here."""
 
     def __init__(
         self,
@@ -119,9 +49,9 @@ class Assembler:
         self._magnitudes = Magnitudes(measurer.model.graph)
 
     def assemble(
-        self, rival: Rival, tunings: Mapping[Request, str], *, guard_inputs: bool = False
-    ) -> Finalist:
-        """Plan the rival's launch list and memory; its kernels are collected when somebody needs them.
+        self, plan: Plan, tunings: Mapping[Request, str], *, guard_inputs: bool = False
+    ) -> Executable:
+        """Lay out the plan's launch list and memory; ``parts`` collects its kernels later.
 
         ``tunings`` has the records of Backend.tune. With ``guard_inputs`` the model's inputs are scanned, whatever the
         kernels are.
@@ -129,26 +59,26 @@ class Assembler:
         graph = self.model.graph
         buffers = _Buffers(graph)
         pieces: list[_Piece] = []
-        waiting = list(rival.placement.conversions)
-        for candidate in rival.placement.candidates:
+        waiting = list(plan.placement.conversions)
+        for candidate in plan.placement.candidates:
             tuning = tunings.get(Request(candidate.nodes, candidate.backend, candidate.variant), "")
             options = replace(
                 self._build,
-                exclusive=rival.exclusive,
+                exclusive=plan.exclusive,
                 tuning=tuning,
                 variant=candidate.variant,
-                profile=rival.profile,
+                profile=plan.profile,
             )
             kernel = self._kernel(candidate, options, buffers)
-            if rival.original:
+            if plan.original:
                 kernel = self._as_written(kernel, options)
             needed = [c for c in waiting if buffers.stored(c.value, c.target) in kernel.region.inputs]
             pieces += [_conversion(change, self._build, buffers) for change in needed]
             pieces.append(kernel)
             waiting = [change for change in waiting if change not in needed]
         pieces += [_conversion(change, self._build, buffers) for change in waiting]  # for the model's outputs
-        if rival.apart is not None:
-            pieces = self._side_by_side(pieces, rival.apart, buffers)
+        if plan.streams is not None:
+            pieces = self._on_streams(pieces, plan.streams, buffers)
         pieces = self._guarded(pieces, buffers)
         if guard_inputs:
             pieces = self._with_guarded_inputs(pieces, buffers)
@@ -157,28 +87,26 @@ class Assembler:
         launched = [by_region[region] for region in program.launches]
         versions = {piece.region.backend: self._versions[piece.region.backend] for piece in launched}
 
-        def parts() -> Parts:
-            constants = {v: graph.constants[v] for v in graph.outputs if graph.is_constant(v)}
-            found: dict[str, bytes] = {}
-            for piece in launched:
-                found.setdefault(piece.kernel.key, self._measurer.artifacts.load(piece.kernel.key))
-            artifacts = [found[piece.kernel.key] for piece in launched]
-            careful = self._measurer.as_loaded if program.is_guarded else None
-            return Parts(program, artifacts, constants, self.target, versions, careful)
-
-        return Finalist(
-            rival.label,
-            rival.placement,
+        return Executable(
+            plan,
             program,
             tuple(piece.what for piece in launched),
             tuple(piece.timed_as for piece in pieces),
             versions,
             tuple(piece.kernel for piece in launched),
             buffers.other_layouts,
-            parts,
-            SEQUENTIAL if rival.apart is None else rival.apart.algorithm,
-            None if guard_inputs else partial(self.assemble, rival, tunings, guard_inputs=True),
+            guard_inputs,
         )
+
+    def parts(self, executable: Executable) -> Parts:
+        """What the module of an executable is made of; the executable was opened in the worker, or made here."""
+        graph, program = self.model.graph, executable.program
+        constants = {v: graph.constants[v] for v in graph.outputs if graph.is_constant(v)}
+        keys = [kernel.key for kernel in executable.kernels]
+        found = {key: self._measurer.artifacts.load(key) for key in dict.fromkeys(keys)}
+        artifacts = [found[key] for key in keys]
+        careful = self._measurer.as_loaded if program.is_guarded else None
+        return Parts(program, artifacts, constants, self.target, executable.versions, careful)
 
     def _with_guarded_inputs(self, pieces: Sequence[_Piece], buffers: _Buffers) -> list[_Piece]:
         """The same with a scan of each of the model's inputs before the first launch that reads it."""
@@ -225,13 +153,13 @@ class Assembler:
         original = self._measurer.original
         assert original is not None
         name = as_written(options.profile)
-        region = replace(piece.region, split=name, profile=options.profile)
+        region = replace(piece.region, original=True, profile=options.profile)
         request = Request(region.nodes, region.backend, original=True, profile=options.profile)
         digest = f"{piece.digest} {name} {original_digest(original)}"
         return replace(piece, region=region, digest=digest, kernel=PlanKernel(request, options))
 
-    def _side_by_side(self, pieces: Sequence[_Piece], apart: Apart, buffers: _Buffers) -> list[_Piece]:
-        """The pieces in the order of the schedule, those on a stream for one thread; views where they can be."""
+    def _on_streams(self, pieces: Sequence[_Piece], streams: StreamPlan, buffers: _Buffers) -> list[_Piece]:
+        """The pieces in the order of the schedule, those on a stream single-threaded; views where they can be."""
         launches = self._program([piece.region for piece in pieces], buffers).launches
         launched = [piece for piece in pieces if piece.region in launches]
         waiting = [piece for piece in pieces if piece.region not in launches]
@@ -252,8 +180,8 @@ class Assembler:
                     add(view)
 
         add_views()
-        for v in apart.schedule.order:
-            stream, alone = apart.schedule.streams[v], apart.alone[v]
+        for v in streams.schedule.order:
+            stream, alone = streams.schedule.streams[v], streams.single_threaded[v]
             piece = launched[v]
             if stream != TEAM:
                 assert alone is not None
@@ -261,7 +189,7 @@ class Assembler:
                     piece = _conversion(alone, single, buffers)
                 else:
                     piece = self._kernel(alone, replace(single, variant=alone.variant), buffers)
-                region = replace(piece.region, stream=stream, split=on_one_thread(piece.region.split))
+                region = replace(piece.region, stream=stream)
                 piece = replace(piece, region=region, digest=f"{piece.digest} on {stream}")
             add(piece)
             add_views()

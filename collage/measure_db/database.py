@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import platformdirs
 
@@ -29,6 +29,8 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 Migration: TypeAlias = Callable[[sqlite3.Connection], None]
 
 _BUSY_S = 30.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,16 @@ class Stats:
     """Kernels by device."""
     networks: int
     facts: int
+
+
+class Key(Protocol[T]):
+    """Where a value is in a database (see ``collage.measure_db.keys``)."""
+
+    def look_up(self, database: Database) -> T | None:
+        """The value that is recorded, or None."""
+
+    def record(self, database: Database, value: T) -> None:
+        """Record a value, replacing an earlier one."""
 
 
 def default_path() -> Path:
@@ -127,6 +139,14 @@ class Database:
     def close(self) -> None:
         """Close the file. Closing twice does nothing."""
         self._connection.close()
+
+    def remember(self, key: Key[T], make: Callable[[], T]) -> T:
+        """The value recorded under the key, else what ``make`` returns, which is recorded."""
+        known = key.look_up(self)
+        if known is None:
+            known = make()
+            key.record(self, known)
+        return known
 
     def get(self, keys: Iterable[KernelKey]) -> dict[KernelKey, Outcome]:
         """The outcomes known for these keys, in one query; keys never measured are left out.

@@ -54,4 +54,4 @@ class Effort:
 
 FULL = Effort("", kernel_s=0.25, rounds=60, compare_s=30.0, settle_s=0.05, turn_s=0.02)
 QUICK = Effort("quick", kernel_s=0.005, rounds=3, compare_s=0.5, settle_s=0.0, turn_s=0.0)
-"""For ``collage.compiler.quick``, which compares less, too."""
+"""For ``collage.compiler.passes.measure_few``, which compares less, too."""

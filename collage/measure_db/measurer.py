@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
@@ -31,9 +31,10 @@ from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
 from collage.measure_db.artifacts import Artifacts
 from collage.measure_db.coldness import weights_among
 from collage.measure_db.contenders import Contenders
-from collage.measure_db.database import Database, KernelKey
+from collage.measure_db.database import Database, Json, KernelKey
 from collage.measure_db.effort import FULL, Effort
 from collage.measure_db.fingerprint import fingerprint, model_digest, original_digest
+from collage.measure_db.keys import Fact, as_number, write_number
 from collage.measure_db.plan_protocol import Make, PlanKernel, Stage
 from collage.measure_db.plan_trace import Place
 from collage.measure_db.process import WorkerDiedError, WorkerProcess, Workers
@@ -64,6 +65,19 @@ MEMORY_VARIABLE = "COLLAGE_WORKER_MEMORY"
 """Environment variable with the worker's memory limit in bytes, where the constructor is given none."""
 
 _EVALUATE_LIMIT_S = 1800.0
+
+
+def _write_reasons(reasons: Mapping[int, str]) -> Json:
+    return {str(index): reason for index, reason in reasons.items()}
+
+
+def _read_reasons(value: Any) -> Mapping[int, str]:
+    return {int(index): str(reason) for index, reason in value.items()}
+
+
+_WRONG_CONVERSIONS: Fact[Mapping[int, str]] = Fact("wrong_conversions", _write_reasons, _read_reasons)
+_EPSILON_US: Fact[float] = Fact("epsilon_us", write_number, as_number)
+_LAUNCH_US: Fact[float] = Fact("launch_us", write_number, as_number)
 
 
 class Measurer:
@@ -152,6 +166,11 @@ class Measurer:
     def backends(self) -> Mapping[str, Backend]:
         """By name."""
         return self._backends
+
+    @property
+    def made_in_all(self) -> int:
+        """Measurements made so far, those of measurers beside this one included."""
+        return self.measurements_made + sum(other.made_in_all for other in self._beside.values())
 
     @property
     def time_limit_s(self) -> float:
@@ -381,15 +400,12 @@ class Measurer:
         """
         versions = f"tvm {tvm.__version__} onnxruntime {onnxruntime.__version__}"
         key = f"{model_digest(self.model)}{_digest(self.model.samples)} {versions}"
-        known = self._database.get_fact("wrong_conversions", key)
-        if isinstance(known, dict):
-            return {int(index): str(reason) for index, reason in known.items()}
+        found = self._database.remember(_WRONG_CONVERSIONS.at(key), self._wrong_conversions)
+        return dict(found)
+
+    def _wrong_conversions(self) -> Mapping[int, str]:
         self.worker()
-        wrong = dict(self._wrong)
-        self._database.put_fact(
-            "wrong_conversions", key, {str(index): reason for index, reason in wrong.items()}
-        )
-        return wrong
+        return self._wrong
 
     def epsilon_us(self, requests: Sequence[Request]) -> float:
         """Eq. 2.2's cost of one more kernel launch, in microseconds; see ``switch_cost_us``.
@@ -403,13 +419,9 @@ class Measurer:
             return self._launch_us()
         versions = ", ".join(f"{name} {version}" for name, version in sorted(self._versions.items()))
         key = f"{self._hardware}; {self._options.threads} threads; {versions}; tvm {tvm.__version__}{self._effort.mark}"
-        known = self._database.get_fact("epsilon_us", key)
-        if isinstance(known, float):
-            return known
         try:
-            found: SwitchCost = self.worker().ask(
-                MeasureSwitch(tuple(requests), self._options, self._time_limit_s, self._effort.kernel_s),
-                self._time_limit_s,
+            return self._database.remember(
+                _EPSILON_US.at(key), partial(self._switch_cost_us, tuple(requests))
             )
         except WorkerDiedError as died:
             stage, number, launch = Place(plan_folder(self.folder)).now
@@ -417,17 +429,16 @@ class Measurer:
             log.info("%s beside others: %s", culprit.backend, died.rejection)
             text = f"beside kernels of other backends: {died.rejection.message}"
             self.reject(PlanKernel(culprit, self._options), replace(died.rejection, message=text))
-            return self.epsilon_us([each for each in requests if each != culprit])
-        self._database.put_fact("epsilon_us", key, found.us)
+        return self.epsilon_us([each for each in requests if each != culprit])
+
+    def _switch_cost_us(self, requests: tuple[Request, ...]) -> float:
+        """Measured in the worker. Raises WorkerDiedError."""
+        message = MeasureSwitch(requests, self._options, self._time_limit_s, self._effort.kernel_s)
+        found: SwitchCost = self.worker().ask(message, self._time_limit_s)
         return found.us
 
     def _launch_us(self) -> float:
-        known = self._database.get_fact("launch_us", self._hardware)
-        if isinstance(known, float):
-            return known
-        found = switch_cost_us(())
-        self._database.put_fact("launch_us", self._hardware, found)
-        return found
+        return self._database.remember(_LAUNCH_US.at(self._hardware), partial(switch_cost_us, ()))
 
     def _measure_one(self, request: Request, hopeless_us: float) -> Outcome:
         options = self._options_for(request)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from collage.graph.dataflow import Array
 from collage.measure_db.effort import Effort
 from collage.measure_db.interleave import FEWEST, SURE
+from collage.measure_db.keys import Raced
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.plan_protocol import (
     ComparePlans,
@@ -54,14 +54,6 @@ class PlanFailedError(Exception):
         self.launch = launch
         self.rejection = rejection
         self.alone = alone
-
-
-@dataclass(frozen=True)
-class Raced:
-    """A plan's timing in an interleaved run, and the microseconds of each of its launches, if they were noted."""
-
-    timing: Timing
-    launches_us: tuple[float, ...]
 
 
 class Plans:

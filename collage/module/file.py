@@ -30,7 +30,7 @@ from collage.schedule.read_program import read_program
 
 log = logging.getLogger(__name__)
 
-FORMAT = 5
+FORMAT = 6
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,16 @@ from typing import Any
 
 from collage.core.typed import MalformedError, typed
 from collage.measure_db.timing import Timing
-from collage.schedule.region import Region
+from collage.report.words import split_words
+from collage.schedule.region import CandidateId, Region
 
 
 @dataclass(frozen=True)
 class CandidateReport:
     """One candidate: nodes, backend, pattern, layout and split, and its cost or the reason why it has none.
 
-    A ``finite_only`` one needs a guard where NaN and infinities may come up.
+    ``threads``, ``original`` and ``profile`` are as in ``CandidateId``. A ``finite_only`` one needs a guard where NaN
+    and infinities may come up.
     """
 
     nodes: tuple[int, ...]
@@ -27,6 +29,15 @@ class CandidateReport:
     noise_us: float | None = None
     reason: str = ""
     finite_only: bool = False
+    threads: int = 1
+    original: bool = False
+    profile: str = ""
+
+    @property
+    def candidate(self) -> CandidateId:
+        """What tells it from all others."""
+        about = self.layout, self.split, self.threads, self.original, self.profile
+        return CandidateId(self.nodes, self.backend, *about)
 
 
 @dataclass(frozen=True)
@@ -155,30 +166,25 @@ class Report:
                     "op": node.op,
                     "source": node.source,
                     "backend": region.backend if region else None,
-                    "candidates": [_entry(c, region) for c in covering[index]],
+                    "candidates": [_entry(c, region, self.threads) for c in covering[index]],
                 }
             )
         return found
 
 
-def _is_choice(candidate: CandidateReport, region: Region) -> bool:
-    mine = (candidate.nodes, candidate.backend, candidate.layout, candidate.split)
-    return mine == (region.nodes, region.backend, region.layout, region.split)
-
-
-def _entry(candidate: CandidateReport, region: Region | None) -> dict[str, Any]:
+def _entry(candidate: CandidateReport, region: Region | None, threads: int) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "backend": candidate.backend,
         "pattern": candidate.pattern,
         "layout": candidate.layout,
-        "split": candidate.split,
+        "split": split_words(candidate.candidate, threads),
         "operators": len(candidate.nodes),
     }
     if candidate.cost_us is not None:
         entry["cost_us"] = round(candidate.cost_us, 3)
         entry["noise_us"] = round(candidate.noise_us or 0.0, 3)
         entry["finite_only"] = candidate.finite_only
-    if region is not None and _is_choice(candidate, region):
+    if region is not None and candidate.candidate == region.candidate:
         entry["verdict"] = "chosen"
     elif candidate.reason:
         entry["verdict"] = candidate.reason

@@ -47,6 +47,9 @@ def trace(executor: Executor, inputs: Sequence[Array]) -> dict[str, Any]:
                 "nodes": list(region.sources),
                 "layout": region.layout,
                 "split": region.split,
+                "threads": region.threads,
+                "original": region.original,
+                "profile": region.profile,
                 "measured_us": round(region.cost_us, 3),
             },
         }

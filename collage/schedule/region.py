@@ -10,6 +10,23 @@ from collage.core.typed import typed
 
 
 @dataclass(frozen=True)
+class CandidateId:
+    """What tells a candidate from all others of a model: its nodes, its backend and what it is built for.
+
+    ``layout`` and ``split`` are those of the variant, ``threads`` what it may use. An ``original`` one is the model as
+    its author wrote it, in the place of all nodes, with a ``profile`` of the backend.
+    """
+
+    nodes: tuple[int, ...]
+    backend: str
+    layout: str
+    split: str
+    threads: int
+    original: bool
+    profile: str
+
+
+@dataclass(frozen=True)
 class Region:
     """``nodes`` are graph node ids; ``sources`` names of the ONNX nodes they came from, each once.
 
@@ -17,7 +34,8 @@ class Region:
     one for each other layout of it. ``layout`` is that of the inputs and outputs, ``split`` how the work is
     divided, ``threads`` what the kernel may use, ``stream`` where it runs; ``cost_us`` its measured median in
     microseconds and ``noise_us`` the half-width of the 95 % interval. ``in_place`` are the positions of inputs that
-    the kernel may overwrite with its one output. ``exclusive`` and ``profile`` are those of BuildOptions.
+    the kernel may overwrite with its one output. ``exclusive`` and ``profile`` are those of BuildOptions, and an
+    ``original`` region is the model as its author wrote it.
 
     A ``finite_only`` kernel is not right on NaN and infinities (``Measurement.finite_only``). ``scans`` are buffers
     whose elements are looked at right before the launch, so that no such kernel gets any; see
@@ -40,9 +58,16 @@ class Region:
     exclusive: bool = False
     in_place: tuple[int, ...] = ()
     profile: str = ""
+    original: bool = False
     finite_only: bool = False
     scans: tuple[int, ...] = ()
     reassociates: bool = False
+
+    @property
+    def candidate(self) -> CandidateId:
+        """What it was chosen from the candidates as."""
+        about = self.layout, self.split, self.threads, self.original, self.profile
+        return CandidateId(self.nodes, self.backend, *about)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for the module file."""

@@ -1,9 +1,9 @@
-"""From offers and measurements to what the search chooses from, and to what the report says of each."""
+"""From offers and measurements to what the search chooses from."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from collage.backends.base import NOT_EXACT, VIEW, Backend, UnsupportedError
 from collage.frontend.model import Model
@@ -14,7 +14,6 @@ from collage.kernel.options import BuildOptions, Variant
 from collage.measure_db.protocol import Change, Request
 from collage.measure_db.results import Measurement, Outcome
 from collage.patterns.match import Match, RejectedMatch
-from collage.report.report import CandidateReport
 from collage.search import conversion
 from collage.search.candidate import Candidate
 
@@ -28,14 +27,6 @@ class Offer:
 
     request: Request
     pattern: str
-
-
-@dataclass(frozen=True)
-class CandidateSet:
-    """The candidates with a cost, and a report of all that was considered."""
-
-    candidates: tuple[Candidate, ...]
-    reports: tuple[CandidateReport, ...]
 
 
 def offers_of(
@@ -69,20 +60,18 @@ def offers_of(
     return found, refused
 
 
-def collect(
+def candidates_of(
     model: Model,
     offers: Sequence[Offer],
     views: Sequence[Match],
     outcomes: Mapping[Request, Outcome],
-    rejected: Sequence[RejectedMatch],
     on_team: Collection[str],
-) -> CandidateSet:
+) -> list[Candidate]:
     """Candidates of what was measured, and of ``views``, which cost nothing and launch nothing.
 
     ``on_team`` are the backends whose kernels pay no context switch.
     """
     candidates: list[Candidate] = []
-    reports: list[CandidateReport] = []
     for view in views:
         subgraph = Subgraph(model, view.nodes)
         for layout in free_layouts(model.graph, subgraph.operators[0]):
@@ -94,25 +83,12 @@ def collect(
                     view.nodes, view.backend, 0.0, switches=0, variant=variant, reads=reads, writes=writes
                 )
             )
-            reports.append(
-                CandidateReport(
-                    view.nodes, view.backend, view.pattern, variant.layout, cost_us=0.0, noise_us=0.0
-                )
-            )
     for offer in offers:
         request, outcome = offer.request, outcomes[offer.request]
-        about = (request.nodes, request.backend, offer.pattern, request.variant.layout, request.variant.split)
         if isinstance(outcome, Measurement):
-            candidates.append(_candidate(model, request, outcome, 0 if request.backend in on_team else 1))
-            measured = outcome.median_us, outcome.noise_us
-            reports.append(CandidateReport(*about, *measured, finite_only=outcome.finite_only))
-        else:
-            reports.append(CandidateReport(*about, reason=f"{outcome.kind.value}: {outcome.message}"))
-    for each in rejected:
-        reports.append(
-            CandidateReport(each.nodes, each.backend, each.pattern, reason=f"no match: {each.reason}")
-        )
-    return CandidateSet(tuple(candidates), tuple(reports))
+            switches = 0 if request.backend in on_team else 1
+            candidates.append(candidate_of(model, request, outcome, switches))
+    return candidates
 
 
 def layouts_of(
@@ -128,20 +104,25 @@ def layouts_of(
     )
 
 
-def _candidate(model: Model, request: Request, outcome: Measurement, switches: int) -> Candidate:
+def candidate_of(model: Model, request: Request, outcome: Measurement, switches: int = 1) -> Candidate:
+    """The candidate that was measured."""
     reads, writes = layouts_of(model, request)
-    noise_us = max(outcome.noise_us, NOISE_FLOOR * outcome.median_us)
     return Candidate(
         request.nodes,
         request.backend,
         outcome.median_us,
-        noise_us,
+        with_floor(outcome).noise_us,
         switches,
         request.variant,
         reads,
         writes,
         outcome.finite_only,
     )
+
+
+def with_floor(outcome: Measurement) -> Measurement:
+    """The measurement with the least noise that any has."""
+    return replace(outcome, noise_us=max(outcome.noise_us, NOISE_FLOOR * outcome.median_us))
 
 
 def _other_than_plain(values: Sequence[int], layouts: Sequence[Layout]) -> tuple[tuple[int, Layout], ...]:

@@ -149,7 +149,8 @@ def _models(backends: tuple[str, ...], folder: Path) -> Callable[[Case], None]:
     import collage
     from collage.api import default_registry
     from collage.cli.arrays import fill_inputs
-    from collage.compiler.compile import CompileOptions, compile_model
+    from collage.compiler.compile import compile_model
+    from collage.compiler.options import CompileOptions
     from collage.measure_db.effort import QUICK
     from collage.measure_db.process import Workers
 

@@ -205,7 +205,8 @@ class _Made:
 def _report(program: Program, versions: dict[str, str]) -> Report:
     nodes = tuple(NodeReport("op", f"node {i}", "Op") for i in range(len(program.regions) + 1))
     candidates = tuple(
-        CandidateReport(r.nodes, r.backend, "pattern", r.layout, r.split, 2.0, 0.1) for r in program.regions
+        CandidateReport(r.nodes, r.backend, "pattern", r.layout, r.split, 2.0, 0.1, threads=r.threads)
+        for r in program.regions
     )
     refused = CandidateReport((0,), "mkl", "pattern", reason="inaccurate: by 1")
     return Report(

@@ -18,7 +18,15 @@ import collage
 from collage.backends.base import Backend
 from collage.backends.layout import LayoutChange
 from collage.backends.view import View
-from collage.compiler.compile import CompileOptions, compile_model
+from collage.compiler import pipeline
+from collage.compiler.compile import compile_model
+from collage.compiler.options import CompileOptions
+from collage.compiler.passes.baselines import Baselines
+from collage.compiler.passes.calibrate import Calibrate
+from collage.compiler.passes.fixpoint import Fixpoint
+from collage.compiler.passes.place import Place
+from collage.compiler.passes.repeat import Repeat
+from collage.compiler.passes.select import Select
 from collage.measure_db.effort import FULL, QUICK, Effort
 from collage.measure_db.process import Workers
 from tests.backends_for_tests import onnx_model
@@ -112,7 +120,8 @@ def test_a_kernel_that_crashes_where_others_are_loaded_is_rejected(tmp_path: Pat
 def test_a_backend_that_fails_again_and_again_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("collage.compiler.placing._MOST_FAULTS", 1)
+    search = Repeat((Fixpoint(Place(most_faults=1), Calibrate()), Baselines(), Select()))
+    monkeypatch.setattr(pipeline, "FULL", (*pipeline.FULL[:-1], search))
     module = compiled(tmp_path / "db.sqlite", Beside("raises", "at once"), Slow())
     assert len(reasons(module, "beside")) == 1
     assert {region.backend for region in module.program.launches} == {"onnxruntime"}

@@ -17,14 +17,13 @@ import pytest
 from onnx import helper
 
 import collage
-from collage import finalists
 from collage.backends.base import BackendKind
 from collage.backends.layout import LayoutChange
 from collage.backends.onnxruntime import OnnxRuntime
 from collage.backends.openvino import OpenVino
 from collage.backends.view import View
-from collage.compiler.assemble import as_written
-from collage.compiler.originals import best_profile
+from collage.compiler.passes import select
+from collage.compiler.passes.baselines import best_profile
 from collage.frontend.load import load_onnx
 from collage.frontend.model import from_simplified
 from collage.frontend.original import as_region
@@ -32,6 +31,7 @@ from collage.frontend.simplify import simplify
 from collage.frontend.to_onnx import ExportError
 from collage.kernel.kernel import Kernel
 from collage.kernel.options import BuildOptions
+from collage.report.words import as_written
 from collage.search.candidate import Candidate
 from tests.backends_for_tests import NumpyBackend
 from tests.models import conv_net, elementwise_net, make_model
@@ -87,11 +87,11 @@ def test_every_profile_gives_the_right_numbers_from_a_module_file(
     engine: OnnxRuntime | OpenVino, position: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     profile = engine.profiles(BuildOptions(threads=2))[position]
-    ranked = finalists._ranked
-    monkeypatch.setattr("collage.compiler.originals.best_profile", lambda profiles: profile)
-    monkeypatch.setattr("collage.compiler.originals._slower", lambda one, other: False)
+    ranked = select._ranked
+    monkeypatch.setattr("collage.compiler.passes.baselines.best_profile", lambda profiles: profile)
+    monkeypatch.setattr("collage.compiler.passes.baselines._slower", lambda one, other: False)
     monkeypatch.setattr(
-        finalists,
+        select,
         "_ranked",
         lambda f, t: sorted(ranked(f, t), key=lambda each: not each.label.endswith(as_written(profile))),
     )
@@ -99,7 +99,7 @@ def test_every_profile_gives_the_right_numbers_from_a_module_file(
         awkward(), backends=[engine.name], threads=2, db=tmp_path / "db.sqlite", progress=False
     )
     (region,) = module.program.launches
-    assert (region.profile, region.split) == (profile, as_written(profile))
+    assert (region.profile, region.original, region.split) == (profile, True, "")
     for node in module.summary()["nodes"]:
         assert [each["verdict"] for each in node["candidates"]].count("chosen") == 1
     module.save(tmp_path / "net.collage")

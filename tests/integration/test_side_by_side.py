@@ -12,9 +12,9 @@ import pytest
 from onnx import helper
 
 import collage
-from collage import finalists, streams
 from collage.backends.native import Native
 from collage.backends.onednn import OneDnn
+from collage.compiler.passes import concurrency, select
 from collage.schedule.dag import Dag
 from collage.schedule.timeline import Algorithm, Costs, Found
 from tests.models import make_model
@@ -56,19 +56,21 @@ def module(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> collage.CompiledModule:
     """Compiled with everything on a stream that can be, whatever it costs, and that schedule as the winner."""
-    propose, ranked = streams._proposals, finalists._ranked
+    propose, ranked = concurrency._proposals, select._ranked
 
     def all_alone(dag: Dag, costs: Costs, threads: int, algorithm: Algorithm) -> Found:
         able = frozenset(v for v, us in enumerate(costs.alone_us) if us is not None)
         return Found(algorithm(dag, costs, threads, able).schedule, 0.0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streams, "schedule_side_by_side", all_alone)
+        patch.setattr(concurrency, "schedule_side_by_side", all_alone)
         patch.setattr(
-            streams, "_proposals", lambda *args: [each for each in propose(*args) if each[0] == request.param]
+            concurrency,
+            "_proposals",
+            lambda *args: [each for each in propose(*args) if each[0] == request.param],
         )
         patch.setattr(
-            finalists, "_ranked", lambda found, t: sorted(ranked(found, t), key=lambda f: not f.side_by_side)
+            select, "_ranked", lambda found, t: sorted(ranked(found, t), key=lambda f: not f.concurrent)
         )
         names = ["onednn", "tvm", *(["native"] if Native().available() else [])]
         db = tmp_path_factory.getbasetemp() / "side_by_side.sqlite"

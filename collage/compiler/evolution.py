@@ -14,26 +14,28 @@ import logging
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 
-from collage.backends.base import VIEW, Backend, BackendKind
-from collage.compiler.assemble import Rival, rivals_of
-from collage.compiler.finalist import Finalist, network_key
-from collage.compiler.in_network import InNetwork
-from collage.compiler.placing import NOISE_MARGIN, Placer, Placing
-from collage.compiler.plan_runs import KernelRejectedError, PlanDroppedError
+from collage.backends.base import VIEW
+from collage.compiler.events import Considered, Event, Evolved
+from collage.compiler.executable import Executable
+from collage.compiler.passes.place import NOISE_MARGIN
+from collage.compiler.plan import Plan, variants_of
+from collage.compiler.plan_runs import KernelRejectedError, PlanDroppedError, Race
+from collage.compiler.state import Compilation, Context
 from collage.core.progress import Progress
 from collage.errors import CollageError, NoPlacementError
 from collage.frontend.subgraph import Subgraph
-from collage.measure_db.database import NetworkKey
-from collage.measure_db.effort import FULL, Effort
+from collage.measure_db.effort import FULL
 from collage.measure_db.interleave import FEWEST, SURE
+from collage.measure_db.keys import Fact, as_number, write_number
 from collage.measure_db.protocol import Request
-from collage.measure_db.results import Measurement, Rejection
+from collage.measure_db.results import Measurement, Outcome, Rejection
 from collage.measure_db.timing import Timing
-from collage.report.report import CandidateReport, GraphLevelReport
+from collage.report.report import GraphLevelReport
 from collage.search.candidate import Candidate
-from collage.search.candidates import NOISE_FLOOR
+from collage.search.candidates import candidate_of, with_floor
 from collage.search.dp import place
 from collage.search.evolution import Cost, Found, Limits, State, Trial, evolve
 from collage.search.offload import Encoding, Genome, Offloaded, encode
@@ -43,64 +45,64 @@ log = logging.getLogger(__name__)
 
 LABEL = "graph level"
 _BASE = "op level"
-_RIVAL = "rival"
+_CHALLENGER = "rival"
 
-_SHORT = replace(FULL, rounds=12, compare_s=5.0)
-_LONG = replace(FULL, rounds=30, compare_s=8.0)
+_ABOUT = f"{LABEL}, "
+_SHORT = Race(replace(FULL, rounds=12, compare_s=5.0), FEWEST, FEWEST, about=_ABOUT)
+_LONG = Race(replace(FULL, rounds=30, compare_s=8.0), SURE, SURE, mark=" again", about=_ABOUT)
+_TRIAL_S: Fact[float] = Fact("trial_s", write_number, as_number)
 _HOPELESS = 1.3
 """Times the op level's sum: proposals whose regions and kernels, measured alone, take longer are not run as a whole.
 The sum is within a tenth of the whole, and building a network takes longer than measuring its regions."""
 _ABOUT_AS_FAST = 1.1
 
 
-@dataclass
 class GraphLevel:
     """The search of one model, and its judge. Its methods raise KernelRejectedError for a kernel of the op level."""
 
-    network: InNetwork
-    placer: Placer
-    placing: Placing
-    backends: Mapping[str, Backend]
-    reports: list[CandidateReport] = field(default_factory=list)
-    """Of the regions that were tried."""
-    _trials: dict[frozenset[tuple[tuple[int, ...], str]], Trial] = field(default_factory=dict)
-    _placements: dict[Offloaded, Placement] = field(default_factory=dict)
+    def __init__(self, context: Context, compilation: Compilation) -> None:
+        """``compilation`` has a mix."""
+        mix = compilation.placed.mix
+        assert mix is not None
+        self._context = context
+        self._compilation = compilation
+        self._bench = context.workbench(compilation)
+        self._outcomes = dict(compilation.outcomes)
+        self._considered: dict[Request, Considered] = {}
+        self._trials: dict[frozenset[tuple[tuple[int, ...], str]], Trial] = {}
+        self._placements: dict[Offloaded, Placement] = {}
+        able = {
+            engine: {n for c in self._candidates(engine) for n in c.nodes}
+            for engine in sorted(context.engines)
+        }
+        self.encoding: Encoding = encode(compilation.imported.graph, mix, able, self._kind, {VIEW})
+        self._base = self._bench.assembler.assemble(Plan(_BASE, mix, exclusive=False), compilation.tunings)
 
-    def __post_init__(self) -> None:
-        assembler, graph = self.network.assembler, self.network.assembler.model.graph
-        assert self.placing.mix is not None
-        engines = [n for n, b in sorted(self.backends.items()) if b.kind is BackendKind.ENGINE]
-        able = {engine: {n for c in self._candidates(engine) for n in c.nodes} for engine in engines}
-        self.encoding: Encoding = encode(graph, self.placing.mix, able, self._kind, {VIEW})
-        self._base: Finalist = assembler.assemble(
-            Rival(_BASE, self.placing.mix, exclusive=False), self.placer.tunings()
-        )
+    def search(self, budget_s: float, seed: int) -> tuple[list[Plan], list[Event]]:
+        """The best placement found in ``budget_s`` seconds of trials, as plans, and events that tell how it went.
 
-    def search(self, budget_s: float, seed: int) -> tuple[list[Rival], GraphLevelReport]:
-        """The best placement found in ``budget_s`` seconds of trials, as rivals for the last comparison.
-
-        None where the op level is not bettered beyond the noise. Ctrl-C ends the search with the best so far.
+        There are no plans where the op level is not bettered beyond the noise. Ctrl-C ends the search with the best so
+        far.
         """
 
         def show(state: State) -> None:
             text = f"best {1 / state.cost.times:.3f}x the op level after {state.trials} placements; Ctrl-C keeps it"
             done = min(int(state.seconds), int(budget_s))
-            self.network.progress(Progress("evolve", done, max(int(budget_s), 1), text))
+            self._context.progress(Progress("evolve", done, max(int(budget_s), 1), text))
 
         encoding = self.encoding
         if not encoding.genes:
-            return [], GraphLevelReport(
-                0, 0, 0, 0.0, 1.0, "nothing is left that an engine could take over", ()
-            )
+            nothing = "nothing is left that an engine could take over"
+            return [], [Evolved(GraphLevelReport(0, 0, 0, 0.0, 1.0, nothing, ()))]
         show(State(encoding.op_level, Cost(1.0)))
         found = evolve(encoding.genes, self._seeds(), self, random.Random(seed), Limits(budget_s), show)
         if found.interrupted:
             log.warning("the graph-level search was interrupted; going on with the best placement it found")
-        rivals = []
+        plans = []
         if found.state.champion != encoding.op_level:
             placement = self._placements[encoding.decode(found.state.champion)]
-            rivals = rivals_of(LABEL, placement, self.backends)
-        return rivals, _report(found, len(encoding.genes))
+            plans = variants_of(LABEL, placement, self._context.backends)
+        return plans, [*self._considered.values(), Evolved(_report(found, len(encoding.genes)))]
 
     def run(self, genome: Genome) -> Trial:
         """The network with the string's regions beside the op-level placement."""
@@ -113,8 +115,8 @@ class GraphLevel:
         started = time.perf_counter()
         cost, reason = None, ""
         try:
-            rival = self._finalist(offloaded)
-            cost = self._hopeless(rival.placement) or self._measured(rival)
+            executable = self._executable(offloaded)
+            cost = self._hopeless(executable.plan.placement) or self._measured(executable)
         except (KernelRejectedError, PlanDroppedError) as error:
             reason = self._refused(error)
         except CollageError as error:
@@ -125,7 +127,7 @@ class GraphLevel:
         return trial
 
     def _refused(
-        self, error: KernelRejectedError | PlanDroppedError, champion: Sequence[Finalist] = ()
+        self, error: KernelRejectedError | PlanDroppedError, champion: Sequence[Executable] = ()
     ) -> str:
         """Why a trial failed. What the op level, or the champion, fails at is raised: the search has to be repeated."""
         needed = [self._base, *champion]
@@ -135,21 +137,20 @@ class GraphLevel:
             return str(error)
         if any(error.kernel in each.kernels for each in needed):
             raise error
-        self.placer.refresh()
+        self._outcomes.update(self._bench.measurer.known(self._outcomes))
         what = error.kernel.what
         if isinstance(what, Request):
-            self.reports[:] = [r for r in self.reports if (r.nodes, r.backend) != (what.nodes, what.backend)]
-            self._tell(CandidateReport(what.nodes, what.backend, LABEL, reason=str(error)))
+            self._tell(Request(what.nodes, what.backend), error.rejection)
         return str(error)
 
     def _hopeless(self, placement: Placement) -> Cost | None:
         """What the parts add up to, where that is far too much."""
-        times = placement.predicted_us / self._base.placement.predicted_us
+        times = placement.predicted_us / self._base.predicted_us
         return Cost(times, times * (_HOPELESS - 1)) if times > _HOPELESS else None
 
-    def _measured(self, rival: Finalist) -> Cost:
-        timings = self._timings([self._base, rival], _SHORT)
-        return _costs(timings)[_RIVAL]
+    def _measured(self, executable: Executable) -> Cost:
+        timings = self._timings([self._base, executable], _SHORT)
+        return _costs(timings)[_CHALLENGER]
 
     def compare(self, challenger: Genome, champion: Genome) -> tuple[Trial, Trial]:
         """Both in one long run, with the op-level placement as the measure of both."""
@@ -158,26 +159,26 @@ class GraphLevel:
         if ours.regions == theirs.regions:
             known = replace(self.run(champion), seconds=0.0)
             return known, known
-        finalists = [self._base, self._finalist(ours)]
+        executables = [self._base, self._executable(ours)]
         if theirs.regions:
-            finalists.append(replace(self._finalist(theirs), label=LABEL))
+            executables.append(self._executable(theirs, LABEL))
         against = f" against {sorted(theirs.regions)}"
         try:
-            timings = self._timings(finalists, _LONG, again=" again")
+            timings = self._timings(executables, _LONG)
         except (KernelRejectedError, PlanDroppedError) as error:
-            reason = self._refused(error, finalists[2:])
+            reason = self._refused(error, executables[2:])
             return Trial(None, self._seconds(ours, against, started), reason), replace(
                 self.run(champion), seconds=0.0
             )
         costs = _costs(timings)
         seconds = self._seconds(ours, against, started)
-        return Trial(costs[_RIVAL], seconds), Trial(costs[LABEL if theirs.regions else _BASE], 0.0)
+        return Trial(costs[_CHALLENGER], seconds), Trial(costs[LABEL if theirs.regions else _BASE], 0.0)
 
     def _candidates(self, backend: str) -> list[Candidate]:
-        return [c for c in self.placing.found.candidates if c.backend == backend]
+        return [c for c in self._compilation.placed.candidates if c.backend == backend]
 
     def _kind(self, part: Candidate) -> str:
-        return Subgraph(self.network.assembler.model, part.nodes).digest
+        return Subgraph(self._compilation.imported, part.nodes).digest
 
     def _seeds(self) -> list[Genome]:
         """The op level; each engine with all that it can take, and with what it does about as fast alone."""
@@ -200,59 +201,46 @@ class GraphLevel:
             )
         return list(dict.fromkeys(seeds))
 
-    def _finalist(self, offloaded: Offloaded) -> Finalist:
+    def _executable(self, offloaded: Offloaded, label: str = _CHALLENGER) -> Executable:
         if offloaded not in self._placements:
             self._placements[offloaded] = self._place(offloaded)
         placement = self._placements[offloaded]
         alone = len(placement.candidates) == 1
-        return self.network.assembler.assemble(
-            Rival(_RIVAL, placement, exclusive=alone), self.placer.tunings()
-        )
+        plan = Plan(label, placement, exclusive=alone)
+        return self._bench.assembler.assemble(plan, self._compilation.tunings)
 
     def _place(self, offloaded: Offloaded) -> Placement:
         """The regions, and around them the kernels of the op level, in layouts that suit their new neighbours.
 
         Raises CollageError when an engine does not take its region, or a layout cannot be converted.
         """
+        compilation = self._compilation
         requests = [Request(nodes, engine) for nodes, engine in offloaded.regions]
-        outcomes = self.placer.measurer.measure(requests, progress=lambda _: None)
+        outcomes = self._bench.measurer.measure(requests, progress=_silent)
         chosen: list[Candidate] = []
         for request in requests:
             outcome = outcomes[request]
-            new = request not in self.placer.outcomes
+            if request not in compilation.outcomes:
+                floored = with_floor(outcome) if isinstance(outcome, Measurement) else outcome
+                self._tell(request, floored)
             if not isinstance(outcome, Measurement):
                 reason = f"{outcome.kind.value}: {outcome.message}"
-                if new:
-                    self._tell(CandidateReport(request.nodes, request.backend, LABEL, reason=reason))
                 raise CollageError(f"{request.backend} on {len(request.nodes)} operators: {reason}")
-            noise_us = max(outcome.noise_us, NOISE_FLOOR * outcome.median_us)
-            chosen.append(
-                Candidate(
-                    request.nodes,
-                    request.backend,
-                    outcome.median_us,
-                    noise_us,
-                    finite_only=outcome.finite_only,
-                )
-            )
-            if new:
-                about = CandidateReport(request.nodes, request.backend, LABEL)
-                about = replace(about, cost_us=outcome.median_us, noise_us=noise_us)
-                self._tell(replace(about, finite_only=outcome.finite_only))
+            chosen.append(candidate_of(compilation.imported, request, outcome))
         same = {(c.nodes, c.backend, c.variant) for c in offloaded.kept}
         stay = {c.nodes for c in offloaded.kept}
         others = [
             c
-            for c in self.placing.found.candidates
+            for c in compilation.placed.candidates
             if c.nodes in stay and (c.nodes, c.backend, c.variant) not in same and self._usable(c)
         ]
         try:
             return place(
-                self.network.assembler.model.graph,
+                compilation.imported.graph,
                 [*chosen, *offloaded.kept, *others],
-                self.network.epsilon_us,
+                compilation.epsilon_us,
                 margin=NOISE_MARGIN,
-                changes_us=self.placing.changes_us,
+                changes_us=compilation.placed.changes_us,
             )
         except NoPlacementError as error:
             raise CollageError(f"no way to lay out the kernels around the regions: {error}") from None
@@ -260,42 +248,31 @@ class GraphLevel:
     def _usable(self, candidate: Candidate) -> bool:
         """Whether nothing came up against it since."""
         request = Request(candidate.nodes, candidate.backend, candidate.variant)
-        return not isinstance(self.placer.outcomes.get(request), Rejection)
+        return not isinstance(self._outcomes.get(request), Rejection)
 
-    def _tell(self, report: CandidateReport) -> None:
-        if report not in self.reports:
-            self.reports.append(report)
+    def _tell(self, request: Request, outcome: Outcome) -> None:
+        self._considered[request] = Considered(request, LABEL, outcome)
 
-    def _timings(
-        self, finalists: Sequence[Finalist], effort: Effort, again: str = ""
-    ) -> Mapping[str, Timing]:
+    def _timings(self, executables: Sequence[Executable], race: Race) -> Mapping[str, Timing]:
         """Of one interleaved run, from the database or made now."""
-        database, assembler = self.network.runs.database, self.network.assembler
-        keys: dict[str, NetworkKey] = {}
-        for each in finalists:
-            key = network_key(each, finalists, assembler.model, assembler.target)
-            keys[each.label] = replace(key, placement=key.placement + again)
-        known = {label: database.get_network(key) for label, key in keys.items()}
-        found = {label: timing for label, timing in known.items() if timing is not None}
-        if len(found) == len(finalists):
-            return found
-        few = SURE if again else FEWEST
-        raced = self.network.runs.compare(finalists, effort, early=few, least=few)
-        for label, found_now in raced.items():
-            database.put_network(keys[label], found_now.timing, f"{assembler.model.name}: {LABEL}, {label}")
+        raced = self._bench.runs.race(executables, race)
         return {label: each.timing for label, each in raced.items()}
 
     def _seconds(self, offloaded: Offloaded, against: str, started: float) -> float:
         """What the trial took when it was made, which is now if nobody knows of it."""
-        keys = [self.placer.measurer.key(Request(nodes, engine)) for nodes, engine in offloaded.regions]
+        measurer, database = self._bench.measurer, self._context.database
+        keys = [measurer.key(Request(nodes, engine)) for nodes, engine in offloaded.regions]
         text = f"{self._base.digest} {sorted(map(str, keys))}{against}"
         key = hashlib.sha256(text.encode()).hexdigest()[:32]
-        known = self.network.runs.database.get_fact("trial_s", key)
-        if isinstance(known, float):
-            return known
-        seconds = round(time.perf_counter() - started, 3)
-        self.network.runs.database.put_fact("trial_s", key, seconds)
-        return seconds
+        return database.remember(_TRIAL_S.at(key), partial(_elapsed, started))
+
+
+def _elapsed(started: float) -> float:
+    return round(time.perf_counter() - started, 3)
+
+
+def _silent(_: Progress) -> None:
+    """Regions that are tried show no progress of their own."""
 
 
 def _costs(timings: Mapping[str, Timing]) -> dict[str, Cost]:

@@ -1,63 +1,60 @@
-"""A placement that is ready to be run: its launch list, and what each launch runs."""
+"""A plan that is ready to be run: its launch list, and what each launch runs."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from collage.compiler.plan import Plan
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.layout import Layout
 from collage.kernel.target import Target
 from collage.measure_db.database import NetworkKey
-from collage.measure_db.plan_protocol import Plan, PlanKernel
-from collage.runtime.parts import Parts
+from collage.measure_db.plan_protocol import Plan as WorkerPlan
+from collage.measure_db.plan_protocol import PlanKernel
 from collage.schedule.program import Program
 from collage.search.candidate import Candidate
 from collage.search.conversion import Conversion
-from collage.search.placement import Placement
-
-SEQUENTIAL = "sequential"
 
 
 @dataclass(frozen=True)
-class Finalist:
-    """A placement with its launch list; ``launches`` says what each of ``program.launches`` is.
+class Executable:
+    """A plan with its launch list; ``launches`` says what each of ``program.launches`` is.
 
-    ``digests`` identify its regions across models and processes.
-
-    ``versions`` are the library versions of the backends it uses. ``kernels`` are what the launches run, and ``stored``
-    has the value and layout of buffers that are no plain values. ``build`` collects the kernels' artifacts.
-    ``algorithm`` is what its schedule comes from.
+    ``digests`` identify its regions across models and processes. ``versions`` are the library versions of the backends
+    it uses. ``kernels`` are what the launches run, and ``stored`` has the value and layout of buffers that are no plain
+    values. ``guarded`` tells that the model's inputs are scanned, whatever the kernels are.
     """
 
-    label: str
-    placement: Placement
+    plan: Plan
     program: Program
     launches: Sequence[Candidate | Conversion]
     digests: tuple[str, ...]
     versions: Mapping[str, str]
     kernels: tuple[PlanKernel, ...]
     stored: Mapping[int, tuple[int, Layout]]
-    build: Callable[[], Parts]
-    algorithm: str = SEQUENTIAL
-    guarded: Callable[[], Finalist] | None = None
-    """Makes the same with the model's inputs scanned, where they are not."""
-
-    @cached_property
-    def parts(self) -> Parts:
-        """The module's parts; a plan of the finalist was opened before."""
-        return self.build()
-
-    @cached_property
-    def plan(self) -> Plan:
-        """For the worker."""
-        return Plan(self.program, self.kernels, self.stored)
+    guarded: bool = False
 
     @property
-    def side_by_side(self) -> bool:
+    def label(self) -> str:
+        """What the report calls it."""
+        return self.plan.label
+
+    @property
+    def predicted_us(self) -> float:
+        """The time that its placement is predicted to take."""
+        return self.plan.placement.predicted_us
+
+    @cached_property
+    def job(self) -> WorkerPlan:
+        """For the worker."""
+        return WorkerPlan(self.program, self.kernels, self.stored)
+
+    @property
+    def concurrent(self) -> bool:
         """Whether some launches run on streams."""
         return self.program.ordered.schedule.count > 0
 
@@ -73,18 +70,18 @@ class Finalist:
 
 
 def network_key(
-    finalist: Finalist,
-    all_finalists: Sequence[Finalist],
+    executable: Executable,
+    together: Sequence[Executable],
     model: Model,
     target: Target,
 ) -> NetworkKey:
     """Timings of one interleaved run belong together: the key names all that ran in it."""
     everything = Subgraph(model, tuple(range(len(model.graph.nodes))))
-    rivals = hashlib.sha256("\n".join(sorted(f.digest for f in all_finalists)).encode()).hexdigest()[:16]
-    used = {name: version for f in all_finalists for name, version in f.versions.items()}
+    others = hashlib.sha256("\n".join(sorted(each.digest for each in together)).encode()).hexdigest()[:16]
+    used = {name: version for each in together for name, version in each.versions.items()}
     return NetworkKey(
         everything.digest if model.graph.nodes else "empty",
-        f"{finalist.digest} of {rivals}",
+        f"{executable.digest} of {others}",
         target.threads,
         target.measured_on,
         " ".join(f"{name}={version}" for name, version in sorted(used.items())),

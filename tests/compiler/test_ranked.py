@@ -5,18 +5,17 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import cast
 
-from collage.compiler.finalists import Finalist, _ranked
+from collage.compiler.executable import Executable
+from collage.compiler.passes.select import _ranked
 from collage.measure_db.timing import Timing
 
 
-def finalist(label: str, launches: int, side_by_side: bool = False) -> Finalist:
+def finalist(label: str, launches: int, concurrent: bool = False) -> Executable:
     program = SimpleNamespace(launches=[label] * launches)
-    return cast(
-        Finalist, SimpleNamespace(label=label, program=program, side_by_side=side_by_side, tuned=False)
-    )
+    return cast(Executable, SimpleNamespace(label=label, program=program, concurrent=concurrent, tuned=False))
 
 
-def winner(finalists: list[Finalist], **timings: tuple[float, float]) -> str:
+def winner(finalists: list[Executable], **timings: tuple[float, float]) -> str:
     """``timings`` are medians and what is not known of them."""
     found = {name: Timing(us, noise, us, us, 20) for name, (us, noise) in timings.items()}
     return _ranked(finalists, found)[0].label
@@ -26,7 +25,7 @@ def test_the_simplest_of_those_that_tie_wins() -> None:
     both = [finalist("mix", 80), finalist("engine", 1)]
     assert winner(both, mix=(100.0, 3.0), engine=(100.5, 4.0)) == "engine"
     assert winner(both, mix=(100.0, 0.1), engine=(100.5, 0.1)) == "mix"
-    same = [finalist("streams", 80, side_by_side=True), finalist("mix", 80)]
+    same = [finalist("streams", 80, concurrent=True), finalist("mix", 80)]
     assert winner(same, streams=(100.0, 3.0), mix=(100.5, 4.0)) == "mix"
 
 

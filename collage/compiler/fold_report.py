@@ -1,0 +1,121 @@
+"""The report of a compile, folded once from its state and its log."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import onnx
+
+from collage.backends.base import VIEW
+from collage.compiler.events import Considered, Evolved, Failed, Measured, Noted, Searched, TriedEngine
+from collage.compiler.state import Compilation, Context
+from collage.measure_db.protocol import Request
+from collage.measure_db.results import Measurement, Outcome
+from collage.report.report import CandidateReport, NodeReport, Report, figures
+
+
+def report_of(context: Context, compilation: Compilation, started: float) -> Report:
+    """The report of a compile that has come to its end, and ``started`` at that ``time.perf_counter()``."""
+    selected, log = compilation.result, compilation.log
+    program = selected.parts.program
+    evolved = [event.report for event in log if isinstance(event, Evolved)]
+    return Report(
+        model=compilation.source.name,
+        target=str(context.target),
+        threads=context.target.threads,
+        predicted_us=selected.predicted_us,
+        measured_us=selected.measured_us,
+        max_abs_error=selected.max_abs_error,
+        relative_error=selected.relative_error,
+        measurements_made=sum(event.count for event in log if isinstance(event, Measured)),
+        search_s=math.fsum(event.seconds for event in log if isinstance(event, Searched)),
+        compile_s=time.perf_counter() - started,
+        epsilon_us=compilation.epsilon_us,
+        versions=dict(context.versions),
+        finalists=figures(selected.timings),
+        opaque=_opaque(compilation),
+        notes=tuple(event.text for event in log if isinstance(event, (Noted, Failed))),
+        nodes=tuple(_nodes(compilation)),
+        candidates=tuple(_candidates(compilation, context.target.threads)),
+        arena_bytes=program.memory.nbytes,
+        arena_lower_bound_bytes=program.memory.lower_bound,
+        value_bytes=program.value_bytes,
+        schedule=selected.schedule,
+        graph_level=evolved[-1] if evolved else None,
+    )
+
+
+def _opaque(compilation: Compilation) -> dict[str, str]:
+    if compilation.model is None:
+        return {}
+    nodes = compilation.model.onnx.graph.node
+    return {nodes[i].name: f"{nodes[i].op_type}: {why}" for i, why in compilation.model.opaque.items()}
+
+
+def _nodes(compilation: Compilation) -> Iterator[NodeReport]:
+    """The operators of the graph, then the ONNX nodes that an engine runs after it."""
+    if compilation.model is not None:
+        nodes = compilation.model.onnx.graph.node
+        for each in compilation.model.graph.nodes:
+            known = each.source >= 0
+            source = nodes[each.source] if known else onnx.NodeProto()
+            yield NodeReport(each.op, source.name, source.op_type)
+    if compilation.on_engine is not None:
+        for node in compilation.on_engine.graph.node:
+            yield NodeReport(f"onnx.{node.op_type}", node.name, node.op_type)
+
+
+def _candidates(compilation: Compilation, threads: int) -> Iterator[CandidateReport]:
+    """All that was considered: views, what could be measured, what did not match, and what passes tried beside it.
+
+    All but single-threaded ones are built for so many ``threads``.
+    """
+    if compilation.proposal is not None:
+        patterns = {(view.nodes, view.backend): view.pattern for view in compilation.views}
+        for c in compilation.proposal.candidates:
+            if c.backend == VIEW:
+                about = c.nodes, c.backend, patterns[c.nodes, c.backend], c.variant.layout
+                yield CandidateReport(*about, cost_us=0.0, noise_us=0.0, threads=threads)
+        outcomes = compilation.proposal.corrections.outcomes(compilation.outcomes)
+        for offer in compilation.offers:
+            found = _candidate(offer.request, offer.pattern, outcomes[offer.request])
+            yield replace(found, threads=threads)
+    for each in compilation.refused:
+        yield CandidateReport(each.nodes, each.backend, each.pattern, reason=f"no match: {each.reason}")
+    for event in compilation.log:
+        if isinstance(event, Considered):
+            found = _candidate(event.request, event.purpose, event.outcome)
+            yield replace(found, threads=1 if event.single_threaded else threads)
+        elif isinstance(event, TriedEngine):
+            yield replace(_on_engine(event), threads=threads)
+
+
+def _candidate(request: Request, pattern: str, outcome: Outcome) -> CandidateReport:
+    variant = request.variant
+    found = CandidateReport(
+        request.nodes,
+        request.backend,
+        pattern,
+        variant.layout,
+        variant.split,
+        original=request.original,
+        profile=request.profile,
+    )
+    if isinstance(outcome, Measurement):
+        return replace(
+            found,
+            cost_us=outcome.median_us,
+            noise_us=outcome.noise_us,
+            finite_only=outcome.finite_only,
+        )
+    return replace(found, reason=f"{outcome.kind.value}: {outcome.message}")
+
+
+def _on_engine(event: TriedEngine) -> CandidateReport:
+    about = event.nodes, event.engine, "whole model"
+    if event.timing is None:
+        return CandidateReport(*about, reason=event.reason)
+    return CandidateReport(*about, cost_us=event.timing.median_us, noise_us=event.timing.noise_us)

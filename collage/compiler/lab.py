@@ -1,0 +1,79 @@
+"""The workbench of the model that is compiled: one at a time, since each has a folder and a worker of its own."""
+
+from __future__ import annotations
+
+import logging
+
+import onnx
+
+from collage.backends.onnx_engine import MAX_BYTES
+from collage.compiler.assemble import Assembler
+from collage.compiler.events import Event
+from collage.compiler.plan_runs import PlanRuns
+from collage.compiler.state import Compilation, Context
+from collage.compiler.workbench import Workbench
+from collage.frontend.model import Model
+from collage.frontend.original import as_region
+from collage.frontend.to_onnx import ExportError
+from collage.measure_db.effort import FULL
+from collage.measure_db.measurer import Measurer
+
+log = logging.getLogger(__name__)
+
+
+class WorkerLab:
+    """Gives workbenches whose measurers have a worker process. ``close`` it where it was used."""
+
+    def __init__(self) -> None:
+        self._bench: Workbench | None = None
+        self._journal: tuple[Event, ...] = ()
+
+    def workbench(self, context: Context, compilation: Compilation) -> Workbench:
+        """That of the compilation's model, made on first use. The one of another model is put away for it."""
+        if self._bench is None or self._bench.model is not compilation.imported:
+            self._put_away()
+            self._bench = _workbench(context, compilation)
+        return self._bench
+
+    def close(self) -> tuple[Event, ...]:
+        """Give the worker back, remove the folder, and tell what has happened on the workbenches."""
+        self._put_away()
+        journal, self._journal = self._journal, ()
+        return journal
+
+    def _put_away(self) -> None:
+        bench, self._bench = self._bench, None
+        if bench is not None:
+            self._journal += bench.journal()
+            bench.measurer.close()
+
+
+def _workbench(context: Context, compilation: Compilation) -> Workbench:
+    source, options = compilation.source, context.options
+    measurer = Measurer(
+        compilation.imported,
+        context.backends,
+        context.versions,
+        context.build,
+        context.target.measured_on,
+        context.database,
+        time_limit_s=options.time_limit_s,
+        progress=context.progress,
+        workers=context.workers,
+        effort=options.effort,
+        original=_as_region(source.original, compilation.imported) if options.effort is FULL else None,
+        guards=source.original.ByteSize() < MAX_BYTES,
+        as_loaded=source.as_loaded.serialised,
+    )
+    assembler = Assembler(measurer, context.backends, context.build, context.target, context.versions)
+    runs = PlanRuns(measurer, context.database, context.target, options.seed, context.progress)
+    return Workbench(measurer, assembler, runs, source.original)
+
+
+def _as_region(original: onnx.ModelProto, model: Model) -> onnx.ModelProto | None:
+    """The original in the place of the whole graph, or None where the two do not fit together."""
+    try:
+        return as_region(original, model)
+    except ExportError as error:
+        log.info("%s: %s", model.name, error)
+        return None

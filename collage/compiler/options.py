@@ -1,0 +1,32 @@
+"""What a compile is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from collage.measure_db.effort import FULL, Effort
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """What a compile is asked for; see ``collage.compile``."""
+
+    backends: Sequence[str] | None = None
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    threads: int | None = None
+    tune_trials: int = 0
+    db: Path | None = None
+    seed: int = 0
+    time_limit_s: float = 60.0
+    streams: bool = True
+    graph_level_s: float | None = None
+    """Seconds of trials for the graph-level search; None: op level only."""
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    effort: Effort = FULL
+    strict: bool = False
+    since: float = 0.0
+    """What was measured before is measured again; as of ``time.time()``."""
+    exact: bool = False

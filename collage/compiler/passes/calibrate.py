@@ -1,0 +1,100 @@
+"""Calibrate: what the additive model (Eq. 2.2) gets wrong inside the network is put right.
+
+A kernel timed alone has its inputs in the cache, or not, as nobody knows beforehand. So the network that the search
+proposes is run as a whole, each launch timed where it stands. Where one is off by more than the noise, its time there
+takes the place of the one measured alone, and the search is asked again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from collage.compiler.executable import Executable
+from collage.compiler.plan import Plan, plans_of
+from collage.compiler.plan_runs import PlanDroppedError
+from collage.compiler.proposal import Proposal
+from collage.compiler.state import Compilation, Context
+from collage.search.candidate import Candidate
+from collage.search.placement import Placement
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Calibrate:
+    """Runs the proposed mix, unless it was run before, and learns from what its launches took.
+
+    The proposal is then the one of all rounds whose mix takes least, with its costs as they are in the network, so that
+    their sum predicts the whole. Mixes of other rounds that came within ``close`` times are planned, too: the rounds
+    were run at different times, and the last comparison is fairer.
+    """
+
+    close: float = 1.1
+
+    def __call__(self, context: Context, compilation: Compilation) -> Compilation:
+        """Sets the calibration, the proposal and its plans.
+
+        Raises KernelRejectedError, and PlanDroppedError where the first mix fails as a whole.
+        """
+        calibration, proposal = compilation.calibration, compilation.placed
+        if proposal.mix is None or _alike(proposal.mix) in calibration.seen:
+            return self._settled(context, compilation)
+        bench = context.workbench(compilation)
+        mix = Plan("mix", proposal.mix, exclusive=False)
+        executable = bench.assembler.assemble(mix, compilation.tunings)
+        try:
+            times = bench.runs.launch_times_us(executable)
+        except PlanDroppedError as dropped:
+            if not calibration.rounds:
+                raise
+            log.info("a mix of %d kernels %s", len(executable.launches), dropped)
+            return self._settled(context, compilation)
+        epsilon_us = compilation.epsilon_us
+        calibration = replace(
+            calibration,
+            rounds=(*calibration.rounds, _with_times(proposal, executable, times, epsilon_us)),
+            seen=(*calibration.seen, _alike(proposal.mix)),
+            corrections=calibration.corrections.learn(executable.launches, times, epsilon_us),
+        )
+        return self._best(context, replace(compilation, calibration=calibration))
+
+    def _settled(self, context: Context, compilation: Compilation) -> Compilation:
+        calibration = replace(compilation.calibration, settled=True)
+        return self._best(context, replace(compilation, calibration=calibration))
+
+    def _best(self, context: Context, compilation: Compilation) -> Compilation:
+        """The best proposal of all rounds, and what is to be run of it."""
+        rounds = sorted(compilation.calibration.rounds, key=_mix_us)
+        best = rounds[0] if rounds else compilation.placed
+        limit_us = self.close * best.mix_us
+        close = [each.mix for each in rounds[1:] if each.mix is not None and each.mix_us < limit_us]
+        graph = compilation.imported.graph
+        plans = plans_of(graph, best, close, compilation.epsilon_us, context.backends)
+        return replace(compilation, proposal=best, plans=tuple(plans))
+
+
+def _mix_us(proposal: Proposal) -> float:
+    return proposal.mix_us
+
+
+def _alike(placement: Placement) -> tuple[Candidate, ...]:
+    """The placement's candidates without what they cost."""
+    return tuple(replace(c, cost_us=0.0, noise_us=0.0) for c in placement.candidates)
+
+
+def _with_times(
+    proposal: Proposal, executable: Executable, times: Sequence[float], epsilon_us: float
+) -> Proposal:
+    """The proposal with the mix's costs as they are in the network, and the better of it and the placement."""
+    assert proposal.mix is not None
+    found = dict(zip(executable.launches, times, strict=True))
+    candidates = [
+        replace(c, cost_us=max(0.0, found[c] - epsilon_us * c.switches)) if c in found else c
+        for c in proposal.mix.candidates
+    ]
+    conversions = [replace(c, cost_us=found[c]) for c in proposal.mix.conversions]
+    mix = Placement(tuple(candidates), sum(times), proposal.mix.exact, tuple(conversions))
+    is_mix = proposal.placement is proposal.mix or mix.predicted_us < proposal.placement.predicted_us
+    return replace(proposal, mix=mix, placement=mix if is_mix else proposal.placement)

@@ -1,0 +1,25 @@
+"""CheckIndices: indices are looked at before a run, also where an engine runs the model: not every engine does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from collage.compiler.state import Compilation, Context
+from collage.frontend.index_limits import index_limits
+
+
+@dataclass(frozen=True)
+class CheckIndices:
+    """Has the inputs of a module with an engine at its end checked against what they index in the model."""
+
+    def __call__(self, context: Context, compilation: Compilation) -> Compilation:
+        """Sets the selection's program."""
+        selected, form = compilation.result, compilation.form
+        tail = selected.parts.program.tail
+        if tail is None or form is None:
+            return compilation
+        limits = index_limits(form.original)
+        inputs = tuple(replace(port, rows=limits.get(port.name)) for port in tail.inputs)
+        program = replace(selected.parts.program, tail=replace(tail, inputs=inputs))
+        parts = replace(selected.parts, program=program)
+        return replace(compilation, selected=replace(selected, parts=parts))

@@ -1,0 +1,202 @@
+"""Concurrency: which of a mix's kernels are better off single-threaded, side by side with others.
+
+The mix is placed for launches one after another, each on the whole team. Here each is measured on a single thread,
+too, and those that do not depend on each other are scheduled side by side where that is shorter, by several algorithms
+(`collage.schedule`). What they propose, and the costs do not rule out, runs once with each launch timed in its place;
+the best is scheduled again with these times, and the last round decides whether it is used.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from collage.compiler.events import Considered
+from collage.compiler.executable import Executable
+from collage.compiler.plan import Plan, StreamPlan
+from collage.compiler.plan_runs import PlanDroppedError
+from collage.compiler.state import Compilation, Context
+from collage.compiler.workbench import Workbench
+from collage.frontend.model import Model
+from collage.frontend.subgraph import Subgraph
+from collage.graph.layout import Layout
+from collage.kernel.options import BuildOptions
+from collage.measure_db.protocol import Change, Request
+from collage.schedule.dag import Dag
+from collage.schedule.fold import nimble, opara
+from collage.schedule.list_schedule import list_schedule
+from collage.schedule.schedule import TEAM, Schedule, makespan_us
+from collage.schedule.side_by_side import schedule_side_by_side
+from collage.schedule.timeline import Algorithm, Costs, Found
+from collage.search.candidate import Candidate
+from collage.search.candidates import candidates_of, layouts_of, offers_of
+from collage.search.conversion import Conversion
+from collage.search.placement import Placement
+
+log = logging.getLogger(__name__)
+
+LABEL = "side by side"
+
+Launch: TypeAlias = "Candidate | Conversion"
+_Layouts: TypeAlias = "tuple[tuple[int, Layout], ...]"
+_Work: TypeAlias = "tuple[tuple[int, ...], _Layouts, _Layouts]"
+
+_LEAST_GAIN = 0.03
+"""Of the time on the whole team; what promises less is lost in the noise."""
+_CLOSE = 1.1
+"""Times the shortest by the costs, which are as much off in the network: what promises more is not run."""
+_MEETING_US = 0.5
+_EVENT_US = 0.2
+
+
+@dataclass(frozen=True)
+class Concurrency:
+    """Schedules the mix with concurrent launches, where there is more than one thread, in ``rounds`` at most."""
+
+    rounds: int = 3
+
+    def __call__(self, context: Context, compilation: Compilation) -> Compilation:
+        """Adds the plan of the best schedule, if something is gained by the costs. Raises KernelRejectedError."""
+        mix = compilation.placed.mix
+        if mix is None or context.target.threads < 2 or not context.options.streams:
+            return compilation
+        bench = context.workbench(compilation)
+        base = bench.assembler.assemble(Plan("mix", mix, exclusive=False), compilation.tunings)
+        if base.program.ordered.dag.width < 2:
+            return compilation
+        single, considered = _single_threaded(context, compilation, base.launches)
+        launches = _Launches(compilation.epsilon_us, mix, base, tuple(single))
+        plan = self._best(bench, launches, compilation.tunings)
+        plans = (*compilation.plans, *([] if plan is None else [plan]))
+        return replace(compilation, plans=plans).told(*considered)
+
+    def _best(self, bench: Workbench, launches: _Launches, tunings: Mapping[Request, str]) -> Plan | None:
+        """The best schedule that was found, or None."""
+        base, single = launches.base, launches.single_threaded
+        dag, threads = base.program.ordered.dag, base.program.threads
+        team_us = [_team_us(each, launches.epsilon_us) for each in base.launches]
+        alone_us: list[float | None] = [None if each is None else each.cost_us for each in single]
+        moved = [_moved_bytes(bench.model, base, v) for v in range(len(dag))]
+        best: Plan | None = None
+        tried: set[Schedule] = set()
+        for number in range(self.rounds):
+            costs = Costs(tuple(team_us), tuple(alone_us), _MEETING_US, _EVENT_US)
+            proposals = _proposals(dag, costs, threads, moved)[: None if number == 0 else 1]
+            new = [(name, found) for name, found in proposals if found.schedule not in tried]
+            if not new:
+                break
+            for name, found in new:
+                schedule = found.schedule
+                tried.add(schedule)
+                plan = Plan(LABEL, launches.mix, exclusive=False, streams=StreamPlan(schedule, single, name))
+                executable = bench.assembler.assemble(plan, tunings)
+                try:
+                    took = bench.runs.launch_times_us(executable)
+                except PlanDroppedError as dropped:
+                    log.info("%s: %s", name, dropped)
+                    continue
+                times = dict(zip(schedule.order, took, strict=True))
+                for v, us in times.items():
+                    if schedule.streams[v] == TEAM:
+                        team_us[v] = us
+                    else:
+                        alone_us[v] = us
+                total_us = makespan_us(dag, schedule, [times[v] for v in range(len(dag))])
+                log.info("%s: %.1f us by the costs, %.1f us when run", name, found.time_us, total_us)
+                if best is None or total_us < best.placement.predicted_us:
+                    best = replace(plan, placement=launches.placed(schedule, times, total_us))
+        return best
+
+
+@dataclass(frozen=True)
+class _Launches:
+    """What a mix launches on the whole team, and the single-threaded kernel that can take each launch's place."""
+
+    epsilon_us: float
+    mix: Placement
+    base: Executable
+    single_threaded: tuple[Launch | None, ...]
+
+    def placed(self, schedule: Schedule, times: Mapping[int, float], total_us: float) -> Placement:
+        """The mix as it is scheduled, with the times of its launches; it ends after ``total_us``."""
+        candidates: dict[Candidate, Candidate] = {}
+        conversions: dict[Conversion, Conversion] = {}
+        for v, launch in enumerate(self.base.launches):
+            alone = self.single_threaded[v] if schedule.streams[v] != TEAM else launch
+            if isinstance(launch, Candidate) and isinstance(alone, Candidate):
+                candidates[launch] = replace(alone, cost_us=times[v])
+            elif isinstance(launch, Conversion) and isinstance(alone, Conversion):
+                conversions[launch] = replace(alone, cost_us=times[v])
+        return replace(
+            self.mix,
+            candidates=tuple(candidates.get(each, each) for each in self.mix.candidates),
+            conversions=tuple(conversions.get(each, each) for each in self.mix.conversions),
+            predicted_us=total_us,
+        )
+
+
+def _single_threaded(
+    context: Context, compilation: Compilation, launches: Sequence[Launch]
+) -> tuple[list[Launch | None], list[Considered]]:
+    """The same work in the same layouts on one thread, as fast as any backend does it; None for engines."""
+    measurer = context.workbench(compilation).measurer.beside(1)
+    model = compilation.imported
+    nodes = {each.nodes for each in launches if isinstance(each, Candidate)}
+    matches = [m for m in compilation.matches if m.nodes in nodes and m.backend in context.on_team]
+    wanted = {_work(each) for each in launches if isinstance(each, Candidate)}
+    build = BuildOptions(threads=1, exact=context.options.exact)
+    offers, _ = offers_of(model, matches, context.backends, build)
+    offers = [o for o in offers if (o.request.nodes, *layouts_of(model, o.request)) in wanted]
+    outcomes = measurer.measure([offer.request for offer in offers])
+    fastest: dict[_Work, Candidate] = {}
+    for candidate in candidates_of(model, offers, (), outcomes, context.on_team):
+        known = fastest.get(_work(candidate))
+        if known is None or candidate.cost_us < known.cost_us:
+            fastest[_work(candidate)] = candidate
+    changes = {
+        each: Change(model.graph.type_of(each.value), each.source, each.target)
+        for each in launches
+        if isinstance(each, Conversion)
+    }
+    costs = measurer.measure_changes(changes.values())
+    found: list[Launch | None] = []
+    for each in launches:
+        if isinstance(each, Candidate):
+            found.append(fastest.get(_work(each)))
+        else:
+            cost = costs.get(changes[each])
+            found.append(None if cost is None else replace(each, cost_us=cost))
+    considered = [Considered(o.request, o.pattern, outcomes[o.request], single_threaded=True) for o in offers]
+    return found, considered
+
+
+def _proposals(dag: Dag, costs: Costs, threads: int, moved_bytes: Sequence[int]) -> list[tuple[str, Found]]:
+    """By algorithm, the shortest by the costs first; without those that promise too little to be run."""
+    algorithms: dict[str, Algorithm] = {
+        "list": list_schedule,
+        "nimble": nimble(dag, costs),
+        "opara": opara(dag, costs, moved_bytes),
+    }
+    found = {name: schedule_side_by_side(dag, costs, threads, each) for name, each in algorithms.items()}
+    ranked = sorted(found.items(), key=lambda item: item[1].time_us)
+    limit = min((1 - _LEAST_GAIN) * sum(costs.team_us), _CLOSE * ranked[0][1].time_us)
+    return [(name, each) for name, each in ranked if each.time_us <= limit]
+
+
+def _moved_bytes(model: Model, executable: Executable, v: int) -> int:
+    """What a launch reads and writes: activations and weights."""
+    region, types = executable.program.launches[v], executable.program.types
+    weights = Subgraph(model, region.nodes).weights.values()
+    return sum(types[each].nbytes for each in (*region.inputs, *region.outputs)) + sum(
+        w.nbytes for w in weights
+    )
+
+
+def _work(candidate: Candidate) -> _Work:
+    return candidate.nodes, candidate.reads, candidate.writes
+
+
+def _team_us(launch: Launch, epsilon_us: float) -> float:
+    return launch.cost_us + (epsilon_us * launch.switches if isinstance(launch, Candidate) else 0.0)

@@ -1,0 +1,31 @@
+"""Import: from the ONNX model to a dataflow graph of Relax operators."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+from collage.compiler.state import Compilation, Context
+from collage.errors import CollageError, ModelError
+from collage.frontend.model import from_simplified
+from collage.frontend.simplify import simplify
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Import:
+    """Simplifies and imports the model. A fault of ours on the way is a ModelError: engines may take the model."""
+
+    def __call__(self, context: Context, compilation: Compilation) -> Compilation:
+        """Sets the model. Raises ModelError."""
+        source = compilation.source
+        try:
+            model = from_simplified(simplify(source.original), source.name, samples=source.samples)
+        except (CollageError, MemoryError):
+            raise
+        except Exception as error:  # of the importer's, of onnx's, or one of our own
+            text = " ".join(str(error).split())[:400]
+            log.warning("%s: the import failed, which is a fault in Collage", source.name, exc_info=True)
+            raise ModelError(f"Collage's import fails ({type(error).__name__}: {text}).") from error
+        return replace(compilation, model=model)

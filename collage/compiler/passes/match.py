@@ -1,0 +1,41 @@
+"""Match: what each backend may run of the graph, and what can be measured of that."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from collage.backends.base import VIEW
+from collage.compiler.events import Searched
+from collage.compiler.state import Compilation, Context
+from collage.patterns.context import MatchContext
+from collage.patterns.match import Match as Matched
+from collage.patterns.match import RejectedMatch, find_matches
+from collage.search.candidates import offers_of
+
+
+@dataclass(frozen=True)
+class Match:
+    """Finds the patterns of all backends, and asks these for the variants of each match."""
+
+    def __call__(self, context: Context, compilation: Compilation) -> Compilation:
+        """Sets the matches, the offers and what was refused."""
+        started = time.perf_counter()
+        model = compilation.imported
+        about = MatchContext(model)
+        matches: list[Matched] = []
+        refused: list[RejectedMatch] = []
+        for name in context.backends:
+            found, rejected = find_matches(about, name, context.registry.sources(name, context.build))
+            matches += found
+            if name != VIEW:  # that an operator does work is no news
+                refused += rejected
+        searched = Searched(time.perf_counter() - started)
+        offers, without = offers_of(model, matches, context.backends, context.build)
+        found_all = replace(
+            compilation,
+            matches=tuple(matches),
+            offers=tuple(offers),
+            refused=(*refused, *without),
+        )
+        return found_all.told(searched)

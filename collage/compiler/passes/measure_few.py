@@ -1,0 +1,61 @@
+"""MeasureFew: a few candidates with few samples, for a quick compile.
+
+For trying a model out, and for the many one-node models of ONNX's own tests. What a quick compile leaves out is what
+makes the choice certain: other layouts, the parts of large regions, times inside the network, and the last comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from collage.compiler.state import Compilation, Context
+from collage.graph.layout import Layout
+from collage.search.candidates import Offer
+
+
+@dataclass(frozen=True)
+class MeasureFew:
+    """Measures the most promising offers in the plain layout, or with ``every`` all of those in it."""
+
+    every: bool = False
+
+    def __call__(self, context: Context, compilation: Compilation) -> Compilation:
+        """Sets the outcomes and the cost of a switch, and keeps only the offers that it has measured."""
+        measurer = context.workbench(compilation).measurer
+        offers = [offer for offer in compilation.offers if _is_plain(offer)]
+        if not self.every:
+            done = {node for view in compilation.views for node in view.nodes}
+            offers = _few(offers, len(compilation.imported.graph.nodes), context.engines, done)
+        outcomes = measurer.measure([offer.request for offer in offers])
+        epsilon_us = measurer.epsilon_us(())
+        return replace(compilation, offers=tuple(offers), outcomes=outcomes, epsilon_us=epsilon_us)
+
+
+def _is_plain(offer: Offer) -> bool:
+    variant = offer.request.variant
+    return all(layout is Layout.PLAIN for layout in (*variant.inputs, *variant.outputs))
+
+
+def _few(offers: Sequence[Offer], count: int, engines: Collection[str], done: Collection[int]) -> list[Offer]:
+    """Of each engine the whole model, of each library the largest pieces, and engines for single nodes in no piece.
+
+    ``count`` is that of all nodes; ``done`` are those that cost nothing.
+    """
+    nodes_of: dict[str, set[tuple[int, ...]]] = {}
+    for offer in offers:
+        nodes_of.setdefault(offer.request.backend, set()).add(offer.request.nodes)
+    largest = {
+        name: {n for n in sets if not any(set(n) < set(other) for other in sets)}
+        for name, sets in nodes_of.items()
+        if name not in engines
+    }
+    covered = set(done).union(*(nodes for sets in largest.values() for nodes in sets))
+
+    def wanted(offer: Offer) -> bool:
+        nodes = offer.request.nodes
+        if offer.request.backend in engines:
+            return len(nodes) == count or (len(nodes) == 1 and nodes[0] not in covered)
+        return nodes in largest[offer.request.backend]
+
+    return [offer for offer in offers if wanted(offer)]

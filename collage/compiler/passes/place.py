@@ -1,0 +1,167 @@
+"""Place: the fastest cover of the graph by what was measured; then measure what it suggests, and place again."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from collage.backends.base import VIEW
+from collage.compiler.events import Searched
+from collage.compiler.proposal import Proposal
+from collage.compiler.state import Compilation, Context
+from collage.errors import NoPlacementError
+from collage.graph.order import branch_order
+from collage.measure_db.measurer import Measurer
+from collage.measure_db.protocol import Request
+from collage.measure_db.results import IN_NETWORK, Outcome, Rejection
+from collage.search.candidate import Candidate
+from collage.search.candidates import Offer, candidates_of, possible_changes
+from collage.search.carve import carvings
+from collage.search.conversion import Change
+from collage.search.dp import place
+from collage.search.merge import unions
+from collage.search.placement import Placement
+
+NOISE_MARGIN = 1.0
+"""How many half-widths of its confidence interval a candidate is charged: a challenger must beat the noise."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Places the model by dynamic programming, with the times inside the network where calibration knows them.
+
+    A placement suggests candidates: neighbours on the same engine as one region, and a large region (with a share of
+    ``large`` of the operators) without a kernel that another backend does faster. They are measured, and the model is
+    placed again, in ``rounds`` at most, until nothing new comes up. Conversions between layouts that a placement may
+    need are measured as well. A backend with ``most_faults`` kernels that failed in networks is left out: each costs a
+    worker, or a time limit. Unless it is ``thorough`` it places once, in the plain layout.
+    """
+
+    thorough: bool = True
+    rounds: int = 6
+    most_faults: int = 5
+    large: float = 0.25
+
+    def __call__(self, context: Context, compilation: Compilation) -> Compilation:
+        """Sets the proposal, and adds offers and outcomes. Raises NoPlacementError."""
+        if not self.thorough:
+            return _placed_once(context, compilation)
+        for _ in range(self.rounds):
+            compilation, searched = self._search(context, compilation)
+            new = self._suggestions(context, compilation)
+            if not new:
+                break
+            measured = context.workbench(compilation).measurer.measure([offer.request for offer in new])
+            compilation = replace(
+                compilation,
+                offers=(*compilation.offers, *new),
+                outcomes={**compilation.outcomes, **measured},
+            )
+        return compilation.told(searched)
+
+    def _search(self, context: Context, compilation: Compilation) -> tuple[Compilation, Searched]:
+        measurer = context.workbench(compilation).measurer
+        graph, corrections = compilation.imported.graph, compilation.calibration.corrections
+        candidates = _candidates(context, compilation, corrections.outcomes(compilation.outcomes))
+        changes_us = _changes_us(measurer, candidates)
+        changes_us |= {change: us for change, us in corrections.changes_us.items() if change in changes_us}
+        started = time.perf_counter()
+        best = partial(
+            place, graph, epsilon_us=compilation.epsilon_us, margin=NOISE_MARGIN, changes_us=changes_us
+        )
+        left_out = compilation.left_out | self._faulty(measurer, compilation.outcomes)
+        usable = [c for c in candidates if c.backend not in left_out]
+        placement = best(usable)
+        mix: Placement | None = placement
+        if len(placement.candidates) == 1:
+            try:
+                mix = best([c for c in usable if len(c.nodes) < len(graph.nodes)])
+            except NoPlacementError:
+                mix = None  # some operator has no candidate of its own
+        proposal = Proposal(placement, mix, tuple(candidates), changes_us, corrections)
+        return replace(compilation, proposal=proposal), Searched(time.perf_counter() - started)
+
+    def _faulty(self, measurer: Measurer, outcomes: Mapping[Request, Outcome]) -> frozenset[str]:
+        """Backends too many of whose kernels have failed in networks."""
+        failed = {
+            measurer.key(request)
+            for request, outcome in outcomes.items()
+            if isinstance(outcome, Rejection) and outcome.message.startswith(IN_NETWORK)
+        }
+        counts = Counter(key.backend for key in failed)
+        return frozenset(name for name, count in counts.items() if count >= self.most_faults)
+
+    def _suggestions(self, context: Context, compilation: Compilation) -> list[Offer]:
+        """Regions of engines to measure before the next round."""
+        graph, proposal = compilation.imported.graph, compilation.placed
+        engines = context.engines.keys()
+        suggested: dict[Request, str] = {}
+        for nodes, name in unions(proposal.mix, engines, {VIEW}) if proposal.mix else []:
+            suggested[Request(nodes, name)] = "neighbours on one engine"
+        order = branch_order(graph)
+        for region in self._large_regions(context, proposal, len(graph.nodes)):
+            for nodes in carvings(order, proposal.candidates, region, compilation.epsilon_us):
+                suggested.setdefault(
+                    Request(nodes, region.backend), "beside a kernel that another does faster"
+                )
+        return [
+            Offer(request, why)
+            for request, why in suggested.items()
+            if request not in compilation.outcomes and len(request.nodes) < len(graph.nodes)
+        ]
+
+    def _large_regions(self, context: Context, proposal: Proposal, count: int) -> list[Candidate]:
+        """The best engine's whole model (of ``count`` nodes), and large regions of engines in the placements."""
+        on_engines = [c for c in proposal.candidates if c.backend in context.engines]
+        whole = [c for c in on_engines if len(c.nodes) == count]
+        found = sorted(whole, key=lambda c: (c.cost_us, c.backend))[:1]
+        for each in (proposal.placement, proposal.mix):
+            if each is not None:
+                found += [
+                    c
+                    for c in each.candidates
+                    if c.backend in context.engines and len(c.nodes) >= self.large * count
+                ]
+        return list(dict.fromkeys(found))
+
+
+def without_mix(compilation: Compilation) -> Compilation:
+    """The same where the mix cannot be used: one kernel has all of the model. Raises NoPlacementError."""
+    proposal = compilation.placed
+    if proposal.placement is not proposal.mix:
+        return replace(compilation, proposal=replace(proposal, mix=None))
+    graph = compilation.imported.graph
+    idle = {n for view in compilation.views for n in view.nodes}
+    whole = [c for c in proposal.candidates if len({*c.nodes, *idle}) == len(graph.nodes)]
+    placement = place(
+        graph, whole, compilation.epsilon_us, margin=NOISE_MARGIN, changes_us=proposal.changes_us
+    )
+    return replace(compilation, proposal=replace(proposal, mix=None, placement=placement))
+
+
+def _placed_once(context: Context, compilation: Compilation) -> Compilation:
+    graph = compilation.imported.graph
+    candidates = _candidates(context, compilation, compilation.outcomes)
+    started = time.perf_counter()
+    placement = place(graph, candidates, compilation.epsilon_us, margin=NOISE_MARGIN)
+    proposal = Proposal(placement, None, tuple(candidates))
+    return replace(compilation, proposal=proposal).told(Searched(time.perf_counter() - started))
+
+
+def _candidates(
+    context: Context, compilation: Compilation, outcomes: Mapping[Request, Outcome]
+) -> list[Candidate]:
+    """What the search chooses from."""
+    return candidates_of(
+        compilation.imported, compilation.offers, compilation.views, outcomes, context.on_team
+    )
+
+
+def _changes_us(measurer: Measurer, candidates: Sequence[Candidate]) -> dict[Change, float]:
+    """What conversions cost that a placement may need."""
+    changes = possible_changes(measurer.model, candidates)
+    costs = measurer.measure_changes(dict.fromkeys(changes.values()))
+    return {change: costs[each] for change, each in changes.items() if each in costs}

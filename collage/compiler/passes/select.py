@@ -1,0 +1,137 @@
+"""Select: the last comparison, of whole modules in one interleaved run; the winner is checked with ONNX Runtime.
+
+The parts are timed in the same rounds as the whole: what a machine does that others use, too, changes by more from
+one second to the next than the two differ.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from collage.compiler.events import Event, Noted
+from collage.compiler.executable import Executable
+from collage.compiler.final_check import Finding
+from collage.compiler.plan_runs import PlanDroppedError, PlanRuns, Race
+from collage.compiler.selection import Selection
+from collage.compiler.state import Compilation, Context
+from collage.compiler.workbench import Workbench
+from collage.core.progress import Progress
+from collage.errors import NoPlacementError
+from collage.measure_db.effort import FULL
+from collage.measure_db.interleave import ties
+from collage.measure_db.keys import Raced
+from collage.measure_db.timing import Timing
+from collage.schedule.program import Program
+from collage.schedule.schedule import makespan_us
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Select:
+    """Times the plans in one interleaved run (or recalls it) and hands over the best whose numbers are right.
+
+    Of those that tie with the best the simplest wins (see ``_ranked``). Those that have failed as a whole are left out.
+    It is told where the parts took another time than the search reckoned with, by more than a share of ``drift``.
+    """
+
+    drift: float = 0.1
+
+    def __call__(self, context: Context, compilation: Compilation) -> Compilation:
+        """Sets the selection.
+
+        Raises NoPlacementError when none agrees with ONNX Runtime on the original model. Raises KernelRejectedError and
+        PlanDroppedError: then there are other plans.
+        """
+        bench = context.workbench(compilation)
+        executables = [bench.assembler.assemble(plan, compilation.tunings) for plan in compilation.plans]
+        reasons = {each.label: _dropped(each, bench.runs) for each in executables}
+        notes = [f"{label}: {reason}; not used" for label, reason in reasons.items() if reason]
+        usable = [each for each in executables if not reasons[each.label]]
+        if usable:
+            raced = bench.runs.race(usable, Race(FULL, noted=True, shown=True))
+            timings = {label: each.timing for label, each in raced.items()}
+            context.progress(Progress("check", 0, 1))
+            for executable in _ranked(usable, timings):
+                right, finding = bench.checked(executable, compilation.tunings)
+                if not finding.complaint:
+                    selected = _selected(bench, right, finding, raced)
+                    told: list[Event] = [Noted(text) for text in (*notes, *self._drift(right, selected))]
+                    return replace(compilation, selected=selected).told(*told)
+                notes.append(f"{executable.label}: {finding.complaint}; not used")
+                log.warning("%s", notes[-1])
+        raise NoPlacementError(
+            "no placement agrees with ONNX Runtime on the original model: " + "; ".join(notes)
+        )
+
+    def _drift(self, executable: Executable, selected: Selection) -> list[str]:
+        """A note if the parts took another time than the search reckoned with."""
+        before, after = executable.predicted_us, selected.predicted_us
+        if abs(after - before) <= self.drift * before:
+            return []
+        return [
+            f"the search reckoned with {before:.1f} us; in the last comparison the parts took {after:.1f} us"
+        ]
+
+
+def _dropped(executable: Executable, runs: PlanRuns) -> str:
+    """Why it has failed as a whole before, "" where it has not."""
+    try:
+        runs.refuse_dropped(executable)
+    except PlanDroppedError as dropped:
+        return str(dropped)
+    return ""
+
+
+def _selected(
+    bench: Workbench, executable: Executable, finding: Finding, raced: Mapping[str, Raced]
+) -> Selection:
+    """The executable, loaded, with the times that its launches took in their places."""
+    parts, executor = bench.runs.load(executable, bench.assembler)
+    program, predicted_us = _with_times(executable, raced[executable.label].launches_us)
+    return Selection(
+        label=executable.label,
+        parts=replace(parts, program=program),
+        executor=executor,
+        timings={label: each.timing for label, each in raced.items()},
+        measured_us=raced[executable.label].timing.median_us,
+        predicted_us=predicted_us,
+        max_abs_error=finding.absolute,
+        relative_error=finding.relative,
+        schedule=executable.plan.algorithm,
+    )
+
+
+def _with_times(executable: Executable, times: Sequence[float]) -> tuple[Program, float]:
+    """The program with the times of its launches, and what its schedule makes of them, where these are known."""
+    program = executable.program
+    if len(times) != len(program.launches):
+        return program, executable.predicted_us
+    found = {region: replace(region, cost_us=us) for region, us in zip(program.launches, times, strict=True)}
+    timed = replace(
+        program,
+        regions=tuple(found.get(each, each) for each in program.regions),
+        launches=tuple(found[each] for each in program.launches),
+    )
+    return timed, makespan_us(program.ordered.dag, program.ordered.schedule, list(times))
+
+
+def _ranked(executables: Sequence[Executable], timings: Mapping[str, Timing]) -> list[Executable]:
+    """The best first; those that tie with it before it when they are simpler.
+
+    Simpler are fewer regions, no concurrent launches, and the usual settings.
+    """
+    by_time = sorted(executables, key=lambda each: timings[each.label].median_us)
+    alike = ties(timings)
+    close = [each for each in by_time if each.label in alike]
+    close.sort(
+        key=lambda each: (
+            len(each.program.launches),
+            each.concurrent,
+            each.tuned,
+            timings[each.label].median_us,
+        )
+    )
+    return close + [each for each in by_time if each not in close]

@@ -1,0 +1,37 @@
+"""Verify: ONNX nodes that TVM's importer converts wrongly become opaque, so that only engines run them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from collage.compiler.state import Compilation, Context
+from collage.core.progress import Progress
+from collage.errors import ModelError
+from collage.frontend.model import Model, from_simplified
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Compares what the importer made of each ONNX node with ONNX Runtime, or recalls what that showed."""
+
+    def __call__(self, context: Context, compilation: Compilation) -> Compilation:
+        """Sets another model where nodes are wrong. Raises ModelError for opaque nodes in a strict compile."""
+        model = compilation.imported
+        context.progress(Progress("verify", 0, 1, model.name))
+        wrong = context.workbench(compilation).measurer.verify()
+        if wrong:
+            opaque = {**model.opaque, **wrong}
+            model = from_simplified(model.onnx, model.name, opaque, model.samples)
+        if context.options.strict:
+            _refuse_opaque(model)
+        return replace(compilation, model=model)
+
+
+def _refuse_opaque(model: Model) -> None:
+    """Raise ModelError for nodes that TVM's importer could not convert."""
+    if model.opaque:
+        nodes = model.onnx.graph.node
+        listing = "; ".join(f"{nodes[i].name} ({nodes[i].op_type}): {why}" for i, why in model.opaque.items())
+        raise ModelError(
+            f"strict: {len(model.opaque)} ONNX nodes are not converted, and only engines run them: {listing}"
+        )

@@ -1,0 +1,66 @@
+"""The pipeline: a compile is a list of passes over its state.
+
+``FULL`` measures whatever may be part of the fastest mix, ``QUICK`` a few candidates of which one is right. A model
+that neither can place goes to the engines whole (see ``compile``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from collage.compiler.passes.baselines import Baselines
+from collage.compiler.passes.calibrate import Calibrate
+from collage.compiler.passes.concurrency import Concurrency
+from collage.compiler.passes.fixpoint import Fixpoint
+from collage.compiler.passes.import_model import Import
+from collage.compiler.passes.match import Match
+from collage.compiler.passes.measure import Measure
+from collage.compiler.passes.measure_few import MeasureFew
+from collage.compiler.passes.place import Place
+from collage.compiler.passes.refine import Refine
+from collage.compiler.passes.repeat import Either, Repeat
+from collage.compiler.passes.select import Select
+from collage.compiler.passes.select_only import SelectOnly
+from collage.compiler.passes.verify import Verify
+from collage.compiler.state import Compilation, Context, Pass, Source, run
+from collage.measure_db.effort import QUICK as QUICK_EFFORT
+
+FULL: tuple[Pass, ...] = (
+    Import(),
+    Verify(),
+    Match(),
+    Measure(),
+    Repeat(
+        (
+            Fixpoint(Place(), Calibrate()),
+            Baselines(),
+            Refine(),
+            Concurrency(),
+            Select(),
+        )
+    ),
+)
+
+QUICK: tuple[Pass, ...] = (
+    Import(),
+    Verify(),
+    Match(),
+    Either(
+        Repeat((MeasureFew(), Place(thorough=False), SelectOnly())),
+        Repeat((MeasureFew(every=True), Place(thorough=False), SelectOnly())),
+    ),
+)
+
+
+def compiled(context: Context, source: Source) -> Compilation:
+    """The source after the passes that the context's effort asks for.
+
+    What has happened in the worker stands first in the log, for whichever attempt it was. Raises ModelError,
+    NoPlacementError, DatabaseError and MeasurementError.
+    """
+    passes = QUICK if context.options.effort is QUICK_EFFORT else FULL
+    try:
+        compilation = run(passes, context, Compilation(source))
+    finally:
+        journal = context.lab.close()
+    return replace(compilation, log=(*journal, *compilation.log))

@@ -1,0 +1,84 @@
+"""Plans: placements with all that has to be decided before they can be run against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from collage.backends.base import Backend, BackendKind
+from collage.compiler.proposal import Proposal
+from collage.graph.dataflow import Graph
+from collage.schedule.schedule import Schedule
+from collage.search.candidate import Candidate
+from collage.search.conversion import Conversion
+from collage.search.placement import Placement, finish
+
+SEQUENTIAL = "sequential"
+
+
+@dataclass(frozen=True)
+class StreamPlan:
+    """A schedule that runs launches of a placement concurrently, and the single-threaded kernel for each of them.
+
+    ``algorithm`` is the one the schedule comes from.
+    """
+
+    schedule: Schedule
+    single_threaded: tuple[Candidate | Conversion | None, ...]
+    algorithm: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A placement for the last comparison; ``exclusive`` lets its engine's idle threads spin.
+
+    ``streams`` schedules its launches concurrently. ``original`` has its one engine run the model as its author wrote
+    it, with ``profile``.
+    """
+
+    label: str
+    placement: Placement
+    exclusive: bool
+    streams: StreamPlan | None = None
+    original: bool = False
+    profile: str = ""
+
+    @property
+    def algorithm(self) -> str:
+        """What its schedule comes from."""
+        return SEQUENTIAL if self.streams is None else self.streams.algorithm
+
+
+def plans_of(
+    graph: Graph,
+    proposal: Proposal,
+    close: Sequence[Placement],
+    epsilon_us: float,
+    backends: Mapping[str, Backend],
+) -> list[Plan]:
+    """The search's placement, the best one in several parts, those ``close`` to it, and each engine on the whole model.
+
+    The additive model (Eq. 2.2) sees neither what neighbours do to each other nor what an engine gains from
+    having the cores to itself, so what it finds close is decided by running.
+    """
+    everything = tuple(range(len(graph.nodes)))
+    placements = {"collage": proposal.placement}
+    if proposal.mix is not None and proposal.mix is not proposal.placement:
+        placements["mix"] = proposal.mix
+    for candidate in sorted(proposal.candidates, key=lambda c: c.cost_us):
+        plain = not (candidate.reads or candidate.writes)  # the model's inputs and outputs are
+        if candidate.nodes == everything and plain and proposal.placement.candidates != (candidate,):
+            placements.setdefault(candidate.backend, finish(graph, [candidate], epsilon_us))
+    plans = [plan for label, each in placements.items() for plan in variants_of(label, each, backends)]
+    return plans + [Plan(f"mix {n}", mix, exclusive=False) for n, mix in enumerate(close, start=2)]
+
+
+def variants_of(label: str, placement: Placement, backends: Mapping[str, Backend]) -> list[Plan]:
+    """The placement, and the same with its engine's idle threads spinning where no other threads share the cores."""
+    alone = len(placement.candidates) == 1
+    plans = [Plan(label, placement, exclusive=alone)]
+    engines = {c.backend for c in placement.candidates if backends[c.backend].kind is BackendKind.ENGINE}
+    on_team = any(backends[c.backend].on_team() for c in placement.candidates)
+    if not alone and len(engines) == 1 and not on_team:
+        plans.append(Plan(f"{label}, spinning", placement, exclusive=True))
+    return plans

@@ -1,0 +1,49 @@
+"""What the search proposes, and what runs of its proposals have shown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from collage.search.candidate import Candidate
+from collage.search.conversion import Change
+from collage.search.corrections import NO_CORRECTIONS, Corrections
+from collage.search.placement import Placement
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The best placement, the best one in several parts (or None), and all candidates that there were.
+
+    ``changes_us`` are the costs of conversions between layouts, ``corrections`` the times inside the network that
+    counted instead of those measured alone.
+    """
+
+    placement: Placement
+    mix: Placement | None
+    candidates: tuple[Candidate, ...]
+    changes_us: Mapping[Change, float] = field(default_factory=dict)
+    corrections: Corrections = NO_CORRECTIONS
+
+    @property
+    def mix_us(self) -> float:
+        """What the mix is predicted to take, in microseconds."""
+        return math.inf if self.mix is None else self.mix.predicted_us
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What runs of proposed mixes have shown so far.
+
+    ``rounds`` are the proposals with the times that their mix's launches took in the network. ``seen`` are the mixes
+    that were run, without their costs. It is ``settled`` when another round would show nothing new.
+    """
+
+    corrections: Corrections = NO_CORRECTIONS
+    rounds: tuple[Proposal, ...] = ()
+    seen: tuple[tuple[Candidate, ...], ...] = ()
+    settled: bool = False
+
+
+NOT_CALIBRATED = Calibration()

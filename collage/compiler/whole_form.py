@@ -1,0 +1,87 @@
+"""A form of the model that engines run whole, with inputs to try it on."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx
+
+from collage.errors import ModelError
+from collage.frontend.random_inputs import random_value
+from collage.frontend.shapes import Shapes, model_inputs
+from collage.frontend.value_types import value_type
+from collage.graph.value_type import ValueType
+from collage.schedule.tail import ValuePort
+
+
+@dataclass(frozen=True)
+class WholeForm:
+    """The model as Collage loaded it, or as its author wrote it; ``samples`` are the user's inputs by name.
+
+    ``reason`` says, in a sentence, why there is no placement. ``seed`` is that of made-up inputs. ``shapes`` are those
+    of inputs whose extents the model leaves open; made-up inputs are ``numbers`` where there is one for them.
+    """
+
+    original: onnx.ModelProto
+    samples: Mapping[str, Any]
+    reason: str
+    seed: int
+    shapes: Shapes = field(default_factory=dict)
+    numbers: Mapping[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def data(self) -> bytes:
+        """The model in one piece."""
+        data: bytes = self.original.SerializeToString(deterministic=True)
+        return data
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the model and of the inputs that it is tried on."""
+        digest = hashlib.sha256(self.data)
+        for name in sorted(self.samples):
+            # Not its text, which leaves out most of a large array.
+            digest.update(pickle.dumps((name, self.samples[name])))
+        for made_up in (self.shapes, self.numbers):
+            if made_up:
+                digest.update(repr(sorted(made_up.items())).encode())
+        return digest.hexdigest()
+
+    @cached_property
+    def inputs(self) -> Mapping[str, Any]:
+        """The user's values, and random ones for the other inputs, in the model's order. Raises ModelError."""
+        rng = np.random.default_rng(self.seed)
+        found = {}
+        for port in self.ports[0]:
+            name = port.name
+            if name in self.samples:
+                found[name] = self.samples[name]
+                continue
+            try:
+                found[name] = random_value(port.type, rng)
+            except TypeError as error:
+                raise ModelError(f"{self.reason} Input {name}: {error}; give one to compile with.") from error
+            if name in self.numbers:
+                found[name] = np.full_like(found[name], self.numbers[name])
+        return found
+
+    @property
+    def ports(self) -> tuple[tuple[ValuePort, ...], tuple[ValuePort, ...]]:
+        """Inputs, of ``shapes``, and outputs."""
+        taken = ports_of(model_inputs(self.original))
+        shaped = tuple(replace(port, type=self._shaped(port.name, port.type)) for port in taken)
+        return shaped, ports_of(self.original.graph.output)
+
+    def _shaped(self, name: str, kind: ValueType) -> ValueType:
+        return replace(kind, shape=tuple(self.shapes[name])) if name in self.shapes else kind
+
+
+def ports_of(infos: Sequence[onnx.ValueInfoProto]) -> tuple[ValuePort, ...]:
+    """Inputs or outputs with their types."""
+    return tuple(ValuePort(info.name, value_type(info.type)) for info in infos)

@@ -1,0 +1,293 @@
+"""A laboratory of made-up costs: passes run alone in milliseconds, without a worker, a database or a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any, cast
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from collage.backends.base import BackendKind
+from collage.backends.layout import LayoutChange
+from collage.backends.registry import Registry
+from collage.backends.view import View
+from collage.compiler.assemble import Assembler
+from collage.compiler.events import Event
+from collage.compiler.executable import Executable
+from collage.compiler.final_check import Finding
+from collage.compiler.options import CompileOptions
+from collage.compiler.plan_runs import KernelRejectedError, PlanDroppedError, Race
+from collage.compiler.state import Compilation, Context, Source
+from collage.compiler.workbench import Workbench
+from collage.core.progress import Progress
+from collage.frontend.model import Model, import_model
+from collage.frontend.original import AsLoaded
+from collage.kernel.options import BuildOptions
+from collage.kernel.target import Target
+from collage.measure_db.database import Database, KernelKey
+from collage.measure_db.keys import Raced
+from collage.measure_db.protocol import Request
+from collage.measure_db.results import IN_NETWORK, Measurement, Outcome, Rejection, RejectionKind
+from collage.measure_db.timing import Timing
+from collage.runtime.parts import Parts
+from collage.search.candidates import Offer
+from tests.backends_for_tests import NumpyBackend, onnx_model
+
+Costs = Mapping[tuple[str, tuple[int, ...]], float]
+"""Microseconds by backend and nodes; the original's are those of "engine as written" and its profile."""
+
+WHOLE = (0, 1, 2, 3)
+TARGET = Target("made up", "none", 2)
+NOTHING_KNOWN = Rejection(RejectionKind.UNSUPPORTED, "no cost is made up for it")
+
+
+def chain() -> onnx.ModelProto:
+    """x → relu (0) → tanh (1) → exp (2) → sigmoid (3) → y."""
+    kind = ((4, 64), TensorProto.FLOAT)
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"], "relu"),
+        helper.make_node("Tanh", ["a"], ["b"], "tanh"),
+        helper.make_node("Exp", ["b"], ["c"], "exp"),
+        helper.make_node("Sigmoid", ["c"], ["y"], "sigmoid"),
+    ]
+    return onnx_model(nodes, {"x": kind}, {"y": kind})
+
+
+def fork() -> onnx.ModelProto:
+    """x → relu (0), and x → tanh (1), which add (2) brings together."""
+    kind = ((4, 64), TensorProto.FLOAT)
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"], "relu"),
+        helper.make_node("Tanh", ["x"], ["b"], "tanh"),
+        helper.make_node("Add", ["a", "b"], ["y"], "add"),
+    ]
+    return onnx_model(nodes, {"x": kind}, {"y": kind})
+
+
+@cache
+def imported(make: Callable[[], onnx.ModelProto] = chain) -> Model:
+    """The graph of a model that is imported once for all tests."""
+    return import_model(make())
+
+
+class NullBackend(NumpyBackend):
+    """A backend that nothing is built with."""
+
+    def __init__(
+        self, name: str, engine: bool = False, team: bool = False, profiles: Sequence[str] = ()
+    ) -> None:
+        self.name = name  # type: ignore[misc]
+        self.kind = BackendKind.ENGINE if engine else BackendKind.LIBRARY  # type: ignore[misc]
+        self.team, self.known = team, profiles
+
+    def on_team(self) -> bool:
+        return self.team
+
+    def takes_models(self) -> bool:
+        return bool(self.known)
+
+    def profiles(self, options: BuildOptions) -> Sequence[str]:
+        return self.known
+
+
+class NullMeasurer:
+    """Knows made-up costs; ``asked`` is what it was asked to measure, and ``rejected`` what was rejected since."""
+
+    def __init__(self, model: Model, costs: Costs, backends: Mapping[str, Any]) -> None:
+        self.model, self.costs, self.backends = model, costs, backends
+        self.asked: list[Request] = []
+        self.rejected: dict[tuple[str, tuple[int, ...]], Rejection] = {}
+        self.wrong: dict[int, str] = {}
+        self.switched: list[Sequence[Request]] = []
+        self.original: onnx.ModelProto | None = None
+        self.as_loaded = None
+        self.made_in_all = 0
+        self.single: NullMeasurer = self
+        self.changed: list[Any] = []
+
+    def measure(
+        self, requests: Sequence[Request], progress: Callable[[Progress], None] | None = None
+    ) -> dict[Request, Outcome]:
+        self.asked += requests
+        return self.known(requests)
+
+    def known(self, requests: Iterable[Request]) -> dict[Request, Outcome]:
+        return {request: self._outcome(request) for request in requests}
+
+    def _outcome(self, request: Request) -> Outcome:
+        name = f"{request.backend} as written{request.profile}" if request.original else request.backend
+        key = name, request.nodes
+        if key in self.rejected:
+            return self.rejected[key]
+        us = self.costs.get(key)
+        return NOTHING_KNOWN if us is None else Measurement(us, 0.0, us, 9, 0.0)
+
+    def measure_changes(self, changes: Collection[Any]) -> dict[Any, float]:
+        self.changed += changes
+        return dict.fromkeys(changes, 1.0)
+
+    def epsilon_us(self, requests: Sequence[Request]) -> float:
+        self.switched.append(requests)
+        return 0.5
+
+    def verify(self) -> dict[int, str]:
+        return self.wrong
+
+    def key(self, request: Request) -> KernelKey:
+        return KernelKey(str(request.nodes), request.backend, "1", "", 2, "made up", "1")
+
+    def beside(self, threads: int) -> NullMeasurer:
+        return self.single
+
+
+class NullRuns:
+    """Runs networks whose launches take made-up times; ``ran`` are the labels of what was run.
+
+    ``network_us`` are times of launches in the network, where they are others than alone. ``whole_us`` are those of
+    whole plans by label. ``dropped`` are plans that fail as a whole, ``worn_out`` is a kernel that fails in each of
+    them until it is rejected, and ``findings`` are what the last check finds.
+    """
+
+    seed = 0
+
+    def __init__(self, measurer: NullMeasurer) -> None:
+        self.measurer = measurer
+        self.ran: list[str] = []
+        self.raced: list[tuple[list[str], Race]] = []
+        self.network_us: dict[tuple[str, tuple[int, ...]], float] = {}
+        self.whole_us: dict[str, float] = {}
+        self.dropped: dict[str, str] = {}
+        self.worn_out: tuple[str, tuple[int, ...]] | None = None
+        self.findings: dict[str, Finding] = {}
+        self.loaded: list[Executable] = []
+        self.drops: Callable[[Executable], bool] = lambda _: False
+
+    def launch_times_us(self, executable: Executable) -> tuple[float, ...]:
+        self._run(executable)
+        return self._times(executable)
+
+    def race(self, executables: Sequence[Executable], race: Race) -> Mapping[str, Raced]:
+        self.raced.append(([each.label for each in executables], race))
+        found = {}
+        for each in executables:
+            self._run(each)
+            us = self.whole_us.get(each.label, sum(self._times(each)))
+            found[each.label] = Raced(Timing(us, 0.0, us, us, 50), self._times(each))
+        return found
+
+    def finding(self, executable: Executable, check: Callable[[], Any]) -> Finding:
+        self._run(executable)
+        label = f"{executable.label}, guarded" if executable.guarded else executable.label
+        return self.findings.get(label, Finding(0.25, 0.125, ""))
+
+    def timing(self, executable: Executable, sample_s: float) -> Timing:
+        self._run(executable)
+        us = sum(self._times(executable))
+        return Timing(us, 0.0, us, us, 3)
+
+    def load(self, executable: Executable, assembler: Assembler) -> tuple[Parts, Any]:
+        self.loaded.append(executable)
+        return Parts(executable.program, [], {}, TARGET, executable.versions), None
+
+    def refuse_dropped(self, executable: Executable) -> None:
+        if self.drops(executable):
+            self.dropped[executable.label] = "crashed: SIGSEGV"
+        if executable.label in self.dropped:
+            raise PlanDroppedError(executable.label, self.dropped[executable.label])
+
+    def _run(self, executable: Executable) -> None:
+        self.refuse_dropped(executable)
+        self.ran.append(executable.label)
+        for kernel in executable.kernels:
+            what = kernel.what
+            if isinstance(what, Request) and (what.backend, what.nodes) == self.worn_out:
+                rejection = Rejection(RejectionKind.CRASHED, f"{IN_NETWORK}: SIGSEGV")
+                self.measurer.rejected[self.worn_out] = rejection
+                self.worn_out = None
+                raise KernelRejectedError(kernel, rejection)
+
+    def _times(self, executable: Executable) -> tuple[float, ...]:
+        return tuple(
+            self.network_us.get((getattr(each, "backend", ""), getattr(each, "nodes", ())), each.cost_us)
+            for each in executable.launches
+        )
+
+
+class NullLab:
+    """Gives one workbench, for whatever model there is."""
+
+    def __init__(self, bench: Workbench) -> None:
+        self.bench = bench
+        self.journal: tuple[Event, ...] = ()
+
+    def workbench(self, context: Context, compilation: Compilation) -> Workbench:
+        return self.bench
+
+    def close(self) -> tuple[Event, ...]:
+        return self.journal
+
+
+class Made:
+    """A context with made-up costs, and the state that a pass begins with."""
+
+    def __init__(
+        self,
+        costs: Costs,
+        *backends: NullBackend,
+        model: Callable[[], onnx.ModelProto] = chain,
+        database: Database | None = None,
+        **options: Any,
+    ) -> None:
+        registry = Registry()
+        for backend in (View(), LayoutChange(), *(backends or [NullBackend("none")])):
+            registry.register(backend)
+        chosen = registry.select()
+        self.model = imported(model)
+        self.measurer = NullMeasurer(self.model, costs, chosen)
+        self.runs = NullRuns(self.measurer)
+        versions = dict.fromkeys(chosen, "1")
+        assembler = Assembler(
+            cast(Any, self.measurer), chosen, BuildOptions(TARGET.threads), TARGET, versions
+        )
+        original = model()
+        self.lab = NullLab(Workbench(cast(Any, self.measurer), assembler, cast(Any, self.runs), original))
+        self.shown: list[Progress] = []
+        self.context = Context(
+            registry=registry,
+            backends=chosen,
+            versions=versions,
+            target=TARGET,
+            options=CompileOptions(**options),
+            database=cast(Any, database),
+            workers=cast(Any, None),
+            progress=self.shown.append,
+            lab=self.lab,
+        )
+        self.start = Compilation(Source(original, AsLoaded.of(original), "made up"), model=self.model)
+
+    def measured(self) -> Compilation:
+        """The start with an offer for each made-up cost, measured."""
+        requests = [
+            Request(nodes, name) for name, nodes in self.measurer.costs if name in self.context.backends
+        ]
+        offers = tuple(Offer(request, "pattern") for request in requests)
+        return replace(self.start, offers=offers, outcomes=self.measurer.known(requests), epsilon_us=0.5)
+
+
+def each_node(name: str, us: float, count: int = 4) -> dict[tuple[str, tuple[int, ...]], float]:
+    """The same cost for every node by itself."""
+    return {(name, (node,)): us for node in range(count)}
+
+
+def regions(compilation: Compilation) -> list[tuple[str, tuple[int, ...]]]:
+    """Backend and nodes of each region of the best placement, in launch order."""
+    return [(c.backend, c.nodes) for c in compilation.placed.placement.candidates]
+
+
+def image() -> np.ndarray:
+    """An input of the models here."""
+    return np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)

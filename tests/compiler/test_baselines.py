@@ -1,0 +1,62 @@
+"""The engines' baselines alone, with made-up costs of the model as its author wrote it."""
+
+from __future__ import annotations
+
+from collage.compiler.events import Considered
+from collage.compiler.passes.baselines import Baselines
+from collage.compiler.passes.calibrate import Calibrate
+from collage.compiler.passes.fixpoint import Fixpoint
+from collage.compiler.passes.place import Place
+from collage.compiler.state import Compilation
+from collage.measure_db.results import Measurement, Rejection
+from tests.compiler.null import WHOLE, Made, NullBackend, chain, each_node
+
+LIBRARY = NullBackend("lib", team=True)
+ENGINE = NullBackend("engine", engine=True, profiles=["", "turbo"])
+PROFILES = {"usual": "", "turbo": "turbo"}
+
+
+def planned(ours_us: float, **original_us: float) -> Compilation:
+    """The plans, where the library is fastest and the engine takes so long on the original, by profile."""
+    written = {(f"engine as written{PROFILES[key]}", WHOLE): us for key, us in original_us.items()}
+    made = Made({**each_node("lib", 1.0), ("engine", WHOLE): ours_us, **written}, LIBRARY, ENGINE)
+    start = Fixpoint(Place(), Calibrate())(made.context, made.measured())
+    made.measurer.original = chain()
+    return Baselines()(made.context, start)
+
+
+def labels(compilation: Compilation) -> list[str]:
+    return [plan.label for plan in compilation.plans]
+
+
+def test_the_usual_settings_are_planned_beside_collages_form() -> None:
+    found = planned(100.0, usual=100.0, turbo=99.0)
+    assert labels(found) == ["collage", "engine", "engine, as written"]
+
+
+def test_the_best_profile_beats_collages_form_and_runs_beside_the_usual_one() -> None:
+    found = planned(80.0, usual=100.0, turbo=50.0)
+    assert labels(found) == ["collage", "engine, as written, turbo", "engine, as written"]
+    assert [plan.profile for plan in found.plans] == ["", "turbo", ""]
+    assert all(plan.original and plan.exclusive for plan in found.plans[1:])
+
+
+def test_an_original_that_is_slower_beyond_doubt_is_left_out() -> None:
+    found = planned(80.0, usual=200.0, turbo=210.0)
+    assert labels(found) == ["collage", "engine"]
+
+
+def test_what_was_measured_is_told() -> None:
+    found = planned(80.0, turbo=90.0)
+    told = [event for event in found.log if isinstance(event, Considered)]
+    assert [(event.request.profile, event.request.original) for event in told] == [
+        ("", True),
+        ("turbo", True),
+    ]
+    assert [type(event.outcome) for event in told] == [Rejection, Measurement]
+
+
+def test_without_an_original_that_fits_nothing_is_measured() -> None:
+    made = Made(each_node("lib", 1.0), LIBRARY, ENGINE)
+    start = Place()(made.context, made.measured())
+    assert Baselines()(made.context, start) is start

@@ -1,0 +1,110 @@
+"""Calibration and the fixpoint with placing, with made-up times in the network."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from collage.compiler.passes.calibrate import Calibrate
+from collage.compiler.passes.fixpoint import Fixpoint
+from collage.compiler.passes.place import Place
+from collage.compiler.plan_runs import KernelRejectedError, PlanDroppedError
+from tests.compiler.null import WHOLE, Made, NullBackend, each_node, regions
+
+ONE, OTHER = NullBackend("one", team=True), NullBackend("other", team=True)
+ENGINE = NullBackend("engine", engine=True)
+
+
+def two_libraries() -> Made:
+    """One of two libraries looks faster alone, and is slower in the network."""
+    made = Made({**each_node("one", 10.0), **each_node("other", 12.0)}, ONE, OTHER)
+    made.runs.network_us = {("one", (node,)): 20.0 for node in range(4)}
+    return made
+
+
+def test_a_run_corrects_costs() -> None:
+    made = two_libraries()
+    placed = Place()(made.context, made.measured())
+    found = Calibrate()(made.context, placed)
+    assert found.placed.mix is not None
+    assert found.placed.mix.predicted_us == 80.0
+    assert [
+        us for _, us in sorted((r.nodes, us) for r, us in found.calibration.corrections.kernels_us.items())
+    ] == [20.0] * 4
+    assert [plan.label for plan in found.plans] == ["collage"]
+    assert placed.calibration.rounds == ()
+
+
+def test_a_mix_that_was_seen_is_settled() -> None:
+    made = two_libraries()
+    placed = Place()(made.context, made.measured())
+    once = Calibrate()(made.context, placed)
+    again = Calibrate()(made.context, replace(once, proposal=placed.proposal))
+    assert (once.calibration.settled, again.calibration.settled) == (False, True)
+    assert made.runs.ran == ["mix"]
+    assert again.placed == once.placed
+
+
+def test_the_fixpoint_ends_with_the_mix_that_takes_least_in_the_network() -> None:
+    made = two_libraries()
+    found = Fixpoint(Place(), Calibrate())(made.context, made.measured())
+    assert {backend for backend, _ in regions(found)} == {"other"}
+    assert made.runs.ran == ["mix", "mix"]
+    assert found.placed.placement.predicted_us == 48.0
+
+
+def test_one_round_takes_the_first_mix() -> None:
+    made = two_libraries()
+    found = Fixpoint(Place(), Calibrate(), rounds=1)(made.context, made.measured())
+    assert {backend for backend, _ in regions(found)} == {"one"}
+
+
+def test_mixes_that_came_close_are_planned_too() -> None:
+    made = two_libraries()
+    made.runs.network_us = {("one", (node,)): 12.8 for node in range(4)}
+    found = Fixpoint(Place(), Calibrate())(made.context, made.measured())
+    assert [plan.label for plan in found.plans] == ["collage", "mix 2"]
+    far = Fixpoint(Place(), Calibrate(close=1.01))(made.context, made.measured())
+    assert [plan.label for plan in far.plans] == ["collage"]
+
+
+def test_without_a_mix_the_engine_is_planned() -> None:
+    made = Made({("engine", WHOLE): 5.0}, ENGINE)
+    found = Fixpoint(Place(), Calibrate())(made.context, made.measured())
+    assert [plan.label for plan in found.plans] == ["collage"]
+    assert made.runs.ran == []
+    assert found.calibration.settled
+
+
+def test_where_the_mix_fails_as_a_whole_a_backend_is_left_out() -> None:
+    made = Made({("one", (0,)): 1.0, **each_node("other", 12.0)}, ONE, OTHER)
+    made.runs.drops = lambda executable: any(r.backend == "one" for r in executable.program.launches)
+
+    def place_and_forget(context, compilation):  # type: ignore[no-untyped-def]
+        made.runs.dropped.clear()
+        return Place()(context, compilation)
+
+    found = Fixpoint(place_and_forget, Calibrate())(made.context, made.measured())  # type: ignore[arg-type]
+    assert {backend for backend, _ in regions(found)} == {"other"}
+    assert found.left_out == {"one"}
+
+
+def test_where_every_mix_fails_the_engine_is_left() -> None:
+    made = Made({**each_node("one", 1.0), ("engine", WHOLE): 50.0}, ONE, ENGINE)
+    made.runs.drops = lambda executable: len(executable.program.launches) > 1
+    found = Fixpoint(Place(), Calibrate())(made.context, made.measured())
+    assert found.placed.mix is None
+    assert [plan.label for plan in found.plans] == ["collage"]
+
+
+def test_a_first_mix_that_fails_is_told_by_an_error() -> None:
+    made = two_libraries()
+    made.runs.dropped["mix"] = "crashed"
+    placed = Place()(made.context, made.measured())
+    with pytest.raises(PlanDroppedError):
+        Calibrate()(made.context, placed)
+    made = two_libraries()
+    made.runs.worn_out = ("one", (1,))
+    with pytest.raises(KernelRejectedError):
+        Calibrate()(made.context, placed)

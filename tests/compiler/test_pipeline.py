@@ -1,0 +1,127 @@
+"""The pipeline as a list of passes, run as a whole with made-up costs; and how large its parts may be."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import collage.compiler
+from collage.compiler import pipeline
+from collage.compiler.events import Failed, Measured
+from collage.compiler.fold_report import report_of
+from collage.compiler.pipeline import FULL, QUICK, compiled
+from collage.compiler.state import Compilation, Pass
+from collage.errors import NoPlacementError
+from collage.kernel.options import BuildOptions
+from collage.measure_db.effort import QUICK as QUICK_EFFORT
+from tests.beside import TakeAll
+from tests.compiler.null import Made, NullBackend, each_node
+
+FOLDER = Path(collage.compiler.__file__).parent
+MOST_PARAMETERS = 6
+MOST_LINES = 150
+
+
+class Library(NullBackend):
+    """Takes every operator."""
+
+    def sources(self, options: BuildOptions) -> Sequence[Any]:
+        return (TakeAll(),)
+
+
+def made(**options: Any) -> Made:
+    found = Made(
+        {**each_node("one", 10.0), **each_node("other", 12.0)},
+        Library("one", team=True),
+        Library("other", team=True),
+        **options,
+    )
+    found.lab.journal = Measured(8), Failed("tanh: crashed; not used")
+    return found
+
+
+def leaves(passes: Sequence[Any]) -> Iterator[str]:
+    """Names of the passes that are made of no others, in order."""
+    for each in passes:
+        inner = [getattr(each, field.name) for field in fields(each)]
+        inner = [
+            p for value in inner for p in (value if isinstance(value, tuple) else [value]) if is_dataclass(p)
+        ]
+        yield from leaves(inner) if inner else [type(each).__name__]
+
+
+def test_a_full_compile_is_this_list_of_passes() -> None:
+    search = ["Place", "Calibrate", "Baselines", "Refine", "Concurrency", "Select"]
+    assert list(leaves(FULL)) == ["Import", "Verify", "Match", "Measure", *search]
+
+
+def test_a_quick_compile_is_this_list_of_passes() -> None:
+    search = ["MeasureFew", "Place", "SelectOnly"]
+    assert list(leaves(QUICK)) == ["Import", "Verify", "Match", *search, *search]
+
+
+def test_a_full_compile() -> None:
+    each = made()
+    found = compiled(each.context, each.start.source)
+    assert found.result.label == "collage"
+    assert {region.backend for region in found.result.parts.program.launches} == {"one"}
+    assert found.log[:2] == each.lab.journal
+
+
+def test_a_quick_compile() -> None:
+    each = made(effort=QUICK_EFFORT)
+    assert compiled(each.context, each.start.source).result.label == "quick"
+
+
+def test_the_report_is_folded_from_the_log() -> None:
+    each = made()
+    found = compiled(each.context, each.start.source)
+    report = report_of(each.context, found, 0.0)
+    assert report.measurements_made == 8
+    assert report.notes[0] == "tanh: crashed; not used"
+    assert (report.measured_us, report.predicted_us, report.epsilon_us) == (40.0, 40.0, 0.5)
+    assert [(node.op, node.source, node.onnx_op) for node in report.nodes][1] == ("tanh", "tanh", "Tanh")
+    on_tanh = {c.backend: c.cost_us for c in report.candidates if c.nodes == (1,) and not c.reason}
+    assert on_tanh == {"one": 10.0, "other": 12.0}
+    explained = report.explain(found.result.parts.program.regions)[1]["candidates"]
+    verdicts = {each["backend"]: each["verdict"] for each in explained}
+    assert (verdicts["one"], verdicts["other"]) == ("chosen", "slower by 20 %")
+
+
+def test_the_lab_is_closed_when_a_pass_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    each = made()
+    closed = []
+    monkeypatch.setattr(each.lab, "close", lambda: closed.append(True) or ())
+
+    def fail(*about: object) -> Compilation:
+        raise NoPlacementError("nothing")
+
+    passes: tuple[Pass, ...] = (fail,)
+    monkeypatch.setattr(pipeline, "FULL", passes)
+    with pytest.raises(NoPlacementError):
+        compiled(each.context, each.start.source)
+    assert closed == [True]
+
+
+def test_the_pipeline_fits_on_a_page() -> None:
+    assert len((FOLDER / "pipeline.py").read_text().splitlines()) < MOST_LINES
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.py")), ids=lambda path: path.stem)
+def test_no_function_takes_many_parameters(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.FunctionDef, ast.Lambda)):
+            names = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            count = len([name for name in names if name not in ("self", "cls")])
+            assert count <= MOST_PARAMETERS, f"{path.name}, line {node.lineno}: {names}"
+
+
+@pytest.mark.parametrize("path", sorted((FOLDER / "passes").glob("[a-z]*.py")), ids=lambda path: path.stem)
+def test_every_pass_has_a_test(path: Path) -> None:
+    tests = "".join(each.read_text() for each in Path(__file__).parent.glob("test_*.py"))
+    assert f"collage.compiler.passes.{path.stem} import" in tests

@@ -1,0 +1,80 @@
+"""Placing alone, with made-up costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from collage.compiler.events import Searched
+from collage.compiler.passes.place import Place, without_mix
+from collage.errors import NoPlacementError
+from collage.measure_db.results import IN_NETWORK, Rejection, RejectionKind
+from tests.compiler.null import WHOLE, Made, NullBackend, each_node, regions
+
+LIBRARY, ENGINE = NullBackend("lib", team=True), NullBackend("engine", engine=True)
+
+
+def test_the_cheapest_cover_is_proposed() -> None:
+    made = Made({**each_node("lib", 10.0), ("lib", (1, 2)): 12.0, ("engine", WHOLE): 35.0}, LIBRARY, ENGINE)
+    found = Place()(made.context, made.measured())
+    assert regions(found) == [("lib", (0,)), ("lib", (1, 2)), ("lib", (3,))]
+    assert found.placed.mix is found.placed.placement
+    assert sum(isinstance(event, Searched) for event in found.log) == 1
+
+
+def test_a_mix_is_proposed_beside_an_engine_that_is_faster_as_a_whole() -> None:
+    made = Made({**each_node("lib", 10.0), ("engine", WHOLE): 20.0}, LIBRARY, ENGINE)
+    found = Place()(made.context, made.measured())
+    assert regions(found) == [("engine", WHOLE)]
+    assert found.placed.mix is not None
+    assert len(found.placed.mix.candidates) == 4
+    assert without_mix(found).placed.mix is None
+
+
+def test_neighbours_on_one_engine_are_measured_as_one_region() -> None:
+    costs = {**each_node("engine", 10.0), ("lib", (0,)): 1.0, ("lib", (3,)): 1.0, ("engine", (1, 2)): 12.0}
+    made = Made(costs, LIBRARY, ENGINE)
+    start = made.measured()
+    known = [offer for offer in start.offers if offer.request.nodes != (1, 2)]
+    start = replace(start, offers=tuple(known), outcomes=made.measurer.known(o.request for o in known))
+    found = Place()(made.context, start)
+    assert regions(found) == [("lib", (0,)), ("engine", (1, 2)), ("lib", (3,))]
+    assert ("engine", (1, 2)) in [(request.backend, request.nodes) for request in made.measurer.asked]
+    assert "neighbours on one engine" in [offer.pattern for offer in found.offers]
+    assert Place(rounds=1)(made.context, start).placed.mix != found.placed.mix
+
+
+def test_a_backend_with_many_faults_is_left_out() -> None:
+    costs = {**each_node("lib", 1.0), ("engine", WHOLE): 100.0}
+    made = Made(costs, LIBRARY, ENGINE)
+    failed = Rejection(RejectionKind.CRASHED, f"{IN_NETWORK}: SIGSEGV")
+    made.measurer.rejected = {("lib", (0, 1)): failed}
+    start = made.measured()
+    more = Made({**costs, ("lib", (0, 1)): 2.0}, LIBRARY, ENGINE).measured()
+    start = replace(start, offers=more.offers, outcomes=made.measurer.known(o.request for o in more.offers))
+    assert len(regions(Place()(made.context, start))) == 4
+    assert regions(Place(most_faults=1)(made.context, start)) == [("engine", WHOLE)]
+
+
+def test_what_is_left_out_has_no_part_in_it() -> None:
+    made = Made({**each_node("lib", 1.0), ("engine", WHOLE): 100.0}, LIBRARY, ENGINE)
+    start = replace(made.measured(), left_out=frozenset(["lib"]))
+    assert regions(Place()(made.context, start)) == [("engine", WHOLE)]
+
+
+def test_a_quick_compile_places_once() -> None:
+    made = Made({**each_node("engine", 10.0), ("engine", (1, 2)): 1.0}, ENGINE)
+    start = made.measured()
+    known = [offer for offer in start.offers if len(offer.request.nodes) == 1]
+    start = replace(start, offers=tuple(known), outcomes=made.measurer.known(o.request for o in known))
+    found = Place(thorough=False)(made.context, start)
+    assert len(regions(found)) == 4
+    assert found.placed.mix is None
+    assert not made.measurer.asked and not made.measurer.changed
+
+
+def test_nothing_covers_a_node() -> None:
+    made = Made({("lib", (0,)): 1.0}, LIBRARY)
+    with pytest.raises(NoPlacementError):
+        Place()(made.context, made.measured())

@@ -1,0 +1,114 @@
+"""The selection alone, with made-up times of whole plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from collage.compiler.events import Noted
+from collage.compiler.final_check import Finding
+from collage.compiler.passes.calibrate import Calibrate
+from collage.compiler.passes.fixpoint import Fixpoint
+from collage.compiler.passes.place import Place
+from collage.compiler.passes.select import Select
+from collage.compiler.passes.select_only import SelectOnly
+from collage.compiler.plan_runs import KernelRejectedError
+from collage.compiler.state import Compilation
+from collage.errors import NoPlacementError
+from tests.compiler.null import WHOLE, Made, NullBackend, each_node
+
+LIBRARY, ENGINE = NullBackend("lib", team=True), NullBackend("engine", engine=True)
+WRONG = Finding(9.0, 9.0, "outputs differ")
+
+
+def planned() -> tuple[Made, Compilation]:
+    """A mix, and an engine on the whole model."""
+    made = Made({**each_node("lib", 10.0), ("engine", WHOLE): 50.0}, LIBRARY, ENGINE)
+    return made, Fixpoint(Place(), Calibrate())(made.context, made.measured())
+
+
+def notes(compilation: Compilation) -> list[str]:
+    return [event.text for event in compilation.log if isinstance(event, Noted)]
+
+
+def test_the_fastest_is_selected_with_its_figures() -> None:
+    made, start = planned()
+    found = Select()(made.context, start).result
+    assert (found.label, found.measured_us, found.predicted_us) == ("collage", 40.0, 40.0)
+    assert sorted(found.timings) == ["collage", "engine"]
+    assert (found.max_abs_error, found.relative_error) == (0.25, 0.125)
+    assert [each.label for each in made.runs.loaded] == ["collage"]
+
+
+def test_an_engine_that_is_faster_when_run_is_selected() -> None:
+    made, start = planned()
+    made.runs.whole_us = {"collage": 60.0, "engine": 30.0}
+    found = Select()(made.context, start)
+    assert found.result.label == "engine"
+    assert {r.backend for r in found.result.parts.program.launches} == {"engine"}
+
+
+def test_wrong_outputs_cost_the_selection() -> None:
+    made, start = planned()
+    made.runs.findings = {"collage": WRONG}
+    found = Select()(made.context, start)
+    assert found.result.label == "engine"
+    assert notes(found) == ["collage: outputs differ; not used"]
+    made.runs.findings["engine"] = WRONG
+    with pytest.raises(NoPlacementError, match=r"collage: outputs differ; not used; engine: outputs differ"):
+        Select()(made.context, start)
+
+
+def test_a_plan_that_errs_on_unusual_inputs_only_is_guarded() -> None:
+    made, start = planned()
+    made.runs.findings = {"collage": replace(WRONG, ordinary=False)}
+    found = Select()(made.context, start)
+    assert found.result.label == "collage"
+    assert found.result.parts.program.is_guarded
+    assert not notes(found)
+
+
+def test_a_plan_that_was_dropped_does_not_run() -> None:
+    made, start = planned()
+    made.runs.dropped = {"collage": "crashed: SIGSEGV"}
+    found = Select()(made.context, start)
+    assert found.result.label == "engine"
+    assert notes(found) == ["collage: fails as a whole: crashed: SIGSEGV; not used"]
+    assert made.runs.raced[0][0] == ["engine"]
+
+
+def test_drift_is_told() -> None:
+    made, start = planned()
+    made.runs.network_us = {("lib", (0,)): 20.0}
+    made.runs.whole_us = {"engine": 90.0}
+    assert notes(Select()(made.context, start)) == [
+        "the search reckoned with 40.0 us; in the last comparison the parts took 50.0 us"
+    ]
+    assert notes(Select(drift=0.3)(made.context, start)) == []
+
+
+def test_a_rejected_kernel_is_told_by_an_error() -> None:
+    made, start = planned()
+    made.runs.worn_out = ("lib", (2,))
+    with pytest.raises(KernelRejectedError, match="crashed: in the network: SIGSEGV"):
+        Select()(made.context, start)
+
+
+def test_a_quick_compile_selects_what_was_placed() -> None:
+    made, start = planned()
+    found = SelectOnly()(made.context, start)
+    assert found.result.label == "quick"
+    assert list(found.result.timings) == ["quick"]
+    assert notes(found) == ["a quick compile: few candidates, few samples, no comparison of whole networks"]
+    assert made.runs.raced == []
+
+
+def test_a_quick_compile_of_wrong_outputs_has_no_placement() -> None:
+    made, start = planned()
+    made.runs.findings = {"quick": WRONG}
+    with pytest.raises(NoPlacementError, match="the outputs differ"):
+        SelectOnly()(made.context, start)
+    made.runs.dropped = {"quick": "crashed"}
+    with pytest.raises(NoPlacementError, match="the placement fails as a whole: crashed"):
+        SelectOnly()(made.context, start)

@@ -1,0 +1,31 @@
+"""Verification alone: what the importer got wrong becomes opaque."""
+
+from __future__ import annotations
+
+import pytest
+
+from collage.compiler.passes.verify import Verify
+from collage.errors import ModelError
+from tests.compiler.null import Made
+
+
+def test_a_right_import_stays() -> None:
+    made = Made({})
+    assert Verify()(made.context, made.start).model is made.model
+    assert [each.stage for each in made.shown] == ["verify"]
+
+
+def test_wrong_nodes_become_opaque() -> None:
+    made = Made({})
+    made.measurer.wrong = {1: "differs by 0.5"}
+    found = Verify()(made.context, made.start).imported
+    assert found.opaque == {1: "differs by 0.5"}
+    assert found.graph.nodes[1].op != "tanh"
+    assert made.model.opaque == {}
+
+
+def test_a_strict_compile_refuses_opaque_nodes() -> None:
+    made = Made({}, strict=True)
+    made.measurer.wrong = {1: "differs by 0.5"}
+    with pytest.raises(ModelError, match=r"strict: 1 ONNX nodes are not converted.*tanh \(Tanh\): differs"):
+        Verify()(made.context, made.start)
