@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from collage.backends.base import UnsupportedError
 from collage.backends.onnx_engine import OnnxEngine
+from collage.core.library_text import library_text
 from collage.graph.dataflow import Array
 from collage.kernel.buffers import aligned_empty
 from collage.kernel.kernel import Call, Kernel, Session
 from collage.kernel.options import BuildOptions
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 _NOT_PINNED = "not pinned"
 """The system may move threads away from cores that somebody else uses."""
@@ -48,19 +52,19 @@ class OpenVino(OnnxEngine):
         return _ModelSession(self._compile(model, options))
 
     def check_model(self, model: bytes) -> None:
-        """Also ValueError where a caller could corrupt this process's memory.
-
-        OpenVINO 2026.4 does not compare the size that a Reshape is given with that of its data: of 24 elements and a
-        shape of zeros it makes an empty tensor, and a later model crashes.
-        """
+        """Also ValueError where running the model could corrupt this process's memory."""
         import onnx
 
-        from collage.frontend.free_sizes import free_size
-
-        where = free_size(onnx.load_model_from_string(model))
-        if where:
-            raise ValueError(f"OpenVINO does not check the sizes that the model's inputs give to {where}")
+        _refuse_unsafe(onnx.load_model_from_string(model))
         super().check_model(model)
+
+    def codegen_model(self, model: ModelProto, options: BuildOptions) -> bytes:
+        """UnsupportedError also where running the model could corrupt this process's memory."""
+        try:
+            _refuse_unsafe(model)
+        except ValueError as error:
+            raise UnsupportedError(str(error)) from None
+        return super().codegen_model(model, options)
 
     @staticmethod
     def _compile(model: bytes, options: BuildOptions) -> Any:
@@ -74,6 +78,28 @@ class OpenVino(OnnxEngine):
             config["ENABLE_CPU_PINNING"] = False
         core = _core()
         return core.compile_model(core.read_model(model), "CPU", config)
+
+
+def _refuse_unsafe(model: ModelProto) -> None:
+    """Raises ValueError for what OpenVINO 2026.4 takes without a look, and writes beside its buffers for.
+
+    It does not compare the size that a Reshape is given with that of its data: of 24 elements and a shape of zeros it
+    makes an empty tensor, and a later model crashes. Nor does it look for operands and attributes that an operator does
+    not have.
+    """
+    from onnx.checker import ValidationError, check_model
+
+    from collage.frontend.free_sizes import free_size
+
+    where = free_size(model)
+    if where:
+        raise ValueError(f"OpenVINO does not check the sizes that the model's inputs give to {where}")
+    try:
+        check_model(model)
+    except ValidationError as error:
+        raise ValueError(
+            f"OpenVINO runs what is no valid ONNX, with any result: {library_text(error)}"
+        ) from None
 
 
 @cache

@@ -180,4 +180,4 @@ def _extent(model: Model, node: Node) -> int:
         axis = next((attribute.i for attribute in proto.attribute if attribute.name == "axis"), 0)
     if not isinstance(axis, int):  # take without an axis indexes the flattened tensor
         return int(np.prod(shape))
-    return shape[axis] if shape else 1
+    return shape[axis] if -len(shape) <= axis < len(shape) else 1  # an invalid axis is an engine's to refuse

@@ -7,8 +7,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from collage.backends.base import UnsupportedError
 from collage.backends.openvino import OpenVino
 from collage.frontend.free_sizes import free_size
+from collage.kernel.options import BuildOptions
 from tests.backends_for_tests import onnx_model
 
 X = {"x": ((2, 3, 4), TensorProto.FLOAT)}
@@ -37,3 +39,13 @@ def test_free_size(model: onnx.ModelProto, where: str) -> None:
             OpenVino().check_model(model.SerializeToString())
     else:
         OpenVino().check_model(model.SerializeToString())
+
+
+def test_openvino_gets_valid_models_only() -> None:
+    node = helper.make_node("Not", ["x"], ["y"], strides=255)
+    kind = ((3, 4), TensorProto.BOOL)
+    model = onnx_model([node], {"x": kind}, {"y": kind})
+    with pytest.raises(ValueError, match=r"no valid ONNX.*strides"):
+        OpenVino().check_model(model.SerializeToString())
+    with pytest.raises(UnsupportedError, match=r"no valid ONNX.*strides"):
+        OpenVino().codegen_model(model, BuildOptions())
