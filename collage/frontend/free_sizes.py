@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import onnx
 
 from collage.frontend.scopes import all_nodes, reads
 
-_SIZES = {"Reshape": 1, "AffineGrid": 1, "Split": 1, "SplitToSequence": 1, "Col2Im": 1, "MaxUnpool": 2}
-"""Operators whose operand of that number must fit the others, or what it says is impossible."""
+_SIZES: Mapping[str, Sequence[int]] = {
+    **dict.fromkeys(
+        ("AffineGrid", "CenterCropPad", "Expand", "Reshape", "Split", "SplitToSequence", "Tile"), (1,)
+    ),
+    **dict.fromkeys(
+        ("CumProd", "CumSum", "OneHot", "Squeeze", "TopK", "Trilu", "Unsqueeze", "Upsample"), (1,)
+    ),
+    "Col2Im": (1, 2),
+    "ConstantOfShape": (0,),
+    "MaxUnpool": (1, 2),
+    "Pad": (1, 3),
+    "Range": (0, 1, 2),
+    "Resize": (1, 2, 3),
+    "Slice": (1, 2, 3, 4),
+}
+"""Operands that are extents, axes and the like, by operator. Indices have checks of their own (``index_limits``)."""
 
 _EXTENTS = frozenset({"Shape", "Size"})
 """What they give depends on extents only, which engines look after."""
@@ -18,8 +34,7 @@ def free_size(model: onnx.ModelProto) -> str:
     initial = {tensor.name for tensor in model.graph.initializer}
     free = {info.name for info in model.graph.input} - initial
     for node in all_nodes(model.graph):
-        position = _SIZES.get(node.op_type)
-        if position is not None and len(node.input) > position and node.input[position] in free:
+        if free.intersection(node.input[p] for p in _SIZES.get(node.op_type, ()) if p < len(node.input)):
             return f"{node.op_type} {node.name}".strip()
         if node.op_type not in _EXTENTS and free.intersection(reads(node)):
             free.update(node.output)

@@ -43,6 +43,9 @@ _FLOOR = 1e-3
 """Of the item's largest magnitude: no scale is less. With a tolerance of 1e-4 that is one unit in the last place of
 the item's largest value in float32; sums that cancel are not right to more."""
 
+_TINY = 2.0**20
+"""Times the least normal number: no scale is less. Denormals may be taken for zero, and one over them is infinite."""
+
 _PADDING = 1e30
 """One over the scale of what pads a layout: whatever is not zero there is too much."""
 
@@ -90,14 +93,15 @@ def scales(expected: Array, *, channels_first: bool = False) -> Any:
     ``channels_first`` (the outputs of convolutions) the last index is a pixel's, and has no scale of its own.
 
     Slices of fewer than 8 elements have the scale of the next larger one. All of a vector has one scale, and where
-    everything is zero that is 1. Infinities and NaN do not count.
+    everything is zero that is 1. Infinities and NaN do not count, and denormals are next to nothing.
     """
     magnitudes = _magnitudes(expected)
     everything = magnitudes.max(initial=0.0, keepdims=True)
     item, found = _slices(magnitudes, everything, channels_first)
     found = np.maximum(found, _FLOOR * item)
     found = np.where(found > 0, found, everything)
-    return np.where(found > 0, found, 1.0)
+    least = _TINY * float(np.finfo(magnitudes.dtype).tiny) if magnitudes.dtype.kind == "f" else 0.0
+    return np.where(found > 0, np.maximum(found, least), 1.0)
 
 
 def _magnitudes(array: Array) -> Any:

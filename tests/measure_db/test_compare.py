@@ -127,3 +127,11 @@ def test_copies_are_aligned() -> None:
     assert np.array_equal(copy, original)
     assert copy.flags.c_contiguous
     assert copy.ctypes.data % 64 == 0
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_denormals_may_be_taken_for_zero(dtype: type) -> None:
+    denormals = np.full((3, 16), np.finfo(dtype).tiny / 100, dtype)
+    assert relative_error(denormals, denormals) == 0
+    assert relative_error(np.zeros_like(denormals), denormals) < 1e-5
+    assert relative_error(np.full_like(denormals, 1e-20), denormals) > 1
