@@ -65,6 +65,8 @@ MEMORY_VARIABLE = "COLLAGE_WORKER_MEMORY"
 """Environment variable with the worker's memory limit in bytes, where the constructor is given none."""
 
 _EVALUATE_LIMIT_S = 1800.0
+_LEAST_EVALUATE_S = 60.0
+"""Longest and shortest limits of the reference run of a model. Between them each operator has a candidate's limit."""
 
 
 def _write_reasons(reasons: Mapping[int, str]) -> Json:
@@ -469,7 +471,10 @@ class Measurer:
         if self._worker is None or not self._worker.alive:
             self._worker = self._workers.start(self._session())
             try:
-                evaluated: Evaluated = self._worker.ask(Evaluate(self._time_limit_s), _EVALUATE_LIMIT_S)
+                limit_s = _LEAST_EVALUATE_S + self._time_limit_s * len(self.model.onnx.graph.node)
+                evaluated: Evaluated = self._worker.ask(
+                    Evaluate(self._time_limit_s), min(limit_s, _EVALUATE_LIMIT_S)
+                )
             except WorkerDiedError as died:
                 raise MeasurementError(
                     f"computing reference values with ONNX Runtime: {died.rejection.message}"
