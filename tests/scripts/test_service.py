@@ -1,4 +1,4 @@
-"""The measurements of `scripts/bench_service`, made small."""
+"""The measurements of `scripts/bench service`, made small."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "scripts" / "bench_service"), *map(str, arguments)]
+    command = [sys.executable, str(ROOT / "scripts" / "bench"), "service", *map(str, arguments)]
     return subprocess.run(command, timeout=300, capture_output=True, text=True)
 
 

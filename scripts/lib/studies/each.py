@@ -1,0 +1,40 @@
+"""A study run on each model, and what is said meanwhile."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from collage.bench.compiled import Options
+from collage.core.progress import Progress
+from collage.errors import CollageError
+from collage.report.progress_display import display
+
+INTERRUPTED = 130
+
+Study = Callable[[Path, Options, Callable[[Progress], None]], dict[str, Any]]
+
+
+def each(models: Sequence[Path], options: Options, study: Study) -> tuple[int, list[dict[str, Any]]]:
+    """The study on each model: one that fails costs itself only, and Ctrl-C leaves what is finished."""
+    results: list[dict[str, Any]] = []
+    status = 0
+    for model in models:
+        say(str(model))
+        try:
+            with display(True) as show:
+                results.append(study(model, options, show))
+        except CollageError as error:
+            say(f"error: {model}: {error}")
+            status = 1
+        except KeyboardInterrupt:
+            say("interrupted; measurements made so far are kept")
+            return INTERRUPTED, results
+    return status, results
+
+
+def say(line: str) -> None:
+    """A line on stderr, with the script's name before it."""
+    print(f"{Path(sys.argv[0]).name}: {line}", file=sys.stderr, flush=True)
