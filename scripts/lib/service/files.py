@@ -13,5 +13,10 @@ def load_one(file: Path, *, share: bool = True) -> collage.CompiledModule:
     """Load a module of one set of shapes. Raises UsageError for a file of several, and what ``collage.load`` raises."""
     module = collage.load(file, share=share)
     if isinstance(module, ShapedModule):
-        raise UsageError(f"{file} is for several sets of shapes: compile the model for one of them.")
+        raise several(file)
     return module
+
+
+def several(file: Path) -> UsageError:
+    """The error for a file of several sets of shapes."""
+    return UsageError(f"{file} is for several sets of shapes: compile the model for one of them.")

@@ -10,7 +10,7 @@ from collage.kernel.target import usable_cores
 from collage.module.file import read_summary
 from scripts.lib.service.allocations import count
 from scripts.lib.service.callers import call_from_threads, call_many_times
-from scripts.lib.service.files import load_one
+from scripts.lib.service.files import load_one, several
 from scripts.lib.service.loading import load_in_processes, shared_against_own
 from scripts.lib.service.overhead import call_overhead
 
@@ -31,7 +31,8 @@ def measure(file: Path, threads: int, seconds: float, calls: int) -> dict[str, A
 
     Raises CollageError.
     """
-    read_summary(file)  # raises for what is no module file
+    if read_summary(file).shaped:
+        raise several(file)
     found: dict[str, Any] = {"file": str(file), "loading": [], "callers": []}
     for verify in (False, True):
         each = load_in_processes(file, 2, verify=verify)
