@@ -156,7 +156,7 @@ def parent_id() -> int:
 
 
 def write_message(fd: int, message: object) -> None:
-    """Send a message, and wait until it is in the pipe. Raises BrokenPipeError when the other side has closed it."""
+    """Send a message; blocks until it is in the pipe. Raises BrokenPipeError when nobody reads any more."""
     body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     data = memoryview(_HEADER.pack(_MAGIC, len(body)) + body)
     while data:

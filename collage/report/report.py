@@ -15,7 +15,7 @@ from collage.schedule.region import Region
 class CandidateReport:
     """One candidate: nodes, backend, pattern, layout and split, and its cost or the reason why it has none.
 
-    A candidate that is ``finite_only`` needs a guard where NaN and infinities may occur.
+    A ``finite_only`` one needs a guard where NaN and infinities may come up.
     """
 
     nodes: tuple[int, ...]
