@@ -1,4 +1,4 @@
-"""Compiles that are killed at random moments: what must hold of the database and of the processes afterwards."""
+"""Killing compiles at random moments, and checking the database and the processes afterwards."""
 
 from __future__ import annotations
 
@@ -65,26 +65,26 @@ class Compile:
             )
 
     def finish(self) -> float:
-        """Compile to the end; seconds. Raises CrashError."""
+        """Compile to the end; the seconds that it took. Raises CrashError."""
         began = time.monotonic()
         self.check(self.start().wait())
         return time.monotonic() - began
 
     def check(self, status: int) -> None:
-        """Raise CrashError, with the end of what it said, when the compile failed by itself, or left files behind."""
+        """Raise CrashError, with its last messages, when the compile failed by itself or left files behind."""
         if status:
             raise CrashError(f"the compile failed: {(self.home / 'compile.txt').read_text()[-500:]}")
         self.check_clean()
 
     def check_clean(self) -> None:
-        """Raise CrashError when there are temporary files, also beside what it was to write."""
+        """Raise CrashError when there are temporary files, in the temporary folder or beside the output."""
         left = [*self.temporary.iterdir(), *self.home.glob(".*")]
         if left:
             raise CrashError(f"left behind: {', '.join(each.name for each in left)}")
 
 
 def kill_after(process: subprocess.Popen[bytes], seconds: float, number: int = signal.SIGKILL) -> bool:
-    """Send it a signal after so long, or tell that it ended before.
+    """Send a signal to the process after ``seconds``; False when it ended before.
 
     Raises CrashError when it or a child survives, or its status is not that of a program which the signal has ended.
     """
@@ -115,7 +115,7 @@ def kill_after(process: subprocess.Popen[bytes], seconds: float, number: int = s
 
 
 def descendants(pid: int) -> list[int]:
-    """Ids of the process's children, and of theirs."""
+    """Ids of the process's children and of their descendants."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in map(int, task.read_text().split()):
@@ -142,7 +142,7 @@ _KEYS = {
 
 
 def recorded(database: Path) -> Rows:
-    """All that the database holds, by key. Raises CrashError when it does not open, or SQLite finds damage."""
+    """All rows of the database by key. Raises CrashError when it does not open, or SQLite finds damage."""
     if not database.exists():
         return {}
     try:
@@ -165,7 +165,7 @@ def recorded(database: Path) -> Rows:
 
 
 def check_kept(before: Rows, after: Rows) -> int:
-    """How much is new. Raises CrashError when something is gone, or was measured again."""
+    """The number of new rows. Raises CrashError when a row is gone or was measured again."""
     lost = before.keys() - after.keys()
     again = [key for key, created in before.items() if key in after and after[key] != created]
     if lost or again:
@@ -175,7 +175,7 @@ def check_kept(before: Rows, after: Rows) -> int:
 
 @dataclass(frozen=True)
 class Round:
-    """One compile: when it was killed, or None when it ended before; records made, and how many there are then.
+    """One compile: when it was killed (None when it ended before), how many records it made, and how many there are.
 
     ``number`` is the signal's.
     """
@@ -187,7 +187,7 @@ class Round:
 
 
 def crash(job: Compile, within_s: float, rng: random.Random, number: int = signal.SIGKILL) -> Round:
-    """Kill the compile at a random moment within so many seconds; see that nothing is lost, made twice, or left.
+    """Kill the compile at a random moment within so many seconds; check that nothing is lost, repeated or left.
 
     After SIGKILL files may be left, until the next compile begins. Raises CrashError.
     """

@@ -21,7 +21,7 @@ _START_LIMIT_S = 300.0
 
 @dataclass(frozen=True)
 class Result:
-    """What a test of a backend gave. ``status`` is that of Outcome, or "crashed" or "hung"."""
+    """The result of a test on a backend. ``status`` is that of Outcome, or "crashed" or "hung"."""
 
     backend: str
     test: str
@@ -59,7 +59,7 @@ class Results:
                 self._keep(Result(**json.loads(line)))
 
     def add(self, result: Result) -> None:
-        """Keep it, on disk before anything else."""
+        """Keep a result; it is written to the file first."""
         with self._lock:
             if self._path is not None:
                 with self._path.open("a") as file:
@@ -106,7 +106,7 @@ class Runner:
         return Result(self._backend, test, found.status, found.message, found.seconds)
 
     def close(self) -> None:
-        """End the child, and remove its temporary files: killed, it cannot."""
+        """End the child, and remove its temporary files, which a killed child cannot remove."""
         if self._child is not None:
             self._child.kill()
         if self._folder is not None:
@@ -123,7 +123,7 @@ class Runner:
 
 
 def select(tests: Iterable[str], shard: Shard, only: str = "") -> list[str]:
-    """Those in the shard whose name matches the regular expression, in order."""
+    """The tests of the shard whose names match the regular expression, in order."""
     return [test for test in sorted(tests) if test in shard and re.search(only, test)]
 
 

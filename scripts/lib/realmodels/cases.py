@@ -1,4 +1,4 @@
-"""What a model is given: shapes to compile for, and real inputs, recognised by the names that the packages use."""
+"""Shapes to compile a model for, and real inputs; models are recognised by the names that the packages use."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Result:
 
 
 def check(name: str, model: onnx.ModelProto, case: Case, options: Mapping[str, Any]) -> Result:
-    """One model in one set of shapes. A state is carried on from run to run, by each side its own."""
+    """Check one model in one set of shapes. Each side carries its own state from run to run."""
     result = Result(name, ", ".join("x".join(map(str, shape)) for shape in case.shapes.values()))
     started = time.perf_counter()
     try:

@@ -34,7 +34,7 @@ _WARM_RUNS = 20
 
 
 def build(folder: Path) -> Path | None:
-    """The library to preload, built there; None without a C compiler."""
+    """Build the library to preload in the folder; its path, or None without a C compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         return None
@@ -56,8 +56,9 @@ def build(folder: Path) -> Path | None:
 
 
 def count(file: Path, *, runs: int = 100, control: bool = False) -> dict[str, Any] | None:
-    """Count in a process of its own: launches, calls from Python, and for each library how often memory was asked for
-    or given back in a run (None where an engine's call comes first or last).
+    """Count in a process of its own: launches, calls from Python, and allocations and releases in a run by library.
+
+    The last is None where an engine's call comes first or last.
 
     None without a C compiler.
     """

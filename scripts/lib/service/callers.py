@@ -1,4 +1,4 @@
-"""Threads that call one module for a while: whether every output is right, the turns fair, the memory flat."""
+"""Calling one module from several threads, and checking the outputs, the fairness of turns, and the memory."""
 
 from __future__ import annotations
 
@@ -83,5 +83,5 @@ def _equal(found: Mapping[str, Array], expected: Mapping[str, Array]) -> bool:
 
 
 def resident_bytes() -> int:
-    """Of this process."""
+    """Resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""Module files of one placement."""
+"""Loading module files of one placement."""
 
 from __future__ import annotations
 

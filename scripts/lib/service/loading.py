@@ -1,4 +1,4 @@
-"""Loading a module file: how long it takes, and what several processes that load it share."""
+"""Measuring how long a module file takes to load, and the memory that several processes share."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ sys.stdin.readline()
 
 
 def load_in_processes(file: Path, processes: int, *, verify: bool) -> dict[str, Any]:
-    """Seconds to load and for the first run, process by process, and then their memory in bytes, all alive."""
+    """Seconds to load and for the first run of each process, and then their memory in bytes while all are alive."""
     command = [sys.executable, "-c", _CHILD, str(file.resolve()), str(int(verify))]
     running, times = [], []
     try:

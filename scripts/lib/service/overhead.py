@@ -28,7 +28,7 @@ _KIND = TensorType((64,), "float32")
 
 
 class Nothing(NativeKernel):
-    """A kernel of no work, shared by all threads."""
+    """A kernel that does nothing, on all threads."""
 
     def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
         """One step."""
@@ -36,7 +36,7 @@ class Nothing(NativeKernel):
 
 
 def network(threads: int, kernels: int = KERNELS) -> CompiledModule:
-    """That many launches in a row on 64 floats."""
+    """A module of so many launches in a row on 64 floats."""
     regions = [
         Region("nothing", ("nothing",), (v,), (), (v,), (v + 1,), threads=threads) for v in range(kernels)
     ]

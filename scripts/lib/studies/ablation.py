@@ -21,13 +21,13 @@ from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import BuildOptions, Variant
 
 ORDER = ("tvm", "onnxruntime", "mkl", "onednn", "native", "openvino")
-"""Any others come last."""
+"""The order in which backends are added; others come last."""
 PLAIN = "all, plain layouts only"
 
 
 @dataclass(frozen=True)
 class Step:
-    """A set of backends, and the registry they are in."""
+    """A set of backends, and the registry that holds them."""
 
     label: str
     backends: tuple[str, ...]
@@ -46,7 +46,7 @@ def steps(registry: Registry) -> list[Step]:
 
 
 def plain_only(registry: Registry) -> Registry:
-    """The same backends, which offer nothing in another layout than the plain one."""
+    """A registry of the same backends, which offer variants in the plain layout only."""
     found = Registry(patterns=registry.patterns.copy())
     for name in (*registry.names, *sorted(BUILT_IN)):
         found.register(_plain(registry[name]))

@@ -1,4 +1,4 @@
-"""Beside somebody else: how much slower Collage and OpenVINO get while another process keeps a core busy."""
+"""How much slower Collage and OpenVINO get while another process keeps a core busy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ while os.read(0, 1):
 
 
 def slowdown(model: Path, options: Options, show: Callable[[Progress], None]) -> dict[str, Any]:
-    """Timings alone and beside a busy process, turn about, and how many times as long the latter take."""
+    """Timings alone and beside a busy process, in turns, and the ratio of both."""
     with tempfile.TemporaryDirectory(prefix="collage-busy-") as folder, busy_core() as busy:
         compiled = compile_to(Path(folder) / "module.collage", model, options, show)
         setup = prepare(model, threads=options.threads)
@@ -57,7 +57,7 @@ def _beside(name: str) -> str:
 
 @contextmanager
 def busy_core() -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """A process that computes while the context it gives is entered, on whichever core the system gives it."""
+    """A process that keeps a core busy, whichever the system chooses, while the context that this gives is entered."""
     # A session of its own: Ctrl-C is for us alone.
     process = subprocess.Popen(
         [sys.executable, "-S", "-c", _SPIN], stdin=subprocess.PIPE, start_new_session=True, bufsize=0

@@ -1,4 +1,4 @@
-"""The main study: Collage against everybody else on one model."""
+"""The main study: Collage against all other contenders on one model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from scripts.lib.studies.contenders import Contenders
 def compare(
     model: Path, options: Options, show: Callable[[Progress], None], *, contenders: Contenders, peak: Peak
 ) -> dict[str, Any]:
-    """``collage bench``'s contract for the model, and what ``describe`` adds."""
+    """The JSON object of ``collage bench`` for the model, with what ``describe`` adds."""
     with tempfile.TemporaryDirectory(prefix="collage-bench-") as folder:
         compiled = compile_to(Path(folder) / "module.collage", model, options, show)
         found = bench(
@@ -38,7 +38,7 @@ def compare(
 
 
 def describe(compiled: Compiled, median_us: float, work: Mapping[str, Work], peak: Peak) -> dict[str, Any]:
-    """Arithmetic and its rate, how well the sum of the parts predicts the whole (Eq. 2.2), what runs where."""
+    """The model's arithmetic and its rate, how well the sum of the parts predicts the whole (Eq. 2.2), and the mix."""
     flop = sum(each.flop for each in work.values())
     gflops = flop / median_us / 1e3
     report = compiled.report
@@ -55,7 +55,10 @@ def describe(compiled: Compiled, median_us: float, work: Mapping[str, Work], pea
 
 
 def geometric_means(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Of each contender's median over Collage's, and of the best other's under ``best``; over who ran what."""
+    """Geometric means of each contender's median over Collage's, and of the best other's under ``best``.
+
+    A mean is over the models that the contender ran.
+    """
     ratios: dict[str, list[float]] = {}
     for result in results:
         ours = result["engines"][OURS]["median_us"]

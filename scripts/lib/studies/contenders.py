@@ -1,4 +1,4 @@
-"""Who runs against Collage: engines that `collage bench` knows, and PyTorch where it is installed."""
+"""The contenders against Collage: engines that `collage bench` knows, and PyTorch where it is installed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_TORCH = "torch is not installed; pip install 'collage[models]'"
 
 @dataclass(frozen=True)
 class Contenders:
-    """What to give to ``collage.bench.engines.bench``; ``note`` says who is missing and how to mend it."""
+    """Arguments for ``collage.bench.engines.bench``; ``note`` says which contender is missing and how to install it."""
 
     engines: tuple[str, ...] | None
     others: Mapping[str, str]
@@ -30,7 +30,7 @@ class Contenders:
 
 
 def choose(names: Sequence[str] | None, *, torch: bool | None = None) -> Contenders:
-    """The contenders of these names; None stands for all that are here. ``torch`` tells whether that is.
+    """The contenders of these names; None stands for all that are installed. ``torch`` tells whether PyTorch is.
 
     Raises UsageError for unknown names and CollageError for PyTorch's where there is no torch.
     """

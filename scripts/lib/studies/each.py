@@ -1,4 +1,4 @@
-"""A study run on each model, and what is said meanwhile."""
+"""Running a study on each model, with messages on stderr."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ Study = Callable[[Path, Options, Callable[[Progress], None]], dict[str, Any]]
 
 
 def each(models: Sequence[Path], options: Options, study: Study) -> tuple[int, list[dict[str, Any]]]:
-    """The study on each model: one that fails costs itself only, and Ctrl-C leaves what is finished."""
+    """Run the study on each model; exit status and results.
+
+    A model that fails does not stop the others. After Ctrl-C the results so far are returned.
+    """
     results: list[dict[str, Any]] = []
     status = 0
     for model in models:
@@ -36,5 +39,5 @@ def each(models: Sequence[Path], options: Options, study: Study) -> tuple[int, l
 
 
 def say(line: str) -> None:
-    """A line on stderr, with the script's name before it."""
+    """Write a line to stderr, with the script's name before it."""
     print(f"{Path(sys.argv[0]).name}: {line}", file=sys.stderr, flush=True)

@@ -67,7 +67,7 @@ def levels(
 
 
 def speedups(medians: Mapping[str, float]) -> dict[str, float | None]:
-    """See ``levels``; None where no engine ran the model."""
+    """The ratios of ``levels``; None where no engine ran the model."""
     engines = [us for name, us in medians.items() if name not in (OP, GRAPH)]
     best = min(engines) if engines else None
     return {

@@ -12,7 +12,7 @@ _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 
 
 def draw(results: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """A curve of steps for each model; the file's suffix tells the format. Raises UsageError without matplotlib."""
+    """Draw a curve of steps for each model. The suffix gives the format. Raises UsageError without matplotlib."""
     check(file)
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""The models of a run: files, and workloads by name, whose files are made when they are missing."""
+"""Finding the models of a run: files, and workloads by name, whose files are made when they are missing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCRIPT = ROOT / "scripts" / "models"
 
 
 def find_models(names: Sequence[str], folder: Path, batch: int) -> list[Path]:
-    """Paths of the models; no names stand for the paper's five. Files of another batch than 1 have a folder of theirs.
+    """Paths of the models; no names stand for the paper's five. Files of a batch above 1 are in a folder of their own.
 
     Raises UsageError for what is neither, and CollageError when a file cannot be made.
     """

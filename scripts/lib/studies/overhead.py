@@ -16,7 +16,7 @@ LIMIT_NS = 1000.0
 
 
 def launch_overhead(threads: int) -> dict[str, Any]:
-    """Nanoseconds of a launch list over its length, every launch shared by all threads, who meet at its end.
+    """Nanoseconds of a launch list over its length. All threads share each launch and meet at its end.
 
     Raises CollageError without the native core.
     """

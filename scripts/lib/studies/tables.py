@@ -1,4 +1,4 @@
-"""Results of the studies as tables, for people."""
+"""Results of the studies as tables for people."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from scripts.lib.studies.comparison import geometric_means
 Result = Mapping[str, Any]
 
 _WRONG = 1e-3
-"""Outputs that differ from ONNX Runtime's by more of their scale are told of."""
+"""The largest difference from ONNX Runtime's outputs, relative to their scale, that is not reported."""
 _LONGEST_OPS = 6
 
 
 def comparison(results: Sequence[Result], peak: Peak) -> list[RenderableType]:
-    """The main table, where Collage's time goes in models that it loses, and what is amiss."""
+    """The main table, the hot regions of models that Collage loses, and contenders that failed or are wrong."""
     parts: list[RenderableType] = [_medians(results)]
     parts.append(f"arithmetic limit: {peak.gflops:.0f} GFLOP/s, a large matrix product on {peak.engine}")
     for result in results:
@@ -64,7 +64,7 @@ def _medians(results: Sequence[Result]) -> Table:
 
 
 def regions(rows: Sequence[Result]) -> Table:
-    """What ``hot_regions`` found."""
+    """The rows of ``hot_regions`` as a table."""
     table = _table("backend", "us", "share", "GFLOP/s", "GB/s")
     table.add_column("layout")
     table.add_column("operators", overflow="fold")
@@ -187,12 +187,12 @@ def overhead(results: Sequence[Result]) -> list[RenderableType]:
 
 
 def mix(counts: Mapping[str, int]) -> str:
-    """``6 onednn, 3 tvm``."""
+    """Counts as text: ``6 onednn, 3 tvm``."""
     return ", ".join(f"{count} {name}" for name, count in counts.items())
 
 
 def _amiss(results: Sequence[Result]) -> list[str]:
-    """Contenders that failed, or whose outputs are not ONNX Runtime's."""
+    """A line for each contender that failed, or whose outputs differ from ONNX Runtime's."""
     lines: list[str] = []
     for result in results:
         lines += _failures(result)
@@ -208,7 +208,7 @@ def _failures(result: Result) -> list[str]:
 
 
 def _in_order(names: Any) -> list[str]:
-    """Each once, in order of appearance."""
+    """The names without repetitions, in order of appearance."""
     return list(dict.fromkeys(names))
 
 

@@ -21,7 +21,7 @@ import collage
 
 
 def compile_once(model: str, module: str, database: str, threads: str) -> dict[str, Any]:
-    """Compile with default effort into an own database; what the report says about it."""
+    """Compile with default effort and the database ``database``; figures from the report."""
     began = time.perf_counter()
     compiled = collage.compile(model, db=database, threads=int(threads), progress=False)
     seconds = time.perf_counter() - began

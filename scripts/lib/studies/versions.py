@@ -32,7 +32,7 @@ class Version:
     root: Path
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """A child process that imports this version."""
+        """Start a child process that imports this version."""
         return subprocess.Popen(
             [sys.executable, str(CHILD), *arguments],
             stdin=subprocess.PIPE,
@@ -42,7 +42,7 @@ class Version:
         )
 
     def compile(self, model: Path, module: Path, database: Path, threads: int) -> dict[str, Any]:
-        """Compile ``model``; what the child says about it. Raises CollageError when it fails."""
+        """Compile ``model`` in a child; figures from its report. Raises CollageError when it fails."""
         child = self.start("compile", str(model), str(module), str(database), str(threads))
         printed, _ = child.communicate()
         if child.returncode:

@@ -15,12 +15,12 @@ __all__ = ["all_cases", "as_model", "feeds_of", "is_bounded", "is_divisor"]
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 _FLOATS = ("float16", "float32", "float64")
 _SHAPE = (3, 37)
-"""Vectors of every width, and what remains at their end."""
+"""A length that has vectors of every width, and a rest after each of them."""
 _TYPES = {name: helper.np_dtype_to_tensor_dtype(np.dtype(name)) for name in (*INTEGERS, *_FLOATS, "bool")}
 
 
 def all_cases() -> list[Case]:
-    """All of them, some of which ONNX Runtime does not take."""
+    """All cases; some of them ONNX Runtime does not take."""
     found = [_widened(each) for each in CASES]
     for dtype in (*INTEGERS, *_FLOATS):
         found += _arithmetic(dtype)
@@ -47,7 +47,7 @@ def all_cases() -> list[Case]:
 
 
 def name_of(each: Case) -> str:
-    """Short and unique."""
+    """A short name, different for each case."""
     dtypes = ",".join(f.dtype if isinstance(f, Feed) else "c" for f in each.inputs if f is not None)
     shapes = ",".join("x".join(map(str, f.shape)) for f in each.inputs if f is not None)
     return f"{each}({dtypes};{shapes})"
@@ -100,7 +100,7 @@ def _widened(each: Case) -> Case:
 
 
 def feeds_of(each: Case) -> list[Feed]:
-    """The inputs that are no constants."""
+    """The inputs that are not constants."""
     return [given for given in each.inputs if isinstance(given, Feed)]
 
 
@@ -110,7 +110,7 @@ def is_divisor(each: Case, position: int) -> bool:
 
 
 def is_bounded(each: Case, position: int) -> bool:
-    """Whether the input's integers mean something that has limits: indices, shifts."""
+    """Whether the input's integers have limits, as indices and shifts do."""
     indexed = {"Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND", "BitShift"}
     return (each.op in indexed and position == 1) or each.op == "OneHot"
 

@@ -1,4 +1,4 @@
-"""A backend's kernels in place of as much of a model as it takes, run region by region on any inputs."""
+"""Running a model region by region on any inputs, with a backend's kernels for as much of it as it takes."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Cover:
 
 
 def covers(model: Model, name: str, backend: Backend, options: BuildOptions) -> tuple[list[Cover], str]:
-    """The model in as large and as small kernels of the backend as there are, in its variants; or why in none."""
+    """The model in the largest and in the smallest kernels of the backend, in its variants, or why there are none."""
     matches, rejected = find_matches(MatchContext(model), name, backend.sources(options))
     why = "; ".join(dict.fromkeys(each.reason for each in rejected)) or "no pattern matches"
     found: dict[tuple[object, ...], Cover] = {}
@@ -127,7 +127,7 @@ def _cover(
 
 
 def _rest(model: Model, taken: set[int]) -> list[_Region]:
-    """What the backend leaves: single nodes, or ONNX nodes where those have no ONNX form."""
+    """The nodes that the backend leaves, one by one; ONNX nodes as a whole where single ones have no ONNX form."""
     regions: list[_Region] = []
     for node in model.graph.nodes:
         if node.id in taken:

@@ -26,12 +26,12 @@ CONVERSION = "conversion"
 
 _TOLERANCES = {"float16": 1e-2, "float32": 1e-4, "float64": 1e-8}
 _ABSENT = 1e-37
-"""Less than that may as well be zero."""
+"""A smaller magnitude counts as zero."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What came of a case; ``status`` is "same", "wrong", "failed", "not offered" or "no reference"."""
+    """The outcome of a case; ``status`` is "same", "wrong", "failed", "not offered" or "no reference"."""
 
     op: str
     case: str

@@ -1,4 +1,4 @@
-"""The sweep's cells as the tables of docs/semantics.md."""
+"""Making the tables of docs/semantics.md from the sweep's cells."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ __all__ = ["Kind", "draw", "kinds_of"]
 
 
 class Kind(Enum):
-    """What the inputs hold beside usual numbers."""
+    """The special values among an input's usual numbers."""
 
     USUAL = "usual numbers"
     NAN = "NaN"
@@ -33,7 +33,7 @@ _PLANTED: dict[Kind, tuple[float, ...]] = {
     Kind.DENORMAL: (1e-40, -1e-40),
     Kind.LARGE: (88.0, -90.0, 400.0, -1e4, 3e4),
 }
-"""What takes the place of some elements; float16 holds all of it, if only as 0 or infinity."""
+"""Values that replace some elements. In float16 some of them become 0 or infinity."""
 
 
 def kinds_of(feeds: list[Feed]) -> tuple[Kind, ...]:
