@@ -1,4 +1,4 @@
-"""Collage against each installed engine on the whole model, fairly: same inputs, threads and precision."""
+"""Comparing Collage with each installed engine on a whole model, with the same inputs, threads and precision."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def bench(
 ) -> dict[str, Any]:
     """Compare Collage with engines on an ONNX file; the JSON contract of ``collage bench --json``.
 
-    ``engines`` defaults to all that are installed; ``others`` are contenders from outside, name to
-    "module:function" (see ``collage.bench.worker.Setup``). ``module`` is a compiled module of the model, made here
-    when not given. Times are microseconds; ``speedup_vs_best_engine`` is the best contender's median over
-    Collage's, None when no other ran the model, and ``within_noise`` tells that the rounds show no difference.
-    Engines that were not asked for by name and cannot run the model are listed under ``failed``, and so are others.
-    Raises UsageError, ModelError and what ``collage.compile`` raises.
+    ``engines`` defaults to all that are installed. ``others`` maps names of contenders from outside to
+    "module:function" (see ``collage.bench.worker.Setup``). ``module`` is a compiled module of the model; without it,
+    the model is compiled here. Times are microseconds. ``speedup_vs_best_engine`` is the best contender's median over
+    Collage's, or None when no other contender ran the model. ``within_noise`` tells that the rounds show no
+    difference. Contenders that cannot run the model are listed under ``failed``; for an engine that was asked for by
+    name this is an error. Raises UsageError, ModelError and what ``collage.compile`` raises.
     """
     show = progress or (lambda _: None)
     chosen = _choose(engines)
@@ -88,7 +88,7 @@ def bench(
 
 
 def _outside(others: Mapping[str, str]) -> dict[str, str]:
-    """Contenders from outside. Raises UsageError for names that are taken and what names no function."""
+    """Check contenders from outside. Raises UsageError for names of engines and values without a function."""
     taken = sorted(others.keys() & ENGINES.keys())
     if taken:
         raise UsageError(f"names that engines have already: {', '.join(taken)}.")
@@ -99,7 +99,7 @@ def _outside(others: Mapping[str, str]) -> dict[str, str]:
 
 
 def reference(setup: Setup) -> tuple[Sequence[Array] | None, dict[str, str]]:
-    """ONNX Runtime's outputs, which all others are compared with; or None, with the reason under its name."""
+    """ONNX Runtime's outputs, which all others are compared with. Where it fails: None, and the reason by its name."""
     try:
         return outputs_of(replace(setup, engine=REFERENCE)), {}
     except ChildError as failure:
@@ -107,7 +107,7 @@ def reference(setup: Setup) -> tuple[Sequence[Array] | None, dict[str, str]]:
 
 
 def _choose(engines: Sequence[str] | None) -> list[str]:
-    """Names of the engines to run beside Collage. Raises UsageError, once for all names that are wrong."""
+    """Names of the engines to run beside Collage. Raises one UsageError for all names that are wrong."""
     from collage.api import default_registry
 
     known = [name for name in ENGINES if name != OURS]
@@ -125,7 +125,7 @@ def _choose(engines: Sequence[str] | None) -> list[str]:
 
 
 def _threads(threads: int | None, module: str | Path | None) -> int:
-    """Threads for all contenders; those of the module when there is one."""
+    """The number of threads for all contenders, which is the module's when there is one."""
     if threads is not None and threads < 1:
         raise UsageError(f"threads must be at least 1, not {threads}.")
     if module is None:
@@ -143,7 +143,7 @@ def _threads(threads: int | None, module: str | Path | None) -> int:
 def prepare(
     path: Path, *, threads: int, shapes: Mapping[str, Sequence[int]] | None = None, seed: int = 0
 ) -> Setup:
-    """What all contenders share; each gets its ``engine``. Raises ModelError and UsageError."""
+    """The setup that all contenders share; ``engine`` is filled in for each. Raises ModelError and UsageError."""
     proto = load_onnx(path)
     shapes = dict(shapes or {})
     symbolic = {each.name: each.type.tensor_type.shape for each in model_inputs(proto) if each.name in shapes}
@@ -164,7 +164,7 @@ def prepare(
 def _interface(
     proto: onnx.ModelProto, name: str, rng: np.random.Generator
 ) -> tuple[dict[str, Array], dict[str, TensorType | None]]:
-    """Random inputs by name, and the outputs' types; None for those of a model that only runs whole."""
+    """Random inputs by name, and the types of outputs by name; None as types for a model that only runs whole."""
     try:
         model = from_simplified(simplify(proto), name)
     except ModelError:
@@ -178,7 +178,7 @@ def _interface(
 def _named_dims(
     symbolic: Mapping[str, onnx.TensorShapeProto], shapes: Mapping[str, Sequence[int]]
 ) -> dict[str, int]:
-    """Extents of the symbolic dimensions that have a name, and the same extent everywhere."""
+    """Extents of the symbolic dimensions that have a name and the same extent wherever they occur."""
     found: dict[str, set[int]] = {}
     for name, proto in symbolic.items():
         for dim, extent in zip(proto.dim, shapes[name], strict=False):

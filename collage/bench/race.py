@@ -1,7 +1,7 @@
-"""A race: contenders in processes of their own, in bursts that take turns.
+"""A race between contenders, each in a process of its own, in bursts that take turns.
 
-Spinning threads of one that has just run do not slow the next, and a machine that gets slower meanwhile slows all
-alike.
+Spinning threads of a contender that has just run do not slow the next one. A machine that gets slower meanwhile slows
+all of them alike.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from collage.measure_db.compare import relative_error
 from collage.measure_db.timing import median_interval, summary
 
 _BURST_S = 0.1
-"""Short, so that a change in the machine's load meets all contenders alike."""
+"""Seconds of a burst; short, so that a change in the machine's load meets all contenders alike."""
 _SETTLE_S = 0.05
-"""Pause before a burst: ONNX Runtime's threads spin for some milliseconds after a run."""
+"""Seconds of pause before a burst, since ONNX Runtime's threads spin for some milliseconds after a run."""
 
 
 Beside = Callable[[], AbstractContextManager[Any]]
-"""What goes on beside a contender's turn."""
+"""Makes a context in which a contender has its turns, for example one with a busy process."""
 
 
 @dataclass(frozen=True)
 class Race:
-    """Timings of those that ran, by name (microseconds, and how far their outputs are off), and why others failed.
+    """Timings of the contenders that ran, and the reasons of those that failed, both by name.
 
-    ``bursts`` are their median microseconds in each round.
+    A timing holds microseconds and the error of the outputs. ``bursts`` holds the median microseconds in each round.
     """
 
     timings: Mapping[str, Mapping[str, Any]]
@@ -45,11 +45,14 @@ class Race:
     failed: Mapping[str, str]
 
     def ratio(self, name: str, to: str) -> float:
-        """How many times as long one takes as another: the median of what each round says."""
+        """How many times as long ``name`` takes as ``to``: the median of the ratios in each round."""
         return median(self._ratios(name, to))
 
     def alike(self, one: str, other: str) -> bool:
-        """Whether the rounds do not say, with 95 %, which of the two is faster; fewer than 6 do when they agree."""
+        """Whether the rounds do not tell, with 95 % confidence, which of the two is faster.
+
+        Fewer than 6 rounds tell it when they all agree.
+        """
         low, _, high = median_interval(self._ratios(one, other))
         return low <= 1.0 <= high
 
@@ -68,9 +71,9 @@ def race(
 ) -> Race:
     """Run the contenders ``setups``, by name, against each other; compare their outputs with ``expected``.
 
-    The turns of a contender that has one ``beside`` it are run inside that context.
+    A contender that has an entry in ``beside`` has its turns inside that context.
 
-    Raises CollageError when a required contender cannot run the model, or any fails once it has run it.
+    Raises CollageError when a required contender cannot run the model, and when a contender fails in a later round.
     """
     contenders: dict[str, _Contender] = {}
     errors: dict[str, float | None] = {}
@@ -101,7 +104,7 @@ def race(
 
 
 def outputs_of(setup: Setup) -> Sequence[Array]:
-    """What a contender makes of the inputs. Raises ChildError."""
+    """The outputs of a contender that runs the model once. Raises ChildError."""
     contender = _Contender(setup)
     try:
         return contender.outputs()
@@ -121,7 +124,7 @@ def _rounds(
     rounds: int,
     show: Callable[[Progress], None],
 ) -> dict[str, list[Sequence[int]]]:
-    """Nanoseconds of each contender's calls, round by round; the order rotates."""
+    """Nanoseconds of each contender's calls, round by round. The order of the contenders rotates."""
     names = list(contenders)
     bursts: dict[str, list[Sequence[int]]] = {name: [] for name in names}
     for number in range(rounds if names else 0):
@@ -151,18 +154,18 @@ def _timing(samples: Sequence[int], error: float | None) -> dict[str, Any]:
 
 
 class _Contender(ChildProcess):
-    """The parent's side of a contender."""
+    """A contender's process, as its parent sees it."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__("collage.bench.worker", subprocess.DEVNULL)
         self._setup = setup
 
     def outputs(self) -> Sequence[Array]:
-        """Load and run the model once."""
+        """Load the model and run it once; its outputs."""
         ready: Ready = self.ask(self._setup, math.inf)
         return ready.outputs
 
     def burst(self, seconds: float) -> Sequence[int]:
-        """Nanoseconds of the calls of a burst."""
+        """Run a burst; nanoseconds of its calls."""
         samples: Samples = self.ask(Burst(seconds), math.inf)
         return samples.nanoseconds

@@ -1,6 +1,6 @@
-"""A contender of a race: one engine with the model in a process of its own.
+"""The process of a contender in a race: one engine with the model.
 
-Run by ``collage.bench.race``, never by hand. Between bursts it waits for its pipe: the others have the cores then.
+``collage.bench.race`` starts it. Between bursts it waits for a message, so that the others have the cores.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _WARM_PART = 0.2
 
 @dataclass(frozen=True)
 class Setup:
-    """The first message: which engine, and what it shall run. Reply: Ready or Failure.
+    """The first message: the engine and what it runs. The reply is Ready or Failure.
 
-    ``engine`` is one of ``ENGINES``, or "module:function" for one from outside: a function that takes the setup
-    and gives a call that runs the model once and a function that gives that run's outputs. The module is found as
-    in the parent, whose ``sys.path`` the child has.
+    ``engine`` is one of ``ENGINES``, or "module:function" for a contender from outside. Such a function takes the
+    setup; it returns a call that runs the model once, and a function that returns the outputs of the last run. The
+    module is found as in the parent, since the child has the parent's ``sys.path``.
     ``path`` is the ONNX file, or the ``.collage`` file for Collage. ``dims`` gives the extents of symbolic
-    dimensions that have a name, ``shapes`` those of inputs that are not static. ``outputs`` have the model's
-    order, and no type where their shapes depend on data.
+    dimensions that have a name, and ``shapes`` the shapes of inputs that are not static. ``outputs`` has the model's
+    order; the type is None where the shape depends on data.
     """
 
     engine: str
@@ -48,30 +48,30 @@ class Setup:
 
 @dataclass(frozen=True)
 class Ready:
-    """The engine has run once; its outputs in the model's order."""
+    """The engine has run once. ``outputs`` are its outputs in the model's order."""
 
     outputs: tuple[Array, ...]
 
 
 @dataclass(frozen=True)
 class Burst:
-    """Run for about so many seconds. Reply: Samples or Failure."""
+    """Run for about ``seconds``. The reply is Samples or Failure."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Nanoseconds of each call of a burst but the first ones."""
+    """Nanoseconds of each call of a burst without the first calls, which warm up."""
 
     nanoseconds: tuple[int, ...]
 
 
 Outputs: TypeAlias = Callable[[], Sequence[Array]]
-"""Gives the outputs of the last call."""
+"""Returns the outputs of the last call."""
 
 Engine: TypeAlias = Callable[[Setup], "tuple[Call, Outputs]"]
-"""Loads the model."""
+"""Loads the model, and returns a call that runs it and what returns its outputs."""
 
 
 def main() -> None:
@@ -83,7 +83,7 @@ def main() -> None:
             call, outputs = _engine(setup.engine)(setup)
             call()
             reply: object = Ready(tuple(np.array(each) for each in outputs()))
-        except Exception as error:  # whatever the engine raises is the answer
+        except Exception as error:  # an engine may raise anything, and the parent is told of it
             reply = Failure(_one_line(error))
         write_message(sink, reply)
         while True:
@@ -116,7 +116,7 @@ def _run(call: Call, seconds: float) -> Samples:
 
 
 def _collage(setup: Setup) -> tuple[Call, Outputs]:
-    """Bound to its inputs, as the engines are; where an engine has the model whole, with the module's copies."""
+    """Collage with bound inputs, as the engines have; without them where an engine runs the whole model."""
     from collage import api
     from collage.module.shaped import ShapedModule
 
@@ -135,7 +135,7 @@ def _collage(setup: Setup) -> tuple[Call, Outputs]:
 
 
 def _onnxruntime(setup: Setup) -> tuple[Call, Outputs]:
-    """All optimisations, spinning threads (both its defaults), and buffers bound ahead."""
+    """ONNX Runtime with bound buffers and its defaults: all optimisations, and threads that spin."""
     import onnxruntime as ort
     from onnx.helper import np_dtype_to_tensor_dtype
 
@@ -157,7 +157,7 @@ def _onnxruntime(setup: Setup) -> tuple[Call, Outputs]:
 
     def run() -> None:
         session.run_with_iobinding(binding)
-        assert inputs  # the bound arrays live as long as the call
+        assert inputs  # the call keeps the bound arrays alive
 
     def results() -> Sequence[Array]:
         found = dict(zip([*outputs, *free], binding.get_outputs(), strict=True))
@@ -167,7 +167,7 @@ def _onnxruntime(setup: Setup) -> tuple[Call, Outputs]:
 
 
 def _openvino(setup: Setup) -> tuple[Call, Outputs]:
-    """Tuned for latency, in float32: without the hint a CPU with bfloat16 arithmetic would use that."""
+    """OpenVINO tuned for latency, in float32. Without the hint it would use bfloat16 where the CPU has that."""
     import openvino as ov
 
     core = ov.Core()
@@ -186,7 +186,7 @@ def _openvino(setup: Setup) -> tuple[Call, Outputs]:
 
     def run() -> None:
         request.infer(share_inputs=True, share_outputs=True)  # 2 % faster on DCGAN than start_async and wait
-        assert inputs  # the shared arrays live as long as the call
+        assert inputs  # the call keeps the shared arrays alive
 
     return run, lambda: [request.get_tensor(name).data for name in setup.outputs]
 

@@ -1,4 +1,4 @@
-"""Arrays of a run: from files, made up, and told of."""
+"""Arrays of a run: reading them from files, making inputs up, describing and saving outputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from collage.schedule.tail import ValuePort
 
 
 def read_arrays(files: Mapping[str, Path]) -> dict[str, Array]:
-    """The arrays of ``.npy`` files by input name. Raises InputError naming the file and what is wrong."""
+    """The arrays of ``.npy`` files by input name. Raises InputError, which names the file and what is wrong."""
     return {name: _read(name, path) for name, path in files.items()}
 
 
@@ -39,10 +39,10 @@ def _read(name: str, path: Path) -> Array:
 def fill_inputs(
     ports: Sequence[Port | ValuePort], given: Mapping[str, Array], rng: np.random.Generator | None
 ) -> dict[str, Any]:
-    """The given arrays and, where ``rng`` is one, random values for the inputs that are missing.
+    """The given arrays, and random values for the inputs that are missing unless ``rng`` is None.
 
-    Raises UsageError for names that are no inputs, and InputError naming the missing inputs, with flags ready
-    to paste, when there is no ``rng``.
+    Raises UsageError for names that are no inputs. Without ``rng``, raises InputError for missing inputs, with flags
+    that are ready to paste.
     """
     unknown = set(given) - {port.name for port in ports}
     if unknown:
@@ -65,7 +65,7 @@ def fill_inputs(
 
 
 def _typed(array: Array, kind: TensorType | ValueType) -> Array:
-    """``.npy`` files hold bfloat16 and its like as raw bytes: give these their dtype back."""
+    """Give bfloat16 and similar arrays their dtype back, since ``.npy`` files hold them as raw bytes."""
     if array.dtype.kind != "V" or not kind.dtype:
         return array
     wanted = np_dtype(kind.dtype)
@@ -73,22 +73,22 @@ def _typed(array: Array, kind: TensorType | ValueType) -> Array:
 
 
 def flat(outputs: Mapping[str, Any]) -> dict[str, Array]:
-    """The arrays of outputs of any type: those of a sequence as ``name[0]``, ..., text in a dtype that ``.npy`` has."""
+    """Outputs of any type as arrays: items of a sequence as ``name[0]`` and so on, text in numpy's dtype."""
     found: dict[str, Array] = {}
     for name, value in outputs.items():
         if isinstance(value, (list, tuple)):
             found.update(flat({f"{name}[{position}]": each for position, each in enumerate(value)}))
-        elif value is not None:  # an optional that is not there
+        elif value is not None:  # None is an optional that is not there
             array = np.asarray(value)
             found[name] = array.astype(str) if array.dtype.kind == "O" else array
     return found
 
 
 def describe_array(name: str, array: Array) -> dict[str, Any]:
-    """Name, dtype, shape, and least, greatest and mean value (None when empty, or no numbers)."""
+    """Name, dtype, shape, and the least, greatest and mean value (None for an empty array or one of no numbers)."""
     found: dict[str, Any] = {"name": name, "dtype": array.dtype.name, "shape": list(array.shape)}
     numbers: Any = array
-    if array.dtype.kind not in "fiubc":  # bfloat16 and its like
+    if array.dtype.kind not in "fiubc":  # bfloat16 and similar dtypes
         try:
             numbers = array.astype(np.float32)
         except (TypeError, ValueError):
@@ -104,7 +104,7 @@ def describe_array(name: str, array: Array) -> dict[str, Any]:
 
 
 def save_arrays(folder: Path, arrays: Mapping[str, Array]) -> dict[str, Path]:
-    """Write each array as ``.npy``; gives the files by name. Dtypes numpy lacks become raw bytes."""
+    """Write each array as ``.npy``; the files by name. Dtypes that numpy lacks become raw bytes."""
     files: dict[str, Path] = {}
     for name, array in arrays.items():
         path = folder / _file_name(name)

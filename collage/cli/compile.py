@@ -65,7 +65,7 @@ from collage.cli.options import (
     type=click.Choice(["op", "graph"]),
     default="op",
     show_default=True,
-    help="graph: go on by running whole networks that leave more to an engine; for the last drop.",
+    help="graph: go on with a search that runs whole networks, in which an engine takes over more.",
 )
 @click.option(
     "--budget",
@@ -79,27 +79,27 @@ from collage.cli.options import (
     type=parse_file_of,
     metavar="NAME=FILE.npy",
     multiple=True,
-    help="Measure and check with this input; for those that made-up numbers would not do. Fixes its shape, too.",
+    help="Measure and check with this input, where made-up numbers would not do. This fixes its shape, too.",
 )
 @click.option(
     "--strict",
     is_flag=True,
-    help="Fail where a node cannot be converted, or the model, or its tail, only runs whole on an engine.",
+    help="Fail when a node cannot be converted, or when an engine has to run the whole model or its end.",
 )
 @click.option(
     "--quick",
     is_flag=True,
-    help="Try few candidates with few samples: seconds instead of minutes, but no sure choice.",
+    help="Try few candidates with few samples. It takes seconds instead of minutes, but the choice is not sure.",
 )
 @click.option(
     "--remeasure",
     is_flag=True,
-    help="Measure everything again, where what the database knows is from a busy hour, say.",
+    help="Measure everything again, for example when the machine was busy before.",
 )
 @click.option(
     "--exact",
     is_flag=True,
-    help="Direct algorithms only: neither Winograd's nor Strassen's, which sum what the model does not.",
+    help="Use direct algorithms only: not Winograd's nor Strassen's, which form sums that the model does not.",
 )
 @SEED_OPTION
 @JSON_OPTION
@@ -128,8 +128,8 @@ def compile(
 
     Every way of running each part of the model is measured once, in a worker process; the measurements are
     kept, so a second compile makes none. The result is checked against ONNX Runtime and is never slower than
-    the best engine that is installed. From where shapes depend on data an engine runs the model; one that cannot
-    be cut into parts at all runs whole on the fastest engine. `collage show` tells why.
+    the best engine that is installed. Where shapes depend on data, an engine runs the model from there on. A model
+    that cannot be cut into parts at all runs whole on the fastest engine. `collage show` tells why.
 
     \b
     Examples:

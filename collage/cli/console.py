@@ -19,9 +19,9 @@ _PIPE_WIDTH = 160
 
 
 def print_rich(*renderables: RenderableType) -> None:
-    """Print tables and texts to stdout; in a pipe without colours, and wide enough for most lines.
+    """Print tables and texts to stdout. In a pipe they have no colours and are wide enough for most lines.
 
-    Characters that a terminal would obey are replaced: names and notes come from anybody's files.
+    Characters that a terminal would obey are replaced, since names and notes come from files that others wrote.
     """
     from rich.console import Console
 
@@ -38,7 +38,7 @@ def print_rich(*renderables: RenderableType) -> None:
 
 
 class Printable:
-    """Something for a terminal, without those characters of its texts that the terminal would obey."""
+    """A renderable whose texts have no characters that a terminal would obey."""
 
     def __init__(self, inner: RenderableType) -> None:
         self._inner = inner
@@ -51,12 +51,12 @@ class Printable:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print a text that may hold some from elsewhere: a name in a file, a path, what a library says."""
+    """Print a text that may hold names from files, paths, or messages of libraries."""
     click.echo(printable(text, kept="\n"), err=err)
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """Print one JSON object. JSON knows neither NaN nor infinity: they become null."""
+    """Print one JSON object. NaN and infinity, which JSON does not have, become null."""
     click.echo(json.dumps(_finite(value), indent=2, allow_nan=False))
 
 

@@ -31,7 +31,7 @@ def stats(db: Path | None, as_json: bool) -> None:
     from collage.measure_db.database import Database, default_path
 
     path = db or default_path()
-    if not path.exists():  # opening would make it
+    if not path.exists():  # opening would create it
         raise DatabaseError(f"there is no measurement database at {path} yet: `collage compile` makes it.")
     with Database(path) as database:
         found = database.stats()

@@ -18,7 +18,7 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 def doctor(db: Path | None, as_json: bool) -> None:
     """Check Python, libraries, CPU, cache folder and database, and say how to mend what is wrong.
 
-    Exit status 1 when something Collage cannot do without is missing or broken.
+    The exit status is 1 when something that Collage needs is missing or broken.
 
     \b
     Examples:

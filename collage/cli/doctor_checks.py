@@ -1,4 +1,4 @@
-"""Checks of the installation and the machine: what works, what does not, and how to mend it."""
+"""Checks of the installation and the machine. Each says what works, what does not, and how to mend it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from collage.kernel.target import cores, host, usable_cores
 
 
 class Status(Enum):
-    """What a check found."""
+    """The outcome of a check."""
 
     OK = "ok"
     WARN = "warn"
@@ -31,7 +31,7 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """A finding, and how to mend it ("" when nothing is to be done)."""
+    """A finding, and how to mend it ("" when nothing has to be done)."""
 
     name: str
     status: Status
@@ -46,7 +46,7 @@ _MODULES = {
     "onnxruntime": "onnxruntime",
     "openvino": "openvino",
 }
-"""Libraries that are tried, and how they are imported. The versions they must have are the package's own."""
+"""Libraries that are imported as a check, and the names of their modules. The package's metadata has the versions."""
 
 _WHY = {
     "apache-tvm-ffi": "with 0.1.15 TVM's MetaSchedule segfaults",
@@ -72,7 +72,7 @@ def checks(database: Path | None = None) -> Sequence[Callable[[], Check]]:
 
 
 def _requirement_checks() -> Sequence[Callable[[], Check]]:
-    """Python and the libraries, against what the installed package says that it was tested with."""
+    """Checks of Python and the libraries against the versions that the installed package was tested with."""
     try:
         package = metadata.distribution("collage")
     except metadata.PackageNotFoundError:
@@ -86,7 +86,7 @@ def _requirement_checks() -> Sequence[Callable[[], Check]]:
 
 
 def not_installed_check() -> Check:
-    """What can be said where Collage runs from a folder."""
+    """The check that stands for the libraries' where Collage runs from a folder."""
     detail = "not installed, so the versions of libraries are not checked"
     return Check("collage", Status.WARN, detail, "pip install '.[cpu]' in the folder it runs from")
 
@@ -100,7 +100,7 @@ def python_check(needed: SpecifierSet) -> Check:
 
 
 def library_check(needed: Requirement) -> Check:
-    """Whether a library is there, in a tested version, and can be imported (in a process of its own)."""
+    """Whether a library is installed in a tested version, and can be imported."""
     name = needed.name
     optional = needed.marker is not None and not needed.marker.evaluate({"extra": ""})
     install = f"pip install '{name}{needed.specifier}'"
@@ -118,7 +118,7 @@ def library_check(needed: Requirement) -> Check:
 
 
 def _import_trouble(module: str) -> str:
-    """Why the module cannot be imported, or "". A library that crashes must not take the doctor with it."""
+    """Why the module cannot be imported, or "". It is tried in another process, since the library may crash."""
     command = [sys.executable, "-c", f"import {module}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_LIMIT_S, check=False)
@@ -156,7 +156,7 @@ _FLAG_LINES = ("flags", "Features")
 
 
 def native_check() -> Check:
-    """Whether the native core was built, without which kernels run on their libraries' own threads."""
+    """Whether the native core was built. Without it kernels run on the threads of their libraries."""
     from collage.native.library import core_problem
 
     if problem := core_problem():
@@ -182,7 +182,7 @@ def load_check() -> Check:
 
 
 def quota_check() -> Check:
-    """The CPU time that a container lets this process take, and what follows from it."""
+    """The CPU time that a container leaves to this process, and what follows from it."""
     found = cores()
     if found.quota is None:
         return Check("CPU quota", Status.OK, "none")

@@ -1,4 +1,4 @@
-"""Failures as one line on stderr and an exit status: no traceback, no stray warnings."""
+"""Showing failures as one line on stderr and an exit status, without tracebacks and warnings of libraries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KEPT = "the measurements made so far are kept, so the next run goes on from her
 
 
 class Interrupted(CollageError):
-    """Ctrl-C, or another signal. The exit status is that of a program which the signal has ended."""
+    """Ctrl-C or another signal has ended the work. The exit status is that of a program which the signal ended."""
 
     def __init__(self, message: str, exit_code: int = _SIGINT) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class Interrupted(CollageError):
 
 @contextmanager
 def measurements_survive() -> Iterator[None]:
-    """Tell who presses Ctrl-C, or ends it otherwise, that the measurements made so far are kept."""
+    """Say that the measurements made so far are kept when Ctrl-C or another signal ends the block."""
     try:
         yield
     except KeyboardInterrupt:
@@ -44,10 +44,10 @@ def measurements_survive() -> Iterator[None]:
 
 
 class CollageGroup(click.Group):
-    """The top of the command line: runs a command and turns what it raises into a line and a status."""
+    """The top of a command line: runs a command and turns what it raises into a line and a status."""
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:
-        """Run and exit. As in click, except for how errors are shown."""
+        """Run a command and exit, as in click, but show errors as one line."""
         extra["standalone_mode"] = False
         with _quiet_libraries(), ending_on_signals():
             sys.exit(self._status(args, *rest, **extra))
@@ -61,37 +61,44 @@ class CollageGroup(click.Group):
             error.show()
             return error.exit_code
         except click.ClickException as error:
-            return _fail(_one_line(error), error.exit_code)
+            return self._fail(_one_line(error), error.exit_code)
         except (click.Abort, KeyboardInterrupt):
-            return _fail("interrupted.", _SIGINT)
+            return self._fail("interrupted.", _SIGINT)
         except Terminated as end:
-            return _fail(f"{end}.", end.exit_code)
+            return self._fail(f"{end}.", end.exit_code)
         except CollageError as error:
-            return _fail(str(error), error.exit_code)
+            return self._fail(str(error), error.exit_code)
         except BrokenPipeError:
-            # Whoever read our output has gone (`| head`). Python would complain again when it closes stdout.
+            # The reader of our output has ended (`| head`). Python would complain again when it closes stdout.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         except MemoryError:
-            return _fail("out of memory.", 1)
+            return self._fail("out of memory.", 1)
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
-            return _fail(f"{where}{error.strerror or error}.", 1)
+            return self._fail(f"{where}{error.strerror or error}.", 1)
         except Exception as error:
             text = " ".join(str(error).split())[:300]
-            hint = "A fault in Collage; `collage --traceback` shows where."
-            return _fail(f"{type(error).__name__}: {text}. {hint}", 1)
+            hint = f"A fault in Collage; `{self.name} --traceback` shows where."
+            return self._fail(f"{type(error).__name__}: {text}. {hint}", 1)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. Click would turn Ctrl-C into a blank line."""
+        """Run the command; click itself would show Ctrl-C as a blank line."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise Interrupted("interrupted.") from None
 
+    def _fail(self, message: str, status: int) -> int:
+        if _traceback_wanted():
+            traceback.print_exc()
+        text = " ".join(message.split())
+        say(f"{self.name}: error: {text}" if status <= 128 else f"{self.name}: {text}", err=True)
+        return status
+
 
 def want_traceback() -> None:
-    """Show tracebacks from now on in this process and those it starts."""
+    """Show tracebacks from now on, in this process and in those that it starts."""
     os.environ[TRACEBACK_VARIABLE] = "1"
 
 
@@ -99,12 +106,18 @@ def _traceback_wanted() -> bool:
     return os.environ.get(TRACEBACK_VARIABLE, "") not in ("", "0")
 
 
-def _fail(message: str, status: int) -> int:
-    if _traceback_wanted():
-        traceback.print_exc()
-    text = " ".join(message.split())
-    say(f"collage: error: {text}" if status <= 128 else f"collage: {text}", err=True)
-    return status
+def _traceback(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        want_traceback()
+
+
+TRACEBACK_OPTION = click.option(
+    "--traceback",
+    is_flag=True,
+    expose_value=False,
+    callback=_traceback,
+    help=f"Show tracebacks and libraries' warnings; {TRACEBACK_VARIABLE}=1 does the same.",
+)
 
 
 def _one_line(error: click.ClickException) -> str:
@@ -117,7 +130,7 @@ def _one_line(error: click.ClickException) -> str:
 
 @contextmanager
 def _quiet_libraries() -> Iterator[None]:
-    """Keep what libraries have to say off the terminal; our own warnings take one line each."""
+    """Keep messages of libraries off the terminal, and show each of our own warnings as one line."""
     if _traceback_wanted():
         yield
         return

@@ -1,4 +1,4 @@
-"""Checks of files before the work: nobody shall learn after minutes that the result cannot be written."""
+"""Checks of files before the work begins, so that a result that cannot be written is not computed for minutes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collage.errors import CollageError, UsageError
 
 
 def check_writable(path: Path) -> None:
-    """Raise CollageError when a file cannot be made, or replaced, at that path."""
+    """Raise CollageError when a file cannot be made or replaced at that path."""
     if path.is_dir():
         raise CollageError(f"cannot write {path}: it is a directory. Give the name of a file.")
     check_folder(path.parent, path)
@@ -19,7 +19,7 @@ def check_writable(path: Path) -> None:
 
 
 def check_folder(folder: Path, wanted: Path) -> None:
-    """Raise CollageError when no file can be made in the folder; ``wanted`` is what is to be made there."""
+    """Raise CollageError when no file can be made in the folder. The error names the path ``wanted``."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass

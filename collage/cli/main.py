@@ -10,15 +10,10 @@ from collage.cli.bench import bench
 from collage.cli.compile import compile
 from collage.cli.db import db
 from collage.cli.doctor import doctor
-from collage.cli.errors import TRACEBACK_VARIABLE, CollageGroup, want_traceback
+from collage.cli.errors import TRACEBACK_OPTION, CollageGroup
 from collage.cli.run import run
 from collage.cli.show import show
 from collage.cli.sign import sign, verify
-
-
-def _traceback(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
-    if wanted:
-        want_traceback()
 
 
 @click.group(
@@ -27,13 +22,7 @@ def _traceback(ctx: click.Context, param: click.Parameter, wanted: bool) -> None
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.version_option(__version__, message="collage %(version)s")
-@click.option(
-    "--traceback",
-    is_flag=True,
-    expose_value=False,
-    callback=_traceback,
-    help=f"Show tracebacks and libraries' warnings; {TRACEBACK_VARIABLE}=1 does the same.",
-)
+@TRACEBACK_OPTION
 def main() -> None:
     """Compile an ONNX model to the fastest mix of the kernel libraries and engines on this machine.
 
@@ -41,7 +30,7 @@ def main() -> None:
     collage compile model.onnx -o model.collage    measure, place, check, write
     collage show model.collage                     what runs where, and why
     collage run model.collage --random             run it
-    collage bench model.onnx                       against each engine alone
+    collage bench model.onnx                       compare it with each engine alone
 
     Exit status: 0, 1 (the work failed) or 2 (usage).
     """

@@ -1,4 +1,4 @@
-"""Options that several commands share, parsed to values at the boundary."""
+"""Options that several commands share, and the functions that parse them to values."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def parse_file_of(text: str) -> tuple[str, Path]:
 
 
 def once_each(option: str, pairs: Sequence[tuple[str, Value]]) -> dict[str, Value]:
-    """The pairs as a mapping. Fails, naming all of them, when names are given twice."""
+    """The pairs as a mapping. Raises click.UsageError, which names all names that are given twice."""
     names = [name for name, _ in pairs]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -48,7 +48,7 @@ def once_each(option: str, pairs: Sequence[tuple[str, Value]]) -> dict[str, Valu
 
 
 def sets_of(pairs: Sequence[tuple[str, Value]]) -> list[dict[str, Value]]:
-    """The pairs as mappings: a name that is there already begins the next one. At least one, perhaps empty."""
+    """The pairs as mappings; a name that is given again begins the next one. There is at least one, perhaps empty."""
     found: list[dict[str, Value]] = [{}]
     for name, value in pairs:
         if name in found[-1]:

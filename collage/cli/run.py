@@ -37,7 +37,7 @@ from collage.core.new_file import new_file
 @click.option(
     "--verify/--no-verify",
     default=True,
-    help="Compare all of the file with its digests first, or only what is no weights. Default: all.",
+    help="Compare all of the file with its digests first, or only what may be code. Default: all.",
 )
 @click.option(
     "--trusted-key",
@@ -59,8 +59,8 @@ def run(
 ) -> None:
     """Run a compiled model once and describe its outputs.
 
-    A module file is a program: it holds machine code, which runs with your rights. Run only files from whom you would
-    take a program; `collage show` is safe on any file.
+    A module file is a program: it holds machine code, which runs with your rights. Run only files from people whose
+    programs you would run; `collage show` is safe on any file.
 
     \b
     Examples:

@@ -38,7 +38,7 @@ _ALL = ""
     is_flag=False,
     flag_value=_ALL,
     help="For every node, or those whose operator or ONNX name contains NODE (or the one with that number), "
-    "each candidate: its cost, or why not. Put it after the file.",
+    "each candidate with its cost, or why it was not chosen. Put it after the file.",
 )
 @click.option(
     "--shape",
@@ -46,7 +46,7 @@ _ALL = ""
     type=parse_shape,
     metavar="NAME:1x128",
     multiple=True,
-    help="Of a file for several shapes, only the placement for these.",
+    help="Show only the placement for these shapes, of a file for several.",
 )
 def show(
     file: Path,
@@ -101,7 +101,7 @@ def show(
 
 
 def _of_shapes(summary: Summary, wanted: Mapping[str, tuple[int, ...]]) -> tuple[Report, Program]:
-    """The module for these shapes. Raises UsageError listing those that are there."""
+    """The module for these shapes. Raises UsageError, which lists the shapes that the file has."""
     from collage.module.file import closest
     from collage.runtime.inputs import extents, shapes_text
 

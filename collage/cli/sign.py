@@ -23,8 +23,8 @@ from collage.cli.options import FILE_ARGUMENT, JSON_OPTION
 def sign(file: Path, key: Path) -> None:
     """Sign a module file, so that others can tell that it is yours.
 
-    The signature goes into the file. Whoever has your public key (`openssl pkey -in KEY.pem -pubout -out PUBLIC.pem`)
-    gives it to `collage verify --key`, `collage run --trusted-key` or `collage.load(..., trusted_key=...)`.
+    The signature goes into the file. Others give your public key (`openssl pkey -in KEY.pem -pubout -out PUBLIC.pem`)
+    to `collage verify --key`, `collage run --trusted-key` or `collage.load(..., trusted_key=...)`.
 
     \b
     Examples:
@@ -43,11 +43,11 @@ def sign(file: Path, key: Path) -> None:
     "--key",
     metavar="PUBLIC.pem",
     type=click.Path(path_type=Path),
-    help="Public key of whom you trust. Without one, only damage is found.",
+    help="Public key of the one you trust. Without it, only damage is found.",
 )
 @JSON_OPTION
 def verify(file: Path, key: Path | None, as_json: bool) -> None:
-    """Check that a module file is as it was written, and signed by whom you trust; nothing in it is loaded.
+    """Check that a module file is as it was written, and who signed it; nothing in it is loaded.
 
     \b
     Examples:

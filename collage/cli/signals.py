@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP end a command as Ctrl-C does: what it has begun is cleaned up first."""
+"""Ending a command cleanly on SIGTERM and SIGHUP, as on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PATIENCE_S = 5.0
 
 
 class Terminated(BaseException):
-    """A signal asks this process to end. No Exception: nobody is to take it for a failure of what was tried."""
+    """A signal asks this process to end. It is no Exception, so that it is not taken for a failure of a candidate."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"ended by {signal_name(number)}")
@@ -27,10 +27,10 @@ class Terminated(BaseException):
 
 @contextmanager
 def ending_on_signals() -> Iterator[None]:
-    """Raise Terminated where the block is when a signal arrives that is not ignored (as under nohup).
+    """Raise Terminated inside the block when a signal arrives, unless it is ignored (as under nohup).
 
-    Python runs a handler only between two of its own steps, and a library may take minutes for one, or swallow what
-    is raised: a process that has not ended after five seconds removes its temporary folders and ends where it is.
+    Python runs a handler only between two of its own instructions. A library may run for minutes in one of them, or
+    swallow the exception. So a process that has not ended five seconds later removes its temporary folders and exits.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -56,12 +56,12 @@ def ending_on_signals() -> Iterator[None]:
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     for each in _SIGNALS:
-        signal.signal(each, signal.SIG_IGN)  # cleaning up is not to be interrupted
+        signal.signal(each, signal.SIG_IGN)  # a second signal must not interrupt the cleaning up
     raise Terminated(number)
 
 
 def _watch(reader: int, ended: threading.Event) -> None:
-    """End the process some time after a signal arrived, unless it has ended."""
+    """End the process some time after a signal arrived, unless the block has ended before."""
     while number := os.read(reader, 1):
         if number[0] in _SIGNALS and not ended.wait(_PATIENCE_S):
             remove_all()

@@ -1,4 +1,4 @@
-"""The view of a module file: of each module in it, and of what else it holds."""
+"""The view of a module file: each module in it, and what else the file holds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collage.runtime.inputs import shapes_text
 
 
 def summary_view(summary: Summary) -> RenderableType:
-    """The view of each module of a file, under its shapes where there are several."""
+    """Show each module of a file, under its shapes where there are several."""
     stored = [f"the original model, {size(summary.model_bytes)}, is in the file for guarded regions"]
     more = [Text(text) for text in stored if summary.model_bytes]
     if not summary.shaped:

@@ -1,7 +1,8 @@
-"""What Linux's control groups leave this process of CPU time and memory; elsewhere nothing is limited.
+"""The CPU time and memory that Linux's control groups leave to this process; other systems have no limits.
 
-A limit holds for all groups below the one it is set for, so the smallest on the way up counts. All functions take the
-root folder, below which they read ``/proc`` and ``/sys``; what is missing or makes no sense limits nothing.
+A limit holds for the group that it is set for and for all groups below it, so the smallest limit on the way up counts.
+The functions take the root folder, below which they read ``/proc`` and ``/sys``. A file that is missing or makes no
+sense sets no limit.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _NUMBER = re.compile(r"[0-9]{1,19}")  # of microseconds, or bytes: 64 bits
 
 @dataclass(frozen=True)
 class CpuQuota:
-    """CPU time that a group may take, in cores: 1.5 are 150 ms in each 100 ms. ``source`` is the file that says so."""
+    """CPU time that a group may take, in cores: 1.5 cores are 150 ms in each 100 ms. ``source`` is the file with it."""
 
     cores: float
     source: str
@@ -27,7 +28,7 @@ class CpuQuota:
 
 
 def cpu_quota(root: Path = Path("/")) -> CpuQuota | None:
-    """The smallest quota of this process's groups and all above them, or None where there is none."""
+    """The smallest quota of this process's groups and of all groups above them, or None where none is set."""
     found = [
         CpuQuota(cores, _shown(file, root))
         for version, folder in _groups(root, "cpu")
@@ -39,7 +40,7 @@ def cpu_quota(root: Path = Path("/")) -> CpuQuota | None:
 def spare_memory(root: Path = Path("/")) -> int | None:
     """Bytes that this process's groups may still take, or None without a limit.
 
-    Pages of files that the system can drop do not count as taken.
+    Cached pages of files, which the system can drop, do not count as taken.
     """
     found = [
         left
@@ -61,7 +62,7 @@ def _quota_v1(folder: Path) -> Iterator[tuple[Path, float]]:
 
 
 def _quota(file: Path, most: str, period: str) -> Iterator[tuple[Path, float]]:
-    """Nothing where it is "max", -1, or no number."""
+    """The quota of ``file``; none where it is "max", -1, or no number."""
     if _NUMBER.fullmatch(most) and _NUMBER.fullmatch(period) and int(most) > 0 and int(period) > 0:
         yield file, int(most) / int(period)
 
@@ -84,7 +85,7 @@ def _left(folder: Path, most: str, used: str, cached: str) -> int | None:
 
 
 def _groups(root: Path, controller: str) -> Iterator[tuple[int, Path]]:
-    """Version and folder of each group this process is in, for that controller, and of all above it."""
+    """Version and folder of each group that this process is in for ``controller``, and of all groups above it."""
     mounts = list(_mounts(root))
     for line in _read(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
@@ -101,9 +102,9 @@ def _groups(root: Path, controller: str) -> Iterator[tuple[int, Path]]:
 
 
 def _below(path: str, top: str) -> PurePosixPath:
-    """A group as seen from a mount that shows the group ``top``: the mount itself for one that it does not show.
+    """The path of a group below a mount that shows the group ``top``; the mount itself where it shows another one.
 
-    That is what a container sees whose groups are named as on the host, or who was moved out of its namespace.
+    A container sees such a mount when its groups are named as on the host, or when it was moved out of its namespace.
     """
     try:
         found = PurePosixPath(path).relative_to(top)
@@ -113,7 +114,7 @@ def _below(path: str, top: str) -> PurePosixPath:
 
 
 def _mounts(root: Path) -> Iterator[tuple[str, frozenset[str], str, str]]:
-    """Kind, options, the group shown and the place of each mounted hierarchy."""
+    """Kind and options of each mounted hierarchy, the group that it shows, and the folder where it is mounted."""
     for line in _read(root / "proc/self/mountinfo").splitlines():
         fields = line.split(" ")
         if "-" not in fields[6:]:
@@ -124,7 +125,7 @@ def _mounts(root: Path) -> Iterator[tuple[str, frozenset[str], str, str]]:
 
 
 def _unescaped(text: str) -> str:
-    """Spaces and the like are written as octal numbers there."""
+    """Decode ``mountinfo``, which writes spaces and the like as octal numbers."""
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
 
 

@@ -1,6 +1,6 @@
-"""A child process of Python and its parent, who talk in length-prefixed pickles over two pipes.
+"""A Python child process and its parent, which exchange length-prefixed pickles over two pipes.
 
-What the child runs may crash, hang, close its pipes or damage its memory: the parent survives it and knows why.
+The child may crash, hang, close its pipes or damage its memory; the parent survives this and learns the cause.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _END_LIMIT_S = 2.0
 
 
 class ChildError(Exception):
-    """A child did not do what it was asked; the message says why."""
+    """A child did not do what it was asked to; the message says why."""
 
 
 class ChannelError(ChildError):
-    """What came through the pipe is no message: the other side's memory is damaged."""
+    """The bytes from the pipe are no message, since the other side's memory is damaged."""
 
 
 class ChildEndedError(ChildError):
     """A child ended instead of answering.
 
-    ``code`` is its exit status, negative for a signal, or None: it closed its pipe, and had to be killed.
+    ``code`` is its exit status, negative for a signal. It is None when the child closed its pipe and had to be killed.
     """
 
     def __init__(self, code: int | None) -> None:
@@ -48,7 +48,7 @@ class ChildEndedError(ChildError):
 
 @dataclass(frozen=True)
 class Failure:
-    """A child's reply when it cannot do what it was asked."""
+    """A child's reply when it cannot do what it was asked to."""
 
     message: str
 
@@ -82,8 +82,8 @@ class ChildProcess:
     def ask(self, message: object, limit_s: float) -> Any:
         """Send a message and wait for the reply, at most ``limit_s`` seconds.
 
-        Raises ChildError when the reply is a Failure; the child lives on. Raises TimeoutError, ChildEndedError
-        and ChannelError; then, and whatever else is raised meanwhile (KeyboardInterrupt), the child is killed.
+        Raises ChildError when the reply is a Failure; the child lives on. Raises TimeoutError, ChildEndedError and
+        ChannelError. After these, and after any other exception (such as KeyboardInterrupt), the child is killed.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
@@ -99,7 +99,7 @@ class ChildProcess:
         return reply
 
     def _code(self) -> int | None:
-        """How it ended. It has closed its pipe, so it has ended, or does so in a moment."""
+        """Its exit status. It has closed its pipe, so it has ended or will end soon."""
         try:
             return self._process.wait(timeout=_END_LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -108,9 +108,9 @@ class ChildProcess:
             self.kill()
 
     def kill(self) -> None:
-        """Kill it and all it started, and wait for it; it has nothing to save.
+        """Kill the child and all processes that it started, and wait for it. The child has nothing to save.
 
-        The pipes are closed last: a measuring worker that sees them close believes its parent dead, and
+        The pipes are closed last: a measuring worker that sees them close takes its parent for dead, and
         removes the folder that the next worker needs.
         """
         if self._process.returncode is None:  # not yet waited for, so its id is still its own
@@ -140,7 +140,7 @@ def _end(code: int | None) -> str:
 def take_over_pipes() -> tuple[int, int]:
     """In the child: keep the pipes out of the way of libraries that print to stdout or read stdin.
 
-    Gives the descriptors to read from and to write to; what is printed goes to stderr.
+    Returns the descriptors to read from and to write to. What a library prints goes to stderr.
     """
     source, sink = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""What Linux tells of the CPU in ``/proc/cpuinfo``: a name, and the instruction sets that decide a kernel's speed."""
+"""The CPU as ``/proc/cpuinfo`` describes it: a name, and the instruction sets that decide a kernel's speed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _WHICH = (
     *("uarch", "mvendorid", "marchid", "mimpid"),  # RISC-V
     *("cpu", "revision", "cpu model", "CPU Family", "Model Name", "machine"),  # POWER, MIPS, LoongArch, S/390
 )
-"""What tells one kind of core from another where there are no ``flags``."""
+"""Fields that tell one kind of core from another where there are no ``flags``."""
 
 
 def describe_cpu(text: str, machine: Callable[[], str]) -> tuple[str, str]:
-    """The CPU's name, and a hash of its instruction sets, of the file's text.
+    """The CPU's name and a hash of its instruction sets, from the text of the file.
 
     ``machine`` gives the architecture's name, for CPUs that have no name of their own. Where cores differ, as on
-    phones, each kind counts; how many there are of each does not: threads are told apart elsewhere.
+    phones, the name lists each kind, but not how many there are of each: the number of threads is recorded elsewhere.
     """
     cores = [*_cores(text)]
     first: dict[str, str] = {}
@@ -33,7 +33,7 @@ def describe_cpu(text: str, machine: Callable[[], str]) -> tuple[str, str]:
 
 
 def _x86(first: dict[str, str], machine: Callable[[], str]) -> tuple[str, str]:
-    """As it has been since the first version: databases and module files hold it."""
+    """Name and hash on x86. Databases and module files hold them, so they stay as they were in the first version."""
     names = [first.get("model name") or machine()]
     names += [f"{key} {first[key]}" for key in ("cpu family", "model", "stepping") if key in first]
     return ", ".join(names), _hash([f for f in first.get("flags", "").split() if f.startswith(_X86)])
@@ -42,9 +42,9 @@ def _x86(first: dict[str, str], machine: Callable[[], str]) -> tuple[str, str]:
 def _others(
     cores: Sequence[dict[str, str]], first: dict[str, str], machine: Callable[[], str]
 ) -> tuple[str, str]:
-    """Each kind of core, and the rate of the timer, which "BogoMIPS" is on Arm.
+    """Name and hash on other architectures: each kind of core and, on Arm, the rate of the timer ("BogoMIPS").
 
-    By the latter one tells Graviton 2 from Ampere's Altra, which both have Arm's Neoverse N1 r3p1.
+    The timer tells Graviton 2 from Ampere's Altra; both have Arm's Neoverse N1 r3p1.
     """
     kinds = {" ".join(core[key] for key in _WHICH if core.get(key)) for core in cores}
     names = [first.get("model name") or machine(), *sorted(kinds - {""})]
@@ -61,7 +61,7 @@ def _hash(found: Sequence[str] | set[str]) -> str:
 
 
 def _cores(text: str) -> Sequence[dict[str, str]]:
-    """The fields of each paragraph: of a core, or of the board."""
+    """The fields of each paragraph; a paragraph describes a core or the board."""
     found: list[dict[str, str]] = []
     for paragraph in text.split("\n\n"):
         fields: dict[str, str] = {}

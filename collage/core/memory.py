@@ -1,4 +1,4 @@
-"""How much memory there is."""
+"""The size of the machine's memory."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import os
 
 
 def physical_bytes() -> int:
-    """Of this machine's memory."""
+    """Size of this machine's memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,4 +1,4 @@
-"""Writing files so that nobody ever sees half of one."""
+"""Writing files so that no other process ever sees a half-written one."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _SUFFIX = ".part"
 
 @contextmanager
 def new_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file beside ``path`` that takes its place when the block ends, and vanishes when it fails.
+    """A file beside ``path`` that replaces it when the block ends, and is removed when the block fails.
 
-    What a process left there that was killed while it wrote is removed by the next one that writes. Raises
+    A process that is killed while it writes leaves such a file; the next process that writes removes it. Raises
     CollageError when the system refuses.
     """
     try:
@@ -28,7 +28,7 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
         handle, temporary = _begin(path)
     except OSError as error:
         raise CollageError(f"cannot write {path}: {error.strerror}.") from None
-    lock = os.dup(handle)  # holds it until the file is in its place
+    lock = os.dup(handle)  # a second descriptor keeps the lock until the file is in its place
     try:
         with os.fdopen(handle, "w+b") as stream:
             yield stream
@@ -45,7 +45,7 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _begin(path: Path) -> tuple[int, str]:
-    """A new file that is locked: an open one, and its name."""
+    """Make a new file and lock it; its descriptor and its name."""
     while True:
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_SUFFIX, dir=path.parent)
         if locked(handle):

@@ -1,4 +1,4 @@
-"""Text from files and libraries on its way to a terminal, which obeys some characters instead of showing them."""
+"""Making text from files and libraries safe for a terminal, which obeys some characters instead of showing them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import unicodedata
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _UNSHOWN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
-"""Unicode's categories of what is not seen: control characters, directions of writing, halves of pairs, line ends."""
+"""Unicode's categories of invisible characters: control, format, surrogate, private use, and line separators."""
 
 
 def printable(text: str, kept: str = "") -> str:
-    """The text with every character replaced that a terminal would obey, or that has no shape; not those ``kept``."""
+    """The text with all invisible characters replaced, except those in ``kept``."""
     if text.isprintable():
         return text
     return "".join(

@@ -1,4 +1,4 @@
-"""How far a long piece of work is: what ``compile`` and ``bench`` tell whoever is watching."""
+"""How far a long piece of work has come: ``compile`` and ``bench`` report it while they work."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Progress:
-    """``done`` of ``total`` steps of a stage; a total of 0 means that nobody knows how many there will be.
+    """``done`` of ``total`` steps of a stage; a total of 0 means that the number of steps is not known.
 
-    ``text`` names the step under way, for people: ``openvino conv2d+add+relu``.
+    ``text`` names the current step for people: ``openvino conv2d+add+relu``.
     """
 
     stage: str

@@ -1,8 +1,9 @@
-"""Temporary folders that somebody always removes, however the process that made them ends.
+"""Temporary folders that are always removed, however the process that made them ends.
 
-Each has a file that its maker holds a lock on (``flock``) for as long as it lives. Who can take the lock has found a
-folder that nobody uses any more, and removes it: the next process that needs a folder of its own does, and a worker
-whose parent was killed. A lock says nothing of process ids, so users and containers may share the place.
+Each folder has a file that the process which made it holds a lock on (``flock``) for as long as it lives. A process
+that can take the lock has found an unused folder, and removes it. The next process that needs a folder does so, and so
+does a worker whose parent was killed. A lock does not depend on process ids, so users and containers may share the
+place.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ _SUFFIX = ".tmp"
 _NAME = re.compile(r"collage-[a-z]+-[a-z0-9_]{8}\.tmp")
 
 _held: dict[Path, int | None] = {}
-"""The folders of this process, and the open files with their locks."""
+"""The folders of this process, each with the descriptor of its locked file."""
 
 
 class TemporaryFolder:
-    """A new folder in the system's place for such, named after its purpose (lower-case letters).
+    """A new folder in the system's folder for temporary files, named after its purpose (lower-case letters).
 
-    A context manager that gives the path; left in place, it is removed when this process ends. What nobody uses any
-    more is removed before a process makes its first one.
+    It is a context manager that gives the path. A folder that is not removed before is removed when this process ends.
+    Before a process makes its first folder, it removes those that are unused.
     """
 
     def __init__(self, purpose: str) -> None:
@@ -45,15 +46,15 @@ class TemporaryFolder:
         self.remove()
 
     def remove(self) -> None:
-        """Remove it with all that is in it. Removing twice does nothing, nor does a fork of the process."""
+        """Remove the folder with its content. A second call does nothing, nor does a call in a forked process."""
         self._remove()
 
 
 def sweep(place: Path | None = None) -> None:
-    """Remove the folders in ``place``, by default the system's, that nobody uses any more."""
+    """Remove the unused folders in ``place``, by default the system's folder for temporary files."""
     with suppress(OSError), os.scandir(place or tempfile.gettempdir()) as entries:
         for entry in entries:
-            with suppress(OSError):  # somebody else was quicker
+            with suppress(OSError):  # another process removed it first
                 if not _NAME.fullmatch(entry.name) or not entry.is_dir(follow_symlinks=False):
                     continue
                 if entry.stat(follow_symlinks=False).st_uid == os.geteuid():
@@ -66,23 +67,26 @@ def _sweep_once(place: str) -> None:
 
 
 def remove_all() -> None:
-    """Remove all folders of this process, which is about to end."""
+    """Remove all folders of this process. It is called when the process is about to end."""
     for path in [*_held]:
         _release(path, os.getpid())
 
 
 def locked(fd: int) -> bool:
-    """Take the lock of an open file, which is held until it is closed. Not when somebody else has it, or removed it."""
+    """Take the lock of an open file; it is held until the file is closed.
+
+    False when another process has the lock, or has removed the file.
+    """
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        # A file system without locks: nobody can take one, and so nobody removes what is in use.
+        # On a file system without locks no process can take one, so none removes a folder that is in use.
         return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
     return os.fstat(fd).st_nlink > 0
 
 
 def unused(fd: int) -> bool:
-    """Whether nobody holds the lock of an open file; then this process does."""
+    """Whether no other process holds the lock of an open file. If so, this process holds it now."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -96,7 +100,7 @@ def _make(purpose: str) -> Path:
         _held[path] = None
         try:
             lock = _held[path] = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileNotFoundError:  # somebody swept it away, since it had no lock yet
+        except FileNotFoundError:  # another process removed it, since it had no lock yet
             del _held[path]
             continue
         except OSError:
@@ -112,7 +116,8 @@ def _sweep_one(path: Path) -> None:
     try:
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
-        os.rmdir(path)  # if it is empty: its maker was killed before the lock was there, or makes another one
+        # It is removed only if it is empty: its process was killed before it made the lock, or makes another folder.
+        os.rmdir(path)
         return
     try:
         if unused(lock):
@@ -132,7 +137,7 @@ def _release(path: Path, owner: int) -> None:
 
 
 def _clear(path: Path) -> None:
-    """The lock's file goes last: whoever is killed on the way leaves a folder that another one can remove."""
+    """Remove a folder, the lock's file last, so that another process can finish when this one is killed meanwhile."""
     with os.scandir(path) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):

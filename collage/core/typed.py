@@ -1,7 +1,7 @@
-"""Reading plain values from a file as what the code says they are: dataclasses, tuples, numbers of 64 bits.
+"""Reading plain values from a file with the types of annotations: dataclasses, tuples, numbers of 64 bits.
 
-JSON from a file may hold anything. What passes here has the types of the annotations, so that the code behind it need
-not look again; what the numbers mean is checked by whoever knows.
+JSON from a file may hold anything. A value that passes here has the types of the annotations, so that later code need
+not check them again. Whether the numbers make sense is checked elsewhere.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Value = TypeVar("Value")
 
 _MOST = 2**63 - 1
 _LONGEST = 100
-"""Characters of a value that an error shows."""
+"""The most characters of a value that an error shows."""
 
 
 class MalformedError(ValueError):
-    """A file says something else than it should; the message names the place."""
+    """A value in a file is not what it should be; the message names its place."""
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
@@ -40,9 +40,9 @@ def parse_object(data: bytes) -> dict[str, Any]:
 def typed(hint: type[Value], value: Any, names: Mapping[str, Any] | None = None) -> Value:
     """The value as an instance of the annotation ``hint``.
 
-    Mappings become dataclasses, lists tuples where these are asked for; whole numbers have 64 bits. Dataclasses that
-    are there already are looked through. ``names`` are those of types that annotations mention and their module lacks.
-    Raises MalformedError.
+    Mappings become dataclasses and lists become tuples where the annotation asks for these. Whole numbers have 64 bits.
+    In a value that is a dataclass already, the fields are checked. ``names`` gives the types that annotations mention
+    and that their module does not import. Raises MalformedError.
     """
     try:
         found: Value = _typed(hint, value, "", names)
@@ -52,7 +52,7 @@ def typed(hint: type[Value], value: Any, names: Mapping[str, Any] | None = None)
 
 
 def shown(value: Any) -> str:
-    """A value from a file in an error: short, and without characters that a terminal obeys."""
+    """A value from a file for an error: short, and without characters that a terminal obeys."""
     text = ascii(value)
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
@@ -171,7 +171,7 @@ def _union(arguments: tuple[Any, ...], value: Any, where: str, names: Mapping[st
         try:
             return _typed(each, value, where, names)
         except MalformedError as error:
-            # Of several kinds, the one that the value has goes further in than the others.
+            # The error for the right kind names the innermost place, so its text is the longest.
             if problem is None or len(str(error)) > len(str(problem)):
                 problem = error
     raise problem or _wrong(where, value, "nothing")

@@ -1,4 +1,4 @@
-"""A zip archive whose entries begin at 64-byte boundaries, so that they can be used where the file is mapped."""
+"""A zip archive whose entries begin at 64-byte boundaries, so that kernels can use them in the mapped file."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from collage.kernel.frames import Buffer
 
 MANIFEST, DIGEST, SIGNATURE = "manifest.json", "manifest.sha256", "signature.json"
 _MOST_TEXT = 1 << 28
-"""Bytes of the manifest, unpacked: a file of some kilobytes could claim to hold terabytes."""
+"""The most bytes of an unpacked manifest, since a file of some kilobytes could claim to hold terabytes."""
 _LOCAL_HEADER = 30
-"""Bytes, without the name and what follows it."""
+"""Bytes of a local header without the name and the extra field after it."""
 _PADDING = struct.Struct("<HHH")
-_PADDING_ID = 0xD935  # the one that Android's zipalign uses
+_PADDING_ID = 0xD935  # Android's zipalign uses the same one
 _DAMAGE = (zlib.error, struct.error, EOFError, NotImplementedError, RuntimeError, UnicodeDecodeError, OSError)
-"""What zipfile raises beside BadZipFile, depending on where a file is damaged: the last two are for a way of packing
-that it does not know, and for encryption."""
+"""What zipfile raises beside BadZipFile, depending on where a file is damaged. NotImplementedError is for an unknown
+compression, RuntimeError for encryption."""
 
 
 class NewArchive:
-    """An archive that is being written to a stream: entries named by their content, each stored once.
+    """An archive that is being written to a stream. Entries are named by their content, and each is stored once.
 
-    A context manager, for the case that writing fails.
+    It is a context manager, which closes the archive quietly when writing fails.
     """
 
     def __init__(self, stream: IO[bytes]) -> None:
@@ -50,12 +50,12 @@ class NewArchive:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            # It fails again; left alone, Python closes it and tells of that.
+            # Closing fails, too. Without this, Python would close it later and print that error.
             with suppress(OSError, ValueError):
                 self._zip.close()
 
     def put(self, folder: str, data: Buffer) -> str:
-        """Store the bytes, and give the name under which they will be found."""
+        """Store the bytes; the name of their entry."""
         name = f"{folder}/{hashlib.sha256(data).hexdigest()}"
         if name not in self._names:
             self._names.add(name)
@@ -69,7 +69,7 @@ class NewArchive:
         return name
 
     def finish(self, manifest: Mapping[str, Any]) -> None:
-        """Write the manifest, its digest, and the directory."""
+        """Write the manifest, its digest and the directory."""
         data = json.dumps(manifest).encode()
         self._zip.writestr(new_entry(MANIFEST), data, compress_type=zipfile.ZIP_DEFLATED)
         self._zip.writestr(new_entry(DIGEST), hashlib.sha256(data).hexdigest())
@@ -77,15 +77,15 @@ class NewArchive:
 
 
 class MappedArchive:
-    """An archive of that kind, mapped into memory: processes that read it share its pages.
+    """An archive of that kind, mapped into memory, so that processes which read it share its pages.
 
-    With ``share`` off it is read into memory of its own, which has huge pages where the system gives any: weights of
-    300 MB that stream through a core take 8.9 ms then, and 10.2 in the pages of a file that was just written (9.4 in
-    those of one that was read from a disk by a recent Linux).
+    With ``share`` off, it is read into memory of this process, in huge pages where the system has them. Weights of
+    300 MB that stream through a core then take 8.9 ms. They take 10.2 ms in the pages of a file that was just written,
+    and 9.4 ms in those of a file that a recent Linux read from a disk.
 
     Raises OSError where the file cannot be read, and zipfile.BadZipFile or ValueError where it is no archive. Views of
-    its entries keep the memory alive. Whoever replaces the file must do so by renaming, as Collage does: a mapped file
-    that is cut short ends its readers.
+    its entries keep the memory alive. The file must be replaced by renaming another one, as Collage does: cutting a
+    mapped file short ends the processes that read it.
     """
 
     def __init__(self, path: Path, *, share: bool = True) -> None:
@@ -97,26 +97,26 @@ class MappedArchive:
                     text = _read(archive, MANIFEST)
                     digest = _read(archive, DIGEST).decode() if DIGEST in self._entries else None
                     self.signature = _read(archive, SIGNATURE) if SIGNATURE in self._entries else None
-                    """What ``collage sign`` has added."""
+                    """The entry that ``collage sign`` adds, or None."""
             except _DAMAGE as error:
                 raise zipfile.BadZipFile(str(error)) from None
             self.digest = hashlib.sha256(text).hexdigest()
-            """Of the manifest, which names all other entries by theirs."""
+            """Digest of the manifest, which names all other entries by their digests."""
             if digest is not None and digest != self.digest:
-                raise ValueError("its manifest is another one than was written")
+                raise ValueError("its manifest is not the one that was written")
             self.has_digest = digest is not None
-            """Older formats have none."""
+            """Whether the file holds the digest; files of older formats do not."""
             self.manifest = parse_object(text)
 
     def size(self, name: str) -> int:
-        """Bytes of an entry. Raises KeyError when there is none of that name."""
+        """Size of an entry in bytes. Raises KeyError when there is none of that name."""
         return self._entries[name].file_size
 
     def get(self, name: str, *, check: bool, own: bool = False) -> memoryview:
         """An entry's bytes, read-only. ``check`` compares them with their digest, which reads all of them.
 
-        With ``own`` they are a copy in this process's memory, which nobody who writes to the file can change after
-        they were compared. Raises KeyError when there is none of that name, and zipfile.BadZipFile when it is damaged.
+        With ``own`` they are a copy in this process's memory, which a change of the file does not reach after they
+        were compared. Raises KeyError when there is none of that name, and zipfile.BadZipFile when it is damaged.
         """
         info = self._entries[name]
         at = info.header_offset + _LOCAL_HEADER
@@ -140,7 +140,7 @@ class MappedArchive:
             self.get(name, check=True)
 
     def unsigned(self) -> bytes:
-        """The file without its signature, which is the last entry when there is one."""
+        """The bytes of the file without its signature, which is the last entry when there is one."""
         stream = io.BytesIO(bytes(self._data))
         if SIGNATURE in self._entries:
             with zipfile.ZipFile(stream, "a") as changed:
@@ -149,12 +149,12 @@ class MappedArchive:
                     raise zipfile.BadZipFile("its signature is not its last entry")
                 del changed.NameToInfo[SIGNATURE]
                 changed.start_dir = last.header_offset
-                changed.comment = b""  # that something has changed
+                changed.comment = b""  # setting it makes zipfile write the directory again
         return stream.getvalue()
 
 
 class _View(io.RawIOBase):
-    """The bytes of the mapping as a file, so that what is read of it is what is used later."""
+    """The mapped bytes as a file object, so that zipfile reads the same bytes that are used later."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
@@ -184,7 +184,7 @@ class _View(io.RawIOBase):
 
 
 def _read(archive: zipfile.ZipFile, name: str) -> bytes:
-    """An entry that describes others. Raises ValueError when it claims to be huge."""
+    """Read an entry that describes others. Raises ValueError when it claims to be huge."""
     info = archive.getinfo(name)
     if info.file_size > _MOST_TEXT:
         raise ValueError(f"its {name} has {info.file_size} bytes")
@@ -209,7 +209,7 @@ def _own(stream: IO[bytes]) -> memoryview:
 
 
 def new_entry(name: str) -> zipfile.ZipInfo:
-    """About an entry: without a time, so that equal modules are equal files."""
+    """An entry's header without a time, so that equal modules are equal files."""
     info = zipfile.ZipInfo(name)
     info.external_attr = 0o644 << 16
     return info

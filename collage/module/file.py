@@ -1,4 +1,4 @@
-"""Reading the module file: its archive, its parts, and what it tells without loading a kernel."""
+"""Reading the module file: its archive, its parts, and its summary, which needs no kernel."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ FORMAT = 6
 
 @dataclass(frozen=True)
 class Reading:
-    """How entries are taken from an archive: compared with their digests, and into memory of this process."""
+    """How entries are read from an archive: whether they are compared with their digests, and copied."""
 
     archive: MappedArchive
     verify: bool
     own: bool
 
     def module(self, manifest: Mapping[str, Any]) -> tuple[Parts, Report]:
-        """What the manifest says of a module. Raises ValueError, KeyError, TypeError or BadZipFile."""
+        """Read a module that the manifest describes. Raises ValueError, KeyError, TypeError or BadZipFile."""
         program = read_program(manifest["program"])
         found: dict[str, Artifact] = {}
         artifacts = []
         for names in manifest["artifacts"]:
-            key = json.dumps(names)  # equal artifacts become one, and so one kernel
+            key = json.dumps(names)  # equal artifacts become one object, and so one kernel
             if key not in found:
                 found[key] = self.artifact(names)
             artifacts.append(found[key])
@@ -67,19 +67,19 @@ class Reading:
         return parts, Report.from_json(manifest["report"])
 
     def artifact(self, names: Mapping[str, Any]) -> Artifact:
-        """A kernel's bytes, or its head and its arrays."""
+        """Read a kernel's artifact: its bytes, or its head and its arrays."""
         if "bytes" in names:
             return self.program(names["bytes"])
         arrays = tuple(self.archive.get(name, check=self.verify) for name in names["arrays"])
         return Framed(self.program(names["head"]), arrays, mapped=True)
 
     def program(self, name: str) -> memoryview:
-        """What may be code, or say what code does: always compared."""
+        """Read an entry that may be code or control code; it is always compared with its digest."""
         return self.archive.get(name, check=True, own=self.own)
 
 
 def verified(path: Path, trusted_key: Path | None = None) -> MappedArchive:
-    """The archive of a file, all of whose entries have the bytes that were written; signed, where a key is given.
+    """Open a file and compare all its entries with their digests, and check its signature where a key is given.
 
     Raises ModuleFileError.
     """
@@ -91,10 +91,10 @@ def verified(path: Path, trusted_key: Path | None = None) -> MappedArchive:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a file tells without loading a kernel: report and program of each module in it.
+    """What can be said of a file without loading a kernel: report and program of each module in it.
 
     ``shaped`` files have a module for each set of shapes, and perhaps a ``fallback`` for others. ``model_bytes`` is
-    the size of the original model that answers where fast kernels would be wrong, 0 where nobody needs it.
+    the size of the original model, which answers calls for which fast kernels would be wrong; 0 where none is needed.
     """
 
     modules: tuple[tuple[Report, Program], ...]
@@ -104,12 +104,12 @@ class Summary:
 
     @property
     def first(self) -> tuple[Report, Program]:
-        """Those of the first, or only, module."""
+        """Report and program of the first or only module."""
         return self.modules[0]
 
 
 def read_summary(path: Path, trusted_key: Path | None = None) -> Summary:
-    """What ``collage show`` needs; of a signed file, where a key is given. Raises ModuleFileError."""
+    """Read what ``collage show`` needs, and check the signature where a key is given. Raises ModuleFileError."""
     archive = open_archive(path, trusted_key=trusted_key)
     manifest = archive.manifest
     with damage(path):
@@ -127,7 +127,7 @@ def read_summary(path: Path, trusted_key: Path | None = None) -> Summary:
 
 
 def closest(summary: Summary, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Report, Program]:
-    """The module for inputs of these shapes, which may be some of all; the first one where there is none."""
+    """The first module whose inputs have these shapes; ``shapes`` may leave out inputs. Else the first module."""
     for report, program in summary.modules:
         if shapes.items() <= {port.name: extents(port) for port in program.takes}.items():
             return report, program
@@ -135,6 +135,7 @@ def closest(summary: Summary, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Re
 
 
 def open_archive(path: Path, *, share: bool = True, trusted_key: str | Path | None = None) -> MappedArchive:
+    """Open a module file of this version, and check its signature where a key is given. Raises ModuleFileError."""
     try:
         archive = MappedArchive(path, share=share)
     except FileNotFoundError:
@@ -163,6 +164,7 @@ def open_archive(path: Path, *, share: bool = True, trusted_key: str | Path | No
 
 
 def target_of(manifest: Mapping[str, Any]) -> Target:
+    """The machine that a module was compiled for. Raises ValueError, KeyError or TypeError."""
     found = typed(Target, manifest["target"])
     if not 1 <= found.threads <= MOST_THREADS:
         raise ValueError(f"it is for {found.threads} threads")
@@ -171,7 +173,7 @@ def target_of(manifest: Mapping[str, Any]) -> Target:
 
 @contextmanager
 def damage(path: Path) -> Iterator[None]:
-    """Whatever reading the contents of a file raises, as an error that names it."""
+    """Turn what reading the contents of a file raises into a ModuleFileError that names the file."""
     try:
         yield
     except CollageError as error:
@@ -183,7 +185,7 @@ def damage(path: Path) -> Iterator[None]:
 
 
 def _text(error: Exception) -> str:
-    """What is wrong, in words: a KeyError has only the name of what is missing."""
+    """What is wrong, in words; the text of a KeyError is only the missing name."""
     return f"it lacks {shown(error.args[0])}" if isinstance(error, KeyError) and error.args else str(error)
 
 

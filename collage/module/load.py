@@ -1,4 +1,4 @@
-"""Loading a module file: its parts, checked against this machine and the installed libraries, made callable."""
+"""Loading a module file: checking it against this machine and its libraries, and making a callable module of it."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ def load_file(
     strict: bool = False,
     trusted_key: str | Path | None = None,
 ) -> CompiledModule | ShapedModule:
-    """The module of a file, checked against this machine and the installed libraries.
+    """Load the module of a file, and check it against this machine and the installed libraries.
 
-    Kernels read their weights where the file is mapped, or with ``share`` off in memory of this process; with
-    ``verify`` all of it is compared with its digest first. With ``trusted_key``, the path of a public key, the file
-    must be signed by its owner; nothing in it is looked at before. With ``strict`` a module of several sets of shapes
-    has no fallback for others. Raises ModuleFileError naming the reason and the way out.
+    Kernels read their weights in the mapped file, or with ``share`` off in memory of this process. With ``verify`` all
+    entries are compared with their digests first. With ``trusted_key``, the path of a public key, the file must be
+    signed by the owner of the key; this is checked before anything else in the file. With ``strict`` a module of
+    several sets of shapes has no fallback for other shapes. Raises ModuleFileError, which names the reason and the
+    way out.
     """
     archive = open_archive(path, share=share, trusted_key=trusted_key)
     read = Reading(archive, verify=verify or trusted_key is not None, own=trusted_key is not None)
@@ -72,7 +73,7 @@ def load_file(
 
 
 def _loaded(path: Path, parts: Parts, registry: Registry) -> Executor | TailExecutor:
-    """What runs the parts. Raises ModuleFileError naming the file."""
+    """The executor of the parts. Raises ModuleFileError, which names the file."""
     try:
         return load_parts(parts, registry)
     except ModuleFileError as error:

@@ -1,4 +1,4 @@
-"""The compiled module: callable, saved to one file, shown as a table."""
+"""The compiled module, which can be called, saved to one file, and shown as a table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def summary_of(report: Report, program: Program) -> dict[str, Any]:
-    """A placement's summary (``Report.summary``), and the shapes that it is for."""
+    """A placement's summary (``Report.summary``) with the shapes that it is for."""
     shapes = {port.name: list(extents(port)) for port in program.takes}
     return {"inputs": shapes, **report.summary(program.regions)}
 
@@ -32,10 +32,10 @@ class CompiledModule:
 
     def __init__(self, parts: Parts, report: Report, executor: Executor | TailExecutor) -> None:
         self.parts = parts
-        """What its file holds."""
+        """The program, the kernels' artifacts and the constants, as the module's file holds them."""
         self.report = report
         self.executor = executor
-        """What runs it."""
+        """Runs the program on given inputs."""
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -64,8 +64,8 @@ class CompiledModule:
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Outputs for the inputs: one array, or a tuple in the model's order when there are several.
 
-        Inputs are numpy arrays or anything with DLPack; where the model takes other values, lists for sequences, None
-        for optionals, arrays of Python strings. Raises InputError for a wrong name, shape or dtype.
+        Inputs are numpy arrays or anything with DLPack. Where the model takes other values, inputs are lists for
+        sequences, None for optionals, and arrays of Python strings. Raises InputError for a wrong name, shape or dtype.
         """
         outputs = self.executor.run(collect_inputs(self.parts.program.takes, args, named))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
@@ -76,20 +76,21 @@ class CompiledModule:
         return {port.name: array for port, array in zip(self.parts.program.gives, outputs, strict=True)}
 
     def trace(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """A time line of one warm run: what Chrome's trace viewer and Perfetto read once it is written as JSON.
+        """A time line of one warm run. Written as JSON, it can be read by Chrome's trace viewer and by Perfetto.
 
         Raises InputError like ``run``, and UsageError where an engine runs the model, or its tail, whole.
         """
         from collage.runtime.trace import trace
 
-        own = self._launches("no launches to draw a time line of").clone()  # others may be calling this one
+        # A clone, since other threads may be calling this module.
+        own = self._launches("no launches to draw a time line of").clone()
         return trace(own, collect_inputs(self.parts.program.takes, (), inputs))
 
     def clone(self) -> CompiledModule:
-        """The same module with an arena of its own: calls of the two do not wait for each other's copies.
+        """The same module with an arena of its own, so that calls of the two do not wait for each other's copies.
 
-        Kernels and their weights are shared. On the team of threads the clones' runs take turns; so do all runs of an
-        engine that has the whole model.
+        Kernels and their weights are shared. Runs of clones take turns on the team of threads, and so do all runs of an
+        engine that runs the whole model.
         """
         return CompiledModule(self.parts, self.report, self.executor.clone())
 
@@ -98,9 +99,10 @@ class CompiledModule:
     ) -> BoundCall | BoundTail:
         """A call on fixed arrays, which kernels read and write without a copy; see ``BoundCall`` and ``BoundTail``.
 
-        Arrays that are not given are made. Raises InputError for those of the wrong name, dtype or shape, that are not
-        contiguous, do not start at a 64-byte boundary, or overlap, and UsageError where an engine runs the model
-        whole, or for outputs of a model whose tail it runs: these have no place before the call.
+        Arrays that are not given are made. Raises InputError for an array of a wrong name, dtype or shape, and for one
+        that is not contiguous, does not start at a 64-byte boundary, or overlaps another. Raises UsageError where an
+        engine runs the whole model, and for outputs of a model whose tail an engine runs: the engine makes these
+        arrays during the call.
         """
         from collage.runtime.bound import bind
 
@@ -123,7 +125,7 @@ class CompiledModule:
         return self.parts.program.executed[-1].backend
 
     def save(self, path: str | Path) -> None:
-        """Write one file that ``collage.load`` runs in a fresh process; atomic."""
+        """Write one file that ``collage.load`` runs in a fresh process. An existing file is replaced atomically."""
         save_modules(Path(path), [(self.parts, self.report)])
 
     def __repr__(self) -> str:

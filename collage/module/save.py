@@ -1,4 +1,4 @@
-"""Writing the module file: an archive with a manifest, the kernels' artifacts, and nothing else."""
+"""Writing the module file: an archive with a manifest and the kernels' artifacts and arrays."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def save_modules(
 ) -> None:
     """Write the file beside its place and move it there, so that no half-written file is ever seen.
 
-    ``shaped`` files have a module for each set of shapes, and perhaps a ``model``, in ONNX, for all others; what the
-    modules' kernels have in common is stored once.
+    ``shaped`` files have a module for each set of shapes, and perhaps an ONNX ``model`` for all other shapes. What the
+    kernels of several modules share is stored once.
     """
     with new_file(path) as stream, NewArchive(stream) as archive:
         manifest = {
@@ -39,7 +39,7 @@ def save_modules(
 
 
 def _put_module(archive: NewArchive, parts: Parts, report: Report) -> dict[str, Any]:
-    """What the manifest says of a module; bytes that are there already are stored once."""
+    """Store a module; its part of the manifest."""
     return {
         "target": {
             "device": parts.target.device,
@@ -59,7 +59,7 @@ def _put_module(archive: NewArchive, parts: Parts, report: Report) -> dict[str, 
 
 
 def _put_artifact(archive: NewArchive, artifact: Artifact) -> dict[str, Any]:
-    """What the manifest says of an artifact: the name of its bytes, or those of its head and its arrays."""
+    """Store an artifact; its part of the manifest, which names its bytes, or its head and its arrays."""
     try:
         framed = artifact if isinstance(artifact, Framed) else parts_of(artifact)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A model compiled for several sets of input shapes: a placement for each, and one call that picks."""
+"""A model compiled for several sets of input shapes, with a placement for each, of which a call picks one."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 class ShapedModule:
-    """Callable like a ``CompiledModule``: a call runs the placement that was made for exactly its inputs' shapes.
+    """A module that is called like a ``CompiledModule``, and runs the placement for exactly its inputs' shapes.
 
-    Other shapes run on ONNX Runtime, with one warning; where there is no fallback they raise InputError.
+    Other shapes run on ONNX Runtime, with one warning. Where there is no fallback they raise InputError.
     """
 
     def __init__(self, modules: Sequence[CompiledModule], fallback: Fallback | None) -> None:
-        """``modules`` are of one model and differ in their shapes. Raises UsageError when two of them do not."""
+        """``modules`` are of one model. Raises UsageError when two of them have the same shapes."""
         self.modules = tuple(modules)
         self.fallback = fallback
         self._by_shapes: dict[Shapes, CompiledModule] = {}
@@ -107,20 +107,20 @@ class ShapedModule:
         return "; ".join(shapes_text(module.program) for module in self.modules)
 
     def trace(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """As ``CompiledModule.trace``. Raises InputError for shapes without a placement."""
+        """A time line, as of ``CompiledModule.trace``. Raises InputError for shapes without a placement."""
         shapes = {name: np.shape(value) for name, value in inputs.items()}
         return self.for_shapes(shapes).trace(inputs)
 
     def clone(self) -> ShapedModule:
-        """Clones of the modules; the fallback is shared."""
+        """A module with clones of the modules and the same fallback."""
         return ShapedModule([module.clone() for module in self.modules], self.fallback)
 
     def summary(self) -> dict[str, Any]:
-        """The JSON contract of ``show --json``: the first module's, and each one's under ``shapes``."""
+        """The JSON contract of ``show --json``: the first module's summary, with all summaries under ``shapes``."""
         return summarise([m.summary() for m in self.modules], self.fallback is not None)
 
     def save(self, path: str | Path) -> None:
-        """Write one file that ``collage.load`` runs in a fresh process; atomic."""
+        """Write one file that ``collage.load`` runs in a fresh process. An existing file is replaced atomically."""
         modules = [(each.parts, each.report) for each in self.modules]
         save_modules(
             Path(path), modules, shaped=True, model=None if self.fallback is None else self.fallback.model
@@ -139,5 +139,5 @@ class ShapedModule:
 
 
 def summarise(found: Sequence[Mapping[str, Any]], fallback: bool) -> dict[str, Any]:
-    """Of summaries with their shapes: the first, and all of them under ``shapes``."""
+    """The first summary, with all of them under ``shapes``."""
     return {**found[0], "shapes": list(found), "fallback": "onnxruntime" if fallback else None}

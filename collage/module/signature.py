@@ -1,9 +1,9 @@
 """Signatures of module files: Ed25519, by the package ``cryptography``, which the extra ``signing`` brings.
 
-A module file holds machine code. Whoever signs one says that it is theirs, and whoever loads it with the public key
-runs nothing that is not. Signed is the digest of the manifest, which names every other entry by its own digest.
-Keys are PEM files: ``openssl genpkey -algorithm ed25519 -out key.pem`` makes a private one, and
-``openssl pkey -in key.pem -pubout -out public.pem`` the public one of it.
+A module file holds machine code. A signature says whose it is, and loading with the public key of its owner runs no
+other file. The digest of the manifest is signed; the manifest names every other entry by its own digest. Keys are PEM
+files: ``openssl genpkey -algorithm ed25519 -out key.pem`` makes a private one, and
+``openssl pkey -in key.pem -pubout -out public.pem`` makes its public one.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 ALGORITHM = "ed25519"
 _PURPOSE = b"collage module file, sha256 of its manifest: "
-"""Before what is signed, so that a signature of something else is none of a module."""
+"""Stands before the signed digest, so that a signature of something else is no signature of a module."""
 
 
 def check_signature(path: Path, archive: MappedArchive, key: Path) -> None:
-    """Raises ModuleFileError unless the file is signed by the owner of the public key, CollageError for the key."""
+    """Raise ModuleFileError unless the file is signed by the owner of the public key, CollageError for a wrong key."""
     public = _public(key)
     if archive.signature is None:
         raise ModuleFileError(
@@ -49,12 +49,12 @@ def check_signature(path: Path, archive: MappedArchive, key: Path) -> None:
 
 
 def signed_bytes(archive: MappedArchive) -> bytes:
-    """What is signed: the digest of the manifest, with the purpose before it."""
+    """The bytes that are signed: the digest of the manifest, with the purpose before it."""
     return _PURPOSE + archive.digest.encode()
 
 
 def private_key(path: Path) -> Ed25519PrivateKey:
-    """The key of a PEM file. Raises CollageError saying what is wrong with it."""
+    """Read the key of a PEM file. Raises CollageError, which says what is wrong with it."""
     serialization, ed25519 = _library()
     try:
         found = serialization.load_pem_private_key(_read(path), password=None)

@@ -14,7 +14,7 @@ from collage.module.signature import ALGORITHM, private_key, signed_bytes
 
 
 def sign_file(path: Path, key: Path) -> None:
-    """Put a signature by the private key into the file, in place of the one that is there; atomic.
+    """Sign the file with the private key. It replaces an older signature, and the file is replaced atomically.
 
     All entries are compared with their digests first. Raises CollageError for a file that is damaged, and for a key
     that cannot be read or is of another kind.

@@ -1,4 +1,4 @@
-"""Showing progress on stderr: a bar where somebody watches, at most a line per stage where nobody does."""
+"""Showing progress on stderr: as a bar in a terminal or notebook, elsewhere as at most one line for each stage."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 Show = Callable[[Progress], None]
 
 _PER_SECOND = 1.0
-"""Redraws by rich's own thread: each takes a millisecond or two of a core that may be measuring."""
+"""Redraws in a second by rich's own thread. Each takes a millisecond or two of a core that may be measuring."""
 _LEAST_S = 0.1
-"""Redraws by the work itself, which happen between measurements, are at least this far apart."""
+"""Seconds between two redraws by the work itself, which happen between measurements."""
 
 
 @contextmanager
 def display(enabled: bool | None) -> Iterator[Show]:
-    """Give a function that shows progress while the context lasts.
+    """A function that shows progress while the context lasts.
 
-    None: a bar in a terminal or notebook, else nothing. True: a bar there, else a plain line for each stage
-    of several steps. False: nothing.
+    With None it draws a bar in a terminal or notebook, and elsewhere shows nothing. With True it draws the bar there,
+    and elsewhere writes a line for each stage of several steps. With False it shows nothing.
     """
     if enabled is False:
         yield _ignore
@@ -47,7 +47,7 @@ def display(enabled: bool | None) -> Iterator[Show]:
 
 def _can_draw(console: Console) -> bool:
     if console.is_jupyter:
-        return find_spec("ipywidgets") is not None  # rich would warn, and draw nothing
+        return find_spec("ipywidgets") is not None  # without it rich would warn and draw nothing
     return console.is_terminal and not console.is_dumb_terminal
 
 
@@ -56,7 +56,7 @@ def _ignore(progress: Progress) -> None:
 
 
 class _Lines:
-    """One line when a stage of several steps begins. The others are short, and say nothing a log needs."""
+    """Writes one line when a stage of several steps begins; stages of one step are too short for a log."""
 
     def __init__(self) -> None:
         self._stage = ""
@@ -69,7 +69,7 @@ class _Lines:
 
 
 class _Live:
-    """A row for each stage; a stage ends when the next one begins."""
+    """Draws a row for each stage; a stage ends when the next one begins."""
 
     def __init__(self, bar: Bar) -> None:
         self._bar = bar

@@ -67,7 +67,7 @@ class GraphLevelReport:
 
 
 def figures(timings: Mapping[str, Timing]) -> dict[str, dict[str, float]]:
-    """Timings of finalists, by label, as a report has them: microseconds."""
+    """Timings of finalists by label, in microseconds, as a report holds them."""
     return {
         label: {"median_us": t.median_us, "noise_us": t.noise_us, "min_us": t.min_us}
         for label, t in timings.items()
@@ -76,14 +76,14 @@ def figures(timings: Mapping[str, Timing]) -> dict[str, dict[str, float]]:
 
 @dataclass(frozen=True)
 class Report:
-    """All of a compile's findings; times are microseconds unless the name says otherwise.
+    """All findings of a compile. Times are microseconds unless the name says otherwise.
 
-    ``measured_us`` is the median of the whole module, ``predicted_us`` the sum of its parts (Eq. 2.2), or what its
-    schedule makes of them, each timed in its place in the same rounds as the whole;
-    ``finalists`` holds the medians of the placements that were run against each other in one interleaved
-    run; ``max_abs_error`` is relative to nothing, ``relative_error`` to the output's largest absolute value;
-    ``schedule`` names the algorithm that streams and order come from. ``arena_bytes`` is what all values take,
-    ``arena_lower_bound_bytes`` the most that is alive at once, ``value_bytes`` the sum of all values.
+    ``measured_us`` is the median of the whole module. ``predicted_us`` is the sum of its parts (Eq. 2.2), or the end of
+    its schedule; each part is timed in its place in the same rounds as the whole. ``finalists`` holds the medians of
+    the placements that ran against each other in one interleaved run. ``max_abs_error`` is an absolute error, and
+    ``relative_error`` is relative to the output's largest absolute value. ``schedule`` names the algorithm that chose
+    streams and order. ``arena_bytes`` is the size of the arena, ``arena_lower_bound_bytes`` the most bytes that are
+    alive at once, and ``value_bytes`` the sum of all values.
     """
 
     model: str
@@ -108,7 +108,7 @@ class Report:
     value_bytes: int = 0
     schedule: str = "sequential"
     graph_level: GraphLevelReport | None = None
-    """None where the compile was at op level."""
+    """None for a compile at op level."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for the module file."""
@@ -119,7 +119,7 @@ class Report:
         """The inverse of ``to_json``. Raises ValueError for anything else."""
         found = typed(Report, data)
         if any(not 0 <= node < len(found.nodes) for each in found.candidates for node in each.nodes):
-            raise MalformedError("its report tells of nodes that there are not")
+            raise MalformedError("its report names nodes that do not exist")
         if any("median_us" not in each for each in found.finalists.values()):
             raise MalformedError("its report lacks a finalist's time")
         return found
@@ -152,7 +152,7 @@ class Report:
         }
 
     def explain(self, regions: Sequence[Region]) -> list[dict[str, Any]]:
-        """For every node, the chosen backend and each candidate that covers it: cost, or why not."""
+        """For every node, the chosen backend and each candidate that covers it, with its cost or why it has none."""
         chosen = {index: region for region in regions for index in region.nodes}
         covering: list[list[CandidateReport]] = [[] for _ in self.nodes]
         for candidate in self.candidates:

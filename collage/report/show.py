@@ -1,4 +1,4 @@
-"""A report for people: its facts and regions in words, and as HTML with a picture of the launch list."""
+"""A report for people: its facts and regions as text, and as HTML with a picture of the launch list."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from collage.schedule.schedule import TEAM, concurrency, critical_path_us
 
 _SCHEDULES = {"list": "by measured cost", "nimble": "Nimble's, folded", "opara": "Opara's, folded"}
 MARK = "~"
-"""Beside a region whose algorithm reassociates."""
+"""Marks a region whose algorithm reassociates."""
 _MOST_OPS = 6
 _MOST_OPAQUE = 5
 _OPEN_UP_TO = 30
 _PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7a6fbe", "#8c8c2a")
-"""Okabe and Ito's colours, which colour-blind readers can tell apart, and two more."""
+"""Okabe and Ito's colours, which colour-blind readers can tell apart, and two others."""
 GUARDED = "*"
-"""Beside the backend of regions that are right on finite numbers only."""
+"""Marks the backend of a region that is right on finite numbers only."""
 _VIEW_COLOUR = "#9a9a9a"
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the placement table; ``share`` is the cost's part of all regions' costs (0 to 1).
+    """A line of the placement table; ``share`` is the cost over the sum of all regions' costs (0 to 1).
 
     ``stream`` is the number of the stream, or "team" where all threads work on the region. ``mark`` has ``MARK`` where
     the region's algorithm reassociates, and ``GUARDED`` where its kernel is right on ordinary numbers only.
@@ -47,7 +47,7 @@ class Row:
 
     @property
     def where(self) -> str:
-        """The backend, and the mark."""
+        """The backend with its mark."""
         return f"{self.backend} {self.mark}" if self.mark else self.backend
 
 
@@ -73,7 +73,7 @@ def rows(program: Program) -> list[Row]:
 
 
 def marked(program: Program) -> str:
-    """What the mark says, where a region has it, or ""."""
+    """A line that explains the mark of regions that reassociate, or "" where there are none."""
     count = sum(region.reassociates for region in program.executed)
     if not count:
         return ""
@@ -87,7 +87,7 @@ def free_views(program: Program) -> int:
 
 
 def facts(report: Report, program: Program) -> list[tuple[str, str]]:
-    """Header lines: a label and a text each."""
+    """Header lines, each a label and a text."""
     found = [("model", report.model), ("target", report.target)]
     found.append(("measured", f"{duration(report.measured_us)} for the whole (median)"))
     together = "by its schedule" if program.ordered.schedule.count else "as the sum of the parts"
@@ -181,7 +181,7 @@ def _finalists(finalists: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 
 def rejected(candidates: Iterable[CandidateReport]) -> list[tuple[str, str, int, str]]:
-    """Candidates without a cost, by backend and kind of reason: both, how many, and one reason in full."""
+    """Groups of candidates without a cost: backend, kind of reason, how many, and the most frequent full reason."""
     groups: dict[tuple[str, str], list[str]] = {}
     for each in candidates:
         if each.reason:
@@ -194,7 +194,7 @@ def rejected(candidates: Iterable[CandidateReport]) -> list[tuple[str, str, int,
 
 
 def shorten_ops(ops: Sequence[str], most: int = _MOST_OPS) -> str:
-    """``conv2d + add + relu``; how many of which where that would be too long."""
+    """Names of operators, as in ``conv2d + add + relu``; counts of the most frequent ones where there are many."""
     if len(ops) <= most:
         return " + ".join(ops)
     counts = Counter(ops).most_common()
@@ -205,7 +205,7 @@ def shorten_ops(ops: Sequence[str], most: int = _MOST_OPS) -> str:
 
 
 def shorten_nodes(names: Sequence[str]) -> str:
-    """Names of ONNX nodes; the first, the last and their number where there are many."""
+    """Names of ONNX nodes; where there are many, the first, the last and their number."""
     known = [name or "(unnamed)" for name in names]
     if len(known) <= 3:
         return ", ".join(known)
@@ -213,14 +213,14 @@ def shorten_nodes(names: Sequence[str]) -> str:
 
 
 def duration(us: float) -> str:
-    """A time given in microseconds, in the unit that suits it."""
+    """A time in microseconds as text, in a suitable unit."""
     if us < 1000:
         return f"{us:.1f} us"
     return f"{us / 1e3:.3f} ms" if us < 1e6 else f"{us / 1e6:.2f} s"
 
 
 def size(nbytes: float) -> str:
-    """A number of bytes, in the unit that suits it."""
+    """A number of bytes as text, in a suitable unit."""
     for unit in ("B", "KiB", "MiB"):
         if nbytes < 1024:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
@@ -229,7 +229,7 @@ def size(nbytes: float) -> str:
 
 
 def as_html(report: Report, program: Program) -> str:
-    """The report as a piece of HTML that needs nothing beside itself: what notebooks show."""
+    """The report as a piece of HTML that needs no other file; notebooks show it."""
     colours = _colours(program)
     header = "".join(
         f"<tr><th>{escape(label)}</th><td>{escape(text)}</td></tr>" for label, text in facts(report, program)
@@ -242,7 +242,7 @@ def as_html(report: Report, program: Program) -> str:
 
 
 def as_page(modules: Sequence[tuple[Report, Program]]) -> str:
-    """``as_html`` of the modules of a file as a whole document, each under its shapes where there are several."""
+    """A whole HTML document with the modules of a file, each under its shapes where there are several."""
     pieces = [as_html(report, program) for report, program in modules]
     if len(modules) > 1:
         heads = [f"<h2>{escape(shapes_text(program))}</h2>" for _, program in modules]

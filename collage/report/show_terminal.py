@@ -31,7 +31,7 @@ def report_view(report: Report, program: Program) -> RenderableType:
 
 
 def facts_table(report: Report, program: Program) -> RenderableType:
-    """Label and text of each header line."""
+    """The header lines as a table of labels and texts."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, style="bold")
     table.add_column(overflow="fold")
@@ -87,7 +87,7 @@ def rejection_table(candidates: Sequence[CandidateReport]) -> RenderableType | N
 
 
 def explanation(entries: Sequence[tuple[int, Mapping[str, Any]]]) -> RenderableType:
-    """Entries of ``Report.explain`` with their node ids: every candidate of a node, its cost, or why not."""
+    """Entries of ``Report.explain`` with their node ids: each candidate of a node, with its cost or why it has none."""
     parts: list[RenderableType] = []
     for node, entry in entries:
         origin = f" ({entry['source']})" if entry["source"] else ""
@@ -119,12 +119,12 @@ def explanation(entries: Sequence[tuple[int, Mapping[str, Any]]]) -> RenderableT
 
 
 def plain_table() -> Table:
-    """A table without lines: quiet in a terminal, readable in a pipe."""
+    """A table without lines, which is also readable in a pipe."""
     return Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
 
 
 def _by_verdict(entry: Mapping[str, Any]) -> tuple[bool, bool, int, float]:
-    """The chosen one first, then those with a cost, each by size and cost."""
+    """Sorts the chosen candidate first, then those with a cost, each by size and cost."""
     cost = entry.get("cost_us")
     return entry["verdict"] != "chosen", cost is None, entry["operators"], cost or 0.0
 

@@ -5,24 +5,18 @@ Runtime's, and its floats only on NaN and infinities, for operators that are kno
 from __future__ import annotations
 
 import re
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("tvm")
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-sys.path.insert(0, str(SCRIPTS))  # as it is for the script itself
-
-from sweep.cases import all_cases, name_of  # noqa: E402
-from sweep.run import Cell, same, try_case  # noqa: E402
-from sweep.table import FINITE_ONLY, INEXACT, NOT_OFFERED, SAME, verdict  # noqa: E402
-
-import collage  # noqa: E402
-from collage.backends.registry import builtin_registry  # noqa: E402
-from tests.frontend.onnx_cases import Case  # noqa: E402
+import collage
+from collage.backends.registry import builtin_registry
+from scripts.lib.sweep.cases import all_cases, name_of
+from scripts.lib.sweep.run import Cell, same, try_case
+from scripts.lib.sweep.table import FINITE_ONLY, INEXACT, NOT_OFFERED, SAME, verdict
+from tests.frontend.onnx_cases import Case
 
 CASES = {name_of(each): each for each in all_cases()}
 

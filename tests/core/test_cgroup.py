@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from collage import cgroup, doctor, target
+from collage.cli import doctor_checks
 from collage.compiler.compile import _target
+from collage.core import cgroup
 from collage.core.cgroup import CpuQuota, cpu_quota, spare_memory
+from collage.kernel import target
 from collage.kernel.target import Cores, target_of
 from collage.measure_db import machine
 
@@ -185,16 +187,16 @@ def test_threads_beyond_the_quota_are_warned_of(caplog: pytest.LogCaptureFixture
 
 @pytest.mark.usefixtures("under_quota")
 def test_doctor_tells_the_quota() -> None:
-    found = doctor.quota_check()
-    assert found.status is doctor.Status.OK
+    found = doctor_checks.quota_check()
+    assert found.status is doctor_checks.Status.OK
     assert found.detail == (
         "1.5 cores, by /sys/fs/cgroup/cpu.max: compiles use 1 thread unless --threads says otherwise"
     )
-    assert "1 usable core" in doctor.load_check().detail
+    assert "1 usable core" in doctor_checks.load_check().detail
 
 
 def test_doctor_warns_of_less_than_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target, "cpu_quota", lambda: CpuQuota(0.5, "/f"))
-    assert doctor.quota_check().status is doctor.Status.WARN
+    assert doctor_checks.quota_check().status is doctor_checks.Status.WARN
     monkeypatch.setattr(target, "cpu_quota", lambda: None)
-    assert doctor.quota_check().detail == "none"
+    assert doctor_checks.quota_check().detail == "none"

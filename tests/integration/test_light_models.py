@@ -16,7 +16,7 @@ from collage.backends.openvino import OpenVino
 from collage.patterns.context import MatchContext
 from collage.patterns.match import Found
 from collage.patterns.regions import WindowRule
-from scripts.light_models import FOLDER, reference_run
+from scripts.lib.light_models import FOLDER, reference_run
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,10 @@ import pytest
 
 import collage
 from collage.errors import CollageError, ModuleFileError
+from scripts.lib.fuzzing.change_module import Contents
+from scripts.lib.fuzzing.corpus import write_corpus
 from tests.cli.helpers import collage as command
 from tests.cli.helpers import fails, json_of, succeeds
-
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-sys.path.insert(0, str(SCRIPTS))
-
-from fuzzing.change_module import Contents  # noqa: E402
-from fuzzing.corpus import write_corpus  # noqa: E402
 
 HOSTILE = "\x1b[31mred\x07\u202e<script>alert(1)</script>\r\n'\"&"
 

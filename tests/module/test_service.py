@@ -31,7 +31,7 @@ from collage.native.scratch import shared_scratch
 from collage.runtime.executor import Executor
 from collage.schedule.program import Port, make_program
 from collage.schedule.region import Region
-from scripts.service import allocations
+from scripts.lib.service import allocations
 from tests.models import elementwise_net, make_model
 
 ROOT = Path(__file__).resolve().parents[2]

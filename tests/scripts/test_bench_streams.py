@@ -1,4 +1,4 @@
-"""`scripts/bench_streams`: the study of stream assignment, and the script itself on a tiny network."""
+"""`scripts/bench streams`: the study of stream assignment, and the command itself on a tiny network."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import onnx
 import pytest
 from onnx import helper
 
-from scripts.benchmark.assignment import assignment
+from scripts.lib.studies.assignment import assignment
 from tests.models import elementwise_net, make_model
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_streams"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "bench"
 
 
 def script(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, timeout=300
+        [sys.executable, str(SCRIPT), "streams", *arguments], capture_output=True, text=True, timeout=300
     )
 
 

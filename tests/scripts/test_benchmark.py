@@ -1,4 +1,4 @@
-"""What `scripts/bench_cpu` makes of its measurements, and the script itself on a tiny network."""
+"""What `scripts/bench cpu` makes of its measurements, and the script itself on a tiny network."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ from rich.console import Console
 import collage
 from collage.api import default_registry
 from collage.backends.base import BackendKind
+from collage.bench.compiled import Compiled
+from collage.bench.hot_regions import hot_regions
+from collage.bench.peak import Peak
+from collage.bench.work import Work
 from collage.errors import CollageError, UsageError
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
@@ -29,17 +33,13 @@ from collage.kernel.options import BuildOptions, Variant
 from collage.report.report import NodeReport, Report
 from collage.schedule.program import Port, Program, make_program
 from collage.schedule.region import Region
-from scripts.benchmark import ablation, tables
-from scripts.benchmark.busy import busy_core
-from scripts.benchmark.comparison import describe, geometric_means
-from scripts.benchmark.compiled import Compiled
-from scripts.benchmark.contenders import choose
-from scripts.benchmark.hot_regions import hot_regions
-from scripts.benchmark.peak import Peak
-from scripts.benchmark.work import Work
+from scripts.lib.studies import ablation, tables
+from scripts.lib.studies.busy import busy_core
+from scripts.lib.studies.comparison import describe, geometric_means
+from scripts.lib.studies.contenders import choose
 from tests.models import conv_net, elementwise_net
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_cpu"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "bench"
 PEAK = Peak(100.0, "openvino")
 WORK = {"conv": Work(2_000_000, 4_000)}
 
@@ -230,7 +230,7 @@ def children() -> list[str]:
 
 
 def script(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+    command = [sys.executable, str(SCRIPT), "cpu", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True)
 
 

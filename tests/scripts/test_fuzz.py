@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-sys.path.insert(0, str(SCRIPTS))  # as it is for the script itself, and its children get it from here
-
-from fuzzing.cases import changed_models, changed_modules  # noqa: E402
-from fuzzing.child import Start  # noqa: E402
-from fuzzing.pool import Changed, Result, run_all  # noqa: E402
+from scripts.lib.fuzzing.cases import changed_models, changed_modules
+from scripts.lib.fuzzing.child import Start
+from scripts.lib.fuzzing.pool import Changed, Result, run_all
 
 MODULES, MODELS = 60, 30
 

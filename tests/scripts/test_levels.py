@@ -1,4 +1,4 @@
-"""What `scripts/bench_levels` makes of its measurements, and the script itself on a tiny network."""
+"""What `scripts/bench levels` makes of its measurements, and the script itself on a tiny network."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import onnx
 import pytest
 from rich.console import Console
 
+from collage.bench.compiled import Options
 from collage.errors import UsageError
-from scripts.benchmark import tables
-from scripts.benchmark.compiled import Options
-from scripts.benchmark.levels import GRAPH, OP, levels, speedups, winner
-from scripts.benchmark.levels_picture import check, draw
+from scripts.lib.studies import tables
+from scripts.lib.studies.levels import GRAPH, OP, levels, speedups, winner
+from scripts.lib.studies.levels_picture import check, draw
 from tests.models import conv_net
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_levels"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "bench"
 
 RESULT = {
     "model": "net.onnx",
@@ -67,7 +67,7 @@ def test_the_picture_has_a_curve_for_each_model(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     code = (
         "import sys, json; sys.path.insert(0, sys.argv[1]); from pathlib import Path\n"
-        "from scripts.benchmark.levels_picture import draw\n"
+        "from scripts.lib.studies.levels_picture import draw\n"
         "draw(json.loads(sys.argv[2]), Path(sys.argv[3]))"
     )
     file = tmp_path / "levels.svg"
@@ -92,15 +92,15 @@ def test_a_picture_that_could_not_be_drawn_is_refused_at_once(
         (["--picture", "levels.docx"], "should end in one of"),
         (["--picture", "nowhere/levels.svg"], "there is no folder"),
         (["what"], "unknown model: what"),
-        (["--rounds", "0"], "at least 1"),
-        (["--budget", "-3"], "more than 0"),
+        (["--rounds", "0"], "x>=1"),
+        (["--budget", "-3"], "x>0"),
     ],
 )
 def test_usage_errors(arguments: list[str], words: str, tmp_path: Path) -> None:
     if "docx" in arguments[-1] or "nowhere" in arguments[-1]:
         pytest.importorskip("matplotlib")
     result = subprocess.run(
-        [sys.executable, SCRIPT, *arguments], capture_output=True, text=True, cwd=tmp_path
+        [sys.executable, SCRIPT, "levels", *arguments], capture_output=True, text=True, cwd=tmp_path
     )
     assert result.returncode == 2
     assert words in result.stderr
@@ -112,6 +112,7 @@ def test_the_script_on_a_tiny_network(tmp_path: Path) -> None:
     command = [
         sys.executable,
         SCRIPT,
+        "levels",
         "net.onnx",
         "--db",
         "x.sqlite",

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-sys.path.insert(0, str(SCRIPTS))  # as it is for the script itself, and its children get it from here
-
-from conformance.suite import Result, Results, Runner, Shard, run_all, select  # noqa: E402
-from conformance.tables import differences, markdown, summary  # noqa: E402
+from scripts.lib.conformance.suite import Result, Results, Runner, Shard, run_all, select
+from scripts.lib.conformance.tables import differences, markdown, summary
 
 TENTH = Shard(1, 10)
 ENGINES = ("onnxruntime", "openvino")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 import zipfile
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -16,23 +13,13 @@ import pytest
 from onnx import helper
 
 import collage
+from scripts.lib.realmodels import sound, text
+from scripts.lib.realmodels.cases import UnknownModelError, cases_of
+from scripts.lib.realmodels.files import NoModelsError, find_models
+from scripts.lib.realmodels.main import main
 from tests.models import make_model
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-sys.path.insert(0, str(SCRIPTS))  # as it is for the script itself
-
-from realmodels import sound, text  # noqa: E402
-from realmodels.cases import UnknownModelError, cases_of  # noqa: E402
-from realmodels.files import NoModelsError, find_models  # noqa: E402
-
-
-def script() -> Any:
-    loader = SourceFileLoader("check_real_models", str(SCRIPTS / "check_real_models"))
-    spec = importlib.util.spec_from_loader(loader.name, loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
 
 
 def which_way_up(seed: int = 0) -> onnx.ModelProto:
@@ -82,7 +69,7 @@ ARGUMENTS = ("--quick", "--sizes", "1", "--backends", "onnxruntime,tvm", "--db")
 
 
 def test_models_that_agree(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert script().main([str(folder), *ARGUMENTS, str(folder / "db.sqlite")]) == 0
+    assert main([str(folder), *ARGUMENTS, str(folder / "db.sqlite")]) == 0
     table = capsys.readouterr().out
     assert "| reader/up | 1x3x48x192 |" in table
     assert "| voices/loud | 1x576, 2x1x128 |" in table
@@ -97,7 +84,7 @@ def test_a_model_that_disagrees(
     compile = collage.compile
     monkeypatch.setattr(collage, "compile", lambda _, **options: compile(bad, **options))
     onnx.save(good, tmp_path / "net.onnx")
-    assert script().main([str(tmp_path / "net.onnx"), *ARGUMENTS, str(tmp_path / "db.sqlite")]) == 1
+    assert main([str(tmp_path / "net.onnx"), *ARGUMENTS, str(tmp_path / "db.sqlite")]) == 1
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The measurements of `scripts/bench_service`, made small."""
+"""The measurements of `scripts/bench service`, made small."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import collage
+from collage.module.shaped import ShapedModule
 from collage.native import core_problem
 from tests.models import elementwise_net
 
@@ -27,7 +28,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "scripts" / "bench_service"), *map(str, arguments)]
+    command = [sys.executable, str(ROOT / "scripts" / "bench"), "service", *map(str, arguments)]
     return subprocess.run(command, timeout=300, capture_output=True, text=True)
 
 
@@ -56,10 +57,17 @@ def test_overhead() -> None:
         assert np.all(np.array(medians) > 0)
 
 
-def test_usage() -> None:
+def test_usage(file: Path, tmp_path: Path) -> None:
     done = bench()
     assert done.returncode == 2
     assert "give a module file" in done.stderr
+    shapes = tmp_path / "shapes.collage"
+    found = collage.load(file)
+    assert isinstance(found, collage.CompiledModule)
+    ShapedModule([found], None).save(shapes)
+    done = bench(shapes, "--seconds", "1")
+    assert done.returncode in (1, 2)
+    assert "several sets of shapes" in done.stderr.splitlines()[-1]
     done = bench("nothing.collage", "--seconds", "1")
     assert done.returncode == 1
     assert "no such file" in done.stderr.splitlines()[-1]

@@ -1,0 +1,1 @@
+"""The repository's own tools. They are run from a checkout and are not installed."""

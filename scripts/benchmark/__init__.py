@@ -1,1 +1,0 @@
-"""The studies of `scripts/bench_cpu`."""

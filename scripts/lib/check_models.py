@@ -1,0 +1,103 @@
+"""Compile real models and compare every output with its reference; say what was measured and placed.
+
+Without arguments: the nine `light_*` model-zoo networks that the onnx package carries, against the reference
+outputs beside them. With paths of ONNX models: against ONNX Runtime on the original model, three random inputs
+each. Every model is compiled twice; the second compile must measure nothing. Exit 1 when anything is off.
+
+    scripts/models --out models && scripts/check_models models/*.onnx
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+import collage
+from collage.frontend.model import import_model
+from collage.frontend.random_inputs import random_inputs
+from scripts.lib.light_models import FOLDER, reference_run
+
+TOLERANCE = 1e-4
+"""Largest absolute error allowed, relative to the output's largest absolute value."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with inputs and the outputs they must give."""
+
+    path: Path
+    runs: list[tuple[dict[str, Any], list[Any]]]
+
+
+def light_models() -> Iterator[Case]:
+    """The networks inside the onnx package."""
+    for path in sorted(FOLDER.glob("light_*.onnx")):
+        yield Case(path, [reference_run(path)])
+
+
+def given_model(path: Path) -> Case:
+    """A model of the user's, with three random inputs and ONNX Runtime's outputs."""
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    model = import_model(path)
+    runs = []
+    for seed in range(3):
+        arrays = random_inputs(model, np.random.default_rng(100 + seed))
+        inputs = dict(zip(model.input_names, arrays, strict=True))
+        runs.append((inputs, session.run(None, inputs)))
+    return Case(path, runs)
+
+
+def check(case: Case, database: str | None, backends: list[str] | None) -> bool:
+    """Compile twice, run, compare; one line of results."""
+    started = time.perf_counter()
+    options: dict[str, Any] = {"db": database, "backends": backends, "progress": False}
+    first = collage.compile(case.path, **options)
+    seconds = time.perf_counter() - started
+    module = collage.compile(case.path, **options)
+    worst = 0.0
+    for inputs, expected in case.runs:
+        for actual, reference in zip(module.run(inputs).values(), expected, strict=True):
+            scale = float(np.abs(reference).max()) or 1.0
+            worst = max(worst, float(np.abs(actual.astype(np.float64) - reference).max()) / scale)
+    report = module.report
+    right = worst <= TOLERANCE and report.measurements_made == 0
+    mix = Counter(region.backend for region in module.program.launches)
+    print(
+        f"{'ok  ' if right else 'FAIL'} {case.path.stem:24} error {worst:8.1e}  "
+        f"measured {first.report.measurements_made:4} then {report.measurements_made}  "
+        f"compile {seconds:6.1f} s then {report.compile_s:5.1f} s  search {report.search_s:5.2f} s  "
+        f"{report.measured_us / 1000:8.2f} ms (predicted {report.predicted_us / 1000:.2f})  "
+        + ", ".join(f"{count}x {name}" for name, count in mix.items()),
+        flush=True,
+    )
+    return right
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs="*", type=Path, metavar="MODEL.onnx")
+    parser.add_argument(
+        "--only", action="append", default=[], help="of the light models, those with this in the name"
+    )
+    parser.add_argument("--db", help="measurement database (default: in the user's cache folder)")
+    parser.add_argument("--backends", help="comma-separated; default: all that are available")
+    arguments = parser.parse_args()
+    cases: Iterator[Case] = map(given_model, arguments.models) if arguments.models else light_models()
+    backends = arguments.backends.split(",") if arguments.backends else None
+    results = [
+        check(case, arguments.db, backends)
+        for case in cases
+        if arguments.models or not arguments.only or any(part in case.path.stem for part in arguments.only)
+    ]
+    return 0 if results and all(results) else 1

@@ -1,0 +1,95 @@
+"""A process that runs tests of ONNX's suite against one backend, one after another, until its pipe closes.
+
+Started by ``scripts.lib.conformance.suite``, never by hand. What a backend does to this process, the suite survives.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+import unittest
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+from onnx.backend.test.runner import Runner
+
+from collage.core.child_process import read_message, take_over_pipes, write_message
+
+BACKENDS = {
+    "collage": "collage.onnx_backend:CollageBackend",
+    "onnxruntime": "scripts.lib.conformance.engines:OnnxRuntime",
+    "openvino": "scripts.lib.conformance.engines:OpenVino",
+}
+"""What each name stands for: a class that implements onnx.backend.base.Backend."""
+
+CATEGORIES = ("Node", "Simple", "PyTorchConverted", "PyTorchOperator")
+"""Kinds of tests; the suite also knows "Real", whole networks with made-up weights (scripts/check_models)."""
+
+
+@dataclass(frozen=True)
+class Serve:
+    """The first message: one of BACKENDS. Reply: Tests."""
+
+    backend: str
+
+
+@dataclass(frozen=True)
+class Tests:
+    """Names of all tests, as ``category/test``."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``status`` is "passed", "failed" (other numbers) or "error" (it would not run); ``message`` says why."""
+
+    status: str
+    message: str
+    seconds: float
+
+
+def main() -> None:
+    """Serve one parent until its pipe closes."""
+    source, sink = take_over_pipes()
+    warnings.simplefilter("ignore")
+    try:
+        serve: Serve = read_message(source)
+        np.random.seed(0)  # the suite draws its inputs when it is made: the same ones for every backend
+        module, _, name = BACKENDS[serve.backend].partition(":")
+        runner = Runner(getattr(importlib.import_module(module), name), __name__)
+        cases = {
+            f"{category}/{test.removesuffix('_cpu')}": case(test)
+            for category in CATEGORIES
+            for case in [runner.test_cases[f"OnnxBackend{category}ModelTest"]]
+            for test in unittest.defaultTestLoader.getTestCaseNames(case)
+            if test.endswith("_cpu")
+        }
+        write_message(sink, Tests(tuple(sorted(cases))))
+        while True:
+            write_message(sink, run(cases[read_message(source)]))
+    except (EOFError, BrokenPipeError):
+        return
+
+
+def run(case: unittest.TestCase) -> Outcome:
+    """Run one test."""
+    result = unittest.TestResult()
+    start = time.perf_counter()
+    case.run(result)
+    seconds = round(time.perf_counter() - start, 3)
+    for status, found in (("failed", result.failures), ("error", result.errors), ("error", result.skipped)):
+        if found:
+            return Outcome(status, _last_line(str(found[0][1])), seconds)
+    return Outcome("passed", "", seconds)
+
+
+def _last_line(trace: str) -> str:
+    """The error at the end of a traceback, in one line."""
+    lines = trace.strip().splitlines()
+    start = max(
+        (i for i, line in enumerate(lines) if line and not line.startswith((" ", "Traceback"))), default=0
+    )
+    first = next((i for i, line in enumerate(lines) if "Error" in line and not line.startswith(" ")), start)
+    return " ".join(" ".join(lines[min(first, start) :]).split())[:600]

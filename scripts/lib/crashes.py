@@ -1,0 +1,204 @@
+"""Killing compiles at random moments, and checking the database and the processes afterwards."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from collage.errors import DatabaseError
+from collage.measure_db.database import Database
+from scripts.lib import ROOT
+
+_END_S = 15.0  # a worker's library may be busy when its parent dies
+
+
+class CrashError(Exception):
+    """Something was lost, measured again, or left running."""
+
+
+@dataclass(frozen=True)
+class Compile:
+    """A compile of ``model`` in a process of its own, in the folder ``home``, which takes its temporary files too."""
+
+    model: Path
+    home: Path
+    options: Sequence[str] = ()
+
+    @property
+    def database(self) -> Path:
+        return self.home / "measurements.sqlite"
+
+    @property
+    def temporary(self) -> Path:
+        """Where its temporary files are."""
+        return self.home / "tmp"
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start it; its messages go to ``compile.txt``."""
+        self.temporary.mkdir(parents=True, exist_ok=True)
+        environment = os.environ | {"TMPDIR": str(self.temporary), "PYTHONPATH": str(ROOT)}
+        files = ["-o", str(self.home / "out.collage"), "--db", str(self.database)]
+        with (self.home / "compile.txt").open("wb") as log:
+            return subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "collage",
+                    "compile",
+                    str(self.model),
+                    *files,
+                    "--quiet",
+                    *self.options,
+                ],
+                stdout=log,
+                stderr=log,
+                env=environment,
+            )
+
+    def finish(self) -> float:
+        """Compile to the end; the seconds that it took. Raises CrashError."""
+        began = time.monotonic()
+        self.check(self.start().wait())
+        return time.monotonic() - began
+
+    def check(self, status: int) -> None:
+        """Raise CrashError, with its last messages, when the compile failed by itself or left files behind."""
+        if status:
+            raise CrashError(f"the compile failed: {(self.home / 'compile.txt').read_text()[-500:]}")
+        self.check_clean()
+
+    def check_clean(self) -> None:
+        """Raise CrashError when there are temporary files, in the temporary folder or beside the output."""
+        left = [*self.temporary.iterdir(), *self.home.glob(".*")]
+        if left:
+            raise CrashError(f"left behind: {', '.join(each.name for each in left)}")
+
+
+def kill_after(process: subprocess.Popen[bytes], seconds: float, number: int = signal.SIGKILL) -> bool:
+    """Send a signal to the process after ``seconds``; False when it ended before.
+
+    Raises CrashError when it or a child survives, or its status is not that of a program which the signal has ended.
+    """
+    try:
+        process.wait(seconds)
+        return False
+    except subprocess.TimeoutExpired:
+        pass
+    os.kill(process.pid, signal.SIGSTOP)  # else it may start another child between the look and the kill
+    children = descendants(process.pid)
+    os.kill(process.pid, number)
+    os.kill(process.pid, signal.SIGCONT)
+    deadline = time.monotonic() + _END_S
+    try:
+        status = process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise CrashError(f"still running {_END_S:g} s after signal {number}") from None
+    if status not in (-number, 128 + number):
+        if status == 0:  # it had all but ended
+            return False
+        raise CrashError(f"ended with status {status} after signal {number}")
+    while left := [pid for pid in children if _runs(pid)]:
+        if time.monotonic() > deadline:
+            raise CrashError(f"still running {_END_S:g} s after their parent was killed: {left}")
+        time.sleep(0.05)
+    return True
+
+
+def descendants(pid: int) -> list[int]:
+    """Ids of the process's children and of their descendants."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, task.read_text().split()):
+            found += [child, *descendants(child)]
+    return found
+
+
+def _runs(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+Rows = Mapping[tuple[Any, ...], Any]
+"""When each thing in a database was recorded, by its table and key."""
+
+_KEYS = {
+    "kernels": "digest, backend, backend_version, settings, threads, hardware, tvm_version",
+    "networks": "graph, placement, threads, hardware, versions",
+    "facts": "name, key",
+}
+
+
+def recorded(database: Path) -> Rows:
+    """All rows of the database by key. Raises CrashError when it does not open, or SQLite finds damage."""
+    if not database.exists():
+        return {}
+    try:
+        Database(database).close()
+    except DatabaseError as error:
+        raise CrashError(f"the database does not open: {error}") from None
+    connection = sqlite3.connect(database)
+    try:
+        (health,) = connection.execute("PRAGMA integrity_check").fetchone()
+        if health != "ok":
+            raise CrashError(f"the database is damaged: {health}")
+        found: dict[tuple[Any, ...], Any] = {}
+        for table, key in _KEYS.items():
+            for *values, created in connection.execute(f"SELECT {key}, created FROM {table}"):
+                row = (table, *values)
+                found[row] = created
+        return found
+    finally:
+        connection.close()
+
+
+def check_kept(before: Rows, after: Rows) -> int:
+    """The number of new rows. Raises CrashError when a row is gone or was measured again."""
+    lost = before.keys() - after.keys()
+    again = [key for key, created in before.items() if key in after and after[key] != created]
+    if lost or again:
+        raise CrashError(f"{len(lost)} lost, {len(again)} measured again: {[*lost, *again][:3]}")
+    return len(after) - len(before)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One compile: when it was killed (None when it ended before), how many records it made, and how many there are.
+
+    ``number`` is the signal's.
+    """
+
+    killed_after_s: float | None
+    made: int
+    known: int
+    number: int
+
+
+def crash(job: Compile, within_s: float, rng: random.Random, number: int = signal.SIGKILL) -> Round:
+    """Kill the compile at a random moment within so many seconds; check that nothing is lost, repeated or left.
+
+    After SIGKILL files may be left, until the next compile begins. Raises CrashError.
+    """
+    before = recorded(job.database)
+    moment = rng.uniform(0.0, within_s)
+    process = job.start()
+    killed = kill_after(process, moment, number)
+    if not killed:
+        job.check(process.returncode)
+    elif number != signal.SIGKILL:
+        job.check_clean()
+    after = recorded(job.database)
+    made = check_kept(before, after)
+    return Round(moment if killed else None, made, len(after), number)

@@ -1,0 +1,181 @@
+"""Changed module files whose checksums and names are right again, so that only what they say is wrong.
+
+The code in TVM's artifacts and the models in those of engines are left alone: they are programs, and a changed one
+may do anything. What surrounds them is not.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from collage.module.archive import NewArchive
+from scripts.lib.fuzzing.change_json import change
+
+_PROGRAMS = frozenset({"tvm"})
+_ENGINES = frozenset({"onnxruntime", "openvino", "tensorrt"})
+_CODE = frozenset({"code", "mcpu", "revision"})
+
+
+@dataclass
+class Contents:
+    """A module file taken apart: its manifest, and the entries by name; ``kinds`` is what an artifact is of."""
+
+    manifest: dict[str, Any]
+    entries: dict[str, bytes]
+    kinds: dict[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def read(data: bytes) -> Contents:
+        """Of a good file."""
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            entries = {name: archive.read(name) for name in archive.namelist()}
+        found = Contents(json.loads(entries.pop("manifest.json")), entries)
+        for module in found.manifest["modules"]:
+            regions = _launched(module["program"])
+            for names, region in zip(module["artifacts"], regions, strict=False):
+                for name in (names.get("bytes"), names.get("head")):
+                    if name is not None:
+                        found.kinds[name] = region
+        return found
+
+    def write(self) -> bytes:
+        """As a file: each entry under the name that its bytes give it, wherever the manifest speaks of it."""
+        stream = io.BytesIO()
+        with NewArchive(stream) as archive:
+            names = {
+                name: archive.put(name.partition("/")[0], data)
+                for name, data in self.entries.items()
+                if "/" in name
+            }
+            archive.finish(_renamed(self.manifest, names))
+        return stream.getvalue()
+
+
+def _launched(program: dict[str, Any]) -> list[str]:
+    """Backends of the regions that have an artifact: all but views without work, which come out empty anyway."""
+    from collage.schedule.read_program import read_program
+
+    return [region.backend for region in read_program(program).executed]
+
+
+def _renamed(value: Any, names: dict[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _renamed(each, names) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_renamed(each, names) for each in value]
+    return names.get(value, value) if isinstance(value, str) else value
+
+
+def change_module(data: bytes, rng: random.Random) -> tuple[bytes, str]:
+    """The file with one change, or two, and what they are."""
+    if rng.random() < 0.04:
+        return _flip(data, rng), "bits of the file"
+    contents = Contents.read(data)
+    said = [_change(contents, rng)]
+    if rng.random() < 0.2:
+        try:
+            said.append(_change(contents, rng))
+        except (LookupError, TypeError, AttributeError):  # the first one has left too little
+            said.append("nothing")
+    return contents.write(), "; ".join(said)
+
+
+def _change(contents: Contents, rng: random.Random) -> str:
+    draw = rng.random()
+    if draw < 0.35:
+        return _change_manifest(contents, rng)
+    if draw < 0.8:
+        return _change_head(contents, rng) or _change_manifest(contents, rng)
+    if draw < 0.9:
+        return _change_array(contents, rng) or _change_manifest(contents, rng)
+    return _swap(contents, rng) or _change_manifest(contents, rng)
+
+
+def _change_manifest(contents: Contents, rng: random.Random) -> str:
+    part = rng.choice(["program", "program", "program", "report", "rest"])
+
+    def spare(path: tuple[Any, ...]) -> bool:
+        inside = path[2] if len(path) > 2 and path[0] == "modules" else ""
+        if path == ("collage",) or path == ("format",):
+            return True
+        if part == "rest":
+            return inside in ("program", "report")
+        return inside != part
+
+    contents.manifest, said = change(contents.manifest, rng, spare=spare)
+    return f"manifest {said}"
+
+
+def _change_head(contents: Contents, rng: random.Random) -> str:
+    """A number, or a bit, in what an artifact says beside its arrays; "" where there is none."""
+    heads = [
+        name for name, kind in contents.kinds.items() if kind not in _ENGINES and contents.entries.get(name)
+    ]
+    if not heads:
+        return ""
+    name = rng.choice(heads)
+    data, program = contents.entries[name], contents.kinds[name] in _PROGRAMS
+    if not program and rng.random() < 0.1:
+        contents.entries[name] = _flip(data, rng)
+        return f"bits of the head of {contents.kinds[name]}"
+    try:
+        head = json.loads(data)
+    except ValueError:
+        return ""
+    changed, said = change(head, rng, spare=lambda path: program and path[0] in _CODE)
+    try:
+        contents.entries[name] = json.dumps(changed).encode()
+    except (TypeError, ValueError):
+        return ""
+    return f"head of {contents.kinds[name]} {said}"
+
+
+def _change_array(contents: Contents, rng: random.Random) -> str:
+    arrays = [name for name in contents.entries if name.startswith("arrays/")]
+    if not arrays:
+        return ""
+    name = rng.choice(arrays)
+    data = contents.entries[name]
+    kind = rng.choice(["cut", "empty", "longer", "bits", "odd"])
+    changes: dict[str, Callable[[], bytes]] = {
+        "cut": lambda: data[: rng.randrange(len(data) + 1)],
+        "empty": lambda: b"",
+        "longer": lambda: data + data,
+        "bits": lambda: _flip(data, rng) if data else b"\1",
+        "odd": lambda: data[:-1],
+    }
+    contents.entries[name] = changes[kind]()
+    return f"array {kind}"
+
+
+def _swap(contents: Contents, rng: random.Random) -> str:
+    """Two artifacts, or two arrays, in each other's place."""
+    module = rng.choice(contents.manifest["modules"])
+    artifacts = module["artifacts"]
+    framed = [each for each in artifacts if isinstance(each, dict) and len(each.get("arrays", ())) > 0]
+    if framed and rng.random() < 0.5:
+        one, other = rng.choice(framed), rng.choice(framed)
+        i, j = rng.randrange(len(one["arrays"])), rng.randrange(len(other["arrays"]))
+        one["arrays"][i], other["arrays"][j] = other["arrays"][j], one["arrays"][i]
+        return "arrays swapped"
+    if not isinstance(artifacts, list) or len(artifacts) < 2:
+        return ""
+    i, j = rng.sample(range(len(artifacts)), 2)
+    artifacts[i], artifacts[j] = artifacts[j], artifacts[i]
+    return f"artifacts {i} and {j} swapped"
+
+
+def _flip(data: bytes, rng: random.Random) -> bytes:
+    changed = bytearray(data)
+    for _ in range(rng.choice([1, 1, 4, 32])):
+        if rng.random() < 0.7:
+            changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
+        else:
+            changed[rng.randrange(len(changed))] = rng.choice([0, 0xFF, 0x7F, 0x80])
+    return bytes(changed)

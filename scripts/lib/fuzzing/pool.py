@@ -1,0 +1,134 @@
+"""Cases in children that may die: each of the pool's threads has one, and starts another when it is gone."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from collage.core.child_process import ChildEndedError, ChildError, ChildProcess
+from scripts.lib.fuzzing.child import ERROR, OK, Case, Outcome, Start
+
+SIGNAL, HANG = "signal", "hang"
+CLEAN = frozenset({OK, ERROR})
+_FRESH_AFTER = 200
+"""Cases after which a child is replaced: libraries keep something of each."""
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A changed file: its number (the seed that made it), what was changed, and its bytes."""
+
+    number: int
+    what: str
+    data: bytes
+    suffix: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a changed file: ``status`` is that of Outcome, or SIGNAL or HANG."""
+
+    changed: Changed
+    status: str
+    message: str
+
+    @property
+    def clean(self) -> bool:
+        """Whether it ran, or ended in an error that Collage means."""
+        return self.status in CLEAN
+
+
+def run_all(
+    start: Start,
+    cases: Iterable[Changed],
+    folder: Path,
+    jobs: int,
+    limit_s: float,
+    tell: Callable[[Result], None],
+) -> list[Result]:
+    """Results of all cases, in their order; files of those that are not clean stay in ``folder``."""
+    waiting: queue.SimpleQueue[Changed | None] = queue.SimpleQueue()
+    found: list[Result] = []
+    lock = threading.Lock()
+
+    def work() -> None:
+        child, served = None, 0
+        while (case := waiting.get()) is not None:
+            if child is None or served >= _FRESH_AFTER:
+                if child is not None:
+                    child.kill()
+                child, served = _Child(start), 0
+            result = child.run(case, folder, limit_s)
+            served += 1
+            if result.status in (SIGNAL, HANG):
+                child = None
+            with lock:
+                found.append(result)
+                tell(result)
+        if child is not None:
+            child.kill()
+
+    threads = [threading.Thread(target=work) for _ in range(jobs)]
+    for thread in threads:
+        thread.start()
+    try:
+        for case in cases:
+            waiting.put(case)
+    finally:
+        for _ in threads:
+            waiting.put(None)
+        for thread in threads:
+            thread.join()
+    return sorted(found, key=lambda result: result.changed.number)
+
+
+class _Child:
+    """A child and what it prints."""
+
+    def __init__(self, start: Start) -> None:
+        self._errors = TemporaryFile()  # noqa: SIM115 - closed by kill
+        self._process = ChildProcess("scripts.lib.fuzzing.child", self._errors)
+        self._start: Start | None = start
+
+    def run(self, case: Changed, folder: Path, limit_s: float) -> Result:
+        """What becomes of the case; the child is gone afterwards where it is SIGNAL or HANG."""
+        path = folder / f"{case.number:05d}{case.suffix}"
+        path.write_bytes(case.data)
+        self._errors.truncate(0)
+        limit = limit_s
+        try:
+            if self._start is not None:  # it imports for the first case
+                limit += 120.0
+                self._ask_start()
+            outcome: Outcome = self._process.ask(Case(str(path), case.number), limit)
+            result = Result(case, outcome.status, outcome.message)
+        except TimeoutError:
+            result = Result(case, HANG, f"took more than {limit:g} s")
+        except ChildEndedError as ended:
+            result = Result(case, SIGNAL, f"{ended}; {self._tail()}")
+        except ChildError as error:
+            result = Result(case, SIGNAL, str(error))
+        if result.clean:
+            path.unlink()
+        return result
+
+    def _ask_start(self) -> None:
+        from collage.core.child_process import write_message
+
+        pipe = self._process._process.stdin
+        assert pipe is not None
+        write_message(pipe.fileno(), self._start)
+        self._start = None
+
+    def kill(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._errors.close()
+
+    def _tail(self) -> str:
+        self._errors.seek(0)
+        return " ".join(self._errors.read()[-2000:].decode(errors="replace").split())

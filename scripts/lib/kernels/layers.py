@@ -1,0 +1,101 @@
+"""The layers of a model on Collage's own kernels and on oneDNN's, both on Collage's team of threads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from collage.backends.base import Backend, UnsupportedError
+from collage.backends.native import Native
+from collage.backends.onednn import OneDnn
+from collage.frontend.model import Model
+from collage.frontend.subgraph import Subgraph
+from collage.graph.layout import Layout, stored_type
+from collage.kernel.buffers import aligned_bytes
+from collage.kernel.options import BuildOptions
+from collage.native import LaunchList, NativeKernel, Step, team_of
+from collage.patterns.context import MatchContext
+from scripts.lib.kernels.turns import Turn, in_turns
+
+BACKENDS: tuple[Backend, ...] = (Native(), OneDnn())
+COLD_BYTES = 100_000_000
+LEAST_ROUNDS = 7
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A distinct layer and how often the model has it."""
+
+    name: str
+    subgraph: Subgraph
+    count: int
+    weight_bytes: int
+
+
+def layers(model: Model) -> Iterator[Layer]:
+    """Convolutions and products with constant weights, each with the longest chain that both backends take."""
+    context, graph = MatchContext(model), model.graph
+    chains: dict[int, list[set[tuple[int, ...]]]] = {}
+    for place, backend in enumerate(BACKENDS):
+        for source in backend.sources(BuildOptions()):
+            for found in source.find(context):
+                op = graph.nodes[min(found.nodes)].op
+                if not found.reason and op.startswith(("nn.conv", "matmul")):
+                    chains.setdefault(min(found.nodes), [set() for _ in BACKENDS])[place].add(found.nodes)
+    kinds: dict[tuple[Any, ...], list[Subgraph]] = {}
+    for root, (ours, theirs) in chains.items():
+        node = graph.nodes[root]
+        if not ours & theirs or not graph.is_constant(node.inputs[1]):
+            continue
+        subgraph = Subgraph(model, max(ours & theirs, key=len))
+        shapes = tuple(graph.type_of(value).shape for value in node.inputs)
+        kinds.setdefault((node.op, shapes, node.attrs.get("strides"), subgraph.ops), []).append(subgraph)
+    for (op, (data, weights), strides, ops), alike in kinds.items():
+        then = " + ".join(each for each in ops[1:])
+        name = f"{op.removeprefix('nn.')} {data} * {weights} at {strides}, {then}"
+        yield Layer(name, alike[0], len(alike), 4 * math.prod(weights))
+
+
+def kernels(layer: Layer, threads: int, copies: int) -> dict[str, LaunchList]:
+    """By backend and variant, ``copies`` kernels with weights of their own in sequence."""
+    rng = np.random.default_rng(0)
+    made = {}
+    for backend in BACKENDS:
+        for variant in backend.variants(layer.subgraph, BuildOptions(threads=threads)):
+            options = BuildOptions(threads=threads, variant=variant)
+            try:
+                artifact = backend.codegen(layer.subgraph, options)
+            except UnsupportedError:
+                continue
+            sides = []
+            types = layer.subgraph.input_types, layer.subgraph.output_types
+            for kinds, layouts in zip(types, (variant.inputs, variant.outputs), strict=True):
+                arrays = []
+                for kind, layout in zip(kinds, layouts or (Layout.PLAIN,) * len(kinds), strict=True):
+                    stored = stored_type(kind, layout)
+                    arrays.append(aligned_bytes(4 * stored.size).view(np.float32).reshape(stored.shape))
+                    arrays[-1][...] = rng.standard_normal(stored.shape)
+                sides.append(arrays)
+            steps: list[Step] = []
+            for _ in range(copies):
+                kernel = backend.load(artifact, options)
+                assert isinstance(kernel, NativeKernel)
+                steps += kernel.steps(*sides)
+            made[f"{backend.name}: {variant}"] = LaunchList(team_of(threads), steps)
+    return made
+
+
+def race(layer: Layer, threads: int, seconds: float, *, cold: bool) -> dict[str, float]:
+    """Microseconds of the layer by backend and variant; ``cold`` reads its weights from memory.
+
+    A round is then several kernels in sequence, each with weights of its own that together exceed the last cache: that
+    is what a layer meets inside its network. Times are the 15th percentile of the rounds, since other processes only
+    ever add to them.
+    """
+    copies = min(16, max(3, COLD_BYTES // layer.weight_bytes)) if cold else 1
+    times = in_turns(kernels(layer, threads, copies), seconds, Turn(), rounds=LEAST_ROUNDS)
+    return {name: 1e6 * float(np.quantile(each, 0.15)) / copies for name, each in times.items()}

@@ -1,0 +1,98 @@
+"""Shapes to compile a model for, and real inputs; models are recognised by the names that the packages use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+
+from scripts.lib import ROOT
+from scripts.lib.realmodels import pictures, sound, text
+
+TOP_1 = None
+_FILES = 60
+
+
+@dataclass(frozen=True)
+class Case:
+    """A set of shapes and the inputs to run in order; ``state`` says which output is which input of the next run.
+
+    ``decides`` tells for an output what is decided by it: TOP_1 of its last axis, or whether it is above a number.
+    """
+
+    shapes: Mapping[str, Sequence[int]]
+    runs: Sequence[Mapping[str, Any]]
+    state: Mapping[str, str] = field(default_factory=dict)
+    decides: Mapping[str, float | None] = field(default_factory=dict)
+
+
+class UnknownModelError(Exception):
+    """No real inputs are known for the model."""
+
+
+def cases_of(name: str, model: onnx.ModelProto) -> list[Case]:
+    """The cases for a model, by its name, inputs and outputs. Raises UnknownModelError."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = {info.name for info in model.graph.input} - weights
+    first = model.graph.output[0]
+    if inputs == {"x"}:
+        return _ocr(first.name, len(first.type.tensor_type.shape.dim))
+    if inputs == {"bytes"}:
+        return _magika(first.name)
+    if "input" in inputs and inputs <= {"input", "state", "sr", "h", "c"}:
+        return _voice(name, inputs, first.name)
+    raise UnknownModelError(f"no real inputs are known for a model of {', '.join(sorted(inputs))}")
+
+
+def _ocr(output: str, rank: int) -> list[Case]:
+    if rank == 4:  # where the text is: a map of probabilities
+        sizes = ((320, 320), (160, 480))
+        return [
+            Case({"x": (1, 3, *s)}, [{"x": pictures.page(*s, seed)} for seed in range(3)], {}, {output: 0.3})
+            for s in sizes
+        ]
+    if rank == 3:  # which characters
+        batches = ((1, 48, 320), (3, 48, 192))
+    else:  # which way up
+        batches = ((1, 48, 192), (4, 48, 192))
+    return [_lines(output, *batch, upside_down=rank == 2) for batch in batches]
+
+
+def _lines(output: str, batch: int, height: int, width: int, *, upside_down: bool) -> Case:
+    every = pictures.lines(6, height, width, upside_down=upside_down)
+    runs = [{"x": np.roll(every, -at, 0)[:batch]} for at in range(0, 6, batch)]
+    return Case({"x": (batch, 3, height, width)}, runs, {}, {output: TOP_1})
+
+
+def _magika(output: str) -> list[Case]:
+    rows = [text.features(content, 1024, 1024) for content in text.repository_files(ROOT, _FILES)]
+    found = []
+    for batch in (1, 4):
+        runs = [{"bytes": np.stack(rows[at : at + batch])} for at in range(0, len(rows) - batch + 1, batch)]
+        found.append(Case({"bytes": (batch, 2048)}, runs, {}, {output: TOP_1}))
+    return found
+
+
+def _voice(name: str, inputs: set[str], output: str) -> list[Case]:
+    rates = (16000, 8000) if "sr" in inputs and "16k" not in name else (16000,)
+    if "state" not in inputs:
+        heard = sound.windows(16000)
+        zeros = np.zeros((1, 1, 128), np.float32)
+        count = 16
+        runs = [
+            {"input": heard[at : at + count], "h": zeros, "c": zeros}
+            for at in range(0, len(heard) - count + 1, count)
+        ]
+        return [Case({"input": (count, 576)}, runs, {"hn": "h", "cn": "c"}, {output: 0.5})]
+    found = []
+    for rate in rates:
+        heard = sound.windows(rate)
+        more = {"sr": np.array(rate)} if "sr" in inputs else {}
+        zeros = np.zeros((2, 1, 128), np.float32)
+        runs = [{"input": each[np.newaxis], "state": zeros, **more} for each in heard]
+        shapes = {"input": (1, heard.shape[1]), "state": (2, 1, 128)}
+        found.append(Case(shapes, runs, {"stateN": "state"}, {output: 0.5}))
+    return found

@@ -1,0 +1,1 @@
+"""What `scripts/bench service` measures: a module called from many threads, and loaded by many processes."""

@@ -1,0 +1,70 @@
+"""The main study: Collage against all other contenders on one model."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from collage.bench.compiled import Compiled, Options, compile_to
+from collage.bench.engines import OURS, bench
+from collage.bench.hot_regions import hot_regions
+from collage.bench.peak import Peak
+from collage.bench.work import Work, node_work
+from collage.core.progress import Progress
+from collage.frontend.load import load_onnx
+from collage.frontend.simplify import simplify
+from scripts.lib.studies.contenders import Contenders
+
+
+def compare(
+    model: Path, options: Options, show: Callable[[Progress], None], *, contenders: Contenders, peak: Peak
+) -> dict[str, Any]:
+    """The JSON object of ``collage bench`` for the model, with what ``describe`` adds."""
+    with tempfile.TemporaryDirectory(prefix="collage-bench-") as folder:
+        compiled = compile_to(Path(folder) / "module.collage", model, options, show)
+        found = bench(
+            model,
+            engines=contenders.engines,
+            others=contenders.others,
+            rounds=options.rounds,
+            module=compiled.file,
+            progress=show,
+        )
+    work = node_work(simplify(load_onnx(model)))
+    return {**found, **describe(compiled, found["engines"][OURS]["median_us"], work, peak)}
+
+
+def describe(compiled: Compiled, median_us: float, work: Mapping[str, Work], peak: Peak) -> dict[str, Any]:
+    """The model's arithmetic and its rate, how well the sum of the parts predicts the whole (Eq. 2.2), and the mix."""
+    flop = sum(each.flop for each in work.values())
+    gflops = flop / median_us / 1e3
+    report = compiled.report
+    return {
+        "gflop": round(flop / 1e9, 4),
+        "gflops": round(gflops, 2),
+        "share_of_peak": round(gflops / peak.gflops, 4),
+        "predicted_us": round(report.predicted_us, 3),
+        "measured_us": round(report.measured_us, 3),
+        "predicted_over_measured": round(report.predicted_us / report.measured_us, 4),
+        "mix": compiled.mix,
+        "hot_regions": hot_regions(report, compiled.program, work),
+    }
+
+
+def geometric_means(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Geometric means of each contender's median over Collage's, and of the best other's under ``best``.
+
+    A mean is over the models that the contender ran.
+    """
+    ratios: dict[str, list[float]] = {}
+    for result in results:
+        ours = result["engines"][OURS]["median_us"]
+        others = {n: t["median_us"] / ours for n, t in result["engines"].items() if n != OURS}
+        for name, ratio in others.items():
+            ratios.setdefault(name, []).append(ratio)
+        if others:
+            ratios.setdefault("best", []).append(min(others.values()))
+    return {name: round(math.exp(sum(map(math.log, each)) / len(each)), 4) for name, each in ratios.items()}

@@ -1,0 +1,224 @@
+"""Results of the studies as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import geometric_mean
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from collage.bench.engines import OURS
+from collage.bench.peak import Peak
+from collage.report.show_terminal import plain_table
+from scripts.lib.studies.comparison import geometric_means
+
+Result = Mapping[str, Any]
+
+_WRONG = 1e-3
+"""The largest difference from ONNX Runtime's outputs, relative to their scale, that is not reported."""
+_LONGEST_OPS = 6
+
+
+def comparison(results: Sequence[Result], peak: Peak) -> list[RenderableType]:
+    """The main table, the hot regions of models that Collage loses, and contenders that failed or are wrong."""
+    parts: list[RenderableType] = [_medians(results)]
+    parts.append(f"arithmetic limit: {peak.gflops:.0f} GFLOP/s, a large matrix product on {peak.engine}")
+    for result in results:
+        if (result["speedup_vs_best_engine"] or 1.0) < 1.0:
+            parts += ["", f"{result['model']}: slower than {result['best_engine']}; where the time goes:"]
+            parts.append(regions(result["hot_regions"]))
+    return [*parts, *_amiss(results)]
+
+
+def _medians(results: Sequence[Result]) -> Table:
+    names = _in_order(name for result in results for name in result["engines"])
+    others = [name for name in names if name != OURS]
+    table = _table(
+        "model",
+        *(f"{name} ms" for name in (*others, OURS)),
+        "best other / collage",
+        "GFLOP/s",
+        "of limit",
+        "predicted / measured",
+    )
+    table.add_column("launches")
+    for result in results:
+        speedup = result["speedup_vs_best_engine"]
+        table.add_row(
+            Text(result["model"].removesuffix(".onnx")),
+            *(_ms(result["engines"].get(name)) for name in (*others, OURS)),
+            f"{speedup:.2f}" if speedup else "-",
+            f"{result['gflops']:.0f}",
+            f"{result['share_of_peak']:.0%}",
+            f"{result['predicted_over_measured']:.2f}",
+            Text(mix(result["mix"])),
+        )
+    means = geometric_means(results)
+    cells = [f"{means[name]:.2f}x" if name in means else "-" for name in (*others, OURS, "best")]
+    table.add_section()
+    table.add_row("geometric mean / collage", *cells)
+    return table
+
+
+def regions(rows: Sequence[Result]) -> Table:
+    """The rows of ``hot_regions`` as a table."""
+    table = _table("backend", "us", "share", "GFLOP/s", "GB/s")
+    table.add_column("layout")
+    table.add_column("operators", overflow="fold")
+    for row in rows:
+        more = len(row["ops"]) - _LONGEST_OPS
+        ops = "+".join(row["ops"][:_LONGEST_OPS]) + (f" and {more} more" if more > 0 else "")
+        table.add_row(
+            row["backend"],
+            f"{row['us']:.1f}",
+            f"{row['share']:.0%}",
+            f"{row['gflops']:.0f}",
+            f"{row['gbytes_per_s']:.0f}",
+            Text(row["layout"]),
+            Text(ops),
+        )
+    return table
+
+
+def ablation(results: Sequence[Result]) -> list[RenderableType]:
+    """Milliseconds with each set of backends, a row for each model."""
+    labels = _in_order(label for result in results for label in result["order"])
+    table = _table("model", *(f"{label} ms" for label in labels))
+    for result in results:
+        table.add_row(Text(result["model"]), *(_ms(result["steps"].get(label)) for label in labels))
+    parts: list[RenderableType] = [table]
+    for result in results:
+        for label, step in result["steps"].items():
+            parts.append(f"{result['model']}, {label}: {mix(step['mix'])}")
+        parts += _failures(result)
+    return parts
+
+
+def busy(results: Sequence[Result]) -> list[RenderableType]:
+    """Milliseconds alone and beside a busy process, and the ratio."""
+    names = _in_order(name for result in results for name in result["slowdown"])
+    table = _table("model", *(f"{name} {what}" for name in names for what in ("ms", "busy ms", "slow-down")))
+    for result in results:
+        cells = []
+        for name in names:
+            ratio = result["slowdown"].get(name)
+            cells += [_ms(result[which].get(name)) for which in ("quiet", "busy")]
+            cells.append(f"{ratio:.2f}x" if ratio else "-")
+        table.add_row(Text(result["model"]), *cells)
+    if ratios := [result["slowdown"] for result in results if result["slowdown"].keys() >= set(names)]:
+        means = (geometric_mean(each[name] for each in ratios) for name in names)
+        table.add_row("geometric mean", *(cell for mean in means for cell in ("", "", f"{mean:.2f}x")))
+    return [table, *(line for result in results for line in _failures(result))]
+
+
+def levels(results: Sequence[Result]) -> list[RenderableType]:
+    """Milliseconds at both levels and of the engines, the ratios, and how the search went."""
+    names = _in_order(name for result in results for name in result["contenders"])
+    ratios = {
+        "best engine / op level": "best_engine_over_op",
+        "best engine / graph level": "best_engine_over_graph",
+        "op level / graph level": "op_over_graph",
+    }
+    table = _table("model", *(f"{name} ms" for name in names), *ratios, "placements", "search s")
+    for result in results:
+        found = [result["speedup"][key] for key in ratios.values()]
+        table.add_row(
+            Text(result["model"].removesuffix(".onnx")),
+            *(_ms(result["contenders"].get(name)) for name in names),
+            *(f"{ratio:.3f}" if ratio else "-" for ratio in found),
+            str(result["search"]["trials"]),
+            f"{result['search']['seconds']:.0f}",
+        )
+    parts: list[RenderableType] = [table]
+    for result in results:
+        search = result["search"]
+        steps = ", ".join(f"{seconds:.0f} s {speed:.3f}x" for seconds, speed in search["history"])
+        parts.append(f"{result['model']}: {steps}; {search['ended']}; wins: {result['winner']['graph']}")
+        parts += _failures(result)
+    return parts
+
+
+def assignments(results: Sequence[Result]) -> list[RenderableType]:
+    """How long each algorithm takes, and how many streams and events it finds."""
+    table = _table(
+        "model", "operators", "edges", "width", "Opara ms", "Nimble ms", "Nimble / Opara", "streams", "events"
+    )
+    for each in results:
+        table.add_row(
+            each["model"],
+            *(str(each[key]) for key in ("operators", "edges", "width")),
+            *(f"{each['ms'][name]:.3f}" for name in ("opara", "nimble")),
+            f"{each['nimble_over_opara']:.1f}x",
+            *(f"{each[key]['opara']} / {each[key]['nimble']}" for key in ("streams", "events")),
+        )
+    return [table]
+
+
+def streams(results: Sequence[Result]) -> list[RenderableType]:
+    """Milliseconds in streams, one after another and of the engines, with the ratios."""
+    others = list(dict.fromkeys(name for each in results for name in each["speedup"]))
+    table = _table(
+        "model",
+        "collage ms",
+        *(part for name in others for part in (f"{name} ms", "ratio")),
+        "schedule",
+        "at a time",
+    )
+    for each in results:
+        cells = [f"{each['engines'][OURS]['median_us'] / 1e3:.3f}"]
+        for name in others:
+            known = name in each["speedup"]
+            cells.append(f"{each['engines'][name]['median_us'] / 1e3:.3f}" if known else "-")
+            cells.append(f"{each['speedup'][name]:.2f}x" if known else "-")
+        table.add_row(each["model"], *cells, each["schedule"], f"{each['launches_at_a_time']:.2f}")
+    return [table]
+
+
+def overhead(results: Sequence[Result]) -> list[RenderableType]:
+    """Nanoseconds for each launch."""
+    table = _table("threads", "launches", "median ns / launch", "least", "under 1 us")
+    for result in results:
+        numbers = (result[key] for key in ("threads", "launches", "median_ns", "min_ns"))
+        table.add_row(*(f"{each:g}" for each in numbers), "yes" if result["under_limit"] else "no")
+    return [table]
+
+
+def mix(counts: Mapping[str, int]) -> str:
+    """Counts as text: ``6 onednn, 3 tvm``."""
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
+
+
+def _amiss(results: Sequence[Result]) -> list[str]:
+    """A line for each contender that failed, or whose outputs differ from ONNX Runtime's."""
+    lines: list[str] = []
+    for result in results:
+        lines += _failures(result)
+        for name, timing in result["engines"].items():
+            error = timing["max_relative_error"]
+            if error is not None and not error <= _WRONG:
+                lines.append(f"{result['model']}: outputs of {name} are off by {error:.2g} of their scale")
+    return lines
+
+
+def _failures(result: Result) -> list[str]:
+    return [f"{result['model']}: {name} failed: {why}" for name, why in result["failed"].items()]
+
+
+def _in_order(names: Any) -> list[str]:
+    """The names without repetitions, in order of appearance."""
+    return list(dict.fromkeys(names))
+
+
+def _table(first: str, *numbers: str) -> Table:
+    table = plain_table()
+    table.add_column(first, no_wrap=True)
+    for title in numbers:
+        table.add_column(title, justify="right")
+    return table
+
+
+def _ms(timing: Mapping[str, Any] | None) -> str:
+    return f"{timing['median_us'] / 1e3:.2f}" if timing else "-"

@@ -1,0 +1,144 @@
+"""Write the five networks of the Collage paper (PACT'22, section 2.5.1), and others by name, as ONNX files.
+
+    scripts/models --out DIR                    the five, at true size (about 760 MB)
+    scripts/models inception_v3 --out DIR       one; --list has them all
+    scripts/models --small --out DIR            the same architectures made tiny, for tests
+
+Weights are random but seeded. Paths of the files go to stdout, progress to stderr. Exit status: 0, 1 (a file
+could not be made, or failed its check) or 2 (usage).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scripts.lib.workloads.catalogue import ENTRIES, PAPER, Entry
+
+if TYPE_CHECKING:
+    from scripts.lib.workloads.workload import Workload
+
+
+class WorkError(Exception):
+    """The work failed; the message is one line for the user."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parse(arguments)
+    if options.list:
+        width = max(map(len, ENTRIES))
+        for entry in ENTRIES.values():
+            print(f"{entry.name:{width}}  {entry.summary}")
+        return 0
+    try:
+        _require("torch", "onnx", *(["onnxruntime"] if options.check else []))
+        _make_folder(options.out)
+    except WorkError as failure:
+        _say(f"error: {failure}")
+        return 1
+
+    failures = 0
+    for name in dict.fromkeys(options.names or PAPER):
+        try:
+            path = _make(ENTRIES[name], options)
+        except WorkError as failure:
+            failures += 1
+            _say(f"error: {name}: {failure}")
+        else:
+            print(path, flush=True)
+    return 1 if failures else 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    summary, _, rest = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        prog="models", description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", metavar="NAME", nargs="*", help="a workload (default: the five)")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="folder for the files, made if need be")
+    parser.add_argument(
+        "--batch", metavar="N", type=_positive, default=1, help="static batch size (default: 1)"
+    )
+    parser.add_argument("--small", action="store_true", help="the same architectures, scaled down")
+    parser.add_argument("--force", action="store_true", help="write again what is up to date")
+    parser.add_argument("--check", action="store_true", help="compare ONNX Runtime with torch on each file")
+    parser.add_argument("--list", action="store_true", help="list the workloads and stop")
+    options = parser.parse_args(arguments)
+    unknown = [name for name in dict.fromkeys(options.names) if name not in ENTRIES]
+    if unknown:
+        parser.exit(2, f"models: error: unknown: {', '.join(unknown)}; there are: {', '.join(ENTRIES)}\n")
+    if options.out is None and not options.list:
+        parser.exit(2, "models: error: --out DIR is needed\n")
+    return options
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
+    return int(text)
+
+
+def _require(*packages: str) -> None:
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        raise WorkError(
+            f"{', '.join(missing)} not installed; pip install 'collage[models]' brings what is missing"
+        )
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WorkError(f"cannot make {folder}: {error.strerror}") from error
+
+
+def _make(entry: Entry, options: argparse.Namespace) -> Path:
+    """Write one workload unless the file is there already, and check it if asked to."""
+    from scripts.lib.workloads import export
+    from scripts.lib.workloads.recipe import read_recipe
+
+    path: Path = options.out / f"{entry.name}.onnx"
+    began = time.monotonic()
+    recipe = export.recipe(entry, batch=options.batch, small=options.small)
+    fresh = not options.force and read_recipe(path) == recipe
+    if fresh and not options.check:
+        _say(f"{entry.name}: up to date")
+        return path
+
+    workload = entry.build(batch=options.batch, small=options.small)
+    if fresh:
+        _say(f"{entry.name}: up to date")
+    else:
+        _say(f"{entry.name}: exporting {workload.parameters / 1e6:.2f} M parameters")
+        model = export.to_onnx(workload, name=entry.name, recipe=recipe)
+        try:
+            export.write(model, path)
+        except OSError as error:
+            raise WorkError(f"cannot write {path}: {error.strerror}") from error
+        megabytes = path.stat().st_size / 1e6
+        seconds = time.monotonic() - began
+        _say(f"{entry.name}: {len(model.graph.node)} nodes, {megabytes:.1f} MB, {seconds:.1f} s")
+    if options.check:
+        _check(entry, path, workload)
+    return path
+
+
+def _check(entry: Entry, path: Path, workload: Workload) -> None:
+    from scripts.lib.workloads.check import CheckError, check
+
+    try:
+        comparisons = check(workload, path)
+    except CheckError as error:
+        raise WorkError(f"check failed: {error}") from error
+    for comparison in comparisons:
+        _say(f"{entry.name}: {comparison}")
+
+
+def _say(line: str) -> None:
+    print(f"models: {line}", file=sys.stderr, flush=True)
