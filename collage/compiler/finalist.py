@@ -9,7 +9,7 @@ from functools import cached_property
 
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
-from collage.graph.layout import Layout
+from collage.graph.storage import Storage
 from collage.kernel.target import Target
 from collage.measure_db.database import NetworkKey
 from collage.measure_db.plan_protocol import Plan, PlanKernel
@@ -29,7 +29,7 @@ class Finalist:
     ``digests`` identify its regions across models and processes.
 
     ``versions`` are the library versions of the backends it uses. ``kernels`` are what the launches run, and ``stored``
-    has the value and layout of buffers that are no plain values. ``build`` collects the kernels' artifacts.
+    has the value and storage of buffers that are no plain values. ``build`` collects the kernels' artifacts.
     ``algorithm`` is what its schedule comes from.
     """
 
@@ -40,7 +40,7 @@ class Finalist:
     digests: tuple[str, ...]
     versions: Mapping[str, str]
     kernels: tuple[PlanKernel, ...]
-    stored: Mapping[int, tuple[int, Layout]]
+    stored: Mapping[int, tuple[int, Storage]]
     build: Callable[[], Parts]
     algorithm: str = SEQUENTIAL
     guarded: Callable[[], Finalist] | None = None

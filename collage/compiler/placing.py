@@ -11,6 +11,7 @@ from functools import partial
 from collage.backends.base import VIEW, Backend, BackendKind
 from collage.errors import NoPlacementError
 from collage.graph.order import branch_order
+from collage.kernel.transform import LayoutTransform
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import IN_NETWORK, Measurement, Outcome, Rejection
@@ -37,7 +38,7 @@ _LARGE = 0.25
 class Placing:
     """What the search found: the best placement, the best one in several parts (or None), and all candidates.
 
-    ``changes_us`` are the costs of conversions between layouts; ``search_s`` is the time spent searching, without
+    ``changes_us`` are the costs of conversions between storages; ``search_s`` is the time spent searching, without
     measuring, in seconds.
     """
 
@@ -72,7 +73,7 @@ class Placer:
 
         Suggested are neighbours on the same engine as one region, and a large region without a kernel that
         another backend does faster. Rounds are few (six at most), and what they measure is kept like everything
-        else. Conversions between layouts that a placement may need are measured as well. ``corrections`` are
+        else. Conversions between storages that a placement may need are measured as well. ``corrections`` are
         times inside the network, which count instead of those measured alone. Raises NoPlacementError.
         """
         for _ in range(_ROUNDS):
@@ -135,8 +136,15 @@ class Placer:
 
     def _changes_us(self, candidates: Sequence[Candidate]) -> dict[Change, float]:
         changes = possible_changes(self.measurer.model, candidates)
-        costs = self.measurer.measure_changes(dict.fromkeys(changes.values()))
-        return {change: costs[each] for change, each in changes.items() if each in costs}
+        costs = self.measurer.measure_transforms(dict.fromkeys(changes.values()))
+        return {
+            change: costs[each] + self._switch_us(each) for change, each in changes.items() if each in costs
+        }
+
+    def _switch_us(self, transform: LayoutTransform) -> float:
+        """What a layout transform pays for a context switch: nothing on Collage's own team."""
+        maker = self.measurer.transform_backend(transform)
+        return 0.0 if maker is None or maker.on_team() else self.epsilon_us
 
     def _suggestions(self, placing: Placing) -> list[Offer]:
         """Regions of engines to measure before the next round."""

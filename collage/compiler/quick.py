@@ -16,7 +16,7 @@ from collage.compiler.finalists import Verdict, checked
 from collage.compiler.placing import NOISE_MARGIN
 from collage.compiler.plan_runs import KernelRejectedError, PlanDroppedError, PlanRuns
 from collage.errors import NoPlacementError
-from collage.graph.layout import Layout
+from collage.graph.storage import PLAIN
 from collage.measure_db.measurer import Measurer
 from collage.patterns.match import Match, RejectedMatch
 from collage.search.candidates import CandidateSet, Offer, collect
@@ -79,7 +79,7 @@ class Quick:
 
 def _is_plain(offer: Offer) -> bool:
     variant = offer.request.variant
-    return all(layout is Layout.PLAIN for layout in (*variant.inputs, *variant.outputs))
+    return all(layout == PLAIN for layout in (*variant.inputs, *variant.outputs))
 
 
 def _few(offers: Sequence[Offer], count: int, engines: set[str], done: set[int]) -> list[Offer]:

@@ -20,10 +20,11 @@ from collage.compiler.in_network import InNetwork
 from collage.compiler.plan_runs import PlanDroppedError
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
-from collage.graph.layout import Layout
+from collage.graph.storage import Storage
 from collage.kernel.options import BuildOptions
+from collage.kernel.transform import LayoutTransform
 from collage.measure_db.measurer import Measurer
-from collage.measure_db.protocol import Change, Request
+from collage.measure_db.protocol import Request
 from collage.patterns.match import Match
 from collage.report.report import CandidateReport
 from collage.schedule.dag import Dag
@@ -33,7 +34,7 @@ from collage.schedule.schedule import TEAM, Schedule, makespan_us
 from collage.schedule.side_by_side import schedule_side_by_side
 from collage.schedule.timeline import Algorithm, Costs, Found
 from collage.search.candidate import Candidate
-from collage.search.candidates import collect, layouts_of, offers_of
+from collage.search.candidates import collect, offers_of, ports_of
 from collage.search.conversion import Conversion
 from collage.search.placement import Placement
 
@@ -42,7 +43,7 @@ log = logging.getLogger(__name__)
 LABEL = "side by side"
 
 Launch: TypeAlias = "Candidate | Conversion"
-_Layouts: TypeAlias = "tuple[tuple[int, Layout], ...]"
+_Layouts: TypeAlias = "tuple[tuple[int, Storage], ...]"
 _Work: TypeAlias = "tuple[tuple[int, ...], _Layouts, _Layouts]"
 
 _ROUNDS = 3
@@ -119,7 +120,7 @@ class Streams:
         matches = [m for m in self.matches if m.nodes in nodes and m.backend in on_team]
         wanted = {_work(each) for each in launches if isinstance(each, Candidate)}
         offers, _ = offers_of(model, matches, self.backends, BuildOptions(threads=1, exact=self.exact))
-        offers = [o for o in offers if (o.request.nodes, *layouts_of(model, o.request)) in wanted]
+        offers = [o for o in offers if (o.request.nodes, *ports_of(model, o.request)) in wanted]
         outcomes = self.alone.measure([offer.request for offer in offers])
         fastest: dict[_Work, Candidate] = {}
         measured = collect(model, offers, (), outcomes, (), on_team)
@@ -128,20 +129,24 @@ class Streams:
             known = fastest.get(_work(candidate))
             if known is None or candidate.cost_us < known.cost_us:
                 fastest[_work(candidate)] = candidate
-        changes = {
-            each: Change(model.graph.type_of(each.value), each.source, each.target)
+        transforms = {
+            each: LayoutTransform(model.graph.type_of(each.value), each.source, each.target)
             for each in launches
             if isinstance(each, Conversion)
         }
-        costs = self.alone.measure_changes(changes.values())
+        costs = self.alone.measure_transforms([t for t in transforms.values() if self._runs_on_team(t)])
         found: list[Launch | None] = []
         for each in launches:
             if isinstance(each, Candidate):
                 found.append(fastest.get(_work(each)))
             else:
-                cost = costs.get(changes[each])
+                cost = costs.get(transforms[each])
                 found.append(None if cost is None else replace(each, cost_us=cost))
         return found
+
+    def _runs_on_team(self, transform: LayoutTransform) -> bool:
+        maker = self.alone.transform_backend(transform)
+        return maker is not None and maker.on_team()
 
 
 def _proposals(dag: Dag, costs: Costs, threads: int, moved_bytes: Sequence[int]) -> list[tuple[str, Found]]:

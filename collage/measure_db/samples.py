@@ -23,7 +23,7 @@ from collage.frontend.op_kinds import is_convolution, rounds
 from collage.frontend.random_inputs import indexed_rows
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
-from collage.graph.layout import Layout
+from collage.graph.storage import Storage
 from collage.measure_db.compare import Expected, is_tolerable
 from collage.measure_db.input_kinds import KINDS, InputKind, free_integers
 from collage.measure_db.nearby import nearby_outputs
@@ -57,11 +57,11 @@ class Sample:
     ordinary: bool
     rounded: bool
     channels_first: bool
-    _expected: dict[tuple[int, Layout], Expected] = field(default_factory=dict, repr=False)
+    _expected: dict[tuple[int, Storage], Expected] = field(default_factory=dict, repr=False)
     _nearby: list[list[Array]] = field(default_factory=list, repr=False)
     _precise: list[list[Array] | None] = field(default_factory=list, repr=False)
 
-    def expected(self, position: int, layout: Layout) -> Expected:
+    def expected(self, position: int, layout: Storage) -> Expected:
         """An output as it is compared with, in that layout."""
         key = position, layout
         if key not in self._expected:

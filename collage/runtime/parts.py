@@ -83,14 +83,16 @@ def load_kernels(program: Program, artifacts: Sequence[Artifact], backends: Back
 
     Raises CollageError naming the region that cannot be loaded.
     """
-    loaded: dict[tuple[int, str, BuildOptions], Kernel] = {}
+    loaded: dict[tuple[int, str, bool, BuildOptions], Kernel] = {}
     for region, artifact in zip(program.launches, artifacts, strict=False):  # a tail has none
         options = BuildOptions(threads=region.threads, exclusive=region.exclusive, profile=region.profile)
-        key = id(artifact), region.backend, options
+        key = id(artifact), region.backend, region.is_transform, options
         try:
             if key not in loaded:
                 whole = artifact if isinstance(artifact, Framed) else bytes(artifact)
-                loaded[key] = backends[region.backend].load(whole, options)
+                backend = backends[region.backend]
+                load = backend.load_transform if region.is_transform else backend.load
+                loaded[key] = load(whole, options)
         except Exception as error:
             raise CollageError(
                 f"the {region.backend} kernel {'+'.join(region.ops[:6])} cannot be loaded: {error}"

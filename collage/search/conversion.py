@@ -1,8 +1,8 @@
-"""Changing a value's layout between kernels: what it costs, and which changes a set of candidates needs.
+"""Changing a value's storage between kernels: what it costs, and which changes a set of candidates needs.
 
-A candidate takes and gives its values in layouts of its own. Where a reader wants another layout than the
+A candidate takes and gives its values in storages of its own. Where a reader wants another storage than the
 writer's, a conversion stands between them: a kernel with a measured cost, made once for all readers that want
-the same. Graph inputs and outputs are plain.
+the same. It changes the layout, or copies to another device. Graph inputs and outputs are plain, on the host.
 """
 
 from __future__ import annotations
@@ -12,48 +12,43 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from collage.graph.dataflow import Graph
-from collage.graph.layout import Layout
+from collage.graph.storage import PLAIN, Storage
 
 if TYPE_CHECKING:
     from collage.search.candidate import Candidate
 
-Change: TypeAlias = "tuple[int, Layout, Layout]"
-"""A value's id, the layout it is in, and the one it is wanted in."""
+Change: TypeAlias = "tuple[int, Storage, Storage]"
+"""A value's id, the storage it is in, and the one it is wanted in."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """A kernel that brings ``value`` from one layout to another, with its cost in microseconds."""
+    """A kernel that brings ``value`` from one storage to another, with its cost in microseconds."""
 
     value: int
-    source: Layout
-    target: Layout
+    source: Storage
+    target: Storage
     cost_us: float
-
-
-def stored_layouts(graph: Graph, candidates: Iterable[Candidate]) -> dict[int, Layout]:
-    """Values that the candidates leave in memory in another layout than the plain one."""
-    return {value: layout for c in candidates for value, layout in c.writes}
 
 
 def changes(graph: Graph, candidates: Iterable[Candidate]) -> list[Change]:
     """The conversions that the candidates need among them, each once, by value."""
     chosen = list(candidates)
-    stored = stored_layouts(graph, chosen)
-    wanted: set[tuple[int, Layout]] = {(v, Layout.PLAIN) for v in graph.outputs}
+    stored = {value: storage for c in chosen for value, storage in c.writes}
+    wanted: set[tuple[int, Storage]] = {(v, PLAIN) for v in graph.outputs}
     for candidate in chosen:
-        layouts = dict(candidate.reads)
+        storages = dict(candidate.reads)
         inside = set(candidate.nodes)
         for node in candidate.nodes:
             for value in graph.nodes[node].inputs:
                 if graph.values[value].producer not in inside and not graph.is_constant(value):
-                    wanted.add((value, layouts.get(value, Layout.PLAIN)))
+                    wanted.add((value, storages.get(value, PLAIN)))
     found = [
-        (value, stored.get(value, Layout.PLAIN), layout)
-        for value, layout in wanted
-        if stored.get(value, Layout.PLAIN) is not layout
+        (value, stored.get(value, PLAIN), storage)
+        for value, storage in wanted
+        if stored.get(value, PLAIN) != storage
     ]
-    return sorted(found, key=lambda change: (change[0], change[2].value))
+    return sorted(found, key=lambda change: (change[0], change[2]))
 
 
 def conversions(

@@ -2,7 +2,7 @@
 
 Set partitioning: one binary variable per candidate, each node in exactly one candidate that is taken,
 least sum of the charges (Eq. 2.1 with the cost of Eq. 2.2). A conversion is a variable that cannot be 0 when one
-candidate that is taken gives a value in one layout and another one wants it in the other. Circles are cut off
+candidate that is taken gives a value in one storage and another one wants it in the other. Circles are cut off
 as they turn up: of the candidates of a circle at least one must go. This uses nothing of what the dynamic
 program knows about which candidates can be in a circle.
 """
@@ -18,7 +18,7 @@ import numpy as np
 from collage.errors import CollageError
 from collage.graph.convexity import CyclicPlacementError
 from collage.graph.dataflow import Graph
-from collage.graph.layout import Layout
+from collage.graph.storage import PLAIN, Storage
 from collage.search.candidate import Candidate
 from collage.search.conversion import Change
 from collage.search.placement import NO_CONVERSIONS, Placement, charge_us, contenders, finish, no_cover
@@ -84,23 +84,23 @@ def place_exact(
 
 def _demands(graph: Graph, usable: Sequence[Candidate]) -> Iterator[tuple[Change, tuple[int, ...]]]:
     """Conversions, each with the candidates (one or two, by index) that need it when they are all taken."""
-    gives: dict[int, list[tuple[Layout, tuple[int, ...]]]] = {}
-    wants: dict[int, list[tuple[Layout, tuple[int, ...]]]] = {v: [(Layout.PLAIN, ())] for v in graph.outputs}
+    gives: dict[int, list[tuple[Storage, tuple[int, ...]]]] = {}
+    wants: dict[int, list[tuple[Storage, tuple[int, ...]]]] = {v: [(PLAIN, ())] for v in graph.outputs}
     for value in graph.inputs:
-        gives[value] = [(Layout.PLAIN, ())]
+        gives[value] = [(PLAIN, ())]
     for index, candidate in enumerate(usable):
         inside = set(candidate.nodes)
         reads, writes = dict(candidate.reads), dict(candidate.writes)
         for node in candidate.nodes:
             for value in graph.nodes[node].outputs:
-                gives.setdefault(value, []).append((writes.get(value, Layout.PLAIN), (index,)))
+                gives.setdefault(value, []).append((writes.get(value, PLAIN), (index,)))
             for value in dict.fromkeys(graph.nodes[node].inputs):
                 if graph.values[value].producer not in inside and not graph.is_constant(value):
-                    wants.setdefault(value, []).append((reads.get(value, Layout.PLAIN), (index,)))
+                    wants.setdefault(value, []).append((reads.get(value, PLAIN), (index,)))
     for value, wanted in wants.items():
         for target, reader in wanted:
             for source, writer in gives[value]:
-                if source is not target and writer != reader:
+                if source != target and writer != reader:
                     yield (value, source, target), tuple(dict.fromkeys((*writer, *reader)))
 
 

@@ -10,11 +10,11 @@ from types import MappingProxyType
 from collage.errors import NoPlacementError
 from collage.graph.convexity import Reachability, is_convex, quotient_order
 from collage.graph.dataflow import Graph
-from collage.graph.layout import Layout
+from collage.graph.storage import Storage
 from collage.search.candidate import Candidate
 from collage.search.conversion import Change, Conversion, conversions
 
-_Interface = tuple[tuple[int, ...], tuple[tuple[int, Layout], ...], tuple[tuple[int, Layout], ...]]
+_Interface = tuple[tuple[int, ...], tuple[tuple[int, Storage], ...], tuple[tuple[int, Storage], ...]]
 
 NO_CONVERSIONS: Mapping[Change, float] = MappingProxyType({})
 """Where all candidates are plain there is nothing to convert."""

@@ -1,4 +1,4 @@
-"""Layouts in the search: conversions are priced once, and the dynamic program stays exact."""
+"""Storages in the search: conversions are priced once, and the dynamic program stays exact."""
 
 from __future__ import annotations
 
@@ -13,23 +13,27 @@ from hypothesis import strategies as st
 from collage.errors import NoPlacementError
 from collage.graph.convexity import CyclicPlacementError, quotient_order
 from collage.graph.dataflow import Graph
-from collage.graph.layout import Layout
+from collage.graph.storage import BLOCKED, CHANNELS_LAST, PLAIN
 from collage.search.candidate import Candidate
 from collage.search.conversion import Change, Conversion, changes
 from collage.search.dp import place
 from collage.search.exact import place_exact
 from collage.search.placement import finish
+from tests.storage_formats import COLUMNS, DEVICE, DEVICE_COLUMNS
 from tests.strategies import GraphBuilder, problems
 
 EPSILON = 0.5
-PLAIN, LAST, BLOCKED = Layout.PLAIN, Layout.CHANNELS_LAST, Layout.BLOCKED
+LAST = CHANNELS_LAST
+OTHERS = [(LAST, BLOCKED), (BLOCKED, COLUMNS), (COLUMNS, DEVICE), (DEVICE, DEVICE_COLUMNS)]
+"""What a problem has beside the plain storage."""
 Case = tuple[Graph, list[Candidate], dict[Change, float]]
 
 
 @st.composite
-def layout_problems(draw: st.DrawFn) -> Case:
-    """Problems whose candidates come in several layouts; some conversions cannot be made."""
+def storage_problems(draw: st.DrawFn) -> Case:
+    """Problems whose candidates come in several storages; some conversions cannot be made."""
     graph, plain = draw(problems(max_nodes=6))
+    known = (PLAIN, *draw(st.sampled_from(OTHERS)))
     candidates: list[Candidate] = []
     for each in plain:
         inside = set(each.nodes)
@@ -47,22 +51,22 @@ def layout_problems(draw: st.DrawFn) -> Case:
             for v in graph.nodes[n].outputs
             if v in graph.output_set or any(u not in inside for u in graph.users[v])
         ]
-        layouts = st.sampled_from([PLAIN, LAST, BLOCKED])
+        storages = st.sampled_from(known)
         for _ in range(draw(st.integers(1, 2))):
-            reads = [(v, draw(layouts)) for v in taken]
-            writes = [(v, draw(layouts)) for v in given]
+            reads = [(v, draw(storages)) for v in taken]
+            writes = [(v, draw(storages)) for v in given]
             candidates.append(
                 replace(
                     each,
                     cost_us=draw(st.integers(0, 16)) / 4,
-                    reads=tuple((v, layout) for v, layout in reads if layout is not PLAIN),
-                    writes=tuple((v, layout) for v, layout in writes if layout is not PLAIN),
+                    reads=tuple((v, storage) for v, storage in reads if storage != PLAIN),
+                    writes=tuple((v, storage) for v, storage in writes if storage != PLAIN),
                 )
             )
     costs = {
         (value.id, source, target): draw(st.integers(0, 8)) / 4
         for value in graph.values
-        for source, target in permutations(Layout, 2)
+        for source, target in permutations(known, 2)
         if draw(st.integers(0, 9))
     }
     return graph, candidates, costs
@@ -95,7 +99,7 @@ def brute_force(case: Case, margin: float) -> Fraction | None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(layout_problems())
+@given(storage_problems())
 def test_the_dynamic_program_equals_brute_force(case: Case) -> None:
     graph, candidates, costs = case
     best = brute_force(case, 0.0)
@@ -111,7 +115,7 @@ def test_the_dynamic_program_equals_brute_force(case: Case) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(layout_problems())
+@given(storage_problems())
 def test_the_dynamic_program_equals_the_exact_solver(case: Case) -> None:
     graph, candidates, costs = case
     try:
