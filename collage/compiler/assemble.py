@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from collage.backends.base import VIEW, Backend, BackendKind
-from collage.backends.layout import maker_of
 from collage.compiler.finalist import SEQUENTIAL, Finalist
 from collage.compiler.placing import Placing
 from collage.frontend.model import Model
@@ -314,7 +313,7 @@ class Assembler:
         kind = buffers.type_of(change.value)
         variant = Variant((change.source,), (change.target,))
         transform = LayoutTransform(kind, change.source, change.target)
-        maker = maker_of(transform, self._backends)
+        maker = self._measurer.transform_backend(transform)
         assert maker is not None  # who made it when it was measured
         region = Region(
             backend=maker.name,

@@ -5,6 +5,7 @@ A format is a value (see ``formats.py``), and a backend may add its own; nothing
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ BLOCK = 16
 """Channels in a block of the format ``blocked``: one AVX-512 register of float32."""
 
 _LOGICAL = Plain("plain")
+_DEVICE = re.compile("[a-z0-9]+([:._-][a-z0-9]+)*")
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,12 @@ class Storage:
 
     device: str = HOST
     format: StorageFormat = _LOGICAL
+
+    def __post_init__(self) -> None:
+        if not _DEVICE.fullmatch(self.device):
+            raise ValueError(
+                f"no device is called {self.device!r}: small letters and digits make a name, and :._-"
+            )
 
     def __str__(self) -> str:
         return self.format.name if self.device == HOST else f"{self.device}:{self.format.name}"

@@ -51,6 +51,12 @@ def test_texts_of_other_storages() -> None:
         parse_storage("npu:column-major", FORMATS)
 
 
+@pytest.mark.parametrize("name", ["", "npu, cpu", "NPU", "npu:"])
+def test_names_of_devices(name: str) -> None:
+    with pytest.raises(ValueError, match="no device is called"):
+        Storage(name)
+
+
 @pytest.mark.parametrize("storage", [*STORAGES, COLUMNS, DEVICE, DEVICE_COLUMNS, Storage("cuda:1")])
 def test_texts_are_read_back(storage: Storage) -> None:
     assert parse_storage(str(storage), KNOWN) == storage

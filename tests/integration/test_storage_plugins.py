@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 import collage
 from collage.backends.base import Backend
-from collage.backends.layout import LayoutTransforms
+from collage.backends.layout import LayoutTransforms, maker_of
 from collage.backends.view import View
 from collage.compiler.compile import CompileOptions, compile_model
 from collage.errors import ModuleFileError, RegistrationError
@@ -242,6 +242,20 @@ def test_two_backends_may_share_a_format() -> None:
     assert set(registry.formats) == {COLUMNS.format}
     with pytest.raises(RegistrationError, match="'column-major' is taken"):
         registry.register(Another())
+
+
+def test_a_backend_that_raises_makes_no_transform() -> None:
+    class Raising(Npu):
+        name = "raising"
+
+        def transforms(self, transform: LayoutTransform) -> bool:
+            raise ZeroDivisionError
+
+    kind = TensorType((2, 4), "float32")
+    backends = {each.name: each for each in (Raising(), Columnar())}
+    maker = maker_of(LayoutTransform(kind, PLAIN, COLUMNS), backends)
+    assert maker is backends["columnar"]
+    assert maker_of(LayoutTransform(kind, PLAIN, DEVICE), backends) is None
 
 
 def test_who_makes_a_transform() -> None:
