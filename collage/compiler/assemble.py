@@ -16,7 +16,6 @@ from collage.graph.magnitudes import Magnitudes, is_scanned
 from collage.graph.storage import PLAIN, Storage, stored_type
 from collage.kernel.options import BuildOptions, Variant
 from collage.kernel.target import Target
-from collage.kernel.transform import LayoutTransform
 from collage.measure_db.fingerprint import original_digest
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.plan_protocol import PlanKernel
@@ -27,8 +26,8 @@ from collage.schedule.program import Port, Program, make_program
 from collage.schedule.region import TRANSFORM, Region
 from collage.schedule.schedule import TEAM, Schedule
 from collage.search.candidate import Candidate
-from collage.search.conversion import Conversion
 from collage.search.placement import Placement, finish
+from collage.search.transforms import PlacedTransform
 
 
 def on_one_thread(split: str) -> str:
@@ -44,7 +43,7 @@ class Apart:
     """
 
     schedule: Schedule
-    alone: tuple[Candidate | Conversion | None, ...]
+    alone: tuple[Candidate | PlacedTransform | None, ...]
     algorithm: str
 
 
@@ -130,7 +129,7 @@ class Assembler:
         graph = self.model.graph
         buffers = _Buffers(graph)
         pieces: list[_Piece] = []
-        waiting = list(rival.placement.conversions)
+        waiting = list(rival.placement.transforms)
         for candidate in rival.placement.candidates:
             tuning = tunings.get(Request(candidate.nodes, candidate.backend, candidate.variant), "")
             options = replace(
@@ -143,13 +142,13 @@ class Assembler:
             kernel = self._kernel(candidate, options, buffers)
             if rival.original:
                 kernel = self._as_written(kernel, options)
-            needed = [c for c in waiting if buffers.stored(c.value, c.target) in kernel.region.inputs]
-            pieces += [self._conversion(change, self._build, buffers) for change in needed]
+            taken = kernel.region.inputs
+            needed = [each for each in waiting if buffers.stored(each.value, each.transform.target) in taken]
+            pieces += [self._transform(each, self._build, buffers) for each in needed]
             pieces.append(kernel)
-            waiting = [change for change in waiting if change not in needed]
-        pieces += [
-            self._conversion(change, self._build, buffers) for change in waiting
-        ]  # for the model's outputs
+            waiting = [each for each in waiting if each not in needed]
+        # What is left is for the model's outputs.
+        pieces += [self._transform(each, self._build, buffers) for each in waiting]
         if rival.apart is not None:
             pieces = self._side_by_side(pieces, rival.apart, buffers)
         pieces = self._guarded(pieces, buffers)
@@ -211,7 +210,7 @@ class Assembler:
 
     def _flow(self, piece: _Piece) -> Flow:
         """How magnitudes pass through a piece."""
-        if isinstance(piece.what, Conversion):
+        if isinstance(piece.what, PlacedTransform):
             return lambda taken: (taken[0], taken)
         subgraph = Subgraph(self.model, piece.what.nodes)
 
@@ -260,8 +259,8 @@ class Assembler:
             piece = launched[v]
             if stream != TEAM:
                 assert alone is not None
-                if isinstance(alone, Conversion):
-                    piece = self._conversion(alone, single, buffers)
+                if isinstance(alone, PlacedTransform):
+                    piece = self._transform(alone, single, buffers)
                 else:
                     piece = self._kernel(alone, replace(single, variant=alone.variant), buffers)
                 region = replace(piece.region, stream=stream, split=on_one_thread(piece.region.split))
@@ -309,10 +308,9 @@ class Assembler:
         request = Request(candidate.nodes, candidate.backend, candidate.variant)
         return _Piece(region, candidate, ":".join(map(str, about)), PlanKernel(request, options))
 
-    def _conversion(self, change: Conversion, build: BuildOptions, buffers: _Buffers) -> _Piece:
-        kind = buffers.type_of(change.value)
-        variant = Variant((change.source,), (change.target,))
-        transform = LayoutTransform(kind, change.source, change.target)
+    def _transform(self, placed: PlacedTransform, build: BuildOptions, buffers: _Buffers) -> _Piece:
+        transform = placed.transform
+        variant = Variant((transform.source,), (transform.target,))
         maker = self._measurer.transform_backend(transform)
         assert maker is not None  # who made it when it was measured
         region = Region(
@@ -320,14 +318,14 @@ class Assembler:
             ops=TRANSFORM,
             nodes=(),
             sources=(),
-            inputs=(buffers.stored(change.value, change.source),),
-            outputs=(buffers.stored(change.value, change.target),),
+            inputs=(buffers.stored(placed.value, transform.source),),
+            outputs=(buffers.stored(placed.value, transform.target),),
             layout=variant.layout,
             threads=build.threads,
-            cost_us=change.cost_us,
+            cost_us=placed.cost_us,
         )
         kernel = PlanKernel(transform, build)
-        return _Piece(region, change, f"{maker.name}:{kind}:{variant}", kernel)
+        return _Piece(region, placed, f"{maker.name}:{transform.kind}:{variant}", kernel)
 
 
 @dataclass(frozen=True)
@@ -335,7 +333,7 @@ class _Piece:
     """A region, what it is in the placement, what identifies its kernel anywhere, and what it is in this model."""
 
     region: Region
-    what: Candidate | Conversion
+    what: Candidate | PlacedTransform
     digest: str
     kernel: PlanKernel
 

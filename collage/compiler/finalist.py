@@ -16,8 +16,8 @@ from collage.measure_db.plan_protocol import Plan, PlanKernel
 from collage.runtime.parts import Parts
 from collage.schedule.program import Program
 from collage.search.candidate import Candidate
-from collage.search.conversion import Conversion
 from collage.search.placement import Placement
+from collage.search.transforms import PlacedTransform
 
 SEQUENTIAL = "sequential"
 
@@ -36,7 +36,7 @@ class Finalist:
     label: str
     placement: Placement
     program: Program
-    launches: Sequence[Candidate | Conversion]
+    launches: Sequence[Candidate | PlacedTransform]
     digests: tuple[str, ...]
     versions: Mapping[str, str]
     kernels: tuple[PlanKernel, ...]

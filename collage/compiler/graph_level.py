@@ -252,7 +252,7 @@ class GraphLevel:
                 [*chosen, *offloaded.kept, *others],
                 self.network.epsilon_us,
                 margin=NOISE_MARGIN,
-                changes_us=self.placing.changes_us,
+                transforms_us=self.placing.transforms_us,
             )
         except NoPlacementError as error:
             raise CollageError(f"no way to lay out the kernels around the regions: {error}") from None

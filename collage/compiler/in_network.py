@@ -134,7 +134,7 @@ def _with_times(placing: Placing, finalist: Finalist, times: Sequence[float], ep
         replace(c, cost_us=max(0.0, found[c] - epsilon_us * c.switches)) if c in found else c
         for c in placing.mix.candidates
     ]
-    conversions = [replace(c, cost_us=found[c]) for c in placing.mix.conversions]
-    mix = Placement(tuple(candidates), sum(times), placing.mix.exact, tuple(conversions))
+    transforms = [replace(each, cost_us=found[each]) for each in placing.mix.transforms]
+    mix = Placement(tuple(candidates), sum(times), placing.mix.exact, tuple(transforms))
     is_mix = placing.placement is placing.mix or mix.predicted_us < placing.placement.predicted_us
     return replace(placing, mix=mix, placement=mix if is_mix else placing.placement)

@@ -17,13 +17,13 @@ from collage.measure_db.protocol import Request
 from collage.measure_db.results import IN_NETWORK, Measurement, Outcome, Rejection
 from collage.patterns.match import Match, RejectedMatch
 from collage.search.candidate import Candidate
-from collage.search.candidates import CandidateSet, Offer, collect, possible_changes
+from collage.search.candidates import CandidateSet, Offer, collect, possible_transforms
 from collage.search.carve import carvings
-from collage.search.conversion import Change
 from collage.search.corrections import NO_CORRECTIONS, Corrections
 from collage.search.dp import place
 from collage.search.merge import unions
 from collage.search.placement import Placement
+from collage.search.transforms import ValueTransform
 
 NOISE_MARGIN = 1.0
 """How many half-widths of its confidence interval a candidate is charged: a challenger must beat the noise."""
@@ -38,14 +38,14 @@ _LARGE = 0.25
 class Placing:
     """What the search found: the best placement, the best one in several parts (or None), and all candidates.
 
-    ``changes_us`` are the costs of conversions between storages; ``search_s`` is the time spent searching, without
+    ``transforms_us`` are the costs of layout transforms; ``search_s`` is the time spent searching, without
     measuring, in seconds.
     """
 
     placement: Placement
     mix: Placement | None
     found: CandidateSet
-    changes_us: Mapping[Change, float]
+    transforms_us: Mapping[ValueTransform, float]
     search_s: float
 
 
@@ -73,7 +73,7 @@ class Placer:
 
         Suggested are neighbours on the same engine as one region, and a large region without a kernel that
         another backend does faster. Rounds are few (six at most), and what they measure is kept like everything
-        else. Conversions between storages that a placement may need are measured as well. ``corrections`` are
+        else. Layout transforms that a placement may need are measured as well. ``corrections`` are
         times inside the network, which count instead of those measured alone. Raises NoPlacementError.
         """
         for _ in range(_ROUNDS):
@@ -103,7 +103,9 @@ class Placer:
         graph = self.measurer.model.graph
         idle = {n for view in self.views for n in view.nodes}
         whole = [c for c in placing.found.candidates if len({*c.nodes, *idle}) == len(graph.nodes)]
-        placement = place(graph, whole, self.epsilon_us, margin=NOISE_MARGIN, changes_us=placing.changes_us)
+        placement = place(
+            graph, whole, self.epsilon_us, margin=NOISE_MARGIN, transforms_us=placing.transforms_us
+        )
         return replace(placing, mix=None, placement=placement)
 
     def tunings(self) -> dict[Request, str]:
@@ -120,10 +122,12 @@ class Placer:
         on_team = {name for name, backend in self.backends.items() if backend.on_team()}
         outcomes = corrections.outcomes(self.outcomes)
         found = collect(model, self.offers, self.views, outcomes, self.rejected, on_team)
-        changes_us = self._changes_us(found.candidates)
-        changes_us |= {change: us for change, us in corrections.changes_us.items() if change in changes_us}
+        transforms_us = self._transforms_us(found.candidates)
+        transforms_us |= {each: us for each, us in corrections.transforms_us.items() if each in transforms_us}
         started = time.perf_counter()
-        best = partial(place, graph, epsilon_us=self.epsilon_us, margin=NOISE_MARGIN, changes_us=changes_us)
+        best = partial(
+            place, graph, epsilon_us=self.epsilon_us, margin=NOISE_MARGIN, transforms_us=transforms_us
+        )
         usable = [c for c in found.candidates if c.backend not in self.left_out | self.faulty]
         placement = best(usable)
         mix: Placement | None = placement
@@ -132,13 +136,13 @@ class Placer:
                 mix = best([c for c in usable if len(c.nodes) < len(graph.nodes)])
             except NoPlacementError:
                 mix = None  # some operator has no candidate of its own
-        return Placing(placement, mix, found, changes_us, time.perf_counter() - started)
+        return Placing(placement, mix, found, transforms_us, time.perf_counter() - started)
 
-    def _changes_us(self, candidates: Sequence[Candidate]) -> dict[Change, float]:
-        changes = possible_changes(self.measurer.model, candidates)
-        costs = self.measurer.measure_transforms(dict.fromkeys(changes.values()))
+    def _transforms_us(self, candidates: Sequence[Candidate]) -> dict[ValueTransform, float]:
+        possible = possible_transforms(self.measurer.model, candidates)
+        costs = self.measurer.measure_transforms(dict.fromkeys(transform for _, transform in possible))
         return {
-            change: costs[each] + self._switch_us(each) for change, each in changes.items() if each in costs
+            (value, each): costs[each] + self._switch_us(each) for value, each in possible if each in costs
         }
 
     def _switch_us(self, transform: LayoutTransform) -> float:

@@ -35,14 +35,14 @@ from collage.schedule.side_by_side import schedule_side_by_side
 from collage.schedule.timeline import Algorithm, Costs, Found
 from collage.search.candidate import Candidate
 from collage.search.candidates import collect, offers_of, ports_of
-from collage.search.conversion import Conversion
 from collage.search.placement import Placement
+from collage.search.transforms import PlacedTransform
 
 log = logging.getLogger(__name__)
 
 LABEL = "side by side"
 
-Launch: TypeAlias = "Candidate | Conversion"
+Launch: TypeAlias = "Candidate | PlacedTransform"
 _Layouts: TypeAlias = "tuple[tuple[int, Storage], ...]"
 _Work: TypeAlias = "tuple[tuple[int, ...], _Layouts, _Layouts]"
 
@@ -129,18 +129,14 @@ class Streams:
             known = fastest.get(_work(candidate))
             if known is None or candidate.cost_us < known.cost_us:
                 fastest[_work(candidate)] = candidate
-        transforms = {
-            each: LayoutTransform(model.graph.type_of(each.value), each.source, each.target)
-            for each in launches
-            if isinstance(each, Conversion)
-        }
-        costs = self.alone.measure_transforms([t for t in transforms.values() if self._runs_on_team(t)])
+        transforms = {each.transform: None for each in launches if isinstance(each, PlacedTransform)}
+        costs = self.alone.measure_transforms([each for each in transforms if self._runs_on_team(each)])
         found: list[Launch | None] = []
         for each in launches:
             if isinstance(each, Candidate):
                 found.append(fastest.get(_work(each)))
             else:
-                cost = costs.get(transforms[each])
+                cost = costs.get(each.transform)
                 found.append(None if cost is None else replace(each, cost_us=cost))
         return found
 
@@ -189,16 +185,16 @@ def _placed(
 ) -> Placement:
     """The mix as it is scheduled, with the times of its launches; it ends after ``total_us``."""
     candidates: dict[Candidate, Candidate] = {}
-    conversions: dict[Conversion, Conversion] = {}
+    transforms: dict[PlacedTransform, PlacedTransform] = {}
     for v, launch in enumerate(launches):
         alone = single[v] if schedule.streams[v] != TEAM else launch
         if isinstance(launch, Candidate) and isinstance(alone, Candidate):
             candidates[launch] = replace(alone, cost_us=times[v])
-        elif isinstance(launch, Conversion) and isinstance(alone, Conversion):
-            conversions[launch] = replace(alone, cost_us=times[v])
+        elif isinstance(launch, PlacedTransform) and isinstance(alone, PlacedTransform):
+            transforms[launch] = replace(alone, cost_us=times[v])
     return replace(
         mix,
         candidates=tuple(candidates.get(each, each) for each in mix.candidates),
-        conversions=tuple(conversions.get(each, each) for each in mix.conversions),
+        transforms=tuple(transforms.get(each, each) for each in mix.transforms),
         predicted_us=total_us,
     )

@@ -17,7 +17,7 @@ from collage.measure_db.results import Measurement, Outcome
 from collage.patterns.match import Match, RejectedMatch
 from collage.report.report import CandidateReport
 from collage.search.candidate import Candidate
-from collage.search.conversion import Change
+from collage.search.transforms import ValueTransform
 
 NOISE_FLOOR = 0.02
 """Least noise of a measurement, as a share of it: fresh processes differ by 2-5 %, which no repeat shows."""
@@ -160,8 +160,8 @@ def _other_than_plain(values: Sequence[int], storages: Sequence[Storage]) -> tup
     return tuple(sorted((value, storage) for value, storage in pairs if storage != PLAIN))
 
 
-def possible_changes(model: Model, candidates: Sequence[Candidate]) -> dict[Change, LayoutTransform]:
-    """The conversions that a placement of these candidates may need, and what to measure for each."""
+def possible_transforms(model: Model, candidates: Sequence[Candidate]) -> list[ValueTransform]:
+    """The layout transforms that a placement of these candidates may need, each once."""
     graph = model.graph
     given: dict[int, set[Storage]] = {}
     wanted: dict[int, set[Storage]] = {}
@@ -170,10 +170,10 @@ def possible_changes(model: Model, candidates: Sequence[Candidate]) -> dict[Chan
             given.setdefault(value, set()).add(storage)
         for value, storage in candidate.reads:
             wanted.setdefault(value, set()).add(storage)
-    found: dict[Change, LayoutTransform] = {}
+    found: list[ValueTransform] = []
     for value in sorted(given.keys() | wanted.keys()):
         for source in sorted({PLAIN, *given.get(value, ())}):
             for target in sorted({PLAIN, *wanted.get(value, ())}):
                 if source != target:
-                    found[value, source, target] = LayoutTransform(graph.type_of(value), source, target)
+                    found.append((value, LayoutTransform(graph.type_of(value), source, target)))
     return found

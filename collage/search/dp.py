@@ -41,9 +41,9 @@ from collage.graph.convexity import bits
 from collage.graph.dataflow import Graph
 from collage.graph.order import branch_order
 from collage.search.candidate import Candidate
-from collage.search.conversion import Change
-from collage.search.placement import NO_CONVERSIONS, Placement, charge_us, contenders, finish, no_cover
+from collage.search.placement import NO_TRANSFORMS, Placement, charge_us, contenders, finish, no_cover
 from collage.search.storages import Held, Ports, StorageRules, weight
+from collage.search.transforms import ValueTransform
 
 _MOST_STATES_PLAIN = 512
 _MOST_STATES = 128
@@ -85,12 +85,12 @@ def place(
     *,
     margin: float = 0.0,
     max_states: int | None = None,
-    changes_us: Mapping[Change, float] = NO_CONVERSIONS,
+    transforms_us: Mapping[ValueTransform, float] = NO_TRANSFORMS,
 ) -> Placement:
-    """The placement with the least sum of ``cost_us + epsilon_us + margin * noise_us`` and conversions.
+    """The placement with the least sum of ``cost_us + epsilon_us + margin * noise_us`` and layout transforms.
 
-    ``epsilon_us`` is the cost of a context switch (Eq. 2.2), ``changes_us`` that of changing a value's storage;
-    a change that it does not have cannot be made. Of placements with the same sum the one with
+    ``epsilon_us`` is the cost of a context switch (Eq. 2.2), ``transforms_us`` those of layout transforms;
+    one that it does not have cannot be made. Of placements with the same sum the one with
     fewer candidates wins; the result does not depend on the order of ``candidates``. Candidates that are not
     convex are ignored. With more than ``max_states`` states at one node (512; 128 where storages matter) only the
     most promising are followed and the placement says ``exact=False``. Raises ``NoPlacementError`` when no
@@ -98,7 +98,7 @@ def place(
     """
     order = branch_order(graph)
     usable = contenders(graph, candidates, epsilon_us, margin)
-    rules = StorageRules(graph, order, usable, changes_us)
+    rules = StorageRules(graph, order, usable, transforms_us)
     if max_states is None:
         max_states = _MOST_STATES if rules.matter else _MOST_STATES_PLAIN
     options = _options(graph, order, usable, epsilon_us, margin, rules)
@@ -113,7 +113,7 @@ def place(
     while way.last is not None and way.before is not None:
         chosen.append(way.last.candidate)
         way = way.before
-    return finish(graph, chosen, epsilon_us, exact=exact, changes_us=changes_us)
+    return finish(graph, chosen, epsilon_us, exact=exact, transforms_us=transforms_us)
 
 
 def _options(
@@ -126,7 +126,7 @@ def _options(
 ) -> list[list[_Option]]:
     """For each position in the order, the candidates that begin there.
 
-    Those are left out that another one for the same nodes, with conversions of its own, does not cost more than.
+    Those are left out that another one for the same nodes, with layout transforms of its own, does not cost more than.
     """
     position = [0] * len(order)
     for at, node in enumerate(order):

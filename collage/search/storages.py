@@ -3,12 +3,12 @@
 A value matters when some candidate takes or gives it in another storage than the plain one. Its storages are those
 that candidates name for it, and the plain one; they are numbered for each value, so that nothing here knows what
 devices and formats there are. While the value crosses the edge between covered and uncovered nodes, a state holds for
-it the storage it was given in, and those that it has been converted to or is wanted in. Its readers may be covered
-before its writer; then only what they want is known, and the conversions are paid for when the writer is.
+it the storage it was given in, and those that it has been brought to or is wanted in. Its readers may be covered
+before its writer; then only what they want is known, and the transforms are paid for when the writer is.
 
-**Dominance.** State B can become what state A is: for each value that they hold differently it converts from its
+**Dominance.** State B can become what state A is: for each value that they hold differently it is brought from its
 own storage to those that A has the value in. Later it pays for a storage that neither has the value in yet at most
-the difference of the two conversions more than A. Where B's cost and all this come to no more than A's cost, A
+the difference of the two transforms more than A. Where B's cost and all this come to no more than A's cost, A
 can be dropped.
 """
 
@@ -18,16 +18,17 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from collage.graph.dataflow import Graph
+from collage.graph.dataflow import Graph, TensorType
 from collage.graph.storage import PLAIN, Storage
+from collage.kernel.transform import LayoutTransform
 from collage.search.candidate import Candidate
-from collage.search.conversion import Change
+from collage.search.transforms import ValueTransform
 
 _PLAIN = 0
 """Number of the plain storage, for each value."""
 _UNKNOWN = -1
 _NEVER = 1 << 200
-"""The weight of a conversion that cannot be made."""
+"""The weight of a layout transform that cannot be made."""
 
 Held: TypeAlias = "tuple[tuple[int, int, int], ...]"
 """Ascending by value: (value, storage it was given in or -1, mask of other storages it is wanted in).
@@ -52,14 +53,14 @@ def weight(charge_us: float) -> int:
 
 
 class StorageRules:
-    """What conversions cost, and until when a value is held."""
+    """What layout transforms cost, and until when a value is held."""
 
     def __init__(
         self,
         graph: Graph,
         order: Sequence[int],
         candidates: Iterable[Candidate],
-        changes_us: Mapping[Change, float],
+        transforms_us: Mapping[ValueTransform, float],
     ) -> None:
         self._graph = graph
         named: dict[int, set[Storage]] = {}
@@ -78,7 +79,7 @@ class StorageRules:
             self._writer[value] = -1 if producer is None else position[producer]
             touched = [position[user] for user in graph.users[value]] + [self._writer[value]]
             self._last[value] = max(touched)
-            self._costs[value] = _table(value, listed, changes_us)
+            self._costs[value] = _table(value, graph.type_of(value), listed, transforms_us)
 
     @property
     def matter(self) -> bool:
@@ -104,7 +105,7 @@ class StorageRules:
         return (tuple(sorted(takes.items())), tuple(sorted(gives.items()))) if takes or gives else None
 
     def instead_of(self, better: Ports, worse: Ports) -> int:
-        """The most that one candidate for some nodes adds in conversions when it stands in for another."""
+        """The most that one candidate for some nodes adds in layout transforms when it stands in for another."""
         if better is None or worse is None:
             return 0
         total = 0
@@ -120,7 +121,7 @@ class StorageRules:
         return total
 
     def settle(self, held: Held, ports: Ports, at: int, covered: int, then: int) -> tuple[Held, int] | None:
-        """What is held after a candidate, and the weight of the conversions it brings; None when impossible.
+        """What is held after a candidate, and the weight of the layout transforms it brings; None when impossible.
 
         ``covered`` is the mask of covered nodes from position ``at`` on, before the candidate; ``then`` the
         position of the next uncovered node after it.
@@ -183,13 +184,15 @@ class StorageRules:
         return (_PLAIN, 0) if done else (_UNKNOWN, 0)
 
 
-def _table(value: int, storages: Sequence[Storage], changes_us: Mapping[Change, float]) -> list[list[int]]:
-    """Weights of the value's conversions, by the numbers of its storages."""
-    table = []
-    for source in storages:
-        row = []
-        for target in storages:
-            cost = 0.0 if source == target else changes_us.get((value, source, target), math.inf)
-            row.append(0 if source == target else _NEVER if math.isinf(cost) else weight(cost))
-        table.append(row)
-    return table
+def _table(
+    value: int, kind: TensorType, storages: Sequence[Storage], transforms_us: Mapping[ValueTransform, float]
+) -> list[list[int]]:
+    """Weights of the value's layout transforms, by the numbers of its storages."""
+
+    def weigh(source: Storage, target: Storage) -> int:
+        if source == target:
+            return 0
+        cost = transforms_us.get((value, LayoutTransform(kind, source, target)), math.inf)
+        return _NEVER if math.isinf(cost) else weight(cost)
+
+    return [[weigh(source, target) for target in storages] for source in storages]

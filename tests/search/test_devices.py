@@ -26,11 +26,11 @@ from collage.kernel.transform import LayoutTransform
 from collage.measure_db.results import Measurement
 from collage.patterns.match import Match
 from collage.search.candidate import Candidate
-from collage.search.candidates import collect, offers_of, possible_changes
-from collage.search.conversion import Change
+from collage.search.candidates import collect, offers_of, possible_transforms
 from collage.search.dp import place
 from collage.search.exact import place_exact
 from collage.search.placement import Placement
+from collage.search.transforms import ValueTransform
 from tests.backends_for_tests import onnx_model
 from tests.storage_formats import DEVICE
 from tests.strategies import graphs
@@ -59,10 +59,12 @@ class Offload:
         return found
 
     @property
-    def changes_us(self) -> dict[Change, float]:
-        found: dict[Change, float] = {}
+    def transforms_us(self) -> dict[ValueTransform, float]:
+        found: dict[ValueTransform, float] = {}
         for value, (there, back) in enumerate(self.copies_us):
-            found |= {(value, PLAIN, DEVICE): there, (value, DEVICE, PLAIN): back}
+            kind = self.graph.type_of(value)
+            found[value, LayoutTransform(kind, PLAIN, DEVICE)] = there
+            found[value, LayoutTransform(kind, DEVICE, PLAIN)] = back
         return found
 
     def cost_us(self, offloaded: Sequence[bool]) -> float:
@@ -101,7 +103,7 @@ def on_device(placement: Placement, count: int) -> list[bool]:
 def test_offloads_exactly_what_pays(case: Offload) -> None:
     count = len(case.graph.nodes)
     every = {choice: case.cost_us(choice) for choice in product([False, True], repeat=count)}
-    placement = place(case.graph, case.candidates, 0.0, changes_us=case.changes_us)
+    placement = place(case.graph, case.candidates, 0.0, transforms_us=case.transforms_us)
     chosen = on_device(placement, count)
     event(f"offloaded: {sum(chosen)} of {count}")
     assert placement.exact
@@ -116,8 +118,8 @@ def test_offloads_exactly_what_pays(case: Offload) -> None:
 @settings(max_examples=40, deadline=None)
 @given(offloads())
 def test_offloading_equals_the_exact_solver(case: Offload) -> None:
-    found = place(case.graph, case.candidates, 0.5, changes_us=case.changes_us)
-    expected = place_exact(case.graph, case.candidates, 0.5, changes_us=case.changes_us)
+    found = place(case.graph, case.candidates, 0.5, transforms_us=case.transforms_us)
+    expected = place_exact(case.graph, case.candidates, 0.5, transforms_us=case.transforms_us)
     assert found.predicted_us == pytest.approx(expected.predicted_us)
 
 
@@ -192,13 +194,13 @@ def test_from_offers_to_a_placement(copy_us: float, offloads: bool) -> None:
         for each in offers
     }
     found = collect(model, offers, views, outcomes, refused, on_team={"null_host", "null_device"})
-    changes_us = {}
-    for change, transform in possible_changes(model, found.candidates).items():
+    transforms_us = {}
+    for value, transform in possible_transforms(model, found.candidates):
         maker = maker_of(transform, backends)
         assert maker is not None
         assert maker.name == "null_device"
-        changes_us[change] = copy_us
-    placement = place(graph, found.candidates, 0.0, changes_us=changes_us)
+        transforms_us[value, transform] = copy_us
+    placement = place(graph, found.candidates, 0.0, transforms_us=transforms_us)
     assert placement.exact
     there = [c for c in placement.candidates if c.variant != ALL_PLAIN and DEVICE in c.variant.outputs]
     product, second, last = (graph.nodes[node] for node in range(2, 5))
@@ -206,10 +208,10 @@ def test_from_offers_to_a_placement(copy_us: float, offloads: bool) -> None:
     nodes = {c.nodes[0] for c in there}
     assert nodes - {1} == ({2, 3, 4} if offloads else set())  # the first reshape is free on either side
     assert placement.predicted_us == (19.0 + 2 * copy_us if offloads else 110.0)
-    assert len(placement.conversions) == (2 if offloads else 0)
+    assert len(placement.transforms) == (2 if offloads else 0)
     assert (
         placement.predicted_us
-        == place_exact(graph, found.candidates, 0.0, changes_us=changes_us).predicted_us
+        == place_exact(graph, found.candidates, 0.0, transforms_us=transforms_us).predicted_us
     )
 
 
