@@ -12,9 +12,9 @@ import pytest
 from onnx import helper
 
 import collage
-from collage import finalists, streams
 from collage.backends.native import Native
 from collage.backends.onednn import OneDnn
+from collage.compiler import finalists, streams
 from collage.schedule.dag import Dag
 from collage.schedule.timeline import Algorithm, Costs, Found
 from tests.models import make_model
