@@ -110,8 +110,8 @@ class Backend(ABC):
     def load_transform(self, artifact: Any, options: BuildOptions) -> Kernel:
         """Make the kernel of a layout transform: of one input and one output, which are stored as it says.
 
-        By default one that calls the formats' own functions, in numpy. Whoever is not fast enough with that
-        implements the pair.
+        By default one that calls the formats' own functions, in numpy. A backend that has a faster kernel implements
+        this method and ``codegen_transform``.
         """
         return FormatKernel(read_transform(artifact, (*FORMATS, *self.formats())))
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from collage.graph.dataflow import Graph, Node, TensorType, Value
 from collage.graph.storage import BLOCKED, CHANNELS_LAST, PLAIN, STORAGES, stored_type, to_layout
 from collage.graph.views import PART_BYTES, free_storages
+from tests.storage_formats import COLUMNS, DEVICE, DEVICE_COLUMNS
 
 
 def graph_of(
@@ -119,3 +120,14 @@ def test_what_is_joined_lies_there_one_after_another(
             stored_type(graph.type_of(v), layout).nbytes % PART_BYTES == 0 for v in range(len(parts) - 1)
         )
         assert (layout in free) == (aligned and np.array_equal(together, whole))
+
+
+def test_in_storages_of_plug_ins() -> None:
+    """Reshapes wherever the format is the plain one; concatenations where the format says that parts stay whole."""
+    storages = (*STORAGES, COLUMNS, DEVICE, DEVICE_COLUMNS)
+    graph = joined((16, 32), (16, 16), axis=1)
+    assert free_storages(graph, graph.nodes[-1], storages) == (COLUMNS, DEVICE_COLUMNS)
+    graph = joined((16, 32), (8, 32), axis=0)
+    assert free_storages(graph, graph.nodes[-1], storages) == (PLAIN, DEVICE)
+    graph = graph_of([(4, 8), (8, 4)], [("reshape", [0], [1], None)])
+    assert free_storages(graph, graph.nodes[0], storages) == (PLAIN, DEVICE)
