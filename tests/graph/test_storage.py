@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collage.graph.dataflow import TensorType
@@ -29,7 +29,9 @@ KIND = TensorType((1, 20, 3, 2), "float32")
 KNOWN = (*FORMATS, COLUMNS.format)
 BLOCKS_OF_8 = Storage(format=Blocked("blocked-8", 8))
 
-shapes = st.lists(st.integers(1, 20), min_size=2, max_size=5).map(tuple)
+shapes = st.tuples(st.integers(1, 3), st.integers(1, 20), st.lists(st.integers(1, 4), max_size=3)).map(
+    lambda drawn: (*drawn[:2], *drawn[2])
+)
 
 
 def test_texts_that_databases_and_files_have() -> None:
@@ -64,6 +66,7 @@ def test_texts_are_read_back(storage: Storage) -> None:
     assert read_transform(transform_artifact(transform), KNOWN) == transform
 
 
+@settings(deadline=None)
 @given(shapes, st.sampled_from([*STORAGES, COLUMNS, DEVICE, BLOCKS_OF_8]))
 def test_values_come_back(shape: tuple[int, ...], storage: Storage) -> None:
     kind = TensorType(shape, "float32")
