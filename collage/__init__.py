@@ -27,8 +27,12 @@ if TYPE_CHECKING:
     from collage.backends.base import Availability, Backend, BackendKind, UnsupportedError
     from collage.backends.registry import Registry, builtin_registry
     from collage.frontend.subgraph import Subgraph
+    from collage.graph.dataflow import TensorType
+    from collage.graph.formats import StorageFormat
+    from collage.graph.storage import Storage
     from collage.kernel.kernel import Kernel
-    from collage.kernel.options import BuildOptions
+    from collage.kernel.options import BuildOptions, Variant
+    from collage.kernel.transform import LayoutTransform
     from collage.module.module import CompiledModule
     from collage.module.shaped import ShapedModule
     from collage.patterns.language import is_const, is_op, is_tuple, wildcard
@@ -52,8 +56,12 @@ _HOMES = {
     "collage.backends.base": ("Availability", "Backend", "BackendKind", "UnsupportedError"),
     "collage.backends.registry": ("Registry", "builtin_registry"),
     "collage.frontend.subgraph": ("Subgraph",),
+    "collage.graph.dataflow": ("TensorType",),
+    "collage.graph.formats": ("StorageFormat",),
+    "collage.graph.storage": ("Storage",),
     "collage.kernel.kernel": ("Kernel",),
-    "collage.kernel.options": ("BuildOptions",),
+    "collage.kernel.options": ("BuildOptions", "Variant"),
+    "collage.kernel.transform": ("LayoutTransform",),
     "collage.patterns.language": ("is_const", "is_op", "is_tuple", "wildcard"),
     "collage.patterns.rules": ("BasePatternRule", "check_path"),
     "collage.runtime.bound": ("BoundCall",),
@@ -72,10 +80,15 @@ __all__ = [
     "CollageError",
     "CompiledModule",
     "Kernel",
+    "LayoutTransform",
     "Registry",
     "ShapedModule",
+    "Storage",
+    "StorageFormat",
     "Subgraph",
+    "TensorType",
     "UnsupportedError",
+    "Variant",
     "__version__",
     "add_backend_pattern",
     "add_backend_pattern_rule",

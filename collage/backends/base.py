@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from collage.graph.formats import StorageFormat
+from collage.graph.storage import FORMATS, HOST
 from collage.kernel.kernel import Kernel, Session
 from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
+from collage.kernel.transform import FormatKernel, LayoutTransform, read_transform, transform_artifact
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -21,7 +24,7 @@ VIEW = "view"
 """Name of the built-in backend for operators that do no work; the memory plan and the search know it."""
 
 LAYOUT = "layout"
-"""Name of the built-in backend whose kernels change a value's layout between two other kernels."""
+"""Name of the built-in backend whose kernels bring a value to another built-in format between two other kernels."""
 
 BUILT_IN = frozenset({VIEW, LAYOUT})
 """Backends that are always there, and that nobody names."""
@@ -78,6 +81,39 @@ class Backend(ABC):
     def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
         """The ways in which it can run the subgraph, each a candidate of its own; all plain by default."""
         return (ALL_PLAIN,)
+
+    def formats(self) -> Sequence[StorageFormat]:
+        """Storage formats that it adds to the built-in ones; ``variants`` may take and give values in them.
+
+        Their names must be nobody else's. None by default.
+        """
+        return ()
+
+    def transforms(self, transform: LayoutTransform) -> bool:
+        """Whether it makes that layout transform, as a kernel between two others.
+
+        By default those in the host's memory that begin or end in a format of its own. A backend that has storages on
+        another device says here that it copies there and back.
+        """
+        ends = transform.source, transform.target
+        own = self.formats()
+        return (
+            any(end.format in own for end in ends)
+            and all(end.format in (*FORMATS, *own) for end in ends)
+            and all(end.device == HOST for end in ends)
+        )
+
+    def codegen_transform(self, transform: LayoutTransform, options: BuildOptions) -> bytes:
+        """An artifact of the transform for ``load_transform``. Raises like ``codegen``."""
+        return transform_artifact(transform)
+
+    def load_transform(self, artifact: Any, options: BuildOptions) -> Kernel:
+        """Make the kernel of a layout transform: of one input and one output, which are stored as it says.
+
+        By default one that calls the formats' own functions, in numpy. A backend that has a faster kernel implements
+        this method and ``codegen_transform``.
+        """
+        return FormatKernel(read_transform(artifact, (*FORMATS, *self.formats())))
 
     def in_place(self, subgraph: Subgraph) -> Sequence[int]:
         """Positions of inputs that its kernels, of whatever variant, may overwrite with the one output.

@@ -1,32 +1,35 @@
-"""The built-in backend that changes layouts: a value that one kernel leaves blocked, another wants plain."""
+"""The built-in backend that makes layout transforms, and who makes a transform.
+
+A value that one kernel leaves blocked, another wants plain.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from collage.backends.base import LAYOUT, Availability, Backend, BackendKind, UnsupportedError
-from collage.core.typed import MalformedError
-from collage.graph.dataflow import TensorType
-from collage.graph.layout import Layout
-from collage.graph.read_type import read_type
+from collage.graph.storage import STORAGES
 from collage.kernel.kernel import Kernel
 from collage.kernel.options import BuildOptions
+from collage.kernel.transform import LayoutTransform, read_transform
 
 if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph
     from collage.patterns.match import MatchSource
 
+log = logging.getLogger(__name__)
 
-class LayoutChange(Backend):
-    """oneDNN's reorders on Collage's team. The search asks for them by type and layouts, not by subgraph."""
+
+class LayoutTransforms(Backend):
+    """oneDNN's reorders on Collage's team, between the formats that are always there, on the host."""
 
     name = LAYOUT
     kind = BackendKind.LIBRARY
 
     def available(self) -> Availability:
-        """As oneDNN is. Without it, kernels that differ in layout cannot be combined."""
+        """As oneDNN is. Without it, kernels that differ in these formats cannot be combined."""
         from collage.backends.onednn import OneDnn
 
         return OneDnn().available()
@@ -40,20 +43,33 @@ class LayoutChange(Backend):
         return True
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
-        """Never: see ``artifact``."""
-        raise UnsupportedError("conversions of layouts stand between operators")
+        """Never: see ``codegen_transform``."""
+        raise UnsupportedError("layout transforms stand between operators")
 
-    @staticmethod
-    def artifact(kind: TensorType, source: Layout, target: Layout) -> bytes:
-        """The conversion of a value of logical type ``kind``, for ``load``."""
-        return json.dumps([kind.shape, kind.dtype, source.value, target.value]).encode()
+    def transforms(self, transform: LayoutTransform) -> bool:
+        """Those between the built-in storages."""
+        return transform.source in STORAGES and transform.target in STORAGES
 
     def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
-        """The kernel, split over the team's threads. Raises ValueError for what is no conversion."""
+        """All that it loads are layout transforms."""
+        return self.load_transform(artifact, options)
+
+    def load_transform(self, artifact: bytes, options: BuildOptions) -> Kernel:
+        """The kernel, split over the team's threads. Raises ValueError for what is no transform."""
         from collage.backends.onednn_kernels.reorder import reorder_kernel
 
+        found = read_transform(artifact, (each.format for each in STORAGES))
+        if not self.transforms(found):
+            raise ValueError(f"no transform {found} on the host")
+        return reorder_kernel(found.kind, found.source, found.target, options.threads)
+
+
+def maker_of(transform: LayoutTransform, backends: Mapping[str, Backend]) -> Backend | None:
+    """The first of the backends that makes the layout transform, or None."""
+    for name, backend in backends.items():
         try:
-            shape, dtype, source, target = json.loads(bytes(artifact))
-        except RecursionError:
-            raise MalformedError("it is nested too deeply") from None
-        return reorder_kernel(read_type(shape, dtype), Layout(source), Layout(target), options.threads)
+            if backend.transforms(transform):
+                return backend
+        except Exception as error:  # a third party's code
+            log.warning("%s: %s: %s: %s", name, transform, type(error).__name__, error)
+    return None

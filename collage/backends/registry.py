@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
@@ -10,6 +11,8 @@ from typing import Any
 
 from collage.backends.base import BUILT_IN, Availability, Backend
 from collage.errors import RegistrationError, unknown_names
+from collage.graph.formats import StorageFormat
+from collage.graph.storage import FORMATS
 from collage.kernel.options import BuildOptions
 from collage.patterns.match import MatchSource
 from collage.patterns.registry import PatternRegistry
@@ -42,7 +45,27 @@ class Registry:
             raise RegistrationError(
                 f"the backend name {name!r} is taken by {type(self._backends[name]).__qualname__}; choose another."
             )
+        self._check_formats(name, backend.formats())
         self._backends[name] = backend
+
+    def _check_formats(self, backend: str, formats: Iterable[StorageFormat]) -> None:
+        """Raises RegistrationError for a storage format whose name is taken by another, or is none."""
+        known = {each.name: each for each in (*FORMATS, *self.formats)}
+        for each in formats:
+            if not re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", each.name):
+                raise RegistrationError(
+                    f"backend {backend}: a storage format is called {each.name!r}; "
+                    "small letters, digits and hyphens make a name."
+                )
+            if known.setdefault(each.name, each) != each:
+                raise RegistrationError(
+                    f"backend {backend}: the storage format name {each.name!r} is taken; choose another."
+                )
+
+    @property
+    def formats(self) -> tuple[StorageFormat, ...]:
+        """The storage formats that backends have added."""
+        return tuple(each for backend in self._backends.values() for each in backend.formats())
 
     def __getitem__(self, name: str) -> Backend:
         if name not in self._backends:
@@ -99,7 +122,7 @@ def _probe(backend: Backend) -> Availability:
 
 def builtin_registry(*, with_entry_points: bool = True) -> Registry:
     """A fresh registry with the built-in backends and those of the entry-point group ``collage.backends``."""
-    from collage.backends.layout import LayoutChange
+    from collage.backends.layout import LayoutTransforms
     from collage.backends.mkl import Mkl
     from collage.backends.native import Native
     from collage.backends.onednn import OneDnn
@@ -112,7 +135,7 @@ def builtin_registry(*, with_entry_points: bool = True) -> Registry:
     registry = Registry()
     libraries = (Tvm(), OneDnn(), Mkl(), Native())
     engines = (OnnxRuntime(), OpenVino(), TensorRt())
-    for backend in (*libraries, *engines, View(), LayoutChange()):
+    for backend in (*libraries, *engines, View(), LayoutTransforms()):
         registry.register(backend)
     if with_entry_points:
         for point in entry_points(group=ENTRY_POINT_GROUP):

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from collage.backends.base import LAYOUT, VIEW, Backend
+from collage.backends.base import VIEW, Backend
 from collage.compiler.executable import Executable
 from collage.compiler.plan import Plan, StreamPlan
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Graph, TensorType
-from collage.graph.layout import Layout, stored_type
 from collage.graph.magnitudes import Magnitudes, is_scanned
+from collage.graph.storage import PLAIN, Storage, stored_type
 from collage.kernel.options import BuildOptions, Variant
 from collage.kernel.target import Target
 from collage.measure_db.fingerprint import original_digest
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.plan_protocol import PlanKernel
-from collage.measure_db.protocol import Change, Request
+from collage.measure_db.protocol import Request
 from collage.report.words import as_written
 from collage.runtime.parts import Parts
 from collage.schedule.guards import Flow, guarded
 from collage.schedule.program import Port, Program, make_program
-from collage.schedule.region import Region
+from collage.schedule.region import TRANSFORM, Region
 from collage.schedule.schedule import TEAM
 from collage.search.candidate import Candidate
-from collage.search.conversion import Conversion
+from collage.search.transforms import PlacedTransform
 
 
 class Assembler:
@@ -59,7 +59,7 @@ class Assembler:
         graph = self.model.graph
         buffers = _Buffers(graph)
         pieces: list[_Piece] = []
-        waiting = list(plan.placement.conversions)
+        waiting = list(plan.placement.transforms)
         for candidate in plan.placement.candidates:
             tuning = tunings.get(Request(candidate.nodes, candidate.backend, candidate.variant), "")
             options = replace(
@@ -72,11 +72,13 @@ class Assembler:
             kernel = self._kernel(candidate, options, buffers)
             if plan.original:
                 kernel = self._as_written(kernel, options)
-            needed = [c for c in waiting if buffers.stored(c.value, c.target) in kernel.region.inputs]
-            pieces += [_conversion(change, self._build, buffers) for change in needed]
+            taken = kernel.region.inputs
+            needed = [each for each in waiting if buffers.stored(each.value, each.transform.target) in taken]
+            pieces += [self._transform(each, self._build, buffers) for each in needed]
             pieces.append(kernel)
-            waiting = [change for change in waiting if change not in needed]
-        pieces += [_conversion(change, self._build, buffers) for change in waiting]  # for the model's outputs
+            waiting = [each for each in waiting if each not in needed]
+        # What is left is for the model's outputs.
+        pieces += [self._transform(each, self._build, buffers) for each in waiting]
         if plan.streams is not None:
             pieces = self._on_streams(pieces, plan.streams, buffers)
         pieces = self._guarded(pieces, buffers)
@@ -94,7 +96,7 @@ class Assembler:
             tuple(piece.timed_as for piece in pieces),
             versions,
             tuple(piece.kernel for piece in launched),
-            buffers.other_layouts,
+            buffers.other_storages,
             guard_inputs,
         )
 
@@ -136,7 +138,7 @@ class Assembler:
 
     def _flow(self, piece: _Piece) -> Flow:
         """How magnitudes pass through a piece."""
-        if isinstance(piece.what, Conversion):
+        if isinstance(piece.what, PlacedTransform):
             return lambda taken: (taken[0], taken)
         subgraph = Subgraph(self.model, piece.what.nodes)
 
@@ -185,8 +187,8 @@ class Assembler:
             piece = launched[v]
             if stream != TEAM:
                 assert alone is not None
-                if isinstance(alone, Conversion):
-                    piece = _conversion(alone, single, buffers)
+                if isinstance(alone, PlacedTransform):
+                    piece = self._transform(alone, single, buffers)
                 else:
                     piece = self._kernel(alone, replace(single, variant=alone.variant), buffers)
                 region = replace(piece.region, stream=stream)
@@ -218,8 +220,8 @@ class Assembler:
             ops=subgraph.ops,
             nodes=candidate.nodes,
             sources=tuple(nodes[s].name for s in sources if s >= 0),
-            inputs=tuple(buffers.stored(v, reads.get(v, Layout.PLAIN)) for v in subgraph.inputs),
-            outputs=tuple(buffers.stored(v, writes.get(v, Layout.PLAIN)) for v in subgraph.outputs),
+            inputs=tuple(buffers.stored(v, reads.get(v, PLAIN)) for v in subgraph.inputs),
+            outputs=tuple(buffers.stored(v, writes.get(v, PLAIN)) for v in subgraph.outputs),
             layout=candidate.variant.layout,
             split=candidate.variant.split,
             threads=options.threads,
@@ -234,13 +236,32 @@ class Assembler:
         request = Request(candidate.nodes, candidate.backend, candidate.variant)
         return _Piece(region, candidate, ":".join(map(str, about)), PlanKernel(request, options))
 
+    def _transform(self, placed: PlacedTransform, build: BuildOptions, buffers: _Buffers) -> _Piece:
+        transform = placed.transform
+        variant = Variant((transform.source,), (transform.target,))
+        maker = self._measurer.transform_backend(transform)
+        assert maker is not None  # who made it when it was measured
+        region = Region(
+            backend=maker.name,
+            ops=TRANSFORM,
+            nodes=(),
+            sources=(),
+            inputs=(buffers.stored(placed.value, transform.source),),
+            outputs=(buffers.stored(placed.value, transform.target),),
+            layout=variant.layout,
+            threads=build.threads,
+            cost_us=placed.cost_us,
+        )
+        kernel = PlanKernel(transform, build)
+        return _Piece(region, placed, f"{maker.name}:{transform.kind}:{variant}", kernel)
+
 
 @dataclass(frozen=True)
 class _Piece:
     """A region, what it is in the placement, what identifies its kernel anywhere, and what it is in this model."""
 
     region: Region
-    what: Candidate | Conversion
+    what: Candidate | PlacedTransform
     digest: str
     kernel: PlanKernel
 
@@ -252,44 +273,26 @@ class _Piece:
 
 
 class _Buffers:
-    """Ids of buffers: a plain value's own, and for each other layout that it is held in a new one."""
+    """Ids of buffers: a plain value's own, and for each other storage that it is held in a new one."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._ids: dict[tuple[int, Layout], int] = {}
+        self._ids: dict[tuple[int, Storage], int] = {}
         self._types: dict[int, TensorType] = {}
 
-    def stored(self, value: int, layout: Layout) -> int:
-        if layout is Layout.PLAIN:
+    def stored(self, value: int, storage: Storage) -> int:
+        if storage == PLAIN:
             return value
-        if (value, layout) not in self._ids:
+        if (value, storage) not in self._ids:
             new = len(self._graph.values) + len(self._ids)
-            self._ids[value, layout] = new
-            self._types[new] = stored_type(self._graph.type_of(value), layout)
-        return self._ids[value, layout]
+            self._ids[value, storage] = new
+            self._types[new] = stored_type(self._graph.type_of(value), storage)
+        return self._ids[value, storage]
 
     @property
-    def other_layouts(self) -> dict[int, tuple[int, Layout]]:
-        """The value and layout of each new buffer."""
+    def other_storages(self) -> dict[int, tuple[int, Storage]]:
+        """The value and storage of each new buffer."""
         return {buffer: key for key, buffer in self._ids.items()}
 
     def type_of(self, buffer: int) -> TensorType:
         return self._types[buffer] if buffer in self._types else self._graph.type_of(buffer)
-
-
-def _conversion(change: Conversion, build: BuildOptions, buffers: _Buffers) -> _Piece:
-    kind = buffers.type_of(change.value)
-    variant = Variant((change.source,), (change.target,))
-    region = Region(
-        backend=LAYOUT,
-        ops=("layout",),
-        nodes=(),
-        sources=(),
-        inputs=(buffers.stored(change.value, change.source),),
-        outputs=(buffers.stored(change.value, change.target),),
-        layout=variant.layout,
-        threads=build.threads,
-        cost_us=change.cost_us,
-    )
-    kernel = PlanKernel(Change(kind, change.source, change.target), build)
-    return _Piece(region, change, f"{LAYOUT}:{kind}:{variant}", kernel)

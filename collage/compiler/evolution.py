@@ -240,7 +240,7 @@ class GraphLevel:
                 [*chosen, *offloaded.kept, *others],
                 compilation.epsilon_us,
                 margin=NOISE_MARGIN,
-                changes_us=compilation.placed.changes_us,
+                transforms_us=compilation.placed.transforms_us,
             )
         except NoPlacementError as error:
             raise CollageError(f"no way to lay out the kernels around the regions: {error}") from None

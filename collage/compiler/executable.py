@@ -10,14 +10,14 @@ from functools import cached_property
 from collage.compiler.plan import Plan
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
-from collage.graph.layout import Layout
+from collage.graph.storage import Storage
 from collage.kernel.target import Target
 from collage.measure_db.database import NetworkKey
 from collage.measure_db.plan_protocol import Plan as WorkerPlan
 from collage.measure_db.plan_protocol import PlanKernel
 from collage.schedule.program import Program
 from collage.search.candidate import Candidate
-from collage.search.conversion import Conversion
+from collage.search.transforms import PlacedTransform
 
 
 @dataclass(frozen=True)
@@ -25,17 +25,17 @@ class Executable:
     """A plan with its launch list; ``launches`` says what each of ``program.launches`` is.
 
     ``digests`` identify its regions across models and processes. ``versions`` are the library versions of the backends
-    it uses. ``kernels`` are what the launches run, and ``stored`` has the value and layout of buffers that are no plain
-    values. ``guarded`` tells that the model's inputs are scanned, whatever the kernels are.
+    it uses. ``kernels`` are what the launches run, and ``stored`` has the value and storage of buffers that are no
+    plain values. ``guarded`` tells that the model's inputs are scanned, whatever the kernels are.
     """
 
     plan: Plan
     program: Program
-    launches: Sequence[Candidate | Conversion]
+    launches: Sequence[Candidate | PlacedTransform]
     digests: tuple[str, ...]
     versions: Mapping[str, str]
     kernels: tuple[PlanKernel, ...]
-    stored: Mapping[int, tuple[int, Layout]]
+    stored: Mapping[int, tuple[int, Storage]]
     guarded: bool = False
 
     @property

@@ -10,8 +10,8 @@ from collage.compiler.proposal import Proposal
 from collage.graph.dataflow import Graph
 from collage.schedule.schedule import Schedule
 from collage.search.candidate import Candidate
-from collage.search.conversion import Conversion
 from collage.search.placement import Placement, finish
+from collage.search.transforms import PlacedTransform
 
 SEQUENTIAL = "sequential"
 
@@ -24,7 +24,7 @@ class StreamPlan:
     """
 
     schedule: Schedule
-    single_threaded: tuple[Candidate | Conversion | None, ...]
+    single_threaded: tuple[Candidate | PlacedTransform | None, ...]
     algorithm: str
 
 

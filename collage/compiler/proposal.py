@@ -7,23 +7,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from collage.search.candidate import Candidate
-from collage.search.conversion import Change
 from collage.search.corrections import NO_CORRECTIONS, Corrections
 from collage.search.placement import Placement
+from collage.search.transforms import ValueTransform
 
 
 @dataclass(frozen=True)
 class Proposal:
     """The best placement, the best one in several parts (or None), and all candidates that there were.
 
-    ``changes_us`` are the costs of conversions between layouts, ``corrections`` the times inside the network that
+    ``transforms_us`` are the costs of layout transforms, ``corrections`` the times inside the network that
     counted instead of those measured alone.
     """
 
     placement: Placement
     mix: Placement | None
     candidates: tuple[Candidate, ...]
-    changes_us: Mapping[Change, float] = field(default_factory=dict)
+    transforms_us: Mapping[ValueTransform, float] = field(default_factory=dict)
     corrections: Corrections = NO_CORRECTIONS
 
     @property

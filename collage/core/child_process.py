@@ -87,7 +87,7 @@ class ChildProcess:
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
-            write_message(self._process.stdin.fileno(), message)
+            write_pickle(self._process.stdin.fileno(), self.pickled(message))
             reply = read_message(self._process.stdout.fileno(), limit_s)
         except (EOFError, BrokenPipeError):
             raise ChildEndedError(self._code()) from None
@@ -97,6 +97,10 @@ class ChildProcess:
         if isinstance(reply, Failure):
             raise ChildError(reply.message)
         return reply
+
+    def pickled(self, message: object) -> bytes:
+        """What is sent for a message: a pickle that the child can read."""
+        return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
 
     def _code(self) -> int | None:
         """Its exit status. It has closed its pipe, so it has ended or will end soon."""
@@ -157,7 +161,11 @@ def parent_id() -> int:
 
 def write_message(fd: int, message: object) -> None:
     """Send a message; blocks until it is in the pipe. Raises BrokenPipeError when nobody reads any more."""
-    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    write_pickle(fd, pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
+
+
+def write_pickle(fd: int, body: bytes) -> None:
+    """Send a message that is pickled already. Raises like ``write_message``."""
     data = memoryview(_HEADER.pack(_MAGIC, len(body)) + body)
     while data:
         data = data[os.write(fd, data) :]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from collage.graph.dataflow import Graph, Node
-from collage.graph.layout import BLOCK, Layout, has_channels, stored_type
+from collage.graph.storage import PLAIN, STORAGES, Storage, stored_type
 
 PART_BYTES = 64
 """Parts begin at multiples of it: kernels may rely on the alignment of their buffers."""
@@ -21,15 +22,15 @@ def is_view(graph: Graph, node: Node) -> bool:
     return graph.type_of(node.inputs[0]).size == graph.type_of(node.outputs[0]).size
 
 
-def free_layouts(graph: Graph, node: Node) -> tuple[Layout, ...]:
-    """The layouts in which the node costs nothing, or none.
+def free_storages(graph: Graph, node: Node, storages: Sequence[Storage] = STORAGES) -> tuple[Storage, ...]:
+    """Those of ``storages`` in which the node costs nothing.
 
     A concatenation costs nothing where what it joins lies in one piece each and can be written there by whoever makes
     it, and a split where the results do: along the outermost axis that is longer than 1. With one picture, that is
     the channels, plain or in blocks.
     """
     if is_view(graph, node):
-        return (Layout.PLAIN,)
+        return tuple(each for each in storages if each.format == PLAIN.format)
     if node.op == "concat":
         whole, parts = node.outputs[0], node.inputs
         if not _joinable(graph, node):
@@ -43,22 +44,19 @@ def free_layouts(graph: Graph, node: Node) -> tuple[Layout, ...]:
     axis = node.attrs.get("axis")
     if not isinstance(axis, int) or len(parts) < 2:
         return ()
-    rank = len(graph.type_of(whole).shape)
-    layouts = tuple(Layout) if has_channels(graph.type_of(whole)) else (Layout.PLAIN,)
-    return tuple(each for each in layouts if _in_pieces(graph, whole, parts, axis % rank, each))
+    axis %= len(graph.type_of(whole).shape)
+    return tuple(each for each in storages if _in_pieces(graph, whole, parts, axis, each))
 
 
-def _in_pieces(graph: Graph, whole: int, parts: tuple[int, ...], axis: int, layout: Layout) -> bool:
+def _in_pieces(graph: Graph, whole: int, parts: tuple[int, ...], axis: int, storage: Storage) -> bool:
     """Whether the parts lie one after another in the whole, each from a multiple of PART_BYTES on."""
-    rank = len(graph.type_of(whole).shape)
-    if layout is Layout.BLOCKED and axis == 1 and any(graph.type_of(v).shape[1] % BLOCK for v in parts[:-1]):
+    kinds = [graph.type_of(v) for v in (whole, *parts)]
+    if any(storage.format.problem(each) for each in kinds):
         return False
-    stored_axis = axis
-    if layout is Layout.CHANNELS_LAST and axis > 0:
-        stored_axis = rank - 1 if axis == 1 else axis - 1
-    if math.prod(stored_type(graph.type_of(whole), layout).shape[:stored_axis]) != 1:
+    joined = storage.format.joined_axis(kinds[1:], axis)
+    if joined is None or math.prod(stored_type(kinds[0], storage).shape[:joined]) != 1:
         return False
-    sizes = [stored_type(graph.type_of(v), layout).nbytes for v in parts]
+    sizes = [stored_type(each, storage).nbytes for each in kinds[1:]]
     return all(sizes) and not any(size % PART_BYTES for size in sizes[:-1])
 
 

@@ -23,7 +23,7 @@ class Kernel(ABC):
         """A call that reads ``inputs`` and fills ``outputs``.
 
         The arrays are C-contiguous, start at 64-byte boundaries, have the types of the subgraph's inputs and
-        outputs, in that order, as the variant's layouts store them (``collage.graph.layout.stored_type``), and
+        outputs, in that order, as the variant's storages have them (``collage.graph.storage.stored_type``), and
         keep their addresses for the life of the call. The kernel must not write
         to its inputs, nor keep anything between calls; the output may be one of the inputs that
         ``Backend.in_place`` names.

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from collage.graph.layout import Layout
+from collage.graph.storage import PLAIN, Storage
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One of the ways in which a backend can run a subgraph: layouts of the inputs and outputs, and the split.
+    """One of the ways in which a backend can run a subgraph: storages of the inputs and outputs, and the split.
 
     ``inputs`` and ``outputs`` are in the order of the subgraph's; empty tuples mean that all are plain. ``split``
     says how the work is divided among the team's threads ("rows", "output channels", "groups", "columns"; "" when
     the kernel decides for itself). Two variants of a subgraph differ in one of the three.
     """
 
-    inputs: tuple[Layout, ...] = ()
-    outputs: tuple[Layout, ...] = ()
+    inputs: tuple[Storage, ...] = ()
+    outputs: tuple[Storage, ...] = ()
     split: str = ""
 
     @property
     def layout(self) -> str:
         """Both sides in a word or two: ``blocked``, ``plain -> blocked``, ``blocked, plain -> blocked``."""
         sides = [" ".join(dict.fromkeys(map(str, side))) for side in (self.inputs, self.outputs)]
-        taken, given = (side.replace(" ", ", ") or str(Layout.PLAIN) for side in sides)
+        taken, given = (side.replace(" ", ", ") or str(PLAIN) for side in sides)
         return taken if taken == given else f"{taken} -> {given}"
 
     def __str__(self) -> str:

@@ -16,7 +16,7 @@ from collage.backends.base import Backend, UnsupportedError
 from collage.frontend.subgraph import Subgraph
 from collage.frontend.to_onnx import ExportError
 from collage.graph.dataflow import Array
-from collage.graph.layout import Layout, from_layout, stored_type, to_layout
+from collage.graph.storage import PLAIN, Storage, from_layout, stored_type, to_layout
 from collage.kernel.buffers import aligned_array, aligned_copy, as_bytes, poison
 from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import BuildOptions, Variant
@@ -43,14 +43,14 @@ class RejectedError(Exception):
 class _Layouts:
     """The layout of each input and output of a subgraph."""
 
-    inputs: tuple[Layout, ...]
-    outputs: tuple[Layout, ...]
+    inputs: tuple[Storage, ...]
+    outputs: tuple[Storage, ...]
 
     @staticmethod
     def of(subgraph: Subgraph, variant: Variant) -> _Layouts:
         return _Layouts(
-            variant.inputs or (Layout.PLAIN,) * len(subgraph.inputs),
-            variant.outputs or (Layout.PLAIN,) * len(subgraph.outputs),
+            variant.inputs or (PLAIN,) * len(subgraph.inputs),
+            variant.outputs or (PLAIN,) * len(subgraph.outputs),
         )
 
 
@@ -233,7 +233,7 @@ def check_run(subgraph: Subgraph, kernel: BoundKernel, samples: Samples, sample:
         if not error <= allowed:
             kind = subgraph.output_types[position]
             plain = from_layout(buffer, layout, kind)
-            padded = layout is not Layout.PLAIN and not np.array_equal(
+            padded = layout != PLAIN and not np.array_equal(
                 as_bytes(to_layout(plain, layout)), as_bytes(buffer)
             )
             if padded or not may_be_rounding(samples, subgraph, sample, position, plain, error):

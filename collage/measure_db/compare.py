@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from collage.graph.dataflow import Array
-from collage.graph.layout import Layout, to_layout
+from collage.graph.storage import PLAIN, Storage, to_layout
 
 # Libraries sum in different orders, and fast algorithms (Winograd, fused exp) lose some digits. A sum of K
 # products in another order differs by about sqrt(K) units in the last place: 6e-6 in float32 for K = 10,000,
@@ -148,7 +148,7 @@ class Expected:
         *,
         rounded: bool = False,
         channels_first: bool = False,
-        layout: Layout = Layout.PLAIN,
+        layout: Storage = PLAIN,
         lenient: bool = False,
     ) -> Expected:
         """Of a plain array, for outputs in ``layout``. Where values are ``rounded`` on the way, integers of 8 and 16
@@ -163,7 +163,7 @@ class Expected:
         inverse = (1.0 / scales(array, channels_first=channels_first)).astype(
             _widened(array).real.dtype, copy=False
         )
-        if layout is not Layout.PLAIN:
+        if layout != PLAIN:
             whole = np.broadcast_to(inverse, array.shape)
             padding: Any = to_layout(np.ones(array.shape, bool), layout)
             inverse = to_layout(np.ascontiguousarray(whole), layout)

@@ -17,8 +17,8 @@ import onnx
 import onnxruntime
 import tvm
 
-from collage.backends.base import LAYOUT, TRIAL_LIMIT_S, VIEW, Backend
-from collage.backends.layout import LayoutChange
+from collage.backends.base import TRIAL_LIMIT_S, VIEW, Backend
+from collage.backends.layout import maker_of
 from collage.core.progress import Progress
 from collage.core.temporary import TemporaryFolder
 from collage.errors import MeasurementError, unknown_names
@@ -28,6 +28,7 @@ from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
 from collage.graph.magnitudes import Magnitudes, can_be_infinite, can_be_scanned
 from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
+from collage.kernel.transform import LayoutTransform
 from collage.measure_db.artifacts import Artifacts
 from collage.measure_db.coldness import weights_among
 from collage.measure_db.contenders import Contenders
@@ -42,13 +43,12 @@ from collage.measure_db.protocol import (
     AS_LOADED,
     ORIGINAL_FILE,
     VALUES,
-    Change,
     Evaluate,
     Evaluated,
     Init,
     Measure,
-    MeasureChange,
     MeasureSwitch,
+    MeasureTransform,
     Request,
     SwitchCost,
     artifact_folder,
@@ -57,7 +57,7 @@ from collage.measure_db.protocol import (
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
 from collage.measure_db.samples import fatal_samples
 from collage.measure_db.switch_cost import switch_cost_us
-from collage.measure_db.travel import pickle_backend
+from collage.measure_db.travel import carried_modules, pickle_backend
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +128,7 @@ class Measurer:
         self.original = original
         self._original_digest = "" if original is None else original_digest(original)
         self._subgraphs: dict[tuple[int, ...], Subgraph] = {}
+        self._makers: dict[LayoutTransform, Backend | None] = {}
         self._init: Init | None = None
         self._folder: TemporaryFolder | None = None
         self._worker: WorkerProcess | None = None
@@ -226,10 +227,8 @@ class Measurer:
         key = kernel.key
         if key in self.artifacts:
             return None
-        if isinstance(kernel.what, Change):
-            what = kernel.what
-            self.artifacts.keep(key, LayoutChange.artifact(what.kind, what.source, what.target))
-            return None
+        if isinstance(kernel.what, LayoutTransform):
+            return self._make_transform(kernel, kernel.what)
         if kernel.what.backend == VIEW:
             self.artifacts.keep(
                 key, self._backends[VIEW].codegen(self._subgraph(kernel.what.nodes), kernel.options)
@@ -237,6 +236,14 @@ class Measurer:
             return None
         made = self._ask(Make(kernel, self._time_limit_s), self._time_limit_s, str(kernel.what.backend))
         return made if isinstance(made, Rejection) else None
+
+    def _make_transform(self, kernel: PlanKernel, transform: LayoutTransform) -> Rejection | None:
+        try:
+            artifact = self._maker(transform).codegen_transform(transform, kernel.options)
+        except Exception as error:  # a third party's code
+            return Rejection(RejectionKind.FAILED, f"codegen: {type(error).__name__}: {error}")
+        self.artifacts.keep(kernel.key, artifact)
+        return None
 
     def make_here(self, kernel: PlanKernel) -> None:
         """Have the kernel's artifact; one that an earlier compile measured, ran and handed over is made here.
@@ -246,7 +253,7 @@ class Measurer:
         if kernel.key in self.artifacts:
             return
         request = kernel.what
-        if isinstance(request, Change) or request.backend == VIEW:
+        if isinstance(request, LayoutTransform) or request.backend == VIEW:
             self.make(kernel)
             return
         backend, subgraph = self._backends[request.backend], self._subgraph(request.nodes)
@@ -260,8 +267,8 @@ class Measurer:
     def reject(self, kernel: PlanKernel, rejection: Rejection) -> None:
         """Remember that the kernel is not to be used, though it was measured."""
         own = self.beside(kernel.options.threads)
-        if isinstance(kernel.what, Change):
-            self._database.put(own._change_key(kernel.what), rejection, str(kernel.what.kind))
+        if isinstance(kernel.what, LayoutTransform):
+            self._database.put(own._transform_key(kernel.what), rejection, str(kernel.what.kind))
             return
         text = str(self._subgraph(kernel.what.nodes))
         self._database.put(own.key(kernel.what), rejection, text)
@@ -338,20 +345,22 @@ class Measurer:
             return outcome
         return Rejection(RejectionKind.INACCURATE, f"wrong on NaN or infinities, and {why}")
 
-    def measure_changes(self, changes: Collection[Change]) -> dict[Change, float]:
-        """Costs in microseconds of layout conversions; those that cannot be made are left out.
+    def measure_transforms(self, transforms: Collection[LayoutTransform]) -> dict[LayoutTransform, float]:
+        """Costs of layout transforms in microseconds; those that cannot be made are left out.
 
-        Nothing can be converted where the backend ``layout`` is not among the measurer's.
+        A transform is made by the first of the measurer's backends that does. What such a backend runs beside the team
+        pays for a context switch, which is not part of this.
         """
-        if LAYOUT not in self._backends:
-            return {}
-        keys = {change: self._change_key(change) for change in changes}
+        made = [each for each in transforms if self.transform_backend(each) is not None]
+        keys = {transform: self._transform_key(transform) for transform in made}
         known = self._database.get(keys.values())
-        missing = {change: key for change, key in keys.items() if key not in known}
-        for done, (change, key) in enumerate(missing.items()):
-            text = f"{change.source} -> {change.target} of {change.kind}"
-            self._progress(Progress("measure", done, len(missing), f"{LAYOUT}: {text}"))
-            message = MeasureChange(change, self._options, self._time_limit_s, self._effort.kernel_s)
+        missing = {transform: key for transform, key in keys.items() if key not in known}
+        for done, (transform, key) in enumerate(missing.items()):
+            text = str(transform)
+            self._progress(Progress("measure", done, len(missing), f"{key.backend}: {text}"))
+            message = MeasureTransform(
+                transform, key.backend, self._options, self._time_limit_s, self._effort.kernel_s
+            )
             outcome: Outcome = self._ask(message, self._time_limit_s, text)
             known[key] = outcome
             self._database.put(key, known[key], text)
@@ -359,17 +368,30 @@ class Measurer:
         if missing:
             self._progress(Progress("measure", len(missing), len(missing)))
         costs = {}
-        for change, key in keys.items():
+        for transform, key in keys.items():
             outcome = known[key]
             if isinstance(outcome, Measurement):
-                costs[change] = outcome.median_us
+                costs[transform] = outcome.median_us
         return costs
 
-    def _change_key(self, change: Change) -> KernelKey:
+    def transform_backend(self, transform: LayoutTransform) -> Backend | None:
+        """The backend that makes the transform, if there is one."""
+        if transform not in self._makers:
+            self._makers[transform] = maker_of(transform, self._backends)
+        return self._makers[transform]
+
+    def _maker(self, transform: LayoutTransform) -> Backend:
+        """The same of a transform that some placement has."""
+        found = self.transform_backend(transform)
+        assert found is not None
+        return found
+
+    def _transform_key(self, transform: LayoutTransform) -> KernelKey:
+        backend = self._maker(transform).name
         return KernelKey(
-            digest=f"{change.source} -> {change.target} of {change.kind}",
-            backend=LAYOUT,
-            backend_version=self._versions[LAYOUT],
+            digest=str(transform),
+            backend=backend,
+            backend_version=self._versions[backend],
             settings=self._effort.mark,
             threads=self._options.threads,
             hardware=self._hardware,
@@ -458,7 +480,7 @@ class Measurer:
         """Notes of inputs that ended a worker while it made reference values of them."""
         return set() if self._init is None else fatal_samples(Path(self._init.folder) / VALUES)
 
-    def _ask(self, message: Measure | MeasureChange | Make, limit_s: float, what: str) -> Any:
+    def _ask(self, message: Measure | MeasureTransform | Make, limit_s: float, what: str) -> Any:
         """The reply: an Outcome where something was to be measured."""
         try:
             return self.worker().ask(message, limit_s)
@@ -499,6 +521,7 @@ class Measurer:
                 threads=self._options.threads,
                 memory_bytes=self._memory_bytes,
                 samples=self.model.samples,
+                carried=carried_modules(self._backends.values()),
             )
             save_proto(self.model.onnx, folder / "model.onnx")
             if self.original is not None:
@@ -536,7 +559,7 @@ def _digest(samples: Mapping[str, Array]) -> str:
 
 
 def _per_value(variant: Variant) -> str:
-    """The variant with the layout of each input and output."""
+    """The variant with the storage of each input and output."""
     sides = [" ".join(map(str, side)) for side in (variant.inputs, variant.outputs)]
     return f"[{sides[0]} -> {sides[1]}; {variant.split}]"
 

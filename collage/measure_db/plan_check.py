@@ -9,7 +9,7 @@ import numpy as np
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
-from collage.graph.layout import Layout, from_layout, to_layout
+from collage.graph.storage import PLAIN, Storage, from_layout, to_layout
 from collage.kernel.buffers import as_bytes, poison
 from collage.kernel.kernel import Call, Kernel
 from collage.measure_db.candidate import RejectedError, allowed_error, may_be_rounding, stage
@@ -60,7 +60,7 @@ class PlanCheck:
         return found
 
     def _load(self, buffer: int) -> Array | None:
-        value, layout = self._plan.stored.get(buffer, (buffer, Layout.PLAIN))
+        value, layout = self._plan.stored.get(buffer, (buffer, PLAIN))
         try:
             return to_layout(self._samples.store.load(value, self._model.graph.type_of(value)), layout)
         except KeyError:  # a value inside an ONNX node
@@ -74,7 +74,7 @@ class PlanCheck:
         subgraph = Subgraph(self._model, region.nodes)
         if any(self.reference(buffer) is None for buffer in (*region.inputs, *region.outputs)):
             return None  # of a view inside an ONNX node
-        layouts = [self._plan.stored.get(buffer, (buffer, Layout.PLAIN))[1] for buffer in region.outputs]
+        layouts = [self._plan.stored.get(buffer, (buffer, PLAIN))[1] for buffer in region.outputs]
         return _Judge(self._samples, subgraph, layouts)
 
     def buffers(self, launch: int) -> tuple[Sequence[int], Sequence[int]]:
@@ -86,7 +86,7 @@ class PlanCheck:
 class _Judge:
     """Compares outputs as the gate of each kernel does."""
 
-    def __init__(self, samples: Samples, subgraph: Subgraph, layouts: Sequence[Layout]) -> None:
+    def __init__(self, samples: Samples, subgraph: Subgraph, layouts: Sequence[Storage]) -> None:
         self._samples = samples
         self._subgraph = subgraph
         self._layouts = layouts

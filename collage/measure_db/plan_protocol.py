@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from collage.kernel.options import BuildOptions
+from collage.kernel.transform import LayoutTransform
 from collage.measure_db.effort import Effort
-from collage.measure_db.protocol import Change, Request
+from collage.measure_db.protocol import Request
 from collage.measure_db.results import Rejection
 from collage.measure_db.timing import Timing
 
 if TYPE_CHECKING:
-    from collage.graph.layout import Layout
+    from collage.graph.storage import Storage
     from collage.schedule.program import Program
 
 
@@ -23,15 +24,15 @@ if TYPE_CHECKING:
 class PlanKernel:
     """What a launch runs, and what it was built for."""
 
-    what: Request | Change
+    what: Request | LayoutTransform
     options: BuildOptions
 
     @property
     def key(self) -> str:
         """Of its artifact, in one model. ``options.exclusive`` is no part of it: that is for ``load`` alone."""
         options = self.options
-        if isinstance(self.what, Change):
-            text = repr(astuple(self.what))
+        if isinstance(self.what, LayoutTransform):
+            text = repr((self.what, options.threads))
         else:
             request = self.what
             about = (request.nodes, request.backend, request.variant, request.original, request.profile)
@@ -43,13 +44,13 @@ class PlanKernel:
 class Plan:
     """A program with what each of its launches runs.
 
-    ``stored`` has the value and the layout of each buffer that is no plain value. ``name`` is the same for equal plans
+    ``stored`` has the value and the storage of each buffer that is no plain value. ``name`` is the same for equal plans
     of one model only.
     """
 
     program: Program
     kernels: tuple[PlanKernel, ...]
-    stored: Mapping[int, tuple[int, Layout]] = field(default_factory=dict)
+    stored: Mapping[int, tuple[int, Storage]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

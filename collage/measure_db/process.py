@@ -17,6 +17,7 @@ from collage.measure_db.candidate import looks_like_memory
 from collage.measure_db.machine import worker_environment
 from collage.measure_db.protocol import Init, InitWhole, Ready
 from collage.measure_db.results import Rejection, RejectionKind
+from collage.measure_db.travel import pickle_message
 
 _START_LIMIT_S = 600.0
 _TAIL_CHARS = 600
@@ -35,6 +36,7 @@ class WorkerProcess(ChildProcess):
 
     def __init__(self, threads: int) -> None:
         """Start it, with the libraries' thread pools set to ``threads``."""
+        self._carried: tuple[str, ...] = ()
         self._folder = TemporaryFolder(
             "worker"
         )  # its own, and what it leaves there when it is killed is removed
@@ -51,6 +53,7 @@ class WorkerProcess(ChildProcess):
 
         Raises MeasurementError, with the end of what it printed, when it does not get there.
         """
+        self._carried = init.carried if isinstance(init, Init) else ()
         try:
             ready = self.ask(init, start_limit_s)
         except WorkerDiedError as died:
@@ -78,6 +81,10 @@ class WorkerProcess(ChildProcess):
         except ChildError as error:
             self.kill()
             raise MeasurementError(f"measuring: {error}") from None
+
+    def pickled(self, message: object) -> bytes:
+        """With the code of classes that the worker cannot import."""
+        return pickle_message(message, self._carried) if self._carried else super().pickled(message)
 
     def kill(self) -> None:
         """As for all children; its temporary files go with it."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from collage.graph.dataflow import Array, TensorType
-from collage.graph.layout import Layout
+from collage.graph.dataflow import Array
 from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
+from collage.kernel.transform import LayoutTransform
 from collage.measure_db.effort import Effort
 from collage.measure_db.timing import Timing
 
@@ -49,19 +49,11 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Change:
-    """A layout conversion to measure, of any value of logical type ``kind``."""
-
-    kind: TensorType
-    source: Layout
-    target: Layout
-
-
-@dataclass(frozen=True)
 class Init:
     """The first message for a model. ``folder`` holds ``model.onnx``, maybe ``original.onnx``, and takes the reference
     values.
 
+    ``carried`` are modules that the worker cannot import: what is sent of their classes travels with its code.
     ``wrong`` is what ``from_simplified`` was called with, ``fingerprint`` that of the graph it gave, and
     ``backends`` holds pickles. ``memory_bytes`` limits the worker's data; None: what the machine can spare.
     ``samples`` are the model's.
@@ -75,6 +67,7 @@ class Init:
     threads: int
     memory_bytes: int | None
     samples: Mapping[str, Array] = field(default_factory=dict)
+    carried: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -191,10 +184,11 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class MeasureChange:
-    """Measure a conversion. Reply: an Outcome."""
+class MeasureTransform:
+    """Measure a layout transform that ``backend`` makes, and keep its artifact. Reply: an Outcome."""
 
-    change: Change
+    transform: LayoutTransform
+    backend: str
     options: BuildOptions
     limit_s: float
     sample_s: float

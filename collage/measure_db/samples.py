@@ -23,7 +23,7 @@ from collage.frontend.op_kinds import is_convolution, rounds
 from collage.frontend.random_inputs import indexed_rows
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
-from collage.graph.layout import Layout, to_layout
+from collage.graph.storage import PLAIN, Storage, to_layout
 from collage.measure_db.compare import Expected, is_tolerable
 from collage.measure_db.input_kinds import KINDS, InputKind, free_integers
 from collage.measure_db.nearby import nearby_outputs
@@ -57,21 +57,21 @@ class Sample:
     ordinary: bool
     rounded: bool
     channels_first: bool
-    _stored: dict[tuple[int, Layout], Array] = field(default_factory=dict, repr=False)
-    _expected: dict[tuple[int, Layout], Expected] = field(default_factory=dict, repr=False)
+    _stored: dict[tuple[int, Storage], Array] = field(default_factory=dict, repr=False)
+    _expected: dict[tuple[int, Storage], Expected] = field(default_factory=dict, repr=False)
     _nearby: list[list[Array]] = field(default_factory=list, repr=False)
     _precise: list[list[Array] | None] = field(default_factory=list, repr=False)
 
-    def stored(self, position: int, layout: Layout) -> Array:
+    def stored(self, position: int, layout: Storage) -> Array:
         """An input as kernels read it, in that layout."""
-        if layout is Layout.PLAIN:
+        if layout == PLAIN:
             return self.inputs[position]
         key = position, layout
         if key not in self._stored:
             self._stored[key] = to_layout(self.inputs[position], layout)
         return self._stored[key]
 
-    def expected(self, position: int, layout: Layout) -> Expected:
+    def expected(self, position: int, layout: Storage) -> Expected:
         """An output as it is compared with, in that layout."""
         key = position, layout
         if key not in self._expected:

@@ -1,9 +1,9 @@
-"""Backends as pickles that the worker can read, also when they are defined in a script or notebook."""
+"""Pickles that the worker can read, also of backends and storage formats that a script or notebook defines."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -20,7 +20,7 @@ def pickle_backend(name: str, backend: Backend) -> bytes:
 
     Raises MeasurementError naming the backend and the way out.
     """
-    foreign = [module for module in _modules(backend) if not _worker_can_import(module)]
+    foreign = [module for module in _modules(type(backend)) if not _worker_can_import(module)]
     try:
         with _by_value(foreign):
             data: bytes = cloudpickle.dumps(backend)
@@ -29,6 +29,20 @@ def pickle_backend(name: str, backend: Backend) -> bytes:
             f"backend {name} cannot be sent to the measuring worker: {type(error).__name__}: {error}. "
             "Keep files, sessions and locks out of its instances; open them in load()."
         ) from error
+    return data
+
+
+def carried_modules(backends: Iterable[Backend]) -> tuple[str, ...]:
+    """Names of the modules with classes of the backends' storage formats that the worker cannot import."""
+    formats = [each for backend in backends for each in backend.formats()]
+    modules = dict.fromkeys(module for each in formats for module in _modules(type(each)))
+    return tuple(module.__name__ for module in modules if not _worker_can_import(module))
+
+
+def pickle_message(message: object, carried: Iterable[str]) -> bytes:
+    """A message to the worker, with the code of what it has of classes in the ``carried`` modules."""
+    with _by_value([sys.modules[name] for name in carried]):
+        data: bytes = cloudpickle.dumps(message)
     return data
 
 
@@ -45,8 +59,8 @@ def _by_value(modules: list[ModuleType]) -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def _modules(backend: Backend) -> list[ModuleType]:
-    names = dict.fromkeys(each.__module__ for each in type(backend).__mro__ if each is not object)
+def _modules(kind: type) -> list[ModuleType]:
+    names = dict.fromkeys(each.__module__ for each in kind.__mro__ if each is not object)
     return [sys.modules[name] for name in names if name in sys.modules]
 
 

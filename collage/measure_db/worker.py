@@ -40,7 +40,6 @@ from collage.measure_db.candidate import (
     load,
     measure_candidate,
 )
-from collage.measure_db.change import measure_change
 from collage.measure_db.fingerprint import fingerprint
 from collage.measure_db.machine import limit_memory, spare_memory
 from collage.measure_db.plan_protocol import Made, Make, PlanKernel, Stage
@@ -54,8 +53,8 @@ from collage.measure_db.protocol import (
     Init,
     InitWhole,
     Measure,
-    MeasureChange,
     MeasureSwitch,
+    MeasureTransform,
     Ready,
     Request,
     SwitchCost,
@@ -67,6 +66,7 @@ from collage.measure_db.results import Outcome, Rejection
 from collage.measure_db.samples import Samples
 from collage.measure_db.store import ValueStore
 from collage.measure_db.switch_cost import switch_cost_us
+from collage.measure_db.transform import measure_transform
 from collage.measure_db.whole_worker import WholeWorker
 from collage.native import beside_team
 
@@ -119,8 +119,8 @@ class _Worker:
             return self._measure(message)
         if isinstance(message, Make):
             return self._make(message)
-        if isinstance(message, MeasureChange):
-            return measure_change(message.change, message.options, message.sample_s)
+        if isinstance(message, MeasureTransform):
+            return self._measure_transform(message)
         if isinstance(message, MeasureSwitch):
             return self._switch(message)
         if isinstance(message, Evaluate):
@@ -150,6 +150,16 @@ class _Worker:
             keep=keep,
             hopeless_us=message.hopeless_us,
         )
+
+    def _measure_transform(self, message: MeasureTransform) -> Outcome:
+        kernel = PlanKernel(message.transform, message.options)
+
+        def keep(artifact: bytes) -> None:
+            with suppress(MeasurementError):  # a full disk, which is not the backend's fault
+                self.artifacts.keep(kernel.key, artifact)
+
+        backend = self._backend(message.backend)
+        return measure_transform(message.transform, backend, message.options, message.sample_s, keep)
 
     def _make(self, message: Make) -> Made | Rejection:
         request, options = message.kernel.what, message.kernel.options

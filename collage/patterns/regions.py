@@ -9,7 +9,7 @@ from typing import Any
 from collage.frontend.to_onnx import can_export
 from collage.graph.dataflow import OpKind
 from collage.graph.order import branch_order, cut_positions, windows
-from collage.graph.views import free_layouts
+from collage.graph.views import free_storages
 from collage.patterns.context import MatchContext, OpNode
 from collage.patterns.generator import text_of
 from collage.patterns.match import Found, MatchSource
@@ -146,4 +146,4 @@ class ViewRule(BasePatternRule):
         """Reshapes, and concatenations and splits whose parts lie in one piece."""
         graph = op.context.graph
         node = graph.nodes[op.id]
-        return True if free_layouts(graph, node) else f"{op.name} does work"
+        return True if free_storages(graph, node) else f"{op.name} does work"

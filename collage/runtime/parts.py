@@ -78,8 +78,8 @@ def executor_of(parts: Parts, kernels: Sequence[Kernel]) -> Executor:
         ) from error
 
 
-Loaded: TypeAlias = "dict[tuple[int, str, BuildOptions], Kernel]"
-"""Kernels by the id of their artifact, backend and options."""
+Loaded: TypeAlias = "dict[tuple[int, str, bool, BuildOptions], Kernel]"
+"""Kernels by the id of their artifact, backend, whether they are layout transforms, and options."""
 
 
 def load_kernels(
@@ -93,11 +93,13 @@ def load_kernels(
     loaded = {} if loaded is None else loaded
     for region, artifact in zip(program.launches, artifacts, strict=False):  # a tail has none
         options = BuildOptions(threads=region.threads, exclusive=region.exclusive, profile=region.profile)
-        key = id(artifact), region.backend, options
+        key = id(artifact), region.backend, region.is_transform, options
         try:
             if key not in loaded:
                 whole = artifact if isinstance(artifact, Framed) else bytes(artifact)
-                loaded[key] = backends[region.backend].load(whole, options)
+                backend = backends[region.backend]
+                load = backend.load_transform if region.is_transform else backend.load
+                loaded[key] = load(whole, options)
         except Exception as error:
             raise CollageError(
                 f"the {region.backend} kernel {'+'.join(region.ops[:6])} cannot be loaded: {error}"

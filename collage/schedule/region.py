@@ -8,6 +8,9 @@ from typing import Any
 
 from collage.core.typed import typed
 
+TRANSFORM = ("layout",)
+"""``ops`` of a layout transform."""
+
 
 @dataclass(frozen=True)
 class CandidateId:
@@ -31,7 +34,7 @@ class Region:
     """``nodes`` are graph node ids; ``sources`` names of the ONNX nodes they came from, each once.
 
     ``inputs`` and ``outputs`` are buffer ids in the order of the kernel's parameters: a plain value's own id, a new
-    one for each other layout of it. ``layout`` is that of the inputs and outputs, ``split`` how the work is
+    one for each other storage of it. ``layout`` tells the storages of inputs and outputs, ``split`` how the work is
     divided, ``threads`` what the kernel may use, ``stream`` where it runs; ``cost_us`` its measured median in
     microseconds and ``noise_us`` the half-width of the 95 % interval. ``in_place`` are the positions of inputs that
     the kernel may overwrite with its one output. ``exclusive`` and ``profile`` are those of BuildOptions, and an
@@ -62,6 +65,11 @@ class Region:
     finite_only: bool = False
     scans: tuple[int, ...] = ()
     reassociates: bool = False
+
+    @property
+    def is_transform(self) -> bool:
+        """Whether it is a layout transform, and so none of the model's operators."""
+        return not self.nodes and self.ops == TRANSFORM
 
     @property
     def candidate(self) -> CandidateId:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
-from collage.graph.layout import Layout
+from collage.graph.storage import Storage
 from collage.kernel.options import ALL_PLAIN, Variant
 
 
@@ -17,7 +17,7 @@ class Candidate:
     ``nodes`` are ascending ids; ``cost_us`` and ``noise_us``, the measurement's spread, are microseconds.
     ``switches`` counts the context switches it pays for: none for a kernel on Collage's own team of threads, and
     none for what runs nothing. ``reads`` and ``writes`` are the values that it takes and gives in another
-    layout than the plain one, by ascending id, as its ``variant`` says. ``finite_only`` is that of its measurement.
+    storage than the plain one, by ascending id, as its ``variant`` says. ``finite_only`` is that of its measurement.
     """
 
     nodes: tuple[int, ...]
@@ -26,8 +26,8 @@ class Candidate:
     noise_us: float = 0.0
     switches: int = 1
     variant: Variant = ALL_PLAIN
-    reads: tuple[tuple[int, Layout], ...] = ()
-    writes: tuple[tuple[int, Layout], ...] = ()
+    reads: tuple[tuple[int, Storage], ...] = ()
+    writes: tuple[tuple[int, Storage], ...] = ()
     finite_only: bool = False
 
     def __post_init__(self) -> None:

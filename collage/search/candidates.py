@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from collage.backends.base import NOT_EXACT, VIEW, Backend, UnsupportedError
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
-from collage.graph.layout import Layout
-from collage.graph.views import free_layouts
+from collage.graph.storage import PLAIN, STORAGES, Storage
+from collage.graph.views import free_storages
 from collage.kernel.options import BuildOptions, Variant
-from collage.measure_db.protocol import Change, Request
+from collage.kernel.transform import LayoutTransform
+from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome
 from collage.patterns.match import Match, RejectedMatch
-from collage.search import conversion
 from collage.search.candidate import Candidate
+from collage.search.transforms import ValueTransform
 
 NOISE_FLOOR = 0.02
 """Least noise of a measurement, as a share of it: fresh processes differ by 2-5 %, which no repeat shows."""
@@ -69,15 +70,17 @@ def candidates_of(
 ) -> list[Candidate]:
     """Candidates of what was measured, and of ``views``, which cost nothing and launch nothing.
 
-    ``on_team`` are the backends whose kernels pay no context switch.
+    A view is offered in each storage that some kernel takes or gives and that it is free in. ``on_team`` are the
+    backends whose kernels pay no context switch.
     """
+    storages = storages_of(offer.request.variant for offer in offers)
     candidates: list[Candidate] = []
     for view in views:
         subgraph = Subgraph(model, view.nodes)
-        for layout in free_layouts(model.graph, subgraph.operators[0]):
-            variant = Variant((layout,) * len(subgraph.inputs), (layout,) * len(subgraph.outputs))
+        for storage in free_storages(model.graph, subgraph.operators[0], storages):
+            variant = Variant((storage,) * len(subgraph.inputs), (storage,) * len(subgraph.outputs))
             request = Request(view.nodes, view.backend, variant)
-            reads, writes = layouts_of(model, request)
+            reads, writes = ports_of(model, request)
             candidates.append(
                 Candidate(
                     view.nodes, view.backend, 0.0, switches=0, variant=variant, reads=reads, writes=writes
@@ -91,10 +94,16 @@ def candidates_of(
     return candidates
 
 
-def layouts_of(
+def storages_of(variants: Iterable[Variant]) -> tuple[Storage, ...]:
+    """The built-in storages, and the others that the variants have."""
+    named = {storage for each in set(variants) for storage in (*each.inputs, *each.outputs)}
+    return (*STORAGES, *sorted(named.difference(STORAGES)))
+
+
+def ports_of(
     model: Model, request: Request
-) -> tuple[tuple[tuple[int, Layout], ...], tuple[tuple[int, Layout], ...]]:
-    """The values that a request reads and writes in another layout than the plain one, by ascending id."""
+) -> tuple[tuple[tuple[int, Storage], ...], tuple[tuple[int, Storage], ...]]:
+    """The values that a request reads and writes in another storage than the plain one, by ascending id."""
     variant = request.variant
     if not (variant.inputs or variant.outputs):
         return (), ()
@@ -106,7 +115,7 @@ def layouts_of(
 
 def candidate_of(model: Model, request: Request, outcome: Measurement, switches: int = 1) -> Candidate:
     """The candidate that was measured."""
-    reads, writes = layouts_of(model, request)
+    reads, writes = ports_of(model, request)
     return Candidate(
         request.nodes,
         request.backend,
@@ -125,27 +134,27 @@ def with_floor(outcome: Measurement) -> Measurement:
     return replace(outcome, noise_us=max(outcome.noise_us, NOISE_FLOOR * outcome.median_us))
 
 
-def _other_than_plain(values: Sequence[int], layouts: Sequence[Layout]) -> tuple[tuple[int, Layout], ...]:
-    if not layouts:
+def _other_than_plain(values: Sequence[int], storages: Sequence[Storage]) -> tuple[tuple[int, Storage], ...]:
+    if not storages:
         return ()
-    pairs = zip(values, layouts, strict=True)
-    return tuple(sorted((value, layout) for value, layout in pairs if layout is not Layout.PLAIN))
+    pairs = zip(values, storages, strict=True)
+    return tuple(sorted((value, storage) for value, storage in pairs if storage != PLAIN))
 
 
-def possible_changes(model: Model, candidates: Sequence[Candidate]) -> dict[conversion.Change, Change]:
-    """The conversions that a placement of these candidates may need, and what to measure for each."""
+def possible_transforms(model: Model, candidates: Sequence[Candidate]) -> list[ValueTransform]:
+    """The layout transforms that a placement of these candidates may need, each once."""
     graph = model.graph
-    given: dict[int, set[Layout]] = {}
-    wanted: dict[int, set[Layout]] = {}
+    given: dict[int, set[Storage]] = {}
+    wanted: dict[int, set[Storage]] = {}
     for candidate in candidates:
-        for value, layout in candidate.writes:
-            given.setdefault(value, set()).add(layout)
-        for value, layout in candidate.reads:
-            wanted.setdefault(value, set()).add(layout)
-    found: dict[conversion.Change, Change] = {}
+        for value, storage in candidate.writes:
+            given.setdefault(value, set()).add(storage)
+        for value, storage in candidate.reads:
+            wanted.setdefault(value, set()).add(storage)
+    found: list[ValueTransform] = []
     for value in sorted(given.keys() | wanted.keys()):
-        for source in sorted({Layout.PLAIN, *given.get(value, ())}):
-            for target in sorted({Layout.PLAIN, *wanted.get(value, ())}):
-                if source is not target:
-                    found[value, source, target] = Change(graph.type_of(value), source, target)
+        for source in sorted({PLAIN, *given.get(value, ())}):
+            for target in sorted({PLAIN, *wanted.get(value, ())}):
+                if source != target:
+                    found.append((value, LayoutTransform(graph.type_of(value), source, target)))
     return found

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome
 from collage.search.candidate import Candidate
-from collage.search.conversion import Change, Conversion
+from collage.search.transforms import PlacedTransform, ValueTransform
 
 log = logging.getLogger(__name__)
 
@@ -20,10 +20,10 @@ _OFF_US = 0.5
 
 @dataclass(frozen=True)
 class Corrections:
-    """Times inside the network in microseconds, of kernels and of conversions."""
+    """Times inside the network in microseconds, of kernels and of layout transforms."""
 
     kernels_us: Mapping[Request, float] = field(default_factory=dict)
-    changes_us: Mapping[Change, float] = field(default_factory=dict)
+    transforms_us: Mapping[ValueTransform, float] = field(default_factory=dict)
 
     def outcomes(self, measured: Mapping[Request, Outcome]) -> dict[Request, Outcome]:
         """The outcomes, with the times inside the network where they are known."""
@@ -35,23 +35,23 @@ class Corrections:
         return corrected
 
     def learn(
-        self, launches: Sequence[Candidate | Conversion], times_us: Sequence[float], epsilon_us: float
+        self, launches: Sequence[Candidate | PlacedTransform], times_us: Sequence[float], epsilon_us: float
     ) -> Corrections:
         """These and what a run of the network shows: ``times_us`` are those of its launches.
 
         A switch between libraries (``epsilon_us``, Eq. 2.2) is part of such a time, and is taken off again.
         """
-        kernels, changes = dict(self.kernels_us), dict(self.changes_us)
+        kernels, transforms = dict(self.kernels_us), dict(self.transforms_us)
         for launch, us in zip(launches, times_us, strict=True):
-            if isinstance(launch, Conversion):
+            if isinstance(launch, PlacedTransform):
                 if _is_off(us, launch.cost_us, 0.0):
-                    changes[launch.value, launch.source, launch.target] = us
+                    transforms[launch.value, launch.transform] = us
                 continue
             alone = max(0.0, us - epsilon_us * launch.switches)
             if _is_off(alone, launch.cost_us, launch.noise_us):
                 kernels[Request(launch.nodes, launch.backend, launch.variant)] = alone
-        log.debug("%d kernels and %d conversions corrected", len(kernels), len(changes))
-        return Corrections(kernels, changes)
+        log.debug("%d kernels and %d layout transforms corrected", len(kernels), len(transforms))
+        return Corrections(kernels, transforms)
 
 
 NO_CORRECTIONS = Corrections()

@@ -25,9 +25,9 @@ all its nodes reach is tight.
 Most candidates are tight, and a candidate that is an interval of the order never has nodes ahead, so nearly
 all states carry nothing of the kind.
 
-**Layouts.** A state also carries the layouts of the values that cross its edge: of those that some candidate
-takes or gives in another layout than the plain one, and some node of which is still to be covered. See
-``layouts.py``.
+**Storages.** A state also carries the storages of the values that cross its edge: of those that some candidate
+takes or gives in another storage than the plain one, and some node of which is still to be covered. A copy to another
+device is priced like a change of layout, so that what is offloaded is decided here, too. See ``storages.py``.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from collage.graph.convexity import bits
 from collage.graph.dataflow import Graph
 from collage.graph.order import branch_order
 from collage.search.candidate import Candidate
-from collage.search.conversion import Change
-from collage.search.layouts import Held, LayoutRules, Ports, weight
-from collage.search.placement import NO_CONVERSIONS, Placement, charge_us, contenders, finish, no_cover
+from collage.search.placement import NO_TRANSFORMS, Placement, charge_us, contenders, finish, no_cover
+from collage.search.storages import Held, Ports, StorageRules, weight
+from collage.search.transforms import ValueTransform
 
 _MOST_STATES_PLAIN = 512
 _MOST_STATES = 128
@@ -54,7 +54,7 @@ _Loose: TypeAlias = "tuple[tuple[int, int], ...]"
 """Loose candidates with nodes ahead: (mask of these nodes, mask of the nodes it reaches), ascending."""
 
 _State: TypeAlias = tuple[int, _Loose, Held]
-"""Mask of the covered nodes, the loose candidates, and the layouts. Bit i of a mask is i places after the state's."""
+"""Mask of the covered nodes, the loose candidates, and the storages. Bit i of a mask is i places after the state's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +85,20 @@ def place(
     *,
     margin: float = 0.0,
     max_states: int | None = None,
-    changes_us: Mapping[Change, float] = NO_CONVERSIONS,
+    transforms_us: Mapping[ValueTransform, float] = NO_TRANSFORMS,
 ) -> Placement:
-    """The placement with the least sum of ``cost_us + epsilon_us + margin * noise_us`` and conversions.
+    """The placement with the least sum of ``cost_us + epsilon_us + margin * noise_us`` and layout transforms.
 
-    ``epsilon_us`` is the cost of a context switch (Eq. 2.2), ``changes_us`` that of changing a value's layout;
-    a change that it does not have cannot be made. Of placements with the same sum the one with
+    ``epsilon_us`` is the cost of a context switch (Eq. 2.2), ``transforms_us`` those of layout transforms;
+    one that it does not have cannot be made. Of placements with the same sum the one with
     fewer candidates wins; the result does not depend on the order of ``candidates``. Candidates that are not
-    convex are ignored. With more than ``max_states`` states at one node (512; 128 where layouts matter) only the
+    convex are ignored. With more than ``max_states`` states at one node (512; 128 where storages matter) only the
     most promising are followed and the placement says ``exact=False``. Raises ``NoPlacementError`` when no
     placement exists.
     """
     order = branch_order(graph)
     usable = contenders(graph, candidates, epsilon_us, margin)
-    rules = LayoutRules(graph, order, usable, changes_us)
+    rules = StorageRules(graph, order, usable, transforms_us)
     if max_states is None:
         max_states = _MOST_STATES if rules.matter else _MOST_STATES_PLAIN
     options = _options(graph, order, usable, epsilon_us, margin, rules)
@@ -113,7 +113,7 @@ def place(
     while way.last is not None and way.before is not None:
         chosen.append(way.last.candidate)
         way = way.before
-    return finish(graph, chosen, epsilon_us, exact=exact, changes_us=changes_us)
+    return finish(graph, chosen, epsilon_us, exact=exact, transforms_us=transforms_us)
 
 
 def _options(
@@ -122,11 +122,11 @@ def _options(
     usable: Sequence[Candidate],
     epsilon_us: float,
     margin: float,
-    rules: LayoutRules,
+    rules: StorageRules,
 ) -> list[list[_Option]]:
     """For each position in the order, the candidates that begin there.
 
-    Those are left out that another one for the same nodes, with conversions of its own, does not cost more than.
+    Those are left out that another one for the same nodes, with layout transforms of its own, does not cost more than.
     """
     position = [0] * len(order)
     for at, node in enumerate(order):
@@ -185,7 +185,7 @@ def _is_loose(graph: Graph, nodes: Collection[int]) -> bool:
 
 
 def _walk(
-    options: Sequence[Sequence[_Option]], max_states: int, rules: LayoutRules
+    options: Sequence[Sequence[_Option]], max_states: int, rules: StorageRules
 ) -> tuple[_Way | None, int, bool]:
     """The best way to cover all positions (or None), the last position reached, and whether it is exact."""
     end = len(options)
@@ -233,7 +233,7 @@ def _walk(
     return layers[end].get((0, (), ())), reached, exact
 
 
-def _undominated(states: Mapping[_State, _Way], rules: LayoutRules) -> list[tuple[_State, _Way]]:
+def _undominated(states: Mapping[_State, _Way], rules: StorageRules) -> list[tuple[_State, _Way]]:
     """The states without those that another one, with the same nodes covered, can become for no more.
 
     Only the cheapest of each group is tried as the better one.

@@ -1,8 +1,8 @@
 """The op-level problem as an integer program: an independent answer to check the dynamic program with.
 
 Set partitioning: one binary variable per candidate, each node in exactly one candidate that is taken,
-least sum of the charges (Eq. 2.1 with the cost of Eq. 2.2). A conversion is a variable that cannot be 0 when one
-candidate that is taken gives a value in one layout and another one wants it in the other. Circles are cut off
+least sum of the charges (Eq. 2.1 with the cost of Eq. 2.2). A layout transform is a variable that cannot be 0 when one
+candidate that is taken gives a value in one storage and another one wants it in the other. Circles are cut off
 as they turn up: of the candidates of a circle at least one must go. This uses nothing of what the dynamic
 program knows about which candidates can be in a circle.
 """
@@ -18,10 +18,11 @@ import numpy as np
 from collage.errors import CollageError
 from collage.graph.convexity import CyclicPlacementError
 from collage.graph.dataflow import Graph
-from collage.graph.layout import Layout
+from collage.graph.storage import PLAIN, Storage
+from collage.kernel.transform import LayoutTransform
 from collage.search.candidate import Candidate
-from collage.search.conversion import Change
-from collage.search.placement import NO_CONVERSIONS, Placement, charge_us, contenders, finish, no_cover
+from collage.search.placement import NO_TRANSFORMS, Placement, charge_us, contenders, finish, no_cover
+from collage.search.transforms import ValueTransform
 
 _INFEASIBLE = 2
 """``scipy.optimize.milp``'s status for a problem without a solution."""
@@ -33,9 +34,9 @@ def place_exact(
     epsilon_us: float,
     *,
     margin: float = 0.0,
-    changes_us: Mapping[Change, float] = NO_CONVERSIONS,
+    transforms_us: Mapping[ValueTransform, float] = NO_TRANSFORMS,
 ) -> Placement:
-    """The placement with the least sum of charges and conversions, like ``dp.place``.
+    """The placement with the least sum of charges and layout transforms, like ``dp.place``.
 
     Needs scipy (the extra ``exact``). Raises ``NoPlacementError`` when no placement exists.
     """
@@ -44,14 +45,14 @@ def place_exact(
     if not usable:
         return finish(graph, (), epsilon_us)
     demands = list(_demands(graph, usable))
-    changes = sorted({change for change, _ in demands if change in changes_us}, key=str)
-    width = len(usable) + len(changes)
+    transforms = sorted({each for each, _ in demands if each in transforms_us}, key=str)
+    width = len(usable) + len(transforms)
     rows = [node for candidate in usable for node in candidate.nodes]
     columns = [index for index, candidate in enumerate(usable) for _ in candidate.nodes]
     covers = sparse.csr_array((np.ones(len(rows)), (rows, columns)), shape=(len(graph.nodes), width))
     constraints = [optimize.LinearConstraint(covers, 1, 1)]
-    for change, needing in demands:  # not all of these, or the conversion
-        columns = [*needing, *([len(usable) + changes.index(change)] if change in changes_us else [])]
+    for each, needing in demands:  # not all of these, or the transform
+        columns = [*needing, *([len(usable) + transforms.index(each)] if each in transforms_us else [])]
         row = sparse.csr_array(
             ([1.0] * len(needing) + [-1.0] * (len(columns) - len(needing)), ([0] * len(columns), columns)),
             shape=(1, width),
@@ -59,7 +60,7 @@ def place_exact(
         constraints.append(optimize.LinearConstraint(row, -np.inf, len(needing) - 1))
     charges = np.array(
         [charge_us(candidate, epsilon_us, margin) for candidate in usable]
-        + [changes_us[change] for change in changes]
+        + [transforms_us[each] for each in transforms]
     )
     while True:
         result = optimize.milp(
@@ -75,33 +76,36 @@ def place_exact(
             raise CollageError(f"the exact solver gave up: {result.message}")
         taken = [index for index, amount in enumerate(result.x[: len(usable)]) if amount > 0.5]
         try:
-            return finish(graph, [usable[index] for index in taken], epsilon_us, changes_us=changes_us)
+            return finish(graph, [usable[index] for index in taken], epsilon_us, transforms_us=transforms_us)
         except CyclicPlacementError as error:
             circle = [taken[part] for part in error.cycle]
             row = sparse.csr_array((np.ones(len(circle)), ([0] * len(circle), circle)), shape=(1, width))
             constraints.append(optimize.LinearConstraint(row, -np.inf, len(circle) - 1))
 
 
-def _demands(graph: Graph, usable: Sequence[Candidate]) -> Iterator[tuple[Change, tuple[int, ...]]]:
-    """Conversions, each with the candidates (one or two, by index) that need it when they are all taken."""
-    gives: dict[int, list[tuple[Layout, tuple[int, ...]]]] = {}
-    wants: dict[int, list[tuple[Layout, tuple[int, ...]]]] = {v: [(Layout.PLAIN, ())] for v in graph.outputs}
+def _demands(graph: Graph, usable: Sequence[Candidate]) -> Iterator[tuple[ValueTransform, tuple[int, ...]]]:
+    """Layout transforms, each with the candidates (one or two, by index) that need it when they are all taken."""
+    gives: dict[int, list[tuple[Storage, tuple[int, ...]]]] = {}
+    wants: dict[int, list[tuple[Storage, tuple[int, ...]]]] = {v: [(PLAIN, ())] for v in graph.outputs}
     for value in graph.inputs:
-        gives[value] = [(Layout.PLAIN, ())]
+        gives[value] = [(PLAIN, ())]
     for index, candidate in enumerate(usable):
         inside = set(candidate.nodes)
         reads, writes = dict(candidate.reads), dict(candidate.writes)
         for node in candidate.nodes:
             for value in graph.nodes[node].outputs:
-                gives.setdefault(value, []).append((writes.get(value, Layout.PLAIN), (index,)))
+                gives.setdefault(value, []).append((writes.get(value, PLAIN), (index,)))
             for value in dict.fromkeys(graph.nodes[node].inputs):
                 if graph.values[value].producer not in inside and not graph.is_constant(value):
-                    wants.setdefault(value, []).append((reads.get(value, Layout.PLAIN), (index,)))
+                    wants.setdefault(value, []).append((reads.get(value, PLAIN), (index,)))
     for value, wanted in wants.items():
         for target, reader in wanted:
             for source, writer in gives[value]:
-                if source is not target and writer != reader:
-                    yield (value, source, target), tuple(dict.fromkeys((*writer, *reader)))
+                if source != target and writer != reader:
+                    yield (
+                        (value, LayoutTransform(graph.type_of(value), source, target)),
+                        tuple(dict.fromkeys((*writer, *reader))),
+                    )
 
 
 def _scipy() -> tuple[Any, Any]:

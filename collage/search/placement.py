@@ -10,14 +10,14 @@ from types import MappingProxyType
 from collage.errors import NoPlacementError
 from collage.graph.convexity import Reachability, is_convex, quotient_order
 from collage.graph.dataflow import Graph
-from collage.graph.layout import Layout
+from collage.graph.storage import Storage
 from collage.search.candidate import Candidate
-from collage.search.conversion import Change, Conversion, conversions
+from collage.search.transforms import PlacedTransform, ValueTransform, placed_transforms
 
-_Interface = tuple[tuple[int, ...], tuple[tuple[int, Layout], ...], tuple[tuple[int, Layout], ...]]
+_Interface = tuple[tuple[int, ...], tuple[tuple[int, Storage], ...], tuple[tuple[int, Storage], ...]]
 
-NO_CONVERSIONS: Mapping[Change, float] = MappingProxyType({})
-"""Where all candidates are plain there is nothing to convert."""
+NO_TRANSFORMS: Mapping[ValueTransform, float] = MappingProxyType({})
+"""Where all candidates are plain there is nothing to transform."""
 
 _NAMED = 20
 """How many nodes an error message names before it only counts the rest."""
@@ -25,17 +25,17 @@ _NAMED = 20
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Candidates that cover each node once, in an order in which they can be launched, and the conversions
-    between them.
+    """Candidates that cover each node once, in an order in which they can be launched, and the layout
+    transforms between them.
 
-    ``predicted_us`` is Cost(P(G)) of Eq. 2.2: their costs, context switches and conversions. ``exact`` is False
+    ``predicted_us`` is Cost(P(G)) of Eq. 2.2: their costs, context switches and layout transforms. ``exact`` is False
     when the search had to drop states, so that a cheaper placement may exist.
     """
 
     candidates: tuple[Candidate, ...]
     predicted_us: float
     exact: bool = True
-    conversions: tuple[Conversion, ...] = ()
+    transforms: tuple[PlacedTransform, ...] = ()
 
 
 def check_placement(graph: Graph, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
@@ -65,14 +65,14 @@ def finish(
     epsilon_us: float,
     *,
     exact: bool = True,
-    changes_us: Mapping[Change, float] = NO_CONVERSIONS,
+    transforms_us: Mapping[ValueTransform, float] = NO_TRANSFORMS,
 ) -> Placement:
-    """The checked placement with its predicted cost, Eq. 2.2, and that of its conversions.
+    """The checked placement with its predicted cost, Eq. 2.2, and that of its layout transforms.
 
-    Raises KeyError when a conversion is needed that ``changes_us`` has no cost for.
+    Raises KeyError when a layout transform is needed that ``transforms_us`` has no cost for.
     """
     launch = check_placement(graph, chosen)
-    between = conversions(graph, launch, changes_us)
+    between = placed_transforms(graph, launch, transforms_us)
     kernels = math.fsum(c.cost_us + epsilon_us * c.switches for c in launch)
     return Placement(launch, kernels + math.fsum(c.cost_us for c in between), exact, between)
 

@@ -13,7 +13,7 @@ from collage.backends.base import Backend
 from collage.backends.native import Native
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
-from collage.graph.layout import Layout, from_layout, stored_type, to_layout
+from collage.graph.storage import PLAIN, STORAGES, from_layout, stored_type, to_layout
 from collage.kernel.buffers import aligned_bytes
 from collage.kernel.options import BuildOptions, Variant
 from collage.native import NativeKernel
@@ -77,8 +77,8 @@ def run_variant(
     exact: bool = False,
 ) -> list[np.ndarray]:
     """Plain outputs of one variant, computed into buffers of NaN; the inputs have NaN around them."""
-    taken = variant.inputs or (Layout.PLAIN,) * len(inputs)
-    given = variant.outputs or (Layout.PLAIN,) * len(subgraph.output_types)
+    taken = variant.inputs or (PLAIN,) * len(inputs)
+    given = variant.outputs or (PLAIN,) * len(subgraph.output_types)
     sources = [filled(to_layout(each, layout)) for each, layout in zip(inputs, taken, strict=True)]
     before = [each.copy() for each in sources]
     types = [stored_type(t, layout) for t, layout in zip(subgraph.output_types, given, strict=True)]
@@ -107,7 +107,7 @@ def check_all_variants(
     variants = list(backend.variants(subgraph, BuildOptions(threads=threads)))
     assert variants
     assert len(set(variants)) == len(variants)
-    assert all({*each.inputs, *each.outputs} <= set(Layout) for each in variants)
+    assert all({*each.inputs, *each.outputs} <= set(STORAGES) for each in variants)
     assert threads > 1 or {each.split for each in variants} <= {"", "packed"}
     for variant in variants:
         for mine, exact in zip(run_variant(subgraph, variant, threads, inputs, backend), wanted, strict=True):

@@ -14,7 +14,7 @@ from collage.backends.onednn import OneDnn
 from collage.backends.onednn_kernels.kernel import OneDnnKernel
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
-from collage.graph.layout import Layout, from_layout, stored_type, to_layout
+from collage.graph.storage import PLAIN, Storage, from_layout, stored_type, to_layout
 from collage.kernel.buffers import aligned_bytes
 from collage.kernel.options import BuildOptions, Variant
 from collage.patterns.context import MatchContext
@@ -36,7 +36,7 @@ def chains_of(proto: onnx.ModelProto) -> list[Subgraph]:
     return [Subgraph(model, each.nodes) for each in sorted(found, key=lambda each: len(each.nodes))]
 
 
-def stored(array: np.ndarray, layout: Layout) -> np.ndarray:
+def stored(array: np.ndarray, layout: Storage) -> np.ndarray:
     """An aligned copy in that layout."""
     return filled(to_layout(array.astype(np.float32), layout))
 
@@ -62,8 +62,8 @@ def run_variant(
     """Plain outputs of one variant, computed into buffers of NaN, and the kernel."""
     options = BuildOptions(threads=threads, variant=variant)
     kernel: Any = BACKEND.load(BACKEND.codegen(subgraph, options), options)
-    ins = variant.inputs or (Layout.PLAIN,) * len(inputs)
-    outs = variant.outputs or (Layout.PLAIN,) * len(subgraph.outputs)
+    ins = variant.inputs or (PLAIN,) * len(inputs)
+    outs = variant.outputs or (PLAIN,) * len(subgraph.outputs)
     sources = [stored(array, layout) for array, layout in zip(inputs, ins, strict=True)]
     before = [each.copy() for each in sources]
     types = [stored_type(kind, layout) for kind, layout in zip(subgraph.output_types, outs, strict=True)]

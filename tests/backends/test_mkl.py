@@ -19,7 +19,7 @@ from onnx import helper
 from collage.backends.mkl import Mkl
 from collage.backends.mkl_kernels import library
 from collage.frontend.subgraph import Subgraph
-from collage.graph.layout import Layout
+from collage.graph.storage import CHANNELS_LAST
 from collage.kernel.options import BuildOptions
 from tests.backends import native_checks
 from tests.backends.native_checks import run_variant
@@ -106,7 +106,7 @@ def test_pointwise_convolutions(
     assert len(chain.operators) == 1 + bias + len(then)
     check(chain, threads)
     (first, *_) = BACKEND.variants(chain, BuildOptions(threads=threads))
-    assert {*first.inputs, *first.outputs} == {Layout.CHANNELS_LAST}
+    assert {*first.inputs, *first.outputs} == {CHANNELS_LAST}
 
 
 @needs_mkl

@@ -11,7 +11,7 @@ from onnx import helper
 
 from collage.backends.chains.attributes import integers
 from collage.graph.dataflow import TensorType
-from collage.graph.layout import Layout, stored_type, to_layout
+from collage.graph.storage import STORAGES, stored_type, to_layout
 from tests.backends.onednn_checks import chains_of, check_all_variants, filled, needs_onednn, subgraph_of
 from tests.backends.product_models import any_products, transposed_products
 from tests.models import make_model
@@ -68,8 +68,8 @@ def test_conversions(shape: tuple[int, ...], threads: int) -> None:
 
     kind = TensorType(shape, "float32")
     array = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    for source in Layout:
-        for target in Layout:
+    for source in STORAGES:
+        for target in STORAGES:
             kernel = reorder_kernel(kind, source, target, threads)
             result = filled(np.full(stored_type(kind, target).shape, np.nan, np.float32))
             kernel.bind([filled(to_layout(array, source))], [result])()

@@ -18,7 +18,7 @@ from collage.backends.onednn_kernels.artifact import from_artifact, to_bytes
 from collage.backends.onednn_kernels.kernel import load
 from collage.errors import CollageError, ModuleFileError
 from collage.graph.dataflow import TensorType
-from collage.graph.layout import Layout
+from collage.graph.storage import BLOCKED, CHANNELS_LAST, PLAIN
 from collage.kernel.options import BuildOptions
 from tests.backends.onednn_checks import (
     check_all_variants,
@@ -152,7 +152,7 @@ def test_residual_networks() -> None:
     assert len(subgraph.inputs) == 1
     for threads in (1, 2, 3):
         built = check_all_variants(subgraph, threads)
-        assert {each.outputs[0] for each in built} >= {Layout.BLOCKED, Layout.CHANNELS_LAST}
+        assert {each.outputs[0] for each in built} >= {BLOCKED, CHANNELS_LAST}
 
 
 @needs_onednn
@@ -170,6 +170,6 @@ def test_conversions_are_refused_where_there_is_no_layout() -> None:
     from collage.backends.onednn_kernels.reorder import reorder_kernel
 
     with pytest.raises(ValueError, match="no blocked layout"):
-        reorder_kernel(TensorType((4, 4), "float32"), Layout.PLAIN, Layout.BLOCKED, 1)
+        reorder_kernel(TensorType((4, 4), "float32"), PLAIN, BLOCKED, 1)
     with pytest.raises(ValueError, match="float32"):
-        reorder_kernel(TensorType((1, 4, 4, 4), "float64"), Layout.PLAIN, Layout.BLOCKED, 1)
+        reorder_kernel(TensorType((1, 4, 4, 4), "float64"), PLAIN, BLOCKED, 1)

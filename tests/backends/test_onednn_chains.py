@@ -13,13 +13,13 @@ from collage.backends.onednn import OneDnn
 from collage.backends.onednn_kernels.roots import chain_of
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
-from collage.graph.layout import Layout
+from collage.graph.storage import BLOCKED, CHANNELS_LAST, PLAIN
 from collage.kernel.options import BuildOptions, Variant
 from collage.patterns.context import MatchContext
 from collage.patterns.match import find_matches
 from tests.models import conv_net, make_model
 
-PLAIN, LAST, BLOCKED = Layout.PLAIN, Layout.CHANNELS_LAST, Layout.BLOCKED
+LAST = CHANNELS_LAST
 
 
 def offered(proto: onnx.ModelProto) -> dict[str, Subgraph]:

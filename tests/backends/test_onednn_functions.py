@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from collage.frontend.subgraph import Subgraph
-from collage.graph.layout import Layout
+from collage.graph.storage import STORAGES
 from tests.backends.onednn_checks import BACKEND, chains_of, check_all_variants, needs_onednn, subgraph_of
 from tests.models import make_model
 
@@ -135,7 +135,7 @@ def test_batch_normalisation(threads: int) -> None:
     ]
     proto = make_model(nodes, {"x": [1, 32, 6, 5]}, {"y": [1, 32, 6, 5]}, weights)
     built = check_all_variants(subgraph_of(proto), threads)
-    assert {each.outputs[0] for each in built} == set(Layout)
+    assert {each.outputs[0] for each in built} == set(STORAGES)
 
 
 @settings(max_examples=30, deadline=None)

@@ -11,7 +11,7 @@ from collage.backends.chains.strided import Strided, dense, ordered
 from collage.backends.onednn_kernels.description import Blocked, Description, Packed
 from collage.backends.onednn_kernels.operations import Convolution, MatMul
 from collage.backends.onednn_kernels.settle import lies_channels_last, settled
-from collage.graph.layout import Layout
+from collage.graph.storage import CHANNELS_LAST, PLAIN
 from collage.kernel.options import BuildOptions
 from tests.backends.onednn_checks import (
     BACKEND,
@@ -62,8 +62,8 @@ def squeezed(op: str) -> onnx.ModelProto:
 def test_what_was_made_before_changes_no_kernel(batch: int) -> None:
     subgraph = subgraph_of(point_conv(144, 48, batch))
     inputs = [RNG.standard_normal((batch, 144, 1, 1)).astype(np.float32)]
-    (plain,) = {v for v in variants_of(subgraph, 1) if v.outputs == (Layout.PLAIN,)}
-    (last,) = {v for v in variants_of(subgraph, 1) if v.outputs == (Layout.CHANNELS_LAST,)}
+    (plain,) = {v for v in variants_of(subgraph, 1) if v.outputs == (PLAIN,)}
+    (last,) = {v for v in variants_of(subgraph, 1) if v.outputs == (CHANNELS_LAST,)}
     first = BACKEND.codegen(subgraph, BuildOptions(threads=1, variant=plain))
     run_variant(subgraph, last, 1, inputs)  # its primitive is in oneDNN's cache from now on
     assert BACKEND.codegen(subgraph, BuildOptions(threads=1, variant=plain)) == first
@@ -79,7 +79,7 @@ def test_a_reshaped_result_is_offered_in_the_plain_layout_only(op: str, threads:
     viewed = [each for each in chains_of(squeezed(op)) if "reshape" in each.ops]
     for subgraph in viewed:
         variants = variants_of(subgraph, threads)
-        assert {v.outputs for v in variants} <= {(Layout.PLAIN,)}
+        assert {v.outputs for v in variants} <= {(PLAIN,)}
         if variants:
             assert check_all_variants(subgraph, threads) == list(variants)
     # A plain convolution of several positions has no quick functions behind it, one of a single position has.

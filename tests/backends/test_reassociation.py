@@ -10,7 +10,7 @@ from collage.backends.base import Backend, UnsupportedError
 from collage.backends.registry import builtin_registry
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
-from collage.graph.layout import Layout, from_layout, stored_type, to_layout
+from collage.graph.storage import PLAIN, from_layout, stored_type, to_layout
 from collage.kernel.options import BuildOptions, Variant
 from tests.backends.native_checks import filled
 from tests.backends.product_models import product_model
@@ -29,7 +29,7 @@ MODELS = {
 
 def run(backend: Backend, subgraph: Subgraph, variant: Variant, data: np.ndarray) -> np.ndarray:
     options = BuildOptions(threads=2, variant=variant)
-    (taken,), (given,) = variant.inputs or (Layout.PLAIN,), variant.outputs or (Layout.PLAIN,)
+    (taken,), (given,) = variant.inputs or (PLAIN,), variant.outputs or (PLAIN,)
     (kind,) = subgraph.output_types
     source, target = (
         filled(to_layout(data, taken)),

@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from collage.backends.base import BackendKind
-from collage.backends.layout import LayoutChange
+from collage.backends.layout import LayoutTransforms
 from collage.backends.registry import Registry
 from collage.backends.view import View
 from collage.compiler.assemble import Assembler
@@ -126,9 +126,12 @@ class NullMeasurer:
         us = self.costs.get(key)
         return NOTHING_KNOWN if us is None else Measurement(us, 0.0, us, 9, 0.0)
 
-    def measure_changes(self, changes: Collection[Any]) -> dict[Any, float]:
+    def measure_transforms(self, changes: Collection[Any]) -> dict[Any, float]:
         self.changed += changes
         return dict.fromkeys(changes, 1.0)
+
+    def transform_backend(self, transform: Any) -> Any:
+        return LayoutTransforms()
 
     def epsilon_us(self, requests: Sequence[Request]) -> float:
         self.switched.append(requests)
@@ -243,7 +246,7 @@ class Made:
         **options: Any,
     ) -> None:
         registry = Registry()
-        for backend in (View(), LayoutChange(), *(backends or [NullBackend("none")])):
+        for backend in (View(), LayoutTransforms(), *(backends or [NullBackend("none")])):
             registry.register(backend)
         chosen = registry.select()
         self.model = imported(model)

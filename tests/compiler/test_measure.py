@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from collage.compiler.passes.measure import Measure
 from collage.compiler.passes.measure_few import MeasureFew
-from collage.graph.layout import Layout
+from collage.graph.storage import BLOCKED
 from collage.kernel.options import Variant
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Rejection
@@ -48,7 +48,7 @@ def test_a_quick_compile_measures_the_whole_on_engines_and_the_largest_pieces_of
     }
     made = Made(costs, LIBRARY, ENGINE)
     start = made.measured()
-    layout = Offer(Request((2,), "lib", Variant((Layout.BLOCKED,), (Layout.BLOCKED,))), "pattern")
+    layout = Offer(Request((2,), "lib", Variant((BLOCKED,), (BLOCKED,))), "pattern")
     start = replace(start, offers=(*start.offers, layout), outcomes={})
     found = MeasureFew()(made.context, start)
     measured = sorted((request.backend, request.nodes) for request in found.outcomes)

@@ -44,7 +44,7 @@ def main() -> None:
 
 @pytest.fixture
 def child() -> Iterator[ChildProcess]:
-    started = ChildProcess("tests.test_child_process", subprocess.DEVNULL)
+    started = ChildProcess("tests.core.test_child_process", subprocess.DEVNULL)
     yield started
     started.kill()
     started.kill()  # killing twice does nothing

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collage.graph.dataflow import Graph, Node, TensorType, Value
-from collage.graph.layout import Layout, stored_type, to_layout
-from collage.graph.views import PART_BYTES, free_layouts
+from collage.graph.storage import BLOCKED, CHANNELS_LAST, PLAIN, STORAGES, stored_type, to_layout
+from collage.graph.views import PART_BYTES, free_storages
+from tests.storage_formats import COLUMNS, DEVICE, DEVICE_COLUMNS
 
 
 def graph_of(
@@ -41,24 +42,24 @@ def joined(*shapes: Sequence[int], axis: int = 1) -> Graph:
 
 def test_channels_of_one_picture() -> None:
     graph = joined((1, 32, 7, 7), (1, 16, 7, 7), (1, 5, 7, 7))
-    assert free_layouts(graph, graph.nodes[-1]) == (Layout.PLAIN, Layout.BLOCKED)
+    assert free_storages(graph, graph.nodes[-1]) == (PLAIN, BLOCKED)
     graph = joined((1, 24, 7, 8), (1, 16, 7, 8))  # 24 channels end inside a block
-    assert free_layouts(graph, graph.nodes[-1]) == (Layout.PLAIN,)
+    assert free_storages(graph, graph.nodes[-1]) == (PLAIN,)
     graph = joined((1, 3, 7, 7), (1, 16, 7, 7))  # 588 bytes
-    assert free_layouts(graph, graph.nodes[-1]) == ()
+    assert free_storages(graph, graph.nodes[-1]) == ()
     graph = joined((1, 32, 1, 1), (1, 16, 1, 1))
-    assert free_layouts(graph, graph.nodes[-1]) == tuple(Layout)
+    assert free_storages(graph, graph.nodes[-1]) == STORAGES
 
 
 def test_of_several_pictures_not_even_one() -> None:
     graph = joined((2, 32, 7, 7), (2, 16, 7, 7))
-    assert free_layouts(graph, graph.nodes[-1]) == ()
+    assert free_storages(graph, graph.nodes[-1]) == ()
     graph = joined((2, 32, 8, 8), (2, 32, 8, 8), axis=0)
-    assert free_layouts(graph, graph.nodes[-1]) == tuple(Layout)
+    assert free_storages(graph, graph.nodes[-1]) == STORAGES
     graph = joined((1, 32, 8, 8), (1, 32, 8, 8), axis=2)
-    assert free_layouts(graph, graph.nodes[-1]) == (Layout.CHANNELS_LAST,)
+    assert free_storages(graph, graph.nodes[-1]) == (CHANNELS_LAST,)
     graph = joined((1, 32, 8, 8), (1, 32, 8, 8), axis=3)
-    assert free_layouts(graph, graph.nodes[-1]) == ()
+    assert free_storages(graph, graph.nodes[-1]) == ()
 
 
 @pytest.mark.parametrize("renamed", [False, True])
@@ -75,15 +76,15 @@ def test_a_value_is_joined_in_one_place_only(renamed: bool) -> None:
             ("concat", [4, 3 if not renamed else 4], [6], 1),
         ],
     )
-    assert free_layouts(graph, graph.nodes[3]) == (Layout.PLAIN, Layout.BLOCKED)
-    assert free_layouts(graph, graph.nodes[4]) == ()
+    assert free_storages(graph, graph.nodes[3]) == (PLAIN, BLOCKED)
+    assert free_storages(graph, graph.nodes[4]) == ()
 
 
 def test_what_the_caller_gives_has_its_place() -> None:
     kind = (1, 32, 4, 4)
     nodes = [("nn.relu", [0], [1], None), ("concat", [0, 1], [2], 1)]
     graph = graph_of([kind, kind, (1, 64, 4, 4)], nodes)
-    assert free_layouts(graph, graph.nodes[1]) == ()
+    assert free_storages(graph, graph.nodes[1]) == ()
 
 
 def test_splits_of_which_all_is_used() -> None:
@@ -91,11 +92,11 @@ def test_splits_of_which_all_is_used() -> None:
     use = ("nn.relu", [1], [3], None)
     whole = [(1, 48, 4, 4), *parts, parts[0], parts[1]]
     graph = graph_of(whole, [("split", [0], [1, 2], 1), use, ("nn.relu", [2], [4], None)])
-    assert free_layouts(graph, graph.nodes[0]) == (Layout.PLAIN, Layout.BLOCKED)
+    assert free_storages(graph, graph.nodes[0]) == (PLAIN, BLOCKED)
     found = Graph(graph.nodes[:2], graph.values, graph.inputs, (3,))
-    assert free_layouts(found, found.nodes[0]) == ()
+    assert free_storages(found, found.nodes[0]) == ()
     again = graph_of([*whole[:3], (1, 48, 4, 4)], [("split", [0], [1, 2], 1), ("concat", [1, 2], [3], 1)])
-    assert free_layouts(again, again.nodes[1]) == ()  # the parts have their place already
+    assert free_storages(again, again.nodes[1]) == ()  # the parts have their place already
 
 
 shapes = st.tuples(st.integers(1, 2), st.integers(1, 40), st.integers(1, 5), st.integers(1, 5))
@@ -110,8 +111,8 @@ def test_what_is_joined_lies_there_one_after_another(
     graph = joined(*parts, axis=axis)
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(part).astype(np.float32) for part in parts]
-    free = free_layouts(graph, graph.nodes[-1])
-    for layout in Layout:
+    free = free_storages(graph, graph.nodes[-1])
+    for layout in STORAGES:
         pieces = [to_layout(each, layout).reshape(-1) for each in arrays]
         whole = to_layout(np.concatenate(arrays, axis), layout).reshape(-1)
         together = np.concatenate(pieces)
@@ -119,3 +120,14 @@ def test_what_is_joined_lies_there_one_after_another(
             stored_type(graph.type_of(v), layout).nbytes % PART_BYTES == 0 for v in range(len(parts) - 1)
         )
         assert (layout in free) == (aligned and np.array_equal(together, whole))
+
+
+def test_in_storages_of_plug_ins() -> None:
+    """Reshapes wherever the format is the plain one; concatenations where the format says that parts stay whole."""
+    storages = (*STORAGES, COLUMNS, DEVICE, DEVICE_COLUMNS)
+    graph = joined((16, 32), (16, 16), axis=1)
+    assert free_storages(graph, graph.nodes[-1], storages) == (COLUMNS, DEVICE_COLUMNS)
+    graph = joined((16, 32), (8, 32), axis=0)
+    assert free_storages(graph, graph.nodes[-1], storages) == (PLAIN, DEVICE)
+    graph = graph_of([(4, 8), (8, 4)], [("reshape", [0], [1], None)])
+    assert free_storages(graph, graph.nodes[0], storages) == (PLAIN, DEVICE)

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 import collage
 from collage.backends.base import Backend
-from collage.backends.layout import LayoutChange
+from collage.backends.layout import LayoutTransforms
 from collage.backends.view import View
 from collage.compiler import pipeline
 from collage.compiler.compile import compile_model
@@ -58,7 +58,7 @@ _workers: list[Workers] = []
 
 def compiled(database: Path, *backends: Backend, **options: Any) -> collage.CompiledModule:
     registry = collage.Registry()
-    for backend in (View(), LayoutChange(), *backends):
+    for backend in (View(), LayoutTransforms(), *backends):
         registry.register(backend)
     model = chain()
     asked = CompileOptions(db=database, threads=1, time_limit_s=2.0, **options)

@@ -18,7 +18,7 @@ from onnx import helper
 
 import collage
 from collage.backends.base import BackendKind
-from collage.backends.layout import LayoutChange
+from collage.backends.layout import LayoutTransforms
 from collage.backends.onnxruntime import OnnxRuntime
 from collage.backends.openvino import OpenVino
 from collage.backends.view import View
@@ -173,7 +173,7 @@ class Crashing(NumpyBackend):
 
 def test_an_engine_that_crashes_on_the_original_costs_itself_only(tmp_path: Path) -> None:
     registry = collage.Registry()
-    for backend in (Crashing(), OnnxRuntime(), View(), LayoutChange()):
+    for backend in (Crashing(), OnnxRuntime(), View(), LayoutTransforms()):
         registry.register(backend)
     module = collage.compile(elementwise_net(), registry=registry, db=tmp_path / "db.sqlite", progress=False)
     verdicts = {

@@ -15,7 +15,7 @@ import onnx
 import pytest
 
 import collage
-from collage.backends.layout import LayoutChange
+from collage.backends.layout import LayoutTransforms
 from collage.backends.onnx_engine import OnnxEngine
 from collage.backends.onnxruntime import OnnxRuntime
 from collage.backends.openvino import OpenVino
@@ -76,7 +76,7 @@ def compiled(
     database: Path, *engines: OnnxEngine, model: onnx.ModelProto | None = None, **options: Any
 ) -> collage.CompiledModule:
     registry = collage.Registry()
-    for backend in (View(), LayoutChange(), *engines):
+    for backend in (View(), LayoutTransforms(), *engines):
         registry.register(backend)
     return collage.compile(model or detector(), db=database, registry=registry, progress=False, **options)
 

@@ -27,7 +27,7 @@ from collage.errors import CollageError, UsageError
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import TensorType
-from collage.graph.layout import Layout
+from collage.graph.storage import BLOCKED
 from collage.kernel.kernel import Kernel
 from collage.kernel.options import BuildOptions, Variant
 from collage.report.report import NodeReport, Report
@@ -182,7 +182,7 @@ class Both(collage.Backend):
         return []
 
     def variants(self, subgraph: Subgraph, options: BuildOptions) -> list[Variant]:
-        return [Variant(split="rows"), Variant((Layout.BLOCKED,), (Layout.BLOCKED,))]
+        return [Variant(split="rows"), Variant((BLOCKED,), (BLOCKED,))]
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
         return b""

@@ -12,7 +12,7 @@ from collage.backends.chains.attributes import DATA_LAYOUTS, integers, paddings
 from collage.backends.chains.chain import Floats
 from collage.backends.chains.window import Window, pad_end, transposed_pad_end
 from collage.graph.dataflow import Graph, Node
-from collage.graph.layout import BLOCK
+from collage.graph.storage import BLOCK
 
 CONVOLUTIONS = {f"nn.conv{n}d{suffix}" for n in (1, 2, 3) for suffix in ("", "_transpose")}
 _WEIGHTS = ("OIW", "OIHW", "OIDHW")

@@ -14,7 +14,7 @@ from collage.backends.chains.ending import Ending
 from collage.backends.chains.product import ranges, splits
 from collage.backends.chains.strided import FLOAT_BYTES, Strided, cut
 from collage.backends.mkl_kernels.task import Task
-from collage.graph.layout import Layout
+from collage.graph.storage import PLAIN
 from collage.kernel.options import Variant
 from collage.native.packed import Packed
 
@@ -37,7 +37,7 @@ def variants(task: Task, threads: int) -> list[Variant]:
     _call(task, [(0, extent) for extent in task.product.dst])
     packs = task.weights is not None and task.weights.ndim == 2
     words = [word for split in splits(task.product, threads) for word in _words(split, packs)]
-    if task.layout is Layout.PLAIN:
+    if task.layout == PLAIN:
         return [Variant(split=word) for word in words]
     return [Variant((task.layout,) * len(task.chain.subgraph.inputs), (task.layout,), word) for word in words]
 

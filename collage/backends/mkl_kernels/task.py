@@ -14,7 +14,7 @@ from collage.backends.chains.product import Product, Views, read_product, views_
 from collage.backends.chains.strided import dense
 from collage.backends.chains.transposes import product_of, read_product_chain
 from collage.frontend.subgraph import Subgraph
-from collage.graph.layout import Layout
+from collage.graph.storage import CHANNELS_LAST, PLAIN, Storage
 from collage.native.kernel_library import kernels_problem
 
 CONVOLUTIONS = frozenset({"nn.conv1d", "nn.conv2d", "nn.conv3d"})
@@ -35,7 +35,7 @@ class Task:
     factor: float
     bias: Floats | None
     ending: Ending
-    layout: Layout
+    layout: Storage
     """Of all that has pixels: those are rows of the product."""
 
 
@@ -77,7 +77,7 @@ def _matmul(chain: Chain) -> Task:
     ending = read_ending(chain, folded.after, shape)
     if ending.residual is not None and views.dst != dense(product.dst):
         raise UnsupportedError("a residual of a transposed result")
-    return Task(chain, product, views, weights, factor, folded.bias, ending, Layout.PLAIN)
+    return Task(chain, product, views, weights, factor, folded.bias, ending, PLAIN)
 
 
 def _convolution(chain: Chain) -> Task:
@@ -97,4 +97,4 @@ def _convolution(chain: Chain) -> Task:
     product = Product((rows, inputs), (inputs, outputs), (rows, outputs), True)
     views = Views(dense(product.left), dense(product.right), dense(product.dst), (data, chain.root.inputs[1]))
     weights, ending = conv.weights.reshape(outputs, inputs).T, read_ending(chain, folded.after, conv.dst)
-    return Task(chain, product, views, weights, 1.0, conv.bias, ending, Layout.CHANNELS_LAST)
+    return Task(chain, product, views, weights, 1.0, conv.bias, ending, CHANNELS_LAST)

@@ -11,7 +11,7 @@ from collage.backends.chains.conv import Conv, read_conv, scaled
 from collage.backends.chains.ending import bounds
 from collage.backends.chains.fold import fold
 from collage.backends.chains.functions import Algorithm
-from collage.graph.layout import Layout
+from collage.graph.storage import Storage
 from collage.kernel.options import Variant
 
 SMALL_FLOP = 40_000_000
@@ -54,7 +54,7 @@ def read_convolution(chain: Chain) -> Convolution:
     return Convolution(scaled(conv, folded.scale, folded.bias), data, residual, low, high)
 
 
-def in_layout(chain: Chain, layout: Layout, split: str) -> Variant:
+def in_layout(chain: Chain, layout: Storage, split: str) -> Variant:
     """Everything that has the data's or the result's shape in that layout."""
     return Variant((layout,) * len(chain.subgraph.inputs), (layout,), split)
 

@@ -17,7 +17,7 @@ from collage.backends.native_kernels.direct_weights import packed_weights, sourc
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.limits import direct_limits
 from collage.core.typed import typed
-from collage.graph.layout import BLOCK, Layout
+from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST, Storage
 from collage.kernel.options import Variant
 from collage.native import NativeKernel
 from collage.native.packed import Packed
@@ -46,7 +46,7 @@ class DirectConv(Algorithm):
         splits = [_split(conv, threads)] if threads > 1 else []
         if threads == 1 or conv.flop < SMALL_FLOP:
             splits.append(WHOLE)
-        layouts = Layout.BLOCKED, Layout.CHANNELS_LAST
+        layouts = BLOCKED, CHANNELS_LAST
         return [in_layout(chain, layout, split) for layout in layouts for split in splits]
 
     def pack(self, chain: Chain, variant: Variant, threads: int) -> Packed:
@@ -73,7 +73,7 @@ class DirectConv(Algorithm):
             **spatial,
             "from": _steps(conv.src[1], spatial["in"], layout),
             "to": _steps(outputs, spatial["out"], layout),
-            "blocked": layout is Layout.BLOCKED,
+            "blocked": layout == BLOCKED,
             "by_vectors": variant.split == CHANNELS,
             "shares": 1 if variant.split == WHOLE else threads,
             "low": task.low,
@@ -130,13 +130,13 @@ def _three(numbers: Sequence[int], missing: int) -> tuple[int, ...]:
     return (*[missing] * (3 - len(numbers)), *numbers)
 
 
-def _steps(channels: int, spatial: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
+def _steps(channels: int, spatial: tuple[int, ...], layout: Storage) -> tuple[int, ...]:
     """Floats from one batch, vector of channels, plane, row and pixel to the next."""
     planes, rows, columns = spatial
-    pixel = BLOCK if layout is Layout.BLOCKED else channels
+    pixel = BLOCK if layout == BLOCKED else channels
     row, plane = columns * pixel, rows * columns * pixel
-    vector = planes * plane if layout is Layout.BLOCKED else BLOCK
-    batch = planes * plane * (-(-channels // BLOCK) if layout is Layout.BLOCKED else 1)
+    vector = planes * plane if layout == BLOCKED else BLOCK
+    batch = planes * plane * (-(-channels // BLOCK) if layout == BLOCKED else 1)
     return batch, vector, plane, row, pixel
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from collage.backends.chains.chain import Floats
 from collage.backends.chains.conv import Conv
-from collage.graph.layout import BLOCK
+from collage.graph.storage import BLOCK
 
 _LANE = 4
 """Channels in 128 bits."""

@@ -17,7 +17,7 @@ from collage.backends.native_kernels.algorithm import Algorithm
 from collage.backends.native_kernels.convolution import SMALL_FLOP
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.limits import gemm_limits
-from collage.graph.layout import BLOCK
+from collage.graph.storage import BLOCK
 from collage.kernel.options import Variant
 from collage.native import NativeKernel
 from collage.native.packed import Packed

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from collage.core.typed import MalformedError, typed
-from collage.graph.layout import BLOCK
+from collage.graph.storage import BLOCK
 from collage.native.reach import at_least, check_floats, one_of, reach
 
 Arrays = Mapping[str, Any]

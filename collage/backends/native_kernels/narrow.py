@@ -19,7 +19,7 @@ from collage.backends.native_kernels.algorithm import Algorithm
 from collage.backends.native_kernels.convolution import SMALL_FLOP
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.limits import narrow_limits
-from collage.graph.layout import BLOCK, Layout
+from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST, PLAIN, Storage
 from collage.kernel.options import Variant
 from collage.native import NativeKernel
 from collage.native.packed import Packed
@@ -50,8 +50,8 @@ class NarrowTransposed(Algorithm):
         splits = [ROWS] if threads > 1 else []
         if threads == 1 or task.conv.flop < SMALL_FLOP:
             splits.append(WHOLE)
-        layouts = Layout.BLOCKED, Layout.CHANNELS_LAST
-        return [Variant((layout,), (Layout.PLAIN,), split) for layout in layouts for split in splits]
+        layouts = BLOCKED, CHANNELS_LAST
+        return [Variant((layout,), (PLAIN,), split) for layout in layouts for split in splits]
 
     def pack(self, chain: Chain, variant: Variant, threads: int) -> Packed:
         """The shape of the kernel, weights in the order in which they are read, and the bias."""
@@ -140,12 +140,12 @@ def _row_floats(inside: int, outside: int) -> int:
     return -(-max(-(-outside // 2), inside) // unit) * unit + 2 * _LANES
 
 
-def _distances(channels: int, spatial: Sequence[int], layout: Layout) -> dict[str, int]:
+def _distances(channels: int, spatial: Sequence[int], layout: Storage) -> dict[str, int]:
     """Floats from one image, block of channels, row and pixel of the input to the next."""
-    pixel = BLOCK if layout is Layout.BLOCKED else channels
+    pixel = BLOCK if layout == BLOCKED else channels
     return {
         "from_batch": math.prod(spatial) * channels,
-        "from_block": math.prod(spatial) * BLOCK if layout is Layout.BLOCKED else BLOCK,
+        "from_block": math.prod(spatial) * BLOCK if layout == BLOCKED else BLOCK,
         "from_row": spatial[1] * pixel,
         "from_pixel": pixel,
     }

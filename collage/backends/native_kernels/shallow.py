@@ -17,7 +17,7 @@ from collage.backends.native_kernels.convolution import SMALL_FLOP, Convolution,
 from collage.backends.native_kernels.kernel import SharedKernel, pieces_of_share
 from collage.backends.native_kernels.limits import shallow_limits
 from collage.backends.native_kernels.points import POINTS, Transforms, transforms
-from collage.graph.layout import BLOCK, Layout
+from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST, PLAIN, Storage
 from collage.kernel.options import Variant
 from collage.native import NativeKernel
 from collage.native.packed import Packed
@@ -167,8 +167,8 @@ def _splits(chain: Chain, threads: int) -> list[str]:
 
 def _variants(chain: Chain, splits: Sequence[str]) -> list[Variant]:
     data, found = _read(chain).data, []
-    for target in (Layout.BLOCKED, Layout.CHANNELS_LAST):
-        inputs = tuple(Layout.PLAIN if each == data else target for each in chain.subgraph.inputs)
+    for target in (BLOCKED, CHANNELS_LAST):
+        inputs = tuple(PLAIN if each == data else target for each in chain.subgraph.inputs)
         found += [Variant(inputs, (target,), split) for split in splits]
     return found
 
@@ -177,10 +177,10 @@ def _three(numbers: Sequence[int], missing: int) -> tuple[int, ...]:
     return (*[missing] * (3 - len(numbers)), *numbers)
 
 
-def _distances(channels: int, spatial: tuple[int, ...], layout: Layout) -> dict[str, int]:
+def _distances(channels: int, spatial: tuple[int, ...], layout: Storage) -> dict[str, int]:
     """Floats from one image, block of channels, plane, row and pixel of the result to the next."""
-    pixel = BLOCK if layout is Layout.BLOCKED else channels
-    block = math.prod(spatial) * BLOCK if layout is Layout.BLOCKED else BLOCK
+    pixel = BLOCK if layout == BLOCKED else channels
+    block = math.prod(spatial) * BLOCK if layout == BLOCKED else BLOCK
     return {
         "to_batch": math.prod(spatial) * channels,
         "to_block": block,

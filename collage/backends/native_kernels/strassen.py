@@ -24,7 +24,7 @@ from collage.backends.native_kernels.gemm import read_gemm
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.limits import strassen_limits
 from collage.backends.native_kernels.strassen_scales import balanced
-from collage.graph.layout import BLOCK, Layout
+from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST, PLAIN, Storage
 from collage.kernel.options import Variant
 from collage.native import NativeKernel
 from collage.native.packed import Packed
@@ -79,7 +79,7 @@ class _AnyStrassen(Algorithm):
         """Raises UnsupportedError when the chain is none that the kernel takes."""
 
     @abstractmethod
-    def layouts(self) -> Sequence[Layout]:
+    def layouts(self) -> Sequence[Storage]:
         """Of all that has pixels."""
 
     def reassociates(self, variant: Variant) -> bool:
@@ -94,7 +94,7 @@ class _AnyStrassen(Algorithm):
         names = [NAME] if threads == 1 or not splits else [f"{NAME}, {split}" for split in splits]
         return [self.variant(chain, layout, name) for layout in self.layouts() for name in names]
 
-    def variant(self, chain: Chain, layout: Layout, name: str) -> Variant:
+    def variant(self, chain: Chain, layout: Storage, name: str) -> Variant:
         """Everything in that layout."""
         return in_layout(chain, layout, name)
 
@@ -102,7 +102,7 @@ class _AnyStrassen(Algorithm):
         """The shape of the kernel, the right factors in the order in which they are read, and the bias."""
         task, place = _checked(self.read(chain)), chain.subgraph.inputs.index
         depth, columns = task.weights.shape
-        layout = variant.outputs[0] if variant.outputs else Layout.CHANNELS_LAST
+        layout = variant.outputs[0] if variant.outputs else CHANNELS_LAST
         split = variant.split.removeprefix(NAME)
         end = task.ending
         slices = -(-depth // _SLICE)
@@ -158,9 +158,9 @@ class StrassenConv(_AnyStrassen):
     name = "strassen_conv"
     roots = frozenset({"nn.conv1d", "nn.conv2d", "nn.conv3d"})
 
-    def layouts(self) -> Sequence[Layout]:
+    def layouts(self) -> Sequence[Storage]:
         """Channels innermost."""
-        return Layout.BLOCKED, Layout.CHANNELS_LAST
+        return BLOCKED, CHANNELS_LAST
 
     def read(self, chain: Chain) -> _Task:
         """The pixels are rows of the product."""
@@ -188,11 +188,11 @@ class StrassenGemm(_AnyStrassen):
     name = "strassen_gemm"
     roots = frozenset({"matmul"})
 
-    def layouts(self) -> Sequence[Layout]:
+    def layouts(self) -> Sequence[Storage]:
         """Rows of a matrix are pixels with their channels innermost."""
-        return (Layout.PLAIN,)
+        return (PLAIN,)
 
-    def variant(self, chain: Chain, layout: Layout, name: str) -> Variant:
+    def variant(self, chain: Chain, layout: Storage, name: str) -> Variant:
         """All plain."""
         return Variant(split=name)
 
@@ -243,11 +243,11 @@ def _three(numbers: Sequence[int]) -> tuple[int, int, int]:
     return planes, rows, columns
 
 
-def _steps(channels: int, spatial: tuple[int, int, int], layout: Layout) -> tuple[int, ...]:
+def _steps(channels: int, spatial: tuple[int, int, int], layout: Storage) -> tuple[int, ...]:
     """Floats from one image, block of channels, plane, row and pixel to the next."""
     _, rows, columns = spatial
-    pixel = BLOCK if layout is Layout.BLOCKED else channels
-    block = math.prod(spatial) * BLOCK if layout is Layout.BLOCKED else BLOCK
+    pixel = BLOCK if layout == BLOCKED else channels
+    block = math.prod(spatial) * BLOCK if layout == BLOCKED else BLOCK
     return math.prod(spatial) * channels, block, rows * columns * pixel, columns * pixel, pixel
 
 

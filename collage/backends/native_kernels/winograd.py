@@ -28,7 +28,7 @@ from collage.backends.native_kernels.winograd_plan import (
     way_named,
     ways,
 )
-from collage.graph.layout import Layout
+from collage.graph.storage import BLOCKED, CHANNELS_LAST
 from collage.kernel.options import Variant
 from collage.native import NativeKernel
 from collage.native.packed import Packed
@@ -46,7 +46,7 @@ class _AnyWinograd(Algorithm):
     def variants(self, chain: Chain, threads: int) -> Sequence[Variant]:
         """In both layouts with channels innermost; tiles and splits that might be the fastest."""
         plan = self.plan(read_convolution(chain).conv)
-        layouts = Layout.BLOCKED, Layout.CHANNELS_LAST
+        layouts = BLOCKED, CHANNELS_LAST
         return [in_layout(chain, layout, str(way)) for layout in layouts for way in ways(plan, threads)]
 
     def pack(self, chain: Chain, variant: Variant, threads: int) -> Packed:

@@ -8,7 +8,7 @@ from typing import Any
 
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.limits import winograd_limits
-from collage.graph.layout import BLOCK
+from collage.graph.storage import BLOCK
 from collage.native.packed import Packed
 
 _Axis = ctypes.c_int64 * 9

@@ -13,7 +13,7 @@ from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
 from collage.backends.native_kernels.convolution import SMALL_FLOP
 from collage.backends.native_kernels.points import POINTS, transforms
-from collage.graph.layout import BLOCK, Layout
+from collage.graph.storage import BLOCK, BLOCKED, Storage
 
 NAME = "winograd"
 TILES, CHANNELS, WHOLE = "tiles", "output channels", ""
@@ -160,7 +160,7 @@ def way_named(name: str) -> Way:
     raise UnsupportedError(f"{name!r} is no way of Winograd's")
 
 
-def numbers_of(plan: Plan, way: Way, layout: Layout, threads: int) -> dict[str, Any]:
+def numbers_of(plan: Plan, way: Way, layout: Storage, threads: int) -> dict[str, Any]:
     """The kernel's parameters by name."""
     chunk_tiles, chunk_depths = _chunk(plan, way.tile)
     return {
@@ -206,11 +206,11 @@ def _chunk(plan: Plan, tile: int) -> tuple[int, int]:
     return min(plan.tiles(tile), max(1, fit // _ROWS) * _ROWS), depths
 
 
-def _steps(channels: int, spatial: tuple[int, int, int], layout: Layout) -> tuple[int, ...]:
+def _steps(channels: int, spatial: tuple[int, int, int], layout: Storage) -> tuple[int, ...]:
     """Floats from one image, block of channels, plane, row and pixel to the next."""
     _, rows, columns = spatial
-    pixel = BLOCK if layout is Layout.BLOCKED else channels
-    block = math.prod(spatial) * BLOCK if layout is Layout.BLOCKED else BLOCK
+    pixel = BLOCK if layout == BLOCKED else channels
+    block = math.prod(spatial) * BLOCK if layout == BLOCKED else BLOCK
     return math.prod(spatial) * channels, block, rows * columns * pixel, columns * pixel, pixel
 
 

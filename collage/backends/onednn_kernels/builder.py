@@ -25,17 +25,17 @@ from collage.backends.onednn_kernels.plan import (
 )
 from collage.backends.onednn_kernels.post_ops import Binary, PostOp
 from collage.graph.dataflow import Array
-from collage.graph.layout import BLOCK, Layout, to_layout
+from collage.graph.storage import BLOCK, BLOCKED, PLAIN, Storage, to_layout
 from collage.kernel.options import Variant
 
 
-def variant_of(chain: Chain, data: Sequence[int], source: Layout, target: Layout, split: str) -> Variant:
+def variant_of(chain: Chain, data: Sequence[int], source: Storage, target: Storage, split: str) -> Variant:
     """Values ``data`` come in ``source``, the result and operands of its shape in ``target``, others plain."""
-    layouts = dict.fromkeys(chain.subgraph.inputs, Layout.PLAIN)
+    layouts = dict.fromkeys(chain.subgraph.inputs, PLAIN)
     for each in chain.after:
         if isinstance(each, Combine) and each.operand in layouts:
             whole = chain.type_of(each.operand).shape == each.shape == chain.shape
-            layouts[each.operand] = target if whole else Layout.PLAIN
+            layouts[each.operand] = target if whole else PLAIN
     layouts.update(dict.fromkeys(data, source))
     return Variant(tuple(layouts.values()), (target,), split)
 
@@ -82,15 +82,15 @@ class Builder:
         """What was collected."""
         return Draft(Plan((tuple(self.shares),)), tuple(self.arrays))
 
-    def input_layout(self, value: int) -> Layout:
+    def input_layout(self, value: int) -> Storage:
         """The layout in which the variant has an input of the subgraph."""
         place = self.chain.subgraph.inputs.index(value)
-        return self.variant.inputs[place] if self.variant.inputs else Layout.PLAIN
+        return self.variant.inputs[place] if self.variant.inputs else PLAIN
 
     @property
-    def output_layout(self) -> Layout:
+    def output_layout(self) -> Storage:
         """The layout of the result."""
-        return self.variant.outputs[0] if self.variant.outputs else Layout.PLAIN
+        return self.variant.outputs[0] if self.variant.outputs else PLAIN
 
     def input_part(self, value: int, dims: tuple[int, ...], where: Range | None) -> tuple[Description, Input]:
         """Part of an input, seen with these dimensions."""
@@ -126,20 +126,20 @@ class Builder:
         if array is not None:
             return self._constant_operand(array.reshape(step.shape), layout, where if cuts else None)
         given = self.input_layout(step.operand)
-        if given is not layout and not _same_bytes(step.shape, given, layout):
+        if given != layout and not _same_bytes(step.shape, given, layout):
             raise UnsupportedError(f"an operand in {given} layout, not {layout}")
         description, offset = self._part(step.shape, layout, where if cuts else None)
         return description, Input(self.chain.subgraph.inputs.index(step.operand), offset)
 
-    def _operand_layout(self, shape: tuple[int, ...]) -> Layout:
+    def _operand_layout(self, shape: tuple[int, ...]) -> Storage:
         """How an operand of that shape must lie; blocked kernels want blocks of one number a channel, too."""
         layout = self.output_layout
-        if shape == self.shape or (layout is Layout.BLOCKED and shape[1] == self.shape[1] > 1):
+        if shape == self.shape or (layout == BLOCKED and shape[1] == self.shape[1] > 1):
             return layout
-        return Layout.PLAIN
+        return PLAIN
 
     def _constant_operand(
-        self, array: Floats, layout: Layout, where: Range | None
+        self, array: Floats, layout: Storage, where: Range | None
     ) -> tuple[Description, Buffer]:
         description, _ = self._part(array.shape, layout, where)
         if self.flat:
@@ -150,7 +150,7 @@ class Builder:
             description = laid_out(array.shape, layout)
         return description, self.constant(to_layout(array, layout))
 
-    def _part(self, dims: tuple[int, ...], layout: Layout, where: Range | None) -> tuple[Description, int]:
+    def _part(self, dims: tuple[int, ...], layout: Storage, where: Range | None) -> tuple[Description, int]:
         if where is None:
             return laid_out(dims, layout), 0
         if self.flat:
@@ -164,7 +164,7 @@ def _is_misread(shape: tuple[int, ...], operand: tuple[int, ...]) -> bool:
     return points and operand[0] == 1 < operand[1]
 
 
-def _same_bytes(shape: tuple[int, ...], one: Layout, other: Layout) -> bool:
+def _same_bytes(shape: tuple[int, ...], one: Storage, other: Storage) -> bool:
     """Whether a tensor with one element a channel lies alike in two layouts."""
     points = len(shape) > 2 and all(extent == 1 for extent in shape[2:])
-    return points and (Layout.BLOCKED not in (one, other) or shape[1] % BLOCK == 0)
+    return points and (BLOCKED not in (one, other) or shape[1] % BLOCK == 0)

@@ -16,7 +16,8 @@ from collage.backends.onednn_kernels.builder import Builder, Draft
 from collage.backends.onednn_kernels.operations import Reorder
 from collage.backends.onednn_kernels.plan import DST, SRC, Input, Output
 from collage.graph.dataflow import Graph, Node
-from collage.graph.layout import BLOCK, Layout, has_channels, stored_type
+from collage.graph.formats import has_channels
+from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST, PLAIN, STORAGES, Storage, stored_type
 from collage.kernel.options import Variant
 
 EACH, WHOLE = "each input", ""
@@ -38,7 +39,7 @@ def variants(chain: Chain, threads: int) -> list[Variant]:
     splits += [WHOLE] if not splits or kind.size < SMALL_ELEMENTS else []
     return [
         Variant((layout,) * len(chain.subgraph.inputs), (layout,), split)
-        for layout in (Layout if has_channels(kind) and not chain.viewed else (Layout.PLAIN,))
+        for layout in (STORAGES if has_channels(kind) and not chain.viewed else (PLAIN,))
         if not _cuts_blocks(chain, layout)
         for split in splits
     ]
@@ -49,12 +50,12 @@ def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
     kind = chain.type_of(chain.base)
     builder = Builder(chain, variant, kind.shape, ())
     layout = builder.output_layout
-    if any(builder.input_layout(value) is not layout for value in chain.subgraph.inputs):
+    if any(builder.input_layout(value) != layout for value in chain.subgraph.inputs):
         raise UnsupportedError("concatenation of several layouts")
-    if _cuts_blocks(chain, layout) or (chain.viewed and layout is not Layout.PLAIN):
+    if _cuts_blocks(chain, layout) or (chain.viewed and layout != PLAIN):
         raise UnsupportedError(f"concatenation in {layout} layout")
     axis, rank = _axis(chain), len(kind.shape)
-    if layout is Layout.CHANNELS_LAST and axis > 0:
+    if layout == CHANNELS_LAST and axis > 0:
         axis = rank - 1 if axis == 1 else axis - 1
     whole = stored_type(kind, layout).shape
     rows, width = math.prod(whole[:axis]), math.prod(whole[axis:])
@@ -76,10 +77,10 @@ def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
     return builder.draft()
 
 
-def _cuts_blocks(chain: Chain, layout: Layout) -> bool:
+def _cuts_blocks(chain: Chain, layout: Storage) -> bool:
     """Whether an input would begin inside a block of channels."""
     extents = [chain.type_of(value).shape[_axis(chain)] for value in chain.root.inputs[:-1]]
-    return layout is Layout.BLOCKED and _axis(chain) == 1 and any(extent % BLOCK for extent in extents)
+    return layout == BLOCKED and _axis(chain) == 1 and any(extent % BLOCK for extent in extents)
 
 
 def _axis(chain: Chain) -> int:

@@ -18,7 +18,7 @@ from collage.backends.onednn_kernels.builder import Builder, Draft, variant_of
 from collage.backends.onednn_kernels.description import Packed, laid_out, part
 from collage.backends.onednn_kernels.operations import Convolution
 from collage.backends.onednn_kernels.plan import BIAS, DST, SRC, WEIGHTS, Buffer, Input
-from collage.graph.layout import BLOCK, Layout
+from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST, PLAIN, Storage
 from collage.kernel.options import Variant
 
 if TYPE_CHECKING:
@@ -41,16 +41,16 @@ def variants(chain: Chain, threads: int) -> list[Variant]:
     functions = bool(fold(chain, conv.dst, 1).after)
     found: list[Variant] = []
     for source, target in _layouts(conv):
-        if chain.viewed and target is not Layout.PLAIN:
+        if chain.viewed and target != PLAIN:
             continue
-        slow = target is Layout.PLAIN and not (chain.viewed and points)
-        if functions and (slow or (conv.transposed and target is Layout.BLOCKED)):
+        slow = target == PLAIN and not (chain.viewed and points)
+        if functions and (slow or (conv.transposed and target == BLOCKED)):
             continue  # these kernels call slow code for post-ops: a relu after a plain convolution doubles its time
-        if target is Layout.PLAIN and conv.groups > 1:
+        if target == PLAIN and conv.groups > 1:
             continue  # one small product a group: 10 to 30 times slower than the other layouts
         if any(
             isinstance(each, Combine) and each.operand == chain.root.inputs[0] for each in chain.after
-        ) and (source is not target):
+        ) and (source != target):
             continue
         splits = [_best_split(conv, source, target)] if threads > 1 else []
         if threads == 1 or conv.flop < SMALL_FLOP or splits == [WHOLE]:
@@ -64,7 +64,7 @@ def variants(chain: Chain, threads: int) -> list[Variant]:
 def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
     """The shares of the variant. Raises UnsupportedError when it is none of this convolution."""
     conv = read_conv(chain.graph, chain.root)
-    if chain.viewed and variant.outputs and variant.outputs[0] is not Layout.PLAIN:
+    if chain.viewed and variant.outputs and variant.outputs[0] != PLAIN:
         raise UnsupportedError("a reshaped result has only the plain layout")
     folded = fold(chain, conv.dst, 1)
     after = folded.after
@@ -80,7 +80,7 @@ def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
         raise UnsupportedError("convolution of a constant")
     source, target = builder.input_layout(data), builder.output_layout
     conv = scaled(conv, folded.scale, folded.bias)
-    if source is target is Layout.BLOCKED:
+    if source == target == BLOCKED:
         conv = merged(conv)
     index = chain.subgraph.inputs.index(data)
     for share in _shares(conv, source, target, variant.split, threads):
@@ -103,31 +103,31 @@ class _Share:
     pad_end: tuple[int, ...]
 
 
-def _layouts(conv: Conv) -> list[tuple[Layout, Layout]]:
-    plain, last, blocked = Layout.PLAIN, Layout.CHANNELS_LAST, Layout.BLOCKED
+def _layouts(conv: Conv) -> list[tuple[Storage, Storage]]:
+    plain, last, blocked = PLAIN, CHANNELS_LAST, BLOCKED
     first = [(plain, blocked)] if conv.src[1] <= _FEW_CHANNELS and conv.groups == 1 else []
     return [*first, *([] if first else [(blocked, blocked)]), (last, last), (plain, plain)]
 
 
-def _best_split(conv: Conv, source: Layout, target: Layout) -> str:
+def _best_split(conv: Conv, source: Storage, target: Storage) -> str:
     if conv.dst[0] > 1:
         return BATCH
     rows = row_axis(conv.src, conv.dst) is not None
-    if source is target is Layout.CHANNELS_LAST:
+    if source == target == CHANNELS_LAST:
         return ROWS if rows else WHOLE
-    if target is Layout.BLOCKED and conv.groups > 1 and source is Layout.BLOCKED:
+    if target == BLOCKED and conv.groups > 1 and source == BLOCKED:
         wide = merged(conv)
         if wide.groups > _group_unit(wide, source):
             return GROUPS
     elif conv.groups > 1:
         return GROUPS
-    if conv.groups == 1 and conv.dst[1] > (BLOCK if target is Layout.BLOCKED else 1):
+    if conv.groups == 1 and conv.dst[1] > (BLOCK if target == BLOCKED else 1):
         return CHANNELS
     one_block = max(conv.src[1], conv.dst[1]) <= BLOCK
-    return ROWS if rows and one_block and source is target is Layout.BLOCKED else WHOLE
+    return ROWS if rows and one_block and source == target == BLOCKED else WHOLE
 
 
-def _shares(conv: Conv, source: Layout, target: Layout, split: str, threads: int) -> list[_Share]:
+def _shares(conv: Conv, source: Storage, target: Storage, split: str, threads: int) -> list[_Share]:
     pads = conv.pad_begin, conv.pad_end
     if split == WHOLE or threads == 1:
         return [_Share(None, None, *pads)]
@@ -137,7 +137,7 @@ def _shares(conv: Conv, source: Layout, target: Layout, split: str, threads: int
     axis = row_axis(conv.src, conv.dst)
     if split == ROWS and axis is not None:
         return [_rows(conv, axis, a, b) for a, b in cut(conv.dst[axis], threads)]
-    unit = BLOCK if target is Layout.BLOCKED else 1
+    unit = BLOCK if target == BLOCKED else 1
     if split == CHANNELS:
         return [_Share(Range(1, a, b), None, *pads) for a, b in cut(conv.dst[1], threads, unit)]
     if split == GROUPS:
@@ -150,9 +150,9 @@ def _shares(conv: Conv, source: Layout, target: Layout, split: str, threads: int
     raise UnsupportedError(f"a convolution is not split by {split!r}")
 
 
-def _group_unit(conv: Conv, layout: Layout) -> int:
+def _group_unit(conv: Conv, layout: Storage) -> int:
     """How many groups have whole blocks of channels; more than there are groups when no number has."""
-    if layout is not Layout.BLOCKED:
+    if layout != BLOCKED:
         return 1
     ins, outs = conv.src[1] // conv.groups, conv.dst[1] // conv.groups
     return next(n for n in range(1, BLOCK + 1) if n * ins % BLOCK == 0 and n * outs % BLOCK == 0)
@@ -176,7 +176,7 @@ def _with(pads: tuple[int, ...], place: int, pad: int) -> tuple[int, ...]:
     return (*pads[:place], pad, *pads[place + 1 :])
 
 
-def _add(builder: Builder, conv: Conv, share: _Share, source: Layout, index: int) -> None:
+def _add(builder: Builder, conv: Conv, share: _Share, source: Storage, index: int) -> None:
     dst, output = builder.output_part(share.dst)
     if share.src is None:
         src, offset = laid_out(conv.src, source), 0

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from collage.backends.chains.strided import FLOAT_BYTES, Strided, ordered
-from collage.graph.layout import BLOCK, Layout
+from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST, Storage
 
 
 @dataclass(frozen=True)
 class Blocked:
-    """Layout.BLOCKED: the second axis in blocks of 16, the last one padded with zeros."""
+    """The blocked format: the second axis in blocks of 16, the last one padded with zeros."""
 
     dims: tuple[int, ...]
 
@@ -27,31 +27,31 @@ class Packed:
 Description: TypeAlias = "Strided | Blocked | Packed"
 
 
-def laid_out(dims: Sequence[int], layout: Layout) -> Strided | Blocked:
+def laid_out(dims: Sequence[int], layout: Storage) -> Strided | Blocked:
     """A whole tensor in that layout."""
-    if layout is Layout.BLOCKED:
+    if layout == BLOCKED:
         return Blocked(tuple(dims))
     return ordered(dims, axis_order(len(dims), layout))
 
 
-def axis_order(rank: int, layout: Layout) -> tuple[int, ...]:
+def axis_order(rank: int, layout: Storage) -> tuple[int, ...]:
     """The axes from the outermost to the innermost; of a blocked one, as if blocks were single channels."""
-    if layout is Layout.CHANNELS_LAST:
+    if layout == CHANNELS_LAST:
         return (0, *range(2, rank), 1)
     return tuple(range(rank))
 
 
-def outermost(dims: Sequence[int], layout: Layout) -> int:
+def outermost(dims: Sequence[int], layout: Storage) -> int:
     """The first axis in memory order that has more than one element, or more than one block of them."""
     order = axis_order(len(dims), layout)
     for axis in order:
-        if dims[axis] > (BLOCK if layout is Layout.BLOCKED and axis == 1 else 1):
+        if dims[axis] > (BLOCK if layout == BLOCKED and axis == 1 else 1):
             return axis
     return order[-1]
 
 
 def part(
-    dims: Sequence[int], layout: Layout, axis: int, start: int, stop: int
+    dims: Sequence[int], layout: Storage, axis: int, start: int, stop: int
 ) -> tuple[Strided | Blocked, int]:
     """Elements ``start`` to ``stop`` of the axis, as a dense tensor, and where it begins in bytes.
 
@@ -67,7 +67,7 @@ def part(
         return laid_out(smaller, layout), 0
     before = [*dims]
     before[axis] = start
-    if layout is Layout.BLOCKED:
+    if layout == BLOCKED:
         if axis == 1 and start % BLOCK:
             raise ValueError("a part of a blocked tensor begins inside a block")
         before[1] = -(-before[1] // BLOCK) * BLOCK
@@ -78,7 +78,7 @@ def part(
 
 
 def view(
-    dims: Sequence[int], layout: Layout, axis: int, start: int, stop: int
+    dims: Sequence[int], layout: Storage, axis: int, start: int, stop: int
 ) -> tuple[Strided | Blocked, int]:
     """Like ``part``, but elements that do not lie together are taken with the strides of the whole.
 

@@ -12,7 +12,8 @@ from collage.backends.onednn_kernels.description import outermost
 from collage.backends.onednn_kernels.operations import Combination, Function, Operation
 from collage.backends.onednn_kernels.plan import DST, SRC, SRC_1, Buffer
 from collage.graph.dataflow import Graph, Node
-from collage.graph.layout import BLOCK, Layout, has_channels
+from collage.graph.formats import has_channels
+from collage.graph.storage import BLOCK, BLOCKED, PLAIN, STORAGES, Storage
 from collage.kernel.options import Variant
 
 ELEMENTS, OUTERMOST, WHOLE = "elements", "outermost axis", ""
@@ -36,9 +37,9 @@ def variants(chain: Chain, threads: int) -> list[Variant]:
     operands = [each.shape for each in chain.after if isinstance(each, Combine)]
     if not all(_broadcasts(shape, chain.shape) for shape in operands):
         return []
-    layouts = [Layout.PLAIN]
+    layouts = [PLAIN]
     if has_channels(kind) and not chain.viewed and all(_per_channel(o, chain.shape) for o in operands):
-        layouts = list(Layout)
+        layouts = list(STORAGES)
     found = []
     for layout in layouts:
         splits = [_split(chain, layout)] if threads > 1 else []
@@ -56,9 +57,9 @@ def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
     shape = chain.shape or (1,)
     builder = Builder(chain, variant, shape, tuple(rest) if alone else chain.after)
     layout = builder.output_layout
-    if chain.viewed and layout is not Layout.PLAIN:
+    if chain.viewed and layout != PLAIN:
         raise UnsupportedError("a reshaped result has only the plain layout")
-    if builder.input_layout(chain.base) is not layout:
+    if builder.input_layout(chain.base) != layout:
         raise UnsupportedError(f"elementwise from {builder.input_layout(chain.base)} to {layout}")
     builder.flat = variant.split == ELEMENTS and threads > 1
     for where in _ranges(chain, variant.split, layout, threads):
@@ -101,14 +102,14 @@ def _broadcasts(operand: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     return operand == last or _per_channel(operand, shape)
 
 
-def _split(chain: Chain, layout: Layout) -> str:
+def _split(chain: Chain, layout: Storage) -> str:
     """Even shares of the elements as they lie, if all tensors lie alike and have no padding."""
     whole = all(isinstance(each, Eltwise) or each.shape == chain.shape for each in chain.after)
-    padded = layout is Layout.BLOCKED and chain.shape[1] % BLOCK
+    padded = layout == BLOCKED and chain.shape[1] % BLOCK
     return ELEMENTS if whole and not padded else OUTERMOST
 
 
-def _ranges(chain: Chain, split: str, layout: Layout, threads: int) -> list[Range | None]:
+def _ranges(chain: Chain, split: str, layout: Storage, threads: int) -> list[Range | None]:
     if split == WHOLE or threads == 1:
         return [None]
     if split == ELEMENTS:
@@ -117,5 +118,5 @@ def _ranges(chain: Chain, split: str, layout: Layout, threads: int) -> list[Rang
         raise UnsupportedError(f"an elementwise kernel is not split by {split!r}")
     shape = chain.shape or (1,)
     axis = outermost(shape, layout)
-    unit = BLOCK if layout is Layout.BLOCKED and axis == 1 else 1
+    unit = BLOCK if layout == BLOCKED and axis == 1 else 1
     return [Range(axis, a, b) for a, b in cut(shape[axis], threads, unit)]

@@ -12,7 +12,7 @@ from collage.backends.chains.strided import Strided
 from collage.backends.onednn_kernels.description import Description, Packed
 from collage.backends.onednn_kernels.library import library
 from collage.errors import CollageError
-from collage.graph.layout import BLOCK
+from collage.graph.storage import BLOCK
 
 MAX_DIMS = 12
 _FLOAT32, _TAG_ANY, _CPU, _IN_ORDER = 3, 1, 1, 1
@@ -107,7 +107,7 @@ def form_of(desc: int) -> Form:
 
 @cache
 def blocked_tag(rank: int) -> int:
-    """oneDNN's number for Layout.BLOCKED of tensors of that rank: the known one, or else searched for."""
+    """oneDNN's number for the blocked format of tensors of that rank: the known one, or else searched for."""
     dims = (2, 4 * BLOCK, 3, 5, 7)[:rank]
     wanted, step = [0] * rank, BLOCK
     for axis in (*reversed(range(2, rank)), 1):

@@ -15,7 +15,7 @@ from collage.backends.onednn_kernels.description import laid_out, part
 from collage.backends.onednn_kernels.operations import Pooling
 from collage.backends.onednn_kernels.plan import DST, SRC, Input, Output
 from collage.graph.dataflow import Graph, Node
-from collage.graph.layout import BLOCK, Layout
+from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST, PLAIN, STORAGES, Storage
 from collage.kernel.options import Variant
 
 BATCH, ROWS, CHANNELS, WHOLE = "batch", "rows", "channels", ""
@@ -106,11 +106,11 @@ def variants(chain: Chain, threads: int) -> list[Variant]:
     """Every layout, with the split that it allows."""
     pool = read_pool(chain.graph, chain.root)
     found = []
-    for layout in Layout:
+    for layout in STORAGES:
         target = layout
-        if pool.to_points and (layout is not Layout.BLOCKED or pool.dst[1] % BLOCK == 0):
-            target = Layout.PLAIN  # the bytes are the same in all layouts
-        elif chain.viewed and layout is not Layout.PLAIN:
+        if pool.to_points and (layout != BLOCKED or pool.dst[1] % BLOCK == 0):
+            target = PLAIN  # the bytes are the same in all layouts
+        elif chain.viewed and layout != PLAIN:
             continue  # a reshaped result has only the plain layout
         elif len(chain.type_of(chain.root.outputs[0]).shape) != len(pool.dst):
             continue
@@ -132,9 +132,9 @@ def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
     builder = Builder(chain, variant, pool.dst, chain.after)
     data = chain.root.inputs[0]
     layout, index = builder.input_layout(data), chain.subgraph.inputs.index(data)
-    if not pool.to_points and builder.output_layout is not layout:
+    if not pool.to_points and builder.output_layout != layout:
         raise UnsupportedError(f"pooling from {layout} to {builder.output_layout}")
-    if chain.viewed and builder.output_layout is not Layout.PLAIN:
+    if chain.viewed and builder.output_layout != PLAIN:
         raise UnsupportedError("a reshaped result has only the plain layout")
     for dst_range, src_range, pads in _shares(pool, variant.split, layout, threads):
         src, offset = laid_out(pool.src, layout), 0
@@ -151,21 +151,21 @@ _Share = tuple[Range | None, Range | None, tuple[tuple[int, ...], tuple[int, ...
 """A part of the result, the part of the input that it needs, and the padding of that part."""
 
 
-def _best_split(pool: Pool, layout: Layout) -> str:
+def _best_split(pool: Pool, layout: Storage) -> str:
     if pool.dst[0] > 1:
         return BATCH
-    if layout is Layout.CHANNELS_LAST or pool.dst[1] <= (BLOCK if layout is Layout.BLOCKED else 1):
+    if layout == CHANNELS_LAST or pool.dst[1] <= (BLOCK if layout == BLOCKED else 1):
         return WHOLE if row_axis(pool.src, pool.dst) is None else ROWS
     return CHANNELS
 
 
-def _shares(pool: Pool, split: str, layout: Layout, threads: int) -> list[_Share]:
+def _shares(pool: Pool, split: str, layout: Storage, threads: int) -> list[_Share]:
     pads = pool.pad_begin, pool.pad_end
     if split == WHOLE or threads == 1:
         return [(None, None, pads)]
     if split in (BATCH, CHANNELS):
         axis = 0 if split == BATCH else 1
-        unit = BLOCK if split == CHANNELS and layout is Layout.BLOCKED else 1
+        unit = BLOCK if split == CHANNELS and layout == BLOCKED else 1
         ranges = [Range(axis, a, b) for a, b in cut(pool.dst[axis], threads, unit)]
         return [(each, each, pads) for each in ranges]
     rows = row_axis(pool.src, pool.dst)

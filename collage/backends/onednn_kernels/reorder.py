@@ -10,11 +10,11 @@ from collage.backends.onednn_kernels.operations import Reorder
 from collage.backends.onednn_kernels.pack import pack
 from collage.backends.onednn_kernels.plan import DST, SRC, Argument, Input, Output, Plan, Share
 from collage.graph.dataflow import TensorType
-from collage.graph.layout import BLOCK, Layout, stored_type
+from collage.graph.storage import BLOCK, BLOCKED, PLAIN, Storage, stored_type
 from collage.native import NativeKernel
 
 
-def reorder_kernel(kind: TensorType, source: Layout, target: Layout, threads: int) -> NativeKernel:
+def reorder_kernel(kind: TensorType, source: Storage, target: Storage, threads: int) -> NativeKernel:
     """A kernel of one input and one output that stores a float32 value in another layout, on ``threads`` threads.
 
     Padding channels of a blocked result are zeros. Raises ValueError when the value has no such layout, and
@@ -27,7 +27,7 @@ def reorder_kernel(kind: TensorType, source: Layout, target: Layout, threads: in
     return load(reorder_artifact(kind, source, target, threads))
 
 
-def reorder_artifact(kind: TensorType, source: Layout, target: Layout, threads: int) -> bytes:
+def reorder_artifact(kind: TensorType, source: Storage, target: Storage, threads: int) -> bytes:
     """The kernel's artifact."""
     shares = []
     for src, begin, dst, at in _parts(kind.shape, source, target, threads):
@@ -37,14 +37,14 @@ def reorder_artifact(kind: TensorType, source: Layout, target: Layout, threads: 
 
 
 def _parts(
-    shape: tuple[int, ...], source: Layout, target: Layout, threads: int
+    shape: tuple[int, ...], source: Storage, target: Storage, threads: int
 ) -> list[tuple[Strided | Blocked, int, Strided | Blocked, int]]:
     """Parts that lie together in a blocked side, and are strided views where another side needs them."""
     if not shape:
-        return [(laid_out((1,), Layout.PLAIN), 0, laid_out((1,), Layout.PLAIN), 0)]
-    guide = next((each for each in (source, target) if each is Layout.BLOCKED), target)
+        return [(laid_out((1,), PLAIN), 0, laid_out((1,), PLAIN), 0)]
+    guide = next((each for each in (source, target) if each == BLOCKED), target)
     axis = outermost(shape, guide)
-    unit = BLOCK if guide is Layout.BLOCKED and axis == 1 else 1
+    unit = BLOCK if guide == BLOCKED and axis == 1 else 1
     return [
         (*view(shape, source, axis, a, b), *view(shape, target, axis, a, b))
         for a, b in cut(shape[axis], threads, unit)

@@ -23,7 +23,7 @@ from collage.backends.onednn_kernels.operations import (
     Pooling,
 )
 from collage.backends.onednn_kernels.post_ops import Binary, PostOp
-from collage.graph.layout import Layout
+from collage.graph.storage import CHANNELS_LAST
 
 
 def settled(operation: Operation) -> Operation:
@@ -62,7 +62,7 @@ def lies_channels_last(description: Description) -> bool:
 
 def _channels_last(description: Description) -> Description:
     dims = description.dims
-    return ordered(dims, axis_order(len(dims), Layout.CHANNELS_LAST))
+    return ordered(dims, axis_order(len(dims), CHANNELS_LAST))
 
 
 def _plain(description: Description) -> Description:

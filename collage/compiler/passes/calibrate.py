@@ -94,7 +94,7 @@ def _with_times(
         replace(c, cost_us=max(0.0, found[c] - epsilon_us * c.switches)) if c in found else c
         for c in proposal.mix.candidates
     ]
-    conversions = [replace(c, cost_us=found[c]) for c in proposal.mix.conversions]
-    mix = Placement(tuple(candidates), sum(times), proposal.mix.exact, tuple(conversions))
+    transforms = [replace(each, cost_us=found[each]) for each in proposal.mix.transforms]
+    mix = Placement(tuple(candidates), sum(times), proposal.mix.exact, tuple(transforms))
     is_mix = proposal.placement is proposal.mix or mix.predicted_us < proposal.placement.predicted_us
     return replace(proposal, mix=mix, placement=mix if is_mix else proposal.placement)

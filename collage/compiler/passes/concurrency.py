@@ -21,9 +21,11 @@ from collage.compiler.state import Compilation, Context
 from collage.compiler.workbench import Workbench
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
-from collage.graph.layout import Layout
+from collage.graph.storage import Storage
 from collage.kernel.options import BuildOptions
-from collage.measure_db.protocol import Change, Request
+from collage.kernel.transform import LayoutTransform
+from collage.measure_db.measurer import Measurer
+from collage.measure_db.protocol import Request
 from collage.schedule.dag import Dag
 from collage.schedule.fold import nimble, opara
 from collage.schedule.list_schedule import list_schedule
@@ -31,16 +33,16 @@ from collage.schedule.schedule import TEAM, Schedule, makespan_us
 from collage.schedule.side_by_side import schedule_side_by_side
 from collage.schedule.timeline import Algorithm, Costs, Found
 from collage.search.candidate import Candidate
-from collage.search.candidates import candidates_of, layouts_of, offers_of
-from collage.search.conversion import Conversion
+from collage.search.candidates import candidates_of, offers_of, ports_of
 from collage.search.placement import Placement
+from collage.search.transforms import PlacedTransform
 
 log = logging.getLogger(__name__)
 
 LABEL = "side by side"
 
-Launch: TypeAlias = "Candidate | Conversion"
-_Layouts: TypeAlias = "tuple[tuple[int, Layout], ...]"
+Launch: TypeAlias = "Candidate | PlacedTransform"
+_Layouts: TypeAlias = "tuple[tuple[int, Storage], ...]"
 _Work: TypeAlias = "tuple[tuple[int, ...], _Layouts, _Layouts]"
 
 _LEAST_GAIN = 0.03
@@ -122,17 +124,17 @@ class _Launches:
     def placed(self, schedule: Schedule, times: Mapping[int, float], total_us: float) -> Placement:
         """The mix as it is scheduled, with the times of its launches; it ends after ``total_us``."""
         candidates: dict[Candidate, Candidate] = {}
-        conversions: dict[Conversion, Conversion] = {}
+        transforms: dict[PlacedTransform, PlacedTransform] = {}
         for v, launch in enumerate(self.base.launches):
             alone = self.single_threaded[v] if schedule.streams[v] != TEAM else launch
             if isinstance(launch, Candidate) and isinstance(alone, Candidate):
                 candidates[launch] = replace(alone, cost_us=times[v])
-            elif isinstance(launch, Conversion) and isinstance(alone, Conversion):
-                conversions[launch] = replace(alone, cost_us=times[v])
+            elif isinstance(launch, PlacedTransform) and isinstance(alone, PlacedTransform):
+                transforms[launch] = replace(alone, cost_us=times[v])
         return replace(
             self.mix,
             candidates=tuple(candidates.get(each, each) for each in self.mix.candidates),
-            conversions=tuple(conversions.get(each, each) for each in self.mix.conversions),
+            transforms=tuple(transforms.get(each, each) for each in self.mix.transforms),
             predicted_us=total_us,
         )
 
@@ -148,28 +150,29 @@ def _single_threaded(
     wanted = {_work(each) for each in launches if isinstance(each, Candidate)}
     build = BuildOptions(threads=1, exact=context.options.exact)
     offers, _ = offers_of(model, matches, context.backends, build)
-    offers = [o for o in offers if (o.request.nodes, *layouts_of(model, o.request)) in wanted]
+    offers = [o for o in offers if (o.request.nodes, *ports_of(model, o.request)) in wanted]
     outcomes = measurer.measure([offer.request for offer in offers])
     fastest: dict[_Work, Candidate] = {}
     for candidate in candidates_of(model, offers, (), outcomes, context.on_team):
         known = fastest.get(_work(candidate))
         if known is None or candidate.cost_us < known.cost_us:
             fastest[_work(candidate)] = candidate
-    changes = {
-        each: Change(model.graph.type_of(each.value), each.source, each.target)
-        for each in launches
-        if isinstance(each, Conversion)
-    }
-    costs = measurer.measure_changes(changes.values())
+    transforms = {each.transform: None for each in launches if isinstance(each, PlacedTransform)}
+    costs = measurer.measure_transforms([each for each in transforms if _runs_on_team(measurer, each)])
     found: list[Launch | None] = []
     for each in launches:
         if isinstance(each, Candidate):
             found.append(fastest.get(_work(each)))
         else:
-            cost = costs.get(changes[each])
+            cost = costs.get(each.transform)
             found.append(None if cost is None else replace(each, cost_us=cost))
     considered = [Considered(o.request, o.pattern, outcomes[o.request], single_threaded=True) for o in offers]
     return found, considered
+
+
+def _runs_on_team(measurer: Measurer, transform: LayoutTransform) -> bool:
+    maker = measurer.transform_backend(transform)
+    return maker is not None and maker.on_team()
 
 
 def _proposals(dag: Dag, costs: Costs, threads: int, moved_bytes: Sequence[int]) -> list[tuple[str, Found]]:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from collage.compiler.state import Compilation, Context
-from collage.graph.layout import Layout
+from collage.graph.storage import PLAIN
 from collage.search.candidates import Offer
 
 
@@ -34,7 +34,7 @@ class MeasureFew:
 
 def _is_plain(offer: Offer) -> bool:
     variant = offer.request.variant
-    return all(layout is Layout.PLAIN for layout in (*variant.inputs, *variant.outputs))
+    return all(layout == PLAIN for layout in (*variant.inputs, *variant.outputs))
 
 
 def _few(offers: Sequence[Offer], count: int, engines: Collection[str], done: Collection[int]) -> list[Offer]:

@@ -18,12 +18,12 @@ from collage.measure_db.measurer import Measurer
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import IN_NETWORK, Outcome, Rejection
 from collage.search.candidate import Candidate
-from collage.search.candidates import Offer, candidates_of, possible_changes
+from collage.search.candidates import Offer, candidates_of, possible_transforms
 from collage.search.carve import carvings
-from collage.search.conversion import Change
 from collage.search.dp import place
 from collage.search.merge import unions
 from collage.search.placement import Placement
+from collage.search.transforms import ValueTransform
 
 NOISE_MARGIN = 1.0
 """How many half-widths of its confidence interval a candidate is charged: a challenger must beat the noise."""
@@ -66,11 +66,11 @@ class Place:
         measurer = context.workbench(compilation).measurer
         graph, corrections = compilation.imported.graph, compilation.calibration.corrections
         candidates = _candidates(context, compilation, corrections.outcomes(compilation.outcomes))
-        changes_us = _changes_us(measurer, candidates)
-        changes_us |= {change: us for change, us in corrections.changes_us.items() if change in changes_us}
+        transforms_us = _transforms_us(measurer, candidates, compilation.epsilon_us)
+        transforms_us |= {each: us for each, us in corrections.transforms_us.items() if each in transforms_us}
         started = time.perf_counter()
         best = partial(
-            place, graph, epsilon_us=compilation.epsilon_us, margin=NOISE_MARGIN, changes_us=changes_us
+            place, graph, epsilon_us=compilation.epsilon_us, margin=NOISE_MARGIN, transforms_us=transforms_us
         )
         left_out = compilation.left_out | self._faulty(measurer, compilation.outcomes)
         usable = [c for c in candidates if c.backend not in left_out]
@@ -81,7 +81,7 @@ class Place:
                 mix = best([c for c in usable if len(c.nodes) < len(graph.nodes)])
             except NoPlacementError:
                 mix = None  # some operator has no candidate of its own
-        proposal = Proposal(placement, mix, tuple(candidates), changes_us, corrections)
+        proposal = Proposal(placement, mix, tuple(candidates), transforms_us, corrections)
         return replace(compilation, proposal=proposal), Searched(time.perf_counter() - started)
 
     def _faulty(self, measurer: Measurer, outcomes: Mapping[Request, Outcome]) -> frozenset[str]:
@@ -137,7 +137,7 @@ def without_mix(compilation: Compilation) -> Compilation:
     idle = {n for view in compilation.views for n in view.nodes}
     whole = [c for c in proposal.candidates if len({*c.nodes, *idle}) == len(graph.nodes)]
     placement = place(
-        graph, whole, compilation.epsilon_us, margin=NOISE_MARGIN, changes_us=proposal.changes_us
+        graph, whole, compilation.epsilon_us, margin=NOISE_MARGIN, transforms_us=proposal.transforms_us
     )
     return replace(compilation, proposal=replace(proposal, mix=None, placement=placement))
 
@@ -160,8 +160,14 @@ def _candidates(
     )
 
 
-def _changes_us(measurer: Measurer, candidates: Sequence[Candidate]) -> dict[Change, float]:
-    """What conversions cost that a placement may need."""
-    changes = possible_changes(measurer.model, candidates)
-    costs = measurer.measure_changes(dict.fromkeys(changes.values()))
-    return {change: costs[each] for change, each in changes.items() if each in costs}
+def _transforms_us(
+    measurer: Measurer, candidates: Sequence[Candidate], epsilon_us: float
+) -> dict[ValueTransform, float]:
+    """What layout transforms cost that a placement may need; what runs beside the team pays for a switch."""
+    possible = possible_transforms(measurer.model, candidates)
+    costs = measurer.measure_transforms(dict.fromkeys(transform for _, transform in possible))
+    makers = {each: measurer.transform_backend(each) for each in costs}
+    switch_us = {
+        each: 0.0 if maker is None or maker.on_team() else epsilon_us for each, maker in makers.items()
+    }
+    return {(value, each): costs[each] + switch_us[each] for value, each in possible if each in costs}

@@ -16,15 +16,15 @@ from onnx import TensorProto, helper, numpy_helper
 
 from collage.api import default_registry
 from collage.backends.base import BUILT_IN, LAYOUT, VIEW, Backend
-from collage.backends.layout import LayoutChange
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import TensorType
-from collage.graph.layout import Layout, stored_type
+from collage.graph.storage import PLAIN, Storage, stored_type
 from collage.graph.value_type import TENSOR, ValueType
 from collage.kernel.frames import Artifact
 from collage.kernel.options import BuildOptions, Variant
 from collage.kernel.target import host
+from collage.kernel.transform import LayoutTransform, transform_artifact
 from collage.module.module import CompiledModule
 from collage.module.shaped import ShapedModule
 from collage.patterns.context import MatchContext
@@ -94,8 +94,8 @@ def _alone(proto: onnx.ModelProto, backend: Backend, threads: int) -> Iterator[C
     for variant in _spread(variants):
         made = _Made(threads)
         given = [made.value(kind, f"x{i}") for i, kind in enumerate(subgraph.input_types)]
-        taken = variant.inputs or (Layout.PLAIN,) * len(given)
-        left = variant.outputs or (Layout.PLAIN,) * len(subgraph.outputs)
+        taken = variant.inputs or (PLAIN,) * len(given)
+        left = variant.outputs or (PLAIN,) * len(subgraph.outputs)
         inputs = [made.to(v, layout) for v, layout in zip(given, taken, strict=True)]
         options = BuildOptions(threads=threads, variant=variant)
         kinds = [stored_type(k, layout) for k, layout in zip(subgraph.output_types, left, strict=True)]
@@ -175,19 +175,20 @@ class _Made:
             stream=stream,
         )
 
-    def to(self, value: int, layout: Layout) -> int:
+    def to(self, value: int, layout: Storage) -> int:
         """The value in that layout."""
-        if layout is Layout.PLAIN:
+        if layout == PLAIN:
             return value
         kind = self._types[value]
-        artifact = LayoutChange.artifact(kind, Layout.PLAIN, layout)
+        artifact = transform_artifact(LayoutTransform(kind, PLAIN, layout))
         return self.region(LAYOUT, artifact, [value], [stored_type(kind, layout)])[0]
 
-    def back(self, value: int, kind: TensorType, layout: Layout) -> int:
+    def back(self, value: int, kind: TensorType, layout: Storage) -> int:
         """The plain value of one in that layout."""
-        if layout is Layout.PLAIN:
+        if layout == PLAIN:
             return value
-        return self.region(LAYOUT, LayoutChange.artifact(kind, layout, Layout.PLAIN), [value], [kind])[0]
+        artifact = transform_artifact(LayoutTransform(kind, layout, PLAIN))
+        return self.region(LAYOUT, artifact, [value], [kind])[0]
 
     def module(self, outputs: Sequence[int], tail: tuple[Tail, bytes] | None = None) -> CompiledModule:
         ports = [Port(f"y{i}", value, self._types[value]) for i, value in enumerate(outputs)]

@@ -14,7 +14,7 @@ from collage.backends.native import Native
 from collage.backends.onednn import OneDnn
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
-from collage.graph.layout import Layout, stored_type
+from collage.graph.storage import PLAIN, stored_type
 from collage.kernel.buffers import aligned_bytes
 from collage.kernel.options import BuildOptions
 from collage.native import LaunchList, NativeKernel, Step, team_of
@@ -75,7 +75,7 @@ def kernels(layer: Layer, threads: int, copies: int) -> dict[str, LaunchList]:
             types = layer.subgraph.input_types, layer.subgraph.output_types
             for kinds, layouts in zip(types, (variant.inputs, variant.outputs), strict=True):
                 arrays = []
-                for kind, layout in zip(kinds, layouts or (Layout.PLAIN,) * len(kinds), strict=True):
+                for kind, layout in zip(kinds, layouts or (PLAIN,) * len(kinds), strict=True):
                     stored = stored_type(kind, layout)
                     arrays.append(aligned_bytes(4 * stored.size).view(np.float32).reshape(stored.shape))
                     arrays[-1][...] = rng.standard_normal(stored.shape)

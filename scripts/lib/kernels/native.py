@@ -16,7 +16,7 @@ from collage.backends.onednn import OneDnn
 from collage.errors import CollageError
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
-from collage.graph.layout import Layout, from_layout, stored_type, to_layout
+from collage.graph.storage import PLAIN, from_layout, stored_type, to_layout
 from collage.kernel.buffers import aligned_bytes
 from collage.kernel.options import BuildOptions, Variant
 from collage.patterns.context import MatchContext
@@ -121,9 +121,9 @@ def bound(
         array[...] = content
         return array
 
-    layouts = variant.inputs or (Layout.PLAIN,) * len(inputs)
+    layouts = variant.inputs or (PLAIN,) * len(inputs)
     sources = [filled(to_layout(x, layout)) for x, layout in zip(inputs, layouts, strict=True)]
-    (kind,), layout = subgraph.output_types, (variant.outputs or (Layout.PLAIN,))[0]
+    (kind,), layout = subgraph.output_types, (variant.outputs or (PLAIN,))[0]
     target = filled(np.full(stored_type(kind, layout).shape, np.nan, np.float32))
     return kernel.bind(sources, [target]), lambda: from_layout(target, layout, kind)
 

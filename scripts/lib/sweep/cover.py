@@ -11,7 +11,7 @@ from collage.frontend.session import reference_run
 from collage.frontend.subgraph import Subgraph
 from collage.frontend.to_onnx import ExportError, export_onnx
 from collage.graph.dataflow import Array
-from collage.graph.layout import Layout, from_layout, stored_type, to_layout
+from collage.graph.storage import PLAIN, from_layout, stored_type, to_layout
 from collage.kernel.buffers import aligned_array, aligned_copy, poison
 from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
 from collage.patterns.context import MatchContext
@@ -64,8 +64,8 @@ class Cover:
     def _kernel(self, region: _Region, given: Sequence[Array]) -> list[Array]:
         assert self.backend is not None
         variant, part = region.options.variant, region.subgraph
-        before = variant.inputs or (Layout.PLAIN,) * len(given)
-        after = variant.outputs or (Layout.PLAIN,) * len(part.outputs)
+        before = variant.inputs or (PLAIN,) * len(given)
+        after = variant.outputs or (PLAIN,) * len(part.outputs)
         inputs = [aligned_copy(to_layout(array, layout)) for array, layout in zip(given, before, strict=True)]
         outputs = [
             aligned_array(stored_type(t, layout)) for t, layout in zip(part.output_types, after, strict=True)

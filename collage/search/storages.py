@@ -1,13 +1,14 @@
-"""The layouts in a state of the dynamic program: which values are held in what, and what a candidate adds.
+"""The storages in a state of the dynamic program: which values are held where, and what a candidate adds.
 
-A value matters when some candidate takes or gives it in another layout than the plain one. While it crosses the
-edge between covered and uncovered nodes, a state holds for it the layout it was given in, and those that it has
-been converted to or is wanted in. Its readers may be covered before its writer; then only what they want is
-known, and the conversions are paid for when the writer is.
+A value matters when some candidate takes or gives it in another storage than the plain one. Its storages are those
+that candidates name for it, and the plain one; they are numbered for each value, so that nothing here knows what
+devices and formats there are. While the value crosses the edge between covered and uncovered nodes, a state holds for
+it the storage it was given in, and those that it has been brought to or is wanted in. Its readers may be covered
+before its writer; then only what they want is known, and the transforms are paid for when the writer is.
 
-**Dominance.** State B can become what state A is: for each value that they hold differently it converts from its
-own layout to those that A has the value in. Later it pays for a layout that neither has the value in yet at most
-the difference of the two conversions more than A. Where B's cost and all this come to no more than A's cost, A
+**Dominance.** State B can become what state A is: for each value that they hold differently it is brought from its
+own storage to those that A has the value in. Later it pays for a storage that neither has the value in yet at most
+the difference of the two transforms more than A. Where B's cost and all this come to no more than A's cost, A
 can be dropped.
 """
 
@@ -17,25 +18,26 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from collage.graph.dataflow import Graph
-from collage.graph.layout import Layout
+from collage.graph.dataflow import Graph, TensorType
+from collage.graph.storage import PLAIN, Storage
+from collage.kernel.transform import LayoutTransform
 from collage.search.candidate import Candidate
-from collage.search.conversion import Change
+from collage.search.transforms import ValueTransform
 
-_LAYOUTS = tuple(Layout)
-_PLAIN = _LAYOUTS.index(Layout.PLAIN)
+_PLAIN = 0
+"""Number of the plain storage, for each value."""
 _UNKNOWN = -1
 _NEVER = 1 << 200
-"""The weight of a conversion that cannot be made."""
+"""The weight of a layout transform that cannot be made."""
 
 Held: TypeAlias = "tuple[tuple[int, int, int], ...]"
-"""Ascending by value: (value, layout it was given in or -1, mask of other layouts it is wanted in).
+"""Ascending by value: (value, storage it was given in or -1, mask of other storages it is wanted in).
 
-A covered value that is plain and wanted in nothing else is left out.
+Storages are the value's numbers for them. A covered value that is plain and wanted in nothing else is left out.
 """
 
 Ports: TypeAlias = "tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]] | None"
-"""(value, layout) of what a candidate reads and writes, of the values that matter; None when none does."""
+"""(value, number of the storage) of what a candidate reads and writes of the values that matter; None if nothing."""
 
 _COUNT_BITS = 24
 _UNITS_PER_US = 1_000_000
@@ -50,32 +52,38 @@ def weight(charge_us: float) -> int:
     return round(charge_us * _UNITS_PER_US) << _COUNT_BITS | 1
 
 
-class LayoutRules:
-    """What conversions cost, and until when a value is held."""
+class StorageRules:
+    """What layout transforms cost, and until when a value is held."""
 
     def __init__(
         self,
         graph: Graph,
         order: Sequence[int],
         candidates: Iterable[Candidate],
-        changes_us: Mapping[Change, float],
+        transforms_us: Mapping[ValueTransform, float],
     ) -> None:
         self._graph = graph
-        matter = {value for c in candidates for value, _ in (*c.reads, *c.writes)}
+        named: dict[int, set[Storage]] = {}
+        for candidate in candidates:
+            for value, storage in (*candidate.reads, *candidate.writes):
+                named.setdefault(value, {PLAIN}).add(storage)
         position = {node: at for at, node in enumerate(order)}
         self._writer: dict[int, int] = {}
         self._last: dict[int, int] = {}
+        self._numbers: dict[int, dict[Storage, int]] = {}
         self._costs: dict[int, list[list[int]]] = {}
-        for value in matter:
+        for value, storages in named.items():
+            listed = [PLAIN, *sorted(storages - {PLAIN})]
+            self._numbers[value] = {storage: number for number, storage in enumerate(listed)}
             producer = graph.values[value].producer
             self._writer[value] = -1 if producer is None else position[producer]
             touched = [position[user] for user in graph.users[value]] + [self._writer[value]]
             self._last[value] = max(touched)
-            self._costs[value] = _table(value, changes_us)
+            self._costs[value] = _table(value, graph.type_of(value), listed, transforms_us)
 
     @property
     def matter(self) -> bool:
-        """Whether any value is held in several layouts."""
+        """Whether any value is held in several storages."""
         return bool(self._last)
 
     def ports(self, candidate: Candidate) -> Ports:
@@ -89,31 +97,31 @@ class LayoutRules:
         for node in candidate.nodes:
             for value in graph.nodes[node].inputs:
                 if value in self._last and graph.values[value].producer not in inside:
-                    takes[value] = _LAYOUTS.index(reads.get(value, Layout.PLAIN))
+                    takes[value] = self._numbers[value][reads.get(value, PLAIN)]
             for value in graph.nodes[node].outputs:
                 escapes = value in graph.output_set or any(u not in inside for u in graph.users[value])
                 if value in self._last and escapes:
-                    gives[value] = _LAYOUTS.index(writes.get(value, Layout.PLAIN))
+                    gives[value] = self._numbers[value][writes.get(value, PLAIN)]
         return (tuple(sorted(takes.items())), tuple(sorted(gives.items()))) if takes or gives else None
 
     def instead_of(self, better: Ports, worse: Ports) -> int:
-        """The most that one candidate for some nodes adds in conversions when it stands in for another."""
+        """The most that one candidate for some nodes adds in layout transforms when it stands in for another."""
         if better is None or worse is None:
             return 0
         total = 0
         for (value, mine), (_, others) in zip(better[0], worse[0], strict=True):
-            if mine != others:  # it may come in any layout, and be there in the other's for another reader
-                total += max(self._costs[value][given][mine] for given in range(len(_LAYOUTS)))
+            if mine != others:  # it may come in any storage, and be there in the other's for another reader
+                total += max(costs[mine] for costs in self._costs[value])
         for (value, mine), (_, others) in zip(better[1], worse[1], strict=True):
             costs, other_costs = self._costs[value][mine], self._costs[value][others]
             total += costs[others]
-            for third in range(len(_LAYOUTS)):
+            for third in range(len(costs)):
                 if third not in (mine, others):
                     total += max(0, costs[third] - other_costs[third])
         return total
 
     def settle(self, held: Held, ports: Ports, at: int, covered: int, then: int) -> tuple[Held, int] | None:
-        """What is held after a candidate, and the weight of the conversions it brings; None when impossible.
+        """What is held after a candidate, and the weight of the layout transforms it brings; None when impossible.
 
         ``covered`` is the mask of covered nodes from position ``at`` on, before the candidate; ``then`` the
         position of the next uncovered node after it.
@@ -121,22 +129,23 @@ class LayoutRules:
         takes, gives = ports if ports is not None else ((), ())
         now = {entry[0]: entry[1:] for entry in held}
         extra = 0
-        for value, layout in takes:
+        for value, storage in takes:
             given, wanted = now.get(value) or self._before(value, at, covered)
-            if given == layout or wanted >> layout & 1:
+            if given == storage or wanted >> storage & 1:
                 continue
             if given != _UNKNOWN:
-                extra += self._costs[value][given][layout]
-            now[value] = (given, wanted | 1 << layout)
-        for value, layout in gives:
+                extra += self._costs[value][given][storage]
+            now[value] = (given, wanted | 1 << storage)
+        for value, storage in gives:
             wanted = now[value][1] if value in now else 0
             if value in self._graph.output_set:
                 wanted |= 1 << _PLAIN
-            wanted &= ~(1 << layout)
-            for other in range(len(_LAYOUTS)):
-                if wanted >> other & 1:
-                    extra += self._costs[value][layout][other]
-            now[value] = (layout, wanted)
+            wanted &= ~(1 << storage)
+            if wanted:
+                for other, cost in enumerate(self._costs[value][storage]):
+                    if wanted >> other & 1:
+                        extra += cost
+            now[value] = (storage, wanted)
         if extra >= _NEVER:
             return None
         kept = [
@@ -160,12 +169,12 @@ class LayoutRules:
                 return _NEVER
             available, other_available = wanted | 1 << given, other_wanted | 1 << other_given
             costs, other_costs = self._costs[value][given], self._costs[value][other_given]
-            for layout in range(len(_LAYOUTS)):
-                if not available >> layout & 1:
-                    if other_available >> layout & 1:
-                        total += costs[layout]
+            for storage, cost in enumerate(costs):
+                if not available >> storage & 1:
+                    if other_available >> storage & 1:
+                        total += cost
                     else:
-                        total += max(0, costs[layout] - other_costs[layout])
+                        total += max(0, cost - other_costs[storage])
         return total
 
     def _before(self, value: int, at: int, covered: int) -> tuple[int, int]:
@@ -175,13 +184,15 @@ class LayoutRules:
         return (_PLAIN, 0) if done else (_UNKNOWN, 0)
 
 
-def _table(value: int, changes_us: Mapping[Change, float]) -> list[list[int]]:
-    """Weights of the value's conversions, by index of the layouts."""
-    table = []
-    for source in _LAYOUTS:
-        row = []
-        for target in _LAYOUTS:
-            cost = 0.0 if source is target else changes_us.get((value, source, target), math.inf)
-            row.append(0 if source is target else _NEVER if math.isinf(cost) else weight(cost))
-        table.append(row)
-    return table
+def _table(
+    value: int, kind: TensorType, storages: Sequence[Storage], transforms_us: Mapping[ValueTransform, float]
+) -> list[list[int]]:
+    """Weights of the value's layout transforms, by the numbers of its storages."""
+
+    def weigh(source: Storage, target: Storage) -> int:
+        if source == target:
+            return 0
+        cost = transforms_us.get((value, LayoutTransform(kind, source, target)), math.inf)
+        return _NEVER if math.isinf(cost) else weight(cost)
+
+    return [[weigh(source, target) for target in storages] for source in storages]

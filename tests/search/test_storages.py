@@ -1,4 +1,4 @@
-"""Layouts in the search: conversions are priced once, and the dynamic program stays exact."""
+"""Storages in the search: layout transforms are priced once, and the dynamic program stays exact."""
 
 from __future__ import annotations
 
@@ -13,23 +13,28 @@ from hypothesis import strategies as st
 from collage.errors import NoPlacementError
 from collage.graph.convexity import CyclicPlacementError, quotient_order
 from collage.graph.dataflow import Graph
-from collage.graph.layout import Layout
+from collage.graph.storage import BLOCKED, CHANNELS_LAST, PLAIN
+from collage.kernel.transform import LayoutTransform
 from collage.search.candidate import Candidate
-from collage.search.conversion import Change, Conversion, changes
 from collage.search.dp import place
 from collage.search.exact import place_exact
 from collage.search.placement import finish
-from tests.strategies import GraphBuilder, problems
+from collage.search.transforms import PlacedTransform, ValueTransform, needed_transforms
+from tests.storage_formats import COLUMNS, DEVICE, DEVICE_COLUMNS
+from tests.strategies import TENSOR, GraphBuilder, problems
 
 EPSILON = 0.5
-PLAIN, LAST, BLOCKED = Layout.PLAIN, Layout.CHANNELS_LAST, Layout.BLOCKED
-Case = tuple[Graph, list[Candidate], dict[Change, float]]
+LAST = CHANNELS_LAST
+OTHERS = [(LAST, BLOCKED), (BLOCKED, COLUMNS), (COLUMNS, DEVICE), (DEVICE, DEVICE_COLUMNS)]
+"""What a problem has beside the plain storage."""
+Case = tuple[Graph, list[Candidate], dict[ValueTransform, float]]
 
 
 @st.composite
-def layout_problems(draw: st.DrawFn) -> Case:
-    """Problems whose candidates come in several layouts; some conversions cannot be made."""
+def storage_problems(draw: st.DrawFn) -> Case:
+    """Problems whose candidates come in several storages; some transforms cannot be made."""
     graph, plain = draw(problems(max_nodes=6))
+    known = (PLAIN, *draw(st.sampled_from(OTHERS)))
     candidates: list[Candidate] = []
     for each in plain:
         inside = set(each.nodes)
@@ -47,29 +52,29 @@ def layout_problems(draw: st.DrawFn) -> Case:
             for v in graph.nodes[n].outputs
             if v in graph.output_set or any(u not in inside for u in graph.users[v])
         ]
-        layouts = st.sampled_from([PLAIN, LAST, BLOCKED])
+        storages = st.sampled_from(known)
         for _ in range(draw(st.integers(1, 2))):
-            reads = [(v, draw(layouts)) for v in taken]
-            writes = [(v, draw(layouts)) for v in given]
+            reads = [(v, draw(storages)) for v in taken]
+            writes = [(v, draw(storages)) for v in given]
             candidates.append(
                 replace(
                     each,
                     cost_us=draw(st.integers(0, 16)) / 4,
-                    reads=tuple((v, layout) for v, layout in reads if layout is not PLAIN),
-                    writes=tuple((v, layout) for v, layout in writes if layout is not PLAIN),
+                    reads=tuple((v, storage) for v, storage in reads if storage != PLAIN),
+                    writes=tuple((v, storage) for v, storage in writes if storage != PLAIN),
                 )
             )
     costs = {
-        (value.id, source, target): draw(st.integers(0, 8)) / 4
+        (value.id, LayoutTransform(value.type, source, target)): draw(st.integers(0, 8)) / 4
         for value in graph.values
-        for source, target in permutations(Layout, 2)
+        for source, target in permutations(known, 2)
         if draw(st.integers(0, 9))
     }
     return graph, candidates, costs
 
 
 def brute_force(case: Case, margin: float) -> Fraction | None:
-    """The least sum of charges and conversions of all covers."""
+    """The least sum of charges and layout transforms of all covers."""
     graph, candidates, costs = case
     best: Fraction | None = None
 
@@ -79,7 +84,7 @@ def brute_force(case: Case, margin: float) -> Fraction | None:
         if node is None:
             try:
                 quotient_order(graph, [c.nodes for c in chosen])
-                total = sum((Fraction(costs[change]) for change in changes(graph, chosen)), Fraction(0))
+                total = sum((Fraction(costs[each]) for each in needed_transforms(graph, chosen)), Fraction(0))
             except (CyclicPlacementError, KeyError):
                 return
             for c in chosen:
@@ -95,36 +100,36 @@ def brute_force(case: Case, margin: float) -> Fraction | None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(layout_problems())
+@given(storage_problems())
 def test_the_dynamic_program_equals_brute_force(case: Case) -> None:
     graph, candidates, costs = case
     best = brute_force(case, 0.0)
     if best is None:
         with pytest.raises(NoPlacementError):
-            place(graph, candidates, EPSILON, changes_us=costs)
+            place(graph, candidates, EPSILON, transforms_us=costs)
         return
-    placement = place(graph, candidates, EPSILON, changes_us=costs)
-    event(f"conversions: {len(placement.conversions)}")
+    placement = place(graph, candidates, EPSILON, transforms_us=costs)
+    event(f"layout transforms: {len(placement.transforms)}")
     assert placement.exact
     assert placement.predicted_us == pytest.approx(float(best))
-    assert placement == finish(graph, placement.candidates, EPSILON, changes_us=costs)
+    assert placement == finish(graph, placement.candidates, EPSILON, transforms_us=costs)
 
 
 @settings(max_examples=60, deadline=None)
-@given(layout_problems())
+@given(storage_problems())
 def test_the_dynamic_program_equals_the_exact_solver(case: Case) -> None:
     graph, candidates, costs = case
     try:
-        expected = place_exact(graph, candidates, EPSILON, changes_us=costs)
+        expected = place_exact(graph, candidates, EPSILON, transforms_us=costs)
     except NoPlacementError:
         with pytest.raises(NoPlacementError):
-            place(graph, candidates, EPSILON, changes_us=costs)
+            place(graph, candidates, EPSILON, transforms_us=costs)
         return
-    found = place(graph, candidates, EPSILON, changes_us=costs)
+    found = place(graph, candidates, EPSILON, transforms_us=costs)
     assert found.predicted_us == pytest.approx(expected.predicted_us)
 
 
-def test_readers_that_want_the_same_share_a_conversion() -> None:
+def test_readers_that_want_the_same_share_a_transform() -> None:
     builder = GraphBuilder()
     source = builder.node(builder.input())
     graph = builder.finish(*(builder.node(source) for _ in range(3)))
@@ -136,9 +141,10 @@ def test_readers_that_want_the_same_share_a_conversion() -> None:
         Candidate((2,), "a", 1.0, reads=((made, LAST),)),
         Candidate((3,), "a", 1.0, reads=((made, BLOCKED),)),
     ]
-    costs = {(made, BLOCKED, LAST): 2.0, (x, PLAIN, LAST): 9.0}
-    placement = place(graph, candidates, 0.0, changes_us=costs)
-    assert placement.conversions == (Conversion(made, BLOCKED, LAST, 2.0),)
+    shared = LayoutTransform(TENSOR, BLOCKED, LAST)
+    costs = {(made, shared): 2.0, (x, LayoutTransform(TENSOR, PLAIN, LAST)): 9.0}
+    placement = place(graph, candidates, 0.0, transforms_us=costs)
+    assert placement.transforms == (PlacedTransform(made, shared, 2.0),)
     assert placement.predicted_us == 6.0
 
 
@@ -148,6 +154,7 @@ def test_outputs_are_handed_over_plain() -> None:
     (out,) = graph.outputs
     fast = Candidate((0,), "a", 1.0, writes=((out, LAST),))
     slow = Candidate((0,), "b", 3.0)
-    assert place(graph, [fast, slow], 0.0, changes_us={(out, LAST, PLAIN): 1.0}).candidates == (fast,)
-    assert place(graph, [fast, slow], 0.0, changes_us={(out, LAST, PLAIN): 2.5}).candidates == (slow,)
+    back = out, LayoutTransform(TENSOR, LAST, PLAIN)
+    assert place(graph, [fast, slow], 0.0, transforms_us={back: 1.0}).candidates == (fast,)
+    assert place(graph, [fast, slow], 0.0, transforms_us={back: 2.5}).candidates == (slow,)
     assert place(graph, [fast, slow], 0.0).candidates == (slow,)

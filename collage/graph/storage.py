@@ -1,0 +1,92 @@
+"""Where a value is stored: on a device, in a format. The graph keeps logical shapes; kernels and buffers know storages.
+
+A format is a value (see ``formats.py``), and a backend may add its own; nothing here or in the search lists them all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from collage.graph.dataflow import Array, TensorType
+from collage.graph.formats import Blocked, ChannelsLast, Plain, StorageFormat
+
+HOST = "cpu"
+"""The device of the process's own memory. A model's inputs and outputs are there, plain."""
+
+BLOCK = 16
+"""Channels in a block of the format ``blocked``: one AVX-512 register of float32."""
+
+_LOGICAL = Plain("plain")
+_DEVICE = re.compile("[a-z0-9]+([:._-][a-z0-9]+)*")
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A device by its name, and a storage format; by default the host, and plain. Storages sort like their texts.
+
+    The text is the format's name on the host, and ``device:format`` on any other device. It stands for the storage in
+    databases, module files and reports.
+    """
+
+    device: str = HOST
+    format: StorageFormat = _LOGICAL
+
+    def __post_init__(self) -> None:
+        if not _DEVICE.fullmatch(self.device):
+            raise ValueError(
+                f"no device is called {self.device!r}: small letters and digits make a name, and :._-"
+            )
+
+    def __str__(self) -> str:
+        return self.format.name if self.device == HOST else f"{self.device}:{self.format.name}"
+
+    def __repr__(self) -> str:
+        return f"<storage {self}>"
+
+    def __hash__(self) -> int:
+        return hash((self.device, self.format.name))  # the search hashes many
+
+    def __lt__(self, other: Storage) -> bool:
+        return str(self) < str(other)
+
+
+PLAIN = Storage()
+CHANNELS_LAST = Storage(format=ChannelsLast("channels-last"))
+BLOCKED = Storage(format=Blocked("blocked", BLOCK))
+
+STORAGES = (PLAIN, CHANNELS_LAST, BLOCKED)
+"""Those that are always there."""
+
+FORMATS = tuple(each.format for each in STORAGES)
+"""Their formats."""
+
+
+def parse_storage(text: str, formats: Iterable[StorageFormat]) -> Storage:
+    """The storage with that text, in one of the formats. Raises ValueError naming an unknown format."""
+    device, _, name = text.rpartition(":")
+    for each in formats:
+        if each.name == name:
+            return Storage(device or HOST, each)
+    raise ValueError(f"no storage format is called {name!r}")
+
+
+def stored_type(kind: TensorType, storage: Storage) -> TensorType:
+    """The dense type that a value of logical type ``kind`` has in memory there.
+
+    Raises ValueError when it cannot be stored so.
+    """
+    if problem := storage.format.problem(kind):
+        raise ValueError(f"no {storage} layout for {kind}: {problem}")
+    return storage.format.stored_type(kind)
+
+
+def to_layout(array: Array, storage: Storage) -> Array:
+    """A plain array as a C-contiguous one in the storage's format, in the host's memory (a copy unless plain)."""
+    return storage.format.store(array)
+
+
+def from_layout(stored: Array, storage: Storage, kind: TensorType) -> Array:
+    """The plain array of logical type ``kind`` that ``stored`` holds; the inverse of ``to_layout``."""
+    return storage.format.restore(stored, kind)

@@ -1,0 +1,94 @@
+"""Storages and their formats: texts that stay, and values that come back as they were."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collage.graph.dataflow import TensorType
+from collage.graph.formats import Blocked
+from collage.graph.storage import (
+    BLOCKED,
+    CHANNELS_LAST,
+    FORMATS,
+    PLAIN,
+    STORAGES,
+    Storage,
+    from_layout,
+    parse_storage,
+    stored_type,
+    to_layout,
+)
+from collage.kernel.options import Variant
+from collage.kernel.transform import FormatKernel, LayoutTransform, read_transform, transform_artifact
+from tests.storage_formats import COLUMNS, DEVICE, DEVICE_COLUMNS
+
+KIND = TensorType((1, 20, 3, 2), "float32")
+KNOWN = (*FORMATS, COLUMNS.format)
+BLOCKS_OF_8 = Storage(format=Blocked("blocked-8", 8))
+
+shapes = st.tuples(st.integers(1, 3), st.integers(1, 20), st.lists(st.integers(1, 4), max_size=3)).map(
+    lambda drawn: (*drawn[:2], *drawn[2])
+)
+
+
+def test_texts_that_databases_and_files_have() -> None:
+    assert [str(each) for each in STORAGES] == ["plain", "channels-last", "blocked"]
+    assert str(Variant((PLAIN, BLOCKED), (BLOCKED,), "rows")) == "plain, blocked -> blocked; rows"
+    transform = LayoutTransform(KIND, PLAIN, BLOCKED)
+    assert str(transform) == "plain -> blocked of float32[1x20x3x2]"
+    assert transform_artifact(transform) == b'[[1, 20, 3, 2], "float32", "plain", "blocked"]'
+
+
+def test_texts_of_other_storages() -> None:
+    assert [str(each) for each in (COLUMNS, DEVICE, DEVICE_COLUMNS, Storage("cuda:1"))] == [
+        "column-major",
+        "npu:plain",
+        "npu:column-major",
+        "cuda:1:plain",
+    ]
+    with pytest.raises(ValueError, match="no storage format is called 'column-major'"):
+        parse_storage("npu:column-major", FORMATS)
+
+
+@pytest.mark.parametrize("name", ["", "npu, cpu", "NPU", "npu:"])
+def test_names_of_devices(name: str) -> None:
+    with pytest.raises(ValueError, match="no device is called"):
+        Storage(name)
+
+
+@pytest.mark.parametrize("storage", [*STORAGES, COLUMNS, DEVICE, DEVICE_COLUMNS, Storage("cuda:1")])
+def test_texts_are_read_back(storage: Storage) -> None:
+    assert parse_storage(str(storage), KNOWN) == storage
+    transform = LayoutTransform(KIND, storage, BLOCKED)
+    assert read_transform(transform_artifact(transform), KNOWN) == transform
+
+
+@settings(deadline=None)
+@given(shapes, st.sampled_from([*STORAGES, COLUMNS, DEVICE, BLOCKS_OF_8]))
+def test_values_come_back(shape: tuple[int, ...], storage: Storage) -> None:
+    kind = TensorType(shape, "float32")
+    if storage.format.problem(kind):
+        with pytest.raises(ValueError, match=f"no {storage} layout for float32"):
+            stored_type(kind, storage)
+        return
+    array = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    stored = to_layout(array, storage)
+    assert stored.flags.c_contiguous
+    assert TensorType(stored.shape, stored.dtype.name) == stored_type(kind, storage)
+    np.testing.assert_array_equal(from_layout(stored, storage, kind), array)
+    assert np.count_nonzero(stored) == np.count_nonzero(array)  # what pads it is zero
+
+
+def test_the_transform_of_any_formats() -> None:
+    array = np.arange(120, dtype=np.float32).reshape(KIND.shape)
+    kernel = FormatKernel(LayoutTransform(KIND, CHANNELS_LAST, BLOCKS_OF_8))
+    given = np.full((1, 3, 3, 2, 8), np.nan, np.float32)
+    kernel.bind([to_layout(array, CHANNELS_LAST)], [given])()
+    np.testing.assert_array_equal(given, to_layout(array, BLOCKS_OF_8))
+    with pytest.raises(ValueError, match="takes or gives"):
+        kernel.bind([array], [given])
+    with pytest.raises(ValueError, match="no column-major layout"):
+        FormatKernel(LayoutTransform(KIND, PLAIN, COLUMNS))

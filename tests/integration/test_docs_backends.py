@@ -1,0 +1,41 @@
+"""What docs/backends.md shows works, also where a script defines the format, so that no worker can import it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from tests.backends_for_tests import onnx_model
+
+ROOT = Path(__file__).parents[2]
+
+CHECK = """
+import onnxruntime
+layouts = [region.layout for region in module.program.launches if region.backend == "columns"]
+assert layouts == ["plain -> column-major", "column-major", "column-major -> plain"], layouts
+x = np.random.default_rng(0).standard_normal((6, 5)).astype(np.float32)
+(expected,) = onnxruntime.InferenceSession("model.onnx").run(None, {"x": x})
+np.testing.assert_allclose(module(x), expected, rtol=1e-5, atol=1e-6)
+"""
+
+
+def test_the_format_of_the_document_is_measured_and_used(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "backends.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    kind = ((6, 5), TensorProto.FLOAT)
+    nodes = [helper.make_node("CumSum", ["x", "axis"], ["y"])]
+    onnx.save(
+        onnx_model(nodes, {"x": kind}, {"y": kind}, {"axis": np.array(0, np.int64)}), tmp_path / "model.onnx"
+    )
+    script = tmp_path / "columns.py"
+    arguments = '"model.onnx", backends=["columns"], db="db.sqlite", progress=False'
+    script.write_text(code.replace('"model.onnx"', arguments) + CHECK)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, script], check=True, env=environment, cwd=tmp_path)
