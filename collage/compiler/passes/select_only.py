@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from collage.compiler.events import Noted
 from collage.compiler.plan import Plan
-from collage.compiler.plan_runs import PlanDroppedError
+from collage.compiler.plan_failures import PlanDroppedError
 from collage.compiler.selection import Selection
 from collage.compiler.state import Compilation, Context
 from collage.errors import NoPlacementError
