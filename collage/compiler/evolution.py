@@ -244,7 +244,7 @@ class GraphLevel:
                 changes_us=compilation.placed.changes_us,
             )
         except NoPlacementError as error:
-            raise CollageError(f"no way to lay out the kernels around the regions: {error}") from None
+            raise CollageError(f"no way to lay out the kernels around the regions: {error}") from error
 
     def _usable(self, candidate: Candidate) -> bool:
         """Whether nothing came up against it since."""

@@ -87,7 +87,7 @@ class PlanFailures:
             yield
         except PlanFailedError as failed:
             executable = next(each for each in executables if each.job.name == failed.plan.name)
-            raise self._blamed(executable, failed) from None
+            raise self._blamed(executable, failed) from failed
 
     def _blamed(
         self, executable: Executable, failed: PlanFailedError

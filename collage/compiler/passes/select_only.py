@@ -30,7 +30,7 @@ class SelectOnly:
             timing = bench.runs.timing(executable, context.options.effort.kernel_s)
             parts, executor = bench.runs.load(executable, bench.assembler)
         except PlanDroppedError as dropped:
-            raise NoPlacementError(f"the placement {dropped}") from None
+            raise NoPlacementError(f"the placement {dropped}") from dropped
         if finding.complaint:
             raise NoPlacementError(f"the {finding.complaint}")
         selected = Selection(
