@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ class OnEngines:
     """A model to try on the engines: its inputs, a key that identifies both, and what the user reads of it."""
 
     model: onnx.ModelProto
-    inputs: Callable[[], Sequence[Any]]
+    inputs: Sequence[Any]
     key: str
     what: str
 
@@ -53,7 +53,7 @@ def _measured(context: Context, asked: OnEngines) -> Trial:
     engines = context.engines
     context.progress(Progress("measure", 0, 1, f"{asked.what} on {', '.join(engines)}"))
     with WholeMeasurer(
-        *(asked.model, asked.inputs(), engines, context.target.threads, context.workers),
+        *(asked.model, asked.inputs, engines, context.target.threads, context.workers),
         *(context.options.effort, context.options.time_limit_s),
     ) as measurer:
         return measurer.trial()

@@ -22,7 +22,8 @@ from collage.compiler.events import Considered, Event, Evolved
 from collage.compiler.executable import Executable
 from collage.compiler.passes.place import NOISE_MARGIN
 from collage.compiler.plan import Plan, variants_of
-from collage.compiler.plan_runs import KernelRejectedError, PlanDroppedError, Race
+from collage.compiler.plan_failures import KernelRejectedError, PlanDroppedError
+from collage.compiler.plan_runs import Race
 from collage.compiler.state import Compilation, Context
 from collage.core.progress import Progress
 from collage.errors import CollageError, NoPlacementError
@@ -243,7 +244,7 @@ class GraphLevel:
                 transforms_us=compilation.placed.transforms_us,
             )
         except NoPlacementError as error:
-            raise CollageError(f"no way to lay out the kernels around the regions: {error}") from None
+            raise CollageError(f"no way to lay out the kernels around the regions: {error}") from error
 
     def _usable(self, candidate: Candidate) -> bool:
         """Whether nothing came up against it since."""

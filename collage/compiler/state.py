@@ -70,12 +70,12 @@ class Context:
         """What kernels are built for."""
         return BuildOptions(self.target.threads, self.options.tune_trials, exact=self.options.exact)
 
-    @property
+    @cached_property
     def engines(self) -> Mapping[str, Backend]:
         """The graph engines among the backends, by name."""
         return {name: each for name, each in self.backends.items() if each.kind is BackendKind.ENGINE}
 
-    @property
+    @cached_property
     def on_team(self) -> Collection[str]:
         """Names of the backends whose kernels run on Collage's own team of threads."""
         return {name for name, each in self.backends.items() if each.on_team()}

@@ -54,4 +54,4 @@ class Workbench:
 
     def journal(self) -> tuple[Event, ...]:
         """What has happened in the worker so far, whatever became of the searches that asked for it."""
-        return (Measured(self.measurer.made_in_all + self.runs.made), *self.runs.failures)
+        return (Measured(self.measurer.made_in_all + self.runs.made), *self.runs.failures.told)

@@ -20,7 +20,8 @@ from collage.compiler.events import Event
 from collage.compiler.executable import Executable
 from collage.compiler.final_check import Finding
 from collage.compiler.options import CompileOptions
-from collage.compiler.plan_runs import KernelRejectedError, PlanDroppedError, Race
+from collage.compiler.plan_failures import KernelRejectedError, PlanDroppedError
+from collage.compiler.plan_runs import Race
 from collage.compiler.state import Compilation, Context, Source
 from collage.compiler.workbench import Workbench
 from collage.core.progress import Progress

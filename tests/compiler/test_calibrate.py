@@ -9,7 +9,7 @@ import pytest
 from collage.compiler.passes.calibrate import Calibrate
 from collage.compiler.passes.fixpoint import Fixpoint
 from collage.compiler.passes.place import Place
-from collage.compiler.plan_runs import KernelRejectedError, PlanDroppedError
+from collage.compiler.plan_failures import KernelRejectedError, PlanDroppedError
 from tests.compiler.null import WHOLE, Made, NullBackend, each_node, regions
 
 ONE, OTHER = NullBackend("one", team=True), NullBackend("other", team=True)

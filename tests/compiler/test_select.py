@@ -13,7 +13,7 @@ from collage.compiler.passes.fixpoint import Fixpoint
 from collage.compiler.passes.place import Place
 from collage.compiler.passes.select import Select
 from collage.compiler.passes.select_only import SelectOnly
-from collage.compiler.plan_runs import KernelRejectedError
+from collage.compiler.plan_failures import KernelRejectedError
 from collage.compiler.state import Compilation
 from collage.errors import NoPlacementError
 from tests.compiler.null import WHOLE, Made, NullBackend, each_node

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from collage.compiler.executable import Executable
 from collage.compiler.plan import Plan, plans_of
-from collage.compiler.plan_runs import PlanDroppedError
+from collage.compiler.plan_failures import PlanDroppedError
 from collage.compiler.proposal import Proposal
 from collage.compiler.state import Compilation, Context
 from collage.search.candidate import Candidate

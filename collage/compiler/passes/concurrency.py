@@ -16,7 +16,7 @@ from typing import TypeAlias
 from collage.compiler.events import Considered
 from collage.compiler.executable import Executable
 from collage.compiler.plan import Plan, StreamPlan
-from collage.compiler.plan_runs import PlanDroppedError
+from collage.compiler.plan_failures import PlanDroppedError
 from collage.compiler.state import Compilation, Context
 from collage.compiler.workbench import Workbench
 from collage.frontend.model import Model

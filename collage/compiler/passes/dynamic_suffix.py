@@ -95,7 +95,7 @@ class _Comparison:
         read = [{**self.form.inputs, **ran}[name] for name in self._reads]
         data: bytes = self.parts.tail.SerializeToString(deterministic=True)
         key = f"{mark(self.context, self.form.digest)}; tail {hashlib.sha256(data).hexdigest()}"
-        asked = OnEngines(self.parts.tail, lambda: read, key, "what depends on data")
+        asked = OnEngines(self.parts.tail, read, key, "what depends on data")
         trial, measured = trial_of(self.context, asked)
         staged = {_label(engine): self._staged(engine, data, trial) for engine in trial.timings}
         (engine,) = {region.backend for region in self.whole.result.parts.program.regions}

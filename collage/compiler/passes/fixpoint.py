@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from collage.backends.base import VIEW
 from collage.compiler.passes.calibrate import Calibrate
 from collage.compiler.passes.place import Place, without_mix
-from collage.compiler.plan_runs import PlanDroppedError
+from collage.compiler.plan_failures import PlanDroppedError
 from collage.compiler.state import Compilation, Context
 from collage.core.progress import Progress
 from collage.errors import NoPlacementError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 
-from collage.compiler.plan_runs import KernelRejectedError, PlanDroppedError
+from collage.compiler.plan_failures import KernelRejectedError, PlanDroppedError
 from collage.compiler.state import Compilation, Context, Pass, run
 from collage.errors import NoPlacementError
 

@@ -77,7 +77,7 @@ def _fastest(context: Context, compilation: Compilation, form: WholeForm) -> Com
     if form.original.ByteSize() >= MAX_BYTES:
         raise ModelError(f"{form.reason} Engines cannot take it whole: its weights exceed protobuf's 2 GiB.")
     key = mark(context, form.digest)
-    asked = OnEngines(form.original, lambda: [*form.inputs.values()], key, "the whole model")
+    asked = OnEngines(form.original, [*form.inputs.values()], key, "the whole model")
     trial, measured = trial_of(context, asked)
     ranked = sorted(trial.timings, key=lambda n: (trial.timings[n].median_us, n))
     if not ranked and len(form.samples) < len(model_inputs(form.original)):

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from collage.compiler.events import Event, Noted
 from collage.compiler.executable import Executable
 from collage.compiler.final_check import Finding
-from collage.compiler.plan_runs import PlanDroppedError, PlanRuns, Race
+from collage.compiler.plan_failures import PlanDroppedError
+from collage.compiler.plan_runs import PlanRuns, Race
 from collage.compiler.selection import Selection
 from collage.compiler.state import Compilation, Context
 from collage.compiler.workbench import Workbench

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from collage.compiler.events import Noted
 from collage.compiler.plan import Plan
-from collage.compiler.plan_runs import PlanDroppedError
+from collage.compiler.plan_failures import PlanDroppedError
 from collage.compiler.selection import Selection
 from collage.compiler.state import Compilation, Context
 from collage.errors import NoPlacementError
@@ -30,7 +30,7 @@ class SelectOnly:
             timing = bench.runs.timing(executable, context.options.effort.kernel_s)
             parts, executor = bench.runs.load(executable, bench.assembler)
         except PlanDroppedError as dropped:
-            raise NoPlacementError(f"the placement {dropped}") from None
+            raise NoPlacementError(f"the placement {dropped}") from dropped
         if finding.complaint:
             raise NoPlacementError(f"the {finding.complaint}")
         selected = Selection(

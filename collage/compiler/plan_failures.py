@@ -1,0 +1,136 @@
+"""Who is to blame when a plan fails: a kernel, which is rejected, or the plan as a whole, which is dropped.
+
+The database remembers both.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from collage.backends.base import VIEW
+from collage.compiler.events import Failed
+from collage.compiler.executable import Executable, network_key
+from collage.errors import CollageError
+from collage.kernel.target import Target
+from collage.measure_db.database import Database
+from collage.measure_db.keys import Fact, read_text, write_text
+from collage.measure_db.measurer import Measurer
+from collage.measure_db.plan_protocol import PlanKernel
+from collage.measure_db.plans import PlanFailedError
+from collage.measure_db.protocol import Request
+from collage.measure_db.results import IN_NETWORK, Rejection, RejectionKind
+
+log = logging.getLogger(__name__)
+
+_DROPPED: Fact[str] = Fact("plan_dropped", write_text, read_text)
+_FEW_OPS = 6
+
+
+class KernelRejectedError(Exception):
+    """A kernel of a plan cannot be used in it, and is not to be used any more: the search has to be repeated."""
+
+    def __init__(self, kernel: PlanKernel, rejection: Rejection) -> None:
+        super().__init__(f"{rejection.kind.value}: {rejection.message}")
+        self.kernel = kernel
+        self.rejection = rejection
+
+
+class PlanDroppedError(CollageError):
+    """A plan fails, and nobody can tell which of its kernels it is; ``label`` is the executable's."""
+
+    def __init__(self, label: str, reason: str) -> None:
+        super().__init__(f"fails as a whole: {reason}")
+        self.label = label
+
+
+@dataclass
+class PlanFailures:
+    """What has failed of one model's plans. ``told`` says what was rejected or dropped, in order."""
+
+    measurer: Measurer
+    database: Database
+    target: Target
+    told: list[Failed] = field(default_factory=list, init=False)
+    _rejected: set[PlanKernel] = field(default_factory=set, init=False)
+    _dropped: dict[str, str] = field(default_factory=dict, init=False)
+
+    def key(self, executable: Executable) -> str:
+        """Of facts about the executable by itself."""
+        return str(network_key(executable, [executable], self.measurer.model, self.target))
+
+    @contextmanager
+    def here(self, executable: Executable, launch: int) -> Iterator[None]:
+        """Blame a launch's kernel for what is raised in this process."""
+        try:
+            yield
+        except Exception as error:  # a backend raises anything
+            rejection = Rejection(RejectionKind.FAILED, f"in the process that compiles: {error}")
+            failed = PlanFailedError(executable.job, launch, rejection, alone=True)
+            raise self._blamed(executable, failed) from error
+
+    def refuse_dropped(self, executable: Executable) -> None:
+        """Raise PlanDroppedError for a plan that was dropped, now or in an earlier compile."""
+        key = self.key(executable)
+        known = self._dropped.get(key) or _DROPPED.at(key).look_up(self.database)
+        if known is not None:
+            raise PlanDroppedError(executable.label, known)
+
+    @contextmanager
+    def blaming(self, executables: Sequence[Executable]) -> Iterator[None]:
+        """Refuse what was dropped, and blame whichever executable of these a PlanFailedError is about."""
+        for executable in executables:
+            self.refuse_dropped(executable)
+        try:
+            yield
+        except PlanFailedError as failed:
+            executable = next(each for each in executables if each.job.name == failed.plan.name)
+            raise self._blamed(executable, failed) from failed
+
+    def _blamed(
+        self, executable: Executable, failed: PlanFailedError
+    ) -> KernelRejectedError | PlanDroppedError:
+        """What the failure means, which is remembered."""
+        rejection = _told(executable, failed)
+        kernel = None if failed.launch is None else executable.kernels[failed.launch]
+        if kernel is None or kernel in self._rejected or _is_view(kernel):
+            reason = f"{rejection.kind.value}: {rejection.message}"
+            self._dropped[self.key(executable)] = reason
+            if rejection.kind is not RejectionKind.MEMORY:  # of which there may be more another time
+                _DROPPED.at(self.key(executable)).record(self.database, reason)
+            dropped = PlanDroppedError(executable.label, reason)
+            self._note(f"{executable.label}: {dropped}; not used")
+            return dropped
+        self.measurer.reject(kernel, rejection)
+        self._rejected.add(kernel)
+        error = KernelRejectedError(kernel, rejection)
+        self._note(f"{executable.label}: {_name(executable, failed.launch)}: {error}; not used")
+        return error
+
+    def _note(self, text: str) -> None:
+        self.told.append(Failed(text))
+        log.warning("%s", text)
+
+
+def _told(executable: Executable, failed: PlanFailedError) -> Rejection:
+    """The rejection with where it was."""
+    if failed.alone:
+        return failed.rejection
+    where = IN_NETWORK
+    if failed.launch:
+        where += f", after {_name(executable, failed.launch - 1)}"
+    return replace(failed.rejection, message=f"{where}: {failed.rejection.message}")
+
+
+def _name(executable: Executable, launch: int | None) -> str:
+    assert launch is not None
+    region = executable.program.launches[launch]
+    more = "+..." if len(region.ops) > _FEW_OPS else ""
+    return f"{region.backend} {'+'.join(region.ops[:_FEW_OPS])}{more}"
+
+
+def _is_view(kernel: PlanKernel) -> bool:
+    """Whether the search has nothing else in its place."""
+    return isinstance(kernel.what, Request) and kernel.what.backend == VIEW

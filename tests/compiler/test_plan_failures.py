@@ -1,0 +1,116 @@
+"""Who is to blame for a plan that fails, without a worker that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from collage.compiler.executable import Executable
+from collage.compiler.passes.place import Place
+from collage.compiler.plan import Plan
+from collage.compiler.plan_failures import KernelRejectedError, PlanDroppedError, PlanFailures
+from collage.measure_db.database import Database
+from collage.measure_db.plan_protocol import PlanKernel
+from collage.measure_db.plans import PlanFailedError
+from collage.measure_db.results import Rejection, RejectionKind
+from tests.compiler.null import TARGET, Made, NullBackend, each_node
+
+CRASHED = Rejection(RejectionKind.CRASHED, "SIGSEGV")
+
+
+class Rejecting:
+    """A measurer that only takes rejections."""
+
+    def __init__(self, made: Made) -> None:
+        self.model = made.model
+        self.rejected: list[tuple[PlanKernel, Rejection]] = []
+
+    def reject(self, kernel: PlanKernel, rejection: Rejection) -> None:
+        self.rejected.append((kernel, rejection))
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    with Database(tmp_path / "db.sqlite") as database:
+        yield database
+
+
+@pytest.fixture
+def made() -> Made:
+    return Made(each_node("lib", 1.0), NullBackend("lib", team=True))
+
+
+@pytest.fixture
+def executable(made: Made) -> Executable:
+    placement = Place()(made.context, made.measured()).placed.placement
+    return made.lab.bench.assembler.assemble(Plan("mix", placement, exclusive=False), {})
+
+
+def fail(failures: PlanFailures, executable: Executable, launch: int | None, rejection: Rejection) -> None:
+    with failures.blaming([executable]):
+        raise PlanFailedError(executable.job, launch, rejection)
+
+
+def failures_of(made: Made, database: Database) -> tuple[PlanFailures, Rejecting]:
+    measurer = Rejecting(made)
+    return PlanFailures(cast(Any, measurer), database, TARGET), measurer
+
+
+def test_a_kernel_is_rejected_with_the_place(made: Made, executable: Executable, database: Database) -> None:
+    failures, measurer = failures_of(made, database)
+    with pytest.raises(KernelRejectedError) as raised:
+        fail(failures, executable, 1, CRASHED)
+    assert raised.value.kernel == executable.kernels[1]
+    ((kernel, rejection),) = measurer.rejected
+    assert kernel == executable.kernels[1]
+    assert rejection.message == "in the network, after lib relu: SIGSEGV"
+    (told,) = failures.told
+    assert told.text == "mix: lib tanh: crashed: in the network, after lib relu: SIGSEGV; not used"
+
+
+def test_what_nobody_is_to_blame_for_is_dropped_and_remembered(
+    made: Made, executable: Executable, database: Database
+) -> None:
+    failures, measurer = failures_of(made, database)
+    failures.refuse_dropped(executable)
+    with pytest.raises(PlanDroppedError, match="fails as a whole: crashed: in the network: SIGSEGV"):
+        fail(failures, executable, None, CRASHED)
+    assert not measurer.rejected
+    later, _ = failures_of(made, database)
+    with pytest.raises(PlanDroppedError, match="crashed: in the network: SIGSEGV"):
+        later.refuse_dropped(executable)
+    assert (len(failures.told), len(later.told)) == (1, 0)
+
+
+def test_a_kernel_that_was_rejected_before_costs_the_plan(
+    made: Made, executable: Executable, database: Database
+) -> None:
+    failures, _ = failures_of(made, database)
+    with pytest.raises(KernelRejectedError):
+        fail(failures, executable, 1, CRASHED)
+    with pytest.raises(PlanDroppedError):
+        fail(failures, executable, 1, CRASHED)
+
+
+def test_a_want_of_memory_may_be_over_in_the_next_compile(
+    made: Made, executable: Executable, database: Database
+) -> None:
+    failures, _ = failures_of(made, database)
+    with pytest.raises(PlanDroppedError):
+        fail(failures, executable, None, Rejection(RejectionKind.MEMORY, "no memory"))
+    with pytest.raises(PlanDroppedError):
+        failures.refuse_dropped(executable)
+    failures_of(made, database)[0].refuse_dropped(executable)
+
+
+def test_a_kernel_that_only_fails_here_is_blamed_by_itself(
+    made: Made, executable: Executable, database: Database
+) -> None:
+    failures, measurer = failures_of(made, database)
+    with pytest.raises(KernelRejectedError) as raised, failures.here(executable, 2):
+        raise OSError("not here")
+    assert isinstance(raised.value.__cause__, OSError)
+    assert measurer.rejected[0][1].message == "in the process that compiles: not here"
