@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -23,11 +23,10 @@ from collage.graph.dataflow import Array, OpKind
 from collage.measure_db.compare import (
     Expected,
     difference,
-    is_tolerable,
     region_tolerance,
 )
 from collage.measure_db.input_kinds import KINDS, free_integers
-from collage.measure_db.nearby import nearby_outputs
+from collage.measure_db.nearby import as_good_as_can_be, nearby_outputs
 from collage.measure_db.precise import precise_run
 
 log = logging.getLogger(__name__)
@@ -139,7 +138,7 @@ class FinalCheck:
         return Finding(absolute, relative, "")
 
     def _tolerates(self, sample: CheckedSample, position: int, actual: Array, error: float) -> bool:
-        """Whether an output that is a little off is as good as can be expected (see ``Samples.tolerates``)."""
+        """Whether an output that is a little off is as good as can be expected."""
         rule, expected = self.rules[position], sample.outputs[position]
         of_floats = expected.dtype.kind not in "iub"
         if rule.rounded or (of_floats and not np.isfinite(error)):  # NaN elsewhere is no rounding
@@ -147,14 +146,14 @@ class FinalCheck:
         feeds = dict(zip(self.names, sample.inputs, strict=True))
         outputs = nearby_outputs(self.original, feeds, reference_run)
         nearby = [each[position] for each in outputs]
-        about = {"channels_first": rule.channels_first}
-        if is_tolerable(actual, expected, rule.allowed, nearby, **about):
-            return True
-        precise = precise_run(self.original, feeds)
-        if precise is None:
-            return False
-        judge = np.asarray(precise[position]).astype(actual.dtype)
-        return is_tolerable(actual, judge, rule.allowed, [*nearby, expected], **about)
+
+        def precise() -> Any:
+            outputs = precise_run(self.original, feeds)
+            return None if outputs is None else outputs[position]
+
+        return as_good_as_can_be(
+            *(actual, expected, rule.allowed, nearby, precise), channels_first=rule.channels_first
+        )
 
 
 def _samples(original: onnx.ModelProto, model: Model, seed: int) -> Iterator[CheckedSample]:

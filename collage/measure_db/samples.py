@@ -24,9 +24,9 @@ from collage.frontend.random_inputs import indexed_rows
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
 from collage.graph.storage import PLAIN, Storage, to_layout
-from collage.measure_db.compare import Expected, is_tolerable
+from collage.measure_db.compare import Expected
 from collage.measure_db.input_kinds import KINDS, InputKind, free_integers
-from collage.measure_db.nearby import nearby_outputs
+from collage.measure_db.nearby import as_good_as_can_be, nearby_outputs
 from collage.measure_db.precise import precise_run
 from collage.measure_db.reference import PartSession
 from collage.measure_db.store import ValueStore
@@ -131,10 +131,9 @@ class Samples:
     def tolerates(
         self, subgraph: Subgraph, sample: Sample, position: int, actual: Array, allowed: float
     ) -> bool:
-        """Whether a plain output that is off by more than ``allowed`` is still as good as can be expected.
+        """Whether a plain output that is off by more than ``allowed`` is still ``as_good_as_can_be``.
 
-        What changes in the last bits of the inputs do to the outputs tells how exact they can be, and float64
-        arithmetic judges where the reference itself may be the worse one. False where the region has no ONNX form.
+        False where the region has no ONNX form.
         """
         self._turn_to(subgraph)
         names = [f"v{value}" for value in subgraph.inputs]
@@ -145,17 +144,18 @@ class Samples:
             log.debug("%s: %s", subgraph, error)
             return False
         nearby = [outputs[position] for outputs in sample._nearby]
-        about = {"channels_first": sample.channels_first}
-        if is_tolerable(actual, sample.outputs[position], allowed, nearby, **about):
-            return True
-        if not sample._precise:
-            model = self._model or subgraph.to_onnx()
-            sample._precise.append(precise_run(model, dict(zip(names, sample.inputs, strict=True))))
-        (precise,) = sample._precise
-        if precise is None:
-            return False
-        judge = np.asarray(precise[position]).astype(actual.dtype)
-        return is_tolerable(actual, judge, allowed, [*nearby, sample.outputs[position]], **about)
+
+        def precise() -> Any:
+            if not sample._precise:
+                model = self._model or subgraph.to_onnx()
+                sample._precise.append(precise_run(model, dict(zip(names, sample.inputs, strict=True))))
+            (outputs,) = sample._precise
+            return None if outputs is None else outputs[position]
+
+        return as_good_as_can_be(
+            *(actual, sample.outputs[position], allowed, nearby, precise),
+            channels_first=sample.channels_first,
+        )
 
     def _add_nearby(self, subgraph: Subgraph, sample: Sample) -> None:
         session = self._reference(subgraph)
