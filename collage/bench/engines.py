@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from collage.backends.base import BackendKind
 from collage.bench.race import outputs_of, race
 from collage.bench.worker import ENGINES, Setup
 from collage.core.child_process import ChildError
@@ -25,6 +26,7 @@ from collage.frontend.simplify import simplify
 from collage.frontend.value_types import value_type
 from collage.graph.dataflow import Array, TensorType
 from collage.kernel.target import usable_cores
+from collage.measure_db.travel import pickle_backend
 
 OURS = "collage"
 REFERENCE = "onnxruntime"
@@ -45,12 +47,13 @@ def bench(
 ) -> dict[str, Any]:
     """Compare Collage with engines on an ONNX file; the JSON contract of ``collage bench --json``.
 
-    ``engines`` defaults to all that are installed. ``others`` maps names of contenders from outside to
-    "module:function" (see ``collage.bench.worker.Setup``). ``module`` is a compiled module of the model; without it,
-    the model is compiled here. Times are microseconds. ``speedup_vs_best_engine`` is the best contender's median over
-    Collage's, or None when no other contender ran the model. ``within_noise`` tells that the rounds show no
-    difference. Contenders that cannot run the model are listed under ``failed``; for an engine that was asked for by
-    name this is an error. Raises UsageError, ModelError and what ``collage.compile`` raises.
+    ``engines`` defaults to all that are installed, those of other packages among them. ``others`` maps names of
+    contenders from outside to "module:function" (see ``collage.bench.worker.Setup``). ``module`` is a compiled
+    module of the model; without it, the model is compiled here. Times are microseconds. ``speedup_vs_best_engine``
+    is the best contender's median over Collage's, or None when no other contender ran the model. ``within_noise``
+    tells that the rounds show no difference. Contenders that cannot run the model are listed under ``failed``; for
+    an engine that was asked for by name this is an error. Raises UsageError, ModelError and what
+    ``collage.compile`` raises.
     """
     show = progress or (lambda _: None)
     chosen = _choose(engines)
@@ -110,8 +113,10 @@ def _choose(engines: Sequence[str] | None) -> list[str]:
     """Names of the engines to run beside Collage. Raises one UsageError for all names that are wrong."""
     from collage.api import default_registry
 
-    known = [name for name in ENGINES if name != OURS]
-    probes = default_registry().availability()
+    registry = default_registry()
+    probes = registry.availability()
+    registered = [n for n in probes if registry[n].kind is BackendKind.ENGINE and registry[n].takes_models()]
+    known = list(dict.fromkeys((*(name for name in ENGINES if name != OURS), *registered)))
     if engines is None:
         return [name for name in known if probes[name]]
     wanted = [name for name in dict.fromkeys(each.lower() for each in engines) if name != OURS]
@@ -203,4 +208,11 @@ def _compile(
 
 def _for(setup: Setup, engine: str, module: str) -> Setup:
     """The setup of one contender; Collage runs the module, all others the model."""
-    return replace(setup, engine=engine, path=module if engine == OURS else setup.path)
+    from collage.api import default_registry
+
+    if engine == OURS:
+        return replace(setup, engine=engine, path=module)
+    registry = default_registry()
+    if engine in ENGINES or engine not in registry.availability():
+        return replace(setup, engine=engine)
+    return replace(setup, engine=engine, backend=pickle_backend(engine, registry[engine]))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +15,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from collage.backends.base import Backend
 from collage.core.child_process import Failure, read_message, take_over_pipes, write_message
 from collage.graph.dataflow import Array, TensorType
 from collage.kernel.buffers import aligned_array, aligned_copy
 from collage.kernel.kernel import Call
+from collage.kernel.options import BuildOptions
 
 _LEAST_CALLS = 3
 _MOST_CALLS = 2000
@@ -34,7 +37,8 @@ class Setup:
     module is found as in the parent, since the child has the parent's ``sys.path``.
     ``path`` is the ONNX file, or the ``.collage`` file for Collage. ``dims`` gives the extents of symbolic
     dimensions that have a name, and ``shapes`` the shapes of inputs that are not static. ``outputs`` has the model's
-    order; the type is None where the shape depends on data.
+    order; the type is None where the shape depends on data. ``backend`` is the pickled backend of an engine that
+    another package or script has registered.
     """
 
     engine: str
@@ -44,6 +48,7 @@ class Setup:
     outputs: Mapping[str, TensorType | None]
     shapes: Mapping[str, tuple[int, ...]]
     dims: Mapping[str, int]
+    backend: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ def main() -> None:
     try:
         setup: Setup = read_message(source)
         try:
-            call, outputs = _engine(setup.engine)(setup)
+            call, outputs = _engine(setup)(setup)
             call()
             reply: object = Ready(tuple(np.array(each) for each in outputs()))
         except Exception as error:  # an engine may raise anything, and the parent is told of it
@@ -198,9 +203,42 @@ ENGINES: Mapping[str, Engine] = {
 }
 
 
-def _engine(name: str) -> Engine:
-    module, _, function = name.partition(":")
-    found: Engine = getattr(import_module(module), function) if function else ENGINES[name]
+def _registered(setup: Setup) -> tuple[Call, Outputs]:
+    """A registered engine, as Collage uses it: its kernel of the model, or its session where a shape is open."""
+    from collage.frontend.load import load_onnx
+    from collage.frontend.shapes import fix_shapes
+
+    assert setup.backend is not None
+    backend: Backend = pickle.loads(setup.backend)
+    options = BuildOptions(threads=setup.threads, exclusive=True)
+    model = load_onnx(setup.path)
+    fix_shapes(model, setup.shapes)
+    inputs = [aligned_copy(array) for array in setup.inputs.values()]
+    kinds = [kind for kind in setup.outputs.values() if kind is not None]
+    if len(kinds) == len(setup.outputs):
+        outputs = [aligned_array(kind) for kind in kinds]
+        kernel = backend.load(backend.codegen_model(model, options), options)
+        call = kernel.bind(inputs, outputs)
+
+        def run_bound() -> None:
+            call()
+            assert inputs  # the call keeps the bound arrays alive
+
+        return run_bound, lambda: outputs
+    session = backend.session(model.SerializeToString(), options)
+    last: list[Any] = []
+
+    def run() -> None:
+        last[:] = session.run(inputs)
+
+    return run, lambda: last
+
+
+def _engine(setup: Setup) -> Engine:
+    if setup.backend is not None:
+        return _registered
+    module, _, function = setup.engine.partition(":")
+    found: Engine = getattr(import_module(module), function) if function else ENGINES[setup.engine]
     return found
 
 

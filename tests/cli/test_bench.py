@@ -8,6 +8,7 @@ import onnx
 import pytest
 from onnx import helper
 
+from collage.backends.base import Availability
 from tests.cli.helpers import fails, json_of, succeeds
 from tests.models import make_model
 
@@ -77,3 +78,24 @@ def test_an_engine_that_fails_is_named(
     assert "KeyError" in found["failed"]["openvino"]
     assert "openvino" not in found["engines"]
     fails(1, "bench", path, *options, "--engines", "openvino", words=("openvino cannot run", "KeyError"))
+
+
+def test_a_registered_engine_takes_part(network: Path, module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from collage import api
+    from collage.backends.registry import builtin_registry
+    from collage.bench.engines import bench
+    from tests.beside import Slow
+
+    class Named(Slow):
+        name = "named"
+
+        def available(self) -> Availability:
+            return Availability(version="1")
+
+    registry = builtin_registry(with_entry_points=False)
+    registry.register(Named())
+    monkeypatch.setattr(api, "default_registry", lambda: registry)
+    found = bench(network, module=module, engines=["named"], rounds=1)
+    assert set(found["engines"]) == {"collage", "named"}
+    assert found["engines"]["named"]["max_relative_error"] < 1e-4
+    assert not found["failed"]
