@@ -12,18 +12,15 @@ _SIZES: Mapping[str, Sequence[int]] = {
     **dict.fromkeys(
         ("AffineGrid", "CenterCropPad", "Expand", "Reshape", "Split", "SplitToSequence", "Tile"), (1,)
     ),
-    **dict.fromkeys(
-        ("CumProd", "CumSum", "OneHot", "Squeeze", "TopK", "Trilu", "Unsqueeze", "Upsample"), (1,)
-    ),
+    **dict.fromkeys(("Squeeze", "Unsqueeze", "Upsample"), (1,)),
     "Col2Im": (1, 2),
-    "ConstantOfShape": (0,),
     "MaxUnpool": (1, 2),
     "Pad": (1, 3),
-    "Range": (0, 1, 2),
     "Resize": (1, 2, 3),
     "Slice": (1, 2, 3, 4),
 }
-"""Operands that are extents, axes and the like, by operator. Indices have checks of their own (``index_limits``)."""
+"""Operands, by operator, that say what the data must fit, or may not fit it. Indices have checks of their own (see
+``index_limits``); the sizes of a Range or a OneHot fit anything."""
 
 _EXTENTS = frozenset({"Shape", "Size"})
 """What they give depends on extents only, which engines look after."""
