@@ -9,8 +9,11 @@ import pytest
 
 from collage.measure_db.effort import FULL
 
-# A job in the background is started with SIGINT ignored, and its children inherit that: none could be interrupted.
+# A job in the background is started with SIGINT ignored, one under nohup with SIGHUP, and children inherit that: tests
+# could not interrupt or hang up on theirs. What has a handler here is as usual in children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -90,10 +90,10 @@ import os, sys, time
 from collage.core.temporary import TemporaryFolder
 folder = TemporaryFolder("model")
 if os.fork() == 0:
+    print("begun", flush=True)
     sys.stdin.close()
     time.sleep(float(sys.argv[1]))
     sys.exit()  # with all that happens at a process's end
-print("begun", flush=True)
 sys.stdin.read()
 os.wait()
 assert folder.path.exists()
