@@ -12,7 +12,7 @@ _SIZES: Mapping[str, Sequence[int]] = {
     **dict.fromkeys(
         ("AffineGrid", "CenterCropPad", "Expand", "Reshape", "Split", "SplitToSequence", "Tile"), (1,)
     ),
-    **dict.fromkeys(("Squeeze", "Unsqueeze", "Upsample"), (1,)),
+    **dict.fromkeys(("CumProd", "CumSum", "Squeeze", "Trilu", "Unsqueeze", "Upsample"), (1,)),
     "Col2Im": (1, 2),
     "MaxUnpool": (1, 2),
     "Pad": (1, 3),
