@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
