@@ -28,15 +28,18 @@ class Contenders:
 
     def __init__(self) -> None:
         self._times: dict[tuple[int, ...], dict[_Kind, float]] = {}
+        self._losses: dict[_Kind, list[float]] = defaultdict(list)
+        """How many times as long as the fastest each took, as logarithms, on the regions that are done with."""
+        self._new: set[tuple[int, ...]] = set()
 
     def in_turn(self, requests: Iterable[Request]) -> list[Request]:
         """Requests of one region, the ones that are likely to be fast first: those that were on other regions."""
-        losses: dict[_Kind, list[float]] = defaultdict(list)
-        for times in self._times.values():
-            fastest = min(times.values())
-            for kind, us in times.items():
-                losses[kind].append(math.log(us / fastest))
-        return sorted(requests, key=lambda request: fmean(losses.get(_kind(request), (0.0,))))
+        for nodes in self._new:
+            fastest = min(self._times[nodes].values())
+            for kind, us in self._times[nodes].items():
+                self._losses[kind].append(math.log(us / fastest))
+        self._new.clear()
+        return sorted(requests, key=lambda request: fmean(self._losses.get(_kind(request), (0.0,))))
 
     def hopeless_us(self, request: Request) -> float:
         """A candidate that takes longer than so many microseconds needs no precise time."""
@@ -47,6 +50,7 @@ class Contenders:
         """Take in what a candidate took."""
         if isinstance(outcome, Measurement) and outcome.median_us > 0:
             self._times.setdefault(request.nodes, {})[_kind(request)] = outcome.median_us
+            self._new.add(request.nodes)
 
 
 def _kind(request: Request) -> _Kind:

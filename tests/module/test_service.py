@@ -325,10 +325,6 @@ def _in_every_run(counts: Mapping[str, float]) -> dict[str, float]:
     return {name: count for name, count in counts.items() if count >= 0.5}
 
 
-# ----------------------------------------------------------------------------------------------------------
-# -------- Forks
-
-
 def run(program: str, *arguments: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-W", "ignore", "-c", program, *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, timeout=300, capture_output=True, text=True)
