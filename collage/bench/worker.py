@@ -17,6 +17,7 @@ import numpy as np
 
 from collage.backends.base import Backend
 from collage.core.child_process import Failure, read_message, take_over_pipes, write_message
+from collage.core.library_text import library_text
 from collage.graph.dataflow import Array, TensorType
 from collage.kernel.buffers import aligned_array, aligned_copy
 from collage.kernel.kernel import Call
@@ -243,4 +244,4 @@ def _engine(setup: Setup) -> Engine:
 
 
 def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return f"{type(error).__name__}: {library_text(error)}"

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx
 
+from collage.core.library_text import library_text
 from collage.errors import ModelError
 from collage.frontend.model import Model
 from collage.frontend.op_kinds import is_convolution, rounds
@@ -101,7 +102,7 @@ class FinalCheck:
         try:
             samples = tuple(_samples(original, model, seed))
         except Exception as error:  # ORT's exceptions share no base class but Exception
-            text = " ".join(str(error).split())[:300]
+            text = library_text(error)
             raise ModelError(f"ONNX Runtime cannot run the model: {text}") from error
         return FinalCheck(original, names, samples, tuple(_rules(model)))
 
@@ -179,9 +180,7 @@ def _samples(original: onnx.ModelProto, model: Model, seed: int) -> Iterator[Che
         try:
             yield CheckedSample(kind.name, inputs, run(inputs), kind.ordinary)
         except Exception as error:  # ORT's exceptions share no base class but Exception
-            log.info(
-                "%s: ONNX Runtime refuses %s: %s", model.name, kind.name, " ".join(str(error).split())[:300]
-            )
+            log.info("%s: ONNX Runtime refuses %s: %s", model.name, kind.name, library_text(error))
 
 
 def _rules(model: Model) -> Iterator[OutputRule]:

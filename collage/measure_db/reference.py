@@ -17,6 +17,7 @@ import onnx
 import onnxruntime as ort
 from onnx import numpy_helper
 
+from collage.core.library_text import library_text
 from collage.errors import MeasurementError
 from collage.frontend.exotic import plain_interface
 from collage.frontend.model import Model
@@ -107,9 +108,7 @@ def _run_operators(model: Model, source: int, store: ValueStore) -> str | None:
         log.debug("no inner values: %s", error)
         return None
     except Exception as error:  # ORT's exceptions share no base class but Exception
-        log.debug(
-            "no inner values of %s: %s", model.describe_node(nodes[0]), " ".join(str(error).split())[:300]
-        )
+        log.debug("no inner values of %s: %s", model.describe_node(nodes[0]), library_text(error))
         return None
     arrays = dict(zip(made, results, strict=True))
     allowed = region_tolerance(graph.type_of(v).dtype for v in [*made, *read])
@@ -170,7 +169,7 @@ class _NodeRunner:
                     "Allow it more with --time-limit."
                 ) from None
             except Exception as error:  # ORT's exceptions share no base class but Exception
-                text = " ".join(str(error).split())[:300]
+                text = library_text(error)
                 log.debug("node %s alone in ONNX Runtime: %s", node.name, text)
         return {}
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from collage.core.library_text import library_text
 from collage.frontend.op_kinds import is_convolution, rounds
 from collage.frontend.random_inputs import indexed_rows
 from collage.frontend.subgraph import Subgraph
@@ -217,7 +218,7 @@ class Samples:
                     feeds = dict(zip(names, inputs, strict=True))
                     outputs = self._reference(subgraph).run(feeds, self._limit_s)
             except Exception as error:  # ORT's exceptions share no base class but Exception
-                log.debug("%s on %s: %s", subgraph, kind.name, " ".join(str(error).split())[:300])
+                log.debug("%s on %s: %s", subgraph, kind.name, library_text(error))
                 if self._session is None:
                     return
                 continue

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from collage.backends.onnxruntime import UNOPTIMISED
+from collage.core.library_text import library_text
 from collage.errors import CollageError
 from collage.graph.dataflow import Array
 from collage.graph.magnitudes import LIMIT, SCANNED, SCANNED_INTEGERS
@@ -42,7 +43,7 @@ class Careful:
         except CollageError:
             raise
         except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
-            text = " ".join(str(error).split())[:400]
+            text = library_text(error)
             raise CollageError(f"ONNX Runtime fails on these inputs: {text}") from error
 
 

@@ -15,6 +15,7 @@ from weakref import WeakSet
 import numpy as np
 import numpy.typing as npt
 
+from collage.core.library_text import library_text
 from collage.errors import CollageError
 from collage.graph.dataflow import Array, np_dtype
 from collage.kernel.buffers import aligned_empty
@@ -142,9 +143,7 @@ class Executor:
         except CollageError:
             raise
         except Exception as error:  # an engine raises anything
-            raise CollageError(
-                f"a kernel fails on these inputs: {' '.join(str(error).split())[:400]}"
-            ) from error
+            raise CollageError(f"a kernel fails on these inputs: {library_text(error)}") from error
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         """Outputs, in order, as arrays of the caller's own."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from collage.core.library_text import library_text
 from collage.errors import CollageError, InputError
 from collage.graph.dataflow import Array, np_dtype
 from collage.kernel.frames import Buffer
@@ -46,7 +47,7 @@ class Fallback:
         except CollageError:
             raise
         except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
-            text = " ".join(str(error).split())[:400]
+            text = library_text(error)
             shapes = ", ".join(f"{name}: {array.shape}" for name, array in arrays.items())
             raise InputError(f"the model does not run on inputs of shapes {shapes}: {text}") from None
         return dict(zip([port.name for port in self._outputs], values, strict=True))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from collage.core.library_text import library_text
 from collage.errors import CollageError, InputError, unknown_names
 from collage.graph.dataflow import Array, np_dtype
 from collage.graph.value_type import STRING, TENSOR, MismatchError
@@ -83,7 +84,7 @@ class TailExecutor:
             else:
                 given = self._session.run(read)
         except Exception as error:  # an engine raises anything
-            text = " ".join(str(error).split())[:400]
+            text = library_text(error)
             raise CollageError(f"{self.tail.region.backend} fails on these inputs: {text}") from error
         return dict(zip(self.tail.writes, given, strict=True))
 

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass, replace
 
 from collage.compiler.state import Compilation, Context
+from collage.core.library_text import library_text
 from collage.errors import CollageError, ModelError
 from collage.frontend.model import from_simplified
 from collage.frontend.simplify import simplify
@@ -25,7 +26,7 @@ class Import:
         except (CollageError, MemoryError):
             raise
         except Exception as error:  # of the importer's, of onnx's, or one of our own
-            text = " ".join(str(error).split())[:400]
+            text = library_text(error)
             log.warning("%s: the import failed, which is a fault in Collage", source.name, exc_info=True)
             raise ModelError(f"Collage's import fails ({type(error).__name__}: {text}).") from error
         return replace(compilation, model=model)
