@@ -7,9 +7,9 @@
 Each model gets real inputs: text rendered to pictures for the detector, classifier and recogniser of characters,
 generated sound for the voice-activity detectors (window after window, carrying the state on), and files of this
 repository for magika. Every output may be as far from ONNX Runtime's as Collage's own checks allow, beside what that
-is off from itself without its optimisations, and what is decided by it (a label, a character, speech or not) has to be
-the same. Nothing is downloaded. A table goes to stdout, progress to
-stderr. Exit status: 0, 1 (a model does not compile, or disagrees) or 2 (usage).
+is off from itself without its optimisations; float64 arithmetic judges what is off by more. What is decided by an
+output (a label, a character, speech or not) has to be the same. Nothing is downloaded. A table goes to stdout,
+progress to stderr. Exit status: 0, 1 (a model does not compile, or disagrees) or 2 (usage).
 """
 
 from __future__ import annotations
