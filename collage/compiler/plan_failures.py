@@ -73,16 +73,20 @@ class PlanFailures:
 
     def refuse_dropped(self, executable: Executable) -> None:
         """Raise PlanDroppedError for a plan that was dropped, now or in an earlier compile."""
-        key = self.key(executable)
-        known = self._dropped.get(key) or _DROPPED.at(key).look_up(self.database)
-        if known is not None:
-            raise PlanDroppedError(executable.label, known)
+        self._refuse([executable])
+
+    def _refuse(self, executables: Sequence[Executable]) -> None:
+        """The same for the first of several that was dropped; they are looked up in one query."""
+        keys = [self.key(executable) for executable in executables]
+        dropped = _DROPPED.known(self.database, keys) | self._dropped
+        for executable, key in zip(executables, keys, strict=True):
+            if key in dropped:
+                raise PlanDroppedError(executable.label, dropped[key])
 
     @contextmanager
     def blaming(self, executables: Sequence[Executable]) -> Iterator[None]:
         """Refuse what was dropped, and blame whichever executable of these a PlanFailedError is about."""
-        for executable in executables:
-            self.refuse_dropped(executable)
+        self._refuse(executables)
         try:
             yield
         except PlanFailedError as failed:
@@ -103,7 +107,7 @@ class PlanFailures:
             dropped = PlanDroppedError(executable.label, reason)
             self._note(f"{executable.label}: {dropped}; not used")
             return dropped
-        self.measurer.reject(kernel, rejection)
+        self.measurer.kernels.reject(kernel, rejection)
         self._rejected.add(kernel)
         error = KernelRejectedError(kernel, rejection)
         self._note(f"{executable.label}: {_name(executable, failed.launch)}: {error}; not used")

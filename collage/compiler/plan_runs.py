@@ -104,7 +104,7 @@ class PlanRuns:
     @cached_property
     def plans(self) -> Plans:
         """Those of the measurer's worker."""
-        return Plans(self.measurer)
+        return Plans(self.measurer.session, self.measurer.kernels)
 
     def refuse_dropped(self, executable: Executable) -> None:
         """Raise PlanDroppedError for a plan that was dropped, now or in an earlier compile."""
@@ -186,7 +186,7 @@ class PlanRuns:
         """The executable in this process, to be handed over: what went well in the worker may yet fail here."""
         for launch, kernel in enumerate(executable.kernels):
             with self.failures.here(executable, launch):
-                self.measurer.make_here(kernel)
+                self.measurer.kernels.make_here(kernel)
         parts = assembler.parts(executable)
         kernels: list[Kernel] = []
         loading = load_kernels(executable.program, parts.artifacts, self.measurer.backends)

@@ -12,11 +12,12 @@ from collage.graph.dataflow import Array
 from collage.graph.storage import PLAIN, Storage, from_layout, to_layout
 from collage.kernel.buffers import as_bytes, poison
 from collage.kernel.kernel import Call, Kernel
-from collage.measure_db.candidate import RejectedError, allowed_error, may_be_rounding, stage
+from collage.measure_db.gate import allowed_error, may_be_rounding
 from collage.measure_db.plan_protocol import Plan, Stage
 from collage.measure_db.plan_trace import Place
 from collage.measure_db.results import Rejection, RejectionKind
 from collage.measure_db.samples import Samples
+from collage.measure_db.stages import RejectedError, stage
 from collage.runtime.executor import Executor
 
 _RUNS = 3

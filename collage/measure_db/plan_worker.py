@@ -19,7 +19,6 @@ from collage.graph.dataflow import Array
 from collage.kernel.frames import Artifact
 from collage.kernel.kernel import Call, Kernel
 from collage.measure_db.artifacts import Artifacts
-from collage.measure_db.candidate import RejectedError, stage
 from collage.measure_db.launch_times import NotedRuns, run_in_turns
 from collage.measure_db.plan_check import PlanCheck
 from collage.measure_db.plan_protocol import (
@@ -39,6 +38,7 @@ from collage.measure_db.plan_protocol import (
 from collage.measure_db.plan_trace import Place, blame, clock_of
 from collage.measure_db.protocol import AS_LOADED
 from collage.measure_db.samples import Samples
+from collage.measure_db.stages import RejectedError, stage
 from collage.measure_db.timing import time_calls
 from collage.runtime.careful import Careful
 from collage.runtime.executor import Executor

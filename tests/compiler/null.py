@@ -144,7 +144,7 @@ class NullMeasurer:
     def key(self, request: Request) -> KernelKey:
         return KernelKey(str(request.nodes), request.backend, "1", "", 2, "made up", "1")
 
-    def beside(self, threads: int) -> NullMeasurer:
+    def on_threads(self, threads: int) -> NullMeasurer:
         return self.single
 
 

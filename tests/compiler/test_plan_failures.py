@@ -26,6 +26,7 @@ class Rejecting:
 
     def __init__(self, made: Made) -> None:
         self.model = made.model
+        self.kernels = self
         self.rejected: list[tuple[PlanKernel, Rejection]] = []
 
     def reject(self, kernel: PlanKernel, rejection: Rejection) -> None:
