@@ -68,7 +68,7 @@ class PlanFailures:
             yield
         except Exception as error:  # a backend raises anything
             rejection = Rejection(RejectionKind.FAILED, f"in the process that compiles: {error}")
-            failed = PlanFailedError(executable.job, launch, rejection, alone=True)
+            failed = PlanFailedError(executable.job, launch, rejection, by_itself=True)
             raise self._blamed(executable, failed) from error
 
     def refuse_dropped(self, executable: Executable) -> None:
@@ -120,7 +120,7 @@ class PlanFailures:
 
 def _told(executable: Executable, failed: PlanFailedError) -> Rejection:
     """The rejection with where it was."""
-    if failed.alone:
+    if failed.by_itself:
         return failed.rejection
     where = IN_NETWORK
     if failed.launch:

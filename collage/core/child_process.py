@@ -117,7 +117,7 @@ class ChildProcess:
         The pipes are closed last: a measuring worker that sees them close takes its parent for dead, and
         removes the folder that the next worker needs.
         """
-        if self._process.returncode is None:  # not yet waited for, so its id is still its own
+        if self._process.returncode is None:  # nobody has waited for it yet, so its id is still its own
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()

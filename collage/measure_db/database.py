@@ -143,10 +143,6 @@ class Database(DatabaseFile):
                 raise self._damaged(f"{value!r:.80} is no value of {name}") from error
         return found
 
-    def get_fact(self, name: str, key: str) -> Json:
-        """The small value recorded under a name and a key, or None."""
-        return self.get_facts(name, [key]).get(key)
-
     def put_fact(self, name: str, key: str, value: Json) -> None:
         """Record a small value, replacing an earlier one."""
         self._write(

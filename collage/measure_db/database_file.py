@@ -63,7 +63,8 @@ class DatabaseFile:
             self._connection = sqlite3.connect(self.path, timeout=busy_s, isolation_level=None)
         try:
             with self._errors():
-                self._check(migrations)  # before WAL mode, which would be a change to a file that is not ours
+                # WAL mode comes after the check, since it would be a change to a file that is not ours.
+                self._check(migrations)
                 self._use_wal(busy_s)
                 self._migrate(migrations)
         except BaseException:
@@ -115,7 +116,7 @@ class DatabaseFile:
         deadline = time.monotonic() + busy_s
         while True:
             try:
-                # Raises DatabaseError for a file that is no database: this is the first read of it.
+                # This is the first read of the file, so it raises DatabaseError for one that is no database.
                 (mode,) = self._connection.execute("PRAGMA journal_mode = WAL").fetchone()
                 break
             except sqlite3.OperationalError as error:

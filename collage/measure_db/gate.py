@@ -101,7 +101,7 @@ class Gate:
 
     def _error(self, sample: Sample, position: int, array: Array, about: str) -> float:
         """The error of an output, or what is allowed where rounding explains it. Raises RejectedError."""
-        # Compared as stored: the padding of a blocked value has to be zero, since its readers rely on it.
+        # Outputs are compared as they are stored: the padding of a blocked value must be zero, as its readers expect.
         storage = self._kernel.buffers.output_storages[position]
         expected = sample.expected(position, storage)
         allowed = allowed_error(self._subgraph, sample)

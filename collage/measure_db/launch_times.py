@@ -61,13 +61,6 @@ class NotedRuns:
         return [float(each) for each in np.median(np.array(rows), axis=0) / 1e3]
 
 
-def launch_times_us(executor: Executor, inputs: Sequence[Array], limit_s: float = 0.5) -> list[float]:
-    """``NotedRuns.launches_us`` of runs on these inputs; see ``run_in_turns``."""
-    noted = NotedRuns(executor, inputs)
-    run_in_turns(noted, limit_s)
-    return noted.launches_us()
-
-
 def run_in_turns(noted: Call, limit_s: float) -> None:
     """Run in turns like those in which whole networks are compared, at least five, for ``limit_s`` seconds."""
     start = time.monotonic()

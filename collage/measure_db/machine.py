@@ -40,9 +40,11 @@ def limit_memory(limit: int | None) -> None:
     """
     try:
         import resource
-    except ImportError:  # not on Windows
+    except ImportError:  # Windows has no such module
         return
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is expected here, its core file is not
+    resource.setrlimit(
+        resource.RLIMIT_CORE, (0, 0)
+    )  # a crash is expected here, but its core file is of no use
     if limit is not None:
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
         within = limit if most == resource.RLIM_INFINITY else min(limit, most)

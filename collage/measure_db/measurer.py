@@ -37,7 +37,7 @@ def _read_reasons(value: Any) -> Mapping[int, str]:
 _WRONG_CONVERSIONS: Fact[Mapping[int, str]] = Fact("wrong_conversions", _write_reasons, _read_reasons)
 
 Show = Callable[[Progress], None]
-"""Takes a note of how far the work has come."""
+"""Shows how far the work has come."""
 
 
 class Measurer:
@@ -119,7 +119,7 @@ class Measurer:
         return self._keys.key(request)
 
     def known(self, requests: Collection[Request]) -> dict[Request, Outcome]:
-        """What is recorded of the requests, in one query. Those that nothing is known of are left out."""
+        """The recorded outcomes of the requests, looked up in one query. Requests without one are left out."""
         keys = {request: self.key(request) for request in requests}
         found = self._database.get(keys.values())
         return {
@@ -157,7 +157,7 @@ class Measurer:
         """Outcomes of what is not known, each measured and recorded."""
         key_of = {request: key for key, request in missing.items()}
         done = 0
-        # The samples of a region serve all that are measured on it, one after another.
+        # Candidates of one region follow each other, so that the worker makes the region's samples once.
         for _, region in groupby(sorted(key_of, key=lambda r: r.nodes), key=lambda r: r.nodes):
             for request in contenders.in_turn(region):
                 text = self.measured.describe(request)
@@ -184,7 +184,7 @@ class Measurer:
             outcome: Outcome = self.session.ask(message, what, settings.threads)
             if isinstance(outcome, Measurement) or self.session.fatal_samples() == known:
                 return outcome
-            # It was the reference that ended the worker, not the candidate; the next one does without that sample.
+            # The reference has ended the worker, not the candidate. The next worker leaves out that sample.
 
     def measure_transforms(self, transforms: Collection[LayoutTransform]) -> dict[LayoutTransform, float]:
         """Costs of layout transforms in microseconds. Those that cannot be made are left out.

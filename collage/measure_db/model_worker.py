@@ -176,7 +176,7 @@ class ModelWorker:
                 kernel = self._kept(request, options)
             except RejectedError:
                 continue
-            kernels.append(kernel)  # whose buffers the calls use
+            kernels.append(kernel)  # the calls use its buffers, so it must live as long as they do
             call = self._marked(number, kernel.call)
             if self._backend(request.backend).on_team():
                 calls.append(call)

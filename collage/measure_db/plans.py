@@ -46,15 +46,17 @@ _OPEN = 3
 class PlanFailedError(Exception):
     """A plan crashed, hung, raised or was wrong; ``launch`` is the one that is to blame, or None where it is not known.
 
-    ``alone`` tells that the kernel failed by itself, when it was built once more for the plan.
+    ``by_itself`` tells that the kernel failed outside the plan, when it was built once more for the plan.
     """
 
-    def __init__(self, plan: Plan, launch: int | None, rejection: Rejection, *, alone: bool = False) -> None:
+    def __init__(
+        self, plan: Plan, launch: int | None, rejection: Rejection, *, by_itself: bool = False
+    ) -> None:
         super().__init__(rejection.message)
         self.plan = plan
         self.launch = launch
         self.rejection = rejection
-        self.alone = alone
+        self.by_itself = by_itself
 
 
 class Plans:
@@ -130,7 +132,7 @@ class Plans:
             for launch, kernel in enumerate(plan.kernels):
                 rejection = self._kernels.make(kernel)
                 if rejection is not None:
-                    raise PlanFailedError(plan, launch, rejection, alone=True)
+                    raise PlanFailedError(plan, launch, rejection, by_itself=True)
             if plan.program.is_guarded:
                 self._kernels.keep_as_loaded()
         names = [plan.name for plan in plans]

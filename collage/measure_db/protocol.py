@@ -162,7 +162,7 @@ class CompareWhole:
 
 @dataclass(frozen=True)
 class Compared:
-    """Timings by backend."""
+    """The timings by the names of the engines or modules."""
 
     timings: Mapping[str, Timing]
 

@@ -76,7 +76,10 @@ def _largest(found: Any, over: Sequence[int], coarser: Any) -> Any:
 
 
 def widened(array: Array) -> Any:
-    """float32 for short integers, whose differences overflow, and 8- and 16-bit floats, which numpy is slow with."""
+    """The array in float32, unless it has floats of 32 bits or more.
+
+    The differences of short integers overflow, and numpy is slow with floats of 8 and 16 bits.
+    """
     if array.dtype.kind in "fc" and array.dtype.itemsize >= 4:
         return array
     return array.astype(np.float32)

@@ -80,12 +80,12 @@ def _worker_can_import(module: ModuleType) -> bool:
         path = list(spec.submodule_search_locations or [])
     file = getattr(module, "__file__", None)
     if spec is None or not spec.has_location or spec.origin is None or file is None:
-        return spec is not None  # built in, or frozen
+        return spec is not None  # the module is built in, or frozen
     return Path(spec.origin).resolve() == Path(file).resolve()
 
 
 def _find(name: str, path: list[str] | None) -> ModuleSpec | None:
-    """What an import would find if the module were not loaded yet (importlib.util.find_spec asks it then)."""
+    """What an import would find if the module were not loaded yet; importlib.util.find_spec asks a loaded module."""
     for finder in sys.meta_path:
         spec = finder.find_spec(name, path)
         if spec is not None:

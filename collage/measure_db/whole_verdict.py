@@ -52,7 +52,7 @@ def compared(
     allowed = region_tolerance(dtypes_of([*inputs, *expected]))
     notes = [] if judge == JUDGES[0] else [f"outputs are checked with {judge}"]
     right = {name for name, error in errors.items() if error[1] <= allowed}
-    if not right and allowed == tolerance("float64"):  # better than nothing, and the note tells
+    if not right and allowed == tolerance("float64"):  # it is better than nothing, and the note tells
         right = {name for name, error in errors.items() if error[1] <= tolerance("float32")}
         notes += ["computes in float32 what the model has in float64"] if right else []
     if not right and any("Quantize" in node.op_type for node in all_nodes(model.graph)):

@@ -81,14 +81,14 @@ def test_networks_and_facts(path: Path) -> None:
     timing = Timing(100.0, 1.0, 99.0, 120.0, 40)
     with Database(path) as database:
         assert database.get_network(network) is None
-        assert database.get_fact("epsilon_us", "here") is None
+        assert database.get_facts("epsilon_us", ["here"]) == {}
         database.put_network(network, timing, "resnet")
         database.put_fact("epsilon_us", "here", 1.5)
         database.put_fact("wrong", "m", {"3": "reason"})
         assert database.get_network(network) == timing
         assert database.get_network(replace(network, threads=1)) is None
-        assert database.get_fact("epsilon_us", "here") == 1.5
-        assert database.get_fact("wrong", "m") == {"3": "reason"}
+        assert database.get_facts("epsilon_us", ["here"]) == {"here": 1.5}
+        assert database.get_facts("wrong", ["m"]) == {"m": {"3": "reason"}}
 
 
 def test_many_networks_and_facts_at_once(path: Path) -> None:
@@ -115,13 +115,13 @@ def test_what_was_recorded_before_is_recorded_anew(path: Path) -> None:
     with Database(path, since=time.time()) as database:
         assert database.get([KEY]) == {}
         assert database.get_network(network) is None
-        assert database.get_fact("epsilon_us", "here") is None
+        assert database.get_facts("epsilon_us", ["here"]) == {}
         database.put(KEY, MEASURED)
         database.put_network(network, timing)
         database.put_fact("epsilon_us", "here", 0.25)
         assert database.get([KEY]) == {KEY: MEASURED}
         assert database.get_network(network) == timing
-        assert database.get_fact("epsilon_us", "here") == 0.25
+        assert database.get_facts("epsilon_us", ["here"]) == {"here": 0.25}
         assert database.stats().networks == 1
 
 
@@ -179,7 +179,7 @@ def _use(path: Path) -> None:
     """All that a compile does with a database."""
     with Database(path) as database:
         database.get([replace(KEY, digest=f"{number:032}") for number in range(60)])
-        database.get_fact("wrong", "m")
+        database.get_facts("wrong", ["m"])
         database.get_network(NetworkKey("g", "p", 2, "EPYC", "v"))
         database.put(KEY, MEASURED)
         database.put_fact("wrong", "n", None)

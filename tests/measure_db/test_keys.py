@@ -70,7 +70,7 @@ def test_what_is_no_such_value_is_made_again(stored: Any, tmp_path: Path) -> Non
     with Database(tmp_path / "db.sqlite") as database:
         database.put_fact("number", "here", stored)
         assert database.remember(NUMBER.at("here"), Making(2.0)) == 2.0
-        assert database.get_fact("number", "here") == 2.0
+        assert database.get_facts("number", ["here"]) == {"here": 2.0}
 
 
 def test_timings_in_another_form_are_made_again(tmp_path: Path) -> None:
