@@ -75,13 +75,17 @@ class PlanFailures:
         """Raise PlanDroppedError for a plan that was dropped, now or in an earlier compile."""
         self._refuse([executable])
 
-    def _refuse(self, executables: Sequence[Executable]) -> None:
-        """The same for the first of several that was dropped; they are looked up in one query."""
+    def dropped(self, executables: Sequence[Executable]) -> list[PlanDroppedError]:
+        """An error for each of the executables that was dropped, in order. They are looked up in one query."""
         keys = [self.key(executable) for executable in executables]
-        dropped = _DROPPED.known(self.database, keys) | self._dropped
-        for executable, key in zip(executables, keys, strict=True):
-            if key in dropped:
-                raise PlanDroppedError(executable.label, dropped[key])
+        known = _DROPPED.known(self.database, keys) | self._dropped
+        pairs = zip(executables, keys, strict=True)
+        return [PlanDroppedError(executable.label, known[key]) for executable, key in pairs if key in known]
+
+    def _refuse(self, executables: Sequence[Executable]) -> None:
+        """Raise PlanDroppedError for the first of the executables that was dropped."""
+        for error in self.dropped(executables):
+            raise error
 
     @contextmanager
     def blaming(self, executables: Sequence[Executable]) -> Iterator[None]:

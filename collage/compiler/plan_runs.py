@@ -106,9 +106,9 @@ class PlanRuns:
         """Those of the measurer's worker."""
         return Plans(self.measurer.session, self.measurer.kernels)
 
-    def refuse_dropped(self, executable: Executable) -> None:
-        """Raise PlanDroppedError for a plan that was dropped, now or in an earlier compile."""
-        self.failures.refuse_dropped(executable)
+    def why_dropped(self, executables: Sequence[Executable]) -> Mapping[str, str]:
+        """By label, why plans were dropped, now or in an earlier compile. Plans that were not are left out."""
+        return {error.label: str(error) for error in self.failures.dropped(executables)}
 
     def launch_times_us(self, executable: Executable) -> tuple[float, ...]:
         """Microseconds of each launch in its place, now or in an earlier compile."""
