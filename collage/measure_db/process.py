@@ -14,10 +14,11 @@ from collage.core.child_process import ChannelError, ChildEndedError, ChildError
 from collage.core.temporary import TemporaryFolder
 from collage.errors import MeasurementError
 from collage.measure_db.machine import worker_environment
-from collage.measure_db.protocol import Init, InitWhole, Ready
+from collage.measure_db.protocol import Init, Ready
 from collage.measure_db.results import Rejection, RejectionKind
 from collage.measure_db.serialisation import pickle_message
 from collage.measure_db.stages import looks_like_memory
+from collage.measure_db.whole_protocol import InitWhole
 
 _START_LIMIT_S = 600.0
 _TAIL_CHARS = 600

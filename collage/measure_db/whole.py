@@ -20,7 +20,9 @@ from collage.measure_db.compare import difference, dtypes_of, region_tolerance
 from collage.measure_db.effort import Effort
 from collage.measure_db.input_kinds import KINDS
 from collage.measure_db.process import WorkerDiedError, WorkerProcess, Workers
-from collage.measure_db.protocol import (
+from collage.measure_db.serialisation import pickle_backend
+from collage.measure_db.timing import Timing
+from collage.measure_db.whole_protocol import (
     Compared,
     CompareWhole,
     InitWhole,
@@ -30,8 +32,6 @@ from collage.measure_db.protocol import (
     ReferWhole,
     RunWhole,
 )
-from collage.measure_db.serialisation import pickle_backend
-from collage.measure_db.timing import Timing
 from collage.measure_db.whole_trial import Trial
 from collage.measure_db.whole_verdict import JUDGES, Verdict, compared, is_random
 from collage.runtime.parts import Parts

@@ -15,7 +15,7 @@ from collage.core.library_text import library_text
 from collage.frontend.shapes import model_inputs
 from collage.kernel.kernel import Session
 from collage.kernel.options import BuildOptions
-from collage.measure_db.protocol import (
+from collage.measure_db.whole_protocol import (
     Compared,
     CompareWhole,
     InitWhole,

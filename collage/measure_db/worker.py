@@ -20,7 +20,8 @@ from collage.core.temporary import sweep
 from collage.errors import CollageError
 from collage.measure_db.machine import limit_memory, spare_memory
 from collage.measure_db.model_worker import ModelWorker
-from collage.measure_db.protocol import Init, InitWhole, Ready
+from collage.measure_db.protocol import Init, Ready
+from collage.measure_db.whole_protocol import InitWhole
 from collage.measure_db.whole_worker import WholeWorker
 
 
