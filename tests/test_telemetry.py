@@ -26,7 +26,7 @@ import onnxruntime
 
 WORKER = """
 from collage.measure_db.process import WorkerProcess
-from collage.measure_db.protocol import InitWhole
+from collage.measure_db.whole_protocol import InitWhole
 from collage.core.temporary import TemporaryFolder
 with TemporaryFolder("whole") as folder:
     worker = WorkerProcess(1)

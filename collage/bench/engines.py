@@ -26,7 +26,7 @@ from collage.frontend.simplify import simplify
 from collage.frontend.value_types import value_type
 from collage.graph.dataflow import Array, TensorType
 from collage.kernel.target import usable_cores
-from collage.measure_db.travel import pickle_backend
+from collage.measure_db.serialisation import pickle_backend
 
 OURS = "collage"
 REFERENCE = "onnxruntime"

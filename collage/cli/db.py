@@ -28,7 +28,8 @@ def stats(db: Path | None, as_json: bool) -> None:
       collage db stats
       collage db stats --db team.sqlite --json
     """
-    from collage.measure_db.database import Database, default_path
+    from collage.measure_db.database import Database
+    from collage.measure_db.database_file import default_path
 
     path = db or default_path()
     if not path.exists():  # opening would create it

@@ -217,7 +217,7 @@ def memory_check() -> Check:
 
 def cache_check(database: Path | None) -> Check:
     """Whether the folder of the database can be written."""
-    from collage.measure_db.database import default_path
+    from collage.measure_db.database_file import default_path
 
     folder = (database or default_path()).parent
     try:
@@ -233,7 +233,8 @@ def cache_check(database: Path | None) -> Check:
 
 def database_check(database: Path | None) -> Check:
     """Whether the database of measurements opens."""
-    from collage.measure_db.database import Database, default_path
+    from collage.measure_db.database import Database
+    from collage.measure_db.database_file import default_path
 
     path = database or default_path()
     if not path.exists():

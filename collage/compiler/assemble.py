@@ -105,7 +105,7 @@ class Assembler:
         graph, program = self.model.graph, executable.program
         constants = {v: graph.constants[v] for v in graph.outputs if graph.is_constant(v)}
         keys = [kernel.key for kernel in executable.kernels]
-        found = {key: self._measurer.artifacts.load(key) for key in dict.fromkeys(keys)}
+        found = {key: self._measurer.kernels.load(key) for key in dict.fromkeys(keys)}
         artifacts = [found[key] for key in keys]
         careful = self._measurer.as_loaded if program.is_guarded else None
         return Parts(program, artifacts, constants, self.target, executable.versions, careful)

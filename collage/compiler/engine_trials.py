@@ -16,7 +16,8 @@ from collage.kernel.options import BuildOptions
 from collage.measure_db.keys import Fact
 from collage.measure_db.results import GATE
 from collage.measure_db.timing import Timing
-from collage.measure_db.whole import Trial, WholeMeasurer
+from collage.measure_db.whole import WholeMeasurer, WholeSettings
+from collage.measure_db.whole_trial import Trial
 from collage.schedule.region import Region
 
 _TRIAL: Fact[Trial] = Fact("whole_model", Trial.to_json, Trial.from_json)
@@ -52,10 +53,9 @@ def trial_of(context: Context, asked: OnEngines) -> tuple[Trial, Measured]:
 def _measured(context: Context, asked: OnEngines) -> Trial:
     engines = context.engines
     context.progress(Progress("measure", 0, 1, f"{asked.what} on {', '.join(engines)}"))
-    with WholeMeasurer(
-        *(asked.model, asked.inputs, engines, context.target.threads, context.workers),
-        *(context.options.effort, context.options.time_limit_s),
-    ) as measurer:
+    options = context.options
+    settings = WholeSettings(context.target.threads, options.effort, options.time_limit_s)
+    with WholeMeasurer(asked.model, asked.inputs, engines, settings, context.workers) as measurer:
         return measurer.trial()
 
 

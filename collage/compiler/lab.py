@@ -16,7 +16,10 @@ from collage.frontend.model import Model
 from collage.frontend.original import as_region
 from collage.frontend.to_onnx import ExportError
 from collage.measure_db.effort import FULL
+from collage.measure_db.measured_model import MeasuredModel
 from collage.measure_db.measurer import Measurer
+from collage.measure_db.session import WorkerSession
+from collage.measure_db.settings import Limits, MeasureSettings
 
 log = logging.getLogger(__name__)
 
@@ -50,21 +53,22 @@ class WorkerLab:
 
 def _workbench(context: Context, compilation: Compilation) -> Workbench:
     source, options = compilation.source, context.options
-    measurer = Measurer(
+    measured = MeasuredModel(
         compilation.imported,
+        original=_as_region(source.original, compilation.imported) if options.effort is FULL else None,
+        as_loaded=source.as_loaded,
+        guards=source.original.ByteSize() < MAX_BYTES,
+    )
+    settings = MeasureSettings(
         context.backends,
         context.versions,
         context.build,
         context.target.measured_on,
-        context.database,
-        time_limit_s=options.time_limit_s,
-        progress=context.progress,
-        workers=context.workers,
-        effort=options.effort,
-        original=_as_region(source.original, compilation.imported) if options.effort is FULL else None,
-        guards=source.original.ByteSize() < MAX_BYTES,
-        as_loaded=source.as_loaded.serialised,
+        options.effort,
+        Limits(options.time_limit_s),
     )
+    session = WorkerSession(measured, settings, context.workers)
+    measurer = Measurer(session, context.database, context.progress)
     assembler = Assembler(measurer, context.backends, context.build, context.target, context.versions)
     runs = PlanRuns(measurer, context.database, context.target, options.seed, context.progress)
     return Workbench(measurer, assembler, runs, source.original)

@@ -68,21 +68,29 @@ class PlanFailures:
             yield
         except Exception as error:  # a backend raises anything
             rejection = Rejection(RejectionKind.FAILED, f"in the process that compiles: {error}")
-            failed = PlanFailedError(executable.job, launch, rejection, alone=True)
+            failed = PlanFailedError(executable.job, launch, rejection, by_itself=True)
             raise self._blamed(executable, failed) from error
 
     def refuse_dropped(self, executable: Executable) -> None:
         """Raise PlanDroppedError for a plan that was dropped, now or in an earlier compile."""
-        key = self.key(executable)
-        known = self._dropped.get(key) or _DROPPED.at(key).look_up(self.database)
-        if known is not None:
-            raise PlanDroppedError(executable.label, known)
+        self._refuse([executable])
+
+    def dropped(self, executables: Sequence[Executable]) -> list[PlanDroppedError]:
+        """An error for each of the executables that was dropped, in order. They are looked up in one query."""
+        keys = [self.key(executable) for executable in executables]
+        known = _DROPPED.known(self.database, keys) | self._dropped
+        pairs = zip(executables, keys, strict=True)
+        return [PlanDroppedError(executable.label, known[key]) for executable, key in pairs if key in known]
+
+    def _refuse(self, executables: Sequence[Executable]) -> None:
+        """Raise PlanDroppedError for the first of the executables that was dropped."""
+        for error in self.dropped(executables):
+            raise error
 
     @contextmanager
     def blaming(self, executables: Sequence[Executable]) -> Iterator[None]:
         """Refuse what was dropped, and blame whichever executable of these a PlanFailedError is about."""
-        for executable in executables:
-            self.refuse_dropped(executable)
+        self._refuse(executables)
         try:
             yield
         except PlanFailedError as failed:
@@ -103,7 +111,7 @@ class PlanFailures:
             dropped = PlanDroppedError(executable.label, reason)
             self._note(f"{executable.label}: {dropped}; not used")
             return dropped
-        self.measurer.reject(kernel, rejection)
+        self.measurer.kernels.reject(kernel, rejection)
         self._rejected.add(kernel)
         error = KernelRejectedError(kernel, rejection)
         self._note(f"{executable.label}: {_name(executable, failed.launch)}: {error}; not used")
@@ -116,7 +124,7 @@ class PlanFailures:
 
 def _told(executable: Executable, failed: PlanFailedError) -> Rejection:
     """The rejection with where it was."""
-    if failed.alone:
+    if failed.by_itself:
         return failed.rejection
     where = IN_NETWORK
     if failed.launch:

@@ -104,11 +104,11 @@ class PlanRuns:
     @cached_property
     def plans(self) -> Plans:
         """Those of the measurer's worker."""
-        return Plans(self.measurer)
+        return Plans(self.measurer.session, self.measurer.kernels)
 
-    def refuse_dropped(self, executable: Executable) -> None:
-        """Raise PlanDroppedError for a plan that was dropped, now or in an earlier compile."""
-        self.failures.refuse_dropped(executable)
+    def why_dropped(self, executables: Sequence[Executable]) -> Mapping[str, str]:
+        """By label, why plans were dropped, now or in an earlier compile. Plans that were not are left out."""
+        return {error.label: str(error) for error in self.failures.dropped(executables)}
 
     def launch_times_us(self, executable: Executable) -> tuple[float, ...]:
         """Microseconds of each launch in its place, now or in an earlier compile."""
@@ -186,7 +186,7 @@ class PlanRuns:
         """The executable in this process, to be handed over: what went well in the worker may yet fail here."""
         for launch, kernel in enumerate(executable.kernels):
             with self.failures.here(executable, launch):
-                self.measurer.make_here(kernel)
+                self.measurer.kernels.make_here(kernel)
         parts = assembler.parts(executable)
         kernels: list[Kernel] = []
         loading = load_kernels(executable.program, parts.artifacts, self.measurer.backends)

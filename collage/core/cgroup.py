@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 _DEFAULT_PERIOD = 100_000
-_NUMBER = re.compile(r"[0-9]{1,19}")  # of microseconds, or bytes: 64 bits
+_NUMBER = re.compile(r"[0-9]{1,19}")  # microseconds or bytes, in 64 bits
 
 
 @dataclass(frozen=True)
 class CpuQuota:
-    """CPU time that a group may take, in cores: 1.5 cores are 150 ms in each 100 ms. ``source`` is the file with it."""
+    """CPU time that a group may take, in cores: 1.5 cores are 150 ms in each 100 ms. ``source`` names the file."""
 
     cores: float
     source: str
@@ -85,7 +85,7 @@ def _left(folder: Path, most: str, used: str, cached: str) -> int | None:
 
 
 def _groups(root: Path, controller: str) -> Iterator[tuple[int, Path]]:
-    """Version and folder of each group that this process is in for ``controller``, and of all groups above it."""
+    """The version and folder of each group that this process is in for ``controller``, and of all groups above it."""
     mounts = list(_mounts(root))
     for line in _read(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
@@ -114,7 +114,7 @@ def _below(path: str, top: str) -> PurePosixPath:
 
 
 def _mounts(root: Path) -> Iterator[tuple[str, frozenset[str], str, str]]:
-    """Kind and options of each mounted hierarchy, the group that it shows, and the folder where it is mounted."""
+    """Each mounted hierarchy: its kind and options, the group that it shows, and the folder where it is mounted."""
     for line in _read(root / "proc/self/mountinfo").splitlines():
         fields = line.split(" ")
         if "-" not in fields[6:]:

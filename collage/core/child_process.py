@@ -28,7 +28,7 @@ _END_LIMIT_S = 2.0
 
 
 class ChildError(Exception):
-    """A child did not do what it was asked to; the message says why."""
+    """A child did not do what it was asked to do; the message says why."""
 
 
 class ChannelError(ChildError):
@@ -48,7 +48,7 @@ class ChildEndedError(ChildError):
 
 @dataclass(frozen=True)
 class Failure:
-    """A child's reply when it cannot do what it was asked to."""
+    """A child's reply when it cannot do what it was asked to do."""
 
     message: str
 
@@ -57,7 +57,7 @@ class ChildProcess:
     """The parent's side of a child that runs ``main`` of a module."""
 
     def __init__(self, module: str, stderr: int | IO[bytes], env: Mapping[str, str] | None = None) -> None:
-        """Start it, with this process's environment unless ``env`` gives one."""
+        """Start the child, with this process's environment unless ``env`` gives one."""
         self._process = subprocess.Popen(
             [
                 sys.executable,
@@ -70,13 +70,13 @@ class ChildProcess:
             stdout=subprocess.PIPE,
             stderr=stderr,
             env=env,
-            start_new_session=True,  # Ctrl-C goes to us alone, and what it starts can be killed with it
+            start_new_session=True,  # Ctrl-C goes to the parent only, and what the child starts can be killed with it
             bufsize=0,
         )
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether the child still runs."""
         return self._process.poll() is None
 
     def ask(self, message: object, limit_s: float) -> Any:
@@ -89,8 +89,8 @@ class ChildProcess:
         try:
             write_pickle(self._process.stdin.fileno(), self.pickled(message))
             reply = read_message(self._process.stdout.fileno(), limit_s)
-        except (EOFError, BrokenPipeError):
-            raise ChildEndedError(self._code()) from None
+        except (EOFError, BrokenPipeError) as error:
+            raise ChildEndedError(self._code()) from error
         except BaseException:
             self.kill()
             raise
@@ -103,7 +103,7 @@ class ChildProcess:
         return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
 
     def _code(self) -> int | None:
-        """Its exit status. It has closed its pipe, so it has ended or will end soon."""
+        """The child's exit status. It has closed its pipe, so it has ended or will end soon."""
         try:
             return self._process.wait(timeout=_END_LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -117,7 +117,7 @@ class ChildProcess:
         The pipes are closed last: a measuring worker that sees them close takes its parent for dead, and
         removes the folder that the next worker needs.
         """
-        if self._process.returncode is None:  # not yet waited for, so its id is still its own
+        if self._process.returncode is None:  # nobody has waited for it yet, so its id is still its own
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -160,12 +160,12 @@ def parent_id() -> int:
 
 
 def write_message(fd: int, message: object) -> None:
-    """Send a message; blocks until it is in the pipe. Raises BrokenPipeError when nobody reads any more."""
+    """Send a message, and wait until it is in the pipe. Raises BrokenPipeError when nobody reads any more."""
     write_pickle(fd, pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
 
 
 def write_pickle(fd: int, body: bytes) -> None:
-    """Send a message that is pickled already. Raises like ``write_message``."""
+    """Send a message that is pickled already. Raises BrokenPipeError when nobody reads any more."""
     data = memoryview(_HEADER.pack(_MAGIC, len(body)) + body)
     while data:
         data = data[os.write(fd, data) :]
@@ -183,7 +183,7 @@ def read_message(fd: int, limit_s: float = math.inf) -> Any:
     body = _read(fd, size, deadline)
     try:
         return pickle.loads(body)
-    except Exception as error:  # unpickling raises anything
+    except Exception as error:  # unpickling damaged bytes may raise anything
         raise ChannelError(f"damaged message: {error}") from error
 
 

@@ -33,7 +33,7 @@ def describe_cpu(text: str, machine: Callable[[], str]) -> tuple[str, str]:
 
 
 def _x86(first: dict[str, str], machine: Callable[[], str]) -> tuple[str, str]:
-    """Name and hash on x86. Databases and module files hold them, so they stay as they were in the first version."""
+    """The name and the hash on x86. Databases and module files hold them, so they are what the first version made."""
     names = [first.get("model name") or machine()]
     names += [f"{key} {first[key]}" for key in ("cpu family", "model", "stepping") if key in first]
     return ", ".join(names), _hash([f for f in first.get("flags", "").split() if f.startswith(_X86)])
@@ -42,7 +42,7 @@ def _x86(first: dict[str, str], machine: Callable[[], str]) -> tuple[str, str]:
 def _others(
     cores: Sequence[dict[str, str]], first: dict[str, str], machine: Callable[[], str]
 ) -> tuple[str, str]:
-    """Name and hash on other architectures: each kind of core and, on Arm, the rate of the timer ("BogoMIPS").
+    """The name and the hash on other architectures: each kind of core and, on Arm, the timer's rate ("BogoMIPS").
 
     The timer tells Graviton 2 from Ampere's Altra; both have Arm's Neoverse N1 r3p1.
     """

@@ -1,4 +1,4 @@
-"""What libraries say in their exceptions, as part of one line for users."""
+"""The texts of libraries' exceptions, shortened so that they fit into one line for users."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ _PLACES = re.compile(
 
 
 def library_text(error: BaseException | str, limit: int = _LONGEST) -> str:
-    """The text on one line of at most ``limit`` characters, without places in the library's own source."""
+    """The text on one line of at most ``limit`` characters, without the places in the library's own sources."""
     text = " ".join(_PLACES.sub("", " ".join(str(error).split())).split())
     return text if len(text) <= limit else f"{text[: limit - 4].rstrip()} ..."

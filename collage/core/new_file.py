@@ -27,7 +27,7 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
         _sweep(path)
         handle, temporary = _begin(path)
     except OSError as error:
-        raise CollageError(f"cannot write {path}: {error.strerror}.") from None
+        raise CollageError(f"cannot write {path}: {error.strerror}.") from error
     lock = os.dup(handle)  # a second descriptor keeps the lock until the file is in its place
     try:
         with os.fdopen(handle, "w+b") as stream:
@@ -38,14 +38,14 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
         with suppress(OSError):
             os.unlink(temporary)
         if isinstance(error, OSError):
-            raise CollageError(f"cannot write {path}: {error.strerror}.") from None
+            raise CollageError(f"cannot write {path}: {error.strerror}.") from error
         raise
     finally:
         os.close(lock)
 
 
 def _begin(path: Path) -> tuple[int, str]:
-    """Make a new file and lock it; its descriptor and its name."""
+    """Make a new file and lock it. Returns its descriptor and its name."""
     while True:
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_SUFFIX, dir=path.parent)
         if locked(handle):
@@ -54,6 +54,7 @@ def _begin(path: Path) -> tuple[int, str]:
 
 
 def _sweep(path: Path) -> None:
+    """Remove the files that killed processes have left beside ``path``."""
     for each in path.parent.glob(f".{glob.escape(path.name)}.????????{_SUFFIX}"):
         with suppress(OSError):
             handle = os.open(each, os.O_RDWR | os.O_NOFOLLOW)

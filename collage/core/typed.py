@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 Value = TypeVar("Value")
 
 _MOST = 2**63 - 1
+"""The largest whole number."""
 _LONGEST = 100
 """The most characters of a value that an error shows."""
 
@@ -31,7 +32,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
     try:
         found = json.loads(data)
     except RecursionError:
-        raise MalformedError("it is nested too deeply") from None
+        raise MalformedError("it is nested too deeply") from None  # the cause is a thousand equal calls
     if not isinstance(found, dict):
         raise MalformedError("it is no object")
     return found
@@ -47,7 +48,7 @@ def typed(hint: type[Value], value: Any, names: Mapping[str, Any] | None = None)
     try:
         found: Value = _typed(hint, value, "", names)
     except RecursionError:
-        raise MalformedError("it is nested too deeply") from None
+        raise MalformedError("it is nested too deeply") from None  # the cause is a thousand equal calls
     return found
 
 
@@ -80,8 +81,8 @@ def _typed(hint: Any, value: Any, where: str, names: Mapping[str, Any] | None) -
     if isinstance(hint, type) and issubclass(hint, Enum):
         try:
             return hint(value)
-        except ValueError:
-            raise _wrong(where, value, f"a {hint.__name__}") from None
+        except ValueError as error:
+            raise _wrong(where, value, f"a {hint.__name__}") from error
     raise TypeError(f"no values of {hint} are read from files")
 
 
@@ -96,8 +97,8 @@ def _real(value: Any, where: str) -> float:
         raise _wrong(where, value, "a number")
     try:
         return float(value)
-    except OverflowError:
-        raise _wrong(where, value, "a number") from None
+    except OverflowError as error:
+        raise _wrong(where, value, "a number") from error
 
 
 def _flag(value: Any, where: str) -> bool:
@@ -111,8 +112,8 @@ def _text(value: Any, where: str) -> str:
         raise _wrong(where, value, "text")
     try:
         value.encode()
-    except UnicodeEncodeError:
-        raise _wrong(where, value, "text") from None
+    except UnicodeEncodeError as error:
+        raise _wrong(where, value, "text") from error
     return value
 
 

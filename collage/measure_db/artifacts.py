@@ -23,18 +23,21 @@ from collage.kernel.buffers import as_bytes
 from collage.kernel.frames import parts_of
 
 _LARGE = 64 << 10
-"""Bytes from which on a part of an artifact is stored elsewhere."""
+"""A part of an artifact with this many bytes or more is not stored in the artifact's file."""
 _HEAD = 64
+"""A constant is looked for by this many of its first bytes."""
 _TRIES = 8
+"""A constant is compared at this many places with these first bytes at most."""
 _SIZE = struct.Struct("<Q")
 
 _Bytes = npt.NDArray[np.uint8]
 
 
 class Artifacts:
-    """Artifacts by key in a folder, for one model with these constants by value id."""
+    """Artifacts by key in a folder, for one model."""
 
     def __init__(self, folder: str | Path, constants: Mapping[int, Array]) -> None:
+        """``constants`` are the arrays of the model's constants by value id. The folder need not exist yet."""
         self._folder = Path(folder)
         self._constants = constants
 
@@ -42,7 +45,10 @@ class Artifacts:
         return (self._folder / key).exists()
 
     def keep(self, key: str, artifact: bytes, constants: Iterable[int] = ()) -> None:
-        """Store an artifact; ``constants`` are those that may be in it. Raises MeasurementError for a full disk."""
+        """Store an artifact under a key.
+
+        ``constants`` are ids of the constants that may be in it. Raises MeasurementError for a full disk.
+        """
         data = np.frombuffer(artifact, np.uint8)
         pieces: list[list[int | str]] = []
         inline: list[_Bytes] = []
@@ -62,14 +68,17 @@ class Artifacts:
             raise MeasurementError(
                 f"kernels cannot be written to {self._folder}: {error.strerror or error}. Make room there, or name a "
                 "roomier folder with TMPDIR."
-            ) from None
+            ) from error
 
     def load(self, key: str) -> bytes:
-        """The artifact's bytes. Raises KeyError for one that is not there, MeasurementError for a damaged one."""
+        """The bytes of an artifact.
+
+        Raises KeyError for a key without one, and MeasurementError where the bytes are not those that were stored.
+        """
         try:
             file = (self._folder / key).read_bytes()
-        except FileNotFoundError:
-            raise KeyError(key) from None
+        except FileNotFoundError as error:
+            raise KeyError(key) from error
         (size,) = _SIZE.unpack_from(file)
         at = _SIZE.size + size
         head = json.loads(file[_SIZE.size : at])
@@ -112,12 +121,12 @@ def _bytes_of(array: Array) -> _Bytes:
 def _cut(
     artifact: bytes, data: _Bytes, constants: Mapping[int, _Bytes]
 ) -> Iterable[tuple[int, int, int | None]]:
-    """Pieces of the artifact in order: from, to, and the constant that it is."""
+    """Pieces of the artifact in order: where each begins and ends, and which constant it is, or None."""
     marked = _arrays(artifact, data) or _places(artifact, data, constants)
     at = 0
     for begin, end, constant in sorted(marked):
         if begin < at:
-            continue  # two constants of equal bytes are found at one place
+            continue  # two constants with equal bytes are found at one place
         if begin > at:
             yield at, begin, None
         yield begin, end, constant
@@ -127,7 +136,7 @@ def _cut(
 
 
 def _arrays(artifact: bytes, data: _Bytes) -> list[tuple[int, int, int | None]]:
-    """Where the large arrays of a framed artifact are."""
+    """Where the large arrays of a framed artifact are; none where the artifact is not framed."""
     try:
         arrays = [np.frombuffer(each, np.uint8) for each in parts_of(artifact).arrays if len(each)]
     except ValueError:
@@ -139,7 +148,7 @@ def _arrays(artifact: bytes, data: _Bytes) -> list[tuple[int, int, int | None]]:
 def _places(
     artifact: bytes, data: _Bytes, constants: Mapping[int, _Bytes]
 ) -> list[tuple[int, int, int | None]]:
-    """Where constants stand as they are; engines' models have them in about this order."""
+    """Where the bytes of constants are. Engines' models have them in about the order of the constants."""
     found: list[tuple[int, int, int | None]] = []
     at = 0
     for value, wanted in constants.items():
@@ -153,6 +162,7 @@ def _places(
 
 
 def _find(artifact: bytes, data: _Bytes, wanted: _Bytes, start: int) -> int:
+    """Where the wanted bytes are after ``start``, or -1."""
     head = wanted[:_HEAD].tobytes()
     at = artifact.find(head, start)
     for _ in range(_TRIES):

@@ -1,6 +1,6 @@
 """Which candidates of a region deserve many samples: those whose time is near that of the fastest so far.
 
-The fastest of a region is found sooner where those come first that were fast on the regions before.
+The fastest one is found sooner when the candidates come first that were fast on the regions before.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome
 
 _HOPELESS = 1.5
-"""Times the fastest of the same operators. A layout that suits the neighbours is seldom worth as much."""
+"""A candidate is hopeless when it takes this many times as long as the fastest one of the same operators. A layout that
+suits the neighbours is seldom worth as much."""
 _SLACK_US = 20.0
-"""On top of that, for regions that take no longer than a context switch or a layout transform."""
+"""This is added, for regions that take no longer than a context switch or a layout transform."""
 
 _Kind: TypeAlias = "tuple[str, Variant]"
 
 
 class Contenders:
-    """What was measured of the regions of one model, on as many threads."""
+    """What was measured of the regions of one model, on the same number of threads."""
 
     def __init__(self) -> None:
         self._times: dict[tuple[int, ...], dict[_Kind, float]] = {}
         self._losses: dict[_Kind, list[float]] = defaultdict(list)
-        """How many times as long as the fastest each took, as logarithms, on the regions that are done with."""
+        """On each region that is complete: the logarithm of the candidate's time over that of the fastest one."""
         self._new: set[tuple[int, ...]] = set()
 
     def in_turn(self, requests: Iterable[Request]) -> list[Request]:
-        """Requests of one region, the ones that are likely to be fast first: those that were on other regions."""
+        """The requests of one region, in the order of how fast their backends were on other regions."""
         for nodes in self._new:
             fastest = min(self._times[nodes].values())
             for kind, us in self._times[nodes].items():
@@ -42,12 +43,12 @@ class Contenders:
         return sorted(requests, key=lambda request: fmean(self._losses.get(_kind(request), (0.0,))))
 
     def hopeless_us(self, request: Request) -> float:
-        """A candidate that takes longer than so many microseconds needs no precise time."""
+        """The microseconds above which the candidate's time need not be precise; infinite for a region's first one."""
         times = self._times.get(request.nodes)
         return _HOPELESS * min(times.values()) + _SLACK_US if times else math.inf
 
     def note(self, request: Request, outcome: Outcome) -> None:
-        """Take in what a candidate took."""
+        """Record the candidate's time, where it has one."""
         if isinstance(outcome, Measurement) and outcome.median_us > 0:
             self._times.setdefault(request.nodes, {})[_kind(request)] = outcome.median_us
             self._new.add(request.nodes)

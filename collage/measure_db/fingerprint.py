@@ -1,4 +1,4 @@
-"""Hashes: of a graph, to see that two processes speak of the same one; of a model, to remember facts."""
+"""Hashes of graphs, which show that two processes mean the same one, and of models, for remembering facts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SMALL_BYTES = 1024
 
 
 def fingerprint(graph: Graph) -> str:
-    """Hash of the graph's structure, ids included: equal when node and value ids mean the same."""
+    """A hash of the graph's structure with its ids. It is equal where node and value ids mean the same."""
     hasher = hashlib.sha256()
     for node in graph.nodes:
         hasher.update(f"{node.op}{node.inputs}{node.outputs}{node.source};".encode())
@@ -24,7 +24,7 @@ def fingerprint(graph: Graph) -> str:
 
 
 def model_digest(model: Model) -> str:
-    """Hash of the ONNX nodes, types and small initializers, and of which nodes are opaque.
+    """A hash of the ONNX nodes, types and small initializers, and of which nodes are opaque.
 
     The content of weights does not count: whether a conversion is right does not depend on it.
     """
@@ -32,7 +32,7 @@ def model_digest(model: Model) -> str:
 
 
 def original_digest(model: onnx.ModelProto) -> str:
-    """The same of a model as its author wrote it."""
+    """A hash of the nodes, types and small initializers of a model as its author wrote it."""
     return _digest(model, "")
 
 

@@ -1,4 +1,4 @@
-"""Kinds of inputs that show what ordinary ones hide: outliers, uneven channels, large integers, NaN and infinities.
+"""Kinds of inputs that show errors which usual inputs hide: outliers, uneven channels, large integers, NaN, infinities.
 
 Each kind is made of ordinary inputs by changing some of their values, so that masks stay masks and variances positive.
 """
@@ -19,30 +19,32 @@ _OUTLIER = 1e4
 _GOLDEN = 0.618
 """Multiples of it are spread evenly over the whole numbers."""
 _UNEVEN = (2.0**-6, 2.0**6)
-"""Channels are scaled by powers of two between these; that rounds nothing."""
+"""Channels are scaled by powers of two between these. That rounds nothing."""
 
 
 @dataclass(frozen=True)
 class InputKind:
     """A way of changing usual inputs.
 
-    ``ordinary`` tells that they are still what networks are made for: no NaN, no infinities, and no integers above
-    ``INTEGER_LIMIT``. Kernels must be right on ordinary inputs; a module guards those that are not on others.
+    ``ordinary`` tells that the changed inputs are still what networks are made for: without NaN, infinities, and
+    integers above ``INTEGER_LIMIT``. Kernels must be right on ordinary inputs. Modules guard kernels that are wrong on
+    others.
     """
 
     name: str
     ordinary: bool
     change: Callable[[Array, np.random.Generator, int], Array]
-    """From an array, and its number among the inputs."""
+    """Makes the changed array of an array, a source of random numbers, and the array's number among the inputs."""
     of_integers: bool = False
-    """Whether it changes integers, and not floating-point numbers."""
+    """Whether integers are changed, instead of floating-point numbers."""
 
     def inputs(
         self, usual: Sequence[Array], free: Sequence[bool], rng: np.random.Generator
     ) -> tuple[Array, ...] | None:
         """The changed inputs, or None where nothing is there to be changed.
 
-        ``free`` tells of each integer input whether it may take any value (see ``free_integers``).
+        ``usual`` are arrays in any order. ``free`` tells of each of them whether its integers may have any value (see
+        ``free_integers``).
         """
         wanted = [
             _is_integer(a) and f if self.of_integers else _is_float(a)
@@ -60,10 +62,11 @@ class InputKind:
 def free_integers(
     graph: Graph, values: Sequence[int], members: Sequence[int], indices: Sequence[bool]
 ) -> list[bool]:
-    """Which of the values may be any integer: those that are no ``indices`` and do not reach a divisor.
+    """Which of the values may be any integer: those that are no indices, and that no divisor is computed from.
 
-    ``members`` are the nodes that the values go through. ONNX says nothing of a division of integers by zero, and
-    ONNX Runtime ends the process.
+    ``values`` are value ids, and ``indices`` tells of each whether it is used as an index. ``members`` are the nodes
+    that the values go through. ONNX does not define a division of integers by zero, and ONNX Runtime ends the
+    process.
     """
     tainted: set[int] = set()  # values that a divisor is calculated from
     for number in sorted(members, reverse=True):
@@ -84,10 +87,11 @@ def _is_float(array: Array) -> bool:
 
 
 def integers(shape: Sequence[int], dtype: str, rng: np.random.Generator, largest: int | None = None) -> Array:
-    """Integers of all sizes up to ``largest`` (that of the dtype by default), and of both signs where it has them.
+    """Random integers of an integer dtype, up to ``largest`` (by default the dtype's own), and of both signs.
 
-    Those of 8 and 16 bits are uniform. Wider ones have each number of bits with the same probability, so that products
-    overflow in some places only; the most negative one, whose quotient by -1 ends the process, is not among them.
+    Integers of 8 and 16 bits are uniform. Wider ones have each number of bits with the same probability, so that
+    products overflow in some places only. The most negative one, whose quotient by -1 ends the process, is not among
+    them.
     """
     info = np.iinfo(dtype)
     if info.bits <= 16:
@@ -110,7 +114,7 @@ def _large_integers(array: Array, rng: np.random.Generator, number: int) -> Arra
 
 
 def _outliers(array: Array, rng: np.random.Generator, number: int) -> Array:
-    """One row of a matrix, one position of all channels, ten thousand times as large: in the first item only."""
+    """One row of a matrix, or one position in all channels, is ten thousand times as large, in the first item only."""
     found: Any = array.copy()
     at = tuple(int(rng.integers(extent)) for extent in array.shape)
     if array.ndim <= 1:
@@ -127,7 +131,7 @@ def _outliers(array: Array, rng: np.random.Generator, number: int) -> Array:
 
 
 def _uneven(array: Array, rng: np.random.Generator, number: int) -> Array:
-    """Channels (the second index of four and more, the last one of fewer) and items of different magnitudes."""
+    """Channels and items have different magnitudes. Channels are the second of four and more axes, or the last one."""
     low, high = np.log2(_UNEVEN)
     axis = 1 if array.ndim >= 4 else array.ndim - 1
     shape = [1] * array.ndim
@@ -155,7 +159,10 @@ def _infinite(array: Array, rng: np.random.Generator, number: int) -> Array:
 
 
 def _planted(array: Array, number: int, values: Sequence[float]) -> Array:
-    """The values in the first item, each once, and in each input at other places: NaN from one would hide another's."""
+    """The array with each of the values once, in its first item.
+
+    The places differ from input to input, since NaN from one would hide that of another.
+    """
     found = np.array(array)
     flat = found.reshape(-1)
     first = flat.size // array.shape[0] if array.ndim >= 2 else flat.size
@@ -173,4 +180,4 @@ KINDS: Sequence[InputKind] = (
     InputKind("infinities", False, _infinite),
     InputKind("uneven channels", True, _uneven),
 )
-"""The most telling ones first: where the reference takes long, the last ones are left out."""
+"""The kinds that show most come first: where the reference takes long, the last ones are left out."""

@@ -1,7 +1,7 @@
-"""Whole networks against each other, in rounds that are fair to all, compared round by round.
+"""Comparison of whole networks, which run in rounds that are fair to all of them.
 
-A machine that others use, too, is faster in one second and slower in the next by more than two placements differ.
-Both feel it in the same round: the ratio of their times in each round is steady where the times are not.
+A machine that others use, too, is faster in one second and slower in the next by more than two placements differ. Both
+placements feel that in the same round, so the ratio of their times in each round is steady where the times are not.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 from typing import TypeVar
@@ -20,31 +20,45 @@ from collage.measure_db.timing import Clock, Timing, batch_ns, clock_overhead, m
 T = TypeVar("T")
 
 Turns = list[list[float]]
-"""Nanoseconds of the calls of a candidate's turns, one turn a round."""
+"""Nanoseconds of the calls in each of a candidate's turns. It has one turn in each round."""
 
 FEWEST = 3
-"""Rounds after which a wide margin may decide."""
+"""A wide margin may decide after this many rounds."""
 SURE = 8
-"""Rounds after which any margin beyond the noise may."""
+"""Any margin beyond the noise may decide after this many rounds."""
 _WIDE_MARGIN = 1.1
 _SLOWER = 1.001
-"""Times the best one: what is said at least of those that were let go."""
+"""A candidate that was let go counts as slower than the best one by this factor at least."""
 _TIE = 1.01
-"""Times the best one: what nobody would notice."""
+"""Candidates that are slower than the best one by less than this factor may tie with it."""
 _ALIKE, _ALIKE_US = 0.005, 0.5
-"""A network of one operator was compared for 15 s, to tell 4.1 us from 4.2."""
+"""Candidates are alike when their noise is below this part of the shortest time, or below this many microseconds.
+Without the second limit a network of one operator was compared for 15 s, to tell 4.1 us from 4.2 us."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The most rounds of a comparison, its time limit, and the pause and the length of a turn; times are in seconds."""
+
+    rounds: int = 50
+    limit_s: float = 10.0
+    settle_s: float = 0.0
+    turn_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """When the order of candidates is decided before the last round; see ``interleave``."""
+
+    early: int = FEWEST
+    least: int = SURE
 
 
 def interleave(
     candidates: Mapping[str, Call],
+    pace: Pace,
+    decision: Decision | None = None,
     *,
-    rounds: int = 50,
-    limit_s: float = 10.0,
-    settle_s: float = 0.0,
-    turn_s: float = 0.0,
-    until_sure: bool = False,
-    early: int = FEWEST,
-    least: int = SURE,
     after: Mapping[str, Call] | None = None,
     clock: Clock = time.perf_counter_ns,
 ) -> dict[str, Timing]:
@@ -53,46 +67,47 @@ def interleave(
     A turn is a pause of ``settle_s`` seconds (ONNX Runtime's idle threads spin for tens of milliseconds after
     a run, on the cores the next candidate needs), then ``turn_s`` seconds of untimed calls and as many of
     timed ones, at least one of each: caches are warm then, and woken threads have found cores of their own
-    (DCGAN in ONNX Runtime, 0.65 ms: 1.2 ms in the first calls after a pause). Ends after ``rounds``, or after
-    ``limit_s`` seconds with at least 3 rounds. With ``until_sure`` a candidate is let go when it is known to be
-    slower than the best one, by a wide margin after ``early`` rounds and by any after 8, and it ends when one is left,
-    after ``least`` rounds or more, or when those that are left are known to 0.5 % or 0.5 us. What a candidate has
-    in ``after`` is called at the end of each of its turns, ``turn_s`` seconds long, untimed.
+    (DCGAN in ONNX Runtime, 0.65 ms: 1.2 ms in the first calls after a pause). The comparison ends after ``rounds``, or
+    after ``limit_s`` seconds with at least 3 rounds. With a ``decision`` a candidate is let go when it is known to be
+    slower than the best one, by a wide margin after ``early`` rounds and by any margin after 8. Then the comparison
+    also ends when one candidate is left, after ``least`` rounds or more, or when the times of those that are left are
+    known to 0.5 % or 0.5 us. What a candidate has in ``after`` is called at the end of each of its turns, for
+    ``turn_s`` seconds, without being timed.
 
-    The timings are ``paired``.
+    The result has the ``paired`` timing of each candidate, in microseconds.
     """
     turns: dict[str, Turns] = {name: [] for name in candidates}
     running = list(candidates)
     with no_gc():
         overhead = clock_overhead(clock)
         start = clock()
-        for done in range(rounds):
-            if done >= FEWEST and clock() - start >= limit_s * 1e9:
+        for done in range(pace.rounds):
+            if done >= FEWEST and clock() - start >= pace.limit_s * 1e9:
                 break
-            if until_sure and running and done >= early:
+            if decision is not None and running and done >= decision.early:
                 found = paired({name: turns[name] for name in running})
                 margin = 1.0 if done >= SURE else _WIDE_MARGIN
                 running = [name for name in running if may_be_best(found[name], found, margin)]
                 alike = done >= SURE and _are_alike({name: found[name] for name in running})
-                if done >= least and (alike or len(running) < 2):
+                if done >= decision.least and (alike or len(running) < 2):
                     break
             shift = done % len(running) if running else 0
             for name in running[shift:] + running[:shift]:
                 timed = partial(batch_ns, [candidates[name]], clock, overhead)
-                turns[name].append(take_turn(timed, settle_s, turn_s, clock))
+                turns[name].append(take_turn(timed, pace.settle_s, pace.turn_s, clock))
                 if after and name in after:
-                    _repeat(after[name], turn_s, clock)
+                    _repeat(after[name], pace.turn_s, clock)
     return paired(turns)
 
 
 def paired(turns: Mapping[str, Turns]) -> dict[str, Timing]:
     """Timings of candidates that had their turns in the same rounds, in microseconds.
 
-    The best one's are its own. Another one's median is that multiple of the best one's which is the median of the
-    ratios of their turns, round by round; its ``noise_us`` is how far below that the ratio's 95 % confidence
-    interval reaches: ``median_us - noise_us`` says how close to the best one it may be (see ``may_be_best``).
-    Candidates with fewer turns than others were let go, because they were known to be slower; they stay so, whoever
-    is the best in the end. ValueError for no turns.
+    The best one's timing is its own. Another one's median is that multiple of the best one's median which is the median
+    of the ratios of their turns, round by round. Its ``noise_us`` is how far below that the ratio's 95 % confidence
+    interval reaches, so that ``median_us - noise_us`` says how close to the best one it may be (see ``may_be_best``).
+    Candidates with fewer turns than others were let go, because they were known to be slower; they stay so, whichever
+    is the best in the end. Raises ValueError for a candidate without turns.
     """
     if not turns:
         return {}
@@ -125,9 +140,10 @@ def may_be_best(timing: Timing, rivals: Mapping[str, Timing], margin: float = 1.
 
 
 def ties(timings: Mapping[str, Timing]) -> list[str]:
-    """Those of ``paired`` timings that nobody would tell from the best one, that one first.
+    """The names of ``paired`` timings that tie with the best one, whose name comes first.
 
-    They are less than 1 % slower, and not known to be: with 5 % of noise, an engine that lost by 2 % would tie.
+    They are slower by less than 1 %, and not known to be slower. The noise alone would not do: with 5 % of it, an
+    engine that lost by 2 % would tie.
     """
     by_time = sorted(timings, key=lambda name: timings[name].median_us)
     shortest = timings[by_time[0]].median_us
@@ -141,7 +157,7 @@ def ties(timings: Mapping[str, Timing]) -> list[str]:
 def take_turn(
     run: Callable[[], T], settle_s: float, turn_s: float, clock: Clock = time.perf_counter_ns
 ) -> list[T]:
-    """What the runs of a turn give, those at its beginning left out; see ``interleave``."""
+    """The results of the runs of a turn, without the runs at its beginning; see ``interleave``."""
     if settle_s:
         time.sleep(settle_s)
     _repeat(run, turn_s, clock)
@@ -157,12 +173,12 @@ def _repeat(run: Callable[[], T], seconds: float, clock: Clock) -> list[T]:
 
 
 def _ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Round by round, in the rounds that both had."""
+    """The ratios of two candidates' times in the rounds that both had."""
     return [mine / their for mine, their in zip(ours, theirs, strict=False)]
 
 
 def _are_alike(timings: Mapping[str, Timing]) -> bool:
-    """Whether those that may be the best are so close that nobody would notice which of them it is."""
+    """Whether the times of all that may be the best are known well enough for any use."""
     shortest = min(each.median_us for each in timings.values())
     return all(
         each.noise_us <= max(_ALIKE_US, _ALIKE * shortest)

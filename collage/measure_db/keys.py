@@ -6,7 +6,7 @@ A value that cannot be read back, because an older Collage wrote it in another f
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Fact(Generic[T]):
-    """A kind of small value: the name of its rows, and how a value becomes JSON and is read back.
+    """A kind of small value, with the name of its rows, and how a value becomes JSON and is read back.
 
     ``read`` raises an error, or returns None, for JSON that holds no such value.
     """
@@ -30,8 +30,21 @@ class Fact(Generic[T]):
     read: Callable[[Any], T | None]
 
     def at(self, key: str) -> FactKey[T]:
-        """Where the value for a key is (machine, versions, digests: all that the value depends on)."""
+        """Where the value for a key is. The key names all that the value depends on: machine, versions, digests."""
         return FactKey(self, key)
+
+    def known(self, database: Database, keys: Iterable[str]) -> dict[str, T]:
+        """The values that are recorded for these keys, in one query. Keys without a value are left out."""
+        found: dict[str, T] = {}
+        for key, value in database.get_facts(self.name, keys).items():
+            try:
+                read = self.read(value)
+            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+                log.info("%s for %s is not understood and made again: %s", self.name, key, error)
+                continue
+            if read is not None:
+                found[key] = read
+        return found
 
 
 @dataclass(frozen=True)
@@ -43,14 +56,7 @@ class FactKey(Generic[T]):
 
     def look_up(self, database: Database) -> T | None:
         """The value that is recorded, or None."""
-        found = database.get_fact(self.fact.name, self.key)
-        if found is None:
-            return None
-        try:
-            return self.fact.read(found)
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            log.info("%s for %s is not understood and made again: %s", self.fact.name, self.key, error)
-            return None
+        return self.fact.known(database, [self.key]).get(self.key)
 
     def record(self, database: Database, value: T) -> None:
         """Record a value, replacing an earlier one."""
@@ -83,19 +89,19 @@ class Raced:
 
 @dataclass(frozen=True)
 class RaceKey:
-    """Where the timings of one interleaved run are, by label: they belong together and are known or made together."""
+    """Where the timings of one interleaved run are, by label. They belong together: all are known, or all are made."""
 
     keys: Mapping[str, TimingKey]
 
     def look_up(self, database: Database) -> Mapping[str, Raced] | None:
-        """All the timings, or None where one of them is unknown."""
-        found: dict[str, Raced] = {}
-        for label, key in self.keys.items():
-            timing = key.look_up(database)
-            if timing is None:
-                return None
-            found[label] = Raced(timing, _LAUNCHES.at(str(key.key)).look_up(database) or ())
-        return found
+        """All the timings, looked up in one query, or None where one of them is unknown."""
+        timings = database.get_networks(key.key for key in self.keys.values())
+        if any(key.key not in timings for key in self.keys.values()):
+            return None
+        launches = _LAUNCHES.known(database, (str(key.key) for key in self.keys.values()))
+        return {
+            label: Raced(timings[key.key], launches.get(str(key.key), ())) for label, key in self.keys.items()
+        }
 
     def record(self, database: Database, value: Mapping[str, Raced]) -> None:
         """Record all the timings at once, or none of them."""

@@ -19,10 +19,10 @@ _LEAST_TURNS = 5
 
 
 class NotedRuns:
-    """Runs of a network, a call each, which note when each launch ends; what they saw is kept."""
+    """Runs of a network that note when each launch ends. A call is one run, and the notes of all runs are kept."""
 
     def __init__(self, executor: Executor, inputs: Sequence[Array], clock: Array | None = None) -> None:
-        """``clock`` (int64, an element for each launch) has when each launch of a run ended, and 0 before."""
+        """``clock`` (int64, an element for each launch) holds when each launch of a run ended, in ns, or 0 before."""
         self._executor = executor
         self._inputs = inputs
         self._clock = np.zeros(len(executor.program.launches), np.int64) if clock is None else clock
@@ -38,20 +38,20 @@ class NotedRuns:
         self._runs.append((begin, self._clock.copy()))
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Drop the notes of all runs so far."""
         self._runs.clear()
 
     @property
     def longest_s(self) -> float:
-        """Of the runs, in seconds."""
+        """The time of the longest run in seconds."""
         return max((int(clock.max(initial=begin)) - begin for begin, clock in self._runs), default=0) / 1e9
 
     def launches_us(self) -> list[float]:
         """Medians in microseconds, in launch order.
 
-        A launch begins when what it waits for has ended: the one before it on its stream, those it has events of,
-        all others where it takes the whole team. Whatever passes until it runs counts to it, so that without
-        streams the times add up to the whole.
+        A launch begins when all that it waits for has ended: the launch before it on its stream, those whose events it
+        waits for, and all earlier ones where it takes the whole team. The time until it really runs counts to it, so
+        that without streams the times add up to the whole.
         """
         ordered = self._executor.program.ordered
         rows = []
@@ -61,15 +61,8 @@ class NotedRuns:
         return [float(each) for each in np.median(np.array(rows), axis=0) / 1e3]
 
 
-def launch_times_us(executor: Executor, inputs: Sequence[Array], limit_s: float = 0.5) -> list[float]:
-    """``NotedRuns.launches_us`` of runs on these inputs; see ``run_in_turns``."""
-    noted = NotedRuns(executor, inputs)
-    run_in_turns(noted, limit_s)
-    return noted.launches_us()
-
-
 def run_in_turns(noted: Call, limit_s: float) -> None:
-    """Turns like those in which whole networks are compared: five at least, for ``limit_s`` seconds."""
+    """Run in turns like those in which whole networks are compared, at least five, for ``limit_s`` seconds."""
     start = time.monotonic()
     turns = 0
     with no_gc():

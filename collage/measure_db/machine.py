@@ -1,4 +1,4 @@
-"""What the worker needs to know of the machine: memory to spare and the size of the last cache."""
+"""What the worker needs to know about the machine: the memory to spare and the size of the last-level cache."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def spare_memory() -> int | None:
-    """Bytes a worker may take so that the machine does not run out, or None where that is unknown.
+    """Bytes that a worker may take so that the machine does not run out, or None where that is unknown.
 
-    What is available now (also within the control groups), less 512 MiB or a tenth; never below 1 GiB, which
-    the libraries themselves need.
+    They are what is available now, also within the control groups, less 512 MiB or a tenth, whichever is more. They are
+    never less than 1 GiB, which the libraries themselves need.
     """
     found = [each for each in (_available(), cgroup.spare_memory()) if each is not None]
     if not found:
@@ -36,13 +36,15 @@ def limit_memory(limit: int | None) -> None:
     """Let this process allocate at most ``limit`` bytes, so that a bomb gets MemoryError, not the machine.
 
     RLIMIT_DATA counts private writable memory; RLIMIT_AS would count address space that libraries only
-    reserve. No effect where the system has no such limit.
+    reserve. There is no effect where the system has no such limit.
     """
     try:
         import resource
-    except ImportError:  # not on Windows
+    except ImportError:  # Windows has no such module
         return
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is expected here, its core file is not
+    resource.setrlimit(
+        resource.RLIMIT_CORE, (0, 0)
+    )  # a crash is expected here, but its core file is of no use
     if limit is not None:
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
         within = limit if most == resource.RLIM_INFINITY else min(limit, most)
@@ -63,8 +65,8 @@ def last_level_cache() -> int:
 def worker_environment(threads: int) -> dict[str, str]:
     """This process's environment with every library's thread pool set to ``threads``.
 
-    Idle threads of Intel's OpenMP runtime must sleep at once: spinning, they slow down the next library's
-    kernel by 2x (FACTS-cpu: 269 -> 777 us for MKL between others).
+    Idle threads of Intel's OpenMP runtime must sleep at once. When they spin they slow down the next library's kernel
+    by 2x or more (269 us became 777 us for MKL between others).
     """
     names = (
         "OMP_NUM_THREADS",

@@ -1,4 +1,4 @@
-"""The database's schema, as steps: migration ``n`` takes a database from version n to n + 1.
+"""The database's schema, as steps. Migration ``n`` changes a database from version n to n + 1.
 
 Steps that have been released are never changed; a new version appends one.
 """
@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 
 APPLICATION_ID = 0x436C6C67
-"""SQLite's mark for whose file it is: "Cllg"."""
+"""SQLite's mark for the program that a file belongs to: "Cllg"."""
 
 
 def _first(connection: sqlite3.Connection) -> None:
@@ -47,7 +47,7 @@ def _tuning(connection: sqlite3.Connection) -> None:
 
 
 def _gate(connection: sqlite3.Connection) -> None:
-    """What was measured so far was measured with edition 1 of the gate: it stays, and is not looked up."""
+    """Outcomes so far were made by edition 1 of the gate. They stay in the file, and are not looked up."""
     connection.execute("ALTER TABLE kernels ADD COLUMN finite_only INTEGER NOT NULL DEFAULT 0")
     connection.execute("ALTER TABLE kernels ADD COLUMN gate INTEGER NOT NULL DEFAULT 1")
 

@@ -13,16 +13,19 @@ from collage.graph.dataflow import Array
 from collage.measure_db.compare import is_tolerable, slightly_changed
 
 _RUNS = 4
-"""A few alone may change little by chance."""
+"""The number of runs on changed inputs. One alone may change the outputs little by chance."""
 _RUNS_OF_WEIGHTS = 2
-"""Each loads the model once more."""
+"""The number of runs with changed weights. Each of them loads the model once more."""
 
 Run = Callable[[onnx.ModelProto, Mapping[str, Array]], list[Any]]
-"""Outputs of a model, in order, for inputs by name."""
+"""Runs a model on inputs by name, and returns its outputs in order."""
 
 
 def nearby_outputs(model: onnx.ModelProto, feeds: Mapping[str, Array], run: Run) -> Iterator[list[Any]]:
-    """Outputs for inputs that are changed a little, or where no input is of floats for weights that are."""
+    """Outputs of the model for inputs that are changed in their last bits, one list of arrays for each run.
+
+    Where no input holds floating-point numbers the weights are changed instead.
+    """
     rng = np.random.default_rng(0)
     if any(array.dtype.kind == "f" or "float" in array.dtype.name for array in feeds.values()):
         for _ in range(_RUNS):
@@ -53,8 +56,8 @@ def as_good_as_can_be(
 ) -> bool:
     """Whether an output that is off by more than ``allowed`` is still as good as can be expected.
 
-    What changes in the last bits of the inputs do to the output (``nearby``) tells how exact it can be. ``precise``
-    gives the output in float64 arithmetic, or None: it judges where the reference itself may be the worse one.
+    ``nearby`` are outputs for inputs that differ in their last bits; they tell how exact the output can be. ``precise``
+    computes the output in float64 arithmetic, or returns None. It decides where the reference may be the worse one.
     """
     if is_tolerable(actual, expected, allowed, nearby, channels_first=channels_first):
         return True

@@ -1,4 +1,4 @@
-"""Each launch of a plan on the values that the reference has for it, among the others' buffers and state."""
+"""The check of a plan: each launch runs on reference values, among the buffers and the state of the other launches."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from collage.graph.dataflow import Array
 from collage.graph.storage import PLAIN, Storage, from_layout, to_layout
 from collage.kernel.buffers import as_bytes, poison
 from collage.kernel.kernel import Call, Kernel
-from collage.measure_db.candidate import RejectedError, allowed_error, may_be_rounding, stage
+from collage.measure_db.gate import allowed_error, may_be_rounding
 from collage.measure_db.plan_protocol import Plan, Stage
 from collage.measure_db.plan_trace import Place
 from collage.measure_db.results import Rejection, RejectionKind
 from collage.measure_db.samples import Samples
+from collage.measure_db.stages import RejectedError, stage
 from collage.runtime.executor import Executor
 
 _RUNS = 3
-"""What goes wrong in the third call shows."""
+"""Each launch runs this many times, so that a kernel which fails in its third call is found."""
 
 _KEPT_BYTES = 256 << 20
-"""Of the values that are kept from one run to the next."""
+"""At most this many bytes of reference values are kept from one run to the next."""
 
 
 class PlanCheck:
-    """Runs the launches one after another. Errors do not add up: inputs are the reference's, whoever made them."""
+    """Runs the launches one after another. Errors do not add up, since inputs are always the reference's values."""
 
     def __init__(self, plan: Plan, executor: Executor, model: Model, samples: Samples) -> None:
         self._plan = plan
@@ -38,7 +39,7 @@ class PlanCheck:
         self._kept_bytes = 0
 
     def run(self, kernels: Sequence[Kernel], place: Place) -> None:
-        """All launches a few times. Raises RejectedError for the one at which ``place`` is then."""
+        """Run all launches a few times. Raises RejectedError; ``place`` then tells which launch is wrong."""
         launches = [_Launch(self, number, kernel) for number, kernel in enumerate(kernels)]
         for run in range(_RUNS):
             for number, launch in enumerate(launches):
@@ -46,11 +47,11 @@ class PlanCheck:
                 launch.run(run + 1)
 
     def array(self, buffer: int) -> Array:
-        """Where the plan has it."""
+        """The array that the plan has for a buffer."""
         return self._executor.array(buffer)
 
     def reference(self, buffer: int) -> Array | None:
-        """What the buffer should hold, if anybody knows."""
+        """What the buffer should hold, in its storage, or None where the reference does not know."""
         if buffer in self._references:
             return self._references[buffer]
         found = self._load(buffer)
@@ -63,28 +64,28 @@ class PlanCheck:
         value, layout = self._plan.stored.get(buffer, (buffer, PLAIN))
         try:
             return to_layout(self._samples.store.load(value, self._model.graph.type_of(value)), layout)
-        except KeyError:  # a value inside an ONNX node
+        except KeyError:  # the value is inside an ONNX node
             return None
 
     def judge(self, launch: int) -> _Judge | None:
-        """What compares the outputs of a launch; None for changes of layout and views, which must be exact."""
+        """What compares the outputs of a launch, or None for layout transforms and views, which must be exact."""
         region = self._plan.program.launches[launch]
         if not region.nodes:
             return None
         subgraph = Subgraph(self._model, region.nodes)
         if any(self.reference(buffer) is None for buffer in (*region.inputs, *region.outputs)):
-            return None  # of a view inside an ONNX node
+            return None  # the values are inside an ONNX node, where the reference knows none
         layouts = [self._plan.stored.get(buffer, (buffer, PLAIN))[1] for buffer in region.outputs]
         return _Judge(self._samples, subgraph, layouts)
 
     def buffers(self, launch: int) -> tuple[Sequence[int], Sequence[int]]:
-        """What it reads and what it writes."""
+        """The buffers that a launch reads, and those that it writes."""
         region = self._plan.program.launches[launch]
         return region.inputs, region.outputs
 
 
 class _Judge:
-    """Compares outputs as the gate of each kernel does."""
+    """Compares outputs as the numerics gate of each kernel does."""
 
     def __init__(self, samples: Samples, subgraph: Subgraph, layouts: Sequence[Storage]) -> None:
         self._samples = samples
@@ -93,7 +94,7 @@ class _Judge:
         self._sample = samples.usual(subgraph)
 
     def complaint(self, position: int, stored: Array) -> str:
-        """What is wrong with an output, "" where nothing is."""
+        """What is wrong with an output, or "" where nothing is."""
         allowed = allowed_error(self._subgraph, self._sample)
         error = self._sample.expected(position, self._layouts[position]).error(stored)
         if error <= allowed:

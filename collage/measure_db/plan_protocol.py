@@ -1,4 +1,4 @@
-"""What the compiler and the worker say to each other about plans: whole networks of kernels that were measured."""
+"""The messages between the compiler and the worker about plans, which are whole networks of measured kernels."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanKernel:
-    """What a launch runs, and what it was built for."""
+    """What a launch runs, and the options that it is built with."""
 
     what: Request | LayoutTransform
     options: BuildOptions
 
     @property
     def key(self) -> str:
-        """Of its artifact, in one model. ``options.exclusive`` is no part of it: that is for ``load`` alone."""
+        """The key of its artifact, in one model. ``options.exclusive`` is left out, since only ``load`` reads it."""
         options = self.options
         if isinstance(self.what, LayoutTransform):
             text = repr((self.what, options.threads))
@@ -44,8 +44,7 @@ class PlanKernel:
 class Plan:
     """A program with what each of its launches runs.
 
-    ``stored`` has the value and the storage of each buffer that is no plain value. ``name`` is the same for equal plans
-    of one model only.
+    ``stored`` has the value and the storage of each buffer that is no plain value.
     """
 
     program: Program
@@ -54,7 +53,7 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """A digest."""
+        """A digest of the plan, which identifies it among the plans of one model."""
         regions = [
             (r.nodes, r.inputs, r.outputs, r.exclusive, r.stream, r.scans) for r in self.program.regions
         ]
@@ -63,7 +62,7 @@ class Plan:
 
 
 class Stage(IntEnum):
-    """What a worker is doing with a plan."""
+    """What a worker is doing with a plan. SWITCH means that it times kernels in turn, which are no plan."""
 
     IDLE = 0
     LOAD = 1
@@ -72,7 +71,6 @@ class Stage(IntEnum):
     NOTED = 4
     TIMED = 5
     SWITCH = 6
-    """Timing kernels in turn, which are no plan."""
 
 
 @dataclass(frozen=True)
@@ -85,14 +83,14 @@ class Make:
 
 @dataclass(frozen=True)
 class Made:
-    """The artifact is kept."""
+    """The artifact is made and kept."""
 
 
 @dataclass(frozen=True)
 class OpenPlan:
     """Load a plan's kernels, whose artifacts are kept, and check and run it. Reply: PlanOpened or PlanFailed.
 
-    Of the plans that are open already those in ``keep`` stay so.
+    Of the plans that are open already, those whose names are in ``keep`` stay open.
     """
 
     name: str
@@ -103,14 +101,14 @@ class OpenPlan:
 
 @dataclass(frozen=True)
 class PlanOpened:
-    """The longest run took ``run_s`` seconds."""
+    """The plan is open. Its longest run took ``run_s`` seconds."""
 
     run_s: float
 
 
 @dataclass(frozen=True)
 class NotePlan:
-    """Run an open plan for ``seconds``, with the end of each launch noted. Reply: PlanTimes or PlanFailed."""
+    """Run an open plan for ``seconds``, and note the end of each launch. Reply: PlanTimes or PlanFailed."""
 
     name: str
     seconds: float
@@ -119,16 +117,17 @@ class NotePlan:
 
 @dataclass(frozen=True)
 class PlanTimes:
-    """Microseconds of each launch."""
+    """The microseconds of each launch."""
 
     launches_us: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class ComparePlans:
-    """Run open plans against each other, with runs between that are noted. Reply: PlansCompared or PlanFailed.
+    """Run open plans against each other. Reply: PlansCompared or PlanFailed.
 
-    ``early`` and ``least`` are those of ``interleave``.
+    With ``noted`` each turn ends with runs that note the end of each launch. ``early`` and ``least`` are those of
+    ``interleave``.
     """
 
     names: tuple[str, ...]
@@ -141,7 +140,7 @@ class ComparePlans:
 
 @dataclass(frozen=True)
 class PlansCompared:
-    """Timings, and microseconds of each launch, in the order that the plans were named in."""
+    """Timings, and the microseconds of each launch where they were noted, in the order of the message's plans."""
 
     timings: tuple[Timing, ...]
     launches_us: tuple[tuple[float, ...], ...]
@@ -169,7 +168,7 @@ class PlanRan:
 
 @dataclass(frozen=True)
 class TimePlan:
-    """Time an open plan alone, for ``sample_s`` seconds. Reply: a Timing or PlanFailed."""
+    """Time an open plan by itself, for ``sample_s`` seconds. Reply: a Timing or PlanFailed."""
 
     name: str
     sample_s: float
@@ -178,7 +177,7 @@ class TimePlan:
 
 @dataclass(frozen=True)
 class PlanFailed:
-    """A plan that did not do what it should, and the launch that is to blame, where that is known.
+    """A plan that has failed, and the launch that is to blame, or None where that is not known.
 
     ``plan`` is its number among those that the message names.
     """

@@ -1,4 +1,4 @@
-"""Where a worker is in a plan, in files that outlive it: whoever crashes or hangs is known afterwards."""
+"""Where a worker is in a plan, in files that outlive it, so that the launch which crashes or hangs is known."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ class Place:
     """The stage and the plan's number in one element, so that one store tells both, and the launch in another."""
 
     def __init__(self, folder: str | Path) -> None:
-        """Made by the worker, read by the compiler; both may open it."""
+        """Open the file in the folder, or make it. The worker writes it, and the compiler reads it."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         self._at = _mapped(Path(folder) / "place", 2)
 
     def enter(self, stage: Stage, plan: int = 0, launch: int = -1) -> None:
-        """Now begins that stage."""
+        """Note that the stage begins. ``launch`` is -1 where it is about no launch."""
         self._at[0] = _STAGES * plan + stage
         self._at[1] = launch
 
     @property
     def now(self) -> tuple[Stage, int, int]:
-        """Stage, plan and launch; -1 for none."""
+        """The stage, the number of the plan, and the launch, or -1 for none."""
         plan, stage = divmod(int(self._at[0]), _STAGES)
         return Stage(stage), plan, int(self._at[1])
 
     def mark(self, plan: int) -> None:
-        """A timed run of that plan begins: as quick as can be."""
+        """Note that a timed run of that plan begins. It is a single store, since it is timed, too."""
         self._at[0] = _STAGES * plan + Stage.TIMED
 
 
 def clock_of(folder: str | Path, name: str, launches: int) -> Array:
-    """When each launch of the plan ended in the run that is going on, 0 for those that have not."""
+    """The times in ns when each launch of the plan ended in the current run, with 0 for those that have not ended."""
     return _mapped(Path(folder) / f"clock-{name}", max(launches, 1))[:launches]
 
 
 def blame(folder: str | Path, plans: Sequence[Plan]) -> tuple[int, int | None]:
-    """Which of the plans it was, and at which of its launches, where that is known."""
+    """The number of the plan that the worker was in when it died, and the launch, or None where that is not known."""
     stage, number, launch = Place(folder).now
     plan = plans[number]
     if stage in (Stage.LOAD, Stage.CHECK):
@@ -56,7 +56,10 @@ def blame(folder: str | Path, plans: Sequence[Plan]) -> tuple[int, int | None]:
 
 
 def running(ordered: Ordered, clock: Sequence[int]) -> int | None:
-    """The launch that was running, if it can have been only one: all that it waits for has ended, and it has not."""
+    """The launch that was running, or None where more than one may have been.
+
+    A launch may have been running when it has not ended, and all that it waits for has.
+    """
     ended = sum(1 << v for v, end in enumerate(clock) if end)
     possible = [v for v, before in enumerate(ordered.before) if not clock[v] and before & ended == before]
     return possible[0] if len(possible) == 1 else None

@@ -1,7 +1,7 @@
 """The worker's side of plans: networks of kernels that were measured are loaded, checked, timed and run on inputs.
 
-A kernel that is right and fast alone may crash, hang or err beside others. Here that costs the worker, and what it
-leaves in its files (``plan_trace``) tells who it was.
+A kernel that is right and fast by itself may crash, hang or err among others. Here that costs the worker only, and the
+files that it leaves (``plan_trace``) tell which kernel it was.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from collage.graph.dataflow import Array
 from collage.kernel.frames import Artifact
 from collage.kernel.kernel import Call, Kernel
 from collage.measure_db.artifacts import Artifacts
-from collage.measure_db.candidate import RejectedError, stage
 from collage.measure_db.launch_times import NotedRuns, run_in_turns
 from collage.measure_db.plan_check import PlanCheck
 from collage.measure_db.plan_protocol import (
@@ -39,6 +38,7 @@ from collage.measure_db.plan_protocol import (
 from collage.measure_db.plan_trace import Place, blame, clock_of
 from collage.measure_db.protocol import AS_LOADED
 from collage.measure_db.samples import Samples
+from collage.measure_db.stages import RejectedError, stage
 from collage.measure_db.timing import time_calls
 from collage.runtime.careful import Careful
 from collage.runtime.executor import Executor
@@ -74,7 +74,7 @@ class PlanWorker:
         self._loaded: Loaded = {}
 
     def answer(self, message: Any) -> object | None:
-        """The reply to a message about plans, None for another one."""
+        """The reply to a message about plans, or None for any other message."""
         if isinstance(message, OpenPlan):
             return self._guarded([message.plan], lambda: self._open(message))
         if isinstance(message, ComparePlans):
@@ -129,7 +129,7 @@ class PlanWorker:
         return PlanOpened(noted.longest_s)
 
     def _artifacts_for(self, plan: Plan) -> list[Artifact]:
-        """Of the plan's kernels. Plans that are open share them, and the kernels that were loaded of them."""
+        """The artifacts of the plan's kernels. Open plans share them, and the kernels that were loaded from them."""
         used = {
             kernel.key for each in (plan, *(o.plan for o in self._plans.values())) for kernel in each.kernels
         }

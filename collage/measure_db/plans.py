@@ -1,4 +1,4 @@
-"""The compiler's side of plans: whole networks run in a measurer's worker, and whoever brings it down is known."""
+"""The compiler's side of plans: whole networks run in the worker, and the kernel that brings it down is known."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collage.graph.dataflow import Array
 from collage.measure_db.effort import Effort
 from collage.measure_db.interleave import FEWEST, SURE
 from collage.measure_db.keys import Raced
-from collage.measure_db.measurer import Measurer
+from collage.measure_db.plan_kernels import PlanKernels
 from collage.measure_db.plan_protocol import (
     ComparePlans,
     NotePlan,
@@ -29,48 +29,52 @@ from collage.measure_db.plan_trace import blame
 from collage.measure_db.process import WorkerDiedError, WorkerProcess
 from collage.measure_db.protocol import plan_folder
 from collage.measure_db.results import Rejection, RejectionKind
+from collage.measure_db.session import WorkerSession
 from collage.measure_db.timing import Timing
 
 _NOTED_S = 0.5
 _SEARCH_S = 1.0
-"""Of noted runs, to find out who died when nobody noted it."""
+"""Seconds of noted runs that find the launch which fails, when a plan has failed in runs without notes."""
 _LAUNCH_S = 1.0
-"""What loading each kernel may add to the limit."""
+"""Seconds by which each kernel that is loaded raises the time limit."""
 _RUNS = 30
-"""Runs that the limit of a message allows for, at the time that the network was predicted to take."""
+"""The time limit of a message allows for this many runs of the network."""
 _OPEN = 3
-"""Plans that stay open when another one is opened, at most: each holds the network's weights."""
+"""At most this many plans are open at once, since each holds the network's weights."""
 
 
 class PlanFailedError(Exception):
-    """A plan crashed, hung, raised or was wrong; ``launch`` is the one that is to blame, where that is known.
+    """A plan crashed, hung, raised or was wrong; ``launch`` is the one that is to blame, or None where it is not known.
 
-    ``alone`` tells that it was not in the plan yet, but being built once more.
+    ``by_itself`` tells that the kernel failed outside the plan, when it was built once more for the plan.
     """
 
-    def __init__(self, plan: Plan, launch: int | None, rejection: Rejection, *, alone: bool = False) -> None:
+    def __init__(
+        self, plan: Plan, launch: int | None, rejection: Rejection, *, by_itself: bool = False
+    ) -> None:
         super().__init__(rejection.message)
         self.plan = plan
         self.launch = launch
         self.rejection = rejection
-        self.alone = alone
+        self.by_itself = by_itself
 
 
 class Plans:
     """Plans of one model. All methods raise PlanFailedError, and MeasurementError when no worker can be started.
 
-    A plan is checked each time that it is opened: each launch against the reference values, a few times.
+    A plan is checked each time that it is opened: each launch runs a few times, and is compared with the reference.
     """
 
-    def __init__(self, measurer: Measurer) -> None:
-        self._measurer = measurer
+    def __init__(self, session: WorkerSession, kernels: PlanKernels) -> None:
+        self._session = session
+        self._kernels = kernels
         self._worker: WorkerProcess | None = None
         self._opened: dict[str, float] = {}
         """Seconds of a run by the plan's name, the one that was used last at the end."""
         self._files = itertools.count()
 
     def times_us(self, plan: Plan) -> tuple[float, ...]:
-        """Microseconds of each launch in its place."""
+        """The microseconds that each launch takes in its place in the network."""
         return self._times_us(plan, _NOTED_S, search=True)
 
     def compare(
@@ -82,21 +86,24 @@ class Plans:
         least: int = SURE,
         noted: bool = False,
     ) -> dict[str, Raced]:
-        """The plans against each other; see ``Effort.compare``."""
+        """Timings of the plans in one interleaved run, by label; see ``Effort.compare``.
+
+        With ``noted`` they have the microseconds of each launch, too.
+        """
         every = list({plan.name: plan for plan in plans.values()}.values())
         self._open(every)
         runs_s = 12 * sum(self._opened[plan.name] for plan in every)
         turns_s = 3 * len(every) * (effort.settle_s + 3 * effort.turn_s)
-        limit_s = self._measurer.time_limit_s + 2 * effort.compare_s + runs_s + turns_s
+        limit_s = self._session.settings.limits.time_s + 2 * effort.compare_s + runs_s + turns_s
         names = tuple(plan.name for plan in every)
         found: PlansCompared = self._ask(ComparePlans(names, effort, early, least, noted, limit_s), every)
         by_name = dict(zip(names, map(Raced, found.timings, found.launches_us), strict=True))
         return {label: by_name[plan.name] for label, plan in plans.items()}
 
     def outputs(self, plan: Plan, inputs: Sequence[Array]) -> tuple[list[Any], bool]:
-        """What the plan makes of inputs, and whether that was a careful run."""
+        """The plan's outputs for inputs in the model's order, and whether guards made it a careful run."""
         self._open([plan])
-        folder = plan_folder(self._measurer.folder)
+        folder = plan_folder(self._session.folder)
         number = next(self._files)
         given, made = folder / f"inputs-{number}", folder / f"outputs-{number}"
         try:
@@ -108,7 +115,7 @@ class Plans:
             made.unlink(missing_ok=True)
 
     def timing(self, plan: Plan, sample_s: float) -> Timing:
-        """Of the plan alone."""
+        """The timing of the plan by itself, from samples for about ``sample_s`` seconds."""
         self._open([plan])
         found: Timing = self._ask(TimePlan(plan.name, sample_s, self._limit_s(plan) + 8 * sample_s), [plan])
         return found
@@ -123,11 +130,11 @@ class Plans:
         """Make the kernels that are missing, and have the worker open what is not open yet."""
         for plan in plans:
             for launch, kernel in enumerate(plan.kernels):
-                rejection = self._measurer.make(kernel)
+                rejection = self._kernels.make(kernel)
                 if rejection is not None:
-                    raise PlanFailedError(plan, launch, rejection, alone=True)
+                    raise PlanFailedError(plan, launch, rejection, by_itself=True)
             if plan.program.is_guarded:
-                self._measurer.keep_as_loaded()
+                self._kernels.keep_as_loaded()
         names = [plan.name for plan in plans]
         for plan in plans:
             self._meet()
@@ -146,11 +153,11 @@ class Plans:
     def _limit_s(self, plan: Plan) -> float:
         predicted_s = sum(region.cost_us for region in plan.program.launches) / 1e6
         run_s = max(predicted_s, self._opened.get(plan.name, 0.0))
-        return self._measurer.time_limit_s + _RUNS * run_s
+        return self._session.settings.limits.time_s + _RUNS * run_s
 
     def _meet(self) -> WorkerProcess:
-        """The worker; a new one has nothing open."""
-        worker = self._measurer.worker()
+        """The worker. A new one has no plans open."""
+        worker = self._session.worker(self._session.settings.threads)
         if worker is not self._worker:
             self._worker = worker
             self._opened.clear()
@@ -160,20 +167,20 @@ class Plans:
         try:
             reply = self._meet().ask(message, message.limit_s)
         except WorkerDiedError as died:
-            number, launch = blame(plan_folder(self._measurer.folder), plans)
+            number, launch = blame(plan_folder(self._session.folder), plans)
             reply = PlanFailed(died.rejection, launch, number)
         if not isinstance(reply, PlanFailed):
             return reply
         plan = plans[reply.plan]
         self._opened.pop(plan.name, None)
-        if reply.rejection.kind is RejectionKind.MEMORY:  # all of them together
+        if reply.rejection.kind is RejectionKind.MEMORY:  # the plan's kernels share the blame
             raise PlanFailedError(plan, None, reply.rejection)
         if reply.launch is None and search:
             self._find(plan)
         raise PlanFailedError(plan, reply.launch, reply.rejection)
 
     def _find(self, plan: Plan) -> None:
-        """Raise PlanFailedError if it fails again when each launch is noted."""
+        """Run the plan again with notes of each launch. Raises PlanFailedError where that shows which one fails."""
         try:
             self._times_us(plan, _SEARCH_S, search=False)
         except PlanFailedError as failed:

@@ -1,4 +1,4 @@
-"""What float64 arithmetic gives: the judge where a kernel and ONNX Runtime's float32 disagree by a little too much.
+"""Outputs in float64 arithmetic, which decide where a kernel and ONNX Runtime's float32 disagree by a little too much.
 
 Sums that cancel are as wrong in the reference as anywhere. ONNX's own evaluator runs the model with every float32
 replaced by float64; it is slow, and asked only in the doubtful cases.
@@ -23,9 +23,9 @@ _LARGEST_BYTES = 1 << 30
 
 
 def precise_run(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Any] | None:
-    """The model's outputs, in order, in float64 arithmetic; None where the evaluator cannot run it.
+    """The model's outputs, in order, in float64 arithmetic, or None where the evaluator cannot run it.
 
-    ``feeds`` are the inputs by name; those of float32 and narrower are taken as they are and widened.
+    ``feeds`` are arrays by the inputs' names. Those of float32 and narrower are widened; their values stay the same.
     """
     if model.ByteSize() > _LARGEST_BYTES:
         return None
@@ -34,7 +34,7 @@ def precise_run(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Any]
     try:
         with np.errstate(all="ignore"):
             found = ReferenceEvaluator(wide, new_ops=[Conv, ConvTranspose]).run(None, given)
-    except Exception:  # the evaluator raises anything for what it does not know
+    except Exception:  # the evaluator may raise anything for operators and types that it does not know
         return None
     return list(found)
 
@@ -45,7 +45,7 @@ def _wide_array(array: Array) -> Array:
 
 
 def _widened(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy that computes in float64 throughout."""
+    """A copy of the model that computes in float64 throughout."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     for graph in _graphs(copy.graph):
@@ -137,7 +137,7 @@ def _pads(
     dilations: Sequence[int],
     strides: Sequence[int],
 ) -> list[int]:
-    """Pads as ONNX's attribute ``pads`` has them."""
+    """The pads of all axes, first at their begins and then at their ends, as in ONNX's attribute ``pads``."""
     rank = len(kernel)
     if auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
         return list(pads or [0] * 2 * rank) if auto_pad != "VALID" else [0] * 2 * rank

@@ -1,4 +1,4 @@
-"""The parent's side of the measuring worker: start it, ask it, and tell how it died."""
+"""The parent's side of the measuring worker: it starts the worker, asks it, and tells how it died."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from typing import Any
 from collage.core.child_process import ChannelError, ChildEndedError, ChildError, ChildProcess, signal_name
 from collage.core.temporary import TemporaryFolder
 from collage.errors import MeasurementError
-from collage.measure_db.candidate import looks_like_memory
 from collage.measure_db.machine import worker_environment
-from collage.measure_db.protocol import Init, InitWhole, Ready
+from collage.measure_db.protocol import Init, Ready
 from collage.measure_db.results import Rejection, RejectionKind
-from collage.measure_db.travel import pickle_message
+from collage.measure_db.serialisation import pickle_message
+from collage.measure_db.stages import looks_like_memory
+from collage.measure_db.whole_protocol import InitWhole
 
 _START_LIMIT_S = 600.0
 _TAIL_CHARS = 600
 
 
 class WorkerDiedError(Exception):
-    """The worker ended instead of answering; carries what that says of the candidate."""
+    """The worker ended instead of answering; ``rejection`` is what that says of the candidate."""
 
     def __init__(self, rejection: Rejection) -> None:
         super().__init__(rejection.message)
@@ -32,32 +33,32 @@ class WorkerDiedError(Exception):
 
 
 class WorkerProcess(ChildProcess):
-    """A running worker; ``begin`` gives it a model, one after another."""
+    """A running worker. ``begin`` sends it a model; it can have several models, one after another."""
 
     def __init__(self, threads: int) -> None:
-        """Start it, with the libraries' thread pools set to ``threads``."""
+        """Start the worker, with the libraries' thread pools set to ``threads``."""
         self._carried: tuple[str, ...] = ()
-        self._folder = TemporaryFolder(
-            "worker"
-        )  # its own, and what it leaves there when it is killed is removed
+        # The folder is the worker's own. What a killed worker leaves there is removed with it.
+        self._folder = TemporaryFolder("worker")
         environment = worker_environment(threads) | {"TMPDIR": str(self._folder.path)}
         with tempfile.TemporaryFile(buffering=0) as errors:
-            # Appending: the worker empties the file before each candidate and then writes at its start again.
+            # The file is opened for appending, since the worker empties it before each candidate, and then writes at
+            # its start again.
             fcntl.fcntl(errors, fcntl.F_SETFL, fcntl.fcntl(errors, fcntl.F_GETFL) | os.O_APPEND)
             self._errors = os.dup(errors.fileno())
             weakref.finalize(self, os.close, self._errors)
             super().__init__("collage.measure_db.worker", errors, environment)
 
     def begin(self, init: Init | InitWhole, *, start_limit_s: float = _START_LIMIT_S) -> None:
-        """Give it a model, and wait until it has imported that.
+        """Send the worker a model, and wait at most ``start_limit_s`` seconds until it has imported that.
 
-        Raises MeasurementError, with the end of what it printed, when it does not get there.
+        Raises MeasurementError, with the end of what the worker printed, when it does not get there.
         """
         self._carried = init.carried if isinstance(init, Init) else ()
         try:
             ready = self.ask(init, start_limit_s)
         except WorkerDiedError as died:
-            raise MeasurementError(f"the measuring worker did not start: {died.rejection.message}") from None
+            raise MeasurementError(f"the measuring worker did not start: {died.rejection.message}") from died
         if not isinstance(ready, Ready):
             self.kill()
             raise MeasurementError(f"the measuring worker did not start: unexpected {type(ready).__name__}")
@@ -65,34 +66,34 @@ class WorkerProcess(ChildProcess):
     def ask(self, message: object, limit_s: float) -> Any:
         """Send a message and wait for the reply.
 
-        Raises WorkerDiedError when it crashes or takes more than ``limit_s`` seconds (it is killed then), and
-        MeasurementError when the worker says that it failed and no candidate is to blame. Whatever is raised
-        meanwhile (KeyboardInterrupt), the worker is killed.
+        Raises WorkerDiedError when the worker crashes or takes more than ``limit_s`` seconds (it is killed then), and
+        MeasurementError when it says that it failed and no candidate is to blame. After any other exception, such as
+        KeyboardInterrupt, the worker is killed, too.
         """
         try:
             return super().ask(message, limit_s)
-        except TimeoutError:
+        except TimeoutError as late:
             text = f"took more than {limit_s:g} s"
-            raise WorkerDiedError(Rejection(RejectionKind.TIMEOUT, text + self._tail())) from None
+            raise WorkerDiedError(Rejection(RejectionKind.TIMEOUT, text + self._tail())) from late
         except ChildEndedError as ended:
-            raise WorkerDiedError(self._post_mortem(ended.code)) from None
+            raise WorkerDiedError(self._post_mortem(ended.code)) from ended
         except ChannelError as error:
-            raise WorkerDiedError(Rejection(RejectionKind.CRASHED, f"{error}{self._tail()}")) from None
+            raise WorkerDiedError(Rejection(RejectionKind.CRASHED, f"{error}{self._tail()}")) from error
         except ChildError as error:
             self.kill()
-            raise MeasurementError(f"measuring: {error}") from None
+            raise MeasurementError(f"measuring: {error}") from error
 
     def pickled(self, message: object) -> bytes:
-        """With the code of classes that the worker cannot import."""
+        """The pickle of a message, with the code of classes that the worker cannot import."""
         return pickle_message(message, self._carried) if self._carried else super().pickled(message)
 
     def kill(self) -> None:
-        """As for all children; its temporary files go with it."""
+        """Kill the worker like any child, and remove its temporary files."""
         super().kill()
         self._folder.remove()
 
     def _post_mortem(self, code: int | None) -> Rejection:
-        """What its end says."""
+        """The rejection that the worker's exit status means; ``code`` is as in ChildEndedError."""
         tail = self._tail()
         if code is None:
             return Rejection(RejectionKind.CRASHED, f"closed the worker's pipe{tail}")
@@ -109,7 +110,7 @@ class WorkerProcess(ChildProcess):
         return Rejection(kind, f"{name}{tail}")
 
     def _tail(self) -> str:
-        """The end of what it printed, as ``; it printed: ...``, or nothing."""
+        """The end of what the worker printed, as ``; it printed: ...``, or "" where it printed nothing."""
         size = os.fstat(self._errors).st_size
         start = max(0, size - 4 * _TAIL_CHARS)
         text = os.pread(self._errors, size - start, start).decode(errors="replace")
@@ -120,9 +121,9 @@ class WorkerProcess(ChildProcess):
 
 
 class Workers:
-    """Starts workers, and keeps one of each number of threads for the next model: most of a start is importing TVM.
+    """Starts workers, and keeps one for each number of threads for the next model: most of a start is importing TVM.
 
-    A context manager. A worker that a candidate has brought down is not kept.
+    It is a context manager that ends the workers. A worker that a candidate has brought down is not kept.
     """
 
     def __init__(self) -> None:
@@ -137,7 +138,7 @@ class Workers:
         self.close()
 
     def start(self, init: Init | InitWhole) -> WorkerProcess:
-        """A worker that has imported the model. Raises MeasurementError."""
+        """A worker that has imported the model. Raises MeasurementError when it cannot be started."""
         worker = self._idle.pop(init.threads, None)
         if worker is None or not worker.alive:
             worker = WorkerProcess(init.threads)
@@ -152,6 +153,6 @@ class Workers:
             worker.kill()
 
     def close(self) -> None:
-        """End those that are kept. Closing twice does nothing."""
+        """End the workers that are kept. Closing twice does nothing."""
         while self._idle:
             self._idle.popitem()[1].kill()

@@ -1,8 +1,8 @@
 """Reference values of every tensor of a model, from ONNX Runtime without its optimisations.
 
-ONNX nodes run one by one as their author wrote them. That gives the values between them; those inside (where
-TVM's importer broke a node into operators) come from running the operators, which at the same time shows
-whether they compute what the ONNX node does.
+ONNX nodes run one by one as their author wrote them. That gives the values between them. Where TVM's importer broke a
+node into operators, the values inside come from running these operators, which at the same time shows whether they
+compute what the ONNX node does.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def evaluate(
 ) -> dict[int, str]:
     """Save an array for each graph value that can be computed, given the graph inputs' arrays in order.
 
-    Returns the ONNX nodes (by index) whose conversion is wrong, with the reason; inner values of those, and
-    of nodes whose operators have no ONNX form, are not saved. Raises MeasurementError for an ONNX node that runs for
-    more than ``node_limit_s`` seconds: its loop may be one that never ends.
+    Returns the ONNX nodes (by index) whose conversion is wrong, with the reasons. Inner values of these nodes, and of
+    nodes whose operators have no ONNX form, are not saved. Raises MeasurementError for a full disk, and for an ONNX
+    node that runs for more than ``node_limit_s`` seconds, since its loop may be one that never ends.
     """
     for value, array in zip(model.graph.inputs, inputs, strict=True):
         store.save(value, array)
@@ -59,7 +59,7 @@ def evaluate(
 
 
 def _run_verbatim(model: Model, inputs: Sequence[Array], store: ValueStore, limit_s: float) -> None:
-    """Run the ONNX nodes in order, and save what is a value of the graph."""
+    """Run the ONNX nodes in order, and save those of their outputs that are values of the graph."""
     graph = model.onnx.graph
     runner = _NodeRunner(model)
     values: dict[str, Any] = dict(zip(model.input_names, inputs, strict=True))
@@ -87,15 +87,15 @@ def _save(model: Model, store: ValueStore, value: int, array: Any) -> None:
 
 
 def _run_operators(model: Model, source: int, store: ValueStore) -> str | None:
-    """Save the inner values of an ONNX node's operators; tell what is wrong when they disagree with the node.
+    """Save the inner values of an ONNX node's operators, or return what is wrong when they disagree with the node.
 
-    ``source`` -1 stands for operators of no ONNX node: they have inner values only.
+    ``source`` is the node's index. It is -1 for operators of no ONNX node, which have inner values only.
     """
     graph = model.graph
     nodes = sorted(model.groups[source])
     made = [value for n in nodes for value in graph.nodes[n].outputs]
     if graph.nodes[nodes[0]].op.startswith("onnx."):
-        return None  # opaque: nothing was converted
+        return None  # the node is opaque, so nothing was converted
     read = dict.fromkeys(
         v for n in nodes for v in graph.nodes[n].inputs if v not in made and not graph.is_constant(v)
     )
@@ -143,9 +143,9 @@ class _NodeRunner:
         self._declared = {info.name: info for info in [*graph.value_info, *graph.output]}
 
     def run(self, node: onnx.NodeProto, values: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-        """The node's outputs by name; none when an input is unknown or ONNX Runtime refuses the node.
+        """The node's outputs by name, or nothing when an input is unknown or ONNX Runtime refuses the node.
 
-        Raises MeasurementError when it takes more than ``limit_s`` seconds.
+        Raises MeasurementError when the node runs for more than ``limit_s`` seconds.
         """
         initializers = self._model.initializers
         names = list(reads(node))
@@ -167,10 +167,10 @@ class _NodeRunner:
                 raise MeasurementError(
                     f"ONNX node {node.name} ({node.op_type}) {late} in ONNX Runtime. Does its loop end? "
                     "Allow it more with --time-limit."
-                ) from None
+                ) from late
             except Exception as error:  # ORT's exceptions share no base class but Exception
                 text = library_text(error)
-                log.debug("node %s alone in ONNX Runtime: %s", node.name, text)
+                log.debug("node %s by itself in ONNX Runtime: %s", node.name, text)
         return {}
 
     def _part(self, node: onnx.NodeProto, fed: Mapping[str, Any], embedded: Sequence[str]) -> onnx.ModelProto:
@@ -198,7 +198,7 @@ class PartSession:
     """
 
     def __init__(self, part: onnx.ModelProto) -> None:
-        """Load the model, which is changed in place where it has such dtypes."""
+        """Load the model, which is changed in place where it has such dtypes. Raises what ONNX Runtime raises."""
         self._plain = plain_interface(part)
         options = session_options()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -209,7 +209,10 @@ class PartSession:
         )
 
     def run(self, feeds: Mapping[str, Any], limit_s: float = 60.0) -> list[Any]:
-        """Outputs, in order. Raises TimeoutError, and what ONNX Runtime raises."""
+        """The outputs, in order, for inputs by name.
+
+        Raises TimeoutError after ``limit_s`` seconds, and what ONNX Runtime raises.
+        """
         return self._plain.run(lambda given: run_within(self._session, None, given, limit_s), feeds)
 
 

@@ -7,10 +7,10 @@ from enum import Enum
 from typing import TypeAlias
 
 GATE = 2
-"""Which edition of the numerics gate made an outcome. Those of earlier ones are kept, and measured again when they are
-needed: 1 knew no samples beside the usual one."""
+"""The edition of the numerics gate that makes outcomes. Outcomes of earlier editions are kept in the database, and what
+they are about is measured again when it is needed. Edition 1 compared outputs for the usual inputs only."""
 IN_NETWORK = "in the network"
-"""How the message begins for a kernel that is right and fast alone."""
+"""The beginning of the message about a kernel that is right by itself, and fails in a network."""
 
 
 class RejectionKind(Enum):
@@ -28,9 +28,9 @@ class RejectionKind(Enum):
 class Measurement:
     """Time of one call of a kernel, in microseconds, over ``repeats`` calls with cold weights.
 
-    ``noise_us`` is the half-width of the 95 % confidence interval of the median; ``max_error`` the largest
-    absolute error against the reference on ordinary inputs, in units of the element's scale (``compare.scales``).
-    ``tuning`` is the record of Backend.tune that builds the kernel again, "" where nothing was tuned.
+    ``noise_us`` is the half-width of the 95 % confidence interval of the median. ``max_error`` is the largest absolute
+    error against the reference on ordinary inputs, in units of the element's scale (see ``scales``). ``tuning`` is the
+    record of Backend.tune that builds the kernel again, or "" where nothing was tuned.
     ``finite_only`` tells that its outputs differ from ONNX Runtime's where inputs hold NaN, infinities or large
     integers (see ``InputKind``), so that a module has to guard it.
     """

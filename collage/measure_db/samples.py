@@ -36,11 +36,11 @@ log = logging.getLogger(__name__)
 
 USUAL = "usual"
 _BUDGET_S = 15.0
-"""For the reference of one region's changed inputs; what does not fit is left out, the least telling kinds first."""
+"""Seconds for the reference runs of one region on changed inputs. Kinds of inputs that come too late are left out."""
 _LARGEST_BYTES = 1 << 30
-"""Of the constants of a region whose inputs are changed; ONNX Runtime needs them in one protobuf."""
+"""A region with larger constants gets no changed inputs, since ONNX Runtime needs the constants in one protobuf."""
 _ROUNDING = 0.05
-"""In units of the scale: errors of a single rounding in sums that cancel are not larger."""
+"""Errors of a single rounding in sums that cancel are not larger than this, in units of the scale."""
 _NOTE = ".trying"
 _CONTROL_FLOW = ("onnx.Loop", "onnx.Scan", "onnx.If")
 
@@ -64,7 +64,7 @@ class Sample:
     _precise: list[list[Array] | None] = field(default_factory=list, repr=False)
 
     def stored(self, position: int, layout: Storage) -> Array:
-        """An input as kernels read it, in that layout."""
+        """An input as kernels read it, in the storage ``layout``."""
         if layout == PLAIN:
             return self.inputs[position]
         key = position, layout
@@ -73,7 +73,7 @@ class Sample:
         return self._stored[key]
 
     def expected(self, position: int, layout: Storage) -> Expected:
-        """An output as it is compared with, in that layout."""
+        """What is expected of an output in the storage ``layout``."""
         key = position, layout
         if key not in self._expected:
             self._expected[key] = Expected.of(
@@ -91,7 +91,7 @@ class Sample:
 
 
 def fatal_samples(folder: Path) -> set[Path]:
-    """Notes in a folder of reference values: of what was being tried when the process ended."""
+    """The notes in a folder of reference values. Each is about inputs that were tried when the process ended."""
     return set(folder.glob(f"*{_NOTE}"))
 
 
@@ -103,7 +103,7 @@ class Samples:
     """
 
     def __init__(self, store: ValueStore, limit_s: float = 60.0) -> None:
-        """An operator's reference may take ``limit_s`` seconds."""
+        """A reference run of a region may take ``limit_s`` seconds."""
         self.store = store
         self._limit_s = limit_s
         self._nodes: tuple[int, ...] | None = None
@@ -123,7 +123,7 @@ class Samples:
         return self._usual
 
     def changed(self, subgraph: Subgraph) -> Sequence[Sample]:
-        """The region on changed inputs; none where it has no ONNX form, or ONNX Runtime refuses them."""
+        """The region on changed inputs. There are none where it has no ONNX form, or ONNX Runtime refuses them."""
         self._turn_to(subgraph)
         if self._changed is None:
             self._changed = list(self._make(subgraph))
@@ -227,7 +227,10 @@ class Samples:
 
     @contextmanager
     def _noted(self, subgraph: Subgraph, kind: InputKind) -> Iterator[bool]:
-        """Whether to try it: not where an earlier process ended while it did. A file notes what is being tried."""
+        """Whether to try that kind of inputs, which is noted in a file inside the block.
+
+        It is not tried again where an earlier process ended inside the block.
+        """
         about = hashlib.sha256(json.dumps([subgraph.nodes, kind.name]).encode()).hexdigest()[:24]
         note: Path = self.store.folder / f"{about}{_NOTE}"
         if note.exists():

@@ -1,4 +1,4 @@
-"""Reference values on disk: one file for each value of the graph, so that a fresh worker can go on."""
+"""Reference values on disk, with a file for each value of the graph, so that a fresh worker can go on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DONE = "complete.json"
 
 
 class ValueStore:
-    """Arrays by value id, in a folder as ``<id>.npy``."""
+    """Arrays by value id, as the files ``<id>.npy`` in a folder."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -27,9 +27,9 @@ class ValueStore:
         return self._path(value).exists()
 
     def save(self, value: int, array: Array) -> None:
-        """Write an array. Dtypes that numpy has to be told of (bfloat16) are stored as integers.
+        """Write an array. Dtypes that numpy itself does not have (bfloat16) are stored as integers of the same bits.
 
-        Raises MeasurementError when the system refuses: the disk is full.
+        Raises MeasurementError when the system refuses, since the disk is full.
         """
         dense = np.ascontiguousarray(array).reshape(array.shape)
         plain = dense if dense.dtype.isbuiltin == 1 else dense.view(f"u{dense.dtype.itemsize}")
@@ -41,22 +41,25 @@ class ValueStore:
             raise MeasurementError(
                 f"the values of the model cannot be written to {self.folder}: {error.strerror or error}. Make room "
                 "there, or name a roomier folder with TMPDIR."
-            ) from None
+            ) from error
         os.replace(partial, self._path(value))
 
     def load(self, value: int, found: TensorType) -> Array:
-        """The array, read-only and mapped when large. Raises KeyError for a value that is not known."""
+        """The array of a value, with the shape and dtype of ``found``; a large one is mapped into memory, read-only.
+
+        Raises KeyError for a value that is not known.
+        """
         path = self._path(value)
         try:
             large = path.stat().st_size > _MAP_ABOVE_BYTES
             array = np.load(path, mmap_mode="r" if large else None, allow_pickle=False)
-        except FileNotFoundError:
-            raise KeyError(value) from None
+        except FileNotFoundError as error:
+            raise KeyError(value) from error
         result: Array = np.asarray(array).view(np_dtype(found.dtype)).reshape(found.shape)
         return result
 
     def mark_complete(self, wrong: Mapping[int, str]) -> None:
-        """Note that evaluation is through, and what it found (see reference.evaluate)."""
+        """Note that evaluation has ended, and which conversions are wrong (see ``reference.evaluate``)."""
         partial = self.folder / "complete.partial"
         partial.write_text(json.dumps({str(index): reason for index, reason in wrong.items()}))
         os.replace(partial, self.folder / _DONE)

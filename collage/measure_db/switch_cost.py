@@ -1,4 +1,4 @@
-"""Eq. 2.2's epsilon: what one more kernel launch costs beside the kernels themselves."""
+"""Eq. 2.2's epsilon, the cost of one more kernel launch besides the kernel itself, timed in this process."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ _ROUNDS = 3
 def switch_cost_us(calls: Sequence[Call], switches: int | None = None, limit_s: float = 0.1) -> float:
     """Microseconds per switch by which alternating kernels take longer than each in a loop of its own.
 
-    ``switches`` is how many of the calls pay for one: those whose library has threads of its own; None: all.
+    ``switches`` is the number of calls that pay for a switch, those whose library has threads of its own. None means
+    that all calls do.
 
-    The difference holds what the additive model (Eq. 2.2) leaves out: the launch from the run list, and what
-    libraries do to each other (sleeping threads to wake, caches and branch predictors to warm again). It is
-    ``(t(all in turn) - sum of t(each alone)) / switches``, each t the least of three medians of at most
-    ``limit_s`` seconds, taken in rounds: what disturbs a timing makes it longer, and a disturbed "alone"
-    would hide the cost. Never below the launch of a call that does nothing, which it is with fewer than two
-    calls.
+    The difference holds what the additive model (Eq. 2.2) leaves out: the launch from the run list, and what libraries
+    do to each other (sleeping threads to wake, caches and branch predictors to warm again). It is
+    ``(t(all in turn) - sum of t(each by itself)) / switches``. Each t is the least of three medians of at most
+    ``limit_s`` seconds that are taken in rounds: what disturbs a timing makes it longer, and a disturbed loop of one
+    kernel would hide the cost. The result is never below the launch of a call that does nothing. With fewer than two
+    calls it is that launch.
     """
     empty = time_calls([_nothing], limit_s=min(limit_s, 0.05)).median_us
     count = len(calls) if switches is None else switches
@@ -31,14 +32,14 @@ def switch_cost_us(calls: Sequence[Call], switches: int | None = None, limit_s: 
         for call in calls:
             call()
 
-    alone = [float("inf")] * len(calls)
+    separate = [float("inf")] * len(calls)
     together = float("inf")
     for _ in range(_ROUNDS):
         for position, call in enumerate(calls):
-            alone[position] = min(alone[position], time_calls([call], limit_s=limit_s).median_us)
+            separate[position] = min(separate[position], time_calls([call], limit_s=limit_s).median_us)
         together = min(together, time_calls([in_turn], limit_s=limit_s).median_us)
-    return max(empty, (together - sum(alone)) / count)
+    return max(empty, (together - sum(separate)) / count)
 
 
 def _nothing() -> None:
-    pass
+    """A kernel that does nothing."""

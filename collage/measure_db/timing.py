@@ -1,4 +1,4 @@
-"""Timing of calls: medians with a confidence interval, and cold weights."""
+"""Timing of calls, with weights that are not in the cache: medians with a confidence interval."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from statistics import median
 from collage.kernel.kernel import Call
 
 Clock = Callable[[], int]
-"""Nanoseconds since some moment; monotonic."""
+"""Tells the nanoseconds since some fixed moment. They never decrease."""
 
 Clocked = Callable[[], int]
-"""Runs a kernel and gives the nanoseconds that it took."""
+"""Runs a kernel and returns the nanoseconds that it took."""
 
 _BATCH_NS = 20_000
-"""Shorter calls are timed several at once: a clock read takes 50-100 ns, which is 0.4 % of this."""
+"""Calls that are shorter are timed several at once. Reading the clock takes 50-100 ns, which is 0.4 % of this."""
 _LARGEST_BATCH = 1 << 14
 _HARD_FACTOR = 4
 _FEWEST = 3
@@ -32,7 +32,7 @@ _BLOCK_SAMPLES = 6
 
 @dataclass(frozen=True)
 class Timing:
-    """Time of one call in microseconds, over ``repeats`` samples.
+    """The time of one call in microseconds, from ``repeats`` samples.
 
     ``noise_us`` is the half-width of the 95 % confidence interval of the median; see ``noise``.
     """
@@ -52,10 +52,10 @@ def time_calls(
     target_relative_ci: float = 0.02,
     clock: Clock = time.perf_counter_ns,
 ) -> Timing:
-    """Time of one call, over instances of one kernel that are called in turn.
+    """The time of one call, over instances of one kernel that are called in turn.
 
     Instances with weights of their own keep each other's weights out of the cache, as the other kernels of
-    the network will (53 convolutions that sum to 27.5 ms alone, hot, take 32 ms in sequence).
+    the network will (53 convolutions that sum to 27.5 ms in loops take 32 ms in sequence).
 
     Sampling ends when the interval's half-width is within ``target_relative_ci`` of the median (but not in
     the first tenth of ``limit_s``), or when ``limit_s`` and ``min_repeats`` are both reached, or after
@@ -84,9 +84,9 @@ def time_clocked(
     target_relative_ci: float = 0.02,
     clock: Clock = time.perf_counter_ns,
 ) -> Timing:
-    """Time of one call, over instances that tell themselves how many nanoseconds each call took.
+    """The time of one call, over instances that return how many nanoseconds each call took.
 
-    Sampling ends like that of ``time_calls``, after 21 samples at least, or 3 that take four times ``limit_s``.
+    Sampling ends like that of ``time_calls``, but after 21 samples at least, or 3 that take four times ``limit_s``.
     """
     with no_gc():
         for call in calls:
@@ -130,7 +130,7 @@ def _slow(
     clock: Clock,
     overhead: int,
 ) -> Timing:
-    """Go on with calls so slow that warming up has used the time: the median bears one cold start."""
+    """Sample calls that are so slow that warming up has used the time; the median stands one cold start."""
     rest = islice(cycle(calls), len(samples), None)
     for call in rest:
         passed = (clock() - start) / 1e9
@@ -143,7 +143,7 @@ def _slow(
 
 
 def summary(samples: Sequence[float]) -> Timing:
-    """Statistics of samples in nanoseconds, in the order taken, as microseconds. ValueError without any."""
+    """Statistics, in microseconds, of samples in nanoseconds in the order taken. Raises ValueError without samples."""
     _, middle, _ = median_interval(samples)
     ordered = sorted(samples)
     p90 = ordered[max(0, math.ceil(0.9 * len(ordered)) - 1)]
@@ -151,11 +151,11 @@ def summary(samples: Sequence[float]) -> Timing:
 
 
 def noise(samples: Sequence[float]) -> float:
-    """Half-width of the median's 95 % confidence interval, for samples in the order they were taken.
+    """The half-width of the median's 95 % confidence interval, for samples in the order they were taken.
 
     Samples that follow each other are alike (the clock rate, a neighbour's work), so that a thousand of them
-    promise a precision that the next thousand belie. Therefore the medians of ten consecutive blocks are
-    looked at too, and the wider interval counts.
+    promise a precision that the next thousand do not keep. Therefore the interval of the medians of ten
+    consecutive blocks is computed, too, and the wider interval counts.
     """
     low, _, high = median_interval(samples)
     width = high - low
@@ -167,10 +167,10 @@ def noise(samples: Sequence[float]) -> float:
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Lower end, median and upper end of the median's 95 % confidence interval, by order statistics.
+    """The lower end, median and upper end of the median's 95 % confidence interval, by order statistics.
 
-    Needs no assumption about the distribution, whose tail is long. Fewer than 6 samples cannot give 95 %:
-    then it spans all of them.
+    No assumption about the distribution is needed, whose tail is long. Fewer than 6 samples cannot give 95 %, so
+    the interval spans all of them. Raises ValueError without samples.
     """
     if not samples:
         raise ValueError("no samples")
@@ -181,7 +181,7 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
 
 @cache
 def _rank(count: int) -> int:
-    """Samples to drop at either end: the most that leave the median inside with 95 %."""
+    """The number of samples to drop at either end: the most that leave the median inside with 95 %."""
     if count > 100:
         return max(0, math.floor((count - 1.96 * math.sqrt(count)) / 2))
     below = 0.0
@@ -193,7 +193,7 @@ def _rank(count: int) -> int:
 
 
 def _batches(calls: Sequence[Call], clock: Clock, overhead: int) -> list[list[Call]]:
-    """Runs of calls that each take ``_BATCH_NS`` or more, going round the instances."""
+    """Batches of calls that each take ``_BATCH_NS`` or more; together they call all instances equally often."""
     size = 1
     ring = cycle(calls)
     while size < _LARGEST_BATCH:
@@ -221,7 +221,7 @@ def batch_ns(batch: Sequence[Call], clock: Clock, overhead: int) -> float:
 
 
 def clock_overhead(clock: Clock) -> int:
-    """Nanoseconds that reading the clock adds to an interval: median of 15."""
+    """The nanoseconds that reading the clock adds to an interval, as the median of 15 readings."""
     found = []
     for _ in range(15):
         start = clock()
@@ -231,7 +231,7 @@ def clock_overhead(clock: Clock) -> int:
 
 @contextmanager
 def no_gc() -> Iterator[None]:
-    """Python's garbage collector off: a collection takes milliseconds."""
+    """Turn Python's garbage collector off inside the block, since a collection takes milliseconds."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Measure a layout transform in this process: check it against the formats' own functions, then time it."""
+"""Measure a layout transform in this process: compare it with the formats' own functions, then time it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from collage.graph.storage import stored_type, to_layout
 from collage.kernel.buffers import aligned_array, aligned_copy, as_bytes, poison
 from collage.kernel.options import BuildOptions
 from collage.kernel.transform import LayoutTransform
-from collage.measure_db.candidate import RejectedError, clocked, stage
+from collage.measure_db.candidate import clocked
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
+from collage.measure_db.stages import RejectedError, stage
 from collage.measure_db.timing import time_calls, time_clocked
 from collage.native import NativeKernel
 
@@ -25,9 +26,9 @@ def measure_transform(
     sample_s: float = 0.25,
     keep: Callable[[bytes], None] | None = None,
 ) -> Outcome:
-    """The transform's time in microseconds; a rejection when it does not move every element to its place.
+    """The transform's time in microseconds, or a rejection when it does not move every element to its place.
 
-    ``keep`` takes the artifact that was measured.
+    Samples are taken for about ``sample_s`` seconds. ``keep`` is called with the artifact that was measured.
     """
     kind, source, target = transform.kind, transform.source, transform.target
     plain = np.random.default_rng(0).standard_normal(kind.shape).astype(np_dtype(kind.dtype))
@@ -35,20 +36,20 @@ def measure_transform(
         with stage("codegen"):
             artifact = backend.codegen_transform(transform, options)
         with stage("load"):
-            taken = aligned_copy(to_layout(plain, source))
-            given = aligned_array(stored_type(kind, target))
+            source_array = aligned_copy(to_layout(plain, source))
+            target_array = aligned_array(stored_type(kind, target))
             kernel = backend.load_transform(artifact, options)
         with stage("bind"):
-            call = kernel.bind([taken], [given])
-        poison(given)
+            call = kernel.bind([source_array], [target_array])
+        poison(target_array)
         with stage("run"):
             call()
     except RejectedError as rejected:
         return rejected.rejection
-    if not np.array_equal(as_bytes(given), as_bytes(to_layout(plain, target))):
+    if not np.array_equal(as_bytes(target_array), as_bytes(to_layout(plain, target))):
         return Rejection(RejectionKind.INACCURATE, str(transform))
     if isinstance(kernel, NativeKernel):
-        timing = time_clocked([clocked(kernel, [taken], [given])], limit_s=sample_s)
+        timing = time_clocked([clocked(kernel, [source_array], [target_array])], limit_s=sample_s)
     else:
         timing = time_calls([call], limit_s=sample_s)
     if keep is not None:

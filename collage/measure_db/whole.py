@@ -1,8 +1,4 @@
-"""Measuring models that engines run whole: in a worker with a time limit, against each other and a reference.
-
-The reference is ONNX Runtime without optimisations. Where that cannot run the model, or an engine disagrees with it,
-onnx's own evaluator decides, which is the standard's word.
-"""
+"""Models that engines run whole: the engines are compared with a reference and with each other, in a worker."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import logging
 import math
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,13 +15,14 @@ import onnx
 from collage.backends.base import Backend
 from collage.core.temporary import TemporaryFolder
 from collage.errors import CollageError
-from collage.frontend.scopes import all_nodes
 from collage.frontend.simplify import save_proto
-from collage.measure_db.compare import difference, dtypes_of, region_tolerance, tolerance
+from collage.measure_db.compare import difference, dtypes_of, region_tolerance
 from collage.measure_db.effort import Effort
 from collage.measure_db.input_kinds import KINDS
 from collage.measure_db.process import WorkerDiedError, WorkerProcess, Workers
-from collage.measure_db.protocol import (
+from collage.measure_db.serialisation import pickle_backend
+from collage.measure_db.timing import Timing
+from collage.measure_db.whole_protocol import (
     Compared,
     CompareWhole,
     InitWhole,
@@ -35,68 +32,27 @@ from collage.measure_db.protocol import (
     ReferWhole,
     RunWhole,
 )
-from collage.measure_db.timing import Timing
-from collage.measure_db.travel import pickle_backend
+from collage.measure_db.whole_trial import Trial
+from collage.measure_db.whole_verdict import JUDGES, Verdict, compared, is_random
 from collage.runtime.parts import Parts
 
 log = logging.getLogger(__name__)
 
-_JUDGES = ("ONNX Runtime without optimisations", "onnx's reference evaluator")
-_RANDOM = frozenset(
-    "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split()
-)
-
 
 @dataclass(frozen=True)
-class Trial:
-    """What measuring found: timings and errors of the engines that are right, and why the others are not.
+class WholeSettings:
+    """How whole models are run: the threads, how long they are measured, and the seconds that a step may take."""
 
-    ``errors`` are the largest absolute and relative one. ``loaded`` are engines that load the model, but fail on the
-    inputs that there are. ``finite_only`` are those that differ from ONNX Runtime on NaN or infinities.
-    """
-
-    timings: Mapping[str, Timing] = field(default_factory=dict)
-    errors: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    refused: Mapping[str, str] = field(default_factory=dict)
-    loaded: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    finite_only: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for the database."""
-        return {**asdict(self), "errors": {n: list(e) for n, e in self.errors.items()}}
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Trial:
-        """The inverse of ``to_json``."""
-        return Trial(
-            {n: Timing(**t) for n, t in data["timings"].items()},
-            {n: (e[0], e[1]) for n, e in data["errors"].items()},
-            data["refused"],
-            tuple(data["loaded"]),
-            tuple(data["notes"]),
-            tuple(data["finite_only"]),
-        )
-
-
-@dataclass(frozen=True)
-class _Verdict:
-    """Errors of the engines that are right (as in Trial), what is wrong with the others, and notes."""
-
-    errors: Mapping[str, tuple[float, float]]
-    wrong: Mapping[str, str]
-    notes: tuple[str, ...]
-
-    @staticmethod
-    def unchecked(engines: Iterable[str], reason: str) -> _Verdict:
-        """All are taken for right, for want of anything to compare with."""
-        return _Verdict(dict.fromkeys(engines, (0.0, 0.0)), {}, (f"outputs are not checked: {reason}",))
+    threads: int
+    effort: Effort
+    time_limit_s: float
 
 
 class WholeMeasurer:
-    """One model and its inputs. An engine that brings the worker down is out; the others go on in a new one.
+    """Measures one model on its inputs. An engine that brings the worker down is out; the others go on in a new one.
 
-    A context manager, since it may hold a worker and a temporary folder.
+    It is a context manager, since it may hold a worker and a temporary folder. Methods raise MeasurementError when a
+    worker cannot be started.
     """
 
     def __init__(
@@ -104,18 +60,17 @@ class WholeMeasurer:
         model: onnx.ModelProto,
         inputs: Sequence[Any],
         engines: Mapping[str, Backend],
-        threads: int,
+        settings: WholeSettings,
         workers: Workers,
-        effort: Effort,
-        time_limit_s: float,
     ) -> None:
+        """``inputs`` are values in the model's order; ``engines`` are by name."""
         self._model = model
         self._inputs = tuple(inputs)
         self._engines = engines
-        self._threads = threads
+        self._threads = settings.threads
         self._workers = workers
-        self._effort = effort
-        self._limit_s = time_limit_s
+        self._effort = settings.effort
+        self._limit_s = settings.time_limit_s
         self._folder: TemporaryFolder | None = None
         self._worker: WorkerProcess | None = None
         self._open: set[str] = set()
@@ -135,7 +90,7 @@ class WholeMeasurer:
                 self._folder.remove()
 
     def trial(self) -> Trial:
-        """Load the model in each engine, compare what they make of the inputs, and time those that are right."""
+        """Load the model in each engine, compare their outputs for the inputs, and time those that are right."""
         assert self._folder is not None
         save_proto(self._model, self._folder.path / "model.onnx")
         refused: dict[str, str] = {}
@@ -163,7 +118,7 @@ class WholeMeasurer:
         return Trial(timings, verdict.errors, {**refused, **verdict.wrong}, (), verdict.notes, finite_only)
 
     def _finite_only(self, engines: Iterable[str]) -> tuple[str, ...]:
-        """Those of the engines that differ from ONNX Runtime where inputs hold NaN or infinities."""
+        """The engines that differ from ONNX Runtime where inputs hold NaN or infinities."""
         given = [
             each if isinstance(each, np.ndarray) and each.dtype.kind != "O" else np.zeros(0)
             for each in self._inputs
@@ -192,7 +147,10 @@ class WholeMeasurer:
     def _last_resort(
         self, narrow: Iterable[str], outputs: dict[str, Sequence[Any]], refused: dict[str, str]
     ) -> tuple[str, ...]:
-        """Engines whose arithmetic is too narrow, where nobody else runs the model, ONNX Runtime included."""
+        """Run engines whose arithmetic is too narrow, where nothing else runs the model, not even ONNX Runtime.
+
+        Adds to ``outputs``, takes from ``refused``, and returns notes.
+        """
         notes: list[str] = []
         if not narrow or self._ask(ReferWhole(False, self._limit_s)).outputs is not None:
             return ()
@@ -205,9 +163,9 @@ class WholeMeasurer:
         return tuple(notes)
 
     def run(self, name: str, parts: Parts, inputs: Sequence[int]) -> Opened:
-        """Load a module under that name and run it on some of the inputs, by their numbers.
+        """Load a module under that name and run it on some of the inputs, which are given by their positions.
 
-        It can take part in ``compare`` then.
+        Then it can be in ``compare``.
         """
         if name not in self._modules:
             assert self._folder is not None
@@ -217,7 +175,7 @@ class WholeMeasurer:
         return self._opened(self._modules[name], name)
 
     def compare(self, names: Sequence[str]) -> dict[str, Timing]:
-        """Modules that ``run`` has loaded against each other. Raises CollageError when one dies in it."""
+        """Timings of modules that ``run`` has loaded, from one interleaved run. Raises CollageError when one dies."""
         for name in names:
             if name not in self._open:
                 self._opened(self._modules[name], name)
@@ -227,47 +185,28 @@ class WholeMeasurer:
             raise CollageError(reply.message)
         return dict(reply.timings)
 
-    def _judged(self, outputs: Mapping[str, Sequence[Any]]) -> _Verdict:
-        """Which engines are right, by the first judge whom none of them contradicts, or else by the last."""
-        if any(node.op_type in _RANDOM for node in all_nodes(self._model.graph)):
-            return _Verdict.unchecked(outputs, "the model draws random numbers")
-        verdict: _Verdict | None = None
-        for judge in _JUDGES:
-            expected = self._ask(ReferWhole(judge == _JUDGES[-1], self._limit_s))
+    def _judged(self, outputs: Mapping[str, Sequence[Any]]) -> Verdict:
+        """Which engines are right, by the first judge with whom all of them agree, or else by the last judge."""
+        if is_random(self._model):
+            return Verdict.unchecked(outputs, "the model draws random numbers")
+        verdict: Verdict | None = None
+        for judge in JUDGES:
+            expected = self._ask(ReferWhole(judge == JUDGES[-1], self._limit_s))
             if expected.outputs is None:
                 log.info("%s: %s", judge, expected.message)
                 continue
-            found = self._compared(outputs, expected.outputs, judge)
-            if verdict is None or found.errors:  # who agrees with nobody is not asked
+            found = compared(self._model, self._inputs, outputs, expected.outputs, judge)
+            if verdict is None or found.errors:  # a later judge counts only where it agrees with some engine
                 verdict = found
             if not found.wrong:
                 break
-        return verdict or _Verdict.unchecked(outputs, "no reference runs the model")
-
-    def _compared(
-        self, outputs: Mapping[str, Sequence[Any]], expected: Sequence[Any], judge: str
-    ) -> _Verdict:
-        errors = {name: difference(given, expected) for name, given in outputs.items()}
-        allowed = region_tolerance(dtypes_of([*self._inputs, *expected]))
-        notes = [] if judge == _JUDGES[0] else [f"outputs are checked with {judge}"]
-        right = {name for name, error in errors.items() if error[1] <= allowed}
-        if not right and allowed == tolerance("float64"):  # better than nothing, and the note tells
-            right = {name for name, error in errors.items() if error[1] <= tolerance("float32")}
-            notes += ["computes in float32 what the model has in float64"] if right else []
-        if not right and any("Quantize" in node.op_type for node in all_nodes(self._model.graph)):
-            steps = {name: difference(g, expected, rounded=True) for name, g in outputs.items()}
-            right = {name for name, error in steps.items() if error[1] <= region_tolerance((), rounded=True)}
-            notes += ["rounds to integers another way"] if right else []
-            errors = {name: steps[name] if name in right else error for name, error in errors.items()}
-        wrong = {
-            name: f"inaccurate: differs from {judge} by {error[1]:.2g} of the scale ({allowed:.0e} allowed)"
-            for name, error in errors.items()
-            if name not in right
-        }
-        return _Verdict({name: errors[name] for name in errors if name in right}, wrong, tuple(notes))
+        return verdict or Verdict.unchecked(outputs, "no reference runs the model")
 
     def _timings(self, names: Sequence[str], refused: dict[str, str]) -> dict[str, Timing]:
-        """Timings of one interleaved run; an engine that dies in it is noted in ``refused``."""
+        """Timings of one interleaved run. Where an engine dies in it each is timed by itself.
+
+        Engines that die by themselves are noted in ``refused``.
+        """
         for name in names:
             if name not in self._open:
                 self._engine(name)
@@ -293,7 +232,7 @@ class WholeMeasurer:
         return found
 
     def _ask(self, message: OpenWhole | OpenParts | ReferWhole | RunWhole | CompareWhole) -> Any:
-        """The worker's reply; Opened with a message when it died."""
+        """The worker's reply, or Opened with a message when the worker died."""
         if self._worker is None or not self._worker.alive:
             self._open = set()
             pickles = {name: pickle_backend(name, engine) for name, engine in self._engines.items()}

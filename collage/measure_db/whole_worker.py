@@ -1,4 +1,4 @@
-"""The worker's side of models that engines run whole: load, run once, run against each other."""
+"""The worker's side of models that engines run whole: they are loaded, run, and compared with each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collage.core.library_text import library_text
 from collage.frontend.shapes import model_inputs
 from collage.kernel.kernel import Session
 from collage.kernel.options import BuildOptions
-from collage.measure_db.protocol import (
+from collage.measure_db.whole_protocol import (
     Compared,
     CompareWhole,
     InitWhole,
@@ -37,7 +37,7 @@ class WholeWorker:
         self._init = init
         self._path = Path(init.folder) / "model.onnx"
         self._sessions: dict[str, Session | Executor | TailExecutor] = {}
-        self._takes: dict[str, tuple[int, ...]] = {}
+        self._input_positions: dict[str, tuple[int, ...]] = {}
 
     def answer(self, message: Any) -> object:
         """The reply to a message of the protocol."""
@@ -55,7 +55,7 @@ class WholeWorker:
         return Failure(f"unknown message {type(message).__name__}")
 
     def _open(self, name: str, unchecked: bool) -> Opened:
-        """Two runs: what an engine keeps between calls would show in the second."""
+        """Load the model in an engine and run it twice: what the engine keeps between calls shows in the second run."""
         try:
             backend = pickle.loads(self._init.backends[name])
             options = BuildOptions(threads=self._init.threads, exclusive=True)
@@ -66,7 +66,7 @@ class WholeWorker:
                 except UnsupportedError as refusal:
                     return Opened(None, loaded=False, message=str(refusal), narrow=True)
             self._sessions[name] = backend.session(model, options)
-        except BaseException as error:  # an engine raises anything
+        except BaseException as error:  # an engine may raise anything
             return Opened(None, loaded=False, message=_one_line(error))
         return self._ran(name)
 
@@ -76,8 +76,8 @@ class WholeWorker:
             names = {region.backend for region in parts.program.executed} & self._init.backends.keys()
             backends = {name: pickle.loads(self._init.backends[name]) for name in names}
             self._sessions[message.name] = load_parts(parts, backends)
-            self._takes[message.name] = message.inputs
-        except BaseException as error:
+            self._input_positions[message.name] = message.inputs
+        except BaseException as error:  # backends may raise anything
             return Opened(None, loaded=False, message=_one_line(error))
         return self._ran(message.name)
 
@@ -85,7 +85,7 @@ class WholeWorker:
         try:
             self._run(name)
             return Opened(tuple(self._run(name)))
-        except BaseException as error:
+        except BaseException as error:  # an engine may raise anything
             return Opened(None, message=_one_line(error))
 
     def _other(self, name: str, inputs: tuple[Any, ...]) -> Opened:
@@ -93,7 +93,7 @@ class WholeWorker:
             if name:
                 return Opened(tuple(self._sessions[name].run(inputs)))
             return Opened(tuple(_onnx_runtime(onnx.load(str(self._path)), inputs)))
-        except BaseException as error:
+        except BaseException as error:  # an engine may raise anything
             return Opened(None, message=_one_line(error))
 
     def _call(self, name: str) -> None:
@@ -101,15 +101,15 @@ class WholeWorker:
 
     def _run(self, name: str) -> list[Any]:
         inputs = self._init.inputs
-        if name in self._takes:
-            inputs = tuple(inputs[number] for number in self._takes[name])
+        if name in self._input_positions:
+            inputs = tuple(inputs[position] for position in self._input_positions[name])
         return self._sessions[name].run(inputs)
 
     def _refer(self, standard: bool) -> Opened:
         run = _standard if standard else _onnx_runtime
         try:
             return Opened(tuple(run(onnx.load(str(self._path)), self._init.inputs)))
-        except BaseException as error:
+        except BaseException as error:  # both references may raise anything
             return Opened(None, loaded=False, message=_one_line(error))
 
 

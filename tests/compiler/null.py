@@ -144,7 +144,7 @@ class NullMeasurer:
     def key(self, request: Request) -> KernelKey:
         return KernelKey(str(request.nodes), request.backend, "1", "", 2, "made up", "1")
 
-    def beside(self, threads: int) -> NullMeasurer:
+    def on_threads(self, threads: int) -> NullMeasurer:
         return self.single
 
 
@@ -197,14 +197,18 @@ class NullRuns:
         self.loaded.append(executable)
         return Parts(executable.program, [], {}, TARGET, executable.versions), None
 
-    def refuse_dropped(self, executable: Executable) -> None:
+    def why_dropped(self, executables: Sequence[Executable]) -> Mapping[str, str]:
+        return {error.label: str(error) for each in executables for error in self._errors(each)}
+
+    def _errors(self, executable: Executable) -> list[PlanDroppedError]:
         if self.drops(executable):
             self.dropped[executable.label] = "crashed: SIGSEGV"
-        if executable.label in self.dropped:
-            raise PlanDroppedError(executable.label, self.dropped[executable.label])
+        found = self.dropped.get(executable.label)
+        return [] if found is None else [PlanDroppedError(executable.label, found)]
 
     def _run(self, executable: Executable) -> None:
-        self.refuse_dropped(executable)
+        for error in self._errors(executable):
+            raise error
         self.ran.append(executable.label)
         for kernel in executable.kernels:
             what = kernel.what

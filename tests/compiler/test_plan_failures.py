@@ -26,6 +26,7 @@ class Rejecting:
 
     def __init__(self, made: Made) -> None:
         self.model = made.model
+        self.kernels = self
         self.rejected: list[tuple[PlanKernel, Rejection]] = []
 
     def reject(self, kernel: PlanKernel, rejection: Rejection) -> None:
@@ -83,6 +84,22 @@ def test_what_nobody_is_to_blame_for_is_dropped_and_remembered(
     with pytest.raises(PlanDroppedError, match="crashed: in the network: SIGSEGV"):
         later.refuse_dropped(executable)
     assert (len(failures.told), len(later.told)) == (1, 0)
+
+
+def test_plans_that_were_dropped_are_looked_up_in_one_query(
+    made: Made, executable: Executable, database: Database
+) -> None:
+    failures, _ = failures_of(made, database)
+    with pytest.raises(PlanDroppedError):
+        fail(failures, executable, None, CRASHED)
+    placement = Place()(made.context, made.measured()).placed.placement
+    assemble = made.lab.bench.assembler.assemble
+    others = [assemble(Plan(label, placement, exclusive=True), {}) for label in ("a", "b")]
+    queries: list[str] = []
+    database._connection.set_trace_callback(queries.append)
+    later, _ = failures_of(made, database)
+    assert [error.label for error in later.dropped([*others, executable])] == ["mix"]
+    assert len(queries) == 1
 
 
 def test_a_kernel_that_was_rejected_before_costs_the_plan(

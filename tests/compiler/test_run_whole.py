@@ -18,7 +18,7 @@ from collage.errors import ModelError
 from collage.kernel.options import BuildOptions
 from collage.measure_db.database import Database
 from collage.measure_db.timing import Timing
-from collage.measure_db.whole import Trial
+from collage.measure_db.whole_trial import Trial
 from tests.compiler.null import Made, NullBackend, chain
 
 REASON = "TVM cannot import Pow."

@@ -18,7 +18,7 @@ from collage.core.new_file import new_file
 from collage.core.temporary import TemporaryFolder, remove_all, sweep
 from collage.errors import CollageError
 from collage.measure_db.process import WorkerProcess
-from collage.measure_db.protocol import InitWhole
+from collage.measure_db.whole_protocol import InitWhole
 from tests.models import conv_net
 
 ROOT = Path(__file__).parents[1]

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from collage.errors import DatabaseError
-from collage.measure_db.database import Database, KernelKey, NetworkKey, default_path
+from collage.measure_db.database import Database, KernelKey, NetworkKey
+from collage.measure_db.database_file import default_path
 from collage.measure_db.migrations import APPLICATION_ID, MIGRATIONS
 from collage.measure_db.results import GATE, Measurement, Rejection, RejectionKind
 from collage.measure_db.timing import Timing
@@ -80,14 +81,29 @@ def test_networks_and_facts(path: Path) -> None:
     timing = Timing(100.0, 1.0, 99.0, 120.0, 40)
     with Database(path) as database:
         assert database.get_network(network) is None
-        assert database.get_fact("epsilon_us", "here") is None
+        assert database.get_facts("epsilon_us", ["here"]) == {}
         database.put_network(network, timing, "resnet")
         database.put_fact("epsilon_us", "here", 1.5)
         database.put_fact("wrong", "m", {"3": "reason"})
         assert database.get_network(network) == timing
         assert database.get_network(replace(network, threads=1)) is None
-        assert database.get_fact("epsilon_us", "here") == 1.5
-        assert database.get_fact("wrong", "m") == {"3": "reason"}
+        assert database.get_facts("epsilon_us", ["here"]) == {"here": 1.5}
+        assert database.get_facts("wrong", ["m"]) == {"m": {"3": "reason"}}
+
+
+def test_many_networks_and_facts_at_once(path: Path) -> None:
+    keys = [NetworkKey("g", str(number), 2, "EPYC", "v") for number in range(200)]
+    timing = Timing(100.0, 1.0, 99.0, 120.0, 40)
+    with Database(path) as database:
+        for key in keys[::10]:
+            database.put_network(key, replace(timing, repeats=int(key.placement)))
+            database.put_fact("number", key.placement, int(key.placement))
+        database.put_fact("another", "1", 1)
+        found = database.get_networks([*keys, keys[0]])
+        assert {key: each.repeats for key, each in found.items()} == {k: int(k.placement) for k in keys[::10]}
+        facts = database.get_facts("number", [key.placement for key in keys])
+        assert facts == {key.placement: int(key.placement) for key in keys[::10]}
+        assert database.get_networks([]) == database.get_facts("number", []) == {}
 
 
 def test_what_was_recorded_before_is_recorded_anew(path: Path) -> None:
@@ -99,13 +115,13 @@ def test_what_was_recorded_before_is_recorded_anew(path: Path) -> None:
     with Database(path, since=time.time()) as database:
         assert database.get([KEY]) == {}
         assert database.get_network(network) is None
-        assert database.get_fact("epsilon_us", "here") is None
+        assert database.get_facts("epsilon_us", ["here"]) == {}
         database.put(KEY, MEASURED)
         database.put_network(network, timing)
         database.put_fact("epsilon_us", "here", 0.25)
         assert database.get([KEY]) == {KEY: MEASURED}
         assert database.get_network(network) == timing
-        assert database.get_fact("epsilon_us", "here") == 0.25
+        assert database.get_facts("epsilon_us", ["here"]) == {"here": 0.25}
         assert database.stats().networks == 1
 
 
@@ -163,7 +179,7 @@ def _use(path: Path) -> None:
     """All that a compile does with a database."""
     with Database(path) as database:
         database.get([replace(KEY, digest=f"{number:032}") for number in range(60)])
-        database.get_fact("wrong", "m")
+        database.get_facts("wrong", ["m"])
         database.get_network(NetworkKey("g", "p", 2, "EPYC", "v"))
         database.put(KEY, MEASURED)
         database.put_fact("wrong", "n", None)
@@ -303,7 +319,7 @@ def test_migration_keeps_what_is_there(path: Path) -> None:
 
     with Database(path, migrations=[*MIGRATIONS, add_note]) as database:
         assert database.get([KEY]) == {KEY: MEASURED}
-        assert database._one("SELECT note FROM kernels", ()) == ("none",)
+        assert database._rows("SELECT note FROM kernels") == [("none",)]
 
 
 def test_kernels_that_are_right_on_finite_numbers_only(path: Path) -> None:

@@ -19,6 +19,7 @@ from collage.graph.dataflow import Array
 from collage.graph.magnitudes import INTEGER_LIMIT
 from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import BuildOptions
+from collage.measure_db.bound_kernel import KernelSource
 from collage.measure_db.candidate import measure_candidate
 from collage.measure_db.input_kinds import KINDS, free_integers, integers
 from collage.measure_db.reference import evaluate
@@ -61,7 +62,9 @@ def measured(model: onnx.ModelProto | Model, spoil: Spoil, folder: Path) -> Outc
     store = ValueStore(folder / "values")
     evaluate(imported, random_inputs(imported, np.random.default_rng(0)), store)
     subgraph = Subgraph(imported, tuple(range(len(imported.graph.nodes))))
-    return measure_candidate(subgraph, Planted(spoil), BuildOptions(), Samples(store), 0.01)
+    return measure_candidate(
+        KernelSource(subgraph, Planted(spoil), BuildOptions()), Samples(store), sample_s=0.01
+    )
 
 
 def right(inputs: Sequence[Any], output: Any, calls: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from collage.measure_db.interleave import interleave, may_be_best, paired
+from collage.measure_db.interleave import Decision, Pace, interleave, may_be_best, paired
 from tests.measure_db.fake_clock import FakeClock
 
 
@@ -25,7 +25,7 @@ def test_interleaved_rounds_rotate() -> None:
         return call
 
     times = {"a": 100, "b": 200, "c": 300}
-    found = interleave({name: candidate(name, us) for name, us in times.items()}, rounds=6, clock=clock)
+    found = interleave({name: candidate(name, us) for name, us in times.items()}, Pace(6), clock=clock)
     assert {name: timing.median_us for name, timing in found.items()} == pytest.approx(times)
     assert all(timing.repeats == 6 for timing in found.values())
     # Twice each turn, the first time untimed; each round begins with the next.
@@ -34,23 +34,23 @@ def test_interleaved_rounds_rotate() -> None:
 
 def test_interleaving_stops_at_the_limit_but_after_three_rounds() -> None:
     clock = FakeClock()
-    found = interleave({"a": clock.kernel(1e6), "b": clock.kernel(1e6)}, limit_s=0.5, clock=clock)
+    found = interleave({"a": clock.kernel(1e6), "b": clock.kernel(1e6)}, Pace(limit_s=0.5), clock=clock)
     assert found["a"].repeats == 3
-    assert interleave({}, clock=clock) == {}
+    assert interleave({}, Pace(), clock=clock) == {}
 
 
 def test_interleaving_ends_early_only_when_one_is_fastest_beyond_the_noise() -> None:
     clock = FakeClock()
     clear = {"a": clock.kernel(100), "b": clock.kernel(200), "c": clock.kernel(200)}
-    found = interleave(clear, rounds=50, until_sure=True, clock=clock)
+    found = interleave(clear, Pace(), Decision(), clock=clock)
     assert [found[name].repeats for name in "abc"] == [8, 3, 3]
-    found = interleave(clear, rounds=50, until_sure=True, least=3, clock=clock)
+    found = interleave(clear, Pace(), Decision(least=3), clock=clock)
     assert [found[name].repeats for name in "abc"] == [3, 3, 3]
     close = {"a": clock.kernel(100), "b": clock.kernel(105)}
-    found = interleave(close, rounds=50, until_sure=True, clock=clock)
+    found = interleave(close, Pace(), Decision(), clock=clock)
     assert [found[name].repeats for name in "ab"] == [8, 8]
     equal = {"a": clock.kernel(100), "b": clock.kernel(100)}
-    assert interleave(equal, rounds=50, until_sure=True, clock=clock)["a"].repeats == 8
+    assert interleave(equal, Pace(), Decision(), clock=clock)["a"].repeats == 8
 
 
 def drifting(seed: int, us: dict[str, float]) -> tuple[FakeClock, dict[str, Callable[[], None]]]:
@@ -68,7 +68,7 @@ def drifting(seed: int, us: dict[str, float]) -> tuple[FakeClock, dict[str, Call
 @pytest.mark.parametrize("seed", range(5))
 def test_a_drift_that_all_feel_does_not_hide_who_is_faster(seed: int) -> None:
     clock, calls = drifting(seed, {"a": 51_000, "b": 50_000, "c": 90_000})
-    found = interleave(calls, rounds=40, limit_s=1000, until_sure=True, clock=clock)
+    found = interleave(calls, Pace(40, 1000.0), Decision(), clock=clock)
     assert min(found, key=lambda name: found[name].median_us) == "b"
     assert not may_be_best(found["a"], found)
     assert found["a"].median_us == pytest.approx(1.02 * found["b"].median_us, rel=0.005)
@@ -78,7 +78,7 @@ def test_a_drift_that_all_feel_does_not_hide_who_is_faster(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_who_is_as_fast_may_be_the_best(seed: int) -> None:
     clock, calls = drifting(seed, {"a": 50_000, "b": 50_000})
-    found = interleave(calls, rounds=40, limit_s=1000, until_sure=True, clock=clock)
+    found = interleave(calls, Pace(40, 1000.0), Decision(), clock=clock)
     assert all(may_be_best(each, found) for each in found.values())
 
 

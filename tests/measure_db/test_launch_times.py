@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import collage
-from collage.measure_db.launch_times import launch_times_us
+from collage.measure_db.launch_times import NotedRuns, run_in_turns
 
 
 def gather_net() -> onnx.ModelProto:
@@ -34,7 +34,9 @@ def gather_net() -> onnx.ModelProto:
 def test_times_are_positive_and_inputs_are_set_for_each_run(tmp_path: Path) -> None:
     module = collage.compile(gather_net(), backends=["tvm"], db=tmp_path / "db.sqlite", progress=False)
     indices = np.random.default_rng(0).integers(0, 100, 64)
-    times = launch_times_us(module.executor, [indices], limit_s=0.05)
+    noted = NotedRuns(module.executor, [indices])
+    run_in_turns(noted, 0.05)
+    times = noted.launches_us()
     assert len(times) == len(module.program.launches)
     assert all(0 < each < 10_000 for each in times)
 

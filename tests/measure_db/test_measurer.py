@@ -6,7 +6,7 @@ import sys
 import tempfile
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +19,18 @@ from collage.errors import MeasurementError, UsageError
 from collage.frontend.model import Model
 from collage.kernel.options import BuildOptions
 from collage.measure_db.database import Database
+from collage.measure_db.measured_model import MeasuredModel
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.process import WorkerProcess
 from collage.measure_db.protocol import Evaluate, Request
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
+from collage.measure_db.session import WorkerSession
+from collage.measure_db.settings import Limits, MeasureSettings
 from tests.backends_for_tests import NumpyBackend, chain_model
 from tests.measure_db import hostile
 
 OPTIONS = BuildOptions(threads=1)
+LIMITS = Limits(30.0)
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +54,17 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def measurer(
-    model: Model, database: Database, *backends: Backend, time_limit_s: float = 30.0, **others: object
+    model: Model,
+    database: Database,
+    *backends: Backend,
+    limits: Limits = LIMITS,
+    progress: Callable[[Progress], None] | None = None,
+    version: str = "1.0",
 ) -> Measurer:
     named = {backend.name: backend for backend in backends or (NumpyBackend(),)}
-    versions = dict.fromkeys(named, "1.0")
-    return Measurer(
-        model, named, versions, OPTIONS, "test machine", database, time_limit_s=time_limit_s, **others  # type: ignore[arg-type]
-    )  # fmt: skip
+    versions = dict.fromkeys(named, version)
+    settings = MeasureSettings(named, versions, OPTIONS, "test machine", limits=limits)
+    return Measurer(WorkerSession(MeasuredModel(model), settings), database, progress)
 
 
 def test_a_good_backend_is_measured(model: Model, database: Database) -> None:
@@ -95,7 +103,18 @@ def test_what_is_known_is_not_measured_again(
     assert list(temporary.iterdir()) == []
 
 
-def test_a_launch_alone_needs_no_worker(model: Model, database: Database, temporary: Path) -> None:
+def test_what_is_known_is_looked_up_in_one_query(model: Model, database: Database) -> None:
+    requests = [Request(nodes, "numpy") for nodes in ((0,), (1,), (2,), (3,), (0, 1), (0, 1, 2, 3))]
+    queries: list[str] = []
+    with measurer(model, database) as one:
+        for request in requests:
+            database.put(one.key(request), Measurement(1.0, 0.1, 0.9, 9, 0.0))
+        database._connection.set_trace_callback(queries.append)
+        assert len(one.measure(requests)) == len(one.known(requests)) == len(requests)
+    assert len(queries) == 2
+
+
+def test_a_launch_by_itself_needs_no_worker(model: Model, database: Database, temporary: Path) -> None:
     with measurer(model, database) as one:
         launch = one.epsilon_us([])
         assert 0 < launch < 5
@@ -124,8 +143,7 @@ def test_another_version_is_measured_anew(model: Model, database: Database) -> N
     request = Request((0,), "numpy")
     with measurer(model, database) as first:
         first.measure([request])
-    second = Measurer(model, {"numpy": NumpyBackend()}, {"numpy": "2.0"}, OPTIONS, "test machine", database)
-    with second:
+    with measurer(model, database, version="2.0") as second:
         second.measure([request])
         assert second.measurements_made == 1
 
@@ -144,7 +162,7 @@ def test_the_whole_model_is_built_to_have_the_cores_alone(model: Model, database
 def hostile_outcomes(model: Model, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     """Each hostile backend on one operator, one after the other in one measurer, a good one last."""
     with Database(tmp_path_factory.mktemp("hostile") / "db.sqlite") as database:
-        one = measurer(model, database, *hostile.ALL, time_limit_s=2.0, memory_bytes=3 << 30)
+        one = measurer(model, database, *hostile.ALL, limits=Limits(2.0, 3 << 30))
         with one:
             found = one.measure([Request((1,), backend.name) for backend in hostile.ALL])
             assert one.measurements_made == len(hostile.ALL)
@@ -205,7 +223,7 @@ def test_interrupting_keeps_what_is_measured(model: Model, database: Database, t
     with pytest.raises(KeyboardInterrupt), measurer(model, database, progress=interrupt) as one:
         one.measure(requests)
     assert list(temporary.iterdir()) == []
-    assert one._worker is None
+    assert not one.session._running
     assert len(database.get(one.key(request) for request in requests)) == 2
 
 
@@ -214,8 +232,7 @@ def test_interrupting_a_wait_kills_the_worker(
 ) -> None:
     with measurer(model, database, hostile.Hang(), NumpyBackend()) as one:
         one.measure([Request((0,), "numpy")])
-        worker = one._worker
-        assert worker is not None
+        worker = one.session.worker(OPTIONS.threads)
         assert worker.alive
 
         def interrupted(fd: int, limit_s: float) -> object:
@@ -251,7 +268,7 @@ def test_backend_of_a_module_that_the_worker_cannot_import(
     assert isinstance(outcome, Measurement)
 
 
-def test_backend_that_cannot_travel(model: Model, database: Database, temporary: Path) -> None:
+def test_backend_that_cannot_be_sent(model: Model, database: Database, temporary: Path) -> None:
     class Holding(NumpyBackend):
         def __init__(self) -> None:
             self.lock = threading.Lock()
@@ -278,7 +295,8 @@ def test_workers_model_must_be_the_same(model: Model, database: Database) -> Non
     from dataclasses import replace
 
     with measurer(model, database) as one:
-        one._init = replace(one._session(), fingerprint="another")
+        init = one.session.init
+        one.session._init = replace(init, model=replace(init.model, fingerprint="another"))
         with pytest.raises(MeasurementError, match="differs"):
             one.measure([Request((0,), "numpy")])
 
@@ -287,7 +305,7 @@ def test_values_survive_the_worker(model: Model, database: Database) -> None:
     """A fresh worker reads the reference values that its predecessor computed."""
     with measurer(model, database, hostile.Exits(), NumpyBackend()) as one:
         one.measure([Request((0,), "exits")])
-        values = Path(one._session().folder) / "values"
+        values = Path(one.session.folder) / "values"
         stamps = {path: path.stat().st_mtime_ns for path in values.iterdir()}
         assert len(stamps) == 6  # input, four results, and the note that it is complete
         assert isinstance(one.measure([Request((0,), "numpy")])[Request((0,), "numpy")], Measurement)
@@ -302,10 +320,10 @@ def test_models_with_their_weights_outside_reach_the_worker(
         copy.CopyFrom(proto)
         onnx.save_model(copy, str(path), save_as_external_data=True, location="model.bin", size_threshold=0)
 
-    monkeypatch.setattr("collage.measure_db.measurer.save_proto", save)
+    monkeypatch.setattr("collage.measure_db.session.save_proto", save)
     with measurer(chain_model((64, 1024)), database) as one:
         (outcome,) = one.measure([Request((0,), "numpy")]).values()
-        assert (Path(one._session().folder) / "model.bin").exists()
+        assert (Path(one.session.folder) / "model.bin").exists()
         assert isinstance(outcome, Measurement)
 
 
@@ -314,11 +332,11 @@ def test_memory_limit_comes_from_the_environment(
 ) -> None:
     monkeypatch.setenv("COLLAGE_WORKER_MEMORY", str(1 << 31))
     with measurer(model, database) as one:
-        assert one._session().memory_bytes == 1 << 31
+        assert one.session.init.memory_bytes == 1 << 31
 
 
 def test_worker_answers_evaluate_twice(model: Model, database: Database) -> None:
     with measurer(model, database) as one:
-        worker = one.worker()
+        worker = one.session.worker(OPTIONS.threads)
         assert worker.ask(Evaluate(60.0), 60.0) == worker.ask(Evaluate(60.0), 60.0)
-        assert np.load(Path(one._session().folder) / "values" / "0.npy").shape == (8, 16)
+        assert np.load(Path(one.session.folder) / "values" / "0.npy").shape == (8, 16)

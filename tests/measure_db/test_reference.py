@@ -22,6 +22,7 @@ from collage.frontend.to_onnx import ExportError, export_onnx
 from collage.graph.dataflow import TensorType
 from collage.kernel.options import BuildOptions
 from collage.measure_db import reference
+from collage.measure_db.bound_kernel import KernelSource
 from collage.measure_db.candidate import measure_candidate
 from collage.measure_db.reference import evaluate
 from collage.measure_db.results import Measurement, Rejection, RejectionKind
@@ -133,7 +134,9 @@ def test_operator_without_onnx_form_leaves_inner_values_unknown(
     assert wrong == {}
     matmul = next(n for n in model.graph.nodes if n.op == "matmul")
     assert matmul.outputs[0] in unknown(model, store)
-    outcome = measure_candidate(Subgraph(model, (matmul.id,)), NumpyBackend(), BuildOptions(), Samples(store))
+    outcome = measure_candidate(
+        KernelSource(Subgraph(model, (matmul.id,)), NumpyBackend(), BuildOptions()), Samples(store)
+    )
     assert outcome == Rejection(
         RejectionKind.UNSUPPORTED, "no reference value for a value inside an ONNX node"
     )
@@ -195,7 +198,9 @@ def test_candidates_across_a_region_are_measured_in_process(tmp_path: Path) -> N
     model = chain_model()
     store, _ = evaluated(model, tmp_path)
     for nodes in ((0,), (1, 2), (0, 1, 2, 3)):
-        outcome = measure_candidate(Subgraph(model, nodes), NumpyBackend(), BuildOptions(), Samples(store))
+        outcome = measure_candidate(
+            KernelSource(Subgraph(model, nodes), NumpyBackend(), BuildOptions()), Samples(store)
+        )
         assert isinstance(outcome, Measurement)
 
 
@@ -211,12 +216,12 @@ def test_weights_of_instances_rotate(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("collage.measure_db.candidate.weights_among", lambda subgraph: 8 << 20)
     model = chain_model((2, 1 << 18))  # 1 MiB of weights
     store, _ = evaluated(model, tmp_path)
-    outcome = measure_candidate(Subgraph(model, (0,)), Counting(), BuildOptions(), Samples(store))
+    source = KernelSource(Subgraph(model, (0,)), Counting(), BuildOptions())
+    outcome = measure_candidate(source, Samples(store))
     assert isinstance(outcome, Measurement)
     assert len(loads) == 8
     loads.clear()
-    about = Subgraph(model, (0,)), Counting(), BuildOptions(), Samples(store)
-    assert isinstance(measure_candidate(*about, hopeless_us=0.1), Measurement)
+    assert isinstance(measure_candidate(source, Samples(store), hopeless_us=0.1), Measurement)
     assert len(loads) == 1  # one that takes far longer than another needs no precise time
 
 

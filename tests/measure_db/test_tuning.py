@@ -15,10 +15,13 @@ from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import BuildOptions
 from collage.measure_db.database import Database, KernelKey
+from collage.measure_db.measured_model import MeasuredModel
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.migrations import MIGRATIONS
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
+from collage.measure_db.session import WorkerSession
+from collage.measure_db.settings import Limits, MeasureSettings
 from tests.backends_for_tests import NumpyBackend, chain_model
 
 ADD, RELU, TANH = (Request((node,), "tuner") for node in range(3))
@@ -62,9 +65,10 @@ def measure(
     model: Model, database: Database, trials: int, *requests: Request
 ) -> tuple[dict[Request, Outcome], int]:
     options = BuildOptions(1, trials)
-    with Measurer(
-        model, {"tuner": Tuner()}, {"tuner": "1"}, options, "test machine", database, time_limit_s=2.0
-    ) as measurer:
+    settings = MeasureSettings(
+        {"tuner": Tuner()}, {"tuner": "1"}, options, "test machine", limits=Limits(2.0)
+    )
+    with Measurer(WorkerSession(MeasuredModel(model), settings), database) as measurer:
         return measurer.measure(requests), measurer.measurements_made
 
 

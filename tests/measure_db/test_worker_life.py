@@ -16,8 +16,11 @@ import os, sys
 with open(sys.argv[1] + "/starts", "a") as starts:
     starts.write("x")
 from collage.measure_db.database import Database
+from collage.measure_db.measured_model import MeasuredModel
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.protocol import Request
+from collage.measure_db.session import WorkerSession
+from collage.measure_db.settings import Limits, MeasureSettings
 from collage.backends.base import BuildOptions
 from tests.backends_for_tests import NumpyBackend, chain_model
 from tests.measure_db import hostile
@@ -28,10 +31,11 @@ class Local(NumpyBackend):  # defined in __main__
 backends = {"local": Local(), "hang": hostile.Hang(), "hang-with-lock": hostile.HangWithLock()}
 versions = dict.fromkeys(backends, "1")
 with Database(sys.argv[1] + "/db.sqlite") as database:
-    options = BuildOptions(threads=1)
-    with Measurer(chain_model(), backends, versions, options, "test", database, time_limit_s=600) as measurer:
+    settings = MeasureSettings(backends, versions, BuildOptions(threads=1), "test", limits=Limits(600.0))
+    session = WorkerSession(MeasuredModel(chain_model()), settings)
+    with Measurer(session, database) as measurer:
         (outcome,) = measurer.measure([Request((0,), "local")]).values()
-        print(type(outcome).__name__, measurer._worker._process.pid, measurer._init.folder, flush=True)
+        print(type(outcome).__name__, session.worker(1)._process.pid, session.folder, flush=True)
         if sys.argv[2] == "idle":
             sys.stdin.read()
         elif sys.argv[2] != "done":

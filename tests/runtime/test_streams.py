@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from collage.backends.view import View
 from collage.graph.dataflow import Array, TensorType
 from collage.kernel.options import BuildOptions
-from collage.measure_db.launch_times import begins, launch_times_us
+from collage.measure_db.launch_times import NotedRuns, begins, run_in_turns
 from collage.native import NativeKernel, Step, Task, TaskError, core_problem, team_of
 from collage.native.library import address_of
 from collage.runtime import careful as runtime_careful
@@ -224,7 +224,9 @@ def test_the_numbers_are_those_of_one_after_another(
         for port, array in zip(program.outputs, found, strict=True):
             np.testing.assert_array_equal(array, values[port.value])
     team_of(program.threads).beware(0.0)
-    times = launch_times_us(executor, inputs, limit_s=0)
+    noted = NotedRuns(executor, inputs)
+    run_in_turns(noted, 0.0)
+    times = noted.launches_us()
     assert len(times) == len(program.launches)
     assert min(times) > 0
 

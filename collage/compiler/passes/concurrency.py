@@ -143,7 +143,7 @@ def _single_threaded(
     context: Context, compilation: Compilation, launches: Sequence[Launch]
 ) -> tuple[list[Launch | None], list[Considered]]:
     """The same work in the same layouts on one thread, as fast as any backend does it; None for engines."""
-    measurer = context.workbench(compilation).measurer.beside(1)
+    measurer = context.workbench(compilation).measurer.on_threads(1)
     model = compilation.imported
     nodes = {each.nodes for each in launches if isinstance(each, Candidate)}
     matches = [m for m in compilation.matches if m.nodes in nodes and m.backend in context.on_team]

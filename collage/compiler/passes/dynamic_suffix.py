@@ -34,7 +34,8 @@ from collage.measure_db.effort import QUICK
 from collage.measure_db.interleave import ties
 from collage.measure_db.keys import Fact, read_timings, write_timings
 from collage.measure_db.timing import Timing
-from collage.measure_db.whole import Trial, WholeMeasurer
+from collage.measure_db.whole import WholeMeasurer, WholeSettings
+from collage.measure_db.whole_trial import Trial
 from collage.report.words import split_words
 from collage.runtime.executor import Executor
 from collage.runtime.parts import Parts, load_tail
@@ -152,10 +153,9 @@ class _Comparison:
     def _measurer(self) -> WholeMeasurer:
         """Runs modules in a worker: what is right by itself may yet fail beside an engine."""
         context, inputs = self.context, [*self.form.inputs.values()]
-        return WholeMeasurer(
-            *(self.form.original, inputs, context.backends, context.target.threads, context.workers),
-            *(context.options.effort, context.options.time_limit_s),
-        )
+        options = context.options
+        settings = WholeSettings(context.target.threads, options.effort, options.time_limit_s)
+        return WholeMeasurer(self.form.original, inputs, context.backends, settings, context.workers)
 
     @property
     def _reads(self) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from collage.frontend.compared import compared_numbers
 from collage.frontend.load import ModelSource, as_written
 from collage.frontend.shapes import Shapes, model_inputs
 from collage.kernel.options import BuildOptions
-from collage.measure_db.whole import Trial
+from collage.measure_db.whole_trial import Trial
 from collage.runtime.parts import Parts, load_parts
 from collage.schedule.program import make_program
 from collage.schedule.tail import Tail

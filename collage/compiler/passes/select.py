@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from collage.compiler.events import Event, Noted
 from collage.compiler.executable import Executable
 from collage.compiler.final_check import Finding
-from collage.compiler.plan_failures import PlanDroppedError
-from collage.compiler.plan_runs import PlanRuns, Race
+from collage.compiler.plan_runs import Race
 from collage.compiler.selection import Selection
 from collage.compiler.state import Compilation, Context
 from collage.compiler.workbench import Workbench
@@ -48,9 +47,9 @@ class Select:
         """
         bench = context.workbench(compilation)
         executables = [bench.assembler.assemble(plan, compilation.tunings) for plan in compilation.plans]
-        reasons = {each.label: _dropped(each, bench.runs) for each in executables}
-        notes = [f"{label}: {reason}; not used" for label, reason in reasons.items() if reason]
-        usable = [each for each in executables if not reasons[each.label]]
+        reasons = bench.runs.why_dropped(executables)
+        notes = [f"{label}: {reason}; not used" for label, reason in reasons.items()]
+        usable = [each for each in executables if each.label not in reasons]
         if usable:
             raced = bench.runs.race(usable, Race(FULL, noted=True, shown=True))
             timings = {label: each.timing for label, each in raced.items()}
@@ -75,15 +74,6 @@ class Select:
         return [
             f"the search reckoned with {before:.1f} us; in the last comparison the parts took {after:.1f} us"
         ]
-
-
-def _dropped(executable: Executable, runs: PlanRuns) -> str:
-    """Why it has failed as a whole before, "" where it has not."""
-    try:
-        runs.refuse_dropped(executable)
-    except PlanDroppedError as dropped:
-        return str(dropped)
-    return ""
 
 
 def _selected(

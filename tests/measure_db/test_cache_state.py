@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-import collage.measure_db.coldness
+import collage.measure_db.cache_state
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
-from collage.measure_db.coldness import instance_count, weight_bytes, weights_among
+from collage.measure_db.cache_state import instance_count, weight_bytes, weights_among
 from tests.backends_for_tests import onnx_model
 
 MIB = 1 << 20
@@ -31,7 +31,7 @@ def test_weights_of_a_small_network_stay_in_the_cache() -> None:
 
 
 def test_the_networks_weights_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collage.measure_db.coldness, "last_level_cache", lambda: 2 * MIB)
+    monkeypatch.setattr(collage.measure_db.cache_state, "last_level_cache", lambda: 2 * MIB)
     kind = ((8, 512), TensorProto.FLOAT)
     names = [f"w{index}" for index in range(5)]
     nodes = [

@@ -1,4 +1,4 @@
-"""Pickles that the worker can read, also of backends and storage formats that a script or notebook defines."""
+"""Serialisation of what is sent to workers, also of backends and storage formats that a script or notebook defines."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from collage.errors import MeasurementError
 
 
 def pickle_backend(name: str, backend: Backend) -> bytes:
-    """Pickle a backend: by reference where the worker can import its class, else with the class's code.
+    """Pickle a backend, by reference where the worker can import its class, and else with the class's code.
 
-    Raises MeasurementError naming the backend and the way out.
+    Raises MeasurementError, which names the backend and the way out.
     """
     foreign = [module for module in _modules(type(backend)) if not _worker_can_import(module)]
     try:
         with _by_value(foreign):
             data: bytes = cloudpickle.dumps(backend)
-    except Exception as error:  # pickling runs the backend's own code
+    except Exception as error:  # pickling runs the backend's own code, which may raise anything
         raise MeasurementError(
             f"backend {name} cannot be sent to the measuring worker: {type(error).__name__}: {error}. "
             "Keep files, sessions and locks out of its instances; open them in load()."
@@ -40,7 +40,7 @@ def carried_modules(backends: Iterable[Backend]) -> tuple[str, ...]:
 
 
 def pickle_message(message: object, carried: Iterable[str]) -> bytes:
-    """A message to the worker, with the code of what it has of classes in the ``carried`` modules."""
+    """Pickle a message to the worker, with the code of the classes in it that the ``carried`` modules define."""
     with _by_value([sys.modules[name] for name in carried]):
         data: bytes = cloudpickle.dumps(message)
     return data
@@ -48,6 +48,7 @@ def pickle_message(message: object, carried: Iterable[str]) -> bytes:
 
 @contextmanager
 def _by_value(modules: list[ModuleType]) -> Iterator[None]:
+    """Pickle what these modules define with its code inside the block."""
     known = cloudpickle.list_registry_pickle_by_value()
     new = [module for module in modules if module.__name__ not in known and module.__name__ != "__main__"]
     for module in new:
@@ -79,12 +80,12 @@ def _worker_can_import(module: ModuleType) -> bool:
         path = list(spec.submodule_search_locations or [])
     file = getattr(module, "__file__", None)
     if spec is None or not spec.has_location or spec.origin is None or file is None:
-        return spec is not None  # built in, or frozen
+        return spec is not None  # the module is built in, or frozen
     return Path(spec.origin).resolve() == Path(file).resolve()
 
 
 def _find(name: str, path: list[str] | None) -> ModuleSpec | None:
-    """What an import would find if the module were not loaded yet (importlib.util.find_spec asks it then)."""
+    """What an import would find if the module were not loaded yet; importlib.util.find_spec asks a loaded module."""
     for finder in sys.meta_path:
         spec = finder.find_spec(name, path)
         if spec is not None:

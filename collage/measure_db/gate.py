@@ -1,0 +1,165 @@
+"""The numerics gate of one kernel: its outputs are compared with the reference on usual and on changed inputs."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from collage.frontend.subgraph import Subgraph
+from collage.graph.dataflow import Array
+from collage.graph.storage import PLAIN, from_layout, to_layout
+from collage.kernel.buffers import as_bytes, poison
+from collage.measure_db.bound_kernel import BoundKernel, usual_sample
+from collage.measure_db.compare import region_tolerance
+from collage.measure_db.results import Rejection, RejectionKind
+from collage.measure_db.samples import Sample, Samples
+from collage.measure_db.stages import RejectedError, stage
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What the gate has found about a kernel that passes.
+
+    ``error`` is the largest relative error on ordinary inputs (see ``scales``). ``finite_only`` tells how the kernel
+    differs on other inputs, or is "" where it does not.
+    """
+
+    error: float
+    finite_only: str
+
+
+class Gate:
+    """Runs a kernel and compares its outputs; ``fastest_us`` is the shortest of these runs in microseconds."""
+
+    def __init__(self, kernel: BoundKernel, samples: Samples) -> None:
+        """Raises RejectedError where no reference values are known."""
+        self._kernel = kernel
+        self._subgraph = kernel.source.subgraph
+        self._samples = samples
+        self._usual = usual_sample(self._subgraph, samples)
+        self.fastest_us = math.inf
+
+    def check(self) -> Checked:
+        """Compare runs on the usual inputs, on changed ones, and on the usual ones again.
+
+        The last run shows what is kept between calls, and what NaN leaves behind. Raises RejectedError for wrong
+        numbers, outputs that are not written (they are poisoned before), and inputs that are written to.
+        """
+        worst = self._run(self._usual, "")
+        different = ""
+        changed = self._samples.changed(self._subgraph)
+        for sample in changed:
+            self._fill(sample)
+            try:
+                error = self._run(sample, f"with {sample.kind} in its inputs, ")
+            except RejectedError as rejected:
+                if sample.ordinary:
+                    self._fill(self._usual)
+                    self._run(self._usual, "in a later run, ")  # if this fails, too, it tells more
+                    raise
+                different = different or rejected.rejection.message
+            else:
+                worst = max(worst, error if sample.ordinary else 0.0)
+        if changed:
+            self._fill(self._usual)
+        self._run(self._usual, "after other inputs, " if changed else "in a later run, ")
+        return Checked(worst, different)
+
+    def check_again(self, about: str) -> None:
+        """Compare one more run on the usual inputs. Raises RejectedError, whose message begins with ``about``."""
+        self._run(self._usual, about)
+
+    def _fill(self, sample: Sample) -> None:
+        """Put the sample's inputs into the kernel's buffers."""
+        buffers = self._kernel.buffers
+        for position, (storage, array) in enumerate(zip(buffers.input_storages, buffers.inputs, strict=True)):
+            np.copyto(array, sample.stored(position, storage))
+
+    def _run(self, sample: Sample, about: str) -> float:
+        """Run the kernel once, on a sample that its buffers hold, and return the largest relative error.
+
+        Raises RejectedError, whose message begins with ``about``.
+        """
+        buffers = self._kernel.buffers
+        for output in buffers.outputs:
+            poison(output)
+        with stage("run"):
+            begin = time.perf_counter()
+            self._kernel.call()
+            self.fastest_us = min(self.fastest_us, (time.perf_counter() - begin) * 1e6)
+        for position, (storage, array) in enumerate(zip(buffers.input_storages, buffers.inputs, strict=True)):
+            if not _same_bytes(array, sample.stored(position, storage)):
+                raise _inaccurate(f"{about}writes to its inputs")
+        errors = [
+            self._error(sample, position, array, about) for position, array in enumerate(buffers.outputs)
+        ]
+        return max(errors, default=0.0)
+
+    def _error(self, sample: Sample, position: int, array: Array, about: str) -> float:
+        """The error of an output, or what is allowed where rounding explains it. Raises RejectedError."""
+        # Outputs are compared as they are stored: the padding of a blocked value must be zero, as its readers expect.
+        storage = self._kernel.buffers.output_storages[position]
+        expected = sample.expected(position, storage)
+        allowed = allowed_error(self._subgraph, sample)
+        error = expected.error(array)
+        if error <= allowed:
+            return error
+        plain = from_layout(array, storage, self._subgraph.output_types[position])
+        padded = storage != PLAIN and not np.array_equal(as_bytes(to_layout(plain, storage)), as_bytes(array))
+        if padded or not may_be_rounding(self._samples, self._subgraph, sample, position, plain, error):
+            raise _inaccurate(
+                f"{about}output {position} {_difference(array, expected.value, error, allowed)}"
+            )
+        return allowed
+
+
+def allowed_error(subgraph: Subgraph, sample: Sample) -> float:
+    """The error that outputs may have, in units of their scale (see ``scales``)."""
+    return region_tolerance(_dtypes(subgraph), rounded=sample.rounded)
+
+
+def may_be_rounding(
+    samples: Samples, subgraph: Subgraph, sample: Sample, position: int, plain: Array, error: float
+) -> bool:
+    """Whether a plain output that is off by more than is allowed is as good as can be expected all the same."""
+    if sample.rounded or not sample.is_doubtful(position, error):
+        return False
+    return samples.tolerates(subgraph, sample, position, plain, allowed_error(subgraph, sample))
+
+
+def _inaccurate(text: str) -> RejectedError:
+    return RejectedError(Rejection(RejectionKind.INACCURATE, text))
+
+
+def _same_bytes(one: Array, other: Array) -> bool:
+    """Whether two arrays of the same type are identical, NaN and all; words are compared faster than bytes."""
+    a, b = as_bytes(one), as_bytes(np.ascontiguousarray(other))
+    words = a.size // 8 * 8
+    whole = np.array_equal(a[:words].view(np.uint64), b[:words].view(np.uint64))
+    return whole and np.array_equal(a[words:], b[words:])
+
+
+def _dtypes(subgraph: Subgraph) -> Iterator[str]:
+    """The dtypes of all values that the subgraph's operators read and write."""
+    graph = subgraph.model.graph
+    for node in subgraph.operators:
+        for value in (*node.inputs, *node.outputs):
+            yield graph.type_of(value).dtype
+
+
+def _difference(actual: Array, expected: Array, error: float, allowed: float) -> str:
+    """What is wrong with an output, for people."""
+    if np.isfinite(error):
+        return f"differs by {error:.1e} of its scale from the reference (allowed: {allowed:.0e})"
+    if "float" in actual.dtype.name:
+        wrong = int(
+            np.count_nonzero(np.isnan(actual.astype(np.float64)) & ~np.isnan(expected.astype(np.float64)))
+        )
+        if wrong:
+            return f"has {wrong} elements that are NaN or never written"
+        return "has infinities or NaN in other places than the reference"
+    return f"has {int(np.count_nonzero(actual != expected))} wrong elements"

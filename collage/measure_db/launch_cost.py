@@ -1,0 +1,73 @@
+"""Eq. 2.2's epsilon, the cost of one more kernel launch: measured in the worker once, then remembered."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from collage.measure_db.database import Database
+from collage.measure_db.keys import Fact, as_number, write_number
+from collage.measure_db.plan_kernels import PlanKernels
+from collage.measure_db.plan_protocol import PlanKernel, Stage
+from collage.measure_db.plan_trace import Place
+from collage.measure_db.process import WorkerDiedError
+from collage.measure_db.protocol import MeasureSwitch, Request, SwitchCost, plan_folder
+from collage.measure_db.request_keys import RequestKeys
+from collage.measure_db.session import WorkerSession
+from collage.measure_db.settings import MeasureSettings
+from collage.measure_db.switch_cost import switch_cost_us
+
+log = logging.getLogger(__name__)
+
+_EPSILON_US: Fact[float] = Fact("epsilon_us", write_number, as_number)
+_LAUNCH_US: Fact[float] = Fact("launch_us", write_number, as_number)
+
+
+class LaunchCost:
+    """Measures the cost with the kernels of one model; ``kernels`` takes the rejection of one that fails."""
+
+    def __init__(
+        self, session: WorkerSession, settings: MeasureSettings, database: Database, kernels: PlanKernels
+    ) -> None:
+        self._session = session
+        self._settings = settings
+        self._database = database
+        self._kernels = kernels
+        self._key = RequestKeys(session.measured, settings).launch_cost_key()
+
+    def epsilon_us(self, requests: Sequence[Request]) -> float:
+        """The cost in microseconds; see ``switch_cost_us``.
+
+        It is measured with the kernels of ``requests`` the first time, and remembered for the backends' versions, the
+        machine and the threads. There should be two or more quick kernels of different backends. With fewer there is
+        nothing to switch between, so it is the cost of a launch that does nothing. A kernel that was measured without
+        trouble, and brings the worker down among the others, is rejected.
+        """
+        if len(requests) < 2:
+            key = _LAUNCH_US.at(self._settings.hardware)
+            return self._database.remember(key, partial(switch_cost_us, ()))
+        measure = partial(self._measure, tuple(requests))
+        try:
+            return self._database.remember(_EPSILON_US.at(self._key), measure)
+        except WorkerDiedError as died:
+            culprit = self._blamed(requests, died)
+        return self.epsilon_us([each for each in requests if each != culprit])
+
+    def _measure(self, requests: tuple[Request, ...]) -> float:
+        """The cost, measured in the worker. Raises WorkerDiedError."""
+        settings = self._settings
+        message = MeasureSwitch(requests, settings.build, settings.limits.time_s, settings.effort.kernel_s)
+        found: SwitchCost = self._session.worker(settings.threads).ask(message, message.limit_s)
+        return found.us
+
+    def _blamed(self, requests: Sequence[Request], died: WorkerDiedError) -> Request:
+        """The request whose kernel was loaded, or ran, when the worker died. It is rejected."""
+        stage, number, launch = Place(plan_folder(self._session.folder)).now
+        culprit = requests[launch if stage is Stage.SWITCH else number]
+        log.info("%s among other kernels: %s", culprit.backend, died.rejection)
+        text = f"beside kernels of other backends: {died.rejection.message}"
+        rejection = replace(died.rejection, message=text)
+        self._kernels.reject(PlanKernel(culprit, self._settings.build), rejection)
+        return culprit

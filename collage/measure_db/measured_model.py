@@ -1,0 +1,81 @@
+"""The model whose candidates are measured, with what is known of it besides the graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import onnx
+
+from collage.frontend.model import Model
+from collage.frontend.original import AsLoaded
+from collage.frontend.subgraph import Subgraph
+from collage.graph.magnitudes import Magnitudes, can_be_infinite, can_be_scanned
+from collage.kernel.options import ALL_PLAIN
+from collage.measure_db.fingerprint import original_digest
+from collage.measure_db.protocol import Request
+from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredModel:
+    """A model, and the forms of it that engines and guards need.
+
+    ``original`` is the model as its author wrote it (see ``as_region``); without it no engine is measured on it.
+    ``as_loaded`` is the model that answers inputs which guarded kernels are not right on. Where ``guards`` is False,
+    kernels that are right on finite numbers only cannot be guarded, and are of no use.
+    """
+
+    model: Model
+    original: onnx.ModelProto | None = None
+    as_loaded: AsLoaded | None = None
+    guards: bool = True
+    _subgraphs: dict[tuple[int, ...], Subgraph] = field(default_factory=dict, init=False, repr=False)
+
+    def subgraph(self, nodes: tuple[int, ...]) -> Subgraph:
+        """The subgraph of these nodes. It is made once, since it keeps its digest."""
+        if nodes not in self._subgraphs:
+            self._subgraphs[nodes] = Subgraph(self.model, nodes)
+        return self._subgraphs[nodes]
+
+    @cached_property
+    def original_digest(self) -> str:
+        """A hash of the original, or "" without one."""
+        return "" if self.original is None else original_digest(self.original)
+
+    @cached_property
+    def serialised(self) -> bytes | None:
+        """The model as it was loaded, in one piece, for modules with guarded kernels; None where it was not given."""
+        return None if self.as_loaded is None else self.as_loaded.serialised()
+
+    def describe(self, request: Request) -> str:
+        """The request in words for people: ``conv2d+add+relu (blocked)``."""
+        if request.original:
+            return ", ".join(filter(None, ("the model as written", request.profile)))
+        text = str(self.subgraph(request.nodes))
+        return text if request.variant == ALL_PLAIN else f"{text} ({request.variant})"
+
+    def usable(self, request: Request, outcome: Outcome) -> Outcome:
+        """The outcome, or a rejection of a kernel that is right on finite numbers only and cannot be guarded here."""
+        if not (isinstance(outcome, Measurement) and outcome.finite_only):
+            return outcome
+        why = self._why_not_guarded(self.subgraph(request.nodes))
+        if not why:
+            return outcome
+        return Rejection(RejectionKind.INACCURATE, f"wrong on NaN or infinities, and {why}")
+
+    def _why_not_guarded(self, subgraph: Subgraph) -> str:
+        """The reason why no guard can be put before the subgraph, or "" where one can."""
+        types = {kind.dtype for kind in subgraph.input_types}
+        unknown = sorted(t for t in types if can_be_infinite(t) and not can_be_scanned(t))
+        if not self.guards:
+            return "the model has 2 GiB or more, too much to be kept for these"
+        if unknown:
+            return f"nothing scans {', '.join(unknown)} for these"
+        if self._magnitudes.overflows(subgraph.operators):
+            return "its weights are so large that finite numbers may become infinite inside"
+        return ""
+
+    @cached_property
+    def _magnitudes(self) -> Magnitudes:
+        return Magnitudes(self.model.graph)

@@ -1,0 +1,99 @@
+"""The kernels of plans: their artifacts, which were measured or are made now, and their rejection."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from collage.backends.base import VIEW
+from collage.core.library_text import library_text
+from collage.kernel.transform import LayoutTransform
+from collage.measure_db.artifacts import Artifacts
+from collage.measure_db.database import Database
+from collage.measure_db.plan_protocol import Make, PlanKernel
+from collage.measure_db.protocol import AS_LOADED, artifact_folder, plan_folder
+from collage.measure_db.request_keys import RequestKeys
+from collage.measure_db.results import Rejection, RejectionKind
+from collage.measure_db.session import WorkerSession
+
+
+class PlanKernels:
+    """The kernels of one model's plans. Methods raise MeasurementError when the disk is full."""
+
+    def __init__(self, session: WorkerSession, database: Database) -> None:
+        self._session = session
+        self._measured = session.measured
+        self._settings = session.settings
+        self._keys = RequestKeys(session.measured, session.settings)
+        self._database = database
+
+    @cached_property
+    def _artifacts(self) -> Artifacts:
+        folder = artifact_folder(self._session.folder)
+        return Artifacts(folder, self._measured.model.graph.constants)
+
+    def load(self, key: str) -> bytes:
+        """The artifact with that key (``PlanKernel.key``). Raises KeyError where it was neither measured nor made."""
+        return self._artifacts.load(key)
+
+    def make(self, kernel: PlanKernel) -> Rejection | None:
+        """Make sure that the kernel's artifact is there, and return None, or the reason why it cannot be had.
+
+        A kernel that an earlier compile measured is built again in the worker. The plan that it is for checks it.
+        """
+        if kernel.key in self._artifacts:
+            return None
+        what = kernel.what
+        if isinstance(what, LayoutTransform):
+            return self._make_transform(kernel, what)
+        if what.backend == VIEW:
+            view = self._settings.backends[VIEW]
+            artifact = view.codegen(self._measured.subgraph(what.nodes), kernel.options)
+            self._artifacts.keep(kernel.key, artifact)
+            return None
+        message = Make(kernel, self._settings.limits.time_s)
+        made = self._session.ask(message, what.backend, self._settings.threads)
+        return made if isinstance(made, Rejection) else None
+
+    def _make_transform(self, kernel: PlanKernel, transform: LayoutTransform) -> Rejection | None:
+        try:
+            artifact = self._keys.transform_maker(transform).codegen_transform(transform, kernel.options)
+        except Exception as error:  # a third party's backend may raise anything
+            text = f"codegen: {type(error).__name__}: {library_text(error)}"
+            return Rejection(RejectionKind.FAILED, text)
+        self._artifacts.keep(kernel.key, artifact)
+        return None
+
+    def make_here(self, kernel: PlanKernel) -> None:
+        """Make sure that the kernel's artifact is there; where it is missing it is built in this process.
+
+        An earlier compile has measured it, run it in its plan and handed it over. Raises what the backend raises.
+        """
+        if kernel.key in self._artifacts:
+            return
+        request = kernel.what
+        if isinstance(request, LayoutTransform) or request.backend == VIEW:
+            self.make(kernel)
+            return
+        backend, subgraph = self._settings.backends[request.backend], self._measured.subgraph(request.nodes)
+        if request.original:
+            assert self._measured.original is not None
+            artifact = backend.codegen_model(self._measured.original, kernel.options)
+        else:
+            artifact = backend.codegen(subgraph, kernel.options)
+        self._artifacts.keep(kernel.key, artifact, subgraph.constants)
+
+    def reject(self, kernel: PlanKernel, rejection: Rejection) -> None:
+        """Record that the kernel must not be used, though it was measured."""
+        keys = RequestKeys(self._measured, self._settings.on_threads(kernel.options.threads))
+        if isinstance(kernel.what, LayoutTransform):
+            self._database.put(keys.transform_key(kernel.what), rejection, str(kernel.what.kind))
+            return
+        text = str(self._measured.subgraph(kernel.what.nodes))
+        self._database.put(keys.key(kernel.what), rejection, text)
+
+    def keep_as_loaded(self) -> None:
+        """Write the model as it was loaded to where the worker looks for it, unless it is there."""
+        path = plan_folder(self._session.folder) / AS_LOADED
+        if self._measured.serialised is not None and not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(self._measured.serialised)

@@ -1,0 +1,41 @@
+"""What measuring a whole model on engines has found: timings, errors, and the reasons against an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from collage.measure_db.timing import Timing
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Timings and errors of the engines that are right, and why the others are not, each by engine.
+
+    ``errors`` are the largest absolute and relative error. ``loaded`` are engines that load the model, but fail on the
+    inputs that there are. ``finite_only`` are those that differ from ONNX Runtime on NaN or infinities.
+    """
+
+    timings: Mapping[str, Timing] = field(default_factory=dict)
+    errors: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    loaded: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    finite_only: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for the database."""
+        return {**asdict(self), "errors": {n: list(e) for n, e in self.errors.items()}}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Trial:
+        """The inverse of ``to_json``. Raises KeyError, TypeError and the like for other values."""
+        return Trial(
+            {n: Timing(**t) for n, t in data["timings"].items()},
+            {n: (e[0], e[1]) for n, e in data["errors"].items()},
+            data["refused"],
+            tuple(data["loaded"]),
+            tuple(data["notes"]),
+            tuple(data["finite_only"]),
+        )

@@ -1,0 +1,68 @@
+"""Which engines are right about a whole model: their outputs are compared with those of a judge.
+
+The first judge is ONNX Runtime without optimisations. Where that cannot run the model, or an engine disagrees with it,
+onnx's own evaluator decides, which is the standard's word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+
+from collage.frontend.scopes import all_nodes
+from collage.measure_db.compare import difference, dtypes_of, region_tolerance, tolerance
+
+JUDGES = ("ONNX Runtime without optimisations", "onnx's reference evaluator")
+_RANDOM = frozenset(
+    "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split()
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Errors of the engines that are right (as in Trial), what is wrong with the others, and notes."""
+
+    errors: Mapping[str, tuple[float, float]]
+    wrong: Mapping[str, str]
+    notes: tuple[str, ...]
+
+    @staticmethod
+    def unchecked(engines: Iterable[str], reason: str) -> Verdict:
+        """All engines count as right, since there is nothing to compare with."""
+        return Verdict(dict.fromkeys(engines, (0.0, 0.0)), {}, (f"outputs are not checked: {reason}",))
+
+
+def is_random(model: onnx.ModelProto) -> bool:
+    """Whether the model draws random numbers, so that no two runs agree."""
+    return any(node.op_type in _RANDOM for node in all_nodes(model.graph))
+
+
+def compared(
+    model: onnx.ModelProto,
+    inputs: Sequence[Any],
+    outputs: Mapping[str, Sequence[Any]],
+    expected: Sequence[Any],
+    judge: str,
+) -> Verdict:
+    """What a judge, who expects these outputs of the model for the inputs, says of each engine's outputs."""
+    errors = {name: difference(given, expected) for name, given in outputs.items()}
+    allowed = region_tolerance(dtypes_of([*inputs, *expected]))
+    notes = [] if judge == JUDGES[0] else [f"outputs are checked with {judge}"]
+    right = {name for name, error in errors.items() if error[1] <= allowed}
+    if not right and allowed == tolerance("float64"):  # it is better than nothing, and the note tells
+        right = {name for name, error in errors.items() if error[1] <= tolerance("float32")}
+        notes += ["computes in float32 what the model has in float64"] if right else []
+    if not right and any("Quantize" in node.op_type for node in all_nodes(model.graph)):
+        steps = {name: difference(g, expected, rounded=True) for name, g in outputs.items()}
+        right = {name for name, error in steps.items() if error[1] <= region_tolerance((), rounded=True)}
+        notes += ["rounds to integers another way"] if right else []
+        errors = {name: steps[name] if name in right else error for name, error in errors.items()}
+    wrong = {
+        name: f"inaccurate: differs from {judge} by {error[1]:.2g} of the scale ({allowed:.0e} allowed)"
+        for name, error in errors.items()
+        if name not in right
+    }
+    return Verdict({name: errors[name] for name in errors if name in right}, wrong, tuple(notes))

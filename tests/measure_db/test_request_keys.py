@@ -1,0 +1,113 @@
+"""Keys stay byte for byte what they were, so that the databases of earlier versions remain valid."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, replace
+from typing import ClassVar
+
+import numpy as np
+import onnxruntime
+import pytest
+import tvm
+
+from collage.backends.layout import LayoutTransforms
+from collage.frontend.subgraph import Subgraph
+from collage.graph.dataflow import TensorType
+from collage.graph.storage import CHANNELS_LAST, PLAIN
+from collage.kernel.options import BuildOptions, Variant
+from collage.kernel.transform import LayoutTransform
+from collage.measure_db.effort import FULL, QUICK, Effort
+from collage.measure_db.measured_model import MeasuredModel
+from collage.measure_db.protocol import Request
+from collage.measure_db.request_keys import RequestKeys
+from collage.measure_db.settings import MeasureSettings
+from tests.backends_for_tests import NumpyBackend, chain_model
+
+ALL = (0, 1, 2, 3)
+ROWS = Variant((PLAIN,), (CHANNELS_LAST,), "rows")
+MODEL = "dac2f80a309b7a611fc509ff33cd5f40c737ffff900a570217e4304144adabb0"
+ORIGINAL = "de41e496b2a8617619dbba27f7ac912c7b91972fb26e7ec4c3df3359f1a26e69"
+SAMPLES = "9caadbcdf578284313baa3b1310570682a0faafe3b6a0198c7155e7221412468"
+WHOLE = "3644f58a7ac271afb2b983d3bece3fc0"
+
+
+class Tuner(NumpyBackend):
+    """Tunes tanh by itself, and its settings show what it is built for."""
+
+    name: ClassVar[str] = "tuner"
+
+    def settings(self, options: BuildOptions) -> str:
+        return f"{options.tune_trials} trials, exclusive {options.exclusive}"
+
+    def tunes(self, subgraph: Subgraph) -> bool:
+        return "tanh" in subgraph.ops
+
+
+@pytest.fixture(autouse=True)
+def cache_of_4_mib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("collage.measure_db.cache_state.last_level_cache", lambda: 4 << 20)
+
+
+def settings_of(effort: Effort) -> MeasureSettings:
+    backends = {each.name: each for each in (NumpyBackend(), Tuner(), LayoutTransforms())}
+    versions = {"numpy": "1.0", "tuner": "2.0", "layout": "3.0"}
+    return MeasureSettings(backends, versions, BuildOptions(2, tune_trials=3), "some machine", effort)
+
+
+def keys(effort: Effort = FULL, threads: int = 2) -> RequestKeys:
+    model = chain_model((8, 1 << 17))  # 512 KiB of weights
+    return RequestKeys(MeasuredModel(model, original=model.onnx), settings_of(effort).on_threads(threads))
+
+
+@pytest.mark.parametrize(("effort", "mark"), [(FULL, ""), (QUICK, " quick")])
+@pytest.mark.parametrize(
+    ("request_", "digest", "settings"),
+    [
+        (Request((0,), "numpy"), "5231bc3b9cab38f6c3c1b9c010daa04d", " among 1 MiB"),
+        (
+            Request((0, 1), "numpy", ROWS),
+            "6db2013a4032ed0268cee53b373b045d",
+            "[plain -> channels-last; rows]  among 1 MiB",
+        ),
+        (Request((2,), "tuner"), "dc9e79c991767e7a2abbc87961b7f384", "3 trials, exclusive False"),
+        (Request(ALL, "tuner"), WHOLE, "3 trials, exclusive True among 1 MiB"),
+        (
+            Request(ALL, "tuner", original=True, profile="spin"),
+            WHOLE,
+            f"3 trials, exclusive True spin on the original {ORIGINAL} among 1 MiB",
+        ),
+    ],
+)
+def test_keys_of_requests(request_: Request, digest: str, settings: str, effort: Effort, mark: str) -> None:
+    version = "1.0" if request_.backend == "numpy" else "2.0"
+    expected = (digest, request_.backend, version, settings + mark, 2, "some machine", tvm.__version__)
+    assert astuple(keys(effort).key(request_)) == expected
+
+
+def test_nothing_is_tuned_for_another_number_of_threads() -> None:
+    key = keys(threads=1).key(Request((2,), "tuner"))
+    assert (key.settings, key.threads) == ("0 trials, exclusive False", 1)
+
+
+@pytest.mark.parametrize(("effort", "mark"), [(FULL, ""), (QUICK, " quick")])
+def test_keys_of_transforms(effort: Effort, mark: str) -> None:
+    transform = LayoutTransform(TensorType((1, 32, 8, 8), "float32"), PLAIN, CHANNELS_LAST)
+    for threads in (1, 2):
+        assert astuple(keys(effort, threads).transform_key(transform)) == (
+            *("plain -> channels-last of float32[1x32x8x8]", "layout", "3.0", mark),
+            *(threads, "some machine", ""),
+        )
+
+
+@pytest.mark.parametrize(("effort", "mark"), [(FULL, ""), (QUICK, " quick")])
+def test_key_of_the_cost_of_a_launch(effort: Effort, mark: str) -> None:
+    libraries = f"layout 3.0, numpy 1.0, tuner 2.0; tvm {tvm.__version__}"
+    assert keys(effort).launch_cost_key() == f"some machine; 2 threads; {libraries}{mark}"
+
+
+def test_keys_of_conversions() -> None:
+    versions = f"tvm {tvm.__version__} onnxruntime {onnxruntime.__version__}"
+    assert keys().conversions_key() == f"{MODEL} {versions}"
+    model = replace(chain_model((8, 1 << 17)), samples={"x": np.arange(3, dtype=np.float32)})
+    found = RequestKeys(MeasuredModel(model), settings_of(FULL)).conversions_key()
+    assert found == f"{MODEL} on {SAMPLES} {versions}"

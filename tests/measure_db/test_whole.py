@@ -1,0 +1,155 @@
+"""Whole models on engines: who is right is timed, and an engine that crashes or errs costs itself only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from collage.backends.base import Availability
+from collage.backends.onnx_engine import OnnxEngine
+from collage.backends.onnxruntime import OnnxRuntime
+from collage.kernel.kernel import Kernel, Session
+from collage.kernel.options import BuildOptions
+from collage.measure_db.effort import QUICK
+from collage.measure_db.process import Workers
+from collage.measure_db.whole import WholeMeasurer, WholeSettings
+from collage.measure_db.whole_trial import Trial
+from collage.measure_db.whole_verdict import JUDGES, Verdict, compared, is_random
+from tests.backends_for_tests import onnx_model
+
+FLOATS = ((2, 3), TensorProto.FLOAT)
+X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
+
+
+class _Session(Session):
+    def __init__(self, drops: bool, factor: float) -> None:
+        self.drops, self.factor = drops, factor
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        x = np.nan_to_num(inputs[0]) if self.drops else inputs[0]
+        return [np.asarray(np.tanh(x) * np.float32(self.factor))]
+
+
+class Exact(OnnxEngine):
+    """Computes tanh in numpy."""
+
+    name: ClassVar[str] = "exact"
+    requirement = "nothing"
+    drops: ClassVar[bool] = False
+    factor: ClassVar[float] = 1.0
+
+    def available(self) -> Availability:
+        return Availability(version="1")
+
+    def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
+        raise NotImplementedError
+
+    def session(self, model: bytes, options: BuildOptions) -> Session:
+        return _Session(self.drops, self.factor)
+
+
+class Drops(Exact):
+    """Takes NaN for 0."""
+
+    name: ClassVar[str] = "drops"
+    drops: ClassVar[bool] = True
+
+
+class Wrong(Exact):
+    """Is off by a tenth."""
+
+    name: ClassVar[str] = "wrong"
+    factor: ClassVar[float] = 1.1
+
+
+class Crashes(Exact):
+    """Ends the process."""
+
+    name: ClassVar[str] = "crashes"
+
+    def session(self, model: bytes, options: BuildOptions) -> Session:
+        os.abort()
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    with Workers() as found:
+        yield found
+
+
+def tanh(element: int = TensorProto.FLOAT) -> onnx.ModelProto:
+    kind = ((2, 3), element)
+    return onnx_model([helper.make_node("Tanh", ["x"], ["y"])], {"x": kind}, {"y": kind})
+
+
+def trial(workers: Workers, *engines: OnnxEngine) -> Trial:
+    named = {engine.name: engine for engine in engines}
+    with WholeMeasurer(tanh(), [X], named, WholeSettings(1, QUICK, 20.0), workers) as measurer:
+        return measurer.trial()
+
+
+def test_who_is_right_is_timed_and_the_others_say_why(workers: Workers) -> None:
+    found = trial(workers, Crashes(), Drops(), Wrong(), Exact(), OnnxRuntime())
+    assert sorted(found.timings) == sorted(found.errors) == ["drops", "exact", "onnxruntime"]
+    assert all(timing.median_us > 0 for timing in found.timings.values())
+    assert all(relative < 1e-4 for _, relative in found.errors.values())
+    assert found.finite_only == ("drops",)
+    assert sorted(found.refused) == ["crashes", "wrong"]
+    assert "SIGABRT" in found.refused["crashes"]
+    assert found.refused["wrong"].startswith(f"inaccurate: differs from {JUDGES[1]} by 0.1")
+    assert Trial.from_json(found.to_json()) == found
+
+
+def test_without_any_engine_that_runs_it_only_the_reasons_are_known(workers: Workers) -> None:
+    found = trial(workers, Crashes())
+    assert (found.timings, found.errors, found.loaded, found.notes) == ({}, {}, (), ())
+    assert list(found.refused) == ["crashes"]
+
+
+def test_the_judge_is_named_in_notes_and_reasons() -> None:
+    outputs = {"near": [X + np.float32(1e-6)], "far": [X + np.float32(0.5)]}
+    found = compared(tanh(), [X], outputs, [X], JUDGES[1])
+    assert list(found.errors) == ["near"]
+    assert found.wrong == {
+        "far": f"inaccurate: differs from {JUDGES[1]} by 0.5 of the scale (1e-04 allowed)",
+    }
+    assert found.notes == (f"outputs are checked with {JUDGES[1]}",)
+    assert compared(tanh(), [X], outputs, [X], JUDGES[0]).notes == ()
+
+
+def test_float32_arithmetic_is_better_than_nothing_for_a_model_in_float64() -> None:
+    expected = X.astype(np.float64)
+    rough, fine = [expected + 1e-6], [expected + 1e-12]
+    model = tanh(TensorProto.DOUBLE)
+    by_itself = compared(model, [expected], {"rough": rough}, [expected], JUDGES[0])
+    assert list(by_itself.errors) == ["rough"]
+    assert by_itself.notes == ("computes in float32 what the model has in float64",)
+    both = compared(model, [expected], {"rough": rough, "fine": fine}, [expected], JUDGES[0])
+    assert list(both.errors) == ["fine"]
+    assert list(both.wrong) == ["rough"]
+
+
+def test_steps_of_quantised_values_count_where_nobody_is_exact() -> None:
+    expected = np.arange(0, 240, 40, dtype=np.uint8).reshape(2, 3)
+    step = {"step": [expected + np.uint8(1)]}
+    nodes = [helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["y"])]
+    weights = {"scale": np.array(0.02, np.float32), "zero": np.array(0, np.uint8)}
+    quantised = onnx_model(nodes, {"x": FLOATS}, {"y": ((2, 3), TensorProto.UINT8)}, weights)
+    found = compared(quantised, [X], step, [expected], JUDGES[0])
+    assert (list(found.errors), found.notes) == (["step"], ("rounds to integers another way",))
+    assert not compared(tanh(), [X], step, [expected], JUDGES[0]).errors
+
+
+def test_random_numbers_cannot_be_checked() -> None:
+    drawn = onnx_model([helper.make_node("RandomNormalLike", ["x"], ["y"])], {"x": FLOATS}, {"y": FLOATS})
+    assert is_random(drawn)
+    assert not is_random(tanh())
+    verdict = Verdict.unchecked(["one"], "the model draws random numbers")
+    assert verdict.errors == {"one": (0.0, 0.0)}
+    assert verdict.notes == ("outputs are not checked: the model draws random numbers",)
