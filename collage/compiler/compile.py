@@ -22,8 +22,8 @@ from collage.core.temporary import sweep
 from collage.errors import ModelError, NoPlacementError, UsageError
 from collage.frontend.load import ModelSource, load_onnx
 from collage.frontend.original import AsLoaded
-from collage.frontend.samples import check_samples, shapes_of
 from collage.frontend.shapes import fix_shapes
+from collage.frontend.value_types import check_samples, shapes_of
 from collage.kernel.target import Target, cores, host
 from collage.measure_db.database import Database
 from collage.measure_db.process import Workers

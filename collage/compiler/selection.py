@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from collage.measure_db.timing import Timing
 from collage.runtime.executor import Executor
 from collage.runtime.parts import Parts
-from collage.runtime.tail import TailExecutor
+from collage.runtime.suffix import SuffixExecutor
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Selection:
 
     label: str
     parts: Parts
-    executor: Executor | TailExecutor
+    executor: Executor | SuffixExecutor
     timings: Mapping[str, Timing]
     measured_us: float
     predicted_us: float

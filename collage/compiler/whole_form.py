@@ -17,7 +17,7 @@ from collage.frontend.random_inputs import random_value
 from collage.frontend.shapes import Shapes, model_inputs
 from collage.frontend.value_types import value_type
 from collage.graph.value_type import ValueType
-from collage.schedule.tail import ValuePort
+from collage.schedule.suffix import ValuePort
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import Any
 import onnx
 import onnx.inliner
 
-from collage.frontend.infer import infer_types
 from collage.frontend.load import settle_opset
+from collage.frontend.shapes import infer_types
 
 log = logging.getLogger(__name__)
 

@@ -28,8 +28,8 @@ def element_type(dtype: str) -> int:
     """ONNX element type of a numpy (or ml_dtypes) dtype name. Raises InexpressibleError."""
     try:
         found = int(onnx.helper.np_dtype_to_tensor_dtype(np_dtype(dtype)))
-    except (AttributeError, KeyError, ValueError, TypeError):
-        raise InexpressibleError(f"ONNX has no dtype {dtype}") from None
+    except (AttributeError, KeyError, ValueError, TypeError) as error:
+        raise InexpressibleError(f"ONNX has no dtype {dtype}") from error
     if dtype.startswith(("int4", "uint4", "int2", "uint2", "float4")):  # several elements a byte
         raise InexpressibleError(f"tensors of {dtype} are packed in ONNX")
     return found

@@ -7,6 +7,7 @@ itself and every binding knows the ONNX node it came from.
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import tvm
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
+from collage.core.library_text import library_text
 from collage.errors import ModelError
 from collage.frontend.overrides import OVERRIDES, bounded_indices, in_bounds
 from collage.frontend.scopes import captures, reads
@@ -26,6 +28,10 @@ from collage.graph.dataflow import TensorType
 log = logging.getLogger(__name__)
 
 OPAQUE_SYMBOL = "collage.onnx_node"
+_MODEL_TEXT = 300
+_NODE_TEXT = 200
+"""Characters that are kept of what TVM says about a model, and about a node."""
+
 _SHAPE_INPUTS_ALLOWED = frozenset(
     "Reshape Resize ConstantOfShape Gather Slice Shape Expand Concat Equal Where Cast CastLike Squeeze".split()
 )
@@ -67,7 +73,7 @@ def import_onnx(model: onnx.ModelProto, force_opaque: Mapping[int, str] = {}) ->
         try:
             module = importer.from_onnx(model.graph, opset)
         except Exception as error:  # inputs and initializers of types TVM does not know (strings, sequences)
-            text = " ".join(str(error).split())[-300:]
+            text = _end_of_text(error, _MODEL_TEXT)
             raise ModelError(
                 f"TVM's importer cannot take the model: {type(error).__name__}: {text}"
             ) from error
@@ -143,7 +149,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
             results = self._convert(node)
             problem = self._type_problem(node, results)
         except Exception as error:  # converters raise anything, from AssertionError to TVM's own
-            problem = f"TVM's importer: {type(error).__name__}: {' '.join(str(error).split())[-200:]}"
+            problem = f"TVM's importer: {type(error).__name__}: {_end_of_text(error, _NODE_TEXT)}"
         if problem is not None:
             self.reasons[index] = problem
             return None
@@ -217,6 +223,11 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         if isinstance(expr, relax.ShapeExpr):
             return relax.const(np.array([int(v) for v in expr.values], dtype=np.int64))
         return expr
+
+
+def _end_of_text(error: Exception, limit: int) -> str:
+    """The last ``limit`` characters of what TVM says: the reason stands after the lines of TVM's own stack."""
+    return library_text(error, sys.maxsize)[-limit:]
 
 
 def tensor_type(ty: Any) -> TensorType | None:

@@ -60,10 +60,10 @@ def as_written(source: ModelSource) -> onnx.ModelProto:
         raise ModelError(f"{path} is a directory; give the .onnx file in it.")
     try:
         data = path.read_bytes()
-    except FileNotFoundError:
-        raise ModelError(f"no such file: {path}. Check the path of the ONNX model.") from None
+    except FileNotFoundError as error:
+        raise ModelError(f"no such file: {path}. Check the path of the ONNX model.") from error
     except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror}.") from None
+        raise ModelError(f"cannot read {path}: {error.strerror}.") from error
     model = _parse(data, str(path))
     _load_external_data(model, path)
     return model
@@ -75,10 +75,10 @@ def _parse(data: bytes, name: str) -> onnx.ModelProto:
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
-    except (DecodeError, RecursionError):
+    except (DecodeError, RecursionError) as error:
         raise ModelError(
             f"{name} is no ONNX model, or is cut short: its protobuf does not parse. Export or download it again."
-        ) from None
+        ) from error
     if not model.HasField("graph") or not (model.graph.node or model.graph.output):
         raise ModelError(f"{name} parses but holds no ONNX graph. Is it an ONNX model?")
     return model
@@ -91,7 +91,7 @@ def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
         text = str(error).splitlines()[0]
         raise ModelError(
             f"the weights beside {path} cannot be read: {text}. Put the external data file next to the model."
-        ) from None
+        ) from error
 
 
 def _checked(model: onnx.ModelProto, name: str, nbytes: int) -> onnx.ModelProto:

@@ -16,8 +16,8 @@ from onnx import TensorProto
 
 from collage.frontend.bounds import EXTENTS, INTEGERS, MOVES, Bounds, Types, integer_bounds
 from collage.frontend.index_limits import index_limits
-from collage.frontend.infer import infer_types
 from collage.frontend.scopes import bodies, captures
+from collage.frontend.shapes import infer_types
 
 log = logging.getLogger(__name__)
 

@@ -24,12 +24,12 @@ def check_text(model: onnx.ModelProto, name: str) -> None:
         if isinstance(value, bytes):
             try:
                 value.decode()
-            except UnicodeDecodeError:
+            except UnicodeDecodeError as error:
                 kind = type(message).__name__.removesuffix("Proto").lower()
                 raise ModelError(
                     f"{name} has text that is no UTF-8, in the {field} of a {kind}: the file is damaged, or its "
                     "exporter wrote bytes where text belongs. Export or download it again."
-                ) from None
+                ) from error
 
 
 def _texts(message: Message) -> Iterator[tuple[Message, str, Any]]:

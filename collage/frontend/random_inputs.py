@@ -106,11 +106,11 @@ def random_array(kind: TensorType, rng: np.random.Generator, limit: int = 2) -> 
     """
     try:
         return _random_array(kind, rng, limit)
-    except MemoryError:
+    except MemoryError as error:
         raise ModelError(
             f"random numbers for {kind} take {_DRAWN_BYTES * kind.size >> 20} MiB, more than there is: fix "
             "smaller shapes with --shape, or give values with --input."
-        ) from None
+        ) from error
 
 
 def _random_array(kind: TensorType, rng: np.random.Generator, limit: int) -> Array:

@@ -1,7 +1,8 @@
-"""Fixing symbolic input dimensions: a compile is for one set of static shapes."""
+"""Shapes and types of a model's values: those that the user fixes, and those that onnx infers."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import onnx
@@ -9,6 +10,8 @@ import onnx
 from collage.core.memory import physical_bytes
 from collage.core.printable import printable
 from collage.errors import ModelError, UsageError, unknown_names
+
+log = logging.getLogger(__name__)
 
 Shapes = Mapping[str, Sequence[int]]
 
@@ -45,6 +48,32 @@ def fix_shapes(model: onnx.ModelProto, shapes: Shapes) -> None:
             "(sizes to be replaced by yours)."
         )
     _refuse_huge(model)
+
+
+def infer_types(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model itself, with the types of its values that onnx infers written into it.
+
+    Infers on a copy without the large weights: inference serialises the model, which has a limit of 2 GiB.
+    """
+    bare = onnx.ModelProto()
+    bare.CopyFrom(model)
+    for tensor in bare.graph.initializer:
+        if len(tensor.raw_data) > 4096:
+            tensor.ClearField("raw_data")
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+            entry = tensor.external_data.add()
+            entry.key, entry.value = "location", "elsewhere"
+    try:
+        bare = onnx.shape_inference.infer_shapes(bare, data_prop=True)
+    except (onnx.shape_inference.InferenceError, UnicodeDecodeError, MemoryError, RuntimeError) as error:
+        log.warning("ONNX shape inference failed: %s", error)
+        return model
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(bare.graph.value_info)
+    inferred = {info.name: info for info in bare.graph.output}
+    for info in model.graph.output:
+        info.CopyFrom(inferred[info.name])
+    return model
 
 
 def _refuse_huge(model: onnx.ModelProto) -> None:

@@ -15,10 +15,9 @@ from collage.core.temporary import TemporaryFolder
 from collage.errors import ModelError
 from collage.frontend.casts import casts_first
 from collage.frontend.expand import expand
-from collage.frontend.infer import infer_types
-from collage.frontend.ort_options import session_options
+from collage.frontend.ort_session import session_options
 from collage.frontend.scopes import all_nodes
-from collage.frontend.shapes import model_inputs
+from collage.frontend.shapes import infer_types, model_inputs
 
 log = logging.getLogger(__name__)
 

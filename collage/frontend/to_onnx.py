@@ -155,7 +155,7 @@ class _Exporter:
         try:
             self.interface()
         except InexpressibleError as reason:
-            raise ExportError(f"part of {self.model.name}: {reason}.") from None
+            raise ExportError(f"part of {self.model.name}: {reason}.") from reason
         self.finish()
         return self.proto
 
@@ -167,7 +167,7 @@ class _Exporter:
                     raise InexpressibleError(f"it reads v{value}, which is no input of the part")
             make(Call(self.emitter, node))
         except InexpressibleError as reason:
-            raise ExportError(f"{self.model.describe_node(node_id)} has no ONNX form: {reason}.") from None
+            raise ExportError(f"{self.model.describe_node(node_id)} has no ONNX form: {reason}.") from reason
         self.defined.update(node.outputs)
 
     def whole_node(self, source: int) -> None:

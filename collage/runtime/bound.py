@@ -41,7 +41,7 @@ class BoundCall:
 
     def __call__(self) -> None:
         """Run."""
-        with self._executor.turns:
+        with self._executor.lock:
             for call in self._executor.calls:
                 call()
             if self._executor.found:

@@ -14,7 +14,7 @@ from collage.kernel.frames import Buffer
 from collage.kernel.options import BuildOptions
 from collage.runtime.original import OriginalModel
 from collage.schedule.program import Port
-from collage.schedule.tail import ValuePort
+from collage.schedule.suffix import ValuePort
 
 
 class Fallback:
@@ -49,7 +49,7 @@ class Fallback:
         except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
             text = library_text(error)
             shapes = ", ".join(f"{name}: {array.shape}" for name, array in arrays.items())
-            raise InputError(f"the model does not run on inputs of shapes {shapes}: {text}") from None
+            raise InputError(f"the model does not run on inputs of shapes {shapes}: {text}") from error
         return dict(zip([port.name for port in self._outputs], values, strict=True))
 
     def tell_once(self, tell: Callable[[], None]) -> None:

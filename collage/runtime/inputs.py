@@ -11,7 +11,7 @@ from collage.errors import InputError
 from collage.graph.dataflow import Array, np_dtype
 from collage.graph.value_type import MismatchError
 from collage.schedule.program import Port, Program
-from collage.schedule.tail import ValuePort
+from collage.schedule.suffix import ValuePort
 
 
 def collect_inputs(
@@ -57,7 +57,7 @@ def _checked(port: Port | ValuePort, value: Any) -> Any:
         try:
             found = port.type.check(value)
         except MismatchError as error:
-            raise InputError(f"input {port.name} {error}.") from None
+            raise InputError(f"input {port.name} {error}.") from error
     else:
         found = _array(port, value)
     if port.rows is not None and isinstance(found, np.ndarray) and found.size and found.dtype.kind in "iu":
@@ -91,8 +91,8 @@ def _array(port: Port, value: Any) -> Array:
             array = np.asarray(value)
         else:
             array = np.from_dlpack(value)
-    except Exception as error:
-        raise InputError(f"input {port.name} is no array: {error}.") from None
+    except Exception as error:  # objects of other libraries raise anything
+        raise InputError(f"input {port.name} is no array: {error}.") from error
     if array.dtype != expected and not isinstance(value, np.ndarray) and not hasattr(value, "__dlpack__"):
         array = array.astype(expected)  # a Python list has no dtype of its own
     if array.shape != port.type.shape:
@@ -127,7 +127,9 @@ def extents(port: Port | ValuePort) -> tuple[int, ...]:
 
 def shapes_text(program: Program) -> str:
     """The shapes that a program is for, as ``--shape`` takes them: ``ids:1x64 mask:1x64``."""
-    return shape_arguments([port.name for port in program.takes], [extents(port) for port in program.takes])
+    return shape_arguments(
+        [port.name for port in program.model_inputs], [extents(port) for port in program.model_inputs]
+    )
 
 
 def shape_arguments(names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> str:

@@ -100,9 +100,9 @@ def kill_after(process: subprocess.Popen[bytes], seconds: float, number: int = s
     deadline = time.monotonic() + _END_S
     try:
         status = process.wait(_END_S)
-    except subprocess.TimeoutExpired:
+    except subprocess.TimeoutExpired as error:
         process.kill()
-        raise CrashError(f"still running {_END_S:g} s after signal {number}") from None
+        raise CrashError(f"still running {_END_S:g} s after signal {number}") from error
     if status not in (-number, 128 + number):
         if status == 0:  # it had all but ended
             return False
@@ -148,7 +148,7 @@ def recorded(database: Path) -> Rows:
     try:
         Database(database).close()
     except DatabaseError as error:
-        raise CrashError(f"the database does not open: {error}") from None
+        raise CrashError(f"the database does not open: {error}") from error
     connection = sqlite3.connect(database)
     try:
         (health,) = connection.execute("PRAGMA integrity_check").fetchone()

@@ -107,5 +107,5 @@ def test_the_suffix_is_for_shapes_that_depend_on_data(made: Made, trial: list[Tr
     passes = RunWhole(REASON, chain()), DynamicSuffix(problem), CheckIndices()
     found = run(passes, made.context, made.start)
     assert found.result.label == "slow"
-    tail = found.result.parts.program.tail
-    assert tail is not None and [port.rows for port in tail.inputs] == [None]
+    suffix = found.result.parts.program.suffix
+    assert suffix is not None and [port.rows for port in suffix.inputs] == [None]

@@ -207,7 +207,7 @@ def test_columns_that_are_moved() -> None:
 
 
 def test_indices_of_a_model_that_an_engine_runs_whole(tmp_path: Path) -> None:
-    """Not every engine looks, and kernels before the tail do not."""
+    """Not every engine looks, and kernels before the suffix do not."""
     nodes = [
         helper.make_node("Gather", ["table", "ids"], ["rows"]),
         helper.make_node("NonZero", ["rows"], ["places"]),
@@ -220,7 +220,7 @@ def test_indices_of_a_model_that_an_engine_runs_whole(tmp_path: Path) -> None:
         types={"ids": TensorProto.INT64, "places": TensorProto.INT64},
     )
     module = collage.compile(model, db=tmp_path / "db", progress=False, quick=True)
-    assert module.program.tail is not None
+    assert module.program.suffix is not None
     module.save(tmp_path / "m.collage")
     for each in (module, collage.load(tmp_path / "m.collage")):
         each(np.array([0, 9, -10]))

@@ -30,11 +30,11 @@ from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome
 from collage.native import scan
 from collage.runtime.executor import Executor
-from collage.runtime.tail import TailExecutor
+from collage.runtime.suffix import SuffixExecutor
 from tests.backends_for_tests import NumpyBackend
 from tests.cli.helpers import json_of, succeeds
 from tests.integration.test_static_part import SlowAtConvolutions
-from tests.integration.test_static_part import compiled as with_a_tail
+from tests.integration.test_static_part import compiled as with_a_suffix
 from tests.integration.test_static_part import values as detector_values
 from tests.models import conv_net, detector, make_model
 
@@ -341,14 +341,14 @@ def test_on_the_team(folder: Path, registry: collage.Registry, threads: int) -> 
         np.testing.assert_allclose(module(x), expected, rtol=1e-3, atol=1e-3)
 
 
-def test_before_a_tail(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_before_a_suffix(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The launches are answered for, and the engine goes on from there."""
     monkeypatch.setattr("tests.runtime.test_guards.FORCED", {"onnxruntime"})
-    found = with_a_tail(folder / "tail.sqlite", SlowAtConvolutions())
+    found = with_a_suffix(folder / "tail.sqlite", SlowAtConvolutions())
     found.save(folder / "tail.collage")
     for module in (found, collage.load(folder / "tail.collage")):
-        assert isinstance(module.executor, TailExecutor) and module.program.is_guarded
-        head = module.executor._head
+        assert isinstance(module.executor, SuffixExecutor) and module.program.is_guarded
+        prefix = module.executor._prefix
         bound = module.bind()
         inputs = detector_values(0)
         for array in bound.inputs:
@@ -360,7 +360,7 @@ def test_before_a_tail(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             for outputs in (module.run(inputs), bound.outputs):
                 for actual, reference in zip(outputs.values(), expected, strict=True):
                     np.testing.assert_allclose(actual, reference, rtol=1e-4, atol=1e-5)
-            assert head.careful is not None and head.careful.is_loaded == np.isnan(value)
+            assert prefix.careful is not None and prefix.careful.is_loaded == np.isnan(value)
 
 
 def test_several_shapes_share_the_model(folder: Path, registry: collage.Registry) -> None:

@@ -15,11 +15,11 @@ class CheckIndices:
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
         """Sets the selection's program."""
         selected, form = compilation.result, compilation.form
-        tail = selected.parts.program.tail
-        if tail is None or form is None:
+        suffix = selected.parts.program.suffix
+        if suffix is None or form is None:
             return compilation
         limits = index_limits(form.original)
-        inputs = tuple(replace(port, rows=limits.get(port.name)) for port in tail.inputs)
-        program = replace(selected.parts.program, tail=replace(tail, inputs=inputs))
+        inputs = tuple(replace(port, rows=limits.get(port.name)) for port in suffix.inputs)
+        program = replace(selected.parts.program, suffix=replace(suffix, inputs=inputs))
         parts = replace(selected.parts, program=program)
         return replace(compilation, selected=replace(selected, parts=parts))

@@ -25,7 +25,7 @@ from collage.kernel.options import BuildOptions
 from collage.measure_db.whole import Trial
 from collage.runtime.parts import Parts, load_parts
 from collage.schedule.program import make_program
-from collage.schedule.tail import Tail
+from collage.schedule.suffix import Suffix
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,8 @@ def _selected(context: Context, form: WholeForm, engine: str, trial: Trial) -> S
     options = BuildOptions(context.target.threads, exclusive=True)
     region = engine_region(engine, form.original.graph.node, 0, trial, options)
     names = [tuple(port.name for port in side) for side in form.ports]
-    tail = Tail(region, *form.ports, *names)
-    program = make_program((), (), (), {}, context.target.threads).followed_by(tail)
+    suffix = Suffix(region, *form.ports, *names)
+    program = make_program((), (), (), {}, context.target.threads).followed_by(suffix)
     parts = Parts(program, [form.data], {}, context.target, {engine: context.versions[engine]})
     absolute, relative = trial.errors.get(engine, (math.inf, math.inf))
     return Selection(

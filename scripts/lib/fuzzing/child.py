@@ -80,7 +80,7 @@ def _outcome(run: Callable[[Case], None], case: Case) -> Outcome:
         if len(text) > _LONGEST_ERROR or "Traceback" in text or ", line " in text:
             return Outcome(FAULT, f"an error of {len(text)} characters: {text}")
         return Outcome(ERROR, text)
-    except Exception:
+    except Exception:  # a fault of any kind is what this process looks for
         return Outcome(FAULT, traceback.format_exc())
     return Outcome(OK)
 
@@ -102,7 +102,7 @@ def _modules() -> Callable[[Case], None]:
         _show(Path(case.path))
         loaded = collage.load(case.path, verify=True)
         for module in loaded.modules if isinstance(loaded, ShapedModule) else [loaded]:
-            arrays = fill_inputs(module.program.takes, {}, rng)
+            arrays = fill_inputs(module.program.model_inputs, {}, rng)
             if isinstance(module.executor, Executor):
                 sizes = {v: module.program.types[v].nbytes for v in module.program.memory.offsets}
                 guarded = module.executor.clone(guard.buffers_of(sizes))
@@ -166,7 +166,7 @@ def _models(backends: tuple[str, ...], folder: Path) -> Callable[[Case], None]:
         database = folder / "measurements.sqlite"
         made = CompileOptions(db=database, **options)
         module = compile_model(Path(case.path), made, default_registry(), lambda _: None, workers)
-        arrays = fill_inputs(module.program.takes, {}, np.random.default_rng(case.seed))
+        arrays = fill_inputs(module.program.model_inputs, {}, np.random.default_rng(case.seed))
         if _divides(Path(case.path)):  # by zero ends the process, in ONNX Runtime as well
             arrays = {name: _not_zero(value) for name, value in arrays.items()}
         module.run(arrays)

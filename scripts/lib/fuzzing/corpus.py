@@ -1,4 +1,4 @@
-"""Good module files to change: one for each kind of kernel and layout, several shapes, streams, views, a tail.
+"""Good module files to change: one for each kind of kernel and layout, several shapes, streams, views, a suffix.
 
 They are put together by hand, without measuring, so that each kind is there whatever is fast here.
 """
@@ -32,7 +32,7 @@ from collage.report.report import CandidateReport, NodeReport, Report
 from collage.runtime.parts import Parts, load_parts
 from collage.schedule.program import Port, Program, make_program
 from collage.schedule.region import Region
-from collage.schedule.tail import Tail, ValuePort
+from collage.schedule.suffix import Suffix, ValuePort
 
 THREADS = 2
 _MOST_VARIANTS = 3
@@ -55,7 +55,7 @@ def _modules() -> Iterator[tuple[str, CompiledModule | ShapedModule]]:
                 yield f"{backend}_{name}", module
     if there["onednn"]:
         yield "streams", _side_by_side()
-        yield "tail", _with_tail()
+        yield "suffix", _with_suffix()
         onednn = default_registry()["onednn"]
         yield (
             "shapes",
@@ -190,12 +190,12 @@ class _Made:
         artifact = transform_artifact(LayoutTransform(kind, layout, PLAIN))
         return self.region(LAYOUT, artifact, [value], [kind])[0]
 
-    def module(self, outputs: Sequence[int], tail: tuple[Tail, bytes] | None = None) -> CompiledModule:
+    def module(self, outputs: Sequence[int], suffix: tuple[Suffix, bytes] | None = None) -> CompiledModule:
         ports = [Port(f"y{i}", value, self._types[value]) for i, value in enumerate(outputs)]
         program: Program = make_program(self._regions, self._inputs, ports, self._types, self._threads)
         artifacts = [a for r, a in zip(self._regions, self._artifacts, strict=True) if r in program.launches]
-        if tail is not None:
-            program, artifacts = program.followed_by(tail[0]), [*artifacts, tail[1]]
+        if suffix is not None:
+            program, artifacts = program.followed_by(suffix[0]), [*artifacts, suffix[1]]
         registry = default_registry()
         used = {region.backend for region in program.executed} - BUILT_IN
         versions = {name: registry.availability()[name].version for name in sorted(used)}
@@ -243,7 +243,7 @@ def _plain_relu(shape: list[int], threads: int) -> tuple[bytes, Variant]:
     return backend.codegen(subgraph, BuildOptions(threads=threads, variant=variant)), variant
 
 
-def _with_tail() -> CompiledModule:
+def _with_suffix() -> CompiledModule:
     """A kernel, and then ONNX Runtime on its result and on another input."""
     made = _Made(THREADS)
     kind = TensorType((1, 32, 8), "float32")
@@ -256,8 +256,8 @@ def _with_tail() -> CompiledModule:
     typed = ValueType(TENSOR, "float32", (1, 32, 8))
     ports = ValuePort("x", typed), ValuePort("b", typed)
     gives = ValuePort("z", typed), ValuePort("y0", typed)
-    tail = Tail(region, ports, gives, ("y0", "b"), ("z",))
-    return made.module([y], (tail, model.SerializeToString()))
+    suffix = Suffix(region, ports, gives, ("y0", "b"), ("z",))
+    return made.module([y], (suffix, model.SerializeToString()))
 
 
 def _conv(

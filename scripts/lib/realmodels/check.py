@@ -13,7 +13,7 @@ import onnx
 import onnxruntime as ort
 
 import collage
-from collage.frontend.ort_options import session_options
+from collage.frontend.ort_session import session_options
 from collage.measure_db.compare import difference, dtypes_of, region_tolerance
 from scripts.lib.realmodels.cases import TOP_1, Case
 

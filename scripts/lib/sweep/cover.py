@@ -135,10 +135,10 @@ def _rest(model: Model, taken: set[int]) -> list[_Region]:
         part = Subgraph(model, (node.id,))
         try:
             part.to_onnx()
-        except ExportError:
+        except ExportError as error:
             group = model.groups[node.source]
             if group & taken:
-                raise UnsupportedError("the rest of it has no ONNX form") from None
+                raise UnsupportedError("the rest of it has no ONNX form") from error
             part = Subgraph(model, tuple(sorted(group)))
         taken |= set(part.nodes)
         regions.append(_Region(part, None, BuildOptions()))

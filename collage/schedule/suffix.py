@@ -25,7 +25,7 @@ class ValuePort:
 
 
 @dataclass(frozen=True)
-class Tail:
+class Suffix:
     """``region`` says which engine runs it; it comes after all launches.
 
     ``inputs`` and ``outputs`` are the model's, in its order. The engine takes the values ``reads``, each an input of
@@ -49,9 +49,9 @@ class Tail:
         }
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Tail:
+    def from_json(data: Mapping[str, Any]) -> Suffix:
         """The inverse of ``to_json``. Raises ValueError, KeyError or TypeError for anything else."""
-        return Tail(
+        return Suffix(
             Region.from_json(data["region"]),
             tuple(
                 ValuePort(typed(str, name), ValueType.from_json(kind), read_rows(rows))

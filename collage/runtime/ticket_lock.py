@@ -6,7 +6,7 @@ import threading
 from collections import deque
 
 
-class Turns:
+class TicketLock:
     """A context manager; whoever leaves hands over to the one that has waited longest.
 
     With ``threading.Lock`` the thread that lets go is back before another one is awake: of eight that call a module
