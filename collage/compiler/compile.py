@@ -1,4 +1,4 @@
-"""From a model to a module: the pipeline, and for what it cannot place the engines on the whole model."""
+"""From a model to a module: the pipeline, and the engines on the whole model for what it cannot place."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ def compile_model(
     progress: Callable[[Progress], None],
     workers: Workers | None = None,
 ) -> CompiledModule:
-    """Compile the model to the fastest mix of the registry's backends, or on the fastest engine what has no placement.
+    """Compile the model to the fastest mix of the registry's backends.
 
-    ``workers`` gives the measuring workers and takes them back. Raises ModelError, UsageError, DatabaseError,
-    MeasurementError or, with ``options.strict``, NoPlacementError.
+    A model that has no placement runs on the fastest engine; with ``options.strict`` that is an error. ``workers``
+    lends the measuring worker; without it a worker is started and ended here. Raises ModelError, UsageError,
+    DatabaseError, MeasurementError or, with ``options.strict``, NoPlacementError.
     """
     started = time.perf_counter()
     backends = registry.select(options.backends)

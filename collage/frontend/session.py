@@ -19,14 +19,14 @@ Run: TypeAlias = Callable[[Mapping[str, Any]], list[Any]]
 
 
 def reference_run(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
-    """Outputs, in order, of a run on the inputs by name; see ``Reference``."""
+    """Outputs, in order, of one run on the inputs by name; see ``Reference``."""
     return Reference(model).run(feeds)
 
 
 class Reference:
     """A model in ONNX Runtime without optimisations, loaded once for several runs.
 
-    Where ONNX Runtime lacks an operator, or a form of it, that is defined by others, these run.
+    An operator that ONNX Runtime lacks is replaced by those that define it in the standard (see ``expand``).
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -39,7 +39,7 @@ class Reference:
             if self._run is None:
                 self._run = _loaded(self._model)
             return self._run(feeds)
-        except Exception:  # ORT's exceptions share no base class but Exception
+        except Exception:  # ONNX Runtime's exceptions share no base class but Exception
             expanded = expand(self._model)
             if expanded is self._model:
                 raise

@@ -20,17 +20,17 @@ _GUESS_LENGTH = 128
 
 
 def model_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    """The inputs a caller must give: graph inputs that are no initializers."""
+    """The inputs that a caller must give: the graph's inputs that are no initializers."""
     initializers = {tensor.name for tensor in model.graph.initializer}
     return [each for each in model.graph.input if each.name not in initializers]
 
 
 def fix_shapes(model: onnx.ModelProto, shapes: Shapes) -> None:
-    """Write ``shapes`` (elements per axis) into the model's inputs, in place.
+    """Write ``shapes`` (elements per axis) into the inputs of the caller's model, in place.
 
-    Raises UsageError for unknown names, a wrong rank, a clash with a static dimension, or a dimension that
-    stays symbolic; the last lists every input with a flag that is ready to paste. Raises ModelError for a shape that
-    no memory holds.
+    Raises UsageError for unknown names, a wrong rank, a clash with a static dimension, and a dimension that stays
+    symbolic; the last message has a flag for every such input, ready to paste. Raises ModelError for a shape that does
+    not fit into memory.
     """
     inputs = model_inputs(model)
     unknown = set(shapes) - {each.name for each in inputs}
@@ -51,9 +51,9 @@ def fix_shapes(model: onnx.ModelProto, shapes: Shapes) -> None:
 
 
 def infer_types(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model itself, with the types of its values that onnx infers written into it.
+    """Write the types of values that onnx infers into the caller's model, in place. Returns the same model.
 
-    Infers on a copy without the large weights: inference serialises the model, which has a limit of 2 GiB.
+    The inference runs on a copy without the large weights, since it serialises the model, which is limited to 2 GiB.
     """
     bare = onnx.ModelProto()
     bare.CopyFrom(model)
@@ -77,7 +77,7 @@ def infer_types(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _refuse_huge(model: onnx.ModelProto) -> None:
-    """Raises ModelError for a shape that no memory holds: shape inference may go through its elements, too."""
+    """Raise ModelError for a shape that does not fit into memory. Shape inference may visit its elements, too."""
     most = physical_bytes()
     for info in (*model.graph.input, *model.graph.output, *model.graph.value_info):
         size = 1

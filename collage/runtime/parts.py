@@ -1,4 +1,4 @@
-"""What a compiled network is made of, and loading it: kernels, and the engine of a suffix."""
+"""The parts of a compiled network, and loading them: kernels, and the engine of a suffix."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from collage.schedule.program import Program
 
 @dataclass(frozen=True)
 class Parts:
-    """All that a module is made of, and all that its file holds.
+    """The parts of a module, which its file holds.
 
-    ``artifacts`` are those of ``program.executed``, in order (a suffix's is its ONNX model); ``constants`` the outputs
-    that are constants; ``versions`` the library versions of the backends that are used. ``careful`` is the serialised
-    ONNX model that answers calls in which a scan finds something, where there are scans: the original, its shapes open.
+    ``artifacts`` are those of ``program.executed``, in order; that of a suffix is its ONNX model. ``constants`` are the
+    outputs that are constants, by id. ``versions`` are the library versions of the backends that are used. Where there
+    are scans, ``careful`` is the serialised original model, which answers calls in which a scan finds something.
     """
 
     program: Program
@@ -43,13 +43,13 @@ class Backends(Protocol):
 
 
 def load_parts(parts: Parts, backends: Backends) -> Executor | SuffixExecutor:
-    """What runs the parts: kernels, and the engine of a suffix. Raises CollageError like build_executor."""
+    """Load the kernels, and the engine of a suffix. Raises CollageError, which names what cannot be loaded."""
     executor = build_executor(parts, backends)
     return executor if parts.program.suffix is None else load_suffix(parts, executor, backends)
 
 
 def load_suffix(parts: Parts, prefix: Executor, backends: Backends) -> SuffixExecutor:
-    """``prefix``, which runs the launches, with the engine of the suffix after it. Raises CollageError."""
+    """Load the engine of the suffix, which runs after ``prefix``. Raises CollageError."""
     model, suffix = parts.artifacts[-1], parts.program.suffix
     assert suffix is not None and not isinstance(model, Framed)  # an ONNX model is no kernel of ours
     options = BuildOptions(threads=suffix.region.threads, exclusive=suffix.region.exclusive)
@@ -63,12 +63,12 @@ def load_suffix(parts: Parts, prefix: Executor, backends: Backends) -> SuffixExe
 
 
 def build_executor(parts: Parts, backends: Backends) -> Executor:
-    """Load the kernels of the launches and bind them. Raises CollageError like load_kernels."""
+    """Load the kernels of the launches, and bind them. Raises CollageError as ``load_kernels`` does."""
     return executor_of(parts, [*load_kernels(parts.program, parts.artifacts, backends)])
 
 
 def executor_of(parts: Parts, kernels: Sequence[Kernel]) -> Executor:
-    """What runs the launches of the parts, whose kernels are loaded."""
+    """The executor of the launches, whose kernels are loaded. Raises CollageError where memory does not suffice."""
     careful = None if parts.careful is None else Careful(parts.careful, parts.program.threads)
     try:
         return Executor(parts.program, kernels, parts.constants, careful=careful)
@@ -85,10 +85,10 @@ Loaded: TypeAlias = "dict[tuple[int, str, bool, BuildOptions], Kernel]"
 def load_kernels(
     program: Program, artifacts: Sequence[Artifact], backends: Backends, loaded: Loaded | None = None
 ) -> Iterator[Kernel]:
-    """The kernels of the launches, one after another; regions with one artifact share a kernel.
+    """The kernels of the launches, one after another. Regions with the same artifact and options share a kernel.
 
-    ``loaded`` has those that were loaded before, and takes the others. Raises CollageError naming the region that
-    cannot be loaded.
+    ``loaded`` has the kernels that were loaded before, and the others are added to it. Raises CollageError, which names
+    the region that cannot be loaded.
     """
     loaded = {} if loaded is None else loaded
     for region, artifact in zip(program.launches, artifacts, strict=False):  # a suffix has none

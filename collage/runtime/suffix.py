@@ -1,6 +1,6 @@
-"""Running a model whose suffix one engine runs: first the launches, if there are any, then the engine.
+"""Running a model whose suffix an engine runs: first the launches, if there are any, and then the engine.
 
-Values of any type go into the engine and come out of it, and it makes its own memory.
+The engine takes and gives values of any type, and allocates its own memory.
 """
 
 from __future__ import annotations
@@ -24,22 +24,25 @@ from collage.schedule.suffix import Suffix, ValuePort
 
 
 class SuffixExecutor:
-    """The engine with the suffix loaded, and what runs before it. One run at a time; callers take turns."""
+    """An engine with the suffix, and the executor of the launches before it.
+
+    There is one run at a time, and callers take turns.
+    """
 
     def __init__(
         self, prefix: Executor, suffix: Suffix, session: Session, careful: Careful | None = None
     ) -> None:
-        """``prefix`` belongs to it from now on. ``careful`` runs the suffix on numbers that are not ordinary."""
+        """``prefix`` must not be used elsewhere afterwards. ``careful`` answers calls with unusual numbers."""
         self._prefix = prefix
         self.suffix = suffix
-        """What the engine runs, and the model's inputs and outputs."""
+        """The region that the engine runs, and the model's inputs and outputs."""
         self._session = session
         self._careful = careful
         self._lock = TicketLock()
         self._process = os.getpid()
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
-        """Outputs, in order, as values of the caller's own. Raises CollageError with what the engine says."""
+        """Outputs in order, as values that belong to the caller. Raises CollageError with the engine's message."""
         self._refuse_in_child()
         values = dict(zip([port.name for port in self.suffix.inputs], inputs, strict=True))
         program = self._prefix.program
@@ -53,7 +56,10 @@ class SuffixExecutor:
             ]
 
     def bind(self, inputs: Mapping[str, Array]) -> BoundSuffix:
-        """A call on fixed arrays of the model's inputs; those that are not given are made. Raises InputError."""
+        """A call on fixed arrays of the model's inputs. Arrays that are not given are made.
+
+        Raises InputError for an unknown name, and for an array that does not fit.
+        """
         taken = {port.name for port in self._prefix.program.inputs}
         unknown = set(inputs) - {port.name for port in self.suffix.inputs}
         if unknown:
@@ -66,18 +72,18 @@ class SuffixExecutor:
         return BoundSuffix(self, prefix, arrays)
 
     def run_bound(self, prefix: BoundCall, inputs: Mapping[str, Array]) -> dict[str, Any]:
-        """Outputs by name; those of the launches are where the next run overwrites them."""
+        """Outputs by name. The next run overwrites those of the launches."""
         self._refuse_in_child()
         with self._lock:
             prefix()
             return {**prefix.outputs, **self._finish({**inputs, **prefix.outputs})}
 
     def clone(self) -> SuffixExecutor:
-        """Itself: the engine, which takes the callers in turn, is one."""
+        """The same executor, since there is one engine, which callers use in turn."""
         return self
 
     def _finish(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Outputs of the engine by name, for all that has been made before."""
+        """Outputs of the engine by name, for the model's inputs and the outputs of the launches by name."""
         self._prefix.make_way()
         try:
             read = [values[name] for name in self.suffix.reads]
@@ -99,10 +105,10 @@ class SuffixExecutor:
 
 
 class BoundSuffix:
-    """As ``BoundCall``, for a module whose suffix an engine runs: nothing is copied on the way to the engine.
+    """As ``BoundCall``, for a module whose suffix an engine runs. No input is copied on the way to the engine.
 
-    Fill the arrays of ``inputs``, call, and read ``outputs``: what the launches make is where it was, what the engine
-    makes is new in each call.
+    Fill the arrays of ``inputs``, call it, and read ``outputs``. Outputs of the launches are the same arrays in each
+    call, and outputs of the engine are new ones.
     """
 
     def __init__(self, executor: SuffixExecutor, prefix: BoundCall, inputs: Mapping[str, Array]) -> None:
@@ -112,7 +118,7 @@ class BoundSuffix:
         self.outputs: dict[str, Any] = {}
 
     def __call__(self) -> None:
-        """Run."""
+        """Run the module once. Raises CollageError with the engine's message."""
         found = self._executor.run_bound(self._prefix, self.inputs)
         self.outputs = {port.name: found[port.name] for port in self._executor.suffix.outputs}
 

@@ -57,12 +57,12 @@ class Program:
 
     @property
     def model_inputs(self) -> Sequence[Port | ValuePort]:
-        """The model's inputs, whatever they are."""
+        """The inputs of the whole model, of any type; ``inputs`` are those of the launches."""
         return self.inputs if self.suffix is None else self.suffix.inputs
 
     @property
     def model_outputs(self) -> Sequence[Port | ValuePort]:
-        """The model's outputs, whatever they are."""
+        """The outputs of the whole model, of any type; ``outputs`` are those of the launches."""
         return self.outputs if self.suffix is None else self.suffix.outputs
 
     @property
