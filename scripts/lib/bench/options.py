@@ -28,7 +28,7 @@ class Models:
     batch: int = 1
 
     def find(self, default: tuple[str, ...] = ()) -> list[Path]:
-        """Their paths, ``default`` where none was named; workloads that are missing are made. Raises CollageError."""
+        """The models' paths; ``default`` where none was named. Missing workloads are made. Raises CollageError."""
         from scripts.lib.studies.model_files import find_models
 
         return find_models(self.models or default, self.folder, self.batch)

@@ -23,7 +23,7 @@ from collage.core.child_process import read_message, take_over_pipes, write_mess
 OK, ERROR, FAULT = "ok", "clean error", "traceback"
 
 _MOST_BYTES = 12 << 30
-"""Of address space: what asks for more fails here, where it would only be killed later elsewhere."""
+"""The limit of the address space. A request for more memory fails at once."""
 _LONGEST_ERROR = 1200
 
 
@@ -86,7 +86,7 @@ def _outcome(run: Callable[[Case], None], case: Case) -> Outcome:
 
 
 def _modules() -> Callable[[Case], None]:
-    """Shows a module file, loads it, and runs it with guarded buffers and as it is."""
+    """A function that shows a module file, loads it, and runs it with guarded buffers and as it is."""
     from scripts.lib.fuzzing import guard
 
     guard.install()
@@ -113,7 +113,7 @@ def _modules() -> Callable[[Case], None]:
 
 
 def _show(path: Path) -> None:
-    """All that ``collage show`` does with a file. Raises ValueError for what would reach the terminal as a command."""
+    """Do what ``collage show`` does with a file. Raises ValueError for text that a terminal takes as a command."""
     import json
 
     from rich.console import Console
@@ -143,7 +143,7 @@ def _show(path: Path) -> None:
 
 
 def _models(backends: tuple[str, ...], folder: Path) -> Callable[[Case], None]:
-    """Compiles an ONNX file quickly, and runs it once."""
+    """A function that compiles an ONNX file quickly, and runs it once."""
     import numpy as np
 
     import collage

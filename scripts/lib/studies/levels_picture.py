@@ -32,7 +32,7 @@ def draw(results: Sequence[Mapping[str, Any]], file: Path) -> None:
 
 
 def check(file: Path) -> None:
-    """Raise UsageError where the picture could not be drawn, before hours of work."""
+    """Raise UsageError where the picture could not be drawn. Call it before hours of work."""
     try:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError as error:

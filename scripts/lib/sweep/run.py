@@ -23,11 +23,11 @@ from tests.frontend.onnx_cases import Case, Feed
 __all__ = ["CONVERSION", "Cell", "same", "try_case"]
 
 CONVERSION = "conversion"
-"""Instead of a backend's name: ONNX Runtime on what the import makes of the operator."""
+"""A name in the place of a backend's: ONNX Runtime on the imported operator."""
 
 _TOLERANCES = {"float16": 1e-2, "float32": 1e-4, "float64": 1e-8}
 _ABSENT = 1e-37
-"""A smaller magnitude counts as zero."""
+"""The least magnitude that does not count as zero."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _difference(actual: list[Array], expected: list[Array], feeds: dict[str, Arr
 
 
 def same(actual: Array, expected: Array) -> Array:
-    """Where two arrays are the same but for rounding, the sign of zeros, and denormals that may be zeros."""
+    """Where two arrays are equal, apart from rounding, the sign of zeros, and denormals, which may be zeros."""
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return np.zeros(expected.shape, bool)
     if expected.dtype.kind != "f":
