@@ -38,11 +38,11 @@ class RegistrationError(UsageError, ValueError):
 
 
 class MeasurementError(CollageError):
-    """Measuring failed. The message names the stage."""
+    """The measuring of a model failed as a whole. The message says at which stage."""
 
 
 class NoPlacementError(CollageError):
-    """No placement is left: an operator has no candidate that was measured, or no plan has the right outputs."""
+    """There is no placement: an operator has no measured candidate, or no plan has the right outputs."""
 
 
 def unknown_names(what: str, unknown: Iterable[str], valid: Iterable[str]) -> UsageError:

@@ -1,4 +1,4 @@
-"""From plans to executables: the launch list, its memory plan, scans and streams."""
+"""Assembling executables from plans: the launch list, its memory plan, scans and streams."""
 
 from __future__ import annotations
 

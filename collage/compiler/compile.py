@@ -1,4 +1,4 @@
-"""From a model to a module: the pipeline, and the engines on the whole model for what it cannot place."""
+"""Compiling a model to a module: by the pipeline, or on an engine where it finds no placement."""
 
 from __future__ import annotations
 

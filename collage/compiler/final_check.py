@@ -142,9 +142,8 @@ class FinalCheck:
         """Whether an output that is a little off is as good as float arithmetic on nearby inputs can be."""
         rule, expected = self.rules[position], sample.outputs[position]
         of_floats = expected.dtype.kind not in "iub"
-        if rule.rounded or (
-            of_floats and not np.isfinite(error)
-        ):  # NaN in another place is no rounding error
+        # NaN in another place is no rounding error.
+        if rule.rounded or (of_floats and not np.isfinite(error)):
             return False
         feeds = dict(zip(self.names, sample.inputs, strict=True))
         outputs = nearby_outputs(self.original, feeds, reference_run)

@@ -45,7 +45,7 @@ class Source:
 
 
 class Lab(Protocol):
-    """Makes workbenches."""
+    """A lab, which makes workbenches."""
 
     def workbench(self, context: Context, compilation: Compilation) -> Workbench:
         """The workbench of the compilation's model, made on first use. One of another model is put away first."""
@@ -124,21 +124,21 @@ class Compilation:
 
     @property
     def imported(self) -> Model:
-        """The model. Raises RuntimeError before the import."""
+        """The imported model. Raises RuntimeError before the import."""
         if self.model is None:
             raise RuntimeError("the pass needs a model: the import comes first")
         return self.model
 
     @property
     def placed(self) -> Proposal:
-        """The proposal. Raises RuntimeError before the first placing."""
+        """The proposal of the search. Raises RuntimeError before the first placing."""
         if self.proposal is None:
             raise RuntimeError("the pass needs a placement: placing comes first")
         return self.proposal
 
     @property
     def result(self) -> Selection:
-        """The selection. Raises RuntimeError before the last pass."""
+        """The selection of the compile. Raises RuntimeError before the last pass."""
         if self.selected is None:
             raise RuntimeError("nothing is selected: the pipeline has not come to its end")
         return self.selected

@@ -1,4 +1,4 @@
-"""From a Relax function to a dataflow graph: tuples are flattened, constants folded, and dead code is dropped."""
+"""Building a dataflow graph from a Relax function: tuples are flattened, constants folded, and dead code is dropped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From Relax to ONNX: matrix products, convolutions, pooling, normalisation and reductions."""
+"""Makers from Relax to ONNX for matrix products, convolutions, pooling, normalisation and reductions."""
 
 from __future__ import annotations
 

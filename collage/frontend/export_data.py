@@ -1,4 +1,4 @@
-"""From Relax to ONNX: operators that move or make data (shapes, slices, gathers, constants, images)."""
+"""Makers from Relax to ONNX for operators that move or make data: shapes, slices, gathers, constants and images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From Relax to ONNX: elementwise operators."""
+"""Makers from Relax to ONNX for elementwise operators."""
 
 from __future__ import annotations
 

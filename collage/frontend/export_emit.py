@@ -185,7 +185,7 @@ class Call:
         return x if source == target else self.op("Cast", x, to=element_type(target))
 
     def reduce(self, op: str, x: str, axes: Sequence[int], keepdims: bool) -> str:
-        """A reduction. Its axes became an input in operator set 13 (ReduceSum) or 18 (the others)."""
+        """Add a reduction. Its axes became an input in operator set 13 (ReduceSum) or 18 (the others)."""
         if not axes:
             return self.op(op, x, keepdims=int(keepdims))
         if self.opset >= 18 or op == "ReduceSum":

@@ -1,4 +1,4 @@
-"""From ONNX to Relax, node by node. A node that TVM's importer cannot convert becomes an opaque call.
+"""Converting ONNX to Relax node by node. A node that TVM's importer cannot convert becomes an opaque call.
 
 TVM's converters do the work. The loop over the nodes is ours, so that one unsupported node costs only itself, and every
 binding knows the ONNX node that it came from.

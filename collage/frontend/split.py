@@ -14,7 +14,7 @@ from collage.frontend.shapes import model_inputs
 
 @dataclass(frozen=True)
 class Split:
-    """Two models. The suffix reads outputs of the prefix, and perhaps inputs of the whole model.
+    """The two parts of a model. The suffix reads outputs of the prefix, and perhaps inputs of the whole model.
 
     Each output of the whole model is an output of one of the two.
     """

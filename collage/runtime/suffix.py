@@ -105,7 +105,7 @@ class SuffixExecutor:
 
 
 class BoundSuffix:
-    """As ``BoundCall``, for a module whose suffix an engine runs. No input is copied on the way to the engine.
+    """A bound call, as ``BoundCall``, of a module with a suffix. No input is copied on the way to the engine.
 
     Fill the arrays of ``inputs``, call it, and read ``outputs``. Outputs of the launches are the same arrays in each
     call, and outputs of the engine are new ones.

@@ -1,4 +1,4 @@
-"""A laboratory of made-up costs: passes run alone in milliseconds, without a worker, a database or a kernel."""
+"""A null lab with made-up costs, so that passes run alone in milliseconds, without a worker, a database or a kernel."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from collage.search.candidates import Offer
 from tests.backends_for_tests import NumpyBackend, onnx_model
 
 Costs = Mapping[tuple[str, tuple[int, ...]], float]
-"""Microseconds by backend and nodes; the original's are those of "engine as written" and its profile."""
+"""Microseconds by backend and nodes. Those of a baseline are under "engine as written" and its profile."""
 
 WHOLE = (0, 1, 2, 3)
 TARGET = Target("made up", "none", 2)
@@ -69,7 +69,7 @@ def chain() -> onnx.ModelProto:
 
 
 def fork() -> onnx.ModelProto:
-    """x → relu (0), and x → tanh (1), which add (2) brings together."""
+    """x → relu (0) and x → tanh (1), whose results add (2) adds."""
     kind = ((4, 64), TensorProto.FLOAT)
     nodes = [
         helper.make_node("Relu", ["x"], ["a"], "relu"),
@@ -86,7 +86,7 @@ def imported(make: Callable[[], onnx.ModelProto] = chain) -> Model:
 
 
 class NullBackend(NumpyBackend):
-    """A backend that nothing is built with."""
+    """A backend that builds nothing."""
 
     def __init__(
         self, name: str, engine: bool = False, team: bool = False, profiles: Sequence[str] = ()
@@ -106,7 +106,7 @@ class NullBackend(NumpyBackend):
 
 
 class NullMeasurer:
-    """Knows made-up costs; ``asked`` is what it was asked to measure, and ``rejected`` what was rejected since."""
+    """Knows made-up costs. ``asked`` are the requests that were measured, and ``rejected`` those that are rejected."""
 
     def __init__(self, model: Model, costs: Costs, backends: Mapping[str, Any]) -> None:
         self.model, self.costs, self.backends = model, costs, backends
@@ -232,7 +232,7 @@ class NullRuns:
 
 
 class NullLab:
-    """Gives one workbench, for whatever model there is."""
+    """Gives the same workbench for every model."""
 
     def __init__(self, bench: Workbench) -> None:
         self.bench = bench
@@ -303,7 +303,7 @@ def regions(compilation: Compilation) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def image() -> np.ndarray:
-    """An input of the models here."""
+    """An input of the models in this file."""
     return np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
 
 

@@ -80,7 +80,7 @@ def test_other_problems_leave_the_whole_model() -> None:
 
 
 def test_comparisons_in_databases_stay_known() -> None:
-    """They are recorded under what a region's JSON was before threads and originals had fields of their own."""
+    """Their keys have a region's JSON as it was before threads and originals had fields of their own."""
     region = Region("engine", ("op",), (0,), ("node",), (), (), split="rows", threads=2, cost_us=5.0)
     marks = region_marks(region, 2)
     assert "original" not in marks

@@ -1,4 +1,4 @@
-"""The pipeline as a list of passes, run as a whole with made-up costs; and how large its parts may be."""
+"""The pipeline as a list of passes, run as a whole with made-up costs, and limits of the size of its parts."""
 
 from __future__ import annotations
 

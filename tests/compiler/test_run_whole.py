@@ -1,4 +1,4 @@
-"""The engines on the whole model, with what they did there made up in the database."""
+"""The engines on the whole model, with made-up trials."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def made(tmp_path: Path) -> Iterator[Made]:
 
 @pytest.fixture
 def trial(made: Made, monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
-    """What the engines do, for the test to fill in; each is asked for once."""
+    """The trials of the engines, which the test fills in. Each is used once."""
     trials: list[Trial] = []
 
     class Measurer:

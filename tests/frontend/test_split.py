@@ -1,4 +1,4 @@
-"""A model is cut where shapes begin to depend on data; the two parts in turn give what the whole gives."""
+"""A model is cut where shapes begin to depend on data. The two parts in turn have the outputs of the whole."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_detector() -> None:
 
 
 def test_bodies_read_from_outside() -> None:
-    """What only the body of an If reads goes with it, or into it from the prefix."""
+    """A value that only the body of an If reads is in the suffix, or comes from the prefix."""
     branch = helper.make_graph(
         [helper.make_node("Compress", ["r", "mask"], ["picked"])],
         "then",

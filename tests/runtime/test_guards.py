@@ -1,4 +1,4 @@
-"""Kernels that are right on finite numbers only never decide an answer: calls with others run on ONNX Runtime."""
+"""Kernels that are right on finite numbers only are guarded: calls with other numbers run on ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.models import conv_net, detector, make_model
 ROOT = Path(__file__).resolve().parents[2]
 needs_onednn = pytest.mark.skipif(not OneDnn().available(), reason=OneDnn().available().reason)
 FORCED = {"drops", "onednn", "native"}
-"""Backends that the gate is said to have found right on finite numbers only."""
+"""Backends whose kernels count as right on finite numbers only in these tests."""
 SPECIAL = [np.nan, np.inf, -np.inf, 1e20]
 
 
@@ -68,7 +68,7 @@ class _Dropping(Kernel):
 
 
 class Drops(NumpyBackend):
-    """numpy, single operators; what is not finite becomes 0."""
+    """A backend of numpy for single operators. Numbers that are not finite become 0."""
 
     name: ClassVar[str] = "drops"
 
@@ -108,7 +108,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def network(rows: int | str = 4, scale: float = 1.0) -> onnx.ModelProto:
-    """Two dense layers, with weights ``scale`` times larger; ``y`` and what the first of them gives."""
+    """Two dense layers, with weights ``scale`` times larger. The outputs are ``y`` and the first layer's."""
     rng = np.random.default_rng(0)
     weights = {
         "w1": rng.standard_normal((16, 16)).astype(np.float32) * np.float32(scale),
@@ -150,7 +150,7 @@ def module(folder: Path, registry: collage.Registry) -> collage.CompiledModule:
 
 
 def fresh(module: collage.CompiledModule, folder: Path, registry: collage.Registry) -> collage.CompiledModule:
-    """The module from a file, nothing loaded yet."""
+    """The module from a file, before its original model is loaded."""
     module.save(folder / "fresh.collage")
     found = collage.load(folder / "fresh.collage", registry=registry)
     assert isinstance(found, collage.CompiledModule)
@@ -163,7 +163,7 @@ def is_loaded(module: collage.CompiledModule) -> bool:
 
 
 def check(found: Sequence[np.ndarray], model: onnx.ModelProto, x: np.ndarray) -> None:
-    """Exactly what ONNX Runtime gives."""
+    """The outputs are exactly ONNX Runtime's."""
     with np.errstate(all="ignore"):
         for actual, expected in zip(found, reference_run(model, {"x": x}), strict=True):
             np.testing.assert_array_equal(actual, expected)
@@ -246,7 +246,7 @@ def test_traces_do_not_disturb(
 
 
 def test_after_a_fork(module: collage.CompiledModule, folder: Path) -> None:
-    """A child loads the model when it needs it; what the parent had loaded it cannot use."""
+    """A child loads the model when it needs it. It cannot use what the parent had loaded."""
     module.save(folder / "fork.collage")
     program = """
 import os, sys
@@ -277,7 +277,7 @@ for before in (False, True):
 
 
 def test_what_overflows_on_the_way_is_noticed(folder: Path, registry: collage.Registry) -> None:
-    """Finite inputs, and weights so large that sums become infinite, and differences of these NaN."""
+    """Inputs are finite, and weights so large that sums become infinite, and their differences NaN."""
     model, small = network(scale=1e15), ordinary() * np.float32(1e-15)
     module = compiled(folder, registry, model, quick=True, inputs={"x": small})
     module = fresh(module, folder, registry)
@@ -319,7 +319,7 @@ def test_a_model_whose_usual_values_trip_its_guards_runs_on_an_engine(
 @needs_onednn
 @pytest.mark.parametrize("threads", [1, 2])
 def test_on_the_team(folder: Path, registry: collage.Registry, threads: int) -> None:
-    """oneDNN's and our kernels, whose values lie in blocks: scans are steps of the launch list."""
+    """Values of oneDNN's and our kernels are stored in blocks, and scans are steps of the launch list."""
     model = conv_net(32, 32)
     backends = ["onednn", "native", "mkl"]
     built = compiled(folder, registry, model, backends=backends, threads=threads, quick=threads == 1)
@@ -342,7 +342,7 @@ def test_on_the_team(folder: Path, registry: collage.Registry, threads: int) -> 
 
 
 def test_before_a_suffix(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launches are answered for, and the engine goes on from there."""
+    """ONNX Runtime answers for the launches, and the engine continues with its outputs."""
     monkeypatch.setattr("tests.runtime.test_guards.FORCED", {"onnxruntime"})
     found = with_a_suffix(folder / "tail.sqlite", SlowAtConvolutions())
     found.save(folder / "tail.collage")

@@ -1,4 +1,4 @@
-"""The lock that is handed over in the order of arrival."""
+"""The ticket lock is handed over in the order of arrival."""
 
 from __future__ import annotations
 

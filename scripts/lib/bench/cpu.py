@@ -1,4 +1,4 @@
-"""``scripts/bench cpu``."""
+"""The command ``scripts/bench cpu``."""
 
 from __future__ import annotations
 

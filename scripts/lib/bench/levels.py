@@ -1,4 +1,4 @@
-"""``scripts/bench levels``."""
+"""The command ``scripts/bench levels``."""
 
 from __future__ import annotations
 

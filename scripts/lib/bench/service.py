@@ -1,4 +1,4 @@
-"""``scripts/bench service``."""
+"""The command ``scripts/bench service``."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _TYPES = {name: helper.np_dtype_to_tensor_dtype(np.dtype(name)) for name in (*IN
 
 
 def all_cases() -> list[Case]:
-    """All cases. ONNX Runtime does not take some of them."""
+    """All cases of the sweep. ONNX Runtime does not take some of them."""
     found = [_widened(each) for each in CASES]
     for dtype in (*INTEGERS, *_FLOATS):
         found += _arithmetic(dtype)

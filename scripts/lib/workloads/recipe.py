@@ -12,7 +12,7 @@ RECIPE = "collage_recipe"  # the key in the model's metadata
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that a file's content depends on. A file with an equal recipe need not be written again."""
+    """The things that a file's content depends on. A file with an equal recipe need not be written again."""
 
     workload: str
     small: bool
