@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from collage.patterns.rules import BasePatternRule, check_path
     from collage.runtime.bound import BoundCall
 
-# ONNX Runtime sends what models it is given, and writes an id and a database for that, unless this is set before it is
-# imported. Processes that are started from here get it, too. Who has set it to anything else keeps that.
+# Unless this is set before ONNX Runtime is imported, ONNX Runtime reports which models it is given, and writes an id
+# and a database for that. Child processes inherit the setting. A value that the user has set is kept.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _HOMES = {

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 LEVELS = ("op", "graph")
 GRAPH_LEVEL_S = 300.0
-"""Seconds of trials where nobody says how many: most searches of the paper's workloads settle within."""
+"""The default seconds of trials at graph level. Most searches of the paper's workloads settle within this time."""
 
 
 @cache
 def default_registry() -> Registry:
-    """The registry behind the convenience functions: built-in backends and those of installed packages."""
+    """The registry of the convenience functions: the built-in backends, and those of installed packages."""
     return builtin_registry()
 
 
@@ -75,26 +75,32 @@ def compile(
 ) -> CompiledModule:
     """Compile an ONNX model to the fastest mix of backends, by measuring.
 
-    ``model`` is a path, bytes or a ModelProto; ``shapes`` fixes symbolic inputs (elements per axis);
-    ``backends`` restricts the choice (default: all that are available); ``threads`` defaults to the cores this
-    process can keep busy (its CPU set, or its quota rounded down); ``db`` is the measurement database (default: in
-    the user's cache directory);
-    ``time_limit_s`` bounds each candidate, in seconds; ``tune_trials`` lets TVM tune convolutions and matmuls.
-    ``inputs`` are values to measure and check with, by name, where random ones make no sense (an input that is a
-    shape, say); they fix symbolic shapes, too. ``quick`` takes few samples of few candidates: the outputs are checked
-    as always, but among close candidates the choice is a guess.
-    ``remeasure`` measures everything again that ``db`` knows, from a busy hour, say.
-    ``exact`` leaves out algorithms that reassociate, Winograd's and Strassen's, with which a large number takes digits
-    from the small ones beside it.
-    Without ``streams`` kernels run one after another, never side by side.
-    ``level`` is "op", or "graph" for the evolutionary search after it (§2.4.3), which runs whole networks for
-    ``budget_s`` seconds (default: 300; Ctrl-C ends it with the best so far).
+    - ``model``: a path, bytes or a ModelProto.
+    - ``backends``: names of the backends that may be used (default: all that are available).
+    - ``shapes``: shapes of symbolic inputs by name (elements per axis).
+    - ``threads``: the default is the cores that this process can keep busy (its CPU set, or its quota rounded down).
+    - ``tune_trials``: the trials that TVM has to tune a convolution or matrix product.
+    - ``db``: the measurement database (default: a file in the user's cache directory).
+    - ``registry``: the backends to choose from (default: ``default_registry()``).
+    - ``seed``: the seed of made-up inputs and of the search.
+    - ``progress``: a callable, False for silence, or None for a bar where there is a terminal.
+    - ``time_limit_s``: the seconds that a candidate may take to be built and measured.
+    - ``streams``: False has kernels run one after another, never side by side.
+    - ``level``: "op", or "graph" for an evolutionary search after it (§2.4.3), which runs whole networks.
+    - ``budget_s``: the seconds of that search (default: 300). Ctrl-C ends it with the best placement so far.
+    - ``inputs``: values to measure and check with, by name, for inputs where random values make no sense, such as a
+      shape. They fix symbolic shapes, too.
+    - ``quick``: take few samples of few candidates. Outputs are checked as always, but the choice is not sure.
+    - ``strict``: raise an error where an operator cannot be converted, or where an engine has to run the whole model or
+      its dynamic suffix.
+    - ``remeasure``: measure again what ``db`` knows, for example when the machine was busy.
+    - ``exact``: leave out algorithms that reassociate (Winograd's and Strassen's). With these a large number takes
+      digits from the small ones beside it.
 
-    Single operators that TVM cannot import run on some engine, and so does all from where shapes depend on data; a
-    model that cannot be cut into parts runs whole on the fastest engine. The report says so and why, and ``strict``
-    makes it an error. ``progress`` is a callable, False for silence, or None for a bar where one can be seen.
+    Without ``strict``, operators that TVM cannot import run on an engine, and so does everything from where shapes
+    depend on data. A model that cannot be cut into parts runs whole on the fastest engine. The report gives the reason.
 
-    Raises ModelError, UsageError, DatabaseError, MeasurementError or NoPlacementError, all CollageError.
+    Raises ModelError, UsageError, DatabaseError, MeasurementError or NoPlacementError; all are CollageErrors.
     """
     from collage.compiler.compile import compile_model
     from collage.compiler.options import CompileOptions
@@ -134,13 +140,13 @@ def compile_shapes(
     progress: Callable[[Progress], None] | bool | None = None,
     **options: Any,
 ) -> ShapedModule:
-    """Compile an ONNX model for several sets of shapes: one module, with a placement for each.
+    """Compile an ONNX model for several sets of shapes. The result is one module, with a placement for each set.
 
-    A call runs the placement for exactly its inputs' shapes. Others run on ONNX Runtime, with one warning; with
-    ``strict`` they are errors, and what is one in ``compile``. ``options`` are those of ``compile``, which this calls
-    for each set.
+    A call runs the placement for exactly the shapes of its inputs. Calls with other shapes run on ONNX Runtime, with
+    one warning. ``strict`` makes such calls errors, and is handed on to ``compile``. ``options`` are those of
+    ``compile``, which is called for each set.
 
-    Raises what ``compile`` does, and UsageError when two sets are the same.
+    Raises what ``compile`` raises, and UsageError when two sets are the same.
     """
     from collage.compiler.shape_sets import compile_each
 
@@ -167,20 +173,20 @@ def load(
     strict: bool = False,
     trusted_key: str | Path | None = None,
 ) -> CompiledModule | ShapedModule:
-    """Load a module that ``save`` or ``collage compile`` wrote; needs neither the model nor a database.
+    """Load a module that ``save`` or ``collage compile`` wrote. Neither the model nor a database is needed.
 
-    A module file is a program: it holds machine code, which runs with this process's rights. Load only files from whom
-    you would take a program. With ``trusted_key``, the path of a public key, nothing is loaded that its owner has not
-    signed (`collage sign`).
+    A module file is a program: it holds machine code, which runs with this process's rights. Load only files from
+    people whose programs you would run. With ``trusted_key``, the path of a public key, a file is loaded only if the
+    owner of the key has signed it (`collage sign`).
 
-    Weights stay in the file, which is mapped; processes that load it share them. With ``share`` off they are read into
-    memory of this process, with huge pages where the system gives any: loading takes longer, and networks that stream
-    much through the caches run a little faster. ``verify`` compares all of the file with its digests first.
+    Weights stay in the file, which is mapped, so that processes share them. With ``share=False`` they are read into
+    this process's memory, in huge pages where the system has any. Loading then takes longer, and networks with many
+    weights run a little faster. ``verify`` first compares the whole file with its digests.
 
-    A file with placements for several sets of shapes gives a ShapedModule; ``strict`` makes a call with others an
-    error, which else runs on ONNX Runtime.
+    A file with placements for several sets of shapes gives a ShapedModule. Its calls with other shapes run on ONNX
+    Runtime, or are errors with ``strict``. ``registry`` has the backends (default: ``default_registry()``).
 
-    Raises ModuleFileError when the file is damaged or was made for another machine or set of libraries.
+    Raises ModuleFileError when the file is damaged, or was made for another machine or set of libraries.
     """
     from collage.module.load import load_file
 

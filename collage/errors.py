@@ -1,4 +1,4 @@
-"""Errors that reach the user: one line that says what is wrong and how to mend it."""
+"""Errors that reach the user. Their messages are one line, which says what is wrong and how to mend it."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Iterable
 
 
 class CollageError(Exception):
-    """The work failed. The command line prints the message and exits with 1."""
+    """The work failed. The command line prints the message and exits with status 1."""
 
     exit_code = 1
 
 
 class UsageError(CollageError):
-    """What the caller asked for makes no sense: wrong name, shape or option. Exit code 2."""
+    """The caller has asked for something impossible: a wrong name, shape or option. The exit status is 2."""
 
     exit_code = 2
 
 
 class ModelError(CollageError):
-    """The ONNX model cannot be read, is not valid, or uses something nobody here can run."""
+    """The ONNX model cannot be read, is not valid, or needs something that no backend can run."""
 
 
 class InputError(UsageError, ValueError):
@@ -34,19 +34,19 @@ class DatabaseError(CollageError):
 
 
 class RegistrationError(UsageError, ValueError):
-    """A backend or pattern cannot be registered: its name is taken or it is malformed."""
+    """A backend or pattern cannot be registered, because its name is taken or it is malformed."""
 
 
 class MeasurementError(CollageError):
-    """A candidate could not be measured; carries the stage at which it failed."""
+    """The measuring of a model failed as a whole. The message says at which stage."""
 
 
 class NoPlacementError(CollageError):
-    """Some operator is covered by no candidate that survived measuring."""
+    """There is no placement: an operator has no measured candidate, or no plan has the right outputs."""
 
 
 def unknown_names(what: str, unknown: Iterable[str], valid: Iterable[str]) -> UsageError:
-    """One error for all unknown names at once, with the valid ones (STYLE rule 10)."""
+    """An error that lists all ``unknown`` names at once, and the ``valid`` ones; ``what`` says what they are."""
     bad = ", ".join(sorted(set(unknown)))
     good = ", ".join(sorted(set(valid))) or "(none)"
     return UsageError(f"unknown {what}: {bad}. Valid: {good}.")

@@ -1,4 +1,4 @@
-"""Collage behind ONNX's backend interface, so that what runs models through it can use Collage, too.
+"""Collage behind ONNX's backend interface, for programs that run models through that interface.
 
     import collage.onnx_backend as backend
 
@@ -6,9 +6,9 @@
     prepared = backend.prepare(model, threads=1)     # or with collage.compile's options
     outputs = prepared.run([x])
 
-A model is compiled on the first run with inputs of a shape, and measured and checked with these: an input may be a
-shape or an index, which made-up numbers would not be. Little time is spent on measuring (``quick``), unless told
-otherwise, and what is measured is forgotten when this process ends, unless ``db`` names a file.
+A model is compiled on the first run with inputs of certain shapes, and measured and checked with these inputs. Made-up
+numbers would not do where an input is a shape or an index. By default little time is spent on measuring (``quick``),
+and measurements are forgotten when this process ends, unless ``db`` names a file.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from collage.module.module import CompiledModule
 _OPTIONS = frozenset("backends threads tune_trials db seed time_limit_s strict quick".split())
 
 _TIME_LIMIT_S = 20.0
-"""For a candidate that is compiled and run a few times, unless told otherwise."""
+"""The default seconds that a candidate may take, which is compiled and run a few times."""
 
 
 class PreparedModel(BackendRep):
-    """A model that is compiled for each set of input shapes when it meets it."""
+    """A model that is compiled for each set of input shapes when these are first met."""
 
     def __init__(self, model: onnx.ModelProto, options: Mapping[str, Any]) -> None:
         self._model = model
@@ -51,13 +51,16 @@ class PreparedModel(BackendRep):
         self._modules: dict[tuple[Any, ...], CompiledModule] = {}
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Outputs in the model's order, for inputs in its order or by name. Raises what ``collage.compile`` does."""
+        """Outputs in the model's order, for inputs in its order or by name.
+
+        Raises InputError, and what ``collage.compile`` raises.
+        """
         given = self._by_name(inputs)
         module = self.module(given)
         return tuple(module.run(given).values())
 
     def module(self, inputs: Mapping[str, Any]) -> CompiledModule:
-        """The module for inputs of these shapes, by name; compiled when there is none yet."""
+        """The module for inputs of these shapes, by name. It is compiled when there is none yet."""
         shapes = tuple(_shape(inputs[name]) for name in self._names)
         if shapes not in self._modules:
             options = CompileOptions(inputs=inputs, **self._options)
@@ -82,14 +85,14 @@ class CollageBackend(Backend):
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Only "CPU", with or without a number."""
+        """Whether the device is "CPU", with or without a number."""
         return device.partition(":")[0] == "CPU"
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> PreparedModel:
         """The model, ready to run. ``kwargs`` are options of ``collage.compile``.
 
-        Raises ModelError when it is no valid model, UsageError for a device or an option that there is not.
+        Raises ModelError for an invalid model, and UsageError for an unknown device or option.
         """
         if not cls.supports_device(device):
             raise UsageError(f"Collage runs on the CPU, not on {device}.")
@@ -106,7 +109,7 @@ class CollageBackend(Backend):
     def run_model(
         cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any
     ) -> tuple[Any, ...]:
-        """Outputs of the model, which is compiled first."""
+        """Compile the model and run it once. Returns outputs in the model's order."""
         return cls.prepare(model, device, **kwargs).run(inputs)
 
     @classmethod
@@ -118,22 +121,23 @@ class CollageBackend(Backend):
         outputs_info: Sequence[tuple[np.dtype[Any], tuple[int, ...]]] | None = None,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """Outputs of one operator, in its newest version or that of ``opset_version``; inputs are arrays.
+        """Run one operator, in its newest version or that of ``opset_version``, on inputs that are arrays.
 
-        ``outputs_info`` gives the dtype and shape of each output where ONNX cannot infer them.
+        ``outputs_info`` has the dtype and shape of each output where ONNX cannot infer them. Raises InputError for a
+        wrong number of inputs.
         """
         opset = kwargs.pop("opset_version", onnx.defs.onnx_opset_version())
         names = [name for name in node.input if name]
         arrays = [np.asarray(each) for each in (inputs if isinstance(inputs, (list, tuple)) else [inputs])]
         if len(arrays) != len(names):
             raise InputError(f"{len(arrays)} inputs given, {node.op_type} takes {len(names)}: {names}.")
-        taken = [_info(name, array.dtype, array.shape) for name, array in zip(names, arrays, strict=True)]
-        given = [name for name in node.output if name]
+        read = [_info(name, array.dtype, array.shape) for name, array in zip(names, arrays, strict=True)]
+        made = [name for name in node.output if name]
         if outputs_info is None:
-            results = [onnx.ValueInfoProto(name=name) for name in given]
+            results = [onnx.ValueInfoProto(name=name) for name in made]
         else:
-            results = [_info(name, *about) for name, about in zip(given, outputs_info, strict=True)]
-        graph = helper.make_graph([node], node.op_type, taken, results)
+            results = [_info(name, *about) for name, about in zip(made, outputs_info, strict=True)]
+        graph = helper.make_graph([node], node.op_type, read, results)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid(node.domain, opset)])
         if outputs_info is None:
             inferred = onnx.shape_inference.infer_shapes(model).graph.output
@@ -154,13 +158,13 @@ def _info(name: str, dtype: Any, shape: Sequence[int]) -> onnx.ValueInfoProto:
 
 
 def _shape(value: Any) -> Any:
-    """What a module is compiled for: an array's shape; of sequences and optionals that they are such."""
+    """What a module is compiled for: the shape of an array, "list" for a sequence, and None for an empty optional."""
     return None if value is None else "list" if isinstance(value, (list, tuple)) else np.shape(value)
 
 
 @cache
 def _workers() -> Workers:
-    """The measuring workers of this process: starting one takes seconds, a one-node model a fraction of one."""
+    """The measuring workers of this process. To start one takes seconds, which is long for a model of one node."""
     workers = Workers()
     atexit.register(workers.close)
     return workers
@@ -168,7 +172,7 @@ def _workers() -> Workers:
 
 @cache
 def _database() -> Path:
-    """One for this process: measurements of single nodes are of no use to anybody later."""
+    """A database for this process only, since measurements of single nodes are not needed later."""
     folder = TemporaryFolder("backend")
     atexit.register(folder.remove)
     return folder.path / "measurements.sqlite"

@@ -52,7 +52,7 @@ class OnnxRuntime(OnnxEngine):
             return _ModelSession(names, partial(session.run, None))
         import onnx
 
-        from collage.frontend.exotic import plain_interface
+        from collage.frontend.unsupported_dtypes import plain_interface
 
         plain = plain_interface(onnx.load_from_string(model))
         session = self._load(plain.model.SerializeToString(), options)
@@ -62,7 +62,7 @@ class OnnxRuntime(OnnxEngine):
     def _load(model: bytes, options: BuildOptions) -> Any:
         import onnxruntime as ort
 
-        from collage.frontend.ort_options import session_options
+        from collage.frontend.ort_session import session_options
 
         settings = session_options()
         settings.intra_op_num_threads = 1 if options.profile == _ONE_THREAD else options.threads

@@ -129,7 +129,7 @@ def _collage(setup: Setup) -> tuple[Call, Outputs]:
     module = api.load(setup.path, share=False)
     if isinstance(module, ShapedModule):
         module = module.for_shapes({name: array.shape for name, array in setup.inputs.items()})
-    if module.program.tail is not None and not module.program.launches:
+    if module.program.suffix is not None and not module.program.launches:
         last: dict[str, Array] = {}
 
         def run() -> None:

@@ -14,7 +14,7 @@ from collage.frontend.random_inputs import random_value
 from collage.graph.dataflow import Array, TensorType, np_dtype
 from collage.graph.value_type import ValueType
 from collage.schedule.program import Port
-from collage.schedule.tail import ValuePort
+from collage.schedule.suffix import ValuePort
 
 
 def read_arrays(files: Mapping[str, Path]) -> dict[str, Array]:

@@ -15,6 +15,7 @@ import click
 
 from collage.cli.console import say
 from collage.cli.signals import Terminated, ending_on_signals
+from collage.core.library_text import library_text
 from collage.errors import CollageError
 
 TRACEBACK_VARIABLE = "COLLAGE_TRACEBACK"
@@ -77,10 +78,9 @@ class CollageGroup(click.Group):
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             return self._fail(f"{where}{error.strerror or error}.", 1)
-        except Exception as error:
-            text = " ".join(str(error).split())[:300]
+        except Exception as error:  # a fault of our own or of a library, which may be anything
             hint = f"A fault in Collage; `{self.name} --traceback` shows where."
-            return self._fail(f"{type(error).__name__}: {text}. {hint}", 1)
+            return self._fail(f"{type(error).__name__}: {library_text(error)}. {hint}", 1)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; click itself would show Ctrl-C as a blank line."""

@@ -106,7 +106,7 @@ def _of_shapes(summary: Summary, wanted: Mapping[str, tuple[int, ...]]) -> tuple
     from collage.runtime.inputs import extents, shapes_text
 
     report, program = closest(summary, wanted)
-    if wanted.items() <= {port.name: extents(port) for port in program.takes}.items():
+    if wanted.items() <= {port.name: extents(port) for port in program.model_inputs}.items():
         return report, program
     there = "; ".join(shapes_text(program) for _, program in summary.modules)
     raise UsageError(f"there is no placement for these shapes, but for {there}.")

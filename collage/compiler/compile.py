@@ -1,4 +1,4 @@
-"""From a model to a module: the pipeline, and for what it cannot place the engines on the whole model."""
+"""Compiling a model to a module: by the pipeline, or on an engine where it finds no placement."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from collage.core.temporary import sweep
 from collage.errors import ModelError, NoPlacementError, UsageError
 from collage.frontend.load import ModelSource, load_onnx
 from collage.frontend.original import AsLoaded
-from collage.frontend.samples import check_samples, shapes_of
 from collage.frontend.shapes import fix_shapes
+from collage.frontend.value_types import check_samples, shapes_of
 from collage.kernel.target import Target, cores, host
 from collage.measure_db.database import Database
 from collage.measure_db.process import Workers
@@ -39,10 +39,11 @@ def compile_model(
     progress: Callable[[Progress], None],
     workers: Workers | None = None,
 ) -> CompiledModule:
-    """Compile the model to the fastest mix of the registry's backends, or on the fastest engine what has no placement.
+    """Compile the model to the fastest mix of the registry's backends.
 
-    ``workers`` gives the measuring workers and takes them back. Raises ModelError, UsageError, DatabaseError,
-    MeasurementError or, with ``options.strict``, NoPlacementError.
+    A model that has no placement runs on the fastest engine; with ``options.strict`` that is an error. ``workers``
+    lends the measuring worker; without it a worker is started and ended here. Raises ModelError, UsageError,
+    DatabaseError, MeasurementError or, with ``options.strict``, NoPlacementError.
     """
     started = time.perf_counter()
     backends = registry.select(options.backends)

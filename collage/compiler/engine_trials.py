@@ -1,4 +1,4 @@
-"""What the engines make of a model that they run as it is: all of it, or what is left after the placed part."""
+"""Trials of the engines on a model that one of them shall run as it is: the whole model, or its dynamic suffix."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ _UNMEASURED = Timing(0.0, 0.0, 0.0, 0.0, 0)
 
 @dataclass(frozen=True)
 class OnEngines:
-    """A model to try on the engines: its inputs, a key that identifies both, and what the user reads of it."""
+    """A model to try on the engines.
+
+    ``inputs`` are its inputs in order, ``key`` identifies the model and the inputs in the database, and ``what`` names
+    the model in messages to the user.
+    """
 
     model: onnx.ModelProto
     inputs: Sequence[Any]
@@ -35,7 +39,7 @@ class OnEngines:
 
 
 def mark(context: Context, *about: str) -> str:
-    """A key for facts about a model, whatever it is made of, on the engines of a compile."""
+    """A database key for a fact about a model on the engines of this compile; ``about`` identifies the model."""
     used = ", ".join(f"{name} {context.versions[name]}" for name in sorted(context.engines))
     hardware, threads = context.target.measured_on, context.target.threads
     effort = context.options.effort.mark
@@ -43,7 +47,7 @@ def mark(context: Context, *about: str) -> str:
 
 
 def trial_of(context: Context, asked: OnEngines) -> tuple[Trial, Measured]:
-    """What each engine makes of the model, and how many measurements that took: none where it is known."""
+    """The trial of all engines on the model, from the database or made now, and how many measurements were made."""
     key = _TRIAL.at(asked.key)
     known = key.look_up(context.database)
     trial = context.database.remember(key, partial(_measured, context, asked))
@@ -62,7 +66,7 @@ def _measured(context: Context, asked: OnEngines) -> Trial:
 def engine_region(
     engine: str, nodes: Sequence[onnx.NodeProto], first: int, trial: Trial, options: BuildOptions
 ) -> Region:
-    """The region of ONNX nodes that an engine runs; they are numbered from ``first``."""
+    """The region of ONNX nodes that an engine runs. The nodes are numbered from ``first`` on."""
     timing = trial.timings.get(engine, _UNMEASURED)
     return Region(
         backend=engine,
@@ -80,6 +84,6 @@ def engine_region(
 
 
 def events_of(trial: Trial, nodes: tuple[int, ...]) -> list[Event]:
-    """A trial as the log has it, for the nodes that it was about."""
+    """The trial as events for the log; ``nodes`` are those that the engines ran."""
     measured = [TriedEngine(nodes, name, timing) for name, timing in trial.timings.items()]
     return [*measured, *(TriedEngine(nodes, name, None, text) for name, text in trial.refused.items())]

@@ -1,4 +1,4 @@
-"""What happens in a compile, as the log of its state has it. The report is made of these once, at the end."""
+"""Events: what happens in a compile, kept in the log of its state. The report is folded from them once, at the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collage.report.report import GraphLevelReport
 
 @dataclass(frozen=True)
 class Noted:
-    """Something that the user should know, in words."""
+    """A note for the user, in words."""
 
     text: str
 
@@ -27,24 +27,24 @@ class Failed:
 
 @dataclass(frozen=True)
 class Measured:
-    """So many measurements were made: kernels, conversions and networks."""
+    """``count`` measurements were made: of kernels, layout transforms and networks."""
 
     count: int
 
 
 @dataclass(frozen=True)
 class Searched:
-    """A search took so many seconds, without what was measured for it."""
+    """A search took this many seconds, without the time for measurements."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Considered:
-    """A candidate that was measured beside those that the search chose from, and what came of it.
+    """A candidate that a pass measured in addition to those that the search chose from, and the outcome.
 
-    ``purpose`` stands in the report where others have their pattern. A ``single_threaded`` one was built for one
-    thread, to run beside others.
+    ``purpose`` stands in the report where other candidates have their pattern. A ``single_threaded`` candidate was
+    built for one thread, to run beside others.
     """
 
     request: Request
@@ -62,7 +62,7 @@ class Evolved:
 
 @dataclass(frozen=True)
 class TriedEngine:
-    """An engine was tried on ONNX nodes as they are: it has a timing, or there is a reason why not."""
+    """An engine was tried on ONNX nodes as they are. There is a timing, or a reason why there is none."""
 
     nodes: tuple[int, ...]
     engine: str

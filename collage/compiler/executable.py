@@ -1,4 +1,4 @@
-"""A plan that is ready to be run: its launch list, and what each launch runs."""
+"""Executables: plans that are ready to be run, with their launch lists and what each launch runs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from collage.search.transforms import PlacedTransform
 
 @dataclass(frozen=True)
 class Executable:
-    """A plan with its launch list; ``launches`` says what each of ``program.launches`` is.
+    """A plan with its program. ``launches`` and ``kernels`` tell, for each of ``program.launches``, what it runs.
 
-    ``digests`` identify its regions across models and processes. ``versions`` are the library versions of the backends
-    it uses. ``kernels`` are what the launches run, and ``stored`` has the value and storage of buffers that are no
-    plain values. ``guarded`` tells that the model's inputs are scanned, whatever the kernels are.
+    ``digests`` identify the regions across models and processes. ``versions`` are the library versions of the backends
+    that are used. ``stored`` has the value and the storage of each buffer that is no plain value. ``guarded`` tells
+    that the model's inputs are scanned, whatever the kernels are right on.
     """
 
     plan: Plan
@@ -40,17 +40,17 @@ class Executable:
 
     @property
     def label(self) -> str:
-        """What the report calls it."""
+        """The plan's name in the report."""
         return self.plan.label
 
     @property
     def predicted_us(self) -> float:
-        """The time that its placement is predicted to take."""
+        """The predicted time of its placement, in microseconds."""
         return self.plan.placement.predicted_us
 
     @cached_property
     def job(self) -> WorkerPlan:
-        """For the worker."""
+        """The same in the form that the worker takes."""
         return WorkerPlan(self.program, self.kernels, self.stored)
 
     @property
@@ -60,12 +60,12 @@ class Executable:
 
     @property
     def tuned(self) -> bool:
-        """Whether an engine has other settings than the usual ones."""
+        """Whether an engine runs with other settings than the usual ones."""
         return any(region.profile for region in self.program.launches)
 
     @property
     def digest(self) -> str:
-        """Hash of the regions and their backends, in launch order."""
+        """A hash of the regions and their backends, in launch order."""
         return hashlib.sha256("\n".join(self.digests).encode()).hexdigest()[:32]
 
 
@@ -75,7 +75,10 @@ def network_key(
     model: Model,
     target: Target,
 ) -> NetworkKey:
-    """Timings of one interleaved run belong together: the key names all that ran in it."""
+    """The database key of an executable's timing in one interleaved run.
+
+    Timings of one run belong together, so the key names all executables that ran ``together``.
+    """
     everything = Subgraph(model, tuple(range(len(model.graph.nodes))))
     others = hashlib.sha256("\n".join(sorted(each.digest for each in together)).encode()).hexdigest()[:16]
     used = {name: version for each in together for name, version in each.versions.items()}

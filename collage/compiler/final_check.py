@@ -1,6 +1,6 @@
-"""The last check: a module's outputs against what ONNX Runtime makes of the original model, without optimisation.
+"""The last check: a module's outputs against those of ONNX Runtime, without optimisation, on the original model.
 
-It uses other numbers than the gate of each kernel did, and all kinds of them (see ``input_kinds``).
+It uses other numbers than the checks of single kernels did, and numbers of several kinds (see ``input_kinds``).
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from collage.measure_db.precise import precise_run
 log = logging.getLogger(__name__)
 
 Run: TypeAlias = Callable[[Sequence[Array]], "tuple[Sequence[Array], bool]"]
-"""A module: outputs, in order, for inputs in the order of the model's, and whether its guards tripped."""
+"""Runs a module: takes inputs in the model's order, and gives outputs in order, and whether a guard tripped."""
 
 BEYOND_GUARDS = "the model's usual values are beyond what its guarded kernels take"
-"""Every call would be a careful run."""
+"""The complaint about a module whose every call would be a careful run."""
 
 _SEED = 0x5EED
-"""Added to the seed of a compile: these are not the numbers that kernels were compared on."""
+"""Combined with the seed of a compile, so that the numbers are not those that kernels were compared on."""
 
 _BUDGET_S = 60.0
-"""For the reference on inputs of other kinds than the usual."""
+"""Seconds for the reference on inputs of other kinds than the usual one."""
 
 USUAL = "usual"
 
 
 @dataclass(frozen=True)
 class CheckedSample:
-    """Inputs in the model's order, and what ONNX Runtime makes of them."""
+    """Inputs in the model's order, and ONNX Runtime's outputs for them; ``ordinary`` is as in ``InputKind``."""
 
     kind: str
     inputs: tuple[Array, ...]
@@ -59,9 +59,10 @@ class CheckedSample:
 
 @dataclass(frozen=True)
 class OutputRule:
-    """How an output is compared, which the operators on the way to it decide.
+    """How an output is compared. The operators on the way to the output decide it.
 
-    ``allowed`` is the error in units of its scale; ``rounded`` and ``channels_first`` are as in ``scales``.
+    ``allowed`` is the largest allowed error, in units of the output's scale. ``rounded`` and ``channels_first`` are as
+    in ``measure_db.compare``.
     """
 
     allowed: float
@@ -71,9 +72,9 @@ class OutputRule:
 
 @dataclass(frozen=True)
 class Finding:
-    """The largest absolute and relative error on usual inputs, and what is wrong ("" where nothing is).
+    """The largest absolute and relative error on usual inputs, and a complaint ("" where nothing is wrong).
 
-    ``ordinary`` tells that it is wrong on inputs that networks are made for (see ``InputKind``).
+    ``ordinary`` tells that the module is wrong on inputs that networks are made for (see ``InputKind``).
     """
 
     absolute: float
@@ -84,30 +85,29 @@ class Finding:
 
 @dataclass(frozen=True)
 class FinalCheck:
-    """What is expected of a module. Make it with ``of``."""
+    """What is expected of a module. Make it with ``of``; ``names`` are those of the inputs."""
 
     original: onnx.ModelProto
     names: tuple[str, ...]
-    """Of the inputs."""
     samples: tuple[CheckedSample, ...]
     rules: tuple[OutputRule, ...]
 
     @staticmethod
     def of(original: onnx.ModelProto, model: Model, seed: int) -> FinalCheck:
-        """Run the original on inputs of all kinds, made of ``seed``.
+        """Run the original model on inputs of all kinds, which are made from ``seed``.
 
-        Raises ModelError where ONNX Runtime does not run it on usual ones.
+        Raises ModelError where ONNX Runtime does not run it on usual inputs.
         """
         names = tuple(model.input_names)
         try:
             samples = tuple(_samples(original, model, seed))
-        except Exception as error:  # ORT's exceptions share no base class but Exception
+        except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
             text = library_text(error)
             raise ModelError(f"ONNX Runtime cannot run the model: {text}") from error
         return FinalCheck(original, names, samples, tuple(_rules(model)))
 
     def look(self, run: Run) -> Finding:
-        """Run the module on each sample. One whose guards trip on usual inputs would never be fast."""
+        """Run the module on each sample, and compare. A module whose guards trip on usual inputs is refused, too."""
         absolute = relative = 0.0
         for sample in self.samples:
             outputs, careful = run(sample.inputs)
@@ -139,10 +139,11 @@ class FinalCheck:
         return Finding(absolute, relative, "")
 
     def _tolerates(self, sample: CheckedSample, position: int, actual: Array, error: float) -> bool:
-        """Whether an output that is a little off is as good as can be expected."""
+        """Whether an output that is a little off is as good as float arithmetic on nearby inputs can be."""
         rule, expected = self.rules[position], sample.outputs[position]
         of_floats = expected.dtype.kind not in "iub"
-        if rule.rounded or (of_floats and not np.isfinite(error)):  # NaN elsewhere is no rounding
+        # NaN in another place is no rounding error.
+        if rule.rounded or (of_floats and not np.isfinite(error)):
             return False
         feeds = dict(zip(self.names, sample.inputs, strict=True))
         outputs = nearby_outputs(self.original, feeds, reference_run)
@@ -179,12 +180,12 @@ def _samples(original: onnx.ModelProto, model: Model, seed: int) -> Iterator[Che
             return
         try:
             yield CheckedSample(kind.name, inputs, run(inputs), kind.ordinary)
-        except Exception as error:  # ORT's exceptions share no base class but Exception
+        except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
             log.info("%s: ONNX Runtime refuses %s: %s", model.name, kind.name, library_text(error))
 
 
 def _rules(model: Model) -> Iterator[OutputRule]:
-    """How each output is compared: by the dtypes and the roundings that lie on the way to it."""
+    """The rule for each output, which follows from the dtypes and the roundings on the way to it."""
     graph = model.graph
     for output in graph.outputs:
         producer = graph.values[output].producer
@@ -200,7 +201,7 @@ def _rules(model: Model) -> Iterator[OutputRule]:
 
 
 def _channels_first(model: Model, producer: int | None) -> bool:
-    """Whether a convolution makes the value, or functions of single elements of one's outputs."""
+    """Whether a convolution makes the value, perhaps followed by functions of single elements."""
     graph = model.graph
     while producer is not None:
         node = graph.nodes[producer]

@@ -18,7 +18,7 @@ from collage.report.report import CandidateReport, NodeReport, Report, figures
 
 
 def report_of(context: Context, compilation: Compilation, started: float) -> Report:
-    """The report of a compile that has come to its end, and ``started`` at that ``time.perf_counter()``."""
+    """The report of a compile that has ended; ``started`` is the ``time.perf_counter()`` at its start."""
     selected, log = compilation.result, compilation.log
     program = selected.parts.program
     evolved = [event.report for event in log if isinstance(event, Evolved)]
@@ -56,7 +56,7 @@ def _opaque(compilation: Compilation) -> dict[str, str]:
 
 
 def _nodes(compilation: Compilation) -> Iterator[NodeReport]:
-    """The operators of the graph, then the ONNX nodes that an engine runs after it."""
+    """The operators of the graph, then the ONNX nodes that an engine runs after them."""
     if compilation.model is not None:
         nodes = compilation.model.onnx.graph.node
         for each in compilation.model.graph.nodes:
@@ -69,9 +69,9 @@ def _nodes(compilation: Compilation) -> Iterator[NodeReport]:
 
 
 def _candidates(compilation: Compilation, threads: int) -> Iterator[CandidateReport]:
-    """All that was considered: views, what could be measured, what did not match, and what passes tried beside it.
+    """All candidates: views, measured offers, rejected matches, and those that passes tried in addition.
 
-    All but single-threaded ones are built for so many ``threads``.
+    All of them are built for ``threads`` threads, except for single-threaded ones.
     """
     if compilation.proposal is not None:
         patterns = {(view.nodes, view.backend): view.pattern for view in compilation.views}

@@ -1,4 +1,7 @@
-"""The workbench of the model that is compiled: one at a time, since each has a folder and a worker of its own."""
+"""The lab, which keeps the workbench of the model that is compiled.
+
+There is one workbench at a time, since each has a folder and a worker of its own.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +28,21 @@ log = logging.getLogger(__name__)
 
 
 class WorkerLab:
-    """Gives workbenches whose measurers have a worker process. ``close`` it where it was used."""
+    """Makes workbenches whose measurers have a worker process. It must be closed after use."""
 
     def __init__(self) -> None:
         self._bench: Workbench | None = None
         self._journal: tuple[Event, ...] = ()
 
     def workbench(self, context: Context, compilation: Compilation) -> Workbench:
-        """That of the compilation's model, made on first use. The one of another model is put away for it."""
+        """The workbench of the compilation's model, made on first use. One of another model is put away first."""
         if self._bench is None or self._bench.model is not compilation.imported:
             self._put_away()
             self._bench = _workbench(context, compilation)
         return self._bench
 
     def close(self) -> tuple[Event, ...]:
-        """Give the worker back, remove the folder, and tell what has happened on the workbenches."""
+        """Give the worker back and remove the folder. Returns the events of all workbenches since the last call."""
         self._put_away()
         journal, self._journal = self._journal, ()
         return journal
@@ -75,7 +78,7 @@ def _workbench(context: Context, compilation: Compilation) -> Workbench:
 
 
 def _as_region(original: onnx.ModelProto, model: Model) -> onnx.ModelProto | None:
-    """The original in the place of the whole graph, or None where the two do not fit together."""
+    """The original model as a region that is the whole graph, or None where the two do not fit together."""
     try:
         return as_region(original, model)
     except ExportError as error:

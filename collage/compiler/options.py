@@ -1,4 +1,4 @@
-"""What a compile is asked for."""
+"""The options of a compile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collage.measure_db.effort import FULL, Effort
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """What a compile is asked for; see ``collage.compile``."""
+    """The options of a compile, one for each of ``collage.compile``'s parameters, which explains them."""
 
     backends: Sequence[str] | None = None
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -23,10 +23,10 @@ class CompileOptions:
     time_limit_s: float = 60.0
     streams: bool = True
     graph_level_s: float | None = None
-    """Seconds of trials for the graph-level search; None: op level only."""
+    """Seconds of trials for the graph-level search. None stands for the op level only."""
     inputs: Mapping[str, Any] = field(default_factory=dict)
     effort: Effort = FULL
     strict: bool = False
     since: float = 0.0
-    """What was measured before is measured again; as of ``time.time()``."""
+    """A ``time.time()``. Measurements that are older are made again."""
     exact: bool = False

@@ -1,7 +1,7 @@
 """The pipeline: a compile is a list of passes over its state.
 
-``FULL`` measures whatever may be part of the fastest mix, ``QUICK`` a few candidates of which one is right. A model
-that neither can place goes to the engines whole (see ``compile``).
+``FULL`` measures whatever may be part of the fastest mix. ``QUICK`` measures few candidates, for a placement that is
+right and perhaps not the fastest. A model that has no placement goes to the engines whole (see ``compile``).
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ QUICK: tuple[Pass, ...] = (
 
 
 def compiled(context: Context, source: Source) -> Compilation:
-    """The source after the passes that the context's effort asks for.
+    """Run the passes that the context's effort asks for on the source.
 
-    What has happened in the worker stands first in the log, for whichever attempt it was. Raises ModelError,
-    NoPlacementError, DatabaseError and MeasurementError.
+    Events of the worker come first in the log, whichever attempt they belong to. Raises ModelError, NoPlacementError,
+    DatabaseError and MeasurementError.
     """
     passes = QUICK if context.options.effort is QUICK_EFFORT else FULL
     try:

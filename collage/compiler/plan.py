@@ -1,4 +1,4 @@
-"""Plans: placements with all that has to be decided before they can be run against each other."""
+"""Plans: placements, with every decision that is needed before they can be run against each other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEQUENTIAL = "sequential"
 class StreamPlan:
     """A schedule that runs launches of a placement concurrently, and the single-threaded kernel for each of them.
 
-    ``algorithm`` is the one the schedule comes from.
+    ``algorithm`` names the scheduling algorithm.
     """
 
     schedule: Schedule
@@ -30,10 +30,10 @@ class StreamPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """A placement for the last comparison; ``exclusive`` lets its engine's idle threads spin.
+    """A placement for the last comparison. ``exclusive`` lets its engine's idle threads spin.
 
-    ``streams`` schedules its launches concurrently. ``original`` has its one engine run the model as its author wrote
-    it, with ``profile``.
+    ``streams`` schedules its launches concurrently. A plan that is ``original`` is a baseline: its one engine runs the
+    model as its author wrote it, with ``profile``.
     """
 
     label: str
@@ -45,7 +45,7 @@ class Plan:
 
     @property
     def algorithm(self) -> str:
-        """What its schedule comes from."""
+        """The name of the scheduling algorithm."""
         return SEQUENTIAL if self.streams is None else self.streams.algorithm
 
 
@@ -56,17 +56,17 @@ def plans_of(
     epsilon_us: float,
     backends: Mapping[str, Backend],
 ) -> list[Plan]:
-    """The search's placement, the best one in several parts, those ``close`` to it, and each engine on the whole model.
+    """Plans of the best placement, the best mix, the mixes ``close`` to it, and each engine on the whole model.
 
-    The additive model (Eq. 2.2) sees neither what neighbours do to each other nor what an engine gains from
-    having the cores to itself, so what it finds close is decided by running.
+    The additive model (Eq. 2.2) knows neither what neighbours do to each other nor what an engine gains from having
+    the cores to itself. So placements that are close by that model are run against each other.
     """
     everything = tuple(range(len(graph.nodes)))
     placements = {"collage": proposal.placement}
     if proposal.mix is not None and proposal.mix is not proposal.placement:
         placements["mix"] = proposal.mix
     for candidate in sorted(proposal.candidates, key=lambda c: c.cost_us):
-        plain = not (candidate.reads or candidate.writes)  # the model's inputs and outputs are
+        plain = not (candidate.reads or candidate.writes)  # the model's inputs and outputs are plain
         if candidate.nodes == everything and plain and proposal.placement.candidates != (candidate,):
             placements.setdefault(candidate.backend, finish(graph, [candidate], epsilon_us))
     plans = [plan for label, each in placements.items() for plan in variants_of(label, each, backends)]
@@ -74,7 +74,10 @@ def plans_of(
 
 
 def variants_of(label: str, placement: Placement, backends: Mapping[str, Backend]) -> list[Plan]:
-    """The placement, and the same with its engine's idle threads spinning where no other threads share the cores."""
+    """The placement as a plan, and as a second one with its engine's idle threads spinning where that disturbs nobody.
+
+    It would disturb another engine, and the team of threads.
+    """
     alone = len(placement.candidates) == 1
     plans = [Plan(label, placement, exclusive=alone)]
     engines = {c.backend for c in placement.candidates if backends[c.backend].kind is BackendKind.ENGINE}

@@ -1,4 +1,4 @@
-"""Who is to blame when a plan fails: a kernel, which is rejected, or the plan as a whole, which is dropped.
+"""What to blame when a plan fails: a kernel, which is rejected, or the plan as a whole, which is dropped.
 
 The database remembers both.
 """
@@ -30,7 +30,7 @@ _FEW_OPS = 6
 
 
 class KernelRejectedError(Exception):
-    """A kernel of a plan cannot be used in it, and is not to be used any more: the search has to be repeated."""
+    """A kernel of a plan failed and must not be used any more, so the search has to be repeated."""
 
     def __init__(self, kernel: PlanKernel, rejection: Rejection) -> None:
         super().__init__(f"{rejection.kind.value}: {rejection.message}")
@@ -39,7 +39,7 @@ class KernelRejectedError(Exception):
 
 
 class PlanDroppedError(CollageError):
-    """A plan fails, and nobody can tell which of its kernels it is; ``label`` is the executable's."""
+    """A plan fails, and it is not known which of its kernels is to blame. ``label`` is the executable's."""
 
     def __init__(self, label: str, reason: str) -> None:
         super().__init__(f"fails as a whole: {reason}")
@@ -48,7 +48,7 @@ class PlanDroppedError(CollageError):
 
 @dataclass
 class PlanFailures:
-    """What has failed of one model's plans. ``told`` says what was rejected or dropped, in order."""
+    """The failures of one model's plans. ``told`` has an event for each rejected kernel or dropped plan, in order."""
 
     measurer: Measurer
     database: Database
@@ -58,12 +58,12 @@ class PlanFailures:
     _dropped: dict[str, str] = field(default_factory=dict, init=False)
 
     def key(self, executable: Executable) -> str:
-        """Of facts about the executable by itself."""
+        """The database key of facts about the executable by itself."""
         return str(network_key(executable, [executable], self.measurer.model, self.target))
 
     @contextmanager
     def here(self, executable: Executable, launch: int) -> Iterator[None]:
-        """Blame a launch's kernel for what is raised in this process."""
+        """Blame a launch's kernel for whatever is raised in this context. Raises as ``blaming`` does."""
         try:
             yield
         except Exception as error:  # a backend raises anything
@@ -89,7 +89,10 @@ class PlanFailures:
 
     @contextmanager
     def blaming(self, executables: Sequence[Executable]) -> Iterator[None]:
-        """Refuse what was dropped, and blame whichever executable of these a PlanFailedError is about."""
+        """Refuse plans that were dropped, and turn a PlanFailedError about one of the executables into its meaning.
+
+        Raises KernelRejectedError and PlanDroppedError.
+        """
         self._refuse(executables)
         try:
             yield
@@ -100,13 +103,13 @@ class PlanFailures:
     def _blamed(
         self, executable: Executable, failed: PlanFailedError
     ) -> KernelRejectedError | PlanDroppedError:
-        """What the failure means, which is remembered."""
+        """What the failure means. The database remembers it."""
         rejection = _told(executable, failed)
         kernel = None if failed.launch is None else executable.kernels[failed.launch]
         if kernel is None or kernel in self._rejected or _is_view(kernel):
             reason = f"{rejection.kind.value}: {rejection.message}"
             self._dropped[self.key(executable)] = reason
-            if rejection.kind is not RejectionKind.MEMORY:  # of which there may be more another time
+            if rejection.kind is not RejectionKind.MEMORY:  # there may be more memory another time
                 _DROPPED.at(self.key(executable)).record(self.database, reason)
             dropped = PlanDroppedError(executable.label, reason)
             self._note(f"{executable.label}: {dropped}; not used")
@@ -123,7 +126,7 @@ class PlanFailures:
 
 
 def _told(executable: Executable, failed: PlanFailedError) -> Rejection:
-    """The rejection with where it was."""
+    """The rejection, with the place of the failure in its message."""
     if failed.by_itself:
         return failed.rejection
     where = IN_NETWORK
@@ -140,5 +143,5 @@ def _name(executable: Executable, launch: int | None) -> str:
 
 
 def _is_view(kernel: PlanKernel) -> bool:
-    """Whether the search has nothing else in its place."""
+    """Whether the kernel is a view. The search has no other candidate for it."""
     return isinstance(kernel.what, Request) and kernel.what.backend == VIEW

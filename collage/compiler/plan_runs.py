@@ -1,4 +1,4 @@
-"""Running executables in the worker: times of launches, comparisons, checks; and loading what is handed over."""
+"""Running executables in the worker: times of launches, comparisons and checks. Loading the selected one in here."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _FINDING: Fact[Finding] = Fact("final_check", asdict, _read_finding)
 
 @dataclass(frozen=True)
 class _LaunchTimes:
-    """Where the times of a network's launches are, of which there are ``count``."""
+    """Where the database keeps the times of a network's launches. There are ``count`` of them."""
 
     key: str
     count: int
@@ -68,8 +68,8 @@ class _LaunchTimes:
 class Race:
     """How executables are run against each other; see ``Effort.compare``.
 
-    ``noted`` also takes the time of each launch in its place. ``mark`` tells the run apart from others of the same
-    executables, ``about`` describes it to people, and ``shown`` lets them follow it.
+    With ``noted`` each launch is timed in its place, too. ``mark`` tells the run apart from others of the same
+    executables, ``about`` describes it in the database, and ``shown`` reports progress.
     """
 
     effort: Effort
@@ -85,25 +85,24 @@ class Race:
 class PlanRuns:
     """Runs the executables of one model. All methods raise KernelRejectedError and PlanDroppedError.
 
-    ``made`` counts the networks that were timed.
+    ``seed`` is that of the numbers that executables are checked on. ``made`` counts the networks that were timed.
     """
 
     measurer: Measurer
     database: Database
     target: Target
     seed: int
-    """Of the numbers that executables are checked on."""
     progress: Callable[[Progress], None]
     made: int = field(default=0, init=False)
 
     @cached_property
     def failures(self) -> PlanFailures:
-        """What has failed, whatever became of the search that asked for it."""
+        """All failures of this model's plans, also those of searches that were repeated."""
         return PlanFailures(self.measurer, self.database, self.target)
 
     @cached_property
     def plans(self) -> Plans:
-        """Those of the measurer's worker."""
+        """The plans in the measurer's worker."""
         return Plans(self.measurer.session, self.measurer.kernels)
 
     def why_dropped(self, executables: Sequence[Executable]) -> Mapping[str, str]:
@@ -111,7 +110,7 @@ class PlanRuns:
         return {error.label: str(error) for error in self.failures.dropped(executables)}
 
     def launch_times_us(self, executable: Executable) -> tuple[float, ...]:
-        """Microseconds of each launch in its place, now or in an earlier compile."""
+        """Microseconds of each launch in its place in the network, measured now or in an earlier compile."""
         self.failures.refuse_dropped(executable)
         key = _LaunchTimes(self.failures.key(executable), len(executable.launches))
         return self.database.remember(key, partial(self._time_launches, executable))
@@ -124,7 +123,7 @@ class PlanRuns:
         return tuple(round(each, 3) for each in found)
 
     def race(self, executables: Sequence[Executable], race: Race) -> Mapping[str, Raced]:
-        """Timings of one interleaved run, by label, now or in an earlier compile."""
+        """Timings of one interleaved run, by label, measured now or in an earlier compile."""
         keys = {}
         for each in executables:
             key = network_key(each, executables, self.measurer.model, self.target)
@@ -147,12 +146,15 @@ class PlanRuns:
         }
 
     def outputs(self, executable: Executable, inputs: Sequence[Array]) -> tuple[list[Any], bool]:
-        """What the executable makes of inputs, and whether that was a careful run."""
+        """The executable's outputs, in order, for inputs in the model's order, and whether that was a careful run."""
         with self.failures.blaming([executable]):
             return self.plans.outputs(executable.job, inputs)
 
     def finding(self, executable: Executable, check: Callable[[], FinalCheck]) -> Finding:
-        """What the last check finds, now or in an earlier compile of the same model with the same libraries."""
+        """What the last check finds, now or in an earlier compile of the same model with the same libraries.
+
+        ``check`` makes the check where it is needed.
+        """
         look = partial(self._look, executable, check)
         key = self._checked_as(executable)
         return look() if key is None else self.database.remember(_FINDING.at(key), look)
@@ -161,7 +163,7 @@ class PlanRuns:
         return check().look(partial(self.outputs, executable))
 
     def _checked_as(self, executable: Executable) -> str | None:
-        """A key for what was found: weights and all. None where the model is too large to be hashed as a whole."""
+        """The database key of a finding, which covers the weights. None where the model is too large to be hashed."""
         model = self.measurer.as_loaded
         if model is None:
             return None
@@ -169,7 +171,7 @@ class PlanRuns:
         return f"{self.failures.key(executable)} {about}"
 
     def timing(self, executable: Executable, sample_s: float) -> Timing:
-        """Of the executable alone, now or in an earlier compile."""
+        """The timing of the executable alone, made now or in an earlier compile, in about ``sample_s`` seconds."""
         key = network_key(executable, [executable], self.measurer.model, self.target)
         key = replace(key, placement=f"{key.placement} alone for {sample_s} s")
         description = f"{self.measurer.model.name}: {executable.label}"
@@ -183,7 +185,7 @@ class PlanRuns:
         return found
 
     def load(self, executable: Executable, assembler: Assembler) -> tuple[Parts, Executor]:
-        """The executable in this process, to be handed over: what went well in the worker may yet fail here."""
+        """Load the executable in this process, for the user. What went well in the worker may still fail here."""
         for launch, kernel in enumerate(executable.kernels):
             with self.failures.here(executable, launch):
                 self.measurer.kernels.make_here(kernel)

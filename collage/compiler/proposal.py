@@ -1,4 +1,4 @@
-"""What the search proposes, and what runs of its proposals have shown."""
+"""What the search proposes, and what runs of its proposals in the network have shown."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from collage.search.transforms import ValueTransform
 
 @dataclass(frozen=True)
 class Proposal:
-    """The best placement, the best one in several parts (or None), and all candidates that there were.
+    """The best placement, the mix (the best placement in several parts, or None), and all candidates.
 
-    ``transforms_us`` are the costs of layout transforms, ``corrections`` the times inside the network that
-    counted instead of those measured alone.
+    ``transforms_us`` are the costs of layout transforms in microseconds. ``corrections`` are times in the network that
+    counted in the place of times measured alone.
     """
 
     placement: Placement
@@ -28,7 +28,7 @@ class Proposal:
 
     @property
     def mix_us(self) -> float:
-        """What the mix is predicted to take, in microseconds."""
+        """The predicted time of the mix in microseconds; infinite where there is none."""
         return math.inf if self.mix is None else self.mix.predicted_us
 
 
@@ -36,8 +36,8 @@ class Proposal:
 class Calibration:
     """What runs of proposed mixes have shown so far.
 
-    ``rounds`` are the proposals with the times that their mix's launches took in the network. ``seen`` are the mixes
-    that were run, without their costs. It is ``settled`` when another round would show nothing new.
+    ``rounds`` are the proposals, with the times that the launches of their mixes took in the network. ``seen`` are the
+    mixes that were run, without their costs. The calibration is ``settled`` when another round would show nothing new.
     """
 
     corrections: Corrections = NO_CORRECTIONS

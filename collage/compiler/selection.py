@@ -1,4 +1,4 @@
-"""What a compile has chosen, ready to be handed over."""
+"""The selection: the executable that a compile has chosen, loaded and ready for the user."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from collage.measure_db.timing import Timing
 from collage.runtime.executor import Executor
 from collage.runtime.parts import Parts
-from collage.runtime.tail import TailExecutor
+from collage.runtime.suffix import SuffixExecutor
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The module's parts and what runs them; ``timings`` are those of all that it was compared with, by label.
+    """The module's parts, and the executor that runs them. ``timings`` are those of all compared plans, by label.
 
-    Times are in microseconds. ``max_abs_error`` and ``relative_error`` are how far its outputs are off, and
-    ``schedule`` names the algorithm that its streams come from.
+    Times are in microseconds. ``max_abs_error`` and ``relative_error`` are the largest errors of its outputs, and
+    ``schedule`` names the scheduling algorithm.
     """
 
     label: str
     parts: Parts
-    executor: Executor | TailExecutor
+    executor: Executor | SuffixExecutor
     timings: Mapping[str, Timing]
     measured_us: float
     predicted_us: float

@@ -26,9 +26,10 @@ class Compile(Protocol):
 
 
 def compile_each(source: ModelSource, sets: Sequence[Shapes], strict: bool, compile: Compile) -> ShapedModule:
-    """A placement for each set of shapes; for others the original model as a fallback, unless ``strict``.
+    """A module with a placement for each set of shapes.
 
-    All sets are looked at before anything is measured. Raises UsageError, and what ``compile`` does.
+    Calls with other shapes run the original model on ONNX Runtime, unless ``strict``. All sets are checked before
+    anything is measured. Raises UsageError for no sets or equal ones, and what ``compile`` raises.
     """
     if not sets:
         raise UsageError("give at least one set of shapes.")
@@ -47,7 +48,9 @@ def compile_each(source: ModelSource, sets: Sequence[Shapes], strict: bool, comp
         if original.ByteSize() < MAX_BYTES:
             program = modules[0].program
             threads = modules[0].report.threads
-            fallback = Fallback(original.SerializeToString(), program.takes, program.gives, threads)
+            fallback = Fallback(
+                original.SerializeToString(), program.model_inputs, program.model_outputs, threads
+            )
         else:
             log.warning(
                 "the model has 2 GiB or more, which one ONNX file cannot hold: calls with other shapes will be errors"
@@ -56,7 +59,7 @@ def compile_each(source: ModelSource, sets: Sequence[Shapes], strict: bool, comp
 
 
 def _inputs_of(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A model with the same inputs and nothing else."""
+    """A copy that has the same inputs and nothing else."""
     found = onnx.ModelProto()
     found.graph.input.extend(model.graph.input)
     found.graph.initializer.extend(onnx.TensorProto(name=tensor.name) for tensor in model.graph.initializer)

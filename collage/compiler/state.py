@@ -1,4 +1,4 @@
-"""The state of a compile: what does not change, and what each pass gives the next one."""
+"""The state of a compile: the context, which does not change, and the compilation, which passes hand on."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ from collage.search.candidates import Offer
 
 @dataclass(frozen=True)
 class Source:
-    """What is compiled: the model with its shapes fixed, as it was loaded, and the user's inputs by name."""
+    """What is compiled: the model with its shapes fixed, the model as it was loaded, and a name.
+
+    ``samples`` are the user's inputs by name.
+    """
 
     original: onnx.ModelProto
     as_loaded: AsLoaded
@@ -42,18 +45,21 @@ class Source:
 
 
 class Lab(Protocol):
-    """Gives workbenches."""
+    """A lab, which makes workbenches."""
 
     def workbench(self, context: Context, compilation: Compilation) -> Workbench:
-        """That of the compilation's model, made on first use. The one of another model is put away for it."""
+        """The workbench of the compilation's model, made on first use. One of another model is put away first."""
 
     def close(self) -> tuple[Event, ...]:
-        """Put all workbenches away, and tell what has happened on them since the last time."""
+        """Put all workbenches away. Returns their events since the last call."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """What is the same for all passes of a compile. ``versions`` are the backends' library versions."""
+    """What is the same for all passes of a compile.
+
+    ``backends`` are the chosen ones of the registry by name, and ``versions`` their library versions.
+    """
 
     registry: Registry
     backends: Mapping[str, Backend]
@@ -67,7 +73,7 @@ class Context:
 
     @property
     def build(self) -> BuildOptions:
-        """What kernels are built for."""
+        """The build options of kernels."""
         return BuildOptions(self.target.threads, self.options.tune_trials, exact=self.options.exact)
 
     @cached_property
@@ -81,19 +87,23 @@ class Context:
         return {name for name, each in self.backends.items() if each.on_team()}
 
     def workbench(self, compilation: Compilation) -> Workbench:
-        """What measures and runs the compilation's model."""
+        """The workbench that measures and runs the compilation's model."""
         return self.lab.workbench(self, compilation)
 
 
 @dataclass(frozen=True)
 class Compilation:
-    """How far a compile is. Each pass returns a new one.
+    """What is known so far in a compile. Each pass returns a new one.
 
-    ``model`` comes from the import; ``matches`` are what backends may run of it, ``refused`` what they may not, and
-    ``offers`` what can be measured of the matches. ``outcomes`` are what was measured, ``epsilon_us`` the cost of a
-    switch between libraries (Eq. 2.2). ``left_out`` are backends that no placement may have. ``plans`` are what runs
-    in the last comparison. ``form`` is what engines were tried on as a whole, and ``on_engine`` the part of the model
-    that an engine runs after what is placed, or all of it where nothing is. ``log`` has what happened, in order.
+    - ``model``: the dataflow graph, which Import makes.
+    - ``matches``, ``refused``, ``offers``: subgraphs that backends can run; those that they refuse; what is measured.
+    - ``outcomes``, ``epsilon_us``: the outcome of each measurement, and the cost of a switch between libraries in
+      microseconds (Eq. 2.2).
+    - ``left_out``: names of backends that no placement may use.
+    - ``proposal``, ``calibration``, ``plans``: what the search proposes; times in the network; what is compared last.
+    - ``form``, ``on_engine``: the form of the model that engines were tried on as a whole; the nodes that an engine
+      runs after the placed ones, or all nodes where none is placed.
+    - ``selected``, ``log``: the result; the events in order.
     """
 
     source: Source
@@ -114,33 +124,33 @@ class Compilation:
 
     @property
     def imported(self) -> Model:
-        """The model, which the import has made."""
+        """The imported model. Raises RuntimeError before the import."""
         if self.model is None:
             raise RuntimeError("the pass needs a model: the import comes first")
         return self.model
 
     @property
     def placed(self) -> Proposal:
-        """The proposal, which placing has made."""
+        """The proposal of the search. Raises RuntimeError before the first placing."""
         if self.proposal is None:
             raise RuntimeError("the pass needs a placement: placing comes first")
         return self.proposal
 
     @property
     def result(self) -> Selection:
-        """The selection, which the last pass has made."""
+        """The selection of the compile. Raises RuntimeError before the last pass."""
         if self.selected is None:
             raise RuntimeError("nothing is selected: the pipeline has not come to its end")
         return self.selected
 
     @property
     def views(self) -> list[Match]:
-        """The matches that cost nothing and launch nothing."""
+        """The matches of views, which cost nothing and launch nothing."""
         return [match for match in self.matches if match.backend == VIEW]
 
     @cached_property
     def tunings(self) -> Mapping[Request, str]:
-        """The records of Backend.tune."""
+        """The records of ``Backend.tune`` by request."""
         return {
             request: outcome.tuning
             for request, outcome in self.outcomes.items()
@@ -148,18 +158,18 @@ class Compilation:
         }
 
     def told(self, *events: Event) -> Compilation:
-        """The same, with more in its log."""
+        """The same compilation with more events in its log."""
         return replace(self, log=(*self.log, *events))
 
 
 class Pass(Protocol):
-    """One step of a compile. It keeps nothing: all that it finds is in the compilation that it returns."""
+    """One step of a compile. A pass keeps no state: all its results are in the compilation that it returns."""
 
     def __call__(self, context: Context, compilation: Compilation, /) -> Compilation: ...
 
 
 def run(passes: tuple[Pass, ...], context: Context, compilation: Compilation) -> Compilation:
-    """The passes, one after another."""
+    """Run the passes one after another, each on the result of the one before."""
     for each in passes:
         compilation = each(context, compilation)
     return compilation

@@ -1,4 +1,4 @@
-"""A form of the model that engines run whole, with inputs to try it on."""
+"""A form of the model that engines can run whole, with inputs to try it on."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from collage.frontend.random_inputs import random_value
 from collage.frontend.shapes import Shapes, model_inputs
 from collage.frontend.value_types import value_type
 from collage.graph.value_type import ValueType
-from collage.schedule.tail import ValuePort
+from collage.schedule.suffix import ValuePort
 
 
 @dataclass(frozen=True)
 class WholeForm:
-    """The model as Collage loaded it, or as its author wrote it; ``samples`` are the user's inputs by name.
+    """The model as Collage loaded it, or as its author wrote it. ``samples`` are the user's inputs by name.
 
-    ``reason`` says, in a sentence, why there is no placement. ``seed`` is that of made-up inputs. ``shapes`` are those
-    of inputs whose extents the model leaves open; made-up inputs are ``numbers`` where there is one for them.
+    ``reason`` says in one sentence why there is no placement. Inputs that the user does not give are made up from
+    ``seed``. They have the ``shapes`` (elements per axis, by name) where the model leaves extents open, and all their
+    elements are the one of ``numbers`` where that has one.
     """
 
     original: onnx.ModelProto
@@ -37,7 +38,7 @@ class WholeForm:
 
     @cached_property
     def data(self) -> bytes:
-        """The model in one piece."""
+        """The serialised model."""
         data: bytes = self.original.SerializeToString(deterministic=True)
         return data
 
@@ -46,7 +47,7 @@ class WholeForm:
         """A hash of the model and of the inputs that it is tried on."""
         digest = hashlib.sha256(self.data)
         for name in sorted(self.samples):
-            # Not its text, which leaves out most of a large array.
+            # Pickled, since the text of a large array leaves out most of its elements.
             digest.update(pickle.dumps((name, self.samples[name])))
         for made_up in (self.shapes, self.numbers):
             if made_up:
@@ -55,7 +56,10 @@ class WholeForm:
 
     @cached_property
     def inputs(self) -> Mapping[str, Any]:
-        """The user's values, and random ones for the other inputs, in the model's order. Raises ModelError."""
+        """Values of all inputs in the model's order: the user's, and random ones for the others.
+
+        Raises ModelError for an input of a type that cannot be made up.
+        """
         rng = np.random.default_rng(self.seed)
         found = {}
         for port in self.ports[0]:
@@ -73,9 +77,9 @@ class WholeForm:
 
     @property
     def ports(self) -> tuple[tuple[ValuePort, ...], tuple[ValuePort, ...]]:
-        """Inputs, of ``shapes``, and outputs."""
-        taken = ports_of(model_inputs(self.original))
-        shaped = tuple(replace(port, type=self._shaped(port.name, port.type)) for port in taken)
+        """The model's inputs, with ``shapes`` where there are any, and its outputs."""
+        inputs = ports_of(model_inputs(self.original))
+        shaped = tuple(replace(port, type=self._shaped(port.name, port.type)) for port in inputs)
         return shaped, ports_of(self.original.graph.output)
 
     def _shaped(self, name: str, kind: ValueType) -> ValueType:
@@ -83,5 +87,5 @@ class WholeForm:
 
 
 def ports_of(infos: Sequence[onnx.ValueInfoProto]) -> tuple[ValuePort, ...]:
-    """Inputs or outputs with their types."""
+    """The model's inputs or outputs as ports, with their types. Raises ModelError as ``value_type`` does."""
     return tuple(ValuePort(info.name, value_type(info.type)) for info in infos)

@@ -1,4 +1,4 @@
-"""What measures and runs one model: its measurer with a worker, and what makes executables of plans and runs them."""
+"""The workbench of one model: its measurer with a worker, and what assembles and runs its executables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Workbench:
-    """All of these are for one model; ``original`` is what it was made from."""
+    """The tools for one model; ``original`` is the ONNX model that it was made from."""
 
     measurer: Measurer
     assembler: Assembler
@@ -37,11 +37,14 @@ class Workbench:
 
     @cached_property
     def final_check(self) -> FinalCheck:
-        """What is expected of modules; made when it is needed, which takes a run of the original."""
+        """What is expected of the model's modules. It is made on first use, which takes runs of the original."""
         return FinalCheck.of(self.original, self.model, self.runs.seed)
 
     def checked(self, executable: Executable, tunings: Mapping[Request, str]) -> tuple[Executable, Finding]:
-        """The executable and what the last check finds; guarded at its inputs where it errs on unusual ones only."""
+        """The executable, and what the last check finds.
+
+        Where it errs on unusual inputs only, it is replaced by one that scans its inputs, and that is checked.
+        """
         finding = self.runs.finding(executable, self._check)
         if not finding.complaint or finding.ordinary or executable.guarded:
             return executable, finding
@@ -53,5 +56,5 @@ class Workbench:
         return self.final_check
 
     def journal(self) -> tuple[Event, ...]:
-        """What has happened in the worker so far, whatever became of the searches that asked for it."""
+        """The events of the worker so far, also those of searches that were repeated."""
         return (Measured(self.measurer.made_in_all + self.runs.made), *self.runs.failures.told)

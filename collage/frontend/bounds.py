@@ -1,4 +1,4 @@
-"""Between which limits the integers of an ONNX model lie, as far as that follows from the model alone."""
+"""Bounds of the integers in an ONNX model, as far as they follow from the model alone."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ INTEGERS: Mapping[int, tuple[int, int]] = {
     TensorProto.INT64: (-(2**63), 2**63 - 1),
     TensorProto.UINT64: (0, 2**64 - 1),
 }
-"""What each integer type holds; booleans are integers here."""
+"""The least and the greatest value of each integer type. Booleans count as integers here."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The least and the greatest value; ``extents`` if they are made of extents of tensors, or count elements.
+    """The least and the greatest value. ``extents`` tells that they are calculated from extents of tensors.
 
-    Extents are small whatever is done with them: the tensors are in memory.
+    Extents, and numbers of elements, are small whatever is calculated from them, since the tensors are in memory.
     """
 
     low: int
@@ -37,7 +37,7 @@ class Bounds:
     extents: bool = False
 
     def within(self, low: int, high: int) -> bool:
-        """Whether all values are between these two, which are included."""
+        """Whether all values are between these two limits, inclusive."""
         return self.extents or (low <= self.low and self.high <= high)
 
 
@@ -48,14 +48,14 @@ Rule: TypeAlias = "Callable[[_Node], Bounds | None]"
 
 @dataclass(frozen=True)
 class _Node:
-    """A node with the bounds and shapes of its inputs, by position."""
+    """A node, with the bounds and shapes of its inputs by position."""
 
     proto: onnx.NodeProto
     inputs: tuple[Bounds | None, ...]
     shapes: tuple[tuple[int, ...] | None, ...]
 
     def given(self, *positions: int) -> tuple[Bounds, ...] | None:
-        """The bounds of these inputs, or of all; None if any is unknown."""
+        """The bounds of the inputs at these positions, or of all inputs; None if one of them is unknown."""
         found = [self.inputs[p] for p in positions or range(len(self.inputs)) if p < len(self.inputs)]
         known = tuple(each for each in found if each is not None)
         return known if len(known) == len(found) else None
@@ -63,14 +63,14 @@ class _Node:
 
 @dataclass(frozen=True)
 class Types:
-    """Element types and shapes of values by name; a shape is None, or its unknown extents -1."""
+    """Element types and shapes of values by name. An unknown shape is absent, and an unknown extent is -1."""
 
     elements: Mapping[str, int]
     shapes: Mapping[str, tuple[int, ...]]
 
     @staticmethod
     def of(graph: onnx.GraphProto) -> Types:
-        """Those that the graph declares."""
+        """The types that the graph declares."""
         elements = {t.name: t.data_type for t in graph.initializer}
         shapes = {t.name: tuple(t.dims) for t in graph.initializer}
         for info in (*graph.input, *graph.value_info, *graph.output):
@@ -84,17 +84,17 @@ class Types:
         return Types(elements, shapes)
 
     def is_integer(self, name: str) -> bool:
-        """Whether it holds integers, as far as is known."""
+        """Whether the value is known to hold integers."""
         return self.elements.get(name, 0) in INTEGERS
 
 
 def integer_bounds(
     graph: onnx.GraphProto, types: Types, known: Mapping[str, Bounds]
 ) -> Mapping[str, Bounds | None]:
-    """Bounds of each integer value by name; None for those that hold anything of 32 or 64 bits.
+    """Bounds of each integer value by name. A value of 32 or 64 bits without known bounds has None.
 
-    ``known`` are those of inputs, or of values outside of the graph. The bounds of an operator's result are those of
-    the true one: they may be beyond what its type holds.
+    ``known`` are the bounds of inputs, or of values outside the graph. The bounds of an operator's result are those of
+    the mathematical result, so they may be beyond what its type holds.
     """
     found: dict[str, Bounds | None] = dict(known)
     for tensor in graph.initializer:
@@ -147,7 +147,7 @@ def _hull_of(*positions: int) -> Rule:
 
 
 def _corners(combine: Callable[[int, int], int]) -> Rule:
-    """The extreme results are at extreme operands."""
+    """The rule for operators whose extreme results are at extreme operands."""
 
     def rule(node: _Node) -> Bounds | None:
         given = node.given()
@@ -163,7 +163,7 @@ def _corners(combine: Callable[[int, int], int]) -> Rule:
 
 
 def _clip(node: _Node) -> Bounds | None:
-    """Limits that are given bind, whatever the value is."""
+    """The limits of a Clip bound its result, whatever the value is."""
     given = [
         position for position in (1, 2) if position < len(node.proto.input) and node.proto.input[position]
     ]
@@ -205,7 +205,7 @@ def _absolute(node: _Node) -> Bounds | None:
 
 
 def _total(node: _Node) -> Bounds | None:
-    """A sum of as many values as there are at most."""
+    """The bounds of a sum over any axes: at most all elements are added."""
     given, shape = node.given(0), node.shapes[0] if node.shapes else None
     if not given or shape is None or any(extent < 0 for extent in shape):
         return EXTENTS if given and given[0].extents else None
@@ -252,18 +252,18 @@ _INDICES: Mapping[str, frozenset[int]] = {
     "TopK": frozenset([1]),
     "Unique": frozenset([1, 2, 3]),
 }
-"""Outputs that say where something is, or how many there are."""
+"""Outputs, by position, that are indices or numbers of elements."""
 
 _WHOLE_TYPE = frozenset(
     "BitwiseAnd BitwiseNot BitwiseOr BitwiseXor DynamicQuantizeLinear QLinearConv QLinearMatMul QuantizeLinear".split()
 )
-"""Operators whose true result is never beyond its type."""
+"""Operators whose mathematical result is never beyond its type."""
 
 MOVES = frozenset(
     "Compress Concat DepthToSpace Expand Flatten Gather GatherElements GatherND Identity Reshape Slice SpaceToDepth "
     "Split Squeeze Tile Transpose Unsqueeze".split()
 )
-"""Operators whose first output, or all, holds values of their inputs and no others."""
+"""Operators whose outputs hold values of their inputs and no others."""
 
 _RULES: Mapping[str, Rule] = {
     **dict.fromkeys(MOVES - {"Concat"}, _hull_of(0)),

@@ -1,4 +1,4 @@
-"""Relax function → dataflow graph: tuples flattened, constants folded, dead code dropped."""
+"""Building a dataflow graph from a Relax function: tuples are flattened, constants folded, and dead code is dropped."""
 
 from __future__ import annotations
 
@@ -23,19 +23,22 @@ _NO_WORK = frozenset({"reshape", "flatten", "squeeze", "expand_dims", "astype", 
 
 @dataclass(frozen=True)
 class BuiltGraph:
-    """The graph, the Relax call behind each node, and the value id behind each ONNX value name."""
+    """The graph, with the Relax call of each node and the value id of each ONNX value name.
+
+    ``prim_funcs`` has the PrimFuncs of call_tir nodes by name.
+    """
 
     graph: Graph
     calls: tuple[Any, ...]
     onnx_values: Mapping[str, int]
     prim_funcs: Mapping[str, Any]
-    """PrimFuncs of call_tir nodes by name."""
 
 
 def build_graph(imported: RelaxImport, opaque_ops: Mapping[int, str]) -> BuiltGraph:
-    """Build the graph of the imported function's ``main``.
+    """Build the graph of the imported module's function ``main``.
 
-    ``opaque_ops`` gives the ONNX operator type of each opaque ONNX node, which names its node ``onnx.<type>``.
+    ``opaque_ops`` has the ONNX operator type of each opaque ONNX node by index; its graph node is named
+    ``onnx.<type>``. Raises ModelError for an input or output without a static type.
     """
     builder = _Builder(imported, opaque_ops)
     builder.walk()
@@ -60,7 +63,7 @@ class _Builder:
     constants: dict[int, Array] = field(default_factory=dict)
     drafts: list[_Draft] = field(default_factory=list)
     env: dict[Any, Any] = field(default_factory=dict)
-    """Relax variable → value id, or a list of them for a tuple."""
+    """The value id of each Relax variable, or a list of ids for a tuple."""
     constant_ids: dict[Any, int] = field(default_factory=dict)
     untyped: dict[str, str] = field(default_factory=dict)
 
@@ -104,7 +107,7 @@ class _Builder:
         if isinstance(expr, relax.Call):
             return self.call(expr, source)
         if isinstance(expr, relax.ShapeExpr):
-            return None  # only ever an argument of a call, where it is read again
+            return None  # it is only an argument of a call, where it is read again
         raise ModelError(f"cannot place a {type(expr).__name__} of the Relax module.")
 
     def call(self, call: Any, source: int) -> Any:
@@ -119,10 +122,10 @@ class _Builder:
                 attrs["prim_func"] = call.args[0].name_hint
             self.arguments(call.args, inputs, attrs)
         if isinstance(call.ty, relax.ShapeType):
-            return None  # shapes are static: whoever reads this one finds it in its type
+            return None  # shapes are static, so readers of this one find it in its type
         types = _result_types(call.ty)
         if types is None or None in inputs:
-            # What a conversion that failed half-way left behind; an error only if something live reads it.
+            # A conversion that failed half-way has left this behind. It is an error only if live code reads it.
             self.untyped.setdefault(name, str(call.ty))
             return None
         if len(types) == 1 and name in _NO_WORK and inputs and types[0] == self.types[inputs[0]]:
@@ -215,7 +218,7 @@ class _Builder:
 
 
 def const_array(expr: Any) -> Array:
-    """The constant's array, C-contiguous; zero-copy where numpy knows the dtype."""
+    """The constant's array, C-contiguous. It is not copied where numpy knows the dtype."""
     try:
         return np.ascontiguousarray(np.from_dlpack(expr.value)).reshape(tuple(expr.value.shape))
     except (BufferError, RuntimeError, TypeError):
@@ -241,7 +244,7 @@ def _is_plain(expr: Any) -> bool:
 
 
 def _plain(value: Any) -> Attr:
-    """A TVM attribute as a plain Python value; numbers, strings and (nested) tuples of them."""
+    """A TVM attribute as a plain Python value: a number, a string, or a (nested) tuple of these."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value if not isinstance(value, str) else str(value)
     if isinstance(value, (tirx.IntImm, tirx.FloatImm)):

@@ -1,7 +1,7 @@
-"""Casts of 64-bit integers before what only moves them: a mask becomes float first, and is reshaped then.
+"""Casts of 64-bit integers to float move before operators that only move data, such as a Reshape.
 
-The numbers are the same; but an engine that keeps 64-bit integers in 32 bits has them right in a cast of an input, and
-wrong as soon as another operator was before it.
+The numbers are the same. But an engine that keeps 64-bit integers in 32 bits casts an input of the model rightly, and
+gets the cast wrong where another operator comes before it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 def casts_first(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with such casts where the value comes from; itself if there are none.
+    """A copy of the model with such casts moved; the model itself where there are none.
 
-    Types of the values that change are left out of the copy.
+    The copy does not declare the types of values that have changed.
     """
     pairs = _pairs(model.graph)
     if not pairs:
@@ -42,9 +42,9 @@ def casts_first(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _pairs(graph: onnx.GraphProto) -> list[tuple[int, int]]:
-    """Positions of operators that move a wide integer, and of the cast to float that alone reads what they give.
+    """Positions of operators that move a wide integer, each with the cast to float that alone reads the result.
 
-    No operator is in two of them.
+    No operator is in two pairs.
     """
     elements = dict(Types.of(graph).elements)
     for node in graph.node:
@@ -74,7 +74,7 @@ def _pairs(graph: onnx.GraphProto) -> list[tuple[int, int]]:
 
 
 def _swap(graph: onnx.GraphProto, at: int, index: int) -> None:
-    """The cast in the place of the mover, whose name for its result stays with what stands there."""
+    """Swap the two operators, in place. The value between them keeps its name."""
     move, cast = onnx.NodeProto(), onnx.NodeProto()
     move.CopyFrom(graph.node[at])
     cast.CopyFrom(graph.node[index])

@@ -1,4 +1,7 @@
-"""Integers that a model compares its inputs with: a mode, a sampling rate. Other values may mean nothing to it."""
+"""Integers that a model compares its inputs with, such as a mode or a sampling rate.
+
+The model may not run on other values of these inputs.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ from onnx import numpy_helper
 from collage.frontend.shapes import model_inputs
 
 _FOLLOWED = frozenset("Cast Flatten Gather Identity Reshape Squeeze Unsqueeze".split())
-"""Operators after which their first input's only element is the same."""
+"""Operators that leave the only element of their first input as it is."""
 
 
 def compared_numbers(model: onnx.ModelProto) -> dict[str, int]:
-    """For integer inputs of at most one element, by name, the first constant that they are tested to be equal to."""
+    """For integer inputs of one element, by name, the first constant that an Equal compares them with."""
     graph = model.graph
     constants = {tensor.name: tensor for tensor in graph.initializer}
     origin: dict[str, str] = {}

@@ -1,7 +1,7 @@
-"""Operators that the standard defines by others, replaced by these: engines may lack them, and others can be placed.
+"""Operators that the standard defines by other operators are replaced by these.
 
-An exporter writes ``Attention`` where a model has scaled dot products. TVM has no converter for it and engines know one
-form of it or another; its products, softmax and masks everybody has.
+For example, an exporter writes ``Attention`` where a model has scaled dot products. TVM has no converter for it, and
+each engine knows only some forms of it. All of them know its products, its softmax and its masks.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any
 import onnx
 import onnx.inliner
 
-from collage.frontend.infer import infer_types
 from collage.frontend.load import settle_opset
+from collage.frontend.shapes import infer_types
 
 log = logging.getLogger(__name__)
 
 EXPANDED = frozenset(
     "Attention CausalConvWithState Celu LinearAttention RotaryEmbedding SwiGLU Swish".split()
 )
-"""Of the standard's operators with a definition those that TVM's importer has not."""
+"""The operators with a definition in the standard that TVM's importer lacks."""
 
 _DOMAIN = "collage.expanded"
 
 
 def expand(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with the operators of EXPANDED in its main graph replaced; itself where there is none."""
+    """A copy of the model without the operators of EXPANDED in its main graph; the model itself if it has none."""
     default = [opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")]
     wanted = [i for i, node in enumerate(model.graph.node) if node.domain == "" and node.op_type in EXPANDED]
     if not wanted or len(default) != 1:
@@ -40,7 +40,7 @@ def expand(model: onnx.ModelProto) -> onnx.ModelProto:
         try:
             body = _definition(node, default[0], types)
         except (RuntimeError, ValueError, TypeError, onnx.defs.SchemaError) as error:
-            # It is of types or attributes that the definition is not for, or of a set that does not have it.
+            # The definition does not cover these types or attributes, or the operator set does not have it.
             log.info("%s (%s) stays as it is: %s", node.name, node.op_type, error)
             continue
         if body is not None:
@@ -52,7 +52,7 @@ def expand(model: onnx.ModelProto) -> onnx.ModelProto:
     copy.opset_import.append(onnx.helper.make_opsetid(_DOMAIN, 1))
     try:
         copy = onnx.inliner.inline_local_functions(copy)
-    except (RuntimeError, ValueError) as error:  # above 2 GiB
+    except (RuntimeError, ValueError) as error:  # the model has more than 2 GiB
         log.info("operators are not expanded: %s", error)
         return model
     kept = [opset for opset in copy.opset_import if opset.domain != _DOMAIN]
@@ -64,7 +64,10 @@ def expand(model: onnx.ModelProto) -> onnx.ModelProto:
 def _definition(
     node: onnx.NodeProto, version: int, types: Mapping[str, onnx.TypeProto]
 ) -> onnx.FunctionProto | None:
-    """The operator as a function of operators of that set; None where it has no definition in it."""
+    """The operator as a function of other operators of the set ``version``; None where that does not define it.
+
+    Default attributes are written into ``node``.
+    """
     schema: Any = onnx.defs.get_schema(node.op_type, version, "")  # onnx's stubs lack its functions
     given = {attribute.name for attribute in node.attribute}
     node.attribute.extend(
@@ -83,7 +86,7 @@ def _definition(
         return None
     body: onnx.FunctionProto = onnx.FunctionProto.FromString(data)
     if not all(_signature(each, made_for) == _signature(each, version) for each in body.node):
-        return None  # an operator has changed since
+        return None  # an operator of the definition has changed since
     for opset in body.opset_import:
         opset.version = version
     return body
@@ -94,7 +97,7 @@ def _newest(versions: Iterable[int], most: int) -> int:
 
 
 def _signature(node: onnx.NodeProto, version: int) -> object:
-    """What changes with an operator's meaning: what it reads, and its attributes with their defaults."""
+    """The names of an operator's inputs, and its attributes with their defaults. They change with its meaning."""
     schema = onnx.defs.get_schema(node.op_type, version, node.domain)
     attributes = {
         name: (a.type, a.required, a.default_value.SerializeToString())

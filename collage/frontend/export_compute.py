@@ -1,4 +1,4 @@
-"""Matrix products, convolutions, pooling, normalisation and reductions, Relax → ONNX."""
+"""Makers from Relax to ONNX for matrix products, convolutions, pooling, normalisation and reductions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collage.graph.dataflow import np_dtype
 
 
 def _matmul(c: Call) -> str:
-    """With another output dtype the product is accumulated in it."""
+    """The product is accumulated in the output's dtype, so the inputs are cast to it."""
     return c.op("MatMul", *(c.cast(x, t.dtype, c.out.dtype) for x, t in zip(c.x, c.types, strict=True)))
 
 
@@ -50,7 +50,7 @@ def _conv_transpose(c: Call) -> str:
 
 
 def _attention(c: Call) -> str:
-    """Tensors are (batch, sequence, heads, size); scores get the optional bias before the softmax."""
+    """Tensors are (batch, sequence, heads, size). The optional bias is added to the scores before the softmax."""
     c.need(c.attr("causal_mask") is None and c.attr("window_size") is None, "masked attention")
     scale = c.attr("scale")
     factor = c.types[0].shape[-1] ** -0.5 if scale is None else c.real("scale")
@@ -80,7 +80,7 @@ def _pool(op: str) -> Maker:
             for rank in (len(kernel),)
             for a, k in enumerate(kernel)
         ]
-        if any(each > 0 for each in beyond):  # the last window hangs over the end
+        if any(each > 0 for each in beyond):  # the last window reaches beyond the padding
             c.need(c.attr("ceil_mode"), "windows past the padding without ceil_mode")
             attrs["ceil_mode"] = 1
         if any(each != 1 for each in dilation):
@@ -127,7 +127,7 @@ def _layer_norm(c: Call) -> str:
 
 
 def _rms_norm(c: Call) -> str:
-    """x / sqrt(mean(x²) + ε) · weight, in 32 bits at least."""
+    """The result is x / sqrt(mean(x²) + ε) · weight, calculated in at least 32 bits."""
     axes, dtype = c.axes("axes"), c.out.dtype
     _trailing(c, axes)
     wide = "float64" if dtype == "float64" else "float32"
@@ -149,7 +149,7 @@ def _instance_norm(c: Call) -> str:
 
 
 def _group_norm(c: Call) -> str:
-    """InstanceNormalization over (batch, groups, rest); GroupNormalization of operator set 18 is another."""
+    """An InstanceNormalization over (batch, groups, rest). GroupNormalization of operator set 18 differs."""
     _spatial(c)
     groups, (batch, channels, *rest), dtype = c.integer("num_groups"), c.out.shape, c.out.dtype
     folded = c.reshape(c.x[0], (batch, groups, channels // groups * math.prod(rest)))
@@ -252,4 +252,4 @@ def _table() -> dict[str, Maker]:
 
 
 COMPUTE: Mapping[str, Maker] = _table()
-"""Makers by Relax name."""
+"""The makers by Relax name."""

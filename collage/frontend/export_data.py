@@ -1,4 +1,4 @@
-"""Operators that move or make data, Relax → ONNX: shapes, slices, gathers, constants, images."""
+"""Makers from Relax to ONNX for operators that move or make data: shapes, slices, gathers, constants and images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from collage.frontend.export_emit import (
 from collage.graph.dataflow import np_dtype
 
 _BEGIN = -(2**63)
-"""As the end of a backward Slice: up to and including element 0."""
+"""The end of a backward Slice that includes element 0."""
 
 
 def _reshape(c: Call) -> str:
@@ -48,7 +48,7 @@ def _split(c: Call) -> list[str]:
 
 
 def _strided_slice(c: Call) -> str:
-    """Starts are wrapped and clamped here; ends follow from the result's shape, so that none is ambiguous."""
+    """Starts are wrapped and clamped here. Ends are calculated from the result's shape, so that none is ambiguous."""
     c.need(len(c.x) == 1, "slice bounds that are tensors")
     shape, rank = c.types[0].shape, len(c.types[0].shape)
     axes = [axis % rank for axis in c.integers("arg1")]
@@ -71,7 +71,7 @@ def _flip(c: Call) -> str:
 
 
 def _take(c: Call) -> str:
-    """Gather: an index that is out of range is an error in ONNX, so that all modes but "nan" agree with it."""
+    """An index out of range is an error in ONNX, so a Gather agrees with all modes but "nan" on valid ones."""
     c.need(c.text("mode") in ("fast", "wrap", "clip"), f"out-of-range mode {c.text('mode')}")
     index = c.ints(c.integer("arg1")) if "arg1" in c.node.attrs else c.x[1]
     if c.attr("axis") is None:
@@ -137,7 +137,7 @@ _PAD_MODES = {
 
 
 def _pad(c: Call) -> str:
-    """Relax gives (before, after) for each axis in turn; ONNX all befores, then all afters."""
+    """Relax has the widths before and after for each axis in turn. ONNX has all widths before, then all after."""
     widths = c.integers("pad_width")
     c.need(c.text("pad_mode") in _PAD_MODES, f"pad mode {c.text('pad_mode')}")
     mode, opset = _PAD_MODES[c.text("pad_mode")]
@@ -165,7 +165,7 @@ def _filled(value: int) -> Maker:
 
 
 def _full(c: Call) -> str:
-    """The fill value is the last tensor: its only input, or the second of full_like."""
+    """The fill value is the last input: the only one of full, or the second one of full_like."""
     c.need(c.types and c.types[-1].size == 1 and "arg1" not in c.node.attrs, "a fill value that is no tensor")
     value = c.reshape(c.cast(c.x[-1], c.types[-1].dtype, c.out.dtype), ())
     return c.op("Expand", value, c.ints(c.out.shape))
@@ -189,7 +189,7 @@ def _size(c: Call) -> str:
 
 
 def _one_hot(c: Call) -> str:
-    """Compared with 0 ... depth-1: unlike ONNX OneHot it does not wrap negative indices."""
+    """The indices are compared with 0 ... depth-1, since ONNX's OneHot would wrap negative indices."""
     rank, dtype = len(c.out.shape), c.types[0].dtype
     axis = c.integer("axis") % rank
     index = c.reshape(c.x[0], (*c.out.shape[:axis], 1, *c.out.shape[axis + 1 :]))
@@ -235,7 +235,7 @@ _GRID_MODES = {
 
 
 def _grid_sample(c: Call) -> str:
-    """Relax has the coordinates on axis 1 of the grid, ONNX on the last; set 20 renamed the modes."""
+    """Relax has the coordinates on axis 1 of the grid, and ONNX on the last axis. Set 20 has renamed the modes."""
     rank, mode = len(c.out.shape), c.text("method")
     c.need(c.text("layout") in DATA_LAYOUTS and mode in _GRID_MODES, f"method {mode}")
     c.need_opset(16 if rank == 4 else 20)
@@ -256,7 +256,7 @@ def _affine_grid(c: Call) -> str:
 
 
 def _roi_align(c: Call) -> str:
-    """Relax has the batch index in column 0 of the regions, and leaves shifting by half a pixel to others."""
+    """Relax has the batch index in column 0 of the regions, and does not shift them by half a pixel."""
     c.need_opset(16)
     c.need(c.text("layout") == "NCHW" and c.text("mode") == "avg", f"{c.text('mode')} in {c.text('layout')}")
     height, width = c.integers("pooled_size")
@@ -325,4 +325,4 @@ DATA: Mapping[str, Maker] = dict.fromkeys(_RESHAPES, _reshape) | {
     "vision.roi_align": _roi_align,
     "vision.roi_pool": _roi_pool,
 }
-"""Makers by Relax name."""
+"""The makers by Relax name."""

@@ -1,4 +1,4 @@
-"""Elementwise operators, Relax → ONNX."""
+"""Makers from Relax to ONNX for elementwise operators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collage.frontend.export_emit import Call, Maker, OnnxAttr, element_type, is
 
 
 def _same(op: str, **attrs: OnnxAttr) -> Maker:
-    """The ONNX operator of the same meaning, on all inputs."""
+    """The ONNX operator with the same meaning, on all inputs."""
     return lambda c: c.op(op, *c.x, **attrs)
 
 
@@ -58,7 +58,7 @@ def _isfinite(c: Call) -> str:
 
 
 def _floor_divide(c: Call) -> str:
-    """ONNX divides integers towards zero: one less where the remainder's sign is not the divisor's."""
+    """ONNX rounds quotients of integers towards zero. One is subtracted where the remainder has the other sign."""
     quotient = c.op("Div", *c.x)
     if is_float(c.out.dtype):
         return c.op("Floor", quotient)
@@ -71,7 +71,7 @@ def _floor_divide(c: Call) -> str:
 
 
 def _floor_mod(c: Call) -> str:
-    """The remainder with the divisor's sign: ONNX has it for integers."""
+    """The remainder has the divisor's sign. ONNX has this operator for integers only."""
     if not is_float(c.out.dtype):
         return c.op("Mod", *c.x, fmod=0)
     return c.op("Sub", c.x[0], c.op("Mul", c.x[1], c.op("Floor", c.op("Div", *c.x))))
@@ -236,4 +236,4 @@ def _table() -> dict[str, Maker]:
 
 
 ELEMENTWISE: Mapping[str, Maker] = _table()
-"""Makers by Relax name."""
+"""The makers by Relax name."""

@@ -1,4 +1,4 @@
-"""What the makers of ``export_ops`` write with: ONNX nodes and initializers named after graph values."""
+"""The tools of the makers in ``export_ops``: they write ONNX nodes and initializers named after graph values."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ OnnxAttr: TypeAlias = "int | float | str | Sequence[int] | Sequence[float]"
 Maker: TypeAlias = "Callable[[Call], str | Sequence[str | None]]"
 
 DATA_LAYOUTS = ("NCW", "NCHW", "NCDHW")
-"""The layouts ONNX knows, as Relax calls them."""
+"""The data layouts of ONNX, by their names in Relax."""
 
 
 class InexpressibleError(Exception):
-    """An operator has no ONNX form with the same meaning; the message is the reason alone."""
+    """An operator has no ONNX form with the same meaning. The message is only the reason."""
 
 
 @cache
 def element_type(dtype: str) -> int:
-    """ONNX element type of a numpy (or ml_dtypes) dtype name. Raises InexpressibleError."""
+    """The ONNX element type of a dtype of numpy or ml_dtypes, by name. Raises InexpressibleError."""
     try:
         found = int(onnx.helper.np_dtype_to_tensor_dtype(np_dtype(dtype)))
-    except (AttributeError, KeyError, ValueError, TypeError):
-        raise InexpressibleError(f"ONNX has no dtype {dtype}") from None
-    if dtype.startswith(("int4", "uint4", "int2", "uint2", "float4")):  # several elements a byte
+    except (AttributeError, KeyError, ValueError, TypeError) as error:
+        raise InexpressibleError(f"ONNX has no dtype {dtype}") from error
+    if dtype.startswith(("int4", "uint4", "int2", "uint2", "float4")):  # several elements share a byte
         raise InexpressibleError(f"tensors of {dtype} are packed in ONNX")
     return found
 
 
 def fill_type(info: onnx.ValueInfoProto, name: str, found: TensorType) -> None:
-    """Make ``info`` say that the value ``name`` has this static type."""
+    """Write into ``info`` that the value ``name`` has this static type. Raises InexpressibleError."""
     info.name = name
     tensor = info.type.tensor_type
     tensor.elem_type = element_type(found.dtype)
@@ -46,7 +46,10 @@ def fill_type(info: onnx.ValueInfoProto, name: str, found: TensorType) -> None:
 
 
 def fill_tensor(tensor: onnx.TensorProto, name: str, array: Array) -> None:
-    """Make ``tensor`` the initializer ``name`` of that content; one path for all dtypes, ml_dtypes too."""
+    """Write the initializer ``name`` with this content into ``tensor``. It works for all dtypes, also of ml_dtypes.
+
+    Raises InexpressibleError.
+    """
     tensor.name = name
     tensor.data_type = element_type(array.dtype.name)
     tensor.dims.extend(array.shape)
@@ -55,10 +58,10 @@ def fill_tensor(tensor: onnx.TensorProto, name: str, array: Array) -> None:
 
 @dataclass
 class Emitter:
-    """Collects the ONNX form of graph nodes in ``proto``, for default operator set ``opset``.
+    """Collects the ONNX form of graph nodes in ``proto``, for the default operator set ``opset``.
 
-    ``given`` are the values that come from outside as inputs. Constants of the graph are only noted in
-    ``constants``: whoever finishes the model copies their content, once.
+    ``given`` are the ids of values that are inputs. Constants of the graph are only noted in ``constants``: their
+    content is copied once, when the model is finished.
     """
 
     graph: Graph
@@ -70,18 +73,18 @@ class Emitter:
     _fresh: int = 0
 
     def fresh(self) -> str:
-        """A name nobody has."""
+        """A name that is not used yet."""
         self._fresh += 1
         return f"t{self._fresh}"
 
     def value(self, value: int) -> str:
-        """Name of a graph value that is read; a constant becomes an initializer."""
+        """The name of a graph value that is read. A constant is noted, to become an initializer."""
         if value in self.graph.constants and value not in self.given:
             self.constants[value] = None
         return f"v{value}"
 
     def literal(self, array: Array) -> str:
-        """Name of an initializer of that (small) content; equal ones are shared."""
+        """The name of an initializer with this small content. Equal ones are shared."""
         key = (array.dtype.name, array.shape, array.tobytes())
         name = self._literals.get(key)
         if name is None:
@@ -130,9 +133,9 @@ class _Pending:
 
 
 class Call:
-    """One operator of the graph, as a maker sees it; ``x`` are the names of its inputs, in order.
+    """One operator of the graph, in the form that makers take. ``x`` are the names of its inputs, in order.
 
-    A maker builds an expression with ``op`` and returns the name (or names) of its results.
+    A maker builds an expression with ``op`` and returns the name of its result, or the names of its results.
     """
 
     def __init__(self, emitter: Emitter, node: Node) -> None:
@@ -149,40 +152,40 @@ class Call:
     # -- building ------------------------------------------------------------------------------------
 
     def op(self, op: str, *inputs: str, **attrs: OnnxAttr) -> str:
-        """A node of one output; returns its name. A trailing "" input is left out."""
+        """Add a node of one output. Returns the name of the output. An input "" is an optional one that is left out."""
         return self.ops(op, 1, *inputs, **attrs)[0]
 
     def ops(self, op: str, count: int, *inputs: str, **attrs: OnnxAttr) -> list[str]:
-        """A node of ``count`` outputs; returns their names."""
+        """Add a node of ``count`` outputs. Returns their names."""
         outputs = [self.emitter.fresh() for _ in range(count)]
         self._pending.append(_Pending(op, list(inputs), outputs, attrs))
         return list(outputs)
 
     def ints(self, values: Sequence[int] | int) -> str:
-        """An int64 initializer: a vector, or a scalar."""
+        """The name of an int64 initializer: a vector, or a scalar."""
         return self.emitter.literal(np.array(values, np.int64))
 
     def number(self, value: Attr, dtype: str) -> str:
-        """A scalar initializer of that dtype."""
+        """The name of a scalar initializer of this dtype."""
         return self.emitter.literal(np.array(value).astype(np_dtype(dtype)))
 
     def array(self, array: Array) -> str:
-        """An initializer."""
+        """The name of an initializer with this content."""
         return self.emitter.literal(np.ascontiguousarray(array).reshape(array.shape))
 
     def reshape(self, x: str, shape: Sequence[int]) -> str:
-        """``x`` with the given extents, all of them non-negative."""
+        """``x`` in the given shape, whose extents are not negative."""
         if 0 not in shape:
             return self.op("Reshape", x, self.ints(shape))
         self.need_opset(14)
         return self.op("Reshape", x, self.ints(shape), allowzero=1)
 
     def cast(self, x: str, source: str, target: str) -> str:
-        """``x`` of dtype ``source`` as ``target``."""
+        """``x``, which is of dtype ``source``, cast to dtype ``target``."""
         return x if source == target else self.op("Cast", x, to=element_type(target))
 
     def reduce(self, op: str, x: str, axes: Sequence[int], keepdims: bool) -> str:
-        """A reduction; the axes became an input in operator set 13 (ReduceSum) and 18 (the others)."""
+        """Add a reduction. Its axes became an input in operator set 13 (ReduceSum) or 18 (the others)."""
         if not axes:
             return self.op(op, x, keepdims=int(keepdims))
         if self.opset >= 18 or op == "ReduceSum":
@@ -198,25 +201,25 @@ class Call:
     # -- asking --------------------------------------------------------------------------------------
 
     def attr(self, name: str) -> Attr:
-        """An attribute; absent and None are the same."""
+        """An attribute, or None where it is absent."""
         return self.node.attrs.get(name)
 
     def integer(self, name: str) -> int:
-        """An attribute that must be an integer."""
+        """An attribute that must be an integer. Raises InexpressibleError."""
         value = self.attr(name)
         if not isinstance(value, int):
             raise InexpressibleError(f"attribute {name} is {value!r}, no integer")
         return int(value)
 
     def real(self, name: str) -> float:
-        """An attribute that must be a number."""
+        """An attribute that must be a number. Raises InexpressibleError."""
         value = self.attr(name)
         if not isinstance(value, (int, float)):
             raise InexpressibleError(f"attribute {name} is {value!r}, no number")
         return float(value)
 
     def integers(self, name: str) -> tuple[int, ...]:
-        """An attribute that must be an integer or some of them."""
+        """An attribute that must be an integer or a tuple of integers. Raises InexpressibleError."""
         return as_integers(self.attr(name), name)
 
     def text(self, name: str) -> str:
@@ -224,20 +227,20 @@ class Call:
         return str(self.attr(name))
 
     def need(self, condition: object, reason: str) -> None:
-        """Refuse with that reason unless the condition holds."""
+        """Raise InexpressibleError with the reason unless the condition holds."""
         if not condition:
             raise InexpressibleError(reason)
 
     def need_opset(self, opset: int) -> None:
-        """Refuse below that operator set."""
+        """Raise InexpressibleError below this operator set."""
         self.need(self.opset >= opset, f"needs operator set {opset}, the model is exported at {self.opset}")
 
     def axis(self, name: str = "axis", rank: int | None = None) -> int:
-        """A non-negative axis of the first input."""
+        """An axis of the first input as a non-negative number."""
         return self.integer(name) % max(1, len(self.types[0].shape) if rank is None else rank)
 
     def axes(self, name: str = "axis") -> tuple[int, ...]:
-        """Sorted non-negative axes of the first input; None means all."""
+        """Axes of the first input as sorted non-negative numbers. A missing attribute stands for all axes."""
         rank = len(self.types[0].shape)
         if self.attr(name) is None:
             return tuple(range(rank))
@@ -246,7 +249,7 @@ class Call:
     # -- finishing -----------------------------------------------------------------------------------
 
     def finish(self, results: str | Sequence[str | None]) -> None:
-        """Write the nodes out, with the results named after the node's outputs."""
+        """Write the nodes, with the results named after the operator's outputs. Raises InexpressibleError."""
         names = [results] if isinstance(results, str) else list(results)
         names += [None] * (len(self.node.outputs) - len(names))
         made = {name for each in self._pending for name in each.outputs}
@@ -269,7 +272,7 @@ class Call:
 
 
 def as_integers(value: Attr, name: str = "argument") -> tuple[int, ...]:
-    """An integer, or a tuple of them, as a tuple. Raises InexpressibleError for anything else."""
+    """An integer, or a tuple of integers, as a tuple. Raises InexpressibleError for anything else."""
     items = value if isinstance(value, tuple) else (value,)
     if not all(isinstance(each, int) for each in items):
         raise InexpressibleError(f"attribute {name} is {value!r}, not static integers")
@@ -277,5 +280,5 @@ def as_integers(value: Attr, name: str = "argument") -> tuple[int, ...]:
 
 
 def is_float(dtype: str) -> bool:
-    """Whether a dtype, by name, is a floating-point one; those of ml_dtypes are."""
+    """Whether a dtype, by name, is a floating-point one, as those of ml_dtypes are."""
     return dtype != "bool" and not np.issubdtype(np_dtype(dtype), np.integer)

@@ -1,7 +1,7 @@
-"""The table Relax operator → ONNX nodes: one small maker per family, rules as data.
+"""The table of makers: each writes the ONNX nodes of a family of Relax operators.
 
-A maker gets a ``Call`` and returns the names of its results, or raises ``InexpressibleError``. What it
-writes is valid from operator set 18 on (and mostly from 13 on; ``Call.need_opset`` guards the rest).
+A maker takes a ``Call`` and returns the names of its results, or raises ``InexpressibleError``. The nodes are valid
+from operator set 18 on. Most of them are valid from 13 on, and ``Call.need_opset`` guards the others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def _maker(op: str) -> Maker:
     if op in MAKERS:
         return MAKERS[op]
     if op.startswith("onnx."):
-        raise InexpressibleError("TVM's importer cannot convert it, it only goes back whole")
+        raise InexpressibleError(
+            "TVM's importer cannot convert it, so it only goes back as a whole ONNX node"
+        )
     if op.startswith("call_"):
         raise InexpressibleError("it is a loop nest without a name")
     raise InexpressibleError("there is no rule for it")

@@ -1,6 +1,6 @@
-"""Folding of operators on constants with numpy, where TVM's FoldConstant would compile a kernel each.
+"""Folding of operators on constants, with numpy.
 
-(TVM's pass takes 10-40 s over the weight transposes of one network.)
+TVM's pass FoldConstant compiles a kernel for each of them. It takes 10 to 40 s for the weight transposes of a network.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ _FOLDERS: Mapping[str, _Folder] = {
 
 
 def fold(op: str, args: list[Array], attrs: _Attrs, out: TensorType) -> Array | None:
-    """Value of the operator on constant arguments, or None when it is none that is folded.
+    """The operator's value on constant arguments, or None for an operator that is not folded.
 
-    A result that numpy gives another type than Relax is not used: integer division and promotions differ.
+    A result of another dtype than Relax's is not used, since numpy divides and promotes integers differently.
     """
     folder = _FOLDERS.get(op)
     if folder is None or (op == "divide" and not np.issubdtype(np_dtype(out.dtype), np.floating)):

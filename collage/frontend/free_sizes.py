@@ -1,4 +1,4 @@
-"""Sizes that callers give: operators that make tensors of extents that are calculated from the values of inputs."""
+"""Sizes that callers choose: operators whose sizes are calculated from the values of the model's inputs."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _SIZES: Mapping[str, Sequence[int]] = {
     "Resize": (1, 2, 3),
     "Slice": (1, 2, 3, 4),
 }
-"""Operands, by operator, that say what the data must fit, or may not fit it. Indices have checks of their own (see
-``index_limits``); the sizes of a Range or a OneHot fit anything."""
+"""Positions of operands, by operator, that are sizes or axes and may not fit the data. Indices are checked elsewhere
+(see ``index_limits``), and any size fits a Range or a OneHot."""
 
 _EXTENTS = frozenset({"Shape", "Size"})
-"""What they give depends on extents only, which engines look after."""
+"""Operators whose results depend on extents only, which engines know."""
 
 
 def free_size(model: onnx.ModelProto) -> str:
-    """The first operator whose sizes are calculated from values that a caller may choose, or ""."""
+    """The type and name of the first operator whose sizes a caller may choose, or "" where there is none."""
     initial = {tensor.name for tensor in model.graph.initializer}
     free = {info.name for info in model.graph.input} - initial
     for node in all_nodes(model.graph):
@@ -35,6 +35,6 @@ def free_size(model: onnx.ModelProto) -> str:
             return f"{node.op_type} {node.name}".strip()
         if node.op_type not in _EXTENTS and free.intersection(reads(node)):
             free.update(node.output)
-            for attribute in node.attribute:  # what the bodies of loops are given
+            for attribute in node.attribute:  # the inputs of the bodies of loops
                 free.update(info.name for info in attribute.g.input)
     return ""

@@ -1,12 +1,13 @@
-"""ONNX → Relax, node by node: what TVM's importer cannot convert becomes an opaque call.
+"""Converting ONNX to Relax node by node. A node that TVM's importer cannot convert becomes an opaque call.
 
-TVM's converters do the work; the loop over the nodes is ours, so that one unsupported node costs only
-itself and every binding knows the ONNX node it came from.
+TVM's converters do the work. The loop over the nodes is ours, so that one unsupported node costs only itself, and every
+binding knows the ONNX node that it came from.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import tvm
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
+from collage.core.library_text import library_text
 from collage.errors import ModelError
 from collage.frontend.overrides import OVERRIDES, bounded_indices, in_bounds
 from collage.frontend.scopes import captures, reads
@@ -26,13 +28,17 @@ from collage.graph.dataflow import TensorType
 log = logging.getLogger(__name__)
 
 OPAQUE_SYMBOL = "collage.onnx_node"
+_MODEL_TEXT = 300
+_NODE_TEXT = 200
+"""Characters that are kept of what TVM says about a model, and about a node."""
+
 _SHAPE_INPUTS_ALLOWED = frozenset(
     "Reshape Resize ConstantOfShape Gather Slice Shape Expand Concat Equal Where Cast CastLike Squeeze".split()
 )
 
 
 class DataDependentError(ModelError):
-    """Shapes depend on data, or are unknown: ``nodes`` are the ONNX nodes, by index, from where they do."""
+    """Some shapes depend on data or are unknown. ``nodes`` are the indices of the ONNX nodes with such shapes."""
 
     def __init__(self, message: str, nodes: frozenset[int]) -> None:
         super().__init__(message)
@@ -41,10 +47,10 @@ class DataDependentError(ModelError):
 
 @dataclass(frozen=True)
 class RelaxImport:
-    """A Relax function of one dataflow block, with the ONNX node of each binding.
+    """A Relax module whose ``main`` has one dataflow block.
 
-    ``sources`` gives for each binding the index of its ONNX node; ``values`` maps ONNX value names to Relax
-    expressions; ``opaque`` tells for each ONNX node that stayed opaque why.
+    ``sources`` has the index of the ONNX node for each binding. ``values`` maps names of ONNX values to Relax
+    expressions. ``opaque`` has the reason for each opaque ONNX node, by index.
     """
 
     module: tvm.IRModule
@@ -56,9 +62,9 @@ class RelaxImport:
 def import_onnx(model: onnx.ModelProto, force_opaque: Mapping[int, str] = {}) -> RelaxImport:
     """Convert a simplified model (static input shapes, unique node names) to Relax.
 
-    ``force_opaque`` names nodes, by index, whose conversion is known to be wrong, with the reason.
-    Raises DataDependentError when an opaque node's output has no static shape, and ModelError for a model that TVM
-    cannot take at all.
+    ``force_opaque`` has the nodes, by index, whose conversion is known to be wrong, with the reasons. Raises
+    DataDependentError when the output of an opaque node has no static shape, and ModelError for a model that TVM cannot
+    take at all.
     """
     importer = _Importer(model, force_opaque)
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
@@ -66,8 +72,8 @@ def import_onnx(model: onnx.ModelProto, force_opaque: Mapping[int, str] = {}) ->
         warnings.simplefilter("ignore")
         try:
             module = importer.from_onnx(model.graph, opset)
-        except Exception as error:  # inputs and initializers of types TVM does not know (strings, sequences)
-            text = " ".join(str(error).split())[-300:]
+        except Exception as error:  # TVM raises anything for types that it does not know (strings, sequences)
+            text = _end_of_text(error, _MODEL_TEXT)
             raise ModelError(
                 f"TVM's importer cannot take the model: {type(error).__name__}: {text}"
             ) from error
@@ -85,9 +91,9 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         self._shapeless: set[str] = set()
         self.reasons: dict[int, str] = {}
         self.beyond: set[int] = set()
-        """Nodes whose outputs have no static shape, and all that read those."""
+        """Nodes whose outputs have no static shape, and all nodes that read those."""
         self.problem = ""
-        """Of the first of them."""
+        """What is wrong with the first of them."""
 
     def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
         pass  # an unsupported operator becomes an opaque call
@@ -108,10 +114,10 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
                     self._nodes[name] = self._mark(index, expr)
         for info in graph.output:
             if info.name in self._shapeless:
-                self._nodes[info.name] = relax.const(0)  # for a function that can be completed
+                self._nodes[info.name] = relax.const(0)  # so that the function can be completed
 
     def _mark(self, index: int, expr: Any) -> Any:
-        """Bind a node's output, so that all bindings since the last one are known to be this node's."""
+        """Bind a node's output. All bindings since the last marked one then belong to this node."""
         if isinstance(expr, (relax.ShapeExpr, tvm.ir.GenericConst)):
             return expr
         var = self.bb.emit(expr)
@@ -129,12 +135,12 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         return tuple(sources)
 
     def _try_convert(self, index: int, node: onnx.NodeProto) -> list[Any] | None:
-        """The outputs of the converted node, or None with the reason recorded."""
+        """The outputs of the converted node. Where it cannot be converted, None, and the reason is recorded."""
         if index in self._force_opaque:
             self.reasons[index] = self._force_opaque[index]
             return None
         if "Sequence" in node.op_type:
-            self.reasons[index] = "sequences are not converted"  # on some, TVM's importer never returns
+            self.reasons[index] = "sequences are not converted"  # TVM's importer hangs on some of them
             return None
         if node.domain not in ("", "ai.onnx"):
             self.reasons[index] = f"operator domain {node.domain} is unknown to TVM's importer"
@@ -143,7 +149,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
             results = self._convert(node)
             problem = self._type_problem(node, results)
         except Exception as error:  # converters raise anything, from AssertionError to TVM's own
-            problem = f"TVM's importer: {type(error).__name__}: {' '.join(str(error).split())[-200:]}"
+            problem = f"TVM's importer: {type(error).__name__}: {_end_of_text(error, _NODE_TEXT)}"
         if problem is not None:
             self.reasons[index] = problem
             return None
@@ -190,7 +196,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         return None
 
     def _opaque_call(self, index: int, node: onnx.NodeProto) -> list[Any] | None:
-        """The outputs of a call that only engines can run, or None where their shapes are not known."""
+        """The outputs of a call that only engines can run, or None where a shape is not known."""
         unknown = [name for name in node.output if name and name not in self._types]
         if unknown:
             self.problem = self.problem or (
@@ -217,6 +223,11 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         if isinstance(expr, relax.ShapeExpr):
             return relax.const(np.array([int(v) for v in expr.values], dtype=np.int64))
         return expr
+
+
+def _end_of_text(error: Exception, limit: int) -> str:
+    """The last ``limit`` characters of what TVM says: the reason stands after the lines of TVM's own stack."""
+    return library_text(error, sys.maxsize)[-limit:]
 
 
 def tensor_type(ty: Any) -> TensorType | None:

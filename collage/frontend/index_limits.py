@@ -1,4 +1,4 @@
-"""Which inputs of a model are indices, and into how many rows: what is out of range is told before a run."""
+"""Inputs of a model that are indices, and the number of rows that they index, so that they can be checked."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import TypeAlias
 import onnx
 
 Rows: TypeAlias = "int | tuple[int, ...]"
-"""How many rows there are; one number for each column of the input's last axis, where these index different axes."""
+"""A number of rows, or one for each column of the input's last axis where the columns index different axes."""
 
 _SAME_VALUES = frozenset("Cast Expand Flatten Identity Reshape Squeeze Transpose Unsqueeze".split())
 """Operators whose output holds the values of their first input, and no others."""
 
 
 def index_limits(model: onnx.ModelProto) -> Mapping[str, Rows]:
-    """For each input of a model that is used as indices, the rows of the smallest thing it indexes.
+    """For each input of a model that is used as indices, by name, the rows of the smallest tensor that it indexes.
 
-    An index is at least the negative of that number, and less than it. What is calculated with first is not among them,
-    nor is what a body of a loop or branch indexes. Types must have been inferred, where others than the model's inputs
-    and weights are indexed.
+    An index is at least the negative of that number, and less than it. Inputs that are calculated with before they
+    index something are not among them, nor are indices in the bodies of loops and branches. The model must declare the
+    types of the indexed values.
     """
     graph = model.graph
     extents: dict[str, Sequence[int]] = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
@@ -40,9 +40,8 @@ def index_limits(model: onnx.ModelProto) -> Mapping[str, Rows]:
         rows = _INDEXED[node.op_type](node, extents[node.input[0]], indices)
         name = origin[node.input[1]]
         if len(rows) > 1 and not (extents.get(name) and indices and extents[name][-1] == indices[-1]):
-            rows = (
-                max(rows) if min(rows) > 0 else -1,
-            )  # columns are no columns any more: what is wrong in any
+            # A reshape has mixed the columns, so the limit is the one beyond which an index is wrong in any column.
+            rows = (max(rows) if min(rows) > 0 else -1,)
         if any(each > 0 for each in rows):
             limits[name] = _smaller(rows, limits.get(name, -1))
     return limits
@@ -54,7 +53,7 @@ def _along_axis(node: onnx.NodeProto, data: Sequence[int], indices: Sequence[int
 
 
 def _of_columns(node: onnx.NodeProto, data: Sequence[int], indices: Sequence[int]) -> Sequence[int]:
-    """Each column indexes an axis of its own, after those of the batch."""
+    """Each column indexes an axis of its own, after the axes of the batch."""
     first = _integer(node, "batch_dims")
     return tuple(data[first : first + indices[-1]]) if indices and indices[-1] > 0 else ()
 
@@ -67,7 +66,7 @@ _INDEXED: Mapping[str, Callable[[onnx.NodeProto, Sequence[int], Sequence[int]], 
     **dict.fromkeys(("Gather", "GatherElements", "Scatter", "ScatterElements"), _along_axis),
     **dict.fromkeys(("GatherND", "ScatterND"), _of_columns),
 }
-"""Operators that take data and indices, and how many rows the columns of the indices have; -1 where nobody knows."""
+"""For operators that take data and indices, the number of rows for each column of the indices; -1 is unknown."""
 
 
 def _smaller(rows: Sequence[int], other: Rows) -> Rows:

@@ -1,4 +1,4 @@
-"""Reading an ONNX model: a path, bytes or a ``ModelProto``, with its external data, checked."""
+"""Reading and checking an ONNX model, given as a path (with its external data), as bytes or as a ``ModelProto``."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from collage.frontend.scopes import all_nodes
 log = logging.getLogger(__name__)
 
 _CHECKED_BELOW_BYTES = 1 << 28
-"""The checker serialises the model once more: seconds for a large one, and an error above 2 GiB."""
+"""Larger models are not checked: the checker serialises the model, which takes seconds, and fails above 2 GiB."""
 
 _NEWEST_OPSET = 22
-"""A newer operator set becomes this one, or the oldest in which the model's operators mean the same: engines lag."""
+"""A newer operator set becomes this one, or the oldest in which the model's operators mean the same. Engines support
+new operator sets late."""
 
 _OLDEST_OPSET = 7
-"""What is older is converted by onnx: ONNX Runtime implements nothing before."""
+"""Models of older operator sets are converted by onnx, since ONNX Runtime does not implement these."""
 
 _IR_VERSION = 10
-"""Written into newer models. Engines refuse a number above their own, and what has been added since (annotations for
-several devices, types of few bits) they read or refuse whatever the number says."""
+"""The IR version that is written into newer models. Engines refuse a number above their own. What has been added since
+(annotations for several devices, types of few bits) they read or refuse whatever the number is."""
 
 ModelSource: TypeAlias = "str | Path | bytes | onnx.ModelProto"
 
 
 def load_onnx(source: ModelSource) -> onnx.ModelProto:
-    """The checked model, weights included, in an operator set that engines take.
+    """The checked model, weights included, in an operator set that engines take. A given ModelProto is copied.
 
-    Raises ModelError naming the file and the way out when it is missing, truncated, no ONNX, or lacks its
-    external data.
+    Raises ModelError, which names the file and the way out, when the file is missing, truncated or no ONNX model, or
+    lacks its external data.
     """
     model = as_written(source)
     if isinstance(source, onnx.ModelProto):
@@ -48,7 +49,10 @@ def load_onnx(source: ModelSource) -> onnx.ModelProto:
 
 
 def as_written(source: ModelSource) -> onnx.ModelProto:
-    """The model as its author wrote it, weights included. Raises ModelError for what is none."""
+    """The model as its author wrote it, weights included. A given ModelProto is copied.
+
+    Raises ModelError for what is no ONNX model.
+    """
     if isinstance(source, onnx.ModelProto):
         model = onnx.ModelProto()
         model.CopyFrom(source)
@@ -60,10 +64,10 @@ def as_written(source: ModelSource) -> onnx.ModelProto:
         raise ModelError(f"{path} is a directory; give the .onnx file in it.")
     try:
         data = path.read_bytes()
-    except FileNotFoundError:
-        raise ModelError(f"no such file: {path}. Check the path of the ONNX model.") from None
+    except FileNotFoundError as error:
+        raise ModelError(f"no such file: {path}. Check the path of the ONNX model.") from error
     except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror}.") from None
+        raise ModelError(f"cannot read {path}: {error.strerror}.") from error
     model = _parse(data, str(path))
     _load_external_data(model, path)
     return model
@@ -75,10 +79,10 @@ def _parse(data: bytes, name: str) -> onnx.ModelProto:
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
-    except (DecodeError, RecursionError):
+    except (DecodeError, RecursionError) as error:
         raise ModelError(
             f"{name} is no ONNX model, or is cut short: its protobuf does not parse. Export or download it again."
-        ) from None
+        ) from error
     if not model.HasField("graph") or not (model.graph.node or model.graph.output):
         raise ModelError(f"{name} parses but holds no ONNX graph. Is it an ONNX model?")
     return model
@@ -91,10 +95,11 @@ def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
         text = str(error).splitlines()[0]
         raise ModelError(
             f"the weights beside {path} cannot be read: {text}. Put the external data file next to the model."
-        ) from None
+        ) from error
 
 
 def _checked(model: onnx.ModelProto, name: str, nbytes: int) -> onnx.ModelProto:
+    """The model with a version and an operator set that engines take; ``model`` is changed in place."""
     check_text(model, name)
     if not model.graph.output:
         raise ModelError(f"{name} has no outputs, so there is nothing to compute. Export it again.")
@@ -116,14 +121,17 @@ def _checked(model: onnx.ModelProto, name: str, nbytes: int) -> onnx.ModelProto:
     try:
         onnx.checker.check_model(model)
     except onnx.checker.ValidationError as error:
-        # The checker is stricter than the engines (a graph output without a shape, say); ONNX Runtime, which
-        # loads the model next, has the last word.
+        # The checker is stricter than the engines, for example about a graph output without a shape. ONNX Runtime
+        # loads the model next, and decides.
         log.warning("%s does not pass the ONNX checker: %s", name, library_text(error))
     return model
 
 
 def settle_opset(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """The model in an operator set that engines take: not newer than its operators need, nor older than 7."""
+    """The model in an operator set that engines take: not newer than its operators need, and not older than 7.
+
+    A newer operator set is replaced in the caller's model, in place; an older one in a copy. ``name`` is for messages.
+    """
     default = [opset for opset in model.opset_import if opset.domain in ("", "ai.onnx")]
     if len(default) != 1 or model.functions:
         return model
@@ -131,7 +139,7 @@ def settle_opset(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     if opset.version < _OLDEST_OPSET:
         try:
             return onnx.version_converter.convert_version(model, _OLDEST_OPSET)
-        except Exception as error:  # it raises RuntimeError for what it has no conversion for
+        except Exception as error:  # onnx raises anything where it has no conversion
             log.info("%s stays in operator set %d: %s", name, opset.version, error)
             return model
     if opset.version > _NEWEST_OPSET:
@@ -142,6 +150,6 @@ def settle_opset(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
                 if node.domain in ("", "ai.onnx")
             ]
         except onnx.defs.SchemaError:
-            return model  # an operator that the set does not have; the engines say so
+            return model  # the set lacks an operator, and the engines will say so
         opset.version = max([_NEWEST_OPSET, *used])
     return model

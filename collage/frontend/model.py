@@ -1,4 +1,4 @@
-"""A model ready to be placed: its ONNX form, its dataflow graph, and how the two belong together."""
+"""A model that is ready to be placed: its ONNX form, its dataflow graph, and the relation between the two."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from collage.frontend.simplify import simplify
 from collage.graph.dataflow import Array, Graph, Node
 
 _PACKED = frozenset("int2 uint2 int4 uint4 float4_e2m1fn".split())
-"""Types that numpy gives a byte and engines less: no buffer serves both."""
+"""Types whose elements are a byte each in numpy, and less in engines, so that no buffer serves both."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """``onnx`` is the simplified model; ``graph`` its operators; ``calls[i]`` the Relax call of node i.
+    """``onnx`` is the simplified model, ``graph`` has its operators, and ``calls[i]`` is the Relax call of node i.
 
-    ``onnx_values`` maps ONNX value names to value ids (several names may share one: Identity vanishes);
-    ``opaque`` tells for each ONNX node, by index, why TVM's importer could not convert it. ``samples`` are inputs
-    of the user's to measure and check with, by name; the others are made up.
+    ``onnx_values`` maps names of ONNX values to value ids. Several names may share an id, since an Identity vanishes.
+    ``prim_funcs`` has the PrimFuncs of call_tir nodes by name. ``opaque`` has, for each ONNX node that TVM's importer
+    could not convert, its index and the reason. ``samples`` are the user's inputs to measure and check with, by name;
+    other inputs are made up.
     """
 
     onnx: onnx.ModelProto
@@ -45,17 +46,17 @@ class Model:
 
     @cached_property
     def input_names(self) -> tuple[str, ...]:
-        """Names of the graph inputs, in order."""
+        """The names of the graph's inputs, in order."""
         return tuple(each.name for each in self.onnx.graph.input)
 
     @cached_property
     def output_names(self) -> tuple[str, ...]:
-        """Names of the graph outputs, in order."""
+        """The names of the graph's outputs, in order."""
         return tuple(each.name for each in self.onnx.graph.output)
 
     @cached_property
     def groups(self) -> Mapping[int, frozenset[int]]:
-        """For each ONNX node (index) the graph nodes it became."""
+        """For each ONNX node, by index, the ids of the graph nodes that it became."""
         groups: dict[int, set[int]] = {}
         for node in self.graph.nodes:
             groups.setdefault(node.source, set()).add(node.id)
@@ -68,29 +69,29 @@ class Model:
 
     @cached_property
     def index_limits(self) -> Mapping[str, Rows]:
-        """For inputs that are used as indices, by name, how many rows there are."""
+        """For inputs that are used as indices, by name, the number of rows that they index."""
         return index_limits(self.onnx)
 
     @cached_property
     def narrowed(self) -> Mapping[int, str]:
-        """ONNX nodes, by index, that an engine which computes in 32 bits may get wrong, and why."""
+        """The ONNX nodes, by index, that an engine of 32-bit arithmetic may get wrong, with the reasons."""
         return narrowed_nodes(self.onnx)
 
     @cached_property
     def opset(self) -> int:
-        """Version of the default operator set."""
+        """The version of the default operator set."""
         return next((o.version for o in self.onnx.opset_import if o.domain in ("", "ai.onnx")), 1)
 
     @cached_property
     def node_signatures(self) -> tuple[bytes, ...]:
-        """For each node, what determines its kernel beside its neighbours: operator, attributes, types, origin."""
+        """For each node, what determines its kernel apart from its neighbours: operator, attributes, types, origin."""
         return tuple(self._signature(node) for node in self.graph.nodes)
 
     @cached_property
     def constant_signatures(self) -> Mapping[int, bytes]:
-        """For each constant, its type, and its content where that can change the kernel.
+        """For each constant its type, and its content where that can change the kernel.
 
-        Scalars, short vectors and integers (axes, indices, shapes) count; the content of weights does not.
+        The content counts for scalars, short vectors and integers (axes, indices, shapes), and not for weights.
         """
         signatures: dict[int, bytes] = {}
         for value, array in self.graph.constants.items():
@@ -122,7 +123,10 @@ class Model:
 
 
 def import_model(source: ModelSource, shapes: Shapes | None = None, name: str = "model") -> Model:
-    """Read, fix shapes, simplify and convert: the whole frontend. Raises ModelError and UsageError."""
+    """Run the whole frontend: read the model, fix its shapes, simplify it and convert it.
+
+    Raises ModelError and UsageError.
+    """
     proto = load_onnx(source)
     fix_shapes(proto, shapes or {})
     return from_simplified(simplify(proto), name)
@@ -134,9 +138,10 @@ def from_simplified(
     wrong: Mapping[int, str] = {},
     samples: Mapping[str, Array] = {},
 ) -> Model:
-    """The model of a simplified ONNX graph. Deterministic: the same graph gives the same ids everywhere.
+    """The model of a simplified ONNX graph. The same graph gives the same ids in every process.
 
-    ``wrong`` names ONNX nodes, by index, whose conversion is known to give wrong numbers, with the reason.
+    ``wrong`` has the ONNX nodes, by index, whose conversion is known to give wrong numbers, with the reasons. Raises
+    ModelError, also where shapes depend on data (DataDependentError).
     """
     for info in (*simple.graph.input, *simple.graph.output):
         if info.type.WhichOneof("value") != "tensor_type":
@@ -147,7 +152,7 @@ def from_simplified(
     built = build_graph(imported, {i: simple.graph.node[i].op_type for i in imported.opaque})
     packed = sorted({v.type.dtype for v in built.graph.values} & _PACKED)
     if packed:
-        raise ModelError(f"it has values of type {', '.join(packed)}, several of which share a byte.")
+        raise ModelError(f"the model has values of type {', '.join(packed)}, several of which share a byte.")
     return Model(
         simple, built.graph, built.calls, built.onnx_values, built.prim_funcs, imported.opaque, name, samples
     )

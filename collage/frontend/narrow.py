@@ -1,8 +1,9 @@
-"""What an engine that computes integers in 32 bits or in float32, and float64 in float32, would get wrong.
+"""Operators that an engine of narrow arithmetic gets wrong: one that computes integers in 32 bits or in float32, and
+float64 in float32.
 
-OpenVINO turns 64-bit integers into 32-bit ones as soon as an operator has read them, divides, compares and reduces
-32-bit ones in float32, which has 24 bits, and saturates those of 8 bits; TensorRT is no wider. What is bounded by less
-is right there: indices, extents, constants, and what is calculated from these.
+OpenVINO turns 64-bit integers into 32-bit ones as soon as an operator has read them. It divides, compares and reduces
+32-bit integers in float32, which has 24 bits, and it saturates 8-bit ones. TensorRT is no wider. Values with small
+bounds are right there: indices, extents, constants, and what is calculated from these.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from onnx import TensorProto
 
 from collage.frontend.bounds import EXTENTS, INTEGERS, MOVES, Bounds, Types, integer_bounds
 from collage.frontend.index_limits import index_limits
-from collage.frontend.infer import infer_types
 from collage.frontend.scopes import bodies, captures
+from collage.frontend.shapes import infer_types
 
 log = logging.getLogger(__name__)
 
 EXACT = 2**24
-"""Integers up to here are exact in float32."""
+"""Integers up to this magnitude are exact in float32."""
 
 _WIDE = (TensorProto.INT64, TensorProto.UINT64)
 _LARGE_BYTES = 1024
@@ -41,34 +42,34 @@ _PARAMETERS: Mapping[str, frozenset[int]] = {
     "Loop": frozenset([0]),
     "AffineGrid": frozenset([1]),
 }
-"""Inputs that are extents, axes or indices: those that are no small numbers are no valid ones."""
+"""Inputs, by position, that are extents, axes or indices. Valid ones are small numbers."""
 
 _QUANTISED = frozenset(
     "ConvInteger DequantizeLinear DynamicQuantizeLinear MatMulInteger QLinearConv QLinearMatMul QuantizeLinear".split()
 )
-"""Operators on 8 bits whose standard says how they saturate and that they sum in 32 bits."""
+"""Operators on 8 bits. The standard says how they saturate, and that they sum in 32 bits."""
 
 
 def narrowed_nodes(model: onnx.ModelProto) -> Mapping[int, str]:
-    """The nodes of the main graph, by index, that an engine of narrow arithmetic may get wrong, and why.
+    """The nodes of the main graph, by index, that an engine of narrow arithmetic may get wrong, with the reasons.
 
-    Types of values that the model does not declare are inferred. Inputs that are indices are taken for checked before
-    a run (see ``index_limits``).
+    Types that the model does not declare are inferred, in a copy. Inputs that are indices are assumed to be checked
+    before each run (see ``index_limits``).
     """
     typed = _with_types(model)
     limits = {}
     for name, rows in index_limits(typed).items():
-        most = rows if isinstance(rows, int) else max(rows)  # one for each column, or one for all
+        most = rows if isinstance(rows, int) else max(rows)  # there is one for each column, or one for all
         limits[name] = Bounds(-most, most - 1)
     return dict(_problems(typed.graph, Types.of(typed.graph), limits))
 
 
 def whole_problem(model: onnx.ModelProto) -> str:
-    """Why such an engine may get the model wrong; "" where it does not."""
+    """Why an engine of narrow arithmetic may get the model wrong; "" where it gets it right."""
     if model.functions:
         try:
             model = onnx.inliner.inline_local_functions(model)
-        except (RuntimeError, ValueError) as error:  # above 2 GiB
+        except (RuntimeError, ValueError) as error:  # the model has more than 2 GiB
             log.info("functions are not looked into: %s", error)
     return next(iter(narrowed_nodes(model).values()), "")
 
@@ -83,13 +84,13 @@ def _problems(graph: onnx.GraphProto, types: Types, known: Mapping[str, Bounds])
 
 
 def _inside(node: onnx.NodeProto, types: Types, found: Mapping[str, Bounds | None]) -> str:
-    """What is wrong in the node's bodies, or ""."""
+    """The first problem in the node's bodies, or ""."""
     for body in bodies(node):
         own = Types.of(body)
         scope = Types({**types.elements, **own.elements}, {**types.shapes, **own.shapes})
         known = {name: each for name in captures(node) if (each := found.get(name)) is not None}
         if node.op_type == "Loop":
-            known[body.input[0].name] = EXTENTS  # counts the iterations
+            known[body.input[0].name] = EXTENTS  # the number of the iteration
         for _, reason in _problems(body, scope, known):
             return f"holds {reason}"
     return ""
@@ -134,7 +135,11 @@ def _unless_held(
 
 
 def _cast_problem(node: onnx.NodeProto, types: Types, found: Mapping[str, Bounds | None]) -> str:
-    """Integers to float are right, since wide ones come from no other operator; others have to fit."""
+    """The problem of a Cast, or "".
+
+    Casts of integers to float are right, since the operator before a wide integer is a problem itself. Casts to
+    integers must fit.
+    """
     source, target = types.elements.get(node.input[0], 0), types.elements.get(node.output[0], 0)
     if target not in INTEGERS:
         return ""
@@ -163,7 +168,7 @@ def _type_name(element: int) -> str:
 
 
 def _only_indices(graph: onnx.GraphProto) -> frozenset[str]:
-    """Values that end as indices, extents or axes, perhaps after they were moved, and are nothing else."""
+    """Values that are used only as indices, extents or axes, perhaps after operators that move data."""
     other = {info.name for info in graph.output}
     indices: set[str] = set()
     for node in reversed(graph.node):

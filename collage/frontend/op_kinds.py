@@ -1,7 +1,7 @@
 """TVM's operator kinds for Relax operators, by name.
 
-Relax operators carry no ``TOpPattern``; TVM derives it from the lowered loops, which costs milliseconds an
-operator. The kinds of the operators that the importer emits are known beforehand.
+Relax operators have no ``TOpPattern``. TVM derives it from the lowered loops, which takes milliseconds for each
+operator. So the kinds of the operators that the importer emits are listed here.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ COMPUTE_BOUND = frozenset(
     "matmul linear einsum nn.conv1d nn.conv2d nn.conv3d "
     "nn.conv1d_transpose nn.conv2d_transpose nn.conv3d_transpose nn.attention nn.attention_bias".split()
 )
-"""Operators whose arithmetic outweighs their traffic; they need a scheduled kernel."""
+"""Operators whose arithmetic takes longer than their memory traffic. They need a scheduled kernel."""
 
 
 _ROUNDING = ("onnx.QuantizeLinear", "onnx.DynamicQuantizeLinear", "onnx.QLinear", "onnx.QGemm")
 
 
 def op_kind(op: str) -> OpKind:
-    """Kind of a Relax operator named without ``relax.``; what is not known is opaque."""
+    """The kind of a Relax operator, named without ``relax.``. Unknown operators are opaque."""
     return _KINDS.get(op, OpKind.OPAQUE)
 
 
 def rounds(op: str) -> bool:
-    """Whether an operator of a graph rounds to integers of a few bits: quantised arithmetic ends with it."""
+    """Whether an operator of a graph rounds to integers of a few bits, as quantised arithmetic does at its end."""
     return op == "quantize" or op.startswith(_ROUNDING)
 
 

@@ -1,4 +1,4 @@
-"""The model as its author wrote it, in the place of the region that is all of the graph."""
+"""The original model: as it was loaded, and as a region that stands for the whole graph."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from collage.frontend.to_onnx import ExportError
 
 @dataclass(frozen=True)
 class AsLoaded:
-    """The model as it was loaded, while its inputs' shapes are fixed in place."""
+    """The model as it was loaded. The shapes of ``model``'s inputs are fixed in place afterwards.
+
+    ``inputs`` are copies of its inputs from before.
+    """
 
     model: onnx.ModelProto
     inputs: tuple[onnx.ValueInfoProto, ...]
 
     @staticmethod
     def of(model: onnx.ModelProto) -> AsLoaded:
-        """Remember its inputs, which may then be changed."""
+        """Copy the model's inputs, which may then be changed in place."""
         copies = []
         for info in model.graph.input:
             copies.append(onnx.ValueInfoProto())
@@ -29,7 +32,10 @@ class AsLoaded:
         return AsLoaded(model, tuple(copies))
 
     def serialised(self) -> bytes:
-        """The model in one piece, which must be less than 2 GiB."""
+        """The serialised model, with its inputs as they were loaded. It must be smaller than 2 GiB.
+
+        The inputs of ``model`` are replaced during the call, and are as before after it.
+        """
         graph = self.model.graph
         fixed = AsLoaded.of(self.model).inputs
         try:
@@ -46,10 +52,10 @@ def _set_inputs(graph: onnx.GraphProto, inputs: tuple[onnx.ValueInfoProto, ...])
 
 
 def as_region(original: onnx.ModelProto, model: Model) -> onnx.ModelProto:
-    """The original with its inputs and outputs in the order of the graph's; nodes and weights are untouched.
+    """The original with its inputs and outputs in the order of the graph's. It is copied where they have to change.
 
-    Outputs that are constants or come twice are left out: Collage gives them itself. Raises ExportError when an input
-    or output of the graph has no counterpart.
+    Nodes and weights stay as they are. Outputs that are constants, or that come twice, are left out: Collage makes them
+    itself. Raises ExportError when an input or output of the graph has no counterpart.
     """
     whole = Subgraph(model, tuple(range(len(model.graph.nodes))))
     taken = {value: name for name, value in zip(model.input_names, model.graph.inputs, strict=True)}

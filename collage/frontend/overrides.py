@@ -1,8 +1,8 @@
-"""Conversions ONNX → Relax in place of TVM's: where it emits anonymous loops (``call_tir``), copies or errs.
+"""Converters from ONNX to Relax that replace those of TVM's importer.
 
-A loop nest without a name matches no pattern and goes back to ONNX only as a whole node; the operators below
-all exist in Relax. A converter gets the ONNX node's inputs and attributes and returns a Relax expression, or
-None to leave the node to TVM's own; an exception makes the node opaque.
+They replace converters that emit loop nests without a name (``call_tir``), make copies, or are wrong. A loop nest
+matches no pattern, and goes back to ONNX only as a whole node. A converter takes the ONNX node's inputs and attributes.
+It returns a Relax expression, or None to leave the node to TVM's converter. An exception makes the node opaque.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Converter: TypeAlias = "Callable[[list[Any], dict[str, Any]], Any]"
 
 
 def _chain(operator: Callable[[Any, Any], Any]) -> Converter:
-    """TVM converts these through broadcast_to + stack + reduction: two copies of every operand."""
+    """Fold the operands pairwise. TVM broadcasts, stacks and reduces them, which copies every operand twice."""
     return lambda inputs, attrs: reduce(operator, inputs)
 
 
 def _constant(inputs: list[Any], position: int) -> Any:
-    """The input's array; None when it is absent. Raises LookupError when it is no constant."""
+    """The array of the input at ``position``; None when it is absent. Raises LookupError when it is no constant."""
     if position >= len(inputs) or inputs[position] is None:
         return None
     if not isinstance(inputs[position], tvm.ir.GenericConst):
@@ -35,9 +35,9 @@ def _constant(inputs: list[Any], position: int) -> Any:
 
 
 def _clip(inputs: list[Any], attrs: dict[str, Any]) -> Any:
-    """A bound that is NaN or infinite does not bind; with the lower above the upper, everything is the upper (ONNX).
+    """A bound that is NaN or infinite has no effect. Where the lower bound is above the upper, ONNX gives the upper.
 
-    One that is absent is the greatest or least finite number, so that an infinity becomes that.
+    An absent bound is the greatest or least finite number, so that an infinity becomes that number.
     """
     x, *given = inputs
     dtype = str(x.ty.dtype)
@@ -68,7 +68,7 @@ _PAD_MODES = {"constant": "constant", "reflect": "reflect", "edge": "replicate",
 
 
 def _pad(inputs: list[Any], attrs: dict[str, Any]) -> Any:
-    """ONNX gives all befores, then all afters, of ``axes``; Relax (before, after) for each axis in turn."""
+    """ONNX has the widths before all ``axes``, then those after. Relax has both widths for each axis in turn."""
     try:
         pads, value, axes = _constant(inputs, 1), _constant(inputs, 2), _constant(inputs, 3)
     except LookupError:
@@ -106,7 +106,7 @@ def _cumsum(inputs: list[Any], attrs: dict[str, Any]) -> Any:
 
 
 def _conv(inputs: list[Any], attrs: dict[str, Any]) -> None:
-    """Turn ``auto_pad`` SAME into explicit pads, in place: TVM would pad in a kernel of its own."""
+    """Turn ``auto_pad`` SAME into explicit pads, in ``attrs``. TVM would pad in a kernel of its own."""
     mode = attrs.get("auto_pad", b"NOTSET").decode()
     if mode not in ("SAME_UPPER", "SAME_LOWER"):
         return
@@ -127,7 +127,7 @@ _PLAIN_CASTS = frozenset(
 
 
 def _cast(inputs: list[Any], attrs: dict[str, Any]) -> Any:
-    """TVM spells float → integer as eight operators that wrap around; ONNX leaves out-of-range values open."""
+    """TVM casts floats to integers with eight operators that wrap around. ONNX does not define out-of-range values."""
     try:
         dtype = np.dtype(helper.tensor_dtype_to_np_dtype(attrs["to"])).name
     except (KeyError, TypeError):
@@ -139,7 +139,7 @@ def _cast(inputs: list[Any], attrs: dict[str, Any]) -> Any:
 
 
 def _is_inf(inputs: list[Any], attrs: dict[str, Any]) -> Any:
-    """TVM ignores which infinities are asked for."""
+    """TVM does not tell positive from negative infinities."""
     x, zero = inputs[0], relax.const(0, str(inputs[0].ty.dtype))
     signs = []
     if not attrs.get("detect_negative", 1):
@@ -159,7 +159,7 @@ def _dropout(inputs: list[Any], attrs: dict[str, Any]) -> None:
 
 
 def _resize(inputs: list[Any], attrs: dict[str, Any]) -> None:
-    """TVM knows the output's size only, and ignores what it does not know."""
+    """TVM reads only the output's size, and ignores attributes that it does not know."""
     policy = attrs.get("keep_aspect_ratio_policy", b"stretch").decode()
     if attrs.get("antialias", 0) or "axes" in attrs or policy != "stretch":
         raise NotImplementedError("resize with antialias, axes or keep_aspect_ratio_policy")
@@ -172,14 +172,14 @@ def _resize(inputs: list[Any], attrs: dict[str, Any]) -> None:
 
 
 def _roi_align(inputs: list[Any], attrs: dict[str, Any]) -> None:
-    """TVM shifts the regions before it scales them, and takes the maximum of other values than ONNX."""
+    """TVM shifts the regions before it scales them, and its maximum is over other values than ONNX's."""
     scale, mode = attrs.get("spatial_scale", 1.0), attrs.get("coordinate_transformation_mode", b"half_pixel")
     if attrs.get("mode", b"avg") != b"avg" or (scale != 1.0 and mode != b"output_half_pixel"):
         raise NotImplementedError(f"RoiAlign with scale {scale} and mode {attrs.get('mode', b'avg')!r}")
 
 
 def _non_max_suppression(inputs: list[Any], attrs: dict[str, Any]) -> None:
-    """TVM gives as many rows as there could be; ONNX gives those that were found."""
+    """TVM's output has as many rows as there could be boxes. ONNX's has those that were found."""
     raise NotImplementedError("how many boxes are found depends on data")
 
 
@@ -188,14 +188,14 @@ def _is_integer(expr: Any) -> bool:
 
 
 def _thresholded_relu(inputs: list[Any], attrs: dict[str, Any]) -> Any:
-    """TVM multiplies by 0, which is NaN for what is not finite."""
+    """TVM multiplies by 0, which gives NaN for values that are not finite."""
     x, dtype = inputs[0], str(inputs[0].ty.dtype)
     above = relax.op.greater(x, relax.const(attrs.get("alpha", 1.0), dtype))
     return relax.op.where(above, x, relax.const(0.0, dtype))
 
 
 def _shrink(inputs: list[Any], attrs: dict[str, Any]) -> Any:
-    """TVM adds two halves, one of them made by an operator without inputs."""
+    """TVM adds two tensors, one of them made by an operator without inputs."""
     x, dtype = inputs[0], str(inputs[0].ty.dtype)
     limit, bias = attrs.get("lambd", 0.5), relax.const(attrs.get("bias", 0.0), dtype)
     below = relax.op.where(
@@ -205,7 +205,7 @@ def _shrink(inputs: list[Any], attrs: dict[str, Any]) -> Any:
 
 
 def _log_sum_exp(inputs: list[Any], attrs: dict[str, Any]) -> Any:
-    """TVM subtracts the largest value also where it is infinite, which gives NaN."""
+    """TVM subtracts the largest value even where it is infinite, which gives NaN."""
     _no_integers(inputs, attrs)
     axes = _constant(inputs, 1)
     axes = attrs.get("axes") if axes is None else [int(a) for a in axes.reshape(-1)]
@@ -221,25 +221,25 @@ def _log_sum_exp(inputs: list[Any], attrs: dict[str, Any]) -> Any:
 
 
 def _no_integers(inputs: list[Any], attrs: dict[str, Any]) -> None:
-    """ONNX Runtime does these reductions of integers in float64, and saturates in the end."""
+    """ONNX Runtime reduces integers in float64 here, and saturates the result."""
     if _is_integer(inputs[0]):
         raise NotImplementedError("a reduction of integers in several steps")
 
 
 def _mod(inputs: list[Any], attrs: dict[str, Any]) -> None:
-    """ONNX Runtime takes C's remainder of 64-bit integers in float64."""
+    """ONNX Runtime calculates C's remainder of 64-bit integers in float64."""
     if attrs.get("fmod", 0) and str(inputs[0].ty.dtype) in ("int64", "uint64"):
         raise NotImplementedError("C's remainder of 64-bit integers")
 
 
 def _arg_reduce(inputs: list[Any], attrs: dict[str, Any]) -> None:
-    """TVM turns the values round to find the last of the largest, which finds another one beside NaN."""
+    """TVM reverses the values to find the last of the largest ones, which gives another index where there is NaN."""
     if attrs.get("select_last_index", 0):
         raise NotImplementedError("the last index of the largest value")
 
 
 def _hardmax(inputs: list[Any], attrs: dict[str, Any]) -> None:
-    """TVM gives a 1 also where all is NaN."""
+    """TVM's result has a 1 even where all values are NaN."""
     raise NotImplementedError("hardmax")
 
 
@@ -247,9 +247,9 @@ _KNOWN = (tvm.ir.GenericConst, relax.ShapeExpr)
 
 
 def bounded_indices(op_type: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any | None:
-    """The indices of an operator that reads wherever they point in TVM, kept inside of the data.
+    """The indices of a GatherElements or GatherND, limited to the data. TVM reads wherever they point.
 
-    None where they are constants, which are known to be right, or the operator is none of these.
+    None for other operators, and for constant indices, which are known to be right.
     """
     if op_type not in ("GatherElements", "GatherND") or isinstance(inputs[1], _KNOWN):
         return None
@@ -267,7 +267,7 @@ def bounded_indices(op_type: str, inputs: Sequence[Any], attrs: Mapping[str, Any
 
 
 def in_bounds(result: Any) -> Any:
-    """The conversion of a Gather, whose ``take`` stays in its table and does not read wherever an index points."""
+    """The conversion of a Gather with a ``take`` that stays in its table. TVM's would read wherever an index points."""
     if isinstance(result, relax.Call) and result.op == tvm.ir.Op.get("relax.take"):
         table, index = result.args
         if str(result.attrs.mode) == "fast" and not isinstance(index, _KNOWN):
@@ -300,4 +300,4 @@ OVERRIDES: Mapping[str, Converter] = {
     **dict.fromkeys(("ArgMax", "ArgMin"), _arg_reduce),
     "Hardmax": _hardmax,
 }
-"""By ONNX operator type."""
+"""The converters by ONNX operator type."""

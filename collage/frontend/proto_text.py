@@ -1,4 +1,4 @@
-"""Text in ONNX models: names and the like must be UTF-8, which protobuf does not check when it reads a file."""
+"""Text in ONNX models, such as names. It must be UTF-8, which protobuf does not check when it reads a file."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from google.protobuf.message import Message
 from collage.errors import ModelError
 
 _PAYLOAD = frozenset({"name", "doc_string", "external_data"})
-"""Fields of a tensor that are text, or hold some; the others are its numbers."""
+"""Fields of a tensor that are text or hold text. The other fields are its numbers."""
 
 
 def check_text(model: onnx.ModelProto, name: str) -> None:
-    """Raises ModelError naming where text is that is none.
+    """Raise ModelError for text that is no UTF-8; the message names the field. ``name`` names the model.
 
-    String attributes of operators outside ONNX's own domains may hold anything: some engines keep code there.
+    String attributes of operators outside ONNX's own domains may hold any bytes: some engines keep code there.
     """
     for message, field, value in _texts(model):
         if isinstance(value, bytes):
             try:
                 value.decode()
-            except UnicodeDecodeError:
+            except UnicodeDecodeError as error:
                 kind = type(message).__name__.removesuffix("Proto").lower()
                 raise ModelError(
                     f"{name} has text that is no UTF-8, in the {field} of a {kind}: the file is damaged, or its "
                     "exporter wrote bytes where text belongs. Export or download it again."
-                ) from None
+                ) from error
 
 
 def _texts(message: Message) -> Iterator[tuple[Message, str, Any]]:
-    """All text in it; that which is no UTF-8 is bytes."""
+    """All text in the message, with the field that it is in. Text that is no UTF-8 comes as bytes."""
     tensor, node = isinstance(message, onnx.TensorProto), isinstance(message, onnx.NodeProto)
     foreign = node and message.domain not in ("", "ai.onnx", "ai.onnx.ml")
     fields = (

@@ -1,4 +1,4 @@
-"""Random inputs that a model accepts: what a user's data would look like as far as the graph tells."""
+"""Random inputs that a model accepts, as similar to a user's data as the graph allows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collage.errors import ModelError
 from collage.graph.dataflow import Array, Node, TensorType, np_dtype
 from collage.graph.value_type import OPTIONAL, SEQUENCE, STRING, TENSOR, ValueType
 
-if TYPE_CHECKING:  # it imports TVM, which `collage run --random` does not need
+if TYPE_CHECKING:  # this module imports TVM, which `collage run --random` does not need
     from collage.frontend.model import Model
 
 _FOLLOWED = frozenset(
@@ -48,24 +48,24 @@ _FOLLOWED = frozenset(
     ]
 )
 _INDEXING = {"take": 1, "gather_elements": 1, "onnx.Gather": 1, "onnx.GatherElements": 1}
-"""Operators and the position of their indices; the data comes first."""
+"""The position of the indices of operators that index. Their data comes first."""
 
 DIVISIONS = frozenset(["divide", "floor_divide", "mod", "floor_mod", "onnx.Div", "onnx.Mod"])
-"""Operators whose second input divides. ONNX says nothing of a division of integers by zero, and ONNX Runtime ends
-the process."""
+"""Operators whose second input is a divisor. ONNX does not define a division of integers by zero, and ONNX Runtime
+ends the process."""
 
 
 _DRAWN_BYTES = 8
-"""Of a number as numpy draws it."""
+"""The size of a random number before it is cast."""
 
 
 def random_inputs(model: Model, rng: np.random.Generator) -> tuple[Array, ...]:
-    """An array for each graph input, in order.
+    """An array for each of the graph's inputs, in order. An input that the user has given a sample for gets that.
 
-    Floats are standard normal, booleans fair coins. Integers are uniform in [0, n) where they are indices: n is the
-    number of rows of what they index, found by following them through the graph. Others of 8 and 16 bits are uniform in
-    the range of the dtype, like the bytes of a picture; wider ones 0 or 1 (masks, types of segments), and 1 or 2 where
-    something is divided by them. Inputs that the model has samples of get those.
+    Floats are standard normal, and booleans are fair coins. Integers that are indices are uniform in [0, n), where n is
+    the number of rows that they index, found by following them through the graph. Other integers of 8 and 16 bits are
+    uniform in the range of the dtype, like the bytes of a picture. Wider ones are 0 or 1 (masks, types of segments), or
+    1 or 2 where they divide something.
     """
     return tuple(
         model.samples[name] if name in model.samples else _random_input(model, value, rng)
@@ -88,7 +88,7 @@ def _random_input(model: Model, value: int, rng: np.random.Generator) -> Array:
 
 
 def _divides(model: Model, value: int) -> bool:
-    """Whether something is divided by the value, or by what is calculated from it."""
+    """Whether something is divided by the value, or by a value that is calculated from it."""
     graph = model.graph
     reached = {value}
     for node in graph.nodes:
@@ -100,17 +100,17 @@ def _divides(model: Model, value: int) -> bool:
 
 
 def random_array(kind: TensorType, rng: np.random.Generator, limit: int = 2) -> Array:
-    """A random array: floats standard normal, booleans fair coins, integers uniform in [0, limit).
+    """A random array: floats are standard normal, booleans fair coins, and integers uniform in [0, limit).
 
-    The default is valid as an index of anything. Raises ModelError for one that no memory holds.
+    Raises ModelError for an array that does not fit into memory.
     """
     try:
         return _random_array(kind, rng, limit)
-    except MemoryError:
+    except MemoryError as error:
         raise ModelError(
             f"random numbers for {kind} take {_DRAWN_BYTES * kind.size >> 20} MiB, more than there is: fix "
             "smaller shapes with --shape, or give values with --input."
-        ) from None
+        ) from error
 
 
 def _random_array(kind: TensorType, rng: np.random.Generator, limit: int) -> Array:
@@ -128,9 +128,9 @@ def _random_array(kind: TensorType, rng: np.random.Generator, limit: int) -> Arr
 
 
 def random_value(kind: ValueType | TensorType, rng: np.random.Generator) -> Any:
-    """A random value of any type: extents that are not known are 1, strings short words, sequences of two.
+    """A random value of any type. Unknown extents are 1, strings are short words, and sequences have two elements.
 
-    Raises TypeError for types that nothing is known of.
+    Raises TypeError for types that cannot be made up, and ModelError as ``random_array`` does.
     """
     if isinstance(kind, TensorType):
         return random_array(kind, rng)
@@ -146,7 +146,7 @@ def random_value(kind: ValueType | TensorType, rng: np.random.Generator) -> Any:
 
 
 def indexed_rows(model: Model, value: int) -> int | None:
-    """Rows of the smallest tensor that the value is an index into, or None when it is none."""
+    """The number of rows of the smallest tensor that the value indexes, or None where it is no index."""
     graph = model.graph
     seen = {value}
     pending = [value]
@@ -172,7 +172,7 @@ def _is_integer(dtype: str) -> bool:
 
 
 def _extent(model: Model, node: Node) -> int:
-    """Length of the data's axis that the node indexes."""
+    """The length of the axis of the data that the node indexes."""
     shape = model.graph.type_of(node.inputs[0]).shape
     axis = node.attrs.get("axis", 0)
     if node.op.startswith("onnx."):
@@ -180,4 +180,4 @@ def _extent(model: Model, node: Node) -> int:
         axis = next((attribute.i for attribute in proto.attribute if attribute.name == "axis"), 0)
     if not isinstance(axis, int):  # take without an axis indexes the flattened tensor
         return int(np.prod(shape))
-    return shape[axis] if -len(shape) <= axis < len(shape) else 1  # an invalid axis is an engine's to refuse
+    return shape[axis] if -len(shape) <= axis < len(shape) else 1  # engines refuse an invalid axis

@@ -1,4 +1,4 @@
-"""What ONNX nodes read and define, subgraphs (If, Loop, Scan) and what those capture included."""
+"""The names that ONNX nodes read and define, with those in their subgraphs (of If, Loop and Scan)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import onnx
 
 
 def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The node's subgraphs, without theirs."""
+    """The node's subgraphs, without the subgraphs of these."""
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
             yield attribute.g
@@ -26,14 +26,14 @@ def all_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 
 
 def defines(body: onnx.GraphProto) -> frozenset[str]:
-    """Names that the subgraph's own scope defines."""
+    """The names that the subgraph's own scope defines."""
     names = {each.name for each in [*body.input, *body.initializer]}
     names |= {each.values.name for each in body.sparse_initializer}
     return frozenset(names | {name for node in body.node for name in node.output})
 
 
 def captures(node: onnx.NodeProto) -> dict[str, None]:
-    """Names of the outer scope that the node's subgraphs read, each once, in order."""
+    """The names of the outer scope that the node's subgraphs read, each once, in order."""
     found: dict[str, None] = {}
     for body in bodies(node):
         inner = defines(body)
@@ -44,5 +44,5 @@ def captures(node: onnx.NodeProto) -> dict[str, None]:
 
 
 def reads(node: onnx.NodeProto) -> dict[str, None]:
-    """Names the node reads: its inputs, then what its subgraphs capture; each once."""
+    """The names that the node reads: its inputs, then those that its subgraphs capture; each once."""
     return {**dict.fromkeys(name for name in node.input if name), **captures(node)}

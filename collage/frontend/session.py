@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -11,23 +10,23 @@ import onnx
 import onnxruntime as ort
 
 from collage.core.temporary import TemporaryFolder
-from collage.frontend.exotic import has_exotic, plain_interface
 from collage.frontend.expand import expand
-from collage.frontend.ort_options import session_options
+from collage.frontend.ort_session import session_options
 from collage.frontend.simplify import save_proto
+from collage.frontend.unsupported_dtypes import has_unsupported, plain_interface
 
 Run: TypeAlias = Callable[[Mapping[str, Any]], list[Any]]
 
 
 def reference_run(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
-    """Outputs, in order, of a run on the inputs by name; see ``Reference``."""
+    """Outputs, in order, of one run on the inputs by name; see ``Reference``."""
     return Reference(model).run(feeds)
 
 
 class Reference:
     """A model in ONNX Runtime without optimisations, loaded once for several runs.
 
-    Where ONNX Runtime lacks an operator, or a form of it, that is defined by others, these run.
+    An operator that ONNX Runtime lacks is replaced by those that define it in the standard (see ``expand``).
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -40,7 +39,7 @@ class Reference:
             if self._run is None:
                 self._run = _loaded(self._model)
             return self._run(feeds)
-        except Exception:  # ORT's exceptions share no base class but Exception
+        except Exception:  # ONNX Runtime's exceptions share no base class but Exception
             expanded = expand(self._model)
             if expanded is self._model:
                 raise
@@ -49,7 +48,7 @@ class Reference:
 
 
 def _loaded(model: onnx.ModelProto) -> Run:
-    if has_exotic(model):
+    if has_unsupported(model):
         copy = onnx.ModelProto()
         copy.CopyFrom(model)
         plain = plain_interface(copy)
@@ -68,24 +67,3 @@ def _session(model: onnx.ModelProto) -> ort.InferenceSession:
         path = folder / "model.onnx"
         save_proto(model, path)
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-
-
-def run_within(
-    session: ort.InferenceSession, names: Sequence[str] | None, feeds: Mapping[str, Any], limit_s: float
-) -> list[Any]:
-    """The session's outputs. Raises TimeoutError after ``limit_s`` seconds, and what ONNX Runtime raises.
-
-    It looks whether it shall stop before each operator, in the bodies of loops too.
-    """
-    options = ort.RunOptions()
-    timer = threading.Timer(limit_s, partial(setattr, options, "terminate", True))
-    timer.daemon = True
-    timer.start()
-    try:
-        return list(session.run(names, dict(feeds), options))
-    except Exception:  # ORT's exceptions share no base class but Exception
-        if options.terminate:
-            raise TimeoutError(f"took more than {limit_s:g} s") from None
-        raise
-    finally:
-        timer.cancel()

@@ -1,7 +1,8 @@
-"""Fixing symbolic input dimensions: a compile is for one set of static shapes."""
+"""Shapes and types of a model's values: those that the user fixes, and those that onnx infers."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import onnx
@@ -10,6 +11,8 @@ from collage.core.memory import physical_bytes
 from collage.core.printable import printable
 from collage.errors import ModelError, UsageError, unknown_names
 
+log = logging.getLogger(__name__)
+
 Shapes = Mapping[str, Sequence[int]]
 
 _GUESS_IMAGE = 224
@@ -17,17 +20,17 @@ _GUESS_LENGTH = 128
 
 
 def model_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    """The inputs a caller must give: graph inputs that are no initializers."""
+    """The inputs that a caller must give: the graph's inputs that are no initializers."""
     initializers = {tensor.name for tensor in model.graph.initializer}
     return [each for each in model.graph.input if each.name not in initializers]
 
 
 def fix_shapes(model: onnx.ModelProto, shapes: Shapes) -> None:
-    """Write ``shapes`` (elements per axis) into the model's inputs, in place.
+    """Write ``shapes`` (elements per axis) into the inputs of the caller's model, in place.
 
-    Raises UsageError for unknown names, a wrong rank, a clash with a static dimension, or a dimension that
-    stays symbolic; the last lists every input with a flag that is ready to paste. Raises ModelError for a shape that
-    no memory holds.
+    Raises UsageError for unknown names, a wrong rank, a clash with a static dimension, and a dimension that stays
+    symbolic; the last message has a flag for every such input, ready to paste. Raises ModelError for a shape that does
+    not fit into memory.
     """
     inputs = model_inputs(model)
     unknown = set(shapes) - {each.name for each in inputs}
@@ -47,8 +50,34 @@ def fix_shapes(model: onnx.ModelProto, shapes: Shapes) -> None:
     _refuse_huge(model)
 
 
+def infer_types(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Write the types of values that onnx infers into the caller's model, in place. Returns the same model.
+
+    The inference runs on a copy without the large weights, since it serialises the model, which is limited to 2 GiB.
+    """
+    bare = onnx.ModelProto()
+    bare.CopyFrom(model)
+    for tensor in bare.graph.initializer:
+        if len(tensor.raw_data) > 4096:
+            tensor.ClearField("raw_data")
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+            entry = tensor.external_data.add()
+            entry.key, entry.value = "location", "elsewhere"
+    try:
+        bare = onnx.shape_inference.infer_shapes(bare, data_prop=True)
+    except (onnx.shape_inference.InferenceError, UnicodeDecodeError, MemoryError, RuntimeError) as error:
+        log.warning("ONNX shape inference failed: %s", error)
+        return model
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(bare.graph.value_info)
+    inferred = {info.name: info for info in bare.graph.output}
+    for info in model.graph.output:
+        info.CopyFrom(inferred[info.name])
+    return model
+
+
 def _refuse_huge(model: onnx.ModelProto) -> None:
-    """Raises ModelError for a shape that no memory holds: shape inference may go through its elements, too."""
+    """Raise ModelError for a shape that does not fit into memory. Shape inference may visit its elements, too."""
     most = physical_bytes()
     for info in (*model.graph.input, *model.graph.output, *model.graph.value_info):
         size = 1

@@ -1,4 +1,4 @@
-"""Constant folding and dead-code removal, by ONNX Runtime."""
+"""Constant folding and dead-code removal, done by ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from collage.core.temporary import TemporaryFolder
 from collage.errors import ModelError
 from collage.frontend.casts import casts_first
 from collage.frontend.expand import expand
-from collage.frontend.infer import infer_types
-from collage.frontend.ort_options import session_options
+from collage.frontend.ort_session import session_options
 from collage.frontend.scopes import all_nodes
-from collage.frontend.shapes import model_inputs
+from collage.frontend.shapes import infer_types, model_inputs
 
 log = logging.getLogger(__name__)
 
@@ -26,18 +25,18 @@ _EXTERNAL_ABOVE_BYTES = 1024
 
 
 def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with constants folded, BatchNormalization folded into convolutions, and types inferred.
+    """A new model with constants folded, BatchNormalization folded into convolutions, and types inferred.
 
-    Operators that only engines could run are replaced by those that define them first (see ``expand``), and casts of
-    64-bit integers move to where these come from (see ``casts_first``).
+    Before that, operators that only engines could run are replaced by those that define them (see ``expand``). After
+    it, casts of 64-bit integers move to where the integers come from (see ``casts_first``).
 
-    ONNX Runtime's level "basic" does the folding; it emits standard operators only. TVM's importer needs it
-    (BERT's ConstantOfShape on a shape tensor fails without), and every engine would do the same by itself.
-    Raises ModelError when ONNX Runtime, the engine of last resort, cannot load the model.
+    ONNX Runtime's level "basic" does the folding. It emits standard operators only. TVM's importer needs it, for
+    example for BERT's ConstantOfShape on a shape tensor, and every engine would do the same by itself. Raises
+    ModelError when ONNX Runtime cannot load the model.
     """
     simple = _fold(expand(model))
     if any(node.op_type == "Shape" and node.domain == "" for node in simple.graph.node):
-        # ONNX Runtime inlines functions (GroupNormalization) after it has folded shapes.
+        # ONNX Runtime inlines functions (such as GroupNormalization) after it has folded shapes.
         simple = _fold(simple)
     _tidy(simple, {info.name for info in model_inputs(model)})
     return infer_types(casts_first(simple))
@@ -59,16 +58,19 @@ def _fold(model: onnx.ModelProto) -> onnx.ModelProto:
         options.intra_op_num_threads = 1
         try:
             ort.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # ORT's exceptions share no base class but Exception
+        except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
             text = library_text(str(error).replace(str(source), "the model"))
             raise ModelError(f"ONNX Runtime cannot load the model: {text}") from error
         return onnx.load(str(target))
 
 
 def save_proto(model: onnx.ModelProto, path: Path) -> None:
-    """Write the model; weights go beside it when the protobuf would exceed 2 GiB. The model is left alone."""
+    """Write the model, with the weights in a file beside it when the protobuf would exceed 2 GiB.
+
+    The model is not changed.
+    """
     try:
-        data = model.SerializeToString()  # asking for the size first would cost as much again
+        data = model.SerializeToString()  # asking for the size first would take as long again
     except (EncodeError, ValueError):
         data = b""
     if data:
@@ -80,9 +82,9 @@ def save_proto(model: onnx.ModelProto, path: Path) -> None:
 
 
 def _tidy(model: onnx.ModelProto, given: Collection[str]) -> None:
-    """Keep the ``given`` inputs only, drop opsets that are not used, and name each node.
+    """Keep only the ``given`` inputs, drop unused operator sets, and give each node a name of its own, in place.
 
-    Initializers are inputs, too, in models of IR version 3, those included that folding has made.
+    In models of IR version 3 initializers are inputs, too, also those that folding has made.
     """
     graph = model.graph
     inputs = [each for each in graph.input if each.name in given]

@@ -1,4 +1,4 @@
-"""Cutting a model in two: the static part, which can be placed, and the tail, which an engine runs."""
+"""Cutting a model in two: the static prefix, which can be placed, and the dynamic suffix, which an engine runs."""
 
 from __future__ import annotations
 
@@ -14,46 +14,45 @@ from collage.frontend.shapes import model_inputs
 
 @dataclass(frozen=True)
 class Split:
-    """Two models, the second of which reads what the first gives, and perhaps inputs of the whole.
+    """The two parts of a model. The suffix reads outputs of the prefix, and perhaps inputs of the whole model.
 
-    Each output of the whole is an output of one of them.
+    Each output of the whole model is an output of one of the two.
     """
 
-    head: onnx.ModelProto
-    tail: onnx.ModelProto
+    prefix: onnx.ModelProto
+    suffix: onnx.ModelProto
 
 
 def split(simple: onnx.ModelProto, beyond: Collection[int]) -> Split | None:
-    """The nodes ``beyond`` (by index, with all that read their outputs) and the rest of a simplified model.
+    """Split a simplified model: the suffix gets the nodes ``beyond``, by index, and all that read their outputs.
 
-    Nodes whose outputs have no static type go with the tail, whatever becomes of them. None where no node is left for
-    the head, or an output of the model comes from no node.
+    Nodes whose outputs have no static type go to the suffix, too. The result is None where no node is left for the
+    prefix, or where no node makes an output of the model. ``simple`` is not changed.
     """
     graph = simple.graph
     infos = {info.name: info for info in (*graph.input, *graph.value_info, *graph.output)}
-    head: list[onnx.NodeProto] = []
-    tail: list[onnx.NodeProto] = []
+    prefix: list[onnx.NodeProto] = []
+    suffix: list[onnx.NodeProto] = []
     later: set[str] = set()
     for index, node in enumerate(graph.node):
         static = all(name in infos and declared_type(infos[name]) for name in node.output if name)
         if index in beyond or not static or not later.isdisjoint(reads(node)):
-            tail.append(node)
+            suffix.append(node)
             later.update(node.output)
         else:
-            head.append(node)
-    made = {name for node in head for name in node.output if name}
+            prefix.append(node)
+    made = {name for node in prefix for name in node.output if name}
     outputs = [info.name for info in graph.output]
-    if not head or not all(name in made or name in later for name in outputs):
+    if not prefix or not all(name in made or name in later for name in outputs):
         return None
-    first, second = _read(head), _read(tail)
+    first, second = _read(prefix), _read(suffix)
     wanted = dict.fromkeys(name for name in [*second, *outputs] if name in made)
-    given = [info.name for info in model_inputs(simple)]
-    crossing = [name for name in second if name in made or name in given]
+    inputs = [info.name for info in model_inputs(simple)]
+    crossing = [name for name in second if name in made or name in inputs]
+    last = [info for info in graph.output if info.name in later]
     return Split(
-        _part(simple, head, [infos[n] for n in given if n in first], [infos[n] for n in wanted]),
-        _part(
-            simple, tail, [infos[n] for n in crossing], [info for info in graph.output if info.name in later]
-        ),
+        _part(simple, prefix, [infos[name] for name in inputs if name in first], [infos[n] for n in wanted]),
+        _part(simple, suffix, [infos[name] for name in crossing], last),
     )
 
 

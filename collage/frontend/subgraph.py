@@ -1,4 +1,4 @@
-"""A part of a model: what patterns match, backends compile, and the measurer times."""
+"""A subgraph: the part of a model that a pattern matches, a backend compiles, and the measurer times."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from collage.graph.dataflow import Array, Node, TensorType
 class Subgraph:
     """A convex set of nodes of a model, ascending by id.
 
-    A kernel takes the arrays of ``inputs`` and fills those of ``outputs``, in these orders; constants belong
-    to the kernel.
+    A kernel reads the arrays of ``inputs`` and writes those of ``outputs``, in these orders. Constants belong to the
+    kernel.
     """
 
     model: Model
@@ -39,17 +39,17 @@ class Subgraph:
 
     @cached_property
     def inputs(self) -> tuple[int, ...]:
-        """Ids of the non-constant values read from outside, in order of first use."""
+        """The ids of the values that are read from outside and are no constants, in order of first use."""
         return tuple(v for v in self._read_from_outside if not self.model.graph.is_constant(v))
 
     @cached_property
     def constants(self) -> tuple[int, ...]:
-        """Ids of the constants read, in order of first use."""
+        """The ids of the constants that are read, in order of first use."""
         return tuple(v for v in self._read_from_outside if self.model.graph.is_constant(v))
 
     @cached_property
     def outputs(self) -> tuple[int, ...]:
-        """Ids of the values produced here and used outside or returned by the model, ascending."""
+        """The ids of the values that are made here and used outside, or returned by the model, ascending."""
         graph = self.model.graph
         return tuple(
             value
@@ -71,22 +71,22 @@ class Subgraph:
 
     @property
     def input_types(self) -> tuple[TensorType, ...]:
-        """Types of ``inputs``."""
+        """The types of ``inputs``, in order."""
         return tuple(self.model.graph.type_of(v) for v in self.inputs)
 
     @property
     def output_types(self) -> tuple[TensorType, ...]:
-        """Types of ``outputs``."""
+        """The types of ``outputs``, in order."""
         return tuple(self.model.graph.type_of(v) for v in self.outputs)
 
     @property
     def weights(self) -> Mapping[int, Array]:
-        """Arrays of the constants by value id."""
+        """The arrays of the constants by value id."""
         return {v: self.model.graph.constants[v] for v in self.constants}
 
     @cached_property
     def ops(self) -> tuple[str, ...]:
-        """Short operator names, in order: ``("conv2d", "add", "relu")``."""
+        """The short names of the operators, in order, such as ``("conv2d", "add", "relu")``."""
         return tuple(
             node.op.rsplit(".", 1)[-1] if not node.op.startswith("onnx.") else node.op
             for node in self.operators
@@ -94,7 +94,7 @@ class Subgraph:
 
     @cached_property
     def whole_sources(self) -> frozenset[int]:
-        """Indices of the ONNX nodes all of whose operators are in here."""
+        """The indices of the ONNX nodes all of whose operators are in the subgraph."""
         groups = self.model.groups
         return frozenset(
             s for s in {n.source for n in self.operators} if s >= 0 and groups[s] <= self.members
@@ -102,9 +102,9 @@ class Subgraph:
 
     @cached_property
     def digest(self) -> str:
-        """Canonical hash of structure, attributes, dtypes, shapes, scalar constants and ONNX origin.
+        """A canonical hash of structure, attributes, dtypes, shapes, scalar constants and ONNX origin.
 
-        Equal for identical subgraphs anywhere in any model, across processes; free of names and positions.
+        It is equal for identical subgraphs in any model and any process, and does not depend on names or positions.
         """
         model = self.model
         refs: dict[int, int] = {}
@@ -128,18 +128,18 @@ class Subgraph:
         return hasher.hexdigest()[:32]
 
     def to_onnx(self) -> onnx.ModelProto:
-        """The part as an ONNX model whose inputs are ``v<id>`` of ``inputs`` and outputs ``v<id>`` of ``outputs``.
+        """The subgraph as an ONNX model. Its inputs and outputs are named ``v<id>``, in the order of those here.
 
-        Raises ExportError when an operator has no ONNX form and its ONNX node is cut through.
+        Raises ExportError when an operator has no ONNX form and only a part of its ONNX node is in the subgraph.
         """
         return export_onnx(self.model, self.nodes, self.inputs, self.outputs)
 
     def to_relax(self) -> RelaxPart:
-        """The part as a Relax function, constants embedded."""
+        """The subgraph as a Relax function with its constants embedded."""
         return export_relax(self.model, self.nodes, self.inputs, self.outputs)
 
     def __str__(self) -> str:
         return "+".join(self.ops)
 
     def __getstate__(self) -> Any:
-        raise TypeError("a Subgraph does not travel between processes; send its node ids")
+        raise TypeError("a Subgraph cannot be sent to another process; send its node ids")

@@ -1,7 +1,7 @@
-"""A part of the graph as an ONNX model of its own: what ONNX Runtime and OpenVINO receive.
+"""A part of the graph as an ONNX model of its own, which ONNX Runtime and OpenVINO get.
 
-Parts that cover whole ONNX nodes go back as those nodes, so that an engine sees what the author wrote and its
-own fusions apply; a part that cuts through an ONNX node is written operator by operator.
+Where the part covers whole ONNX nodes, these go back as they are, so that the engine's own fusions apply to what the
+author wrote. Where it has only a part of an ONNX node, that is written operator by operator.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from collage.frontend.model import Model
 from collage.frontend.scopes import bodies, defines, reads
 
 EXPORT_OPSET = 18
-"""Operator set of a part that is written operator by operator, at least."""
+"""The least operator set of a part that is written operator by operator."""
 
 _MIXED_OPSET = 13
-"""From here on the rules' output fits beside the model's own nodes, or says that it does not."""
+"""From this operator set on, what the makers write is valid beside the model's own nodes, or they refuse."""
 
 _DOMAINS = ("", "ai.onnx")
 
 
 class ExportError(Exception):
-    """A part of the graph has no ONNX form; the message names the operator, its ONNX node, and why."""
+    """A part of the graph has no ONNX form. The message names the operator, its ONNX node, and the reason."""
 
 
 def export_onnx(
@@ -46,12 +46,12 @@ def export_onnx(
 ) -> onnx.ModelProto:
     """The nodes as an ONNX model with inputs ``v<id>`` and outputs ``v<id>``, in the given orders.
 
-    An output that is no result of a node, or comes twice, is a copy named ``v<id>_out<position>``. With
-    ``verbatim=False`` everything is written operator by operator. Constants are copied once.
+    An output that no node makes, or that comes twice, is a copy named ``v<id>_out<position>``. With ``verbatim=False``
+    everything is written operator by operator. Constants are copied once.
 
-    The operator set is the model's own where that will do: a part that cuts through an ONNX node of a model
-    older than operator set 18 may need 18, and then keeps only the whole nodes that have not changed since.
-    Raises ExportError when an operator has no ONNX form and its ONNX node cannot go back whole.
+    The operator set is the model's own where that is enough. A part with an incomplete ONNX node of a model older than
+    operator set 18 may need 18. It then keeps only those whole nodes that have not changed since. Raises ExportError
+    when an operator has no ONNX form and its ONNX node cannot go back whole.
     """
     order = sorted(nodes)
     newest = max(model.opset, EXPORT_OPSET)
@@ -65,13 +65,13 @@ def export_onnx(
         try:
             return _Exporter(model, order, inputs, outputs, model.opset, whole).export()
         except ExportError:
-            pass  # some operator came to ONNX later
+            pass  # some operator is newer than the model's operator set
     stable = frozenset(source for source in whole if _is_stable(model, source))
     return _Exporter(model, order, inputs, outputs, EXPORT_OPSET, stable).export()
 
 
 def can_export(model: Model, node: int) -> str | None:
-    """Why the node cannot be written operator by operator; None when it can (0.05 ms)."""
+    """Why the node cannot be written operator by operator; None when it can. It takes 0.05 ms."""
     emitter = Emitter(model.graph, max(model.opset, EXPORT_OPSET), ())
     try:
         make(Call(emitter, model.graph.nodes[node]))
@@ -83,7 +83,7 @@ def can_export(model: Model, node: int) -> str | None:
 def _whole_sources(
     model: Model, order: Sequence[int], inputs: Sequence[int], outputs: Sequence[int]
 ) -> frozenset[int]:
-    """ONNX nodes that can go back as they are: wholly in here, and nothing inside them is needed outside."""
+    """The ONNX nodes that can go back as they are: all of them is in here, and no value inside is needed outside."""
     graph = model.graph
     members = frozenset(order)
     wanted = frozenset(outputs)
@@ -155,7 +155,7 @@ class _Exporter:
         try:
             self.interface()
         except InexpressibleError as reason:
-            raise ExportError(f"part of {self.model.name}: {reason}.") from None
+            raise ExportError(f"part of {self.model.name}: {reason}.") from reason
         self.finish()
         return self.proto
 
@@ -167,7 +167,7 @@ class _Exporter:
                     raise InexpressibleError(f"it reads v{value}, which is no input of the part")
             make(Call(self.emitter, node))
         except InexpressibleError as reason:
-            raise ExportError(f"{self.model.describe_node(node_id)} has no ONNX form: {reason}.") from None
+            raise ExportError(f"{self.model.describe_node(node_id)} has no ONNX form: {reason}.") from reason
         self.defined.update(node.outputs)
 
     def whole_node(self, source: int) -> None:
@@ -192,12 +192,12 @@ class _Exporter:
         self.note_calls(proto)
 
     def is_read(self, value: int) -> bool:
-        """Whether anybody wants the value; dead outputs cost time where they are optional."""
+        """Whether the value is read. An optional output that is not read is left out, since it would take time."""
         graph = self.model.graph
         return bool(graph.users[value]) or value in graph.output_set or value in self.outputs
 
     def outer(self, name: str) -> str:
-        """The name in the part of an ONNX value of the model."""
+        """The name that an ONNX value of the model has in the part."""
         value = self.model.onnx_values.get(name)
         if value in self.defined:
             return f"v{value}"
@@ -208,9 +208,9 @@ class _Exporter:
         return name and f"w_{name}"
 
     def rename(self, body: onnx.GraphProto, scope: Mapping[str, str]) -> None:
-        """Rename what the body captures; its own names get a prefix, so that none meets one of ours."""
+        """Rename what the body captures, in place. Its own names get a prefix, so that they clash with no others."""
         scope = {**scope, **{name: f"i_{name}" for name in defines(body) if name}}
-        del body.value_info[:]  # may speak of outer values by their old names
+        del body.value_info[:]  # it may have outer values by their old names
         for each in [*body.input, *body.initializer]:
             each.name = scope.get(each.name, each.name)
         for sparse in body.sparse_initializer:
@@ -270,7 +270,7 @@ class _Exporter:
         proto.graph.name = model.name or "part"
 
     def functions(self) -> None:
-        """Copy the model's functions that are called, by functions too."""
+        """Copy the model's functions that are called, also those that other functions call."""
         by_name = {(f.domain, f.name): f for f in self.model.onnx.functions}
         pending = [key for key in self.called if key in by_name]
         copied: set[tuple[str, str]] = set()
@@ -285,7 +285,7 @@ class _Exporter:
 
 
 def _is_optional(proto: onnx.NodeProto, position: int, opset: int) -> bool:
-    """Whether the operator may leave that output out."""
+    """Whether the output at ``position`` is optional."""
     if proto.domain not in _DOMAINS:
         return False
     try:

@@ -15,9 +15,9 @@ from collage.graph.dataflow import TensorType
 
 @dataclass(frozen=True)
 class RelaxPart:
-    """``function`` takes the part's inputs and returns its outputs; constants are embedded in it.
+    """``function`` takes the part's inputs and returns its outputs. Constants are embedded in it.
 
-    ``variables`` maps value ids to the function's expressions; ``prim_funcs`` holds what its call_tir calls.
+    ``variables`` maps value ids to the function's expressions. ``prim_funcs`` has the PrimFuncs that it calls, by name.
     """
 
     function: Any
@@ -28,13 +28,13 @@ class RelaxPart:
 def export_relax(
     model: Model, nodes: Sequence[int], inputs: Sequence[int], outputs: Sequence[int]
 ) -> RelaxPart:
-    """Build the function from the nodes' Relax calls (0.1 ms for a few nodes).
+    """Build the function from the nodes' Relax calls, which takes 0.1 ms for a few nodes.
 
     Two or more outputs are returned as a tuple.
     """
     graph = model.graph
     variables: dict[int, Any] = {}
-    for position, value in enumerate(inputs):  # equal parts have equal names, and so one kernel
+    for position, value in enumerate(inputs):  # equal parts get equal names, so that they share a kernel
         variables[value] = relax.Var(f"x{position}", relax_type(graph.type_of(value)))
     params = list(variables.values())
     for node_id in nodes:
@@ -62,7 +62,7 @@ def export_relax(
 
 
 def relax_type(found: TensorType) -> Any:
-    """The Relax tensor type."""
+    """The type as a Relax tensor type."""
     return relax.TensorType(list(found.shape), found.dtype)
 
 

@@ -1,20 +1,24 @@
-"""ONNX types as ValueType."""
+"""ONNX types as ValueType, and the inputs that a user gives, checked against these types."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import onnx
 
-from collage.errors import ModelError
-from collage.graph.value_type import OPTIONAL, SEQUENCE, STRING, TENSOR, ValueType
+from collage.errors import InputError, ModelError, unknown_names
+from collage.frontend.shapes import model_inputs
+from collage.graph.value_type import OPTIONAL, SEQUENCE, STRING, TENSOR, MismatchError, ValueType
 
 
 def value_type(proto: onnx.TypeProto) -> ValueType:
-    """The type of an ONNX value."""
+    """The type of an ONNX value. Raises ModelError for an element type that the installed onnx does not know."""
     which = proto.WhichOneof("value") or "unknown"
     if which == "tensor_type":
         tensor = proto.tensor_type
-        # Exporters write -1, too, for an extent that is not known.
+        # Some exporters write -1 for an extent that is not known.
         shape = tuple(
             d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else None for d in tensor.shape.dim
         )
@@ -26,13 +30,36 @@ def value_type(proto: onnx.TypeProto) -> ValueType:
     return ValueType(which.removesuffix("_type"))
 
 
+def check_samples(model: onnx.ModelProto, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The given input values by name, in the form that engines take.
+
+    Raises UsageError for a name that is no input, and InputError for a value of the wrong type or shape.
+    """
+    infos = {info.name: info for info in model_inputs(model)}
+    unknown = set(given) - set(infos)
+    if unknown:
+        raise unknown_names("input", unknown, infos)
+    found = {}
+    for name, value in given.items():
+        try:
+            found[name] = value_type(infos[name].type).check(value)
+        except MismatchError as error:
+            raise InputError(f"input {name} {error}.") from error
+    return found
+
+
+def shapes_of(samples: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shapes (elements per axis) of the samples that are arrays, by name."""
+    return {name: value.shape for name, value in samples.items() if isinstance(value, np.ndarray)}
+
+
 def _dtype(element: int) -> str:
     if element == onnx.TensorProto.STRING:
         return STRING
     try:
         name: str = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(element)).name
-    except (KeyError, ValueError, TypeError):
+    except (KeyError, ValueError, TypeError) as error:
         raise ModelError(
             f"the model has tensors of type {element}, which the installed onnx does not know."
-        ) from None
+        ) from error
     return name

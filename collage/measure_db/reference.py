@@ -19,12 +19,11 @@ from onnx import numpy_helper
 
 from collage.core.library_text import library_text
 from collage.errors import MeasurementError
-from collage.frontend.exotic import plain_interface
 from collage.frontend.model import Model
-from collage.frontend.ort_options import session_options
+from collage.frontend.ort_session import run_within, session_options
 from collage.frontend.scopes import reads
-from collage.frontend.session import run_within
 from collage.frontend.to_onnx import ExportError, export_onnx
+from collage.frontend.unsupported_dtypes import plain_interface
 from collage.graph.dataflow import Array, np_dtype
 from collage.measure_db.compare import is_tolerable, region_tolerance, relative_error, slightly_changed
 from collage.measure_db.store import ValueStore

@@ -27,7 +27,7 @@ from collage.measure_db.whole_protocol import (
 )
 from collage.runtime.executor import Executor
 from collage.runtime.parts import load_parts
-from collage.runtime.tail import TailExecutor
+from collage.runtime.suffix import SuffixExecutor
 
 
 class WholeWorker:
@@ -36,7 +36,7 @@ class WholeWorker:
     def __init__(self, init: InitWhole) -> None:
         self._init = init
         self._path = Path(init.folder) / "model.onnx"
-        self._sessions: dict[str, Session | Executor | TailExecutor] = {}
+        self._sessions: dict[str, Session | Executor | SuffixExecutor] = {}
         self._input_positions: dict[str, tuple[int, ...]] = {}
 
     def answer(self, message: Any) -> object:

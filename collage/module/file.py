@@ -129,7 +129,7 @@ def read_summary(path: Path, trusted_key: Path | None = None) -> Summary:
 def closest(summary: Summary, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Report, Program]:
     """The first module whose inputs have these shapes; ``shapes`` may leave out inputs. Else the first module."""
     for report, program in summary.modules:
-        if shapes.items() <= {port.name: extents(port) for port in program.takes}.items():
+        if shapes.items() <= {port.name: extents(port) for port in program.model_inputs}.items():
             return report, program
     return summary.first
 

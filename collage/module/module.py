@@ -14,7 +14,7 @@ from collage.report.show import as_html
 from collage.runtime.executor import Executor
 from collage.runtime.inputs import collect_inputs, extents
 from collage.runtime.parts import Parts
-from collage.runtime.tail import BoundTail, TailExecutor
+from collage.runtime.suffix import BoundSuffix, SuffixExecutor
 from collage.schedule.program import Program
 
 if TYPE_CHECKING:
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 def summary_of(report: Report, program: Program) -> dict[str, Any]:
     """A placement's summary (``Report.summary``) with the shapes that it is for."""
-    shapes = {port.name: list(extents(port)) for port in program.takes}
+    shapes = {port.name: list(extents(port)) for port in program.model_inputs}
     return {"inputs": shapes, **report.summary(program.regions)}
 
 
 class CompiledModule:
     """A compiled model. Call it with arrays by position or name; ``run`` takes and returns dictionaries."""
 
-    def __init__(self, parts: Parts, report: Report, executor: Executor | TailExecutor) -> None:
+    def __init__(self, parts: Parts, report: Report, executor: Executor | SuffixExecutor) -> None:
         self.parts = parts
         """The program, the kernels' artifacts and the constants, as the module's file holds them."""
         self.report = report
@@ -40,12 +40,12 @@ class CompiledModule:
     @property
     def inputs(self) -> dict[str, str]:
         """Names of the inputs with dtype and shape."""
-        return {port.name: str(port.type) for port in self.parts.program.takes}
+        return {port.name: str(port.type) for port in self.parts.program.model_inputs}
 
     @property
     def outputs(self) -> dict[str, str]:
         """Names of the outputs with dtype and shape."""
-        return {port.name: str(port.type) for port in self.parts.program.gives}
+        return {port.name: str(port.type) for port in self.parts.program.model_outputs}
 
     @property
     def program(self) -> Program:
@@ -67,24 +67,26 @@ class CompiledModule:
         Inputs are numpy arrays or anything with DLPack. Where the model takes other values, inputs are lists for
         sequences, None for optionals, and arrays of Python strings. Raises InputError for a wrong name, shape or dtype.
         """
-        outputs = self.executor.run(collect_inputs(self.parts.program.takes, args, named))
+        outputs = self.executor.run(collect_inputs(self.parts.program.model_inputs, args, named))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Outputs by name for inputs by name."""
-        outputs = self.executor.run(collect_inputs(self.parts.program.takes, (), inputs))
-        return {port.name: array for port, array in zip(self.parts.program.gives, outputs, strict=True)}
+        outputs = self.executor.run(collect_inputs(self.parts.program.model_inputs, (), inputs))
+        return {
+            port.name: array for port, array in zip(self.parts.program.model_outputs, outputs, strict=True)
+        }
 
     def trace(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """A time line of one warm run. Written as JSON, it can be read by Chrome's trace viewer and by Perfetto.
 
-        Raises InputError like ``run``, and UsageError where an engine runs the model, or its tail, whole.
+        Raises InputError like ``run``, and UsageError where an engine runs the model, or its dynamic suffix.
         """
         from collage.runtime.trace import trace
 
         # A clone, since other threads may be calling this module.
         own = self._launches("no launches to draw a time line of").clone()
-        return trace(own, collect_inputs(self.parts.program.takes, (), inputs))
+        return trace(own, collect_inputs(self.parts.program.model_inputs, (), inputs))
 
     def clone(self) -> CompiledModule:
         """The same module with an arena of its own, so that calls of the two do not wait for each other's copies.
@@ -96,27 +98,27 @@ class CompiledModule:
 
     def bind(
         self, inputs: Mapping[str, Array] | None = None, outputs: Mapping[str, Array] | None = None
-    ) -> BoundCall | BoundTail:
-        """A call on fixed arrays, which kernels read and write without a copy; see ``BoundCall`` and ``BoundTail``.
+    ) -> BoundCall | BoundSuffix:
+        """A call on fixed arrays, which kernels read and write without a copy; see ``BoundCall`` and ``BoundSuffix``.
 
         Arrays that are not given are made. Raises InputError for an array of a wrong name, dtype or shape, and for one
         that is not contiguous, does not start at a 64-byte boundary, or overlaps another. Raises UsageError where an
-        engine runs the whole model, and for outputs of a model whose tail an engine runs: the engine makes these
+        engine runs the whole model, and for outputs of a model with a dynamic suffix: the engine makes these
         arrays during the call.
         """
         from collage.runtime.bound import bind
 
-        if self.parts.program.launches and isinstance(self.executor, TailExecutor):
+        if self.parts.program.launches and isinstance(self.executor, SuffixExecutor):
             if outputs:
                 raise UsageError(
-                    f"{self._engine} runs the model's tail and makes the outputs: give inputs only."
+                    f"{self._engine} runs the model's dynamic suffix and makes the outputs: give inputs only."
                 )
             return self.executor.bind(inputs or {})
         return bind(self._launches("no buffers to bind arrays to"), inputs or {}, outputs or {})
 
     def _launches(self, missing: str) -> Executor:
-        if isinstance(self.executor, TailExecutor):
-            what = "the model's tail" if self.parts.program.launches else "the model"
+        if isinstance(self.executor, SuffixExecutor):
+            what = "the model's dynamic suffix" if self.parts.program.launches else "the model"
             raise UsageError(f"{self._engine} runs {what} whole: there are {missing}.")
         return self.executor
 

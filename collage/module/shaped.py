@@ -36,7 +36,7 @@ class ShapedModule:
         self.fallback = fallback
         self._by_shapes: dict[Shapes, CompiledModule] = {}
         for module in modules:
-            shapes = tuple(extents(port) for port in module.program.takes)
+            shapes = tuple(extents(port) for port in module.program.model_inputs)
             if self._by_shapes.setdefault(shapes, module) is not module:
                 raise UsageError(f"two sets of shapes are the same: {shapes_text(module.program)}.")
 
@@ -56,7 +56,7 @@ class ShapedModule:
 
     def for_shapes(self, shapes: Mapping[str, Sequence[int]]) -> CompiledModule:
         """The module for exactly these shapes, by input. Raises InputError when there is none."""
-        ports = self.modules[0].program.takes
+        ports = self.modules[0].program.model_inputs
         wanted = tuple(tuple(shape) for shape in in_order(ports, (), shapes))
         return self._by_shapes.get(wanted) or self._refuse(wanted)
 
@@ -73,7 +73,7 @@ class ShapedModule:
         return self._run((), inputs)
 
     def _run(self, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Array]:
-        ports = self.modules[0].program.takes
+        ports = self.modules[0].program.model_inputs
         values = in_order(ports, args, named)
         shapes = tuple(tuple(np.shape(value)) for value in values)
         by_name = dict(zip([port.name for port in ports], values, strict=True))
@@ -101,7 +101,7 @@ class ShapedModule:
         )
 
     def _describe(self, shapes: Shapes) -> str:
-        return shape_arguments([port.name for port in self.modules[0].program.takes], shapes)
+        return shape_arguments([port.name for port in self.modules[0].program.model_inputs], shapes)
 
     def _placed(self) -> str:
         return "; ".join(shapes_text(module.program) for module in self.modules)

@@ -1,4 +1,4 @@
-"""Joining bound kernels to calls: those that follow each other on the team become one launch list."""
+"""Joining bound kernels to calls: kernels that follow each other on the team become one launch list."""
 
 from __future__ import annotations
 
@@ -14,10 +14,16 @@ from collage.schedule.schedule import TEAM
 
 
 class Binder:
-    """Joins what follows each other on the team: launches of all its threads, and side by side those of streams."""
+    """Joins launches that follow each other on the team: those on all its threads, and those on streams side by side.
+
+    Launches are added in order with ``native`` and ``call``, and ``finish`` returns the calls.
+    """
 
     def __init__(self, program: Program, team: Team | None, lane: int, found: Flag) -> None:
-        """Programs of one team and lane never run side by side. Scans tell ``found`` of what they find."""
+        """``lane`` separates scratch memory: programs of one team and lane never run at the same time.
+
+        Scans set ``found`` where they find NaN, infinities or huge magnitudes.
+        """
         self._found = found
         self._streams = program.ordered.schedule.streams
         self._team = team
@@ -44,7 +50,7 @@ class Binder:
         outputs: Sequence[Array],
         scans: Sequence[Array] = (),
     ) -> None:
-        """Launch ``number``, on its stream, after a scan of some arrays."""
+        """Add launch ``number``, on its stream, after a scan of the arrays ``scans``."""
         stream = self._streams[number]
         scan = self._scan(scans, 1 if stream != TEAM else self._lane[0])
         if stream == TEAM:
@@ -59,7 +65,7 @@ class Binder:
         self._lists.setdefault(stream, []).extend([*self._waits.get(number, ()), *tasks, *records])
 
     def call(self, call: Call, scans: Sequence[Array] = ()) -> None:
-        """Something that the team does not run, after a scan of some arrays."""
+        """Add a call that does not run on the team, after a scan of the arrays ``scans``."""
         if scan := self._scan(scans, self._lane[0]):
             self._meet()
             self._steps += scan
@@ -67,7 +73,7 @@ class Binder:
         self._calls.append(call)
 
     def _scan(self, arrays: Sequence[Array], threads: int) -> list[Step]:
-        """A scan by the team, or as a call where there is none, or no native scan."""
+        """The steps of a scan by the team. Where there is no team or no native scan, a call is added instead."""
         if not arrays:
             return []
         step = None if self._team is None else scan_step(arrays, self._found, threads)
@@ -76,7 +82,7 @@ class Binder:
         return [] if step is None else [step]
 
     def finish(self) -> list[Call]:
-        """All calls."""
+        """All calls, in order."""
         self._flush()
         return self._calls
 
@@ -99,7 +105,7 @@ def noted(
     before: Array | None,
     after: Array | None,
 ) -> Callable[[Sequence[Array], Sequence[Array]], Sequence[Step]]:
-    """A kernel's steps, with the times before and after them written where that is asked for."""
+    """The maker of a kernel's steps, with steps that write the time before and after them where that is wanted."""
 
     def steps(inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
         first, last = ([] if at is None else [note_time(int(at.ctypes.data))] for at in (before, after))
@@ -109,6 +115,7 @@ def noted(
 
 
 def timed(call: Call, before: Array | None, after: Array | None) -> Call:
+    """The call, with the time before and after it written where that is wanted, in ns of ``time.monotonic_ns``."""
     if before is None and after is None:
         return call
 

@@ -1,4 +1,4 @@
-"""A module bound to its caller's arrays: for services that fill the same buffers again and again."""
+"""A module that is bound to its caller's arrays, for services that fill the same buffers for every call."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from collage.schedule.program import Port
 
 
 class BoundCall:
-    """Runs the module on ``inputs`` and leaves the results in ``outputs``; nothing is copied or allocated.
+    """Runs the module on ``inputs`` and writes the results into ``outputs``. Nothing is allocated.
 
-    Fill the arrays of ``inputs``, call, and read those of ``outputs``; they are the same ones for each call. It has an
-    arena of its own and shares kernels with the module. Calls from several threads take turns.
+    Fill the arrays of ``inputs``, call it, and read the arrays of ``outputs``. They are the same for each call. A bound
+    call has an arena of its own, and shares kernels with the module. Calls from several threads take turns.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class BoundCall:
         outputs: Mapping[str, Array],
         copies: Sequence[tuple[Array, Array]],
     ) -> None:
-        """``copies`` are pairs of an output and what it is a copy of."""
+        """``copies`` are pairs of an output array and the array that it is copied from after a run."""
         self._executor = executor
         self._copies = tuple(copies)
         self.inputs = dict(inputs)
@@ -36,12 +36,12 @@ class BoundCall:
 
     @property
     def calls(self) -> list[Call]:
-        """What a run does, in order: kernels that follow each other on the team are one launch list."""
+        """The calls of a run, in order. Kernels that follow each other on the team are one call."""
         return self._executor.calls
 
     def __call__(self) -> None:
-        """Run."""
-        with self._executor.turns:
+        """Run the module once. Raises CollageError where a call needs the original model, and there is none."""
+        with self._executor.lock:
             for call in self._executor.calls:
                 call()
             if self._executor.found:
@@ -51,7 +51,7 @@ class BoundCall:
                 np.copyto(output, source)
 
     def _answer_carefully(self) -> None:
-        """What the caller gave is as it was: an input that lies outside the arena is never overwritten."""
+        """Run the original model. Its inputs are intact, since kernels never overwrite arrays outside the arena."""
         program = self._executor.program
         found = self._executor.answer_carefully([self.inputs[port.name] for port in program.inputs])
         for port, array in zip(program.outputs, found, strict=True):
@@ -59,23 +59,23 @@ class BoundCall:
 
 
 def bind(executor: Executor, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> BoundCall:
-    """See ``CompiledModule.bind``."""
+    """Bind an executor to arrays; see ``CompiledModule.bind``. Raises InputError for arrays that do not fit."""
     program = executor.program
-    taken = _arrays("input", program.inputs, inputs)
+    read = _arrays("input", program.inputs, inputs)
     made = _arrays("output", program.outputs, outputs, writable=True)
-    _refuse_overlap(taken, made)
-    given = {p.value: as_bytes(taken[p.name]) for p in program.inputs}
+    _refuse_overlap(read, made)
+    given = {p.value: as_bytes(read[p.name]) for p in program.inputs}
     copied = []
     for port in program.outputs:
         base = program.place(port.value).base
         whole = program.types[base].nbytes == port.type.nbytes
         if base in given or base not in program.memory.offsets or not whole:
-            copied.append(port)  # an input, another output, a constant, or a part of something
+            copied.append(port)  # it is an input, another output, a constant, or a part of another value
         else:
             given[base] = as_bytes(made[port.name])
     own = executor.clone(given)
     copies = [(made[port.name], own.output(port.value)) for port in copied]
-    return BoundCall(own, taken, made, copies)
+    return BoundCall(own, read, made, copies)
 
 
 def _arrays(

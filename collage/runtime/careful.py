@@ -1,4 +1,4 @@
-"""Careful runs: calls whose inputs hold what some kernels are not right on are answered by ONNX Runtime."""
+"""Careful runs: ONNX Runtime answers calls whose inputs hold values that some kernels are not right on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ log = logging.getLogger(__name__)
 
 
 class Careful:
-    """The original model, without optimisations: what outputs are checked against. It is loaded on first need."""
+    """The original model in ONNX Runtime without optimisations, which outputs are checked against.
+
+    It is loaded when it is first needed.
+    """
 
     def __init__(self, model: Buffer, threads: int) -> None:
         self._original = OriginalModel(model, BuildOptions(threads=threads, profile=UNOPTIMISED))
@@ -33,9 +36,9 @@ class Careful:
         return self._original.is_loaded
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
-        """Outputs, in order, for the inputs, in order: the caller's, as they were given.
+        """Outputs in order, for the caller's inputs in order. The first run logs a warning.
 
-        The first time there is a warning. Raises CollageError with what ONNX Runtime says.
+        Raises CollageError with ONNX Runtime's message.
         """
         self._original.tell_once(_warn)
         try:
@@ -48,7 +51,7 @@ class Careful:
 
 
 def are_ordinary(values: Sequence[Any]) -> bool:
-    """Whether all numbers in values of any type are finite, and no larger than the limits of a scan."""
+    """Whether all numbers in the values, of any type, are finite and within the limits of a scan."""
     flag = new_flag()
     scan_call([np.ascontiguousarray(each) for each in _arrays(values)], flag)()
     return not flag[0]
@@ -71,7 +74,7 @@ def _warn() -> None:
 
 
 def no_original() -> CollageError:
-    """What a run says that needs a careful one, and has no model for it."""
+    """The error of a run that has to be a careful one, where the original model is not at hand."""
     return CollageError(
         f"an input leads to NaN, infinities or magnitudes above {LIMIT:.0e}, for which these kernels were not made, "
         "and the original model is not at hand."

@@ -1,6 +1,6 @@
-"""Running a program: kernels bound ahead of time to an arena, a run is a list of calls.
+"""Running a program. Its kernels are bound to an arena ahead of time, so that a run is a list of calls.
 
-Kernels that follow each other on Collage's team become one call, which walks them without Python.
+Kernels that follow each other on Collage's team become one call, which runs them without Python in between.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collage.native import NativeKernel, Team, beside_team, team_of
 from collage.native.scan import new_flag
 from collage.runtime.binder import Binder, noted, timed
 from collage.runtime.careful import Careful, no_original
-from collage.runtime.turns import Turns
+from collage.runtime.ticket_lock import TicketLock
 from collage.schedule.program import Program
 
 _made: WeakSet[Executor] = WeakSet()
@@ -32,7 +32,7 @@ _lanes = itertools.count(1)
 
 
 class Executor:
-    """A program with its kernels, bound to one arena. One run at a time; callers take turns."""
+    """A program with its kernels, bound to one arena. There is one run at a time, and callers take turns."""
 
     def __init__(
         self,
@@ -42,22 +42,22 @@ class Executor:
         given: Mapping[int, npt.NDArray[np.uint8]] | None = None,
         careful: Careful | None = None,
     ) -> None:
-        """``kernels`` are those of ``program.launches``, in order; ``constants`` outputs that are constants.
+        """``kernels`` are those of ``program.launches``, in order. ``constants`` are the outputs that are constants.
 
-        ``given`` has the bytes of values that live outside the arena, by id; aliases of others cannot be among them.
+        ``given`` has the bytes of values outside the arena, by id. Aliases of other values cannot be among them.
         ``careful`` answers calls in which a scan finds something (see ``collage.schedule.guards``).
         """
         self.program = program
         self.careful = careful
         self._found = new_flag() if program.is_guarded else None
-        """What the scans of ``calls`` set."""
+        """The flag that the scans of ``calls`` set."""
         self.careful_runs = 0
-        """How many calls the kernels did not answer."""
+        """The number of calls that the original model has answered."""
         self._arena = aligned_empty((max(program.memory.nbytes, 1),), "uint8")
         self._given = given or {}
         self._constants = dict(constants)
         self._arrays: dict[int, Array] = {}
-        self._kernels = list(kernels)  # a bound call may rely on its kernel staying alive
+        self._kernels = list(kernels)  # bound calls may need their kernels to stay alive
         self._lane = 0
         self._team: Team | None = None
         if any(isinstance(kernel, NativeKernel) for kernel in kernels):
@@ -66,23 +66,23 @@ class Executor:
             else:
                 self._team = team_of(program.threads)
         self.calls = self.bind()
-        """The run list."""
+        """The calls of a run, in order."""
         self._inputs = [self.array(p.value) for p in program.inputs]
         self._outputs = [self.output(p.value) for p in program.outputs]
-        self.turns = Turns()
-        """To be held during a run."""
+        self.lock = TicketLock()
+        """A run holds this lock."""
         _made.add(self)
 
     def clone(self, given: Mapping[int, npt.NDArray[np.uint8]] | None = None) -> Executor:
-        """Another one with an arena of its own, on the same kernels and thus the same weights."""
+        """Another executor with an arena of its own, on the same kernels and so the same weights."""
         return Executor(self.program, self._kernels, self._constants, given, self.careful)
 
     def bind(self, ends: Array | None = None, starts: Array | None = None) -> list[Call]:
-        """The kernels as calls, those on the team joined.
+        """The kernels as calls; those that follow each other on the team are one call.
 
-        With ``ends`` (int64, an element for each launch) the calls also write the time after each launch, in
-        nanoseconds of ``time.monotonic_ns``, and with ``starts`` the one before it; nobody hears of what their scans
-        find.
+        With ``ends`` (int64, one element for each launch) the calls also write the time after each launch, in
+        nanoseconds of ``time.monotonic_ns``. With ``starts`` they write the time before it. What the scans of such
+        calls find is ignored. Raises CollageError for a kernel that does not fit its buffers.
         """
         noting = starts is not None or ends is not None
         found = new_flag() if noting or self._found is None else self._found
@@ -108,13 +108,13 @@ class Executor:
         return binder.finish()
 
     def _own_team(self) -> tuple[int, Team]:
-        """A team of the caller alone, and its number: callers of several modules need not wait for each other."""
+        """A lane, and a team of one thread, so that callers of several modules do not wait for each other."""
         team = Team(1)
         weakref.finalize(self, team.close).atexit = False
         return next(_lanes), team
 
     def array(self, value: int) -> Array:
-        """The value's buffer, in the arena unless it was given."""
+        """The array of a value, which is in the arena unless it was given."""
         if value not in self._arrays:
             kind, place = self.program.types[value], self.program.place(value)
             whole: Array = self._given.get(place.base, self._arena)
@@ -124,7 +124,7 @@ class Executor:
         return self._arrays[value]
 
     def output(self, value: int) -> Array:
-        """Where an output is after a run."""
+        """The array that holds an output after a run."""
         return self._constants[value] if value in self._constants else self.array(value)
 
     def set_inputs(self, inputs: Sequence[Array]) -> None:
@@ -133,25 +133,25 @@ class Executor:
             np.copyto(buffer, array)
 
     def launch(self) -> None:
-        """Run the kernels on what the input buffers hold; these may be overwritten after their last use.
+        """Run the kernels on the contents of the input buffers, which may be overwritten after their last use.
 
-        Raises CollageError with what a kernel says.
+        Raises CollageError with the kernel's message.
         """
         try:
             for call in self.calls:
                 call()
         except CollageError:
             raise
-        except Exception as error:  # an engine raises anything
+        except Exception as error:  # the kernels of plug-ins and engines raise anything
             raise CollageError(f"a kernel fails on these inputs: {library_text(error)}") from error
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
-        """Outputs, in order, as arrays of the caller's own."""
-        with self.turns:
+        """Outputs in order, as new arrays that belong to the caller. Raises CollageError as ``launch`` does."""
+        with self.lock:
             return [buffer.copy() for buffer in self.run_in_place(inputs)]
 
     def run_in_place(self, inputs: Sequence[Array]) -> list[Array]:
-        """Outputs, in order, where the next run overwrites them; ``turns`` is held until they have been read."""
+        """Outputs in order, in arrays that the next run overwrites. Hold ``lock`` until they have been read."""
         self.set_inputs(inputs)
         self.launch()
         if self.found:
@@ -164,7 +164,10 @@ class Executor:
         return self._found is not None and bool(self._found[0])
 
     def answer_carefully(self, inputs: Sequence[Array]) -> list[Array]:
-        """The right outputs for these inputs after such a run. Raises CollageError where there is no original model."""
+        """The right outputs for the inputs of a run that has ``found`` something.
+
+        Raises CollageError where the original model is not at hand.
+        """
         assert self._found is not None
         self._found[0] = 0
         self.careful_runs += 1
@@ -174,13 +177,13 @@ class Executor:
         return self.careful.run(inputs)
 
     def make_way(self) -> None:
-        """Send the team's idle threads to sleep: threads of somebody else's need the cores next."""
+        """Send the team's idle threads to sleep, since the threads of an engine need the cores next."""
         if self._team is not None:
             self._team.park()
 
     def _after_fork(self) -> None:
-        """The child has none of its parent's threads: none that held the lock, and none of an engine's."""
-        self.turns = Turns()
+        """Renew the lock, and refuse runs on engines: a forked child has none of its parent's threads."""
+        self.lock = TicketLock()
         lost = [
             region.backend
             for region, kernel in zip(self.program.launches, self._kernels, strict=True)

@@ -1,4 +1,4 @@
-"""The original model in ONNX Runtime, for shapes that nothing was placed for."""
+"""The original model in ONNX Runtime, for shapes that no placement was made for."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from collage.kernel.frames import Buffer
 from collage.kernel.options import BuildOptions
 from collage.runtime.original import OriginalModel
 from collage.schedule.program import Port
-from collage.schedule.tail import ValuePort
+from collage.schedule.suffix import ValuePort
 
 
 class Fallback:
-    """Runs a serialised ONNX model whose inputs may have open dimensions; it is loaded on first use."""
+    """Runs a serialised ONNX model whose inputs may have open dimensions. It is loaded on first use."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Fallback:
         outputs: Sequence[Port | ValuePort],
         threads: int,
     ) -> None:
-        """``inputs`` and ``outputs`` tell names and dtypes; their shapes are those of some other placement."""
+        """``inputs`` and ``outputs`` have the names and dtypes. Their shapes are those of a placement, and not used."""
         self._original = OriginalModel(model, BuildOptions(threads=threads))
         self._inputs, self._outputs = inputs, outputs
 
@@ -39,7 +39,7 @@ class Fallback:
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
         """Outputs by name for inputs by name, of any shapes that the model takes.
 
-        Calls may run side by side. Raises InputError for shapes or dtypes that it does not take.
+        Several threads may call it at the same time. Raises InputError for shapes or dtypes that it does not take.
         """
         arrays = {port.name: _checked(port, inputs[port.name]) for port in self._inputs}
         try:
@@ -49,11 +49,11 @@ class Fallback:
         except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
             text = library_text(error)
             shapes = ", ".join(f"{name}: {array.shape}" for name, array in arrays.items())
-            raise InputError(f"the model does not run on inputs of shapes {shapes}: {text}") from None
+            raise InputError(f"the model does not run on inputs of shapes {shapes}: {text}") from error
         return dict(zip([port.name for port in self._outputs], values, strict=True))
 
     def tell_once(self, tell: Callable[[], None]) -> None:
-        """Call it, unless somebody has been here before: a warning is given once."""
+        """Call ``tell`` the first time only, so that a warning is given once."""
         self._original.tell_once(tell)
 
 

@@ -1,4 +1,4 @@
-"""Checking what a caller gives against what the model takes."""
+"""Checking a caller's inputs against those of the model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collage.errors import InputError
 from collage.graph.dataflow import Array, np_dtype
 from collage.graph.value_type import MismatchError
 from collage.schedule.program import Port, Program
-from collage.schedule.tail import ValuePort
+from collage.schedule.suffix import ValuePort
 
 
 def collect_inputs(
@@ -19,8 +19,8 @@ def collect_inputs(
 ) -> list[Any]:
     """Values in the order of the ports, from positional and named arguments.
 
-    Takes numpy arrays, anything with DLPack, nested lists, and what ValueType takes for its ports; one mapping as
-    the only positional argument stands for named ones. Raises InputError naming the input and what it should be.
+    Values are numpy arrays, objects with DLPack, nested lists, and what ValueType takes. A mapping as the only
+    positional argument stands for named ones. Raises InputError, which names the input and what it should be.
     """
     return [_checked(port, value) for port, value in zip(ports, in_order(ports, args, named), strict=True)]
 
@@ -28,7 +28,10 @@ def collect_inputs(
 def in_order(
     ports: Sequence[Port | ValuePort], args: Sequence[Any], named: Mapping[str, Any]
 ) -> Sequence[Any]:
-    """The values as they were given, in the order of the ports. Raises InputError naming those of a wrong name."""
+    """The values as they were given, in the order of the ports.
+
+    Raises InputError for names that are unknown, missing or given twice.
+    """
     if len(args) == 1 and isinstance(args[0], Mapping) and not named:
         named, args = args[0], ()
     if len(args) == len(ports) and not named:
@@ -57,7 +60,7 @@ def _checked(port: Port | ValuePort, value: Any) -> Any:
         try:
             found = port.type.check(value)
         except MismatchError as error:
-            raise InputError(f"input {port.name} {error}.") from None
+            raise InputError(f"input {port.name} {error}.") from error
     else:
         found = _array(port, value)
     if port.rows is not None and isinstance(found, np.ndarray) and found.size and found.dtype.kind in "iu":
@@ -66,7 +69,7 @@ def _checked(port: Port | ValuePort, value: Any) -> Any:
 
 
 def _check_indices(name: str, array: Array, rows: int | tuple[int, ...]) -> None:
-    """Raise InputError for an index out of range; ``rows`` may be one number for each column of the last axis."""
+    """Raise InputError for an index out of range. ``rows`` may be one number for each column of the last axis."""
     if isinstance(rows, tuple) and array.shape[-1:] != (len(rows),):
         rows = max(rows)
     columns = isinstance(rows, tuple)
@@ -91,8 +94,8 @@ def _array(port: Port, value: Any) -> Array:
             array = np.asarray(value)
         else:
             array = np.from_dlpack(value)
-    except Exception as error:
-        raise InputError(f"input {port.name} is no array: {error}.") from None
+    except Exception as error:  # objects of other libraries raise anything
+        raise InputError(f"input {port.name} is no array: {error}.") from error
     if array.dtype != expected and not isinstance(value, np.ndarray) and not hasattr(value, "__dlpack__"):
         array = array.astype(expected)  # a Python list has no dtype of its own
     if array.shape != port.type.shape:
@@ -121,15 +124,17 @@ def _about(port: Port | ValuePort) -> str:
 
 
 def extents(port: Port | ValuePort) -> tuple[int, ...]:
-    """The port's shape (elements per axis); -1 where the extent is not known."""
+    """The port's shape (elements per axis), with -1 for an unknown extent."""
     return tuple(-1 if extent is None else extent for extent in port.type.shape or ())
 
 
 def shapes_text(program: Program) -> str:
-    """The shapes that a program is for, as ``--shape`` takes them: ``ids:1x64 mask:1x64``."""
-    return shape_arguments([port.name for port in program.takes], [extents(port) for port in program.takes])
+    """The shapes that a program is for, in the form of ``--shape``, such as ``ids:1x64 mask:1x64``."""
+    return shape_arguments(
+        [port.name for port in program.model_inputs], [extents(port) for port in program.model_inputs]
+    )
 
 
 def shape_arguments(names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> str:
-    """Names and shapes as ``--shape`` takes them."""
+    """Names and shapes in the form of ``--shape``."""
     return " ".join(f"{n}:{'x'.join(map(str, shape))}" for n, shape in zip(names, shapes, strict=True))

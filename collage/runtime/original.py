@@ -1,4 +1,4 @@
-"""The model as it was loaded, in ONNX Runtime: for calls that the placement is not for."""
+"""The model as it was loaded, in ONNX Runtime, for calls that a placement cannot answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collage.kernel.options import BuildOptions
 
 
 class OriginalModel:
-    """A serialised ONNX model, loaded on first use. Calls may run side by side."""
+    """A serialised ONNX model that is loaded on first use. Several threads may call it at the same time."""
 
     def __init__(self, model: Buffer, options: BuildOptions) -> None:
         self.model = model
@@ -29,15 +29,15 @@ class OriginalModel:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether anybody has needed it."""
+        """Whether a call has needed the model."""
         return self._session is not None
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
-        """Outputs of the model, in order. Raises whatever ONNX Runtime does, and CollageError after a fork."""
+        """Outputs of the model in order. Raises whatever ONNX Runtime raises, and CollageError after a fork."""
         return self._loaded().run(inputs)
 
     def tell_once(self, tell: Callable[[], None]) -> None:
-        """Call it, unless somebody has been here before: a warning is given once."""
+        """Call ``tell`` the first time only, so that a warning is given once."""
         with self._own_lock():
             first, self._told = not self._told, True
         if first:
@@ -61,7 +61,7 @@ class OriginalModel:
 
 
 def _renew_locks() -> None:
-    """In a forked child: another thread of the parent may have held one."""
+    """Make new locks in a forked child, since another thread of the parent may have held one."""
     for each in list(_made):
         each._lock = threading.Lock()
 
@@ -71,7 +71,7 @@ os.register_at_fork(after_in_child=_renew_locks)
 
 
 def _session(model: bytes, options: BuildOptions) -> Session:
-    """Operators that ONNX Runtime lacks, and that are defined by others, become these."""
+    """A session of the model. Operators that ONNX Runtime lacks are replaced by those that define them."""
     try:
         return OnnxRuntime().session(model, options)
     except Exception:  # ONNX Runtime's exceptions share no base class but Exception

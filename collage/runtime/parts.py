@@ -1,4 +1,4 @@
-"""What a compiled network is made of, and loading it: kernels, and the engine of a tail."""
+"""The parts of a compiled network, and loading them: kernels, and the engine of a suffix."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from collage.kernel.options import BuildOptions
 from collage.kernel.target import Target
 from collage.runtime.careful import Careful
 from collage.runtime.executor import Executor
-from collage.runtime.tail import TailExecutor
+from collage.runtime.suffix import SuffixExecutor
 from collage.schedule.program import Program
 
 
 @dataclass(frozen=True)
 class Parts:
-    """All that a module is made of, and all that its file holds.
+    """The parts of a module, which its file holds.
 
-    ``artifacts`` are those of ``program.executed``, in order (a tail's is its ONNX model); ``constants`` the outputs
-    that are constants; ``versions`` the library versions of the backends that are used. ``careful`` is the serialised
-    ONNX model that answers calls in which a scan finds something, where there are scans: the original, its shapes open.
+    ``artifacts`` are those of ``program.executed``, in order; that of a suffix is its ONNX model. ``constants`` are the
+    outputs that are constants, by id. ``versions`` are the library versions of the backends that are used. Where there
+    are scans, ``careful`` is the serialised original model, which answers calls in which a scan finds something.
     """
 
     program: Program
@@ -42,33 +42,33 @@ class Backends(Protocol):
     def __getitem__(self, name: str, /) -> Backend: ...
 
 
-def load_parts(parts: Parts, backends: Backends) -> Executor | TailExecutor:
-    """What runs the parts: kernels, and the engine of a tail. Raises CollageError like build_executor."""
+def load_parts(parts: Parts, backends: Backends) -> Executor | SuffixExecutor:
+    """Load the kernels, and the engine of a suffix. Raises CollageError, which names what cannot be loaded."""
     executor = build_executor(parts, backends)
-    return executor if parts.program.tail is None else load_tail(parts, executor, backends)
+    return executor if parts.program.suffix is None else load_suffix(parts, executor, backends)
 
 
-def load_tail(parts: Parts, head: Executor, backends: Backends) -> TailExecutor:
-    """``head``, which runs the launches, with the engine of the tail after it. Raises CollageError."""
-    model, tail = parts.artifacts[-1], parts.program.tail
-    assert tail is not None and not isinstance(model, Framed)  # an ONNX model is no kernel of ours
-    options = BuildOptions(threads=tail.region.threads, exclusive=tail.region.exclusive)
-    careful = Careful(model, tail.region.threads) if tail.region.finite_only else None
+def load_suffix(parts: Parts, prefix: Executor, backends: Backends) -> SuffixExecutor:
+    """Load the engine of the suffix, which runs after ``prefix``. Raises CollageError."""
+    model, suffix = parts.artifacts[-1], parts.program.suffix
+    assert suffix is not None and not isinstance(model, Framed)  # an ONNX model is no kernel of ours
+    options = BuildOptions(threads=suffix.region.threads, exclusive=suffix.region.exclusive)
+    careful = Careful(model, suffix.region.threads) if suffix.region.finite_only else None
     try:
-        session = backends[tail.region.backend].session(bytes(model), options)
-        return TailExecutor(head, tail, session, careful)
-    except Exception as error:
-        what = "the tail of the model" if parts.program.launches else "the whole model"
-        raise CollageError(f"{tail.region.backend} cannot load {what}: {error}") from error
+        session = backends[suffix.region.backend].session(bytes(model), options)
+        return SuffixExecutor(prefix, suffix, session, careful)
+    except Exception as error:  # a backend raises anything
+        what = "the suffix of the model" if parts.program.launches else "the whole model"
+        raise CollageError(f"{suffix.region.backend} cannot load {what}: {error}") from error
 
 
 def build_executor(parts: Parts, backends: Backends) -> Executor:
-    """Load the kernels of the launches and bind them. Raises CollageError like load_kernels."""
+    """Load the kernels of the launches, and bind them. Raises CollageError as ``load_kernels`` does."""
     return executor_of(parts, [*load_kernels(parts.program, parts.artifacts, backends)])
 
 
 def executor_of(parts: Parts, kernels: Sequence[Kernel]) -> Executor:
-    """What runs the launches of the parts, whose kernels are loaded."""
+    """The executor of the launches, whose kernels are loaded. Raises CollageError where memory does not suffice."""
     careful = None if parts.careful is None else Careful(parts.careful, parts.program.threads)
     try:
         return Executor(parts.program, kernels, parts.constants, careful=careful)
@@ -85,13 +85,13 @@ Loaded: TypeAlias = "dict[tuple[int, str, bool, BuildOptions], Kernel]"
 def load_kernels(
     program: Program, artifacts: Sequence[Artifact], backends: Backends, loaded: Loaded | None = None
 ) -> Iterator[Kernel]:
-    """The kernels of the launches, one after another; regions with one artifact share a kernel.
+    """The kernels of the launches, one after another. Regions with the same artifact and options share a kernel.
 
-    ``loaded`` has those that were loaded before, and takes the others. Raises CollageError naming the region that
-    cannot be loaded.
+    ``loaded`` has the kernels that were loaded before, and the others are added to it. Raises CollageError, which names
+    the region that cannot be loaded.
     """
     loaded = {} if loaded is None else loaded
-    for region, artifact in zip(program.launches, artifacts, strict=False):  # a tail has none
+    for region, artifact in zip(program.launches, artifacts, strict=False):  # a suffix has none
         options = BuildOptions(threads=region.threads, exclusive=region.exclusive, profile=region.profile)
         key = id(artifact), region.backend, region.is_transform, options
         try:
@@ -100,7 +100,7 @@ def load_kernels(
                 backend = backends[region.backend]
                 load = backend.load_transform if region.is_transform else backend.load
                 loaded[key] = load(whole, options)
-        except Exception as error:
+        except Exception as error:  # a backend raises anything
             raise CollageError(
                 f"the {region.backend} kernel {'+'.join(region.ops[:6])} cannot be loaded: {error}"
             ) from error

@@ -1,4 +1,4 @@
-"""A time line of one real run, as Chrome's trace viewer and Perfetto read it."""
+"""A time line of one real run, in the format of Chrome's trace viewer and Perfetto."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _WARM_RUNS = 5
 
 
 def trace(executor: Executor, inputs: Sequence[Array]) -> dict[str, Any]:
-    """A warm run: an event for each launch, on the row of its thread, and on all rows where the team runs it.
+    """The events of a warm run: one for each launch, on the row of its thread, or on all rows where the team runs it.
 
-    Times are microseconds from the first launch on. What is written down takes some 50 ns a launch.
+    Times are microseconds from the first launch on. To write them takes about 50 ns for each launch.
     """
     program = executor.program
     starts, ends = (np.zeros(len(program.launches), np.int64) for _ in range(2))

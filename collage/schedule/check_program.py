@@ -16,7 +16,7 @@ from collage.graph.read_type import MOST_BYTES
 from collage.graph.value_type import TENSOR
 from collage.schedule.program import Port, Program
 from collage.schedule.region import Region
-from collage.schedule.tail import Tail
+from collage.schedule.suffix import Suffix
 
 MOST_THREADS = 1024
 """Of a team, and of an engine."""
@@ -75,24 +75,24 @@ def check_ports(program: Program, constants: Collection[int]) -> None:
             raise MalformedError(f"nobody makes the output {shown(port.name)}")
 
 
-def check_tail(program: Program, tail: Tail) -> None:
-    """Raises MalformedError unless the tail takes what there is and gives what is promised."""
-    if not 1 <= tail.region.threads <= MOST_THREADS:
-        raise MalformedError(f"its tail takes {tail.region.threads} threads")
-    _refuse_repeated("inputs", [port.name for port in tail.inputs])
-    taken, made = {port.name for port in tail.inputs}, {port.name for port in program.outputs}
+def check_suffix(program: Program, suffix: Suffix) -> None:
+    """Raises MalformedError unless the suffix takes what there is and gives what is promised."""
+    if not 1 <= suffix.region.threads <= MOST_THREADS:
+        raise MalformedError(f"its suffix takes {suffix.region.threads} threads")
+    _refuse_repeated("inputs", [port.name for port in suffix.inputs])
+    taken, made = {port.name for port in suffix.inputs}, {port.name for port in program.outputs}
     if missing := {port.name for port in program.inputs} - taken:
         raise MalformedError(f"{shown(min(missing))} is no input of the model")
-    types = {port.name: port.type for port in tail.inputs}
+    types = {port.name: port.type for port in suffix.inputs}
     for port in program.inputs:
         whole = types[port.name]
         shape = whole.shape or ()
         same = whole.kind == TENSOR and whole.dtype == port.type.dtype and len(shape) == len(port.type.shape)
         if not same or any(e not in (None, own) for e, own in zip(shape, port.type.shape, strict=True)):
             raise MalformedError(f"the input {shown(port.name)} is {whole} and {port.type}")
-    if missing := {*tail.reads} - taken - made:
-        raise MalformedError(f"its tail reads {shown(min(missing))}, which nobody has made")
-    if missing := {port.name for port in tail.outputs} - {*tail.writes} - taken - made:
+    if missing := {*suffix.reads} - taken - made:
+        raise MalformedError(f"its suffix reads {shown(min(missing))}, which nobody has made")
+    if missing := {port.name for port in suffix.outputs} - {*suffix.writes} - taken - made:
         raise MalformedError(f"nobody makes the output {shown(min(missing))}")
 
 

@@ -12,7 +12,7 @@ from collage.schedule.memory import MemoryPlan, lifetimes, plan_memory
 from collage.schedule.region import Region
 from collage.schedule.schedule import TEAM, Ordered, Schedule
 from collage.schedule.sharing import Place, Sharing, overwrite_in_place
-from collage.schedule.tail import Tail, ValuePort
+from collage.schedule.suffix import Suffix, ValuePort
 
 Step: TypeAlias = "tuple[Sequence[int], Sequence[int]]"
 """Values that a launch reads, and those it writes."""
@@ -52,27 +52,27 @@ class Program:
     """On which streams the launches run, and what waits for what; they stand in the order of the schedule."""
     threads: int
     """Of the team."""
-    tail: Tail | None = None
+    suffix: Suffix | None = None
     """What one engine runs after all launches, and the whole model's inputs and outputs; the last of the regions."""
 
     @property
-    def takes(self) -> Sequence[Port | ValuePort]:
-        """The model's inputs, whatever they are."""
-        return self.inputs if self.tail is None else self.tail.inputs
+    def model_inputs(self) -> Sequence[Port | ValuePort]:
+        """The inputs of the whole model, of any type; ``inputs`` are those of the launches."""
+        return self.inputs if self.suffix is None else self.suffix.inputs
 
     @property
-    def gives(self) -> Sequence[Port | ValuePort]:
-        """The model's outputs, whatever they are."""
-        return self.outputs if self.tail is None else self.tail.outputs
+    def model_outputs(self) -> Sequence[Port | ValuePort]:
+        """The outputs of the whole model, of any type; ``outputs`` are those of the launches."""
+        return self.outputs if self.suffix is None else self.suffix.outputs
 
     @property
     def executed(self) -> tuple[Region, ...]:
-        """All that is run, in order: the launches and the tail."""
-        return self.launches if self.tail is None else (*self.launches, self.tail.region)
+        """All that is run, in order: the launches and the suffix."""
+        return self.launches if self.suffix is None else (*self.launches, self.suffix.region)
 
-    def followed_by(self, tail: Tail) -> Program:
-        """The same with a tail after it."""
-        return replace(self, regions=(*self.regions, tail.region), tail=tail)
+    def followed_by(self, suffix: Suffix) -> Program:
+        """The same with a suffix after it."""
+        return replace(self, regions=(*self.regions, suffix.region), suffix=suffix)
 
     def place(self, value: int) -> Place:
         """The buffer that the value is in, and where."""
@@ -98,12 +98,15 @@ class Program:
     def to_json(self) -> dict[str, Any]:
         """Plain values for the module file; the memory plan is made again on loading."""
         return {
-            "regions": [r.to_json() for r in self.regions if self.tail is None or r is not self.tail.region],
+            "regions": [
+                r.to_json() for r in self.regions if self.suffix is None or r is not self.suffix.region
+            ],
             "inputs": [[p.name, p.value, p.rows] for p in self.inputs],
             "outputs": [[p.name, p.value] for p in self.outputs],
             "threads": self.threads,
             "types": {str(v): [list(t.shape), t.dtype] for v, t in self.types.items()},
-            "tail": None if self.tail is None else self.tail.to_json(),
+            # Files call the suffix "tail", so that those of earlier versions can be read.
+            "tail": None if self.suffix is None else self.suffix.to_json(),
         }
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from collage.core.typed import typed
 from collage.graph.read_type import read_type
-from collage.schedule.check_program import check_regions, check_tail
+from collage.schedule.check_program import check_regions, check_suffix
 from collage.schedule.program import Port, Program, make_program
 from collage.schedule.region import Region
-from collage.schedule.tail import Tail, read_rows
+from collage.schedule.suffix import Suffix, read_rows
 
 
 def read_program(data: Mapping[str, Any]) -> Program:
@@ -31,6 +31,6 @@ def read_program(data: Mapping[str, Any]) -> Program:
     program = make_program(regions, inputs, outputs, types, threads)
     if data["tail"] is None:
         return program
-    tail = Tail.from_json(data["tail"])
-    check_tail(program, tail)
-    return program.followed_by(tail)
+    suffix = Suffix.from_json(data["tail"])
+    check_suffix(program, suffix)
+    return program.followed_by(suffix)

@@ -10,4 +10,4 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The repository."""
+"""The root of the repository."""

@@ -1,4 +1,4 @@
-"""Kill compiles at random moments; the database must open, and the next compile go on from it.
+"""Kill compiles at random moments. The database must open afterwards, and the next compile must continue from it.
 
     scripts/check_crashes                          SqueezeNet, twenty kills (an hour, or less on a quiet machine)
     scripts/check_crashes model.onnx --kills 5     a model of yours
@@ -25,7 +25,7 @@ _SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line. Returns the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Compile real models and compare every output with its reference; say what was measured and placed.
+"""Compile real models, compare every output with its reference, and print what was measured and placed.
 
 Without arguments: the nine `light_*` model-zoo networks that the onnx package carries, against the reference
 outputs beside them. With paths of ONNX models: against ONNX Runtime on the original model, three random inputs
@@ -26,12 +26,12 @@ from collage.frontend.random_inputs import random_inputs
 from scripts.lib.light_models import FOLDER, reference_run
 
 TOLERANCE = 1e-4
-"""Largest absolute error allowed, relative to the output's largest absolute value."""
+"""The largest allowed error, relative to the output's largest absolute value."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model with inputs and the outputs they must give."""
+    """A model with sets of inputs, and the outputs that they must give."""
 
     path: Path
     runs: list[tuple[dict[str, Any], list[Any]]]
@@ -44,7 +44,7 @@ def light_models() -> Iterator[Case]:
 
 
 def given_model(path: Path) -> Case:
-    """A model of the user's, with three random inputs and ONNX Runtime's outputs."""
+    """A model that the user names, with three random inputs and ONNX Runtime's outputs."""
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     model = import_model(path)
     runs = []
@@ -56,7 +56,7 @@ def given_model(path: Path) -> Case:
 
 
 def check(case: Case, database: str | None, backends: list[str] | None) -> bool:
-    """Compile twice, run, compare; one line of results."""
+    """Compile the model twice, run it, and compare. Returns one line of results."""
     started = time.perf_counter()
     options: dict[str, Any] = {"db": database, "backends": backends, "progress": False}
     first = collage.compile(case.path, **options)
@@ -82,7 +82,7 @@ def check(case: Case, database: str | None, backends: list[str] | None) -> bool:
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line. Returns the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

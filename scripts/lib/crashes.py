@@ -27,7 +27,7 @@ class CrashError(Exception):
 
 @dataclass(frozen=True)
 class Compile:
-    """A compile of ``model`` in a process of its own, in the folder ``home``, which takes its temporary files too."""
+    """A compile of ``model`` in a process of its own, with its files and temporary files in the folder ``home``."""
 
     model: Path
     home: Path
@@ -39,11 +39,11 @@ class Compile:
 
     @property
     def temporary(self) -> Path:
-        """Where its temporary files are."""
+        """The folder of its temporary files."""
         return self.home / "tmp"
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Start it; its messages go to ``compile.txt``."""
+        """Start the compile. Its messages go to ``compile.txt``."""
         self.temporary.mkdir(parents=True, exist_ok=True)
         environment = os.environ | {"TMPDIR": str(self.temporary), "PYTHONPATH": str(ROOT)}
         files = ["-o", str(self.home / "out.collage"), "--db", str(self.database)]
@@ -65,7 +65,7 @@ class Compile:
             )
 
     def finish(self) -> float:
-        """Compile to the end; the seconds that it took. Raises CrashError."""
+        """Compile to the end. Returns the seconds that it took. Raises CrashError."""
         began = time.monotonic()
         self.check(self.start().wait())
         return time.monotonic() - began
@@ -100,9 +100,9 @@ def kill_after(process: subprocess.Popen[bytes], seconds: float, number: int = s
     deadline = time.monotonic() + _END_S
     try:
         status = process.wait(_END_S)
-    except subprocess.TimeoutExpired:
+    except subprocess.TimeoutExpired as error:
         process.kill()
-        raise CrashError(f"still running {_END_S:g} s after signal {number}") from None
+        raise CrashError(f"still running {_END_S:g} s after signal {number}") from error
     if status not in (-number, 128 + number):
         if status == 0:  # it had all but ended
             return False
@@ -115,7 +115,7 @@ def kill_after(process: subprocess.Popen[bytes], seconds: float, number: int = s
 
 
 def descendants(pid: int) -> list[int]:
-    """Ids of the process's children and of their descendants."""
+    """The ids of the process's children and of their descendants."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in map(int, task.read_text().split()):
@@ -132,7 +132,7 @@ def _runs(pid: int) -> bool:
 
 
 Rows = Mapping[tuple[Any, ...], Any]
-"""When each thing in a database was recorded, by its table and key."""
+"""The time when each row of a database was recorded, by its table and key."""
 
 _KEYS = {
     "kernels": "digest, backend, backend_version, settings, threads, hardware, tvm_version",
@@ -148,7 +148,7 @@ def recorded(database: Path) -> Rows:
     try:
         Database(database).close()
     except DatabaseError as error:
-        raise CrashError(f"the database does not open: {error}") from None
+        raise CrashError(f"the database does not open: {error}") from error
     connection = sqlite3.connect(database)
     try:
         (health,) = connection.execute("PRAGMA integrity_check").fetchone()

@@ -1,4 +1,4 @@
-"""A laboratory of made-up costs: passes run alone in milliseconds, without a worker, a database or a kernel."""
+"""A null lab with made-up costs, so that passes run alone in milliseconds, without a worker, a database or a kernel."""
 
 from __future__ import annotations
 
@@ -16,13 +16,19 @@ from collage.backends.layout import LayoutTransforms
 from collage.backends.registry import Registry
 from collage.backends.view import View
 from collage.compiler.assemble import Assembler
-from collage.compiler.events import Event
+from collage.compiler.events import Event, Noted
 from collage.compiler.executable import Executable
 from collage.compiler.final_check import Finding
 from collage.compiler.options import CompileOptions
+from collage.compiler.passes.calibrate import Calibrate
+from collage.compiler.passes.fixpoint import Fixpoint
+from collage.compiler.passes.place import Place
+from collage.compiler.plan import SEQUENTIAL
 from collage.compiler.plan_failures import KernelRejectedError, PlanDroppedError
 from collage.compiler.plan_runs import Race
+from collage.compiler.selection import Selection
 from collage.compiler.state import Compilation, Context, Source
+from collage.compiler.whole_form import WholeForm
 from collage.compiler.workbench import Workbench
 from collage.core.progress import Progress
 from collage.frontend.model import Model, import_model
@@ -35,15 +41,19 @@ from collage.measure_db.protocol import Request
 from collage.measure_db.results import IN_NETWORK, Measurement, Outcome, Rejection, RejectionKind
 from collage.measure_db.timing import Timing
 from collage.runtime.parts import Parts
+from collage.schedule.program import make_program
+from collage.schedule.region import Region
+from collage.schedule.suffix import Suffix
 from collage.search.candidates import Offer
 from tests.backends_for_tests import NumpyBackend, onnx_model
 
 Costs = Mapping[tuple[str, tuple[int, ...]], float]
-"""Microseconds by backend and nodes; the original's are those of "engine as written" and its profile."""
+"""Microseconds by backend and nodes. Those of a baseline are under "engine as written" and its profile."""
 
 WHOLE = (0, 1, 2, 3)
 TARGET = Target("made up", "none", 2)
 NOTHING_KNOWN = Rejection(RejectionKind.UNSUPPORTED, "no cost is made up for it")
+WRONG = Finding(9.0, 9.0, "outputs differ")
 
 
 def chain() -> onnx.ModelProto:
@@ -59,7 +69,7 @@ def chain() -> onnx.ModelProto:
 
 
 def fork() -> onnx.ModelProto:
-    """x → relu (0), and x → tanh (1), which add (2) brings together."""
+    """x → relu (0) and x → tanh (1), whose results add (2) adds."""
     kind = ((4, 64), TensorProto.FLOAT)
     nodes = [
         helper.make_node("Relu", ["x"], ["a"], "relu"),
@@ -76,7 +86,7 @@ def imported(make: Callable[[], onnx.ModelProto] = chain) -> Model:
 
 
 class NullBackend(NumpyBackend):
-    """A backend that nothing is built with."""
+    """A backend that builds nothing."""
 
     def __init__(
         self, name: str, engine: bool = False, team: bool = False, profiles: Sequence[str] = ()
@@ -96,7 +106,7 @@ class NullBackend(NumpyBackend):
 
 
 class NullMeasurer:
-    """Knows made-up costs; ``asked`` is what it was asked to measure, and ``rejected`` what was rejected since."""
+    """Knows made-up costs. ``asked`` are the requests that were measured, and ``rejected`` those that are rejected."""
 
     def __init__(self, model: Model, costs: Costs, backends: Mapping[str, Any]) -> None:
         self.model, self.costs, self.backends = model, costs, backends
@@ -226,7 +236,7 @@ class NullRuns:
 
 
 class NullLab:
-    """Gives one workbench, for whatever model there is."""
+    """Gives the same workbench for every model."""
 
     def __init__(self, bench: Workbench) -> None:
         self.bench = bench
@@ -297,5 +307,46 @@ def regions(compilation: Compilation) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def image() -> np.ndarray:
-    """An input of the models here."""
+    """An input of the models in this file."""
     return np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
+
+
+def two_libraries() -> Made:
+    """One of two libraries looks faster alone, and is slower in the network."""
+    one, other = NullBackend("one", team=True), NullBackend("other", team=True)
+    made = Made({**each_node("one", 10.0), **each_node("other", 12.0)}, one, other)
+    made.runs.network_us = {("one", (node,)): 20.0 for node in range(4)}
+    return made
+
+
+def planned() -> tuple[Made, Compilation]:
+    """The plans of a mix, and of an engine on the whole model."""
+    library, engine = NullBackend("lib", team=True), NullBackend("engine", engine=True)
+    made = Made({**each_node("lib", 10.0), ("engine", WHOLE): 50.0}, library, engine)
+    return made, Fixpoint(Place(), Calibrate())(made.context, made.measured())
+
+
+def notes(compilation: Compilation) -> list[str]:
+    """The texts in the log that are for the user."""
+    return [event.text for event in compilation.log if isinstance(event, Noted)]
+
+
+def whole_on_engine(model: onnx.ModelProto) -> Compilation:
+    """The model whole on an engine that is made up."""
+    form = WholeForm(model, {}, "shapes depend on data", 0)
+    region = Region("engine", ("onnx.Relu",), (0,), ("relu",), (), ())
+    names = [tuple(port.name for port in side) for side in form.ports]
+    program = make_program((), (), (), {}, 2).followed_by(Suffix(region, *form.ports, *names))
+    selected = Selection(
+        label="engine",
+        parts=Parts(program, [], {}, TARGET, {}),
+        executor=cast(Any, None),
+        timings={"engine": Timing(9.0, 0.0, 9.0, 9.0, 20)},
+        measured_us=9.0,
+        predicted_us=9.0,
+        max_abs_error=0.0,
+        relative_error=0.0,
+        schedule=SEQUENTIAL,
+    )
+    source = Source(model, AsLoaded.of(model), "made up")
+    return Compilation(source, form=form, on_engine=model, selected=selected)

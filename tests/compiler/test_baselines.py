@@ -17,7 +17,7 @@ PROFILES = {"usual": "", "turbo": "turbo"}
 
 
 def planned(ours_us: float, **original_us: float) -> Compilation:
-    """The plans, where the library is fastest and the engine takes so long on the original, by profile."""
+    """The plans where the library is fastest, and the engine takes these microseconds on the original, by profile."""
     written = {(f"engine as written{PROFILES[key]}", WHOLE): us for key, us in original_us.items()}
     made = Made({**each_node("lib", 1.0), ("engine", WHOLE): ours_us, **written}, LIBRARY, ENGINE)
     start = Fixpoint(Place(), Calibrate())(made.context, made.measured())

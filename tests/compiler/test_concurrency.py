@@ -17,7 +17,7 @@ ON_TEAM: Costs = {("lib", (0,)): 100.0, ("lib", (1,)): 100.0, ("lib", (2,)): 10.
 
 
 def prepared(alone_us: float, **options: Any) -> tuple[Made, Compilation]:
-    """Two kernels that do not depend on each other, and take so long on one thread."""
+    """Two kernels that do not depend on each other, and take this long on one thread."""
     made = Made(ON_TEAM, LIBRARY, model=fork, **options)
     alone = {("lib", (node,)): alone_us for node in range(3)}
     made.measurer.single = NullMeasurer(made.model, alone, made.context.backends)

@@ -1,4 +1,4 @@
-"""The import alone: a model of operators, and a fault of ours as an error that engines may answer."""
+"""The import alone: it makes a graph of operators, and a fault of Collage is a ModelError."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is to blame for a plan that fails, without a worker that runs it."""
+"""What is blamed for a plan that fails, without a worker that runs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who wins the last comparison."""
+"""The order of plans after the last comparison."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def finalist(label: str, launches: int, concurrent: bool = False) -> Executable:
 
 
 def winner(finalists: list[Executable], **timings: tuple[float, float]) -> str:
-    """``timings`` are medians and what is not known of them."""
+    """``timings`` are medians and their noise."""
     found = {name: Timing(us, noise, us, us, 20) for name, (us, noise) in timings.items()}
     return _ranked(finalists, found)[0].label
 

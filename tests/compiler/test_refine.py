@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from collage.compiler import evolution
+from collage.compiler import offload_judge
 from collage.compiler.events import Considered, Evolved
 from collage.compiler.passes.place import Place
 from collage.compiler.passes.refine import Refine
@@ -29,7 +30,7 @@ COSTS: Costs = {
 
 @pytest.fixture(autouse=True)
 def every_trial_takes_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evolution, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
+    monkeypatch.setattr(offload_judge, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
 
 
 def made(database: Database, **options: Any) -> Made:
@@ -56,7 +57,7 @@ def test_regions_that_were_not_measured_before_are_told_of(tmp_path: Path) -> No
         start = each.measured()
         known = {o.request for o in start.offers if len(o.request.nodes) == 1}
         offers = tuple(o for o in start.offers if o.request in known)
-        start = evolution.replace(start, offers=offers, outcomes=each.measurer.known(known))
+        start = replace(start, offers=offers, outcomes=each.measurer.known(known))
         found = Refine()(each.context, Place(rounds=1)(each.context, start))
     told = {event.request.nodes: event.purpose for event in found.log if isinstance(event, Considered)}
     assert told[(1, 2)] == "graph level"

@@ -1,4 +1,4 @@
-"""Passes made of passes: again without a kernel that failed, and another way where nothing can be placed."""
+"""Passes that are made of passes: repeated without a kernel that failed, and a second way where the first fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engines on the whole model, with what they did there made up in the database."""
+"""The engines on the whole model, with made-up trials."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def made(tmp_path: Path) -> Iterator[Made]:
 
 @pytest.fixture
 def trial(made: Made, monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
-    """What the engines do, for the test to fill in; each is asked for once."""
+    """The trials of the engines, which the test fills in. Each is used once."""
     trials: list[Trial] = []
 
     class Measurer:
@@ -107,5 +107,5 @@ def test_the_suffix_is_for_shapes_that_depend_on_data(made: Made, trial: list[Tr
     passes = RunWhole(REASON, chain()), DynamicSuffix(problem), CheckIndices()
     found = run(passes, made.context, made.start)
     assert found.result.label == "slow"
-    tail = found.result.parts.program.tail
-    assert tail is not None and [port.rows for port in tail.inputs] == [None]
+    suffix = found.result.parts.program.suffix
+    assert suffix is not None and [port.rows for port in suffix.inputs] == [None]

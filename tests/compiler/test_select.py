@@ -6,30 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from collage.compiler.events import Noted
-from collage.compiler.final_check import Finding
-from collage.compiler.passes.calibrate import Calibrate
-from collage.compiler.passes.fixpoint import Fixpoint
-from collage.compiler.passes.place import Place
 from collage.compiler.passes.select import Select
-from collage.compiler.passes.select_only import SelectOnly
 from collage.compiler.plan_failures import KernelRejectedError
-from collage.compiler.state import Compilation
 from collage.errors import NoPlacementError
-from tests.compiler.null import WHOLE, Made, NullBackend, each_node
-
-LIBRARY, ENGINE = NullBackend("lib", team=True), NullBackend("engine", engine=True)
-WRONG = Finding(9.0, 9.0, "outputs differ")
-
-
-def planned() -> tuple[Made, Compilation]:
-    """A mix, and an engine on the whole model."""
-    made = Made({**each_node("lib", 10.0), ("engine", WHOLE): 50.0}, LIBRARY, ENGINE)
-    return made, Fixpoint(Place(), Calibrate())(made.context, made.measured())
-
-
-def notes(compilation: Compilation) -> list[str]:
-    return [event.text for event in compilation.log if isinstance(event, Noted)]
+from tests.compiler.null import WRONG, notes, planned
 
 
 def test_the_fastest_is_selected_with_its_figures() -> None:
@@ -93,22 +73,3 @@ def test_a_rejected_kernel_is_told_by_an_error() -> None:
     made.runs.worn_out = ("lib", (2,))
     with pytest.raises(KernelRejectedError, match="crashed: in the network: SIGSEGV"):
         Select()(made.context, start)
-
-
-def test_a_quick_compile_selects_what_was_placed() -> None:
-    made, start = planned()
-    found = SelectOnly()(made.context, start)
-    assert found.result.label == "quick"
-    assert list(found.result.timings) == ["quick"]
-    assert notes(found) == ["a quick compile: few candidates, few samples, no comparison of whole networks"]
-    assert made.runs.raced == []
-
-
-def test_a_quick_compile_of_wrong_outputs_has_no_placement() -> None:
-    made, start = planned()
-    made.runs.findings = {"quick": WRONG}
-    with pytest.raises(NoPlacementError, match="the outputs differ"):
-        SelectOnly()(made.context, start)
-    made.runs.dropped = {"quick": "crashed"}
-    with pytest.raises(NoPlacementError, match="the placement fails as a whole: crashed"):
-        SelectOnly()(made.context, start)

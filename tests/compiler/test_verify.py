@@ -1,4 +1,4 @@
-"""Verification alone: what the importer got wrong becomes opaque."""
+"""Verification alone: nodes that the importer has converted wrongly become opaque."""
 
 from __future__ import annotations
 

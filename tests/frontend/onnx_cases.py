@@ -1,4 +1,4 @@
-"""ONNX operators to be taken to Relax and back, each as one node with the inputs that it is tried on."""
+"""ONNX operators that are converted to Relax and back, each as one node with the inputs that it is tried on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Feed:
-    """A graph input, fresh random values in [low, high)."""
+    """A graph input of new random values in [low, high)."""
 
     shape: tuple[int, ...]
     dtype: str = "float32"

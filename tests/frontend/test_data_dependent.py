@@ -1,4 +1,4 @@
-"""Operators whose outputs' sizes depend on data are told of before anything is measured."""
+"""Operators whose output sizes depend on data are reported before anything is measured."""
 
 from __future__ import annotations
 

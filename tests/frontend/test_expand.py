@@ -1,4 +1,4 @@
-"""Operators that the standard defines by others are replaced by these, and the numbers stay."""
+"""Operators that the standard defines by others are replaced by those, and the numbers stay the same."""
 
 from __future__ import annotations
 

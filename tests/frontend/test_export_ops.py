@@ -1,4 +1,4 @@
-"""Each rule Relax → ONNX against TVM's own kernel for the operator, whether the importer emits it or not."""
+"""Each rule from Relax to ONNX is compared with TVM's own kernel, also for operators that the importer never emits."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Case:
 def case(
     op: str, *feeds: Array, build: Callable[..., Any] | None = None, opset: int = 18, **attrs: Any
 ) -> Case:
-    """The operator of that name on the feeds with the attributes, unless ``build`` says how it is called."""
+    """The operator of this name on the feeds with the attributes; ``build`` calls it in another way."""
 
     def call(*xs: Any) -> Any:
         function: Any = ops
@@ -323,7 +323,7 @@ def relax_model(each: Case) -> Model:
 
 @pytest.fixture(scope="module")
 def machine() -> relax.VirtualMachine:
-    """All cases compiled by TVM in one go: 30 ms each instead of 170."""
+    """All cases compiled by TVM at once, which takes 30 ms each instead of 170 ms."""
     builder = relax.BlockBuilder()
     for position, each in enumerate(CASES):
         if each.op not in NOT_IN_TVM:

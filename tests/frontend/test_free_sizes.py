@@ -1,4 +1,4 @@
-"""Sizes that callers give, which OpenVINO does not check: such models are not run on it whole."""
+"""OpenVINO does not check sizes that callers choose, so models with such sizes do not run on it as a whole."""
 
 from __future__ import annotations
 

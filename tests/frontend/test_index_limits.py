@@ -1,4 +1,4 @@
-"""Indices out of range: told before a run, and never read from beside the table."""
+"""Indices out of range are reported before a run, and kernels never read beside the table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TABLE = np.random.default_rng(0).standard_normal((10, 4)).astype(np.float32)
 
 
 def embedding() -> onnx.ModelProto:
-    """Rows of two tables, the second of which is shorter; ``raw`` is calculated with first."""
+    """A model that reads rows of two tables, the second of which is shorter. ``raw`` is calculated with first."""
     nodes = [
         helper.make_node("Unsqueeze", ["ids", "axis"], ["column"]),
         helper.make_node("Gather", ["table", "ids"], ["rows"]),
@@ -65,7 +65,7 @@ def test_an_index_out_of_range_is_an_error(module: collage.CompiledModule, tmp_p
 
 
 def test_nothing_is_read_from_beside_the_table(module: collage.CompiledModule) -> None:
-    """Where indices are calculated, or a call is bound, nobody has looked at them."""
+    """Indices that are calculated, and those of a bound call, are not checked before a run."""
     far = 2**40
     y, _ = module(np.array([0, 1, 2]), np.array([far, -far, 4]))
     np.testing.assert_allclose(y[0], TABLE[0] + TABLE[9], rtol=1e-6)
@@ -118,7 +118,7 @@ INDEXING = {
     "ScatterElements": ({"axis": 1}, [5, 2], [5, 7], 7),
     "ScatterND": ({}, [3, 2], [5, 7], (5, 7)),
 }
-"""Attributes, shapes of the indices and the result, and rows."""
+"""For each operator the attributes, the shapes of the indices and of the result, and the rows."""
 GATHERS, SCATTERS = [*INDEXING][:5], [*INDEXING][5:]
 
 
@@ -137,7 +137,7 @@ def indexing(names: list[str]) -> onnx.ModelProto:
 
 
 def valid(name: str, negative: bool) -> np.ndarray:
-    """Indices of the rows, no place twice, of which some or all count from the end."""
+    """Indices of the rows, each at most once. Some or all count from the end."""
     _, shape, _, rows = INDEXING[name]
     rng = np.random.default_rng(0)
     limits = np.array(rows)
@@ -162,7 +162,7 @@ def test_limits_of_each_operator(name: str) -> None:
     ids=["gather-tvm", *(f"{n}-{b}" for n in ("gather", "scatter") for b in ("onnxruntime", "openvino"))],
 )
 def test_all_valid_indices_are_taken_and_no_others(names: list[str], backend: str, tmp_path: Path) -> None:
-    """Negative ones count from the end, whoever runs it; what is out of range is an error in each column."""
+    """Negative indices count from the end on every backend. An index out of range is an error in each column."""
     model = indexing(names)
     module = collage.compile(model, backends=[backend], db=tmp_path / "db", progress=False, quick=True)
     rng = np.random.default_rng(1)
@@ -188,7 +188,7 @@ def test_all_valid_indices_are_taken_and_no_others(names: list[str], backend: st
 
 
 def test_columns_that_are_moved() -> None:
-    """Through a transposition columns are none any more: only what is wrong in any of them is told."""
+    """A transposition mixes the columns, so only an index that is wrong in any of them is reported."""
     nodes = [
         helper.make_node("Transpose", ["i"], ["t"], perm=[1, 0]),
         helper.make_node("GatherND", ["x", "t"], ["y"]),
@@ -207,7 +207,7 @@ def test_columns_that_are_moved() -> None:
 
 
 def test_indices_of_a_model_that_an_engine_runs_whole(tmp_path: Path) -> None:
-    """Not every engine looks, and kernels before the tail do not."""
+    """Not every engine checks indices, and kernels before the suffix do not."""
     nodes = [
         helper.make_node("Gather", ["table", "ids"], ["rows"]),
         helper.make_node("NonZero", ["rows"], ["places"]),
@@ -220,7 +220,7 @@ def test_indices_of_a_model_that_an_engine_runs_whole(tmp_path: Path) -> None:
         types={"ids": TensorProto.INT64, "places": TensorProto.INT64},
     )
     module = collage.compile(model, db=tmp_path / "db", progress=False, quick=True)
-    assert module.program.tail is not None
+    assert module.program.suffix is not None
     module.save(tmp_path / "m.collage")
     for each in (module, collage.load(tmp_path / "m.collage")):
         each(np.array([0, 9, -10]))

@@ -1,4 +1,4 @@
-"""What engines that compute integers in 32 bits may be given: bounds of integers, and the nodes that have none."""
+"""Models for engines that compute integers in 32 bits: bounds of integers, and the nodes without bounds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ I64 = np.int64
 
 
 def model(nodes: Sequence[Any], inputs: Mapping[str, Any], **weights: Any) -> onnx.ModelProto:
-    """The last node's output is the model's, all types inferred."""
+    """A model whose output is the last node's, with all types inferred."""
     made = [helper.make_node(op, i.split(), o.split(), **attrs) for op, i, o, attrs in nodes]
     graph = helper.make_graph(
         made,
@@ -208,7 +208,7 @@ def test_openvino_is_offered_what_it_has_right() -> None:
 
 
 def test_openvino_alone_refuses_what_it_would_get_wrong(tmp_path: Path) -> None:
-    """Nothing else is asked to run the model, and ONNX Runtime, which could, is left out by the user."""
+    """No other backend may run the model: the user leaves out ONNX Runtime, which could."""
     pytest.importorskip("openvino")
     with pytest.raises(ModelError, match=r"openvino.*int64"):
         collage.compile(wide(), backends=["openvino"], quick=True, db=tmp_path / "db.sqlite")

@@ -1,4 +1,4 @@
-"""A model is cut where shapes begin to depend on data; the two parts in turn give what the whole gives."""
+"""A model is cut where shapes begin to depend on data. The two parts in turn have the outputs of the whole."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ def test_a_detector() -> None:
     model = detector()
     parts = cut(model)
     assert parts is not None
-    assert [node.op_type for node in parts.head.graph.node].count("Conv") == 2
-    assert "Conv" not in {node.op_type for node in parts.tail.graph.node}
-    assert [info.name for info in parts.head.graph.input] == ["x", "prior"]
-    assert "prior" in {info.name for info in parts.tail.graph.input}, "the tail reads an input of the model"
-    onnx.checker.check_model(parts.head, full_check=True)
-    onnx.checker.check_model(parts.tail, full_check=True)
-    assert import_model(parts.head).opaque == {}
+    assert [node.op_type for node in parts.prefix.graph.node].count("Conv") == 2
+    assert "Conv" not in {node.op_type for node in parts.suffix.graph.node}
+    assert [info.name for info in parts.prefix.graph.input] == ["x", "prior"]
+    assert "prior" in {info.name for info in parts.suffix.graph.input}, (
+        "the suffix reads an input of the model"
+    )
+    onnx.checker.check_model(parts.prefix, full_check=True)
+    onnx.checker.check_model(parts.suffix, full_check=True)
+    assert import_model(parts.prefix).opaque == {}
     for seed in range(3):
         rng = np.random.default_rng(seed)
         values = {
@@ -42,7 +44,7 @@ def test_a_detector() -> None:
             for info in model.graph.input
         }
         expected = dict(zip([o.name for o in model.graph.output], reference_run(model, values), strict=True))
-        for part in (parts.head, parts.tail):
+        for part in (parts.prefix, parts.suffix):
             outputs = reference_run(part, {info.name: values[info.name] for info in part.graph.input})
             values |= zip([o.name for o in part.graph.output], outputs, strict=True)
         for name, array in expected.items():
@@ -50,7 +52,7 @@ def test_a_detector() -> None:
 
 
 def test_bodies_read_from_outside() -> None:
-    """What only the body of an If reads goes with it, or into it from the static part."""
+    """A value that only the body of an If reads is in the suffix, or comes from the prefix."""
     branch = helper.make_graph(
         [helper.make_node("Compress", ["r", "mask"], ["picked"])],
         "then",
@@ -77,8 +79,8 @@ def test_bodies_read_from_outside() -> None:
     )
     parts = cut(model)
     assert parts is not None
-    assert {info.name for info in parts.tail.graph.input} == {"flag", "r", "mask"}
-    assert {info.name for info in parts.head.graph.output} == {"r", "mask"}
+    assert {info.name for info in parts.suffix.graph.input} == {"flag", "r", "mask"}
+    assert {info.name for info in parts.prefix.graph.output} == {"r", "mask"}
 
 
 def test_nothing_to_cut_off() -> None:

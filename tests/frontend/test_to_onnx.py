@@ -1,4 +1,4 @@
-"""ONNX → Relax → ONNX gives the same numbers: nodes verbatim, operator by operator, and in two parts."""
+"""Numbers stay the same from ONNX to Relax and back: with nodes verbatim, operator by operator, and in two parts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Net:
     feeds: dict[str, Feed] = field(default_factory=dict)
     weights: dict[str, Array] = field(default_factory=dict)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of float32 values that ONNX's shape inference does not know."""
+    """Declares float32 values that ONNX's shape inference does not know."""
 
     def input(self, *shape: int, dtype: str = "float32", low: float = -2.0, high: float = 2.0) -> str:
         name = f"x{len(self.feeds)}"
@@ -211,7 +211,7 @@ def branches(net: Net) -> Sequence[str]:
 
 @network
 def recurrent(net: Net) -> Sequence[str]:
-    """An operator TVM cannot convert, two of its three outputs read."""
+    """An operator that TVM cannot convert. Two of its three outputs are read."""
     x = net.input(5, 1, 3)
     scaled = net.op("Mul", x, net.weight(0.5, "float32"))
     outputs = net.ops("LSTM", 3, scaled, net.random(1, 16, 3), net.random(1, 16, 4), hidden_size=4)
@@ -322,7 +322,7 @@ def test_a_constant_may_be_handed_in_as_an_input() -> None:
 
 
 def test_a_value_from_inside_an_onnx_node_forces_operators() -> None:
-    """The product inside a Gemm is asked for: the Gemm cannot go back whole, though all of it is here."""
+    """The product inside a Gemm is an output, so the Gemm cannot go back whole, though all of it is in the part."""
     model = imported("dense")
     graph = model.graph
     product, total = graph.nodes[0].outputs[0], graph.nodes[1].outputs[0]
@@ -355,7 +355,7 @@ def test_a_node_without_a_form_is_named_in_the_error() -> None:
     with pytest.raises(ExportError, match=r"onnx\.LSTM \(lstm_1_0\) has no ONNX form: TVM's importer cannot"):
         whole(model, verbatim=False)
     opaque = next(n.id for n in model.graph.nodes if n.op == "onnx.LSTM")
-    assert "only goes back whole" in str(can_export(model, opaque))
+    assert "only goes back as a whole ONNX node" in str(can_export(model, opaque))
     assert can_export(model, 0) is None
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import collage
 from collage.backends.openvino import OpenVino
-from collage.compiler import evolution
+from collage.compiler import offload_judge
 from collage.compiler.passes import select
 from collage.core.progress import Progress
 from collage.errors import UsageError
@@ -42,8 +42,8 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def every_trial_runs_and_takes_a_second() -> Iterator[None]:
     """So that a budget is a number of trials, however busy the machine is and however small the network."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evolution, "_HOPELESS", math.inf)
-        patch.setattr(evolution, "time", SimpleNamespace(perf_counter=count().__next__))
+        patch.setattr(offload_judge, "_HOPELESS", math.inf)
+        patch.setattr(offload_judge, "time", SimpleNamespace(perf_counter=count().__next__))
         yield
 
 
@@ -104,7 +104,7 @@ def test_what_wins_is_handed_over_with_the_right_numbers(
     """Whole networks timed as if two regions of ONNX Runtime were what the machine likes best."""
     like = tmp_path / "db.sqlite"
 
-    def timings(self: evolution.GraphLevel, finalists, *rest, **more):  # type: ignore[no-untyped-def]
+    def timings(self: offload_judge.OffloadJudge, finalists, *rest, **more):  # type: ignore[no-untyped-def]
         found = {}
         for each in finalists:
             engines = [r.backend for r in each.program.launches if r.backend == "onnxruntime"]
@@ -112,7 +112,7 @@ def test_what_wins_is_handed_over_with_the_right_numbers(
             found[each.label] = Timing(us, 0.1, us, us, 100)
         return found
 
-    monkeypatch.setattr(evolution.GraphLevel, "_timings", timings)
+    monkeypatch.setattr(offload_judge.OffloadJudge, "_timings", timings)
     ranked = select._ranked
     monkeypatch.setattr(
         select,
@@ -150,7 +150,7 @@ def test_proposals_whose_parts_take_too_long_are_not_run(
     copy = tmp_path / "db.sqlite"
     with Database(database) as known:
         known._connection.execute("VACUUM INTO ?", (str(copy),))
-    monkeypatch.setattr(evolution, "_HOPELESS", 0.0)
+    monkeypatch.setattr(offload_judge, "_HOPELESS", 0.0)
     before = networks(copy)
     found = compiled(copy, budget_s=15.0).report
     assert found.graph_level is not None and module.report.graph_level is not None

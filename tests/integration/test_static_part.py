@@ -111,10 +111,10 @@ def check(module: collage.CompiledModule, seed: int) -> int:
 
 
 def test_the_static_part_is_placed(module: collage.CompiledModule) -> None:
-    assert module.program.launches and module.program.tail is not None
-    assert module.program.tail.region.backend == "onnxruntime"
-    assert "onnx.NonMaxSuppression" in module.program.tail.region.ops
-    assert not any("conv" in op.lower() for op in module.program.tail.region.ops)
+    assert module.program.launches and module.program.suffix is not None
+    assert module.program.suffix.region.backend == "onnxruntime"
+    assert "onnx.NonMaxSuppression" in module.program.suffix.region.ops
+    assert not any("conv" in op.lower() for op in module.program.suffix.region.ops)
     assert module.outputs == {"scores": "float32[1x2x64]", "y": "float32[1x?x1x4]"}
     found = {check(module, seed) for seed in range(5)}
     assert len(found) > 1, "the number of boxes depends on the data"
@@ -182,7 +182,9 @@ def test_what_cannot_be_bound(module: collage.CompiledModule) -> None:
         module.bind({"x": np.zeros((1, 3, 8, 8))})
     with pytest.raises(UsageError, match="give inputs only"):
         module.bind(outputs={"scores": np.zeros((1, 2, 64), np.float32)})
-    with pytest.raises(UsageError, match="onnxruntime runs the model's tail whole: there are no launches"):
+    with pytest.raises(
+        UsageError, match="onnxruntime runs the model's dynamic suffix whole: there are no launches"
+    ):
         module.trace(values(0))
 
 

@@ -1,4 +1,4 @@
-"""Kernels that are right on finite numbers only never decide an answer: calls with others run on ONNX Runtime."""
+"""Kernels that are right on finite numbers only are guarded: calls with other numbers run on ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome
 from collage.native import scan
 from collage.runtime.executor import Executor
-from collage.runtime.tail import TailExecutor
+from collage.runtime.suffix import SuffixExecutor
 from tests.backends_for_tests import NumpyBackend
 from tests.cli.helpers import json_of, succeeds
 from tests.integration.test_static_part import SlowAtConvolutions
-from tests.integration.test_static_part import compiled as with_a_tail
+from tests.integration.test_static_part import compiled as with_a_suffix
 from tests.integration.test_static_part import values as detector_values
 from tests.models import conv_net, detector, make_model
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_onednn = pytest.mark.skipif(not OneDnn().available(), reason=OneDnn().available().reason)
 FORCED = {"drops", "onednn", "native"}
-"""Backends that the gate is said to have found right on finite numbers only."""
+"""Backends whose kernels count as right on finite numbers only in these tests."""
 SPECIAL = [np.nan, np.inf, -np.inf, 1e20]
 
 
@@ -68,7 +68,7 @@ class _Dropping(Kernel):
 
 
 class Drops(NumpyBackend):
-    """numpy, single operators; what is not finite becomes 0."""
+    """A backend of numpy for single operators. Numbers that are not finite become 0."""
 
     name: ClassVar[str] = "drops"
 
@@ -108,7 +108,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def network(rows: int | str = 4, scale: float = 1.0) -> onnx.ModelProto:
-    """Two dense layers, with weights ``scale`` times larger; ``y`` and what the first of them gives."""
+    """Two dense layers, with weights ``scale`` times larger. The outputs are ``y`` and the first layer's."""
     rng = np.random.default_rng(0)
     weights = {
         "w1": rng.standard_normal((16, 16)).astype(np.float32) * np.float32(scale),
@@ -150,7 +150,7 @@ def module(folder: Path, registry: collage.Registry) -> collage.CompiledModule:
 
 
 def fresh(module: collage.CompiledModule, folder: Path, registry: collage.Registry) -> collage.CompiledModule:
-    """The module from a file, nothing loaded yet."""
+    """The module from a file, before its original model is loaded."""
     module.save(folder / "fresh.collage")
     found = collage.load(folder / "fresh.collage", registry=registry)
     assert isinstance(found, collage.CompiledModule)
@@ -163,7 +163,7 @@ def is_loaded(module: collage.CompiledModule) -> bool:
 
 
 def check(found: Sequence[np.ndarray], model: onnx.ModelProto, x: np.ndarray) -> None:
-    """Exactly what ONNX Runtime gives."""
+    """The outputs are exactly ONNX Runtime's."""
     with np.errstate(all="ignore"):
         for actual, expected in zip(found, reference_run(model, {"x": x}), strict=True):
             np.testing.assert_array_equal(actual, expected)
@@ -246,7 +246,7 @@ def test_traces_do_not_disturb(
 
 
 def test_after_a_fork(module: collage.CompiledModule, folder: Path) -> None:
-    """A child loads the model when it needs it; what the parent had loaded it cannot use."""
+    """A child loads the model when it needs it. It cannot use what the parent had loaded."""
     module.save(folder / "fork.collage")
     program = """
 import os, sys
@@ -277,7 +277,7 @@ for before in (False, True):
 
 
 def test_what_overflows_on_the_way_is_noticed(folder: Path, registry: collage.Registry) -> None:
-    """Finite inputs, and weights so large that sums become infinite, and differences of these NaN."""
+    """Inputs are finite, and weights so large that sums become infinite, and their differences NaN."""
     model, small = network(scale=1e15), ordinary() * np.float32(1e-15)
     module = compiled(folder, registry, model, quick=True, inputs={"x": small})
     module = fresh(module, folder, registry)
@@ -319,7 +319,7 @@ def test_a_model_whose_usual_values_trip_its_guards_runs_on_an_engine(
 @needs_onednn
 @pytest.mark.parametrize("threads", [1, 2])
 def test_on_the_team(folder: Path, registry: collage.Registry, threads: int) -> None:
-    """oneDNN's and our kernels, whose values lie in blocks: scans are steps of the launch list."""
+    """Values of oneDNN's and our kernels are stored in blocks, and scans are steps of the launch list."""
     model = conv_net(32, 32)
     backends = ["onednn", "native", "mkl"]
     built = compiled(folder, registry, model, backends=backends, threads=threads, quick=threads == 1)
@@ -341,14 +341,14 @@ def test_on_the_team(folder: Path, registry: collage.Registry, threads: int) -> 
         np.testing.assert_allclose(module(x), expected, rtol=1e-3, atol=1e-3)
 
 
-def test_before_a_tail(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launches are answered for, and the engine goes on from there."""
+def test_before_a_suffix(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime answers for the launches, and the engine continues with its outputs."""
     monkeypatch.setattr("tests.runtime.test_guards.FORCED", {"onnxruntime"})
-    found = with_a_tail(folder / "tail.sqlite", SlowAtConvolutions())
+    found = with_a_suffix(folder / "tail.sqlite", SlowAtConvolutions())
     found.save(folder / "tail.collage")
     for module in (found, collage.load(folder / "tail.collage")):
-        assert isinstance(module.executor, TailExecutor) and module.program.is_guarded
-        head = module.executor._head
+        assert isinstance(module.executor, SuffixExecutor) and module.program.is_guarded
+        prefix = module.executor._prefix
         bound = module.bind()
         inputs = detector_values(0)
         for array in bound.inputs:
@@ -360,7 +360,7 @@ def test_before_a_tail(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             for outputs in (module.run(inputs), bound.outputs):
                 for actual, reference in zip(outputs.values(), expected, strict=True):
                     np.testing.assert_allclose(actual, reference, rtol=1e-4, atol=1e-5)
-            assert head.careful is not None and head.careful.is_loaded == np.isnan(value)
+            assert prefix.careful is not None and prefix.careful.is_loaded == np.isnan(value)
 
 
 def test_several_shapes_share_the_model(folder: Path, registry: collage.Registry) -> None:

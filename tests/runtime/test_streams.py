@@ -63,7 +63,7 @@ def add(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 class AddKernel(NativeKernel):
-    """Adds its inputs and 1; takes longer the larger ``delay`` is, and fails where that is negative."""
+    """Adds its inputs and 1. It takes longer the larger ``delay`` is, and fails where that is negative."""
 
     def __init__(self, library: ctypes.CDLL, delay: int) -> None:
         super().__init__(BuildOptions().threads)
@@ -84,9 +84,9 @@ class AddKernel(NativeKernel):
 
 @st.composite
 def programs(draw: st.DrawFn) -> tuple[Program, list[int]]:
-    """A network of additions on a team of 2 or 3, some launches on streams; and how slow each is.
+    """A network of additions on a team of 2 or 3 threads, with some launches on streams, and the delay of each launch.
 
-    Now and then values are joined, which nobody reads but splits, and additions may overwrite what they read.
+    Sometimes values are joined, and only splits read the result. Additions may overwrite what they read.
     """
     threads, inputs = draw(st.integers(2, 3)), draw(st.integers(1, 2))
     count = draw(st.integers(1, 14))
@@ -132,7 +132,7 @@ def programs(draw: st.DrawFn) -> tuple[Program, list[int]]:
 
 
 def written(program: Program) -> dict[int, set[int]]:
-    """For each value, those written by a launch or the caller that it is made of."""
+    """For each value, the values that it is made of, each written by a launch or by the caller."""
     found: dict[int, set[int]] = {p.value: {p.value} for p in program.inputs}
     for region in program.regions:
         for value in region.outputs:
@@ -144,7 +144,7 @@ def written(program: Program) -> dict[int, set[int]]:
 @settings(max_examples=300, deadline=None)
 @given(programs())
 def test_every_hazard_of_the_arena_is_ordered(drawn: tuple[Program, list[int]]) -> None:
-    """Reads after writes by the events, writes after reads by the memory plan."""
+    """Events order reads after writes, and the memory plan orders writes after reads."""
     program, _ = drawn
     ordered, made_of = program.ordered, written(program)
     check(ordered.dag, ordered.schedule)

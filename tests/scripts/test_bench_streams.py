@@ -24,7 +24,7 @@ def script(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_assignment_counts_streams_and_events(tmp_path: Path) -> None:
-    """Three functions of one result: one goes on in its stream, two have streams of their own and wait for it."""
+    """Three functions of one result. One continues in its stream, and two have streams of their own and wait for it."""
     ops = ("Tanh", "Exp", "Abs")
     nodes = [helper.make_node("Relu", ["x"], ["a"]), *(helper.make_node(op, ["a"], [op]) for op in ops)]
     onnx.save(make_model(nodes, {"x": [4, 4]}, {op: [4, 4] for op in ops}), tmp_path / "net.onnx")

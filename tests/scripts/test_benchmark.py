@@ -1,4 +1,4 @@
-"""What `scripts/bench cpu` makes of its measurements, and the script itself on a tiny network."""
+"""The results of `scripts/bench cpu`, and the script itself on a tiny network."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_a_busy_core_is_busy_when_asked_and_left_alone_afterwards() -> None:
 
 
 def computes(process: str) -> bool:
-    """Whether it soon does, or soon does not."""
+    """Whether the process uses a core."""
     clock = Path(f"/proc/{process}/schedstat")
     time.sleep(0.3)  # to begin, or to end
     first = int(clock.read_text().split()[0])

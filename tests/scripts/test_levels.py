@@ -1,4 +1,4 @@
-"""What `scripts/bench levels` makes of its measurements, and the script itself on a tiny network."""
+"""The results of `scripts/bench levels`, and the script itself on a tiny network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`check_real_models` finds models, gives them real inputs, and sees what disagrees. Small models stand for others."""
+"""`check_real_models` finds models, gives them real inputs, and finds differences. Small models stand for real ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The measurements of `scripts/bench service`, made small."""
+"""Small runs of the measurements of `scripts/bench service`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Baselines: each engine on the model as its author wrote it, with the few settings that matter. Never slower.
+"""Baselines: each engine on the model as its author wrote it, with the few settings that matter.
 
-What an engine gets from Collage is the simplified model written out again, with one set of settings. Its users may have
-better: another form that its own fusions like more, or a setting that suits the model. So the original is a candidate
-too, measured in the worker with each of the engine's profiles. The best of each engine runs in the last comparison, and
-so do the usual settings: they are what a user of the engine would compare with.
+They are why the result is never slower than the best engine. What an engine gets from Collage is the simplified model,
+written out again, with one set of settings. Without Collage an engine may be faster: its fusions may match the original
+form better, or another setting may suit the model. So the original model is a candidate, too, and is measured in the
+worker with each profile of the engine. The best profile of each engine runs in the last comparison, and so do its usual
+settings, which a user of the engine would compare with.
 """
 
 from __future__ import annotations
@@ -24,18 +25,19 @@ from collage.search.candidates import candidate_of, with_floor
 from collage.search.placement import finish
 
 USUAL = ""
-"""The profile that an engine's users have without asking."""
+"""The profile of an engine's default settings."""
 
 _DOUBT = 1.05
-"""Fresh processes differ by 2-5 %: who is slower by more than that, and the noise, is slower."""
+"""One candidate is slower than another when it is slower by more than this factor and the noise. Times in two fresh
+processes differ by 2 to 5 %."""
 
 
 @dataclass(frozen=True)
 class Baselines:
-    """Measures each engine that takes whole models on the original, where that fits the graph."""
+    """Measures each engine that takes whole models on the original, where that has the graph's inputs and outputs."""
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
-        """Adds plans of originals, and drops those of engines whose form from Collage is slower."""
+        """Adds plans of baselines, and drops plans of engines that are slower on the form from Collage."""
         graph = compilation.imported.graph
         everything = tuple(range(len(graph.nodes)))
         if not everything or context.workbench(compilation).measurer.original is None:
@@ -80,7 +82,7 @@ class Baselines:
 
 
 def best_profile(profiles: Mapping[str, Candidate]) -> str:
-    """The fastest one; the usual settings where they are not slower beyond doubt."""
+    """The name of the fastest profile, or of the usual settings where these are not slower beyond doubt."""
     best = min(profiles, key=lambda profile: profiles[profile].cost_us)
     return USUAL if USUAL in profiles and not _slower(profiles[USUAL], profiles[best]) else best
 

@@ -1,8 +1,8 @@
-"""Calibrate: what the additive model (Eq. 2.2) gets wrong inside the network is put right.
+"""Calibrate: costs of the additive model (Eq. 2.2) are corrected by times in the network.
 
-A kernel timed alone has its inputs in the cache, or not, as nobody knows beforehand. So the network that the search
-proposes is run as a whole, each launch timed where it stands. Where one is off by more than the noise, its time there
-takes the place of the one measured alone, and the search is asked again.
+Whether a kernel finds its inputs in the cache is not known when it is timed alone. So the network that the search
+proposes is run as a whole, with each launch timed in its place. Where a launch is off by more than the noise, its time
+in the network replaces the one that was measured alone, and the search is repeated.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Calibrate:
-    """Runs the proposed mix, unless it was run before, and learns from what its launches took.
+    """Runs the proposed mix, unless it was run before, and learns from the times of its launches.
 
-    The proposal is then the one of all rounds whose mix takes least, with its costs as they are in the network, so that
-    their sum predicts the whole. Mixes of other rounds that came within ``close`` times are planned, too: the rounds
-    were run at different times, and the last comparison is fairer.
+    The proposal is then the one of all rounds whose mix takes the least time. Its costs are those in the network, so
+    that their sum predicts the whole. A mix of another round is planned, too, where its time is less than ``close``
+    times the least. The rounds were run at different times, so the last comparison decides between them.
     """
 
     close: float = 1.1
@@ -36,7 +36,7 @@ class Calibrate:
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
         """Sets the calibration, the proposal and its plans.
 
-        Raises KernelRejectedError, and PlanDroppedError where the first mix fails as a whole.
+        Raises KernelRejectedError where a kernel fails, and PlanDroppedError where the first mix fails as a whole.
         """
         calibration, proposal = compilation.calibration, compilation.placed
         if proposal.mix is None or _alike(proposal.mix) in calibration.seen:
@@ -65,7 +65,7 @@ class Calibrate:
         return self._best(context, replace(compilation, calibration=calibration))
 
     def _best(self, context: Context, compilation: Compilation) -> Compilation:
-        """The best proposal of all rounds, and what is to be run of it."""
+        """Sets the best proposal of all rounds and its plans."""
         rounds = sorted(compilation.calibration.rounds, key=_mix_us)
         best = rounds[0] if rounds else compilation.placed
         limit_us = self.close * best.mix_us
@@ -80,14 +80,14 @@ def _mix_us(proposal: Proposal) -> float:
 
 
 def _alike(placement: Placement) -> tuple[Candidate, ...]:
-    """The placement's candidates without what they cost."""
+    """The placement's candidates without their costs, which identify a mix."""
     return tuple(replace(c, cost_us=0.0, noise_us=0.0) for c in placement.candidates)
 
 
 def _with_times(
     proposal: Proposal, executable: Executable, times: Sequence[float], epsilon_us: float
 ) -> Proposal:
-    """The proposal with the mix's costs as they are in the network, and the better of it and the placement."""
+    """The proposal with the mix's costs in the network. The placement is then the better one of the two."""
     assert proposal.mix is not None
     found = dict(zip(executable.launches, times, strict=True))
     candidates = [

@@ -1,4 +1,7 @@
-"""CheckIndices: indices are looked at before a run, also where an engine runs the model: not every engine does."""
+"""CheckIndices: indices are checked before each run, also where an engine runs the model.
+
+Not every engine checks them itself.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,16 @@ from collage.frontend.index_limits import index_limits
 
 @dataclass(frozen=True)
 class CheckIndices:
-    """Has the inputs of a module with an engine at its end checked against what they index in the model."""
+    """Gives the inputs of a module with a suffix the number of rows that they index in the model."""
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
-        """Sets the selection's program."""
+        """Sets the selection's program where it has a suffix."""
         selected, form = compilation.result, compilation.form
-        tail = selected.parts.program.tail
-        if tail is None or form is None:
+        suffix = selected.parts.program.suffix
+        if suffix is None or form is None:
             return compilation
         limits = index_limits(form.original)
-        inputs = tuple(replace(port, rows=limits.get(port.name)) for port in tail.inputs)
-        program = replace(selected.parts.program, tail=replace(tail, inputs=inputs))
+        inputs = tuple(replace(port, rows=limits.get(port.name)) for port in suffix.inputs)
+        program = replace(selected.parts.program, suffix=replace(suffix, inputs=inputs))
         parts = replace(selected.parts, program=program)
         return replace(compilation, selected=replace(selected, parts=parts))

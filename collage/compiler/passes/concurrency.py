@@ -1,9 +1,10 @@
-"""Concurrency: which of a mix's kernels are better off single-threaded, side by side with others.
+"""Concurrency: which kernels of a mix take less time single-threaded, side by side with others.
 
-The mix is placed for launches one after another, each on the whole team. Here each is measured on a single thread,
-too, and those that do not depend on each other are scheduled side by side where that is shorter, by several algorithms
-(`collage.schedule`). What they propose, and the costs do not rule out, runs once with each launch timed in its place;
-the best is scheduled again with these times, and the last round decides whether it is used.
+The mix is placed for launches that run one after another, each on the whole team. Here each kernel is measured on a
+single thread, too. Launches that do not depend on each other are scheduled side by side where that is shorter. Several
+algorithms propose schedules (`collage.schedule`). Each proposal that the costs do not rule out runs once, with every
+launch timed in its place. The best one is scheduled again with these times. The last comparison decides whether it is
+used.
 """
 
 from __future__ import annotations
@@ -11,20 +12,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
-from collage.compiler.events import Considered
 from collage.compiler.executable import Executable
 from collage.compiler.plan import Plan, StreamPlan
 from collage.compiler.plan_failures import PlanDroppedError
+from collage.compiler.single_threaded import Launch, single_threaded
 from collage.compiler.state import Compilation, Context
 from collage.compiler.workbench import Workbench
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
-from collage.graph.storage import Storage
-from collage.kernel.options import BuildOptions
-from collage.kernel.transform import LayoutTransform
-from collage.measure_db.measurer import Measurer
 from collage.measure_db.protocol import Request
 from collage.schedule.dag import Dag
 from collage.schedule.fold import nimble, opara
@@ -33,7 +29,6 @@ from collage.schedule.schedule import TEAM, Schedule, makespan_us
 from collage.schedule.side_by_side import schedule_side_by_side
 from collage.schedule.timeline import Algorithm, Costs, Found
 from collage.search.candidate import Candidate
-from collage.search.candidates import candidates_of, offers_of, ports_of
 from collage.search.placement import Placement
 from collage.search.transforms import PlacedTransform
 
@@ -41,26 +36,24 @@ log = logging.getLogger(__name__)
 
 LABEL = "side by side"
 
-Launch: TypeAlias = "Candidate | PlacedTransform"
-_Layouts: TypeAlias = "tuple[tuple[int, Storage], ...]"
-_Work: TypeAlias = "tuple[tuple[int, ...], _Layouts, _Layouts]"
-
 _LEAST_GAIN = 0.03
-"""Of the time on the whole team; what promises less is lost in the noise."""
+"""The share of the time on the whole team that a schedule has to save. A smaller gain is lost in the noise."""
 _CLOSE = 1.1
-"""Times the shortest by the costs, which are as much off in the network: what promises more is not run."""
+"""A factor on the shortest schedule by the costs: longer ones are not run. Costs are off by as much in the network."""
 _MEETING_US = 0.5
+"""Microseconds that the whole team takes to meet after streams."""
 _EVENT_US = 0.2
+"""Microseconds that a stream takes to wait for an event of another one."""
 
 
 @dataclass(frozen=True)
 class Concurrency:
-    """Schedules the mix with concurrent launches, where there is more than one thread, in ``rounds`` at most."""
+    """Schedules the mix with concurrent launches where there is more than one thread, in at most ``rounds`` rounds."""
 
     rounds: int = 3
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
-        """Adds the plan of the best schedule, if something is gained by the costs. Raises KernelRejectedError."""
+        """Adds the plan of the best schedule, if the costs promise a gain. Raises KernelRejectedError."""
         mix = compilation.placed.mix
         if mix is None or context.target.threads < 2 or not context.options.streams:
             return compilation
@@ -68,14 +61,14 @@ class Concurrency:
         base = bench.assembler.assemble(Plan("mix", mix, exclusive=False), compilation.tunings)
         if base.program.ordered.dag.width < 2:
             return compilation
-        single, considered = _single_threaded(context, compilation, base.launches)
+        single, considered = single_threaded(context, compilation, base.launches)
         launches = _Launches(compilation.epsilon_us, mix, base, tuple(single))
         plan = self._best(bench, launches, compilation.tunings)
         plans = (*compilation.plans, *([] if plan is None else [plan]))
         return replace(compilation, plans=plans).told(*considered)
 
     def _best(self, bench: Workbench, launches: _Launches, tunings: Mapping[Request, str]) -> Plan | None:
-        """The best schedule that was found, or None."""
+        """The plan of the schedule that took the least time when it was run, or None where none was run."""
         base, single = launches.base, launches.single_threaded
         dag, threads = base.program.ordered.dag, base.program.threads
         team_us = [_team_us(each, launches.epsilon_us) for each in base.launches]
@@ -114,7 +107,7 @@ class Concurrency:
 
 @dataclass(frozen=True)
 class _Launches:
-    """What a mix launches on the whole team, and the single-threaded kernel that can take each launch's place."""
+    """The launches of a mix on the whole team, and for each the single-threaded kernel that can take its place."""
 
     epsilon_us: float
     mix: Placement
@@ -122,7 +115,7 @@ class _Launches:
     single_threaded: tuple[Launch | None, ...]
 
     def placed(self, schedule: Schedule, times: Mapping[int, float], total_us: float) -> Placement:
-        """The mix as it is scheduled, with the times of its launches; it ends after ``total_us``."""
+        """The mix as it is scheduled, with the times of its launches. It ends after ``total_us`` microseconds."""
         candidates: dict[Candidate, Candidate] = {}
         transforms: dict[PlacedTransform, PlacedTransform] = {}
         for v, launch in enumerate(self.base.launches):
@@ -139,44 +132,11 @@ class _Launches:
         )
 
 
-def _single_threaded(
-    context: Context, compilation: Compilation, launches: Sequence[Launch]
-) -> tuple[list[Launch | None], list[Considered]]:
-    """The same work in the same layouts on one thread, as fast as any backend does it; None for engines."""
-    measurer = context.workbench(compilation).measurer.on_threads(1)
-    model = compilation.imported
-    nodes = {each.nodes for each in launches if isinstance(each, Candidate)}
-    matches = [m for m in compilation.matches if m.nodes in nodes and m.backend in context.on_team]
-    wanted = {_work(each) for each in launches if isinstance(each, Candidate)}
-    build = BuildOptions(threads=1, exact=context.options.exact)
-    offers, _ = offers_of(model, matches, context.backends, build)
-    offers = [o for o in offers if (o.request.nodes, *ports_of(model, o.request)) in wanted]
-    outcomes = measurer.measure([offer.request for offer in offers])
-    fastest: dict[_Work, Candidate] = {}
-    for candidate in candidates_of(model, offers, (), outcomes, context.on_team):
-        known = fastest.get(_work(candidate))
-        if known is None or candidate.cost_us < known.cost_us:
-            fastest[_work(candidate)] = candidate
-    transforms = {each.transform: None for each in launches if isinstance(each, PlacedTransform)}
-    costs = measurer.measure_transforms([each for each in transforms if _runs_on_team(measurer, each)])
-    found: list[Launch | None] = []
-    for each in launches:
-        if isinstance(each, Candidate):
-            found.append(fastest.get(_work(each)))
-        else:
-            cost = costs.get(each.transform)
-            found.append(None if cost is None else replace(each, cost_us=cost))
-    considered = [Considered(o.request, o.pattern, outcomes[o.request], single_threaded=True) for o in offers]
-    return found, considered
-
-
-def _runs_on_team(measurer: Measurer, transform: LayoutTransform) -> bool:
-    maker = measurer.transform_backend(transform)
-    return maker is not None and maker.on_team()
-
-
 def _proposals(dag: Dag, costs: Costs, threads: int, moved_bytes: Sequence[int]) -> list[tuple[str, Found]]:
-    """By algorithm, the shortest by the costs first; without those that promise too little to be run."""
+    """Schedules with the names of their algorithms, the shortest by the costs first.
+
+    Those that promise too little to be run are left out.
+    """
     algorithms: dict[str, Algorithm] = {
         "list": list_schedule,
         "nimble": nimble(dag, costs),
@@ -189,16 +149,12 @@ def _proposals(dag: Dag, costs: Costs, threads: int, moved_bytes: Sequence[int])
 
 
 def _moved_bytes(model: Model, executable: Executable, v: int) -> int:
-    """What a launch reads and writes: activations and weights."""
+    """The bytes of activations and weights that launch ``v`` reads and writes."""
     region, types = executable.program.launches[v], executable.program.types
     weights = Subgraph(model, region.nodes).weights.values()
     return sum(types[each].nbytes for each in (*region.inputs, *region.outputs)) + sum(
         w.nbytes for w in weights
     )
-
-
-def _work(candidate: Candidate) -> _Work:
-    return candidate.nodes, candidate.reads, candidate.writes
 
 
 def _team_us(launch: Launch, epsilon_us: float) -> float:

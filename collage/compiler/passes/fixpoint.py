@@ -1,4 +1,4 @@
-"""Fixpoint: place and calibrate in turn, until the proposed mix is one that was run before."""
+"""Fixpoint: Place and Calibrate in turn, until the proposed mix is one that was run before."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Fixpoint:
-    """Runs the two passes ``rounds`` times at most.
+    """Runs the two passes at most ``rounds`` times.
 
-    Where the mix fails as a whole, one of its backends is left out, whichever helps, or else all mixes are.
+    Where the mix fails as a whole, the backends of the mix are left out one at a time, until a mix runs. Where none
+    does, there is no mix.
     """
 
     place: Place
@@ -31,7 +32,7 @@ class Fixpoint:
     rounds: int = 3
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
-        """Sets what the two passes set. Raises KernelRejectedError and NoPlacementError."""
+        """Sets what the two passes set, and ``left_out``. Raises KernelRejectedError and NoPlacementError."""
         context.progress(Progress("place", 0, 1))
         try:
             return self._rounds(context, compilation)
@@ -44,7 +45,7 @@ class Fixpoint:
         return self.calibrate(context, without_mix(compilation))
 
     def _rounds(self, context: Context, compilation: Compilation) -> Compilation:
-        """Raises PlanDroppedError where the first mix fails as a whole."""
+        """Run the rounds. Raises PlanDroppedError where the first mix fails as a whole."""
         for _ in range(self.rounds):
             compilation = self.calibrate(context, self.place(context, compilation))
             if compilation.calibration.settled:
@@ -53,6 +54,6 @@ class Fixpoint:
 
 
 def _backends(mix: Placement | None) -> list[str]:
-    """Those of the mix, the one with the fewest nodes first."""
+    """The backends of the mix, the one with the fewest nodes first."""
     counts = Counter(c.backend for c in mix.candidates for _ in c.nodes) if mix is not None else Counter()
     return sorted(counts.keys() - {VIEW}, key=lambda name: (counts[name], name))

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Import:
-    """Simplifies and imports the model. A fault of ours on the way is a ModelError: engines may take the model."""
+    """Simplifies and imports the model. A fault of Collage on the way is a ModelError, so that engines are tried."""
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
         """Sets the model. Raises ModelError."""
@@ -25,7 +25,7 @@ class Import:
             model = from_simplified(simplify(source.original), source.name, samples=source.samples)
         except (CollageError, MemoryError):
             raise
-        except Exception as error:  # of the importer's, of onnx's, or one of our own
+        except Exception as error:  # a fault of TVM's importer, of onnx, or of Collage
             text = library_text(error)
             log.warning("%s: the import failed, which is a fault in Collage", source.name, exc_info=True)
             raise ModelError(f"Collage's import fails ({type(error).__name__}: {text}).") from error

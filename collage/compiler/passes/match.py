@@ -1,4 +1,4 @@
-"""Match: what each backend may run of the graph, and what can be measured of that."""
+"""Match: the subgraphs that each backend can run, and the offers that are measured."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Match:
     """Finds the patterns of all backends, and asks these for the variants of each match."""
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
-        """Sets the matches, the offers and what was refused."""
+        """Sets the matches, the offers and the refused matches."""
         started = time.perf_counter()
         model = compilation.imported
         about = MatchContext(model)
@@ -28,7 +28,7 @@ class Match:
         for name in context.backends:
             found, rejected = find_matches(about, name, context.registry.sources(name, context.build))
             matches += found
-            if name != VIEW:  # that an operator does work is no news
+            if name != VIEW:  # a rejected view says only that its operator does some work
                 refused += rejected
         searched = Searched(time.perf_counter() - started)
         offers, without = offers_of(model, matches, context.backends, context.build)

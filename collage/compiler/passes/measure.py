@@ -16,9 +16,9 @@ from collage.measure_db.results import Measurement, Outcome
 class Measure:
     """Measures all offers, or looks them up.
 
-    The cost of a switch is measured with ``switched`` candidates of each backend, those whose time is nearest to
-    ``typical_us``. The quickest ones run on one thread, and would not show what waking one library's threads after
-    another's costs.
+    The cost of a switch is measured with ``switched`` candidates of each backend: those whose time is nearest to
+    ``typical_us`` microseconds. The quickest candidates run on one thread, so they would not show the cost of waking
+    the threads of one library after those of another.
     """
 
     typical_us: float = 200.0
@@ -32,7 +32,7 @@ class Measure:
         return replace(compilation, outcomes=outcomes, epsilon_us=epsilon_us)
 
     def _typical(self, outcomes: Mapping[Request, Outcome]) -> list[Request]:
-        """A few candidates of each backend in turn."""
+        """A few candidates of each backend, one backend after another."""
         by_backend: dict[str, list[tuple[float, Request]]] = {}
         for request, outcome in outcomes.items():
             if isinstance(outcome, Measurement) and not outcome.tuning:

@@ -1,7 +1,8 @@
 """MeasureFew: a few candidates with few samples, for a quick compile.
 
-For trying a model out, and for the many one-node models of ONNX's own tests. What a quick compile leaves out is what
-makes the choice certain: other layouts, the parts of large regions, times inside the network, and the last comparison.
+A quick compile is for trying a model out, and for the many one-node models of ONNX's own tests. It leaves out what
+makes the choice certain: other storage formats, the parts of large regions, times in the network, and the last
+comparison.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collage.search.candidates import Offer
 
 @dataclass(frozen=True)
 class MeasureFew:
-    """Measures the most promising offers in the plain layout, or with ``every`` all of those in it."""
+    """Measures the most promising offers in the plain format; with ``every`` it measures all offers in that format."""
 
     every: bool = False
 
@@ -38,9 +39,10 @@ def _is_plain(offer: Offer) -> bool:
 
 
 def _few(offers: Sequence[Offer], count: int, engines: Collection[str], done: Collection[int]) -> list[Offer]:
-    """Of each engine the whole model, of each library the largest pieces, and engines for single nodes in no piece.
+    """The most promising offers.
 
-    ``count`` is that of all nodes; ``done`` are those that cost nothing.
+    They are each engine on the whole model, each library on its largest subgraphs, and engines on single nodes that no
+    library takes. ``count`` is the number of all nodes, and ``done`` are the nodes of views, which cost nothing.
     """
     nodes_of: dict[str, set[tuple[int, ...]]] = {}
     for offer in offers:

@@ -1,4 +1,4 @@
-"""Place: the fastest cover of the graph by what was measured; then measure what it suggests, and place again."""
+"""Place: the fastest cover of the graph by measured candidates. It suggests more candidates, and is repeated."""
 
 from __future__ import annotations
 
@@ -26,18 +26,20 @@ from collage.search.placement import Placement
 from collage.search.transforms import ValueTransform
 
 NOISE_MARGIN = 1.0
-"""How many half-widths of its confidence interval a candidate is charged: a challenger must beat the noise."""
+"""The number of half-widths of its confidence interval that a candidate is charged, so that noise decides nothing."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Places the model by dynamic programming, with the times inside the network where calibration knows them.
+    """Places the model by dynamic programming, with times in the network where calibration knows them.
 
-    A placement suggests candidates: neighbours on the same engine as one region, and a large region (with a share of
-    ``large`` of the operators) without a kernel that another backend does faster. They are measured, and the model is
-    placed again, in ``rounds`` at most, until nothing new comes up. Conversions between layouts that a placement may
-    need are measured as well. A backend with ``most_faults`` kernels that failed in networks is left out: each costs a
-    worker, or a time limit. Unless it is ``thorough`` it places once, in the plain layout.
+    A placement suggests candidates. One kind is neighbours on the same engine as one region. Another kind is a large
+    region (a share of at least ``large`` of the operators) without a kernel that another backend does faster. They are
+    measured, and the model is placed again, in at most ``rounds`` rounds, until no candidate is new. Layout transforms
+    that a placement may need are measured, too.
+
+    A backend is left out when ``most_faults`` of its kernels have failed in networks, since each failure costs a worker
+    or a time limit. A pass that is not ``thorough`` places once, in the plain format.
     """
 
     thorough: bool = True
@@ -85,7 +87,7 @@ class Place:
         return replace(compilation, proposal=proposal), Searched(time.perf_counter() - started)
 
     def _faulty(self, measurer: Measurer, outcomes: Mapping[Request, Outcome]) -> frozenset[str]:
-        """Backends too many of whose kernels have failed in networks."""
+        """The backends with ``most_faults`` or more kernels that failed in networks."""
         failed = {
             measurer.key(request)
             for request, outcome in outcomes.items()
@@ -114,7 +116,7 @@ class Place:
         ]
 
     def _large_regions(self, context: Context, proposal: Proposal, count: int) -> list[Candidate]:
-        """The best engine's whole model (of ``count`` nodes), and large regions of engines in the placements."""
+        """The whole model (of ``count`` nodes) on the fastest engine, and large regions of engines in placements."""
         on_engines = [c for c in proposal.candidates if c.backend in context.engines]
         whole = [c for c in on_engines if len(c.nodes) == count]
         found = sorted(whole, key=lambda c: (c.cost_us, c.backend))[:1]
@@ -129,7 +131,7 @@ class Place:
 
 
 def without_mix(compilation: Compilation) -> Compilation:
-    """The same where the mix cannot be used: one kernel has all of the model. Raises NoPlacementError."""
+    """The same compilation without a mix: one kernel runs all of the model. Raises NoPlacementError."""
     proposal = compilation.placed
     if proposal.placement is not proposal.mix:
         return replace(compilation, proposal=replace(proposal, mix=None))
@@ -154,7 +156,7 @@ def _placed_once(context: Context, compilation: Compilation) -> Compilation:
 def _candidates(
     context: Context, compilation: Compilation, outcomes: Mapping[Request, Outcome]
 ) -> list[Candidate]:
-    """What the search chooses from."""
+    """The candidates that the search chooses from."""
     return candidates_of(
         compilation.imported, compilation.offers, compilation.views, outcomes, context.on_team
     )
@@ -163,7 +165,10 @@ def _candidates(
 def _transforms_us(
     measurer: Measurer, candidates: Sequence[Candidate], epsilon_us: float
 ) -> dict[ValueTransform, float]:
-    """What layout transforms cost that a placement may need; what runs beside the team pays for a switch."""
+    """Costs in microseconds of the layout transforms that a placement may need.
+
+    A transform that does not run on the team pays for a switch.
+    """
     possible = possible_transforms(measurer.model, candidates)
     costs = measurer.measure_transforms(dict.fromkeys(transform for _, transform in possible))
     makers = {each: measurer.transform_backend(each) for each in costs}

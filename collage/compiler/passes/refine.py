@@ -1,4 +1,4 @@
-"""Refine: the graph level (section 2.4.3), an evolutionary search over what else engines should take over."""
+"""Refine: the graph level (section 2.4.3), an evolutionary search for regions that engines should take over."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from collage.compiler.state import Compilation, Context
 
 @dataclass(frozen=True)
 class Refine:
-    """Searches where the compile is at graph level, for as many seconds as it was given."""
+    """Searches for ``graph_level_s`` seconds in a compile at graph level. At op level it does nothing."""
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
-        """Adds plans and how the search went. Raises KernelRejectedError and PlanDroppedError."""
+        """Adds the plans that were found, and events about the search.
+
+        Raises KernelRejectedError and PlanDroppedError where the op-level placement fails.
+        """
         budget_s = context.options.graph_level_s
         if budget_s is None or compilation.placed.mix is None:
             return compilation
-        from collage.compiler.evolution import GraphLevel  # with DEAP, which nobody else needs
+        from collage.compiler.evolution import GraphLevel  # imports DEAP, which nothing else needs
 
         plans, events = GraphLevel(context, compilation).search(budget_s, context.options.seed)
         return replace(compilation, plans=(*compilation.plans, *plans)).told(*events)

@@ -1,4 +1,4 @@
-"""Passes made of passes: repeated when a kernel fails in a network, or replaced where nothing can be placed."""
+"""Passes that are made of passes: Repeat runs them again when a kernel fails, and Either has a second way."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Repeat:
-    """Runs the passes, and again from the state before them when a kernel is rejected in a network.
+    """Runs the passes, and runs them again from the same state when a kernel is rejected in a network.
 
-    All but the last of ``attempts`` reject a kernel, or drop a plan; the database remembers which.
+    Every attempt but the last one rejects a kernel or drops a plan, and the database remembers it. There are at most
+    ``attempts``.
     """
 
     passes: tuple[Pass, ...]
     attempts: int = 200
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
-        """Sets what the passes set. Raises NoPlacementError."""
+        """Sets what the passes set. Raises NoPlacementError after the last attempt, and what the passes raise."""
         for _ in range(self.attempts):
             try:
                 return run(self.passes, context, _recalled(context, compilation))
@@ -34,13 +35,13 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Either:
-    """Runs the first passes, and the second ones instead where those find no placement."""
+    """Runs the first pass, or the second one where the first finds no placement."""
 
     first: Pass
     second: Pass
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
-        """Sets what either of the two sets. Raises NoPlacementError."""
+        """Sets what one of the two passes sets. Raises NoPlacementError where both fail."""
         try:
             return self.first(context, compilation)
         except NoPlacementError as error:
@@ -49,7 +50,7 @@ class Either:
 
 
 def _recalled(context: Context, compilation: Compilation) -> Compilation:
-    """The compilation, with what was rejected since it was measured, by whoever ran it in a network."""
+    """The compilation, with kernels rejected that failed in a network since they were measured."""
     if not compilation.outcomes:
         return compilation
     known = context.workbench(compilation).measurer.known(compilation.outcomes)

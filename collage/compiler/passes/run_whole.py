@@ -1,6 +1,6 @@
-"""RunWhole: models that no placement can be made of run on the fastest engine, as their author wrote them.
+"""RunWhole: a model without a placement runs on the fastest engine.
 
-That is what remains where TVM cannot import a model, shapes depend on data, or values are no tensors (strings,
+It is for models that TVM cannot import, whose shapes depend on data, or whose values are no tensors (strings,
 sequences, optionals).
 """
 
@@ -25,16 +25,16 @@ from collage.kernel.options import BuildOptions
 from collage.measure_db.whole_trial import Trial
 from collage.runtime.parts import Parts, load_parts
 from collage.schedule.program import make_program
-from collage.schedule.tail import Tail
+from collage.schedule.suffix import Suffix
 
 
 @dataclass(frozen=True)
 class RunWhole:
-    """Tries the engines on the model, and where none takes it, as its author wrote it.
+    """Tries the engines on the loaded model, and where none takes that, on the model as its author wrote it.
 
-    That form is for models which ``shapes`` cannot be written into: a network for each of two sampling rates, say, and
-    a length that only one of them knows. ``reason`` says, in a sentence, why there is no placement; ``written`` is
-    where the model came from.
+    The second form is for models which ``shapes`` (elements per axis, by name) cannot be written into. An example is a
+    model with a network for each of two sampling rates, and a length that only one of the two accepts. ``reason`` says
+    in one sentence why there is no placement, and ``written`` is where the model came from.
     """
 
     reason: str
@@ -63,7 +63,10 @@ class RunWhole:
 
 
 def _on_likely_numbers(context: Context, compilation: Compilation, form: WholeForm) -> Compilation:
-    """Measured with numbers that the model compares its inputs with, unless it only runs on others."""
+    """The fastest engine, on inputs with the numbers that the model compares them with.
+
+    Where no engine runs on these, other inputs are tried.
+    """
     likely = replace(form, numbers=compared_numbers(form.original))
     found = _fastest(context, compilation, likely)
     if found.result.timings or not likely.numbers:
@@ -81,7 +84,7 @@ def _fastest(context: Context, compilation: Compilation, form: WholeForm) -> Com
     trial, measured = trial_of(context, asked)
     ranked = sorted(trial.timings, key=lambda n: (trial.timings[n].median_us, n))
     if not ranked and len(form.samples) < len(model_inputs(form.original)):
-        ranked = list(trial.loaded)  # inputs of the user's may serve where those made up did not
+        ranked = list(trial.loaded)  # the user's inputs may work where made-up inputs did not
     if not ranked:
         reasons = "; ".join(f"{n}: {library_text(text)}" for n, text in trial.refused.items())
         raise ModelError(
@@ -100,8 +103,8 @@ def _selected(context: Context, form: WholeForm, engine: str, trial: Trial) -> S
     options = BuildOptions(context.target.threads, exclusive=True)
     region = engine_region(engine, form.original.graph.node, 0, trial, options)
     names = [tuple(port.name for port in side) for side in form.ports]
-    tail = Tail(region, *form.ports, *names)
-    program = make_program((), (), (), {}, context.target.threads).followed_by(tail)
+    suffix = Suffix(region, *form.ports, *names)
+    program = make_program((), (), (), {}, context.target.threads).followed_by(suffix)
     parts = Parts(program, [form.data], {}, context.target, {engine: context.versions[engine]})
     absolute, relative = trial.errors.get(engine, (math.inf, math.inf))
     return Selection(

@@ -1,7 +1,7 @@
-"""Select: the last comparison, of whole modules in one interleaved run; the winner is checked with ONNX Runtime.
+"""Select: the last comparison of all plans in one interleaved run. The winner is checked with ONNX Runtime.
 
-The parts are timed in the same rounds as the whole: what a machine does that others use, too, changes by more from
-one second to the next than the two differ.
+The launches are timed in the same rounds as the whole networks. On a machine that others use, too, times change from
+one second to the next by more than the sum of the launches differs from the whole.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Select:
-    """Times the plans in one interleaved run (or recalls it) and hands over the best whose numbers are right.
+    """Times the plans in one interleaved run (or recalls it) and selects the best one whose outputs are right.
 
-    Of those that tie with the best the simplest wins (see ``_ranked``). Those that have failed as a whole are left out.
-    It is told where the parts took another time than the search reckoned with, by more than a share of ``drift``.
+    Of the plans that tie with the best, the simplest wins (see ``_ranked``). Plans that have failed as a whole are left
+    out. A note says so where the launches took longer or shorter than the search predicted, by more than a share of
+    ``drift``.
     """
 
     drift: float = 0.1
@@ -42,8 +43,8 @@ class Select:
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
         """Sets the selection.
 
-        Raises NoPlacementError when none agrees with ONNX Runtime on the original model. Raises KernelRejectedError and
-        PlanDroppedError: then there are other plans.
+        Raises NoPlacementError when no plan agrees with ONNX Runtime on the original model. Raises KernelRejectedError
+        and PlanDroppedError where a plan fails: then the search has to be repeated.
         """
         bench = context.workbench(compilation)
         executables = [bench.assembler.assemble(plan, compilation.tunings) for plan in compilation.plans]
@@ -67,7 +68,7 @@ class Select:
         )
 
     def _drift(self, executable: Executable, selected: Selection) -> list[str]:
-        """A note if the parts took another time than the search reckoned with."""
+        """A note where the launches took another time than the search predicted; otherwise nothing."""
         before, after = executable.predicted_us, selected.predicted_us
         if abs(after - before) <= self.drift * before:
             return []
@@ -79,7 +80,7 @@ class Select:
 def _selected(
     bench: Workbench, executable: Executable, finding: Finding, raced: Mapping[str, Raced]
 ) -> Selection:
-    """The executable, loaded, with the times that its launches took in their places."""
+    """The executable, loaded, with the times of its launches in their places."""
     parts, executor = bench.runs.load(executable, bench.assembler)
     program, predicted_us = _with_times(executable, raced[executable.label].launches_us)
     return Selection(
@@ -96,7 +97,10 @@ def _selected(
 
 
 def _with_times(executable: Executable, times: Sequence[float]) -> tuple[Program, float]:
-    """The program with the times of its launches, and what its schedule makes of them, where these are known."""
+    """The program with the times of its launches, and the end of its schedule by them, in microseconds.
+
+    Where the times are not known, these are the program as it is and the predicted time.
+    """
     program = executable.program
     if len(times) != len(program.launches):
         return program, executable.predicted_us
@@ -110,9 +114,9 @@ def _with_times(executable: Executable, times: Sequence[float]) -> tuple[Program
 
 
 def _ranked(executables: Sequence[Executable], timings: Mapping[str, Timing]) -> list[Executable]:
-    """The best first; those that tie with it before it when they are simpler.
+    """The executables, the best one first. Among those that tie with the best, simpler ones come first.
 
-    Simpler are fewer regions, no concurrent launches, and the usual settings.
+    An executable is simpler with fewer launches, then without concurrent launches, then with the usual settings.
     """
     by_time = sorted(executables, key=lambda each: timings[each.label].median_us)
     alike = ties(timings)

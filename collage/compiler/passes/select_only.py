@@ -1,4 +1,4 @@
-"""SelectOnly: the one placement of a quick compile, timed by itself. Its answers are checked as always."""
+"""SelectOnly: a quick compile has one placement, which is timed by itself. Its outputs are checked as always."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOTE = "a quick compile: few candidates, few samples, no comparison of whole ne
 
 @dataclass(frozen=True)
 class SelectOnly:
-    """Runs the placement, checks it with ONNX Runtime, and hands it over."""
+    """Runs the placement, checks it with ONNX Runtime, and selects it."""
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
         """Sets the selection. Raises KernelRejectedError, and NoPlacementError where the outputs are wrong."""

@@ -12,10 +12,10 @@ from collage.frontend.model import Model, from_simplified
 
 @dataclass(frozen=True)
 class Verify:
-    """Compares what the importer made of each ONNX node with ONNX Runtime, or recalls what that showed."""
+    """Compares the Relax form of each ONNX node with ONNX Runtime, or recalls the result of that comparison."""
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
-        """Sets another model where nodes are wrong. Raises ModelError for opaque nodes in a strict compile."""
+        """Sets a model with the wrong nodes opaque. Raises ModelError for opaque nodes in a strict compile."""
         model = compilation.imported
         context.progress(Progress("verify", 0, 1, model.name))
         wrong = context.workbench(compilation).measurer.verify()

@@ -1,4 +1,4 @@
-"""``scripts/bench cpu``."""
+"""The command ``scripts/bench cpu``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Exit status, the JSON object without its head, and the same for people."""
+    """The exit status, the JSON object without its first entries, and the same as text."""
 
     status: int
     found: dict[str, Any]
@@ -28,7 +28,7 @@ class Outcome:
 
 
 def one_study(*, ablation: bool, busy: bool, overhead: bool) -> str:
-    """The study that was asked for, "" for the comparison."""
+    """The name of the chosen study; "" is the comparison."""
     asked = [
         name for name, wanted in (("ablation", ablation), ("busy", busy), ("overhead", overhead)) if wanted
     ]

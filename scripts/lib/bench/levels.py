@@ -1,4 +1,4 @@
-"""``scripts/bench levels``."""
+"""The command ``scripts/bench levels``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 def search_of(budget: float, shapes: Shapes) -> tuple[float, dict[str, tuple[int, ...]]]:
-    """Seconds that the search may take, and the shapes of inputs."""
+    """The seconds that the search may take, and the shapes of inputs."""
     return budget, once_each("--shape", shapes)
 
 

@@ -1,4 +1,4 @@
-"""``scripts/bench native-kernels``."""
+"""The command ``scripts/bench native-kernels``."""
 
 from __future__ import annotations
 

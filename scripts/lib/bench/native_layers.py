@@ -1,4 +1,4 @@
-"""``scripts/bench native-layers``."""
+"""The command ``scripts/bench native-layers``."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Models:
     batch: int = 1
 
     def find(self, default: tuple[str, ...] = ()) -> list[Path]:
-        """Their paths, ``default`` where none was named; workloads that are missing are made. Raises CollageError."""
+        """The models' paths; ``default`` where none was named. Missing workloads are made. Raises CollageError."""
         from scripts.lib.studies.model_files import find_models
 
         return find_models(self.models or default, self.folder, self.batch)
@@ -73,7 +73,7 @@ def takes_options(rounds: int | None, *, db: bool = True) -> Callable[[F], Calla
 
 
 def rounds_option(default: int | None) -> Callable[[F], F]:
-    """``--rounds``."""
+    """The option ``--rounds``."""
     return click.option(
         "--rounds",
         type=click.IntRange(min=1),
@@ -97,7 +97,7 @@ def seconds_option(default: float, text: str) -> Callable[[F], F]:
 
 
 def only_option(what: str) -> Callable[[F], F]:
-    """``--only``."""
+    """The option ``--only``."""
     return click.option(
         "--only", default="", metavar="TEXT", help=f"Take only {what} whose name contains TEXT."
     )

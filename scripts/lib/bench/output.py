@@ -1,4 +1,4 @@
-"""Results on stdout: one JSON object, or tables under a line that names the machine."""
+"""Printing results: one JSON object, or tables under a line that names the machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def show(found: Mapping[str, Any], view: Sequence[RenderableType], *, as_json: b
 
 
 def head(threads: int, **more: Any) -> dict[str, Any]:
-    """What each JSON object begins with: the machine, the threads, and what else the study was asked for."""
+    """The first entries of each JSON object: the machine, the threads, and other options of the study."""
     from collage.kernel.target import host
 
     return {"target": str(host(threads)), "threads": threads, **more}

@@ -1,4 +1,4 @@
-"""``scripts/bench search``."""
+"""The command ``scripts/bench search``."""
 
 from __future__ import annotations
 

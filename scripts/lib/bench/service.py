@@ -1,4 +1,4 @@
-"""``scripts/bench service``."""
+"""The command ``scripts/bench service``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scripts.lib.bench.options import packed, seconds_option
 
 @dataclass(frozen=True)
 class Load:
-    """Threads that call, seconds for each kind of callers, and calls in a row."""
+    """The number of threads that call, the seconds for each kind of callers, and the number of calls in a row."""
 
     threads: int
     seconds: float

@@ -1,4 +1,4 @@
-"""``scripts/bench streams``."""
+"""The command ``scripts/bench streams``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``scripts/bench tvm-kernels``."""
+"""The command ``scripts/bench tvm-kernels``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``scripts/bench versions``."""
+"""The command ``scripts/bench versions``."""
 
 from __future__ import annotations
 

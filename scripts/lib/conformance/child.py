@@ -21,7 +21,7 @@ BACKENDS = {
     "onnxruntime": "scripts.lib.conformance.engines:OnnxRuntime",
     "openvino": "scripts.lib.conformance.engines:OpenVino",
 }
-"""What each name stands for: a class that implements onnx.backend.base.Backend."""
+"""The class behind each name, which implements onnx.backend.base.Backend."""
 
 CATEGORIES = ("Node", "Simple", "PyTorchConverted", "PyTorchOperator")
 """Kinds of tests; the suite also knows "Real", whole networks with made-up weights (scripts/check_models)."""
@@ -36,7 +36,7 @@ class Serve:
 
 @dataclass(frozen=True)
 class Tests:
-    """Names of all tests, as ``category/test``."""
+    """The names of all tests, as ``category/test``."""
 
     names: tuple[str, ...]
 

@@ -26,7 +26,7 @@ class _Session(BackendRep):
 
 
 class OnnxRuntime(_CpuBackend):
-    """A session with default options."""
+    """Runs a model in a session with default options."""
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> BackendRep:
@@ -49,7 +49,7 @@ class _Compiled(BackendRep):
 
 
 class OpenVino(_CpuBackend):
-    """A model compiled for the CPU in float32 arithmetic."""
+    """Runs a model that is compiled for the CPU with float32 arithmetic."""
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> BackendRep:

@@ -31,13 +31,13 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        """Whether it gave the right outputs."""
+        """Whether the backend gave the right outputs."""
         return self.status == "passed"
 
 
 @dataclass(frozen=True)
 class Shard:
-    """The share ``number`` (from 1) of ``count`` equal ones; a test's share depends on nothing but its name."""
+    """The share ``number`` (from 1) of ``count`` equal shares. A test's share depends only on its name."""
 
     number: int = 1
     count: int = 1
@@ -48,7 +48,7 @@ class Shard:
 
 
 class Results:
-    """Results by backend and test; with a path, in a file of one JSON object a line, which is read first."""
+    """Results by backend and test. With a path they are kept in a file of JSON lines, which is read first."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
@@ -59,7 +59,7 @@ class Results:
                 self._keep(Result(**json.loads(line)))
 
     def add(self, result: Result) -> None:
-        """Keep a result; it is written to the file first."""
+        """Write a result to the file, and keep it."""
         with self._lock:
             if self._path is not None:
                 with self._path.open("a") as file:
@@ -84,11 +84,11 @@ class Runner:
         self._folder: TemporaryDirectory[str] | None = None
 
     def tests(self) -> Sequence[str]:
-        """Names of all tests."""
+        """The names of all tests."""
         return self._start()[1]
 
     def run(self, test: str) -> Result:
-        """One test's result, whatever it does to the child."""
+        """The result of one test, which may kill the child."""
         if self._child is None:
             self._start()
         assert self._child is not None

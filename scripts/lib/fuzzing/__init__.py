@@ -1,1 +1,1 @@
-"""Changed module files and changed ONNX files, each loaded or compiled, and run, in a process that may die."""
+"""Fuzzing: changed module files and ONNX files are loaded or compiled, and run, each in a process that may die."""

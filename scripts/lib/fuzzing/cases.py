@@ -1,4 +1,4 @@
-"""Changed files by their number: the same number and seed give the same file."""
+"""Changed files by number. The same number and seed give the same file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scripts.lib.fuzzing.pool import Changed
 
 
 def changed_modules(folder: Path, count: int, first: int = 0, seed: int = 0) -> Iterator[Changed]:
-    """Changed module files; the good ones are written to ``folder``."""
+    """Makes changed module files. The good ones are written to ``folder``."""
     if count:
         good = [(path.stem, path.read_bytes()) for path in write_corpus(folder)]
         for number in range(first, first + count):
@@ -24,7 +24,7 @@ def changed_modules(folder: Path, count: int, first: int = 0, seed: int = 0) -> 
 
 
 def changed_models(count: int, first: int = 0, seed: int = 0) -> Iterator[Changed]:
-    """Changed ONNX files."""
+    """Makes changed ONNX files."""
     if count:
         good = originals()
         for number in range(first, first + count):

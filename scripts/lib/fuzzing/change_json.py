@@ -1,4 +1,4 @@
-"""One change to a value of JSON: other numbers, other types, fields dropped, things swapped, lists cut short."""
+"""One change to a JSON value: another number or type, a missing field, swapped values, or a shorter list."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ STRANGE: tuple[Any, ...] = (
 def change(
     value: Any, rng: random.Random, *, spare: Callable[[tuple[Any, ...]], bool] = lambda _: False
 ) -> tuple[Any, str]:
-    """A changed copy, and what was changed. Paths for which ``spare`` holds stay as they are."""
+    """A changed copy, and a description of the change. Paths for which ``spare`` is true are not changed."""
     found = copy.deepcopy(value)
     places = [path for path in _paths(found) if not spare(path)]
     if not places:
@@ -115,7 +115,7 @@ def change(
 
 
 def _paths(value: Any, base: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Of all values in it, the containers too."""
+    """The paths of all values in it, also of containers."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     found: list[tuple[Any, ...]] = []
     for key, each in inside:

@@ -1,4 +1,4 @@
-"""Changed ONNX files: bits of the file, or what it says: attributes, shapes, types, names, edges, weights, versions."""
+"""Changed ONNX files: other bits, attributes, shapes, types, names, edges, weights or versions."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _NUMBERS = (
 _FLOATS = (0.0, -1.0, 1e-30, 1e30, float("nan"), float("inf"), -float("inf"))
 _NAMES = ("", "nobody", "\x1b[31mred", "a b", "x" * 300, "</script>", "name\nof two lines")
 _LARGEST_BYTES = 200_000
-"""Of a model to begin with: ONNX's tests have some of several MB, and none is another kind for it."""
+"""The most bytes of a model that is changed. ONNX's tests have some of several MB, which would test nothing else."""
 
 
 @cache
 def originals() -> list[tuple[str, bytes]]:
-    """Good models by name: the operators of ONNX's own tests, and small networks."""
+    """Good models by name: operators from ONNX's own tests, and small networks."""
     from onnx.backend.test.case.node import collect_testcases
 
     from tests import models as ours
@@ -53,7 +53,7 @@ def originals() -> list[tuple[str, bytes]]:
 
 
 def change_model(data: bytes, rng: random.Random) -> tuple[bytes, str]:
-    """The model with one change, or some, and what they are."""
+    """The model with one or more changes, and a description of these."""
     if rng.random() < 0.3:
         return _flip(data, rng)
     model = onnx.ModelProto.FromString(data)
@@ -80,7 +80,7 @@ def _flip(data: bytes, rng: random.Random) -> tuple[bytes, str]:
 
 
 def _text(data: bytes, rng: random.Random) -> tuple[bytes, str]:
-    """A letter of some name becomes a byte that is no UTF-8."""
+    """Replace a letter of a name with a byte that is no UTF-8."""
     letters = [i for i, byte in enumerate(data) if 97 <= byte <= 122]
     at = rng.choice(letters)
     return data[:at] + b"\xff" + data[at + 1 :], f"no UTF-8 at {at}"

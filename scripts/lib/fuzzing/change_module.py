@@ -24,7 +24,7 @@ _CODE = frozenset({"code", "mcpu", "revision"})
 
 @dataclass
 class Contents:
-    """A module file taken apart: its manifest, and the entries by name; ``kinds`` is what an artifact is of."""
+    """The contents of a module file: its manifest, its entries by name, and the kinds of its artifacts by name."""
 
     manifest: dict[str, Any]
     entries: dict[str, bytes]
@@ -32,7 +32,7 @@ class Contents:
 
     @staticmethod
     def read(data: bytes) -> Contents:
-        """Of a good file."""
+        """The contents of a good file."""
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             entries = {name: archive.read(name) for name in archive.namelist()}
         found = Contents(json.loads(entries.pop("manifest.json")), entries)
@@ -45,7 +45,7 @@ class Contents:
         return found
 
     def write(self) -> bytes:
-        """As a file: each entry under the name that its bytes give it, wherever the manifest speaks of it."""
+        """The contents as a file. Entries, and references to them in the manifest, are named by digests."""
         stream = io.BytesIO()
         with NewArchive(stream) as archive:
             names = {
@@ -58,7 +58,7 @@ class Contents:
 
 
 def _launched(program: dict[str, Any]) -> list[str]:
-    """Backends of the regions that have an artifact: all but views without work, which come out empty anyway."""
+    """The backends of the regions that have an artifact: all but views, which do no work."""
     from collage.schedule.read_program import read_program
 
     return [region.backend for region in read_program(program).executed]
@@ -73,7 +73,7 @@ def _renamed(value: Any, names: dict[str, str]) -> Any:
 
 
 def change_module(data: bytes, rng: random.Random) -> tuple[bytes, str]:
-    """The file with one change, or two, and what they are."""
+    """The file with one or two changes, and a description of these."""
     if rng.random() < 0.04:
         return _flip(data, rng), "bits of the file"
     contents = Contents.read(data)
@@ -113,7 +113,7 @@ def _change_manifest(contents: Contents, rng: random.Random) -> str:
 
 
 def _change_head(contents: Contents, rng: random.Random) -> str:
-    """A number, or a bit, in what an artifact says beside its arrays; "" where there is none."""
+    """Change a number, or a bit, in an artifact outside its arrays. Returns a description; "" where there is none."""
     heads = [
         name for name, kind in contents.kinds.items() if kind not in _ENGINES and contents.entries.get(name)
     ]
@@ -155,7 +155,7 @@ def _change_array(contents: Contents, rng: random.Random) -> str:
 
 
 def _swap(contents: Contents, rng: random.Random) -> str:
-    """Two artifacts, or two arrays, in each other's place."""
+    """Swap two artifacts, or two arrays."""
     module = rng.choice(contents.manifest["modules"])
     artifacts = module["artifacts"]
     framed = [each for each in artifacts if isinstance(each, dict) and len(each.get("arrays", ())) > 0]

@@ -23,7 +23,7 @@ from collage.core.child_process import read_message, take_over_pipes, write_mess
 OK, ERROR, FAULT = "ok", "clean error", "traceback"
 
 _MOST_BYTES = 12 << 30
-"""Of address space: what asks for more fails here, where it would only be killed later elsewhere."""
+"""The limit of the address space. A request for more memory fails at once."""
 _LONGEST_ERROR = 1200
 
 
@@ -80,13 +80,13 @@ def _outcome(run: Callable[[Case], None], case: Case) -> Outcome:
         if len(text) > _LONGEST_ERROR or "Traceback" in text or ", line " in text:
             return Outcome(FAULT, f"an error of {len(text)} characters: {text}")
         return Outcome(ERROR, text)
-    except Exception:
+    except Exception:  # a fault of any kind is what this process looks for
         return Outcome(FAULT, traceback.format_exc())
     return Outcome(OK)
 
 
 def _modules() -> Callable[[Case], None]:
-    """Shows a module file, loads it, and runs it with guarded buffers and as it is."""
+    """A function that shows a module file, loads it, and runs it with guarded buffers and as it is."""
     from scripts.lib.fuzzing import guard
 
     guard.install()
@@ -102,7 +102,7 @@ def _modules() -> Callable[[Case], None]:
         _show(Path(case.path))
         loaded = collage.load(case.path, verify=True)
         for module in loaded.modules if isinstance(loaded, ShapedModule) else [loaded]:
-            arrays = fill_inputs(module.program.takes, {}, rng)
+            arrays = fill_inputs(module.program.model_inputs, {}, rng)
             if isinstance(module.executor, Executor):
                 sizes = {v: module.program.types[v].nbytes for v in module.program.memory.offsets}
                 guarded = module.executor.clone(guard.buffers_of(sizes))
@@ -113,7 +113,7 @@ def _modules() -> Callable[[Case], None]:
 
 
 def _show(path: Path) -> None:
-    """All that ``collage show`` does with a file. Raises ValueError for what would reach the terminal as a command."""
+    """Do what ``collage show`` does with a file. Raises ValueError for text that a terminal takes as a command."""
     import json
 
     from rich.console import Console
@@ -143,7 +143,7 @@ def _show(path: Path) -> None:
 
 
 def _models(backends: tuple[str, ...], folder: Path) -> Callable[[Case], None]:
-    """Compiles an ONNX file quickly, and runs it once."""
+    """A function that compiles an ONNX file quickly, and runs it once."""
     import numpy as np
 
     import collage
@@ -166,7 +166,7 @@ def _models(backends: tuple[str, ...], folder: Path) -> Callable[[Case], None]:
         database = folder / "measurements.sqlite"
         made = CompileOptions(db=database, **options)
         module = compile_model(Path(case.path), made, default_registry(), lambda _: None, workers)
-        arrays = fill_inputs(module.program.takes, {}, np.random.default_rng(case.seed))
+        arrays = fill_inputs(module.program.model_inputs, {}, np.random.default_rng(case.seed))
         if _divides(Path(case.path)):  # by zero ends the process, in ONNX Runtime as well
             arrays = {name: _not_zero(value) for name, value in arrays.items()}
         module.run(arrays)

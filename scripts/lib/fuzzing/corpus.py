@@ -1,4 +1,4 @@
-"""Good module files to change: one for each kind of kernel and layout, several shapes, streams, views, a tail.
+"""Good module files to change: one for each kind of kernel and layout, several shapes, streams, views, a suffix.
 
 They are put together by hand, without measuring, so that each kind is there whatever is fast here.
 """
@@ -32,14 +32,14 @@ from collage.report.report import CandidateReport, NodeReport, Report
 from collage.runtime.parts import Parts, load_parts
 from collage.schedule.program import Port, Program, make_program
 from collage.schedule.region import Region
-from collage.schedule.tail import Tail, ValuePort
+from collage.schedule.suffix import Suffix, ValuePort
 
 THREADS = 2
 _MOST_VARIANTS = 3
 
 
 def write_corpus(folder: Path) -> list[Path]:
-    """The files, in a fixed order; those of backends that are not installed are left out."""
+    """The files in a fixed order, without those of backends that are not installed."""
     found = []
     for number, (name, module) in enumerate(_modules()):
         found.append(folder / f"{number:02d}_{name}.collage")
@@ -55,7 +55,7 @@ def _modules() -> Iterator[tuple[str, CompiledModule | ShapedModule]]:
                 yield f"{backend}_{name}", module
     if there["onednn"]:
         yield "streams", _side_by_side()
-        yield "tail", _with_tail()
+        yield "suffix", _with_suffix()
         onednn = default_registry()["onednn"]
         yield (
             "shapes",
@@ -64,7 +64,7 @@ def _modules() -> Iterator[tuple[str, CompiledModule | ShapedModule]]:
 
 
 def _kernels() -> Iterator[tuple[str, str, onnx.ModelProto]]:
-    """A backend, a name, and a model of which the backend takes all."""
+    """For each file a backend, a name, and a model that the backend takes as a whole."""
     yield "native", "direct", _conv([1, 32, 9, 9], 32, 3, group=8, then=("Relu",))
     yield "native", "depthwise", _conv([1, 24, 9, 9], 24, 3, group=24, residual=True)
     yield "native", "winograd", _conv([1, 32, 12, 12], 48, 3, then=("Relu",))
@@ -86,7 +86,7 @@ def _kernels() -> Iterator[tuple[str, str, onnx.ModelProto]]:
 
 
 def _alone(proto: onnx.ModelProto, backend: Backend, threads: int) -> Iterator[CompiledModule]:
-    """Modules of the backend's longest match alone, in some of its variants, between changes of layout."""
+    """Modules of the backend's longest match, in some of its variants, with layout transforms around it."""
     model = import_model(proto)
     found = [f for s in backend.sources(BuildOptions()) for f in s.find(MatchContext(model)) if not f.reason]
     subgraph = Subgraph(model, max(found, key=lambda each: len(each.nodes)).nodes)
@@ -108,7 +108,7 @@ def _alone(proto: onnx.ModelProto, backend: Backend, threads: int) -> Iterator[C
 
 
 def _spread(variants: Sequence[Variant]) -> list[Variant]:
-    """The first of each layout, and of each way in which the work is split."""
+    """The first variant of each layout, and of each way to split the work."""
     kinds: dict[Any, Variant] = {}
     for each in variants:
         kinds.setdefault((each.layout, ""), each)
@@ -117,7 +117,7 @@ def _spread(variants: Sequence[Variant]) -> list[Variant]:
 
 
 class _Made:
-    """A program that grows, and its artifacts."""
+    """A program that is built step by step, with its artifacts."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -176,7 +176,7 @@ class _Made:
         )
 
     def to(self, value: int, layout: Storage) -> int:
-        """The value in that layout."""
+        """The buffer of the value in this storage."""
         if layout == PLAIN:
             return value
         kind = self._types[value]
@@ -184,18 +184,18 @@ class _Made:
         return self.region(LAYOUT, artifact, [value], [stored_type(kind, layout)])[0]
 
     def back(self, value: int, kind: TensorType, layout: Storage) -> int:
-        """The plain value of one in that layout."""
+        """The plain value of a buffer in this storage."""
         if layout == PLAIN:
             return value
         artifact = transform_artifact(LayoutTransform(kind, layout, PLAIN))
         return self.region(LAYOUT, artifact, [value], [kind])[0]
 
-    def module(self, outputs: Sequence[int], tail: tuple[Tail, bytes] | None = None) -> CompiledModule:
+    def module(self, outputs: Sequence[int], suffix: tuple[Suffix, bytes] | None = None) -> CompiledModule:
         ports = [Port(f"y{i}", value, self._types[value]) for i, value in enumerate(outputs)]
         program: Program = make_program(self._regions, self._inputs, ports, self._types, self._threads)
         artifacts = [a for r, a in zip(self._regions, self._artifacts, strict=True) if r in program.launches]
-        if tail is not None:
-            program, artifacts = program.followed_by(tail[0]), [*artifacts, tail[1]]
+        if suffix is not None:
+            program, artifacts = program.followed_by(suffix[0]), [*artifacts, suffix[1]]
         registry = default_registry()
         used = {region.backend for region in program.executed} - BUILT_IN
         versions = {name: registry.availability()[name].version for name in sorted(used)}
@@ -218,7 +218,7 @@ def _report(program: Program, versions: dict[str, str]) -> Report:
 
 
 def _side_by_side() -> CompiledModule:
-    """Two kernels on a stream each, joined without a copy, and a third on both threads."""
+    """A module of two kernels, on a stream each, joined without a copy, and a third kernel on both threads."""
     onednn = default_registry()["onednn"]
     made, parts = _Made(THREADS), []
     x = made.value(TensorType((1, 32, 8), "float32"), "x")
@@ -243,8 +243,8 @@ def _plain_relu(shape: list[int], threads: int) -> tuple[bytes, Variant]:
     return backend.codegen(subgraph, BuildOptions(threads=threads, variant=variant)), variant
 
 
-def _with_tail() -> CompiledModule:
-    """A kernel, and then ONNX Runtime on its result and on another input."""
+def _with_suffix() -> CompiledModule:
+    """A module of a kernel, followed by ONNX Runtime on its result and on another input."""
     made = _Made(THREADS)
     kind = TensorType((1, 32, 8), "float32")
     x = made.value(kind, "x")
@@ -256,8 +256,8 @@ def _with_tail() -> CompiledModule:
     typed = ValueType(TENSOR, "float32", (1, 32, 8))
     ports = ValuePort("x", typed), ValuePort("b", typed)
     gives = ValuePort("z", typed), ValuePort("y0", typed)
-    tail = Tail(region, ports, gives, ("y0", "b"), ("z",))
-    return made.module([y], (tail, model.SerializeToString()))
+    suffix = Suffix(region, ports, gives, ("y0", "b"), ("z",))
+    return made.module([y], (suffix, model.SerializeToString()))
 
 
 def _conv(

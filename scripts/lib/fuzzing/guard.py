@@ -16,11 +16,11 @@ import numpy.typing as npt
 _ALIGNMENT = 64
 _NOTHING = 0
 _MOST_BYTES = 1 << 28
-"""Larger blocks are made as usual: most pages of theirs are never touched."""
+"""Larger blocks are allocated as usual, since most of their pages are never used."""
 
 
 def guarded_bytes(size: int) -> npt.NDArray[np.uint8]:
-    """``size`` bytes from a 64-byte boundary on, at most 63 bytes before a page that nobody may touch."""
+    """``size`` bytes from a 64-byte boundary on, which end at most 63 bytes before a protected page."""
     room = max(-(-size // _ALIGNMENT), 1) * _ALIGNMENT
     pages = -(-room // mmap.PAGESIZE) * mmap.PAGESIZE
     block = mmap.mmap(-1, pages + 2 * mmap.PAGESIZE)
@@ -33,7 +33,7 @@ def guarded_bytes(size: int) -> npt.NDArray[np.uint8]:
 
 
 def install() -> None:
-    """From now on Collage's buffers are guarded; to be called before anything else of Collage is imported."""
+    """Guard all of Collage's buffers from now on. Call it before anything else of Collage is imported."""
     from collage.kernel import buffers
 
     usual = buffers.aligned_bytes
@@ -57,5 +57,5 @@ def install() -> None:
 
 
 def buffers_of(sizes: Mapping[int, int]) -> dict[int, npt.NDArray[np.uint8]]:
-    """A guarded block of its own for each value, by id."""
+    """A guarded block for each value, by id."""
     return {value: guarded_bytes(nbytes) for value, nbytes in sizes.items()}

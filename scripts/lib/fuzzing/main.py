@@ -1,4 +1,4 @@
-"""Changed module files and changed ONNX files: each is loaded or compiled, and run, in a process that may die.
+"""Change module files and ONNX files, and load or compile, and run, each of them in a process that may die.
 
     scripts/fuzz                               a thousand of each (some minutes for the modules, more for the models)
     scripts/fuzz --modules 300 --models 0      some of one kind
@@ -30,7 +30,7 @@ from scripts.lib.fuzzing.pool import Changed, Result, run_all
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line. Returns the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def _run(arguments: argparse.Namespace, start: Start, cases: Iterable[Changed], what: str) -> int:
-    """Run the cases and print what became of them; how many are faults."""
+    """Run the cases and print their results. Returns the number of faults."""
     began = time.monotonic()
     arguments.keep.mkdir(parents=True, exist_ok=True)
     results = run_all(start, cases, arguments.keep, arguments.jobs, arguments.limit, _tell(arguments.verbose))

@@ -1,4 +1,4 @@
-"""Cases in children that may die: each of the pool's threads has one, and starts another when it is gone."""
+"""Runs cases in child processes that may die. Each thread of the pool has one, and starts a new one when it is gone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scripts.lib.fuzzing.child import ERROR, OK, Case, Outcome, Start
 SIGNAL, HANG = "signal", "hang"
 CLEAN = frozenset({OK, ERROR})
 _FRESH_AFTER = 200
-"""Cases after which a child is replaced: libraries keep something of each."""
+"""The number of cases after which a child is replaced, since libraries keep some memory of each case."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Result:
 
     @property
     def clean(self) -> bool:
-        """Whether it ran, or ended in an error that Collage means."""
+        """Whether the case ran, or ended in a CollageError."""
         return self.status in CLEAN
 
 
@@ -50,7 +50,7 @@ def run_all(
     limit_s: float,
     tell: Callable[[Result], None],
 ) -> list[Result]:
-    """Results of all cases, in their order; files of those that are not clean stay in ``folder``."""
+    """The results of all cases in order. Files of cases that are not clean are kept in ``folder``."""
     waiting: queue.SimpleQueue[Changed | None] = queue.SimpleQueue()
     found: list[Result] = []
     lock = threading.Lock()
@@ -87,7 +87,7 @@ def run_all(
 
 
 class _Child:
-    """A child and what it prints."""
+    """A child process, and the file that it prints to."""
 
     def __init__(self, start: Start) -> None:
         self._errors = TemporaryFile()  # noqa: SIM115 - closed by kill
@@ -95,7 +95,7 @@ class _Child:
         self._start: Start | None = start
 
     def run(self, case: Changed, folder: Path, limit_s: float) -> Result:
-        """What becomes of the case; the child is gone afterwards where it is SIGNAL or HANG."""
+        """The result of the case. The child is gone afterwards where that is SIGNAL or HANG."""
         path = folder / f"{case.number:05d}{case.suffix}"
         path.write_bytes(case.data)
         self._errors.truncate(0)
@@ -125,7 +125,7 @@ class _Child:
         self._start = None
 
     def kill(self) -> None:
-        """End it."""
+        """End the child."""
         self._process.kill()
         self._errors.close()
 

@@ -1,1 +1,1 @@
-"""Single kernels against those of libraries: what `scripts/bench native-kernels` and its like measure."""
+"""Single kernels against those of libraries, for `scripts/bench native-kernels`, `native-layers` and `tvm-kernels`."""

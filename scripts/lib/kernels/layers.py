@@ -28,7 +28,7 @@ LEAST_ROUNDS = 7
 
 @dataclass(frozen=True)
 class Layer:
-    """A distinct layer and how often the model has it."""
+    """A distinct layer, and the number of times that the model has it."""
 
     name: str
     subgraph: Subgraph
@@ -61,7 +61,7 @@ def layers(model: Model) -> Iterator[Layer]:
 
 
 def kernels(layer: Layer, threads: int, copies: int) -> dict[str, LaunchList]:
-    """By backend and variant, ``copies`` kernels with weights of their own in sequence."""
+    """``copies`` kernels in sequence, with weights of their own, by backend and variant."""
     rng = np.random.default_rng(0)
     made = {}
     for backend in BACKENDS:

@@ -38,12 +38,12 @@ class Conv:
 
     @property
     def name(self) -> str:
-        """As it is printed."""
+        """The name of the case in tables."""
         ins, outs = self.channels
         return f"{self.network} {ins}->{outs} {self.size}x{self.size} k{self.kernel} s{self.stride} g{self.groups}"
 
     def model(self) -> Any:
-        """With bias and relu."""
+        """The convolution with bias and relu, as an ONNX model."""
         rng = np.random.default_rng(0)
         ins, outs = self.channels
         shape = (outs, ins // self.groups, self.kernel, self.kernel)
@@ -71,7 +71,7 @@ class Conv:
 
     @property
     def flop(self) -> int:
-        """Multiplications and additions of the direct algorithm."""
+        """The number of multiplications and additions in the direct algorithm."""
         out = (self.size - 1) // self.stride + 1
         return 2 * out**2 * self.channels[0] * self.channels[1] // self.groups * self.kernel**2
 
@@ -112,7 +112,7 @@ def subgraph_of(proto: Any, backend: Backend) -> Subgraph:
 def bound(
     backend: Backend, subgraph: Subgraph, variant: Variant, threads: int, inputs: list[Any]
 ) -> tuple[Callable[[], None], Callable[[], Any]]:
-    """The call, and what gives its result in the plain layout."""
+    """The call, and a function that returns its result in the plain layout."""
     options = BuildOptions(threads=threads, variant=variant)
     kernel = backend.load(backend.codegen(subgraph, options), options)
 
@@ -129,7 +129,7 @@ def bound(
 
 
 def race(case: Conv, threads: int, seconds: float) -> dict[str, Any]:
-    """Microseconds of each variant that runs the case. Raises CollageError when two give other results."""
+    """The microseconds of each variant that runs the case. Raises CollageError when results differ."""
     subgraph = subgraph_of(case.model(), Native())
     rng = np.random.default_rng(0)
     inputs = [rng.standard_normal(kind.shape).astype(np.float32) for kind in subgraph.input_types]

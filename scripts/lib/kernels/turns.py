@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Turn:
-    """What a kernel does when its turn comes: a pause, untimed calls, and timed ones."""
+    """One turn of a kernel: a pause, untimed calls, and timed calls."""
 
     timed: int = 1
     untimed: int = 0
@@ -19,7 +19,7 @@ class Turn:
 def in_turns(
     runs: Mapping[str, Callable[[], object]], seconds: float, turn: Turn, *, rounds: int = 1
 ) -> dict[str, list[float]]:
-    """Seconds of the timed calls of each kernel. It ends after ``seconds`` and at least ``rounds`` rounds."""
+    """The seconds of each kernel's timed calls. It ends after ``seconds``, and after at least ``rounds`` rounds."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     end = time.perf_counter() + seconds
     done = 0

@@ -1,4 +1,4 @@
-"""Small memory-bound subgraphs, each three ways: in Relax, as ONNX nodes, and in numpy."""
+"""Small memory-bound subgraphs, each in three forms: in Relax, as ONNX nodes, and in numpy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ op = relax.op
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel three ways: Relax, ONNX nodes over x0, x1, ... -> y, and numpy on float64."""
+    """A kernel in three forms: Relax, ONNX nodes over x0, x1, ... -> y, and numpy on float64."""
 
     name: str
     shapes: tuple[tuple[int, ...], ...]

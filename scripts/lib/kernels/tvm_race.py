@@ -22,7 +22,7 @@ from scripts.lib.kernels.turns import Turn, in_turns
 from scripts.lib.kernels.tvm_cases import Array, Case
 
 TURN = Turn(timed=10, untimed=3, pause_s=0.002)
-"""The pause lets the others' threads stop spinning."""
+"""The turn of each contender. Its pause lets the threads of the others stop spinning."""
 
 
 def relax_module(case: Case) -> Any:
@@ -86,11 +86,11 @@ def onnxruntime(case: Case, inputs: list[Array], output: Array, threads: int) ->
 
 
 MAKERS = {"ours": ours, "tvm": default_tvm, "ort": onnxruntime}
-"""How each contender is built: it writes to the output array once, and gives the call to be timed."""
+"""The builders of the contenders. Each writes to the output array once, and returns the call that is timed."""
 
 
 def race(case: Case, threads: int, seconds: float) -> dict[str, Any]:
-    """Microseconds and errors of our kernel, TVM's and ONNX Runtime's. Raises CollageError for a wrong output."""
+    """The microseconds and errors of our kernel, TVM's and ONNX Runtime's. Raises CollageError for a wrong output."""
     rng = np.random.default_rng(0)
     inputs = [aligned(s) for s in case.shapes]
     for x in inputs:

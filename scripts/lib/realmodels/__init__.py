@@ -1,1 +1,1 @@
-"""What `check_real_models` is made of: finding the models, making real inputs, comparing."""
+"""The parts of `check_real_models`: finding the models, making real inputs, and comparing."""

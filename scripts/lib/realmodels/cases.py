@@ -30,7 +30,7 @@ class Case:
 
 
 class UnknownModelError(Exception):
-    """No real inputs are known for the model."""
+    """There are no real inputs for the model."""
 
 
 def cases_of(name: str, model: onnx.ModelProto) -> list[Case]:

@@ -13,7 +13,7 @@ import onnx
 import onnxruntime as ort
 
 import collage
-from collage.frontend.ort_options import session_options
+from collage.frontend.ort_session import session_options
 from collage.frontend.session import reference_run
 from collage.measure_db.compare import difference, dtypes_of, region_tolerance
 from collage.measure_db.nearby import as_good_as_can_be, nearby_outputs
@@ -41,12 +41,12 @@ class Result:
 
     @property
     def right(self) -> bool:
-        """Whether it agrees with ONNX Runtime in everything."""
+        """Whether all outputs and decisions agree with ONNX Runtime's."""
         return not self.problem
 
 
 def check(name: str, model: onnx.ModelProto, case: Case, options: Mapping[str, Any]) -> Result:
-    """Check one model in one set of shapes. Each side carries its own state from run to run."""
+    """Check one model in one set of shapes. Collage and ONNX Runtime each have their own state from run to run."""
     result = Result(name, ", ".join("x".join(map(str, shape)) for shape in case.shapes.values()))
     started = time.perf_counter()
     try:
@@ -127,7 +127,7 @@ def _session(
 
 
 def _equal(found: Any, expected: Any, above: float | None) -> float:
-    """The share of equal decisions; numbers that are as good as equal to the best, or to the bound, decide nothing."""
+    """The share of equal decisions. Numbers that are almost equal to the best, or to the bound, are no decisions."""
     margin = region_tolerance(dtypes_of([expected])) * float(np.abs(expected).max())
     if above is TOP_1:
         chosen = np.take_along_axis(expected, found.argmax(-1)[..., np.newaxis], -1)[..., 0]

@@ -16,12 +16,12 @@ HINT = (
 
 
 class NoModelsError(Exception):
-    """There is nothing to check; the message is one line for the user."""
+    """There is no model to check. The message is one line for the user."""
 
 
 @dataclass(frozen=True)
 class ModelFile:
-    """An ONNX file by the name of its package (or folder) and its own, without the suffix."""
+    """An ONNX file, named by its package (or folder) and its file name without the suffix."""
 
     name: str
     data: bytes

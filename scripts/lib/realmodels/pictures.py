@@ -48,7 +48,7 @@ def line(height: int, width: int, text: str, *, upside_down: bool = False) -> Fl
 
 
 def lines(batch: int, height: int, width: int, *, upside_down: bool) -> Floats:
-    """Several lines of text; with ``upside_down`` every other one stands on its head."""
+    """Pictures of several lines of text. With ``upside_down`` every second one is rotated by 180 degrees."""
     return np.stack(
         [
             line(height, width, LINES[i % len(LINES)], upside_down=upside_down and i % 2 == 1)

@@ -1,4 +1,4 @@
-"""Files as magika sees them: bytes from the beginning and from the end, without white space around them."""
+"""Files in the form that magika takes: bytes from the beginning and from the end, without white space around them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 PADDING = 256
-"""The number in place of a byte that a short file does not have."""
+"""The number in the place of a byte that a short file does not have."""
 
 _BLOCK = 4096
 _LEAST = 8
@@ -18,7 +18,7 @@ Bytes = npt.NDArray[np.int32]
 
 
 def features(content: bytes, begin: int, end: int) -> Bytes:
-    """(begin + end,): the first bytes with padding behind them, and the last ones with padding before them."""
+    """The first bytes with padding after them, and the last ones with padding before them; shape (begin + end,)."""
     head = content[:_BLOCK].lstrip() if len(content) > _BLOCK else content.strip()
     tail = content[-_BLOCK:].rstrip() if len(content) > _BLOCK else content.strip()
     found = np.full(begin + end, PADDING, np.int32)

@@ -34,7 +34,7 @@ _WARM_RUNS = 20
 
 
 def build(folder: Path) -> Path | None:
-    """Build the library to preload in the folder; its path, or None without a C compiler."""
+    """Build the library that is preloaded, in the folder. Returns its path, or None without a C compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         return None
@@ -80,7 +80,7 @@ def count(file: Path, *, runs: int = 100, control: bool = False) -> dict[str, An
 
 
 def main() -> None:
-    """Count in this process."""
+    """Count in this process, which has the library preloaded."""
     parser = argparse.ArgumentParser()
     parser.add_argument("file", type=Path)
     parser.add_argument("--runs", type=int, default=100)

@@ -59,7 +59,7 @@ def call_from_threads(
 
 
 def call_many_times(module: collage.CompiledModule, calls: int) -> dict[str, Any]:
-    """Resident memory after a hundredth of the calls and after all of them."""
+    """The resident memory after a hundredth of the calls, and after all of them."""
     inputs = made_up(module, 0)
     marks = []
     for count in (calls // 100, calls - calls // 100):

@@ -10,7 +10,7 @@ from collage.module.shaped import ShapedModule
 
 
 def load_one(file: Path, *, share: bool = True) -> collage.CompiledModule:
-    """Load a module of one set of shapes. Raises UsageError for a file of several, and what ``collage.load`` raises."""
+    """Load a module of one set of shapes. Raises UsageError for several sets, and what ``collage.load`` raises."""
     module = collage.load(file, share=share)
     if isinstance(module, ShapedModule):
         raise several(file)
@@ -18,5 +18,5 @@ def load_one(file: Path, *, share: bool = True) -> collage.CompiledModule:
 
 
 def several(file: Path) -> UsageError:
-    """The error for a file of several sets of shapes."""
+    """The error for a file with several sets of shapes."""
     return UsageError(f"{file} is for several sets of shapes: compile the model for one of them.")

@@ -16,7 +16,7 @@ from scripts.lib.service.overhead import call_overhead
 
 
 def overheads() -> dict[str, Any]:
-    """What a call costs beside its kernels, with one thread and with all."""
+    """The cost of a call without its kernels, with one thread and with all threads."""
     found = [call_overhead(threads) for threads in sorted({1, usable_cores()})]
     for each in found:
         for way, times in each["ways"].items():

@@ -1,4 +1,4 @@
-"""What a call costs beside its kernels: a network of kernels that do nothing, called in each of the ways there are."""
+"""The cost of a call without its kernels: a network of kernels that do nothing, called in every possible way."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Nothing(NativeKernel):
     """A kernel that does nothing, on all threads."""
 
     def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
-        """One step."""
+        """The kernel's only step."""
         return [Step((Task(address_of(core().collage_nothing)),) * self.threads)]
 
 
 def network(threads: int, kernels: int = KERNELS) -> CompiledModule:
-    """A module of so many launches in a row on 64 floats."""
+    """A module of this many launches, one after another, on 64 floats."""
     regions = [
         Region("nothing", ("nothing",), (v,), (), (v,), (v + 1,), threads=threads) for v in range(kernels)
     ]

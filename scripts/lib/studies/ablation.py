@@ -21,13 +21,13 @@ from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import BuildOptions, Variant
 
 ORDER = ("tvm", "onnxruntime", "mkl", "onednn", "native", "openvino")
-"""The order in which backends are added; others come last."""
+"""The order in which backends are added. Other backends come last."""
 PLAIN = "all, plain layouts only"
 
 
 @dataclass(frozen=True)
 class Step:
-    """A set of backends, and the registry that holds them."""
+    """A set of backends, with the registry that has them."""
 
     label: str
     backends: tuple[str, ...]
@@ -35,7 +35,7 @@ class Step:
 
 
 def steps(registry: Registry) -> list[Step]:
-    """One available backend more each time; then all of them, with plain layouts only."""
+    """Settings with one more available backend each, and a last one with all of them in plain layouts only."""
     here = [name for name, probe in registry.availability().items() if probe]
     names = sorted(here, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
     found = [

@@ -1,4 +1,4 @@
-"""How long stream assignment takes: Opara's greedy against Nimble's matching (Table I of the Opara paper)."""
+"""The time of stream assignment: Opara's greedy algorithm against Nimble's matching (Table I of the Opara paper)."""
 
 from __future__ import annotations
 

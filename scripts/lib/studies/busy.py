@@ -1,4 +1,4 @@
-"""How much slower Collage and OpenVINO get while another process keeps a core busy."""
+"""The slowdown of Collage and OpenVINO while another process keeps a core busy."""
 
 from __future__ import annotations
 

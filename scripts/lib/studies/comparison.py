@@ -38,7 +38,7 @@ def compare(
 
 
 def describe(compiled: Compiled, median_us: float, work: Mapping[str, Work], peak: Peak) -> dict[str, Any]:
-    """The model's arithmetic and its rate, how well the sum of the parts predicts the whole (Eq. 2.2), and the mix."""
+    """The model's arithmetic and its rate, the ratio of predicted to measured time (Eq. 2.2), and the mix."""
     flop = sum(each.flop for each in work.values())
     gflops = flop / median_us / 1e3
     report = compiled.report

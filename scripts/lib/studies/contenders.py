@@ -22,7 +22,7 @@ NO_TORCH = "torch is not installed; pip install 'collage[models]'"
 
 @dataclass(frozen=True)
 class Contenders:
-    """Arguments for ``collage.bench.engines.bench``; ``note`` says which contender is missing and how to install it."""
+    """Arguments of ``collage.bench.engines.bench``. ``note`` says which contender is missing, and how to install it."""
 
     engines: tuple[str, ...] | None
     others: Mapping[str, str]

@@ -39,5 +39,5 @@ def each(models: Sequence[Path], options: Options, study: Study) -> tuple[int, l
 
 
 def say(line: str) -> None:
-    """Write a line to stderr, with the script's name before it."""
+    """Write a line to stderr that begins with the script's name."""
     print(f"{Path(sys.argv[0]).name}: {line}", file=sys.stderr, flush=True)

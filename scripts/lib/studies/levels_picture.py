@@ -32,11 +32,11 @@ def draw(results: Sequence[Mapping[str, Any]], file: Path) -> None:
 
 
 def check(file: Path) -> None:
-    """Raise UsageError where the picture could not be drawn, before hours of work."""
+    """Raise UsageError where the picture could not be drawn. Call it before hours of work."""
     try:
         from matplotlib.backend_bases import FigureCanvasBase
-    except ImportError:
-        raise UsageError("--picture needs matplotlib: pip install 'collage[plots]'.") from None
+    except ImportError as error:
+        raise UsageError("--picture needs matplotlib: pip install 'collage[plots]'.") from error
     known = FigureCanvasBase.get_supported_filetypes()
     if file.suffix[1:] not in known:
         raise UsageError(f"--picture: {file} should end in one of .{', .'.join(sorted(known))}.")

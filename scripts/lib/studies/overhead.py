@@ -1,4 +1,4 @@
-"""What a launch costs beside its kernel: a network of many operators that do nothing, on the team of threads."""
+"""The cost of a launch without its kernel: a network of many operators that do nothing, on the team of threads."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ EPSILON_US = 2.0
 
 
 def time_search(cells: int, *, horizontal: bool) -> dict[str, Any]:
-    """Median seconds of each part, and what both solvers found; ``horizontal`` adds pairs across branches."""
+    """The median seconds of each part, and the results of both solvers. ``horizontal`` adds pairs across branches."""
     graph, candidates = nasnet_like(cells, horizontal=horizontal)
     placement = place(graph, candidates, EPSILON_US)
     exact = place_exact(graph, candidates, EPSILON_US)

@@ -23,7 +23,7 @@ _LONGEST_OPS = 6
 
 
 def comparison(results: Sequence[Result], peak: Peak) -> list[RenderableType]:
-    """The main table, the hot regions of models that Collage loses, and contenders that failed or are wrong."""
+    """The main table, the hot regions of models on which Collage is slower, and contenders that failed or are wrong."""
     parts: list[RenderableType] = [_medians(results)]
     parts.append(f"arithmetic limit: {peak.gflops:.0f} GFLOP/s, a large matrix product on {peak.engine}")
     for result in results:
@@ -142,7 +142,7 @@ def levels(results: Sequence[Result]) -> list[RenderableType]:
 
 
 def assignments(results: Sequence[Result]) -> list[RenderableType]:
-    """How long each algorithm takes, and how many streams and events it finds."""
+    """The time that each algorithm takes, and the numbers of streams and events that it finds."""
     table = _table(
         "model", "operators", "edges", "width", "Opara ms", "Nimble ms", "Nimble / Opara", "streams", "events"
     )

@@ -40,7 +40,7 @@ def compile_once(model: str, module: str, database: str, threads: str) -> dict[s
 
 
 def run(module: str) -> None:
-    """Answer each line of standard input with the median milliseconds of a burst of calls."""
+    """Answer each line of standard input with the median of a burst of calls, in milliseconds."""
     loaded: Any = collage.load(module)  # other versions have other types
     call = loaded.bind()
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Two versions of Collage on the same model: what a change costs or gains in speed and in compile time."""
+"""Two versions of Collage on the same model: their speed and their compile time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Version:
         )
 
     def compile(self, model: Path, module: Path, database: Path, threads: int) -> dict[str, Any]:
-        """Compile ``model`` in a child; figures from its report. Raises CollageError when it fails."""
+        """Compile ``model`` in a child process. Returns figures from its report. Raises CollageError when it fails."""
         child = self.start("compile", str(model), str(module), str(database), str(threads))
         printed, _ = child.communicate()
         if child.returncode:

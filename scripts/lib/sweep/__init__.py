@@ -1,1 +1,1 @@
-"""What every backend makes of special values, beside ONNX Runtime: see `scripts/semantics`."""
+"""The sweep of `scripts/semantics`: every backend on special values, compared with ONNX Runtime."""

@@ -15,12 +15,12 @@ __all__ = ["all_cases", "as_model", "feeds_of", "is_bounded", "is_divisor"]
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 _FLOATS = ("float16", "float32", "float64")
 _SHAPE = (3, 37)
-"""A length that has vectors of every width, and a rest after each of them."""
+"""A length that is no multiple of any vector width, and larger than all of them."""
 _TYPES = {name: helper.np_dtype_to_tensor_dtype(np.dtype(name)) for name in (*INTEGERS, *_FLOATS, "bool")}
 
 
 def all_cases() -> list[Case]:
-    """All cases; some of them ONNX Runtime does not take."""
+    """All cases of the sweep. ONNX Runtime does not take some of them."""
     found = [_widened(each) for each in CASES]
     for dtype in (*INTEGERS, *_FLOATS):
         found += _arithmetic(dtype)
@@ -105,7 +105,7 @@ def feeds_of(each: Case) -> list[Feed]:
 
 
 def is_divisor(each: Case, position: int) -> bool:
-    """Whether the input divides: integers that are 0 or -1 end the process there."""
+    """Whether the input is a divisor. Integers that are 0 or -1 would end the process there."""
     return each.op in ("Div", "Mod") and position == 1
 
 

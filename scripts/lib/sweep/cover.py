@@ -33,7 +33,7 @@ class _Region:
 
 @dataclass(frozen=True)
 class Cover:
-    """Every node of a model is in one region."""
+    """Regions that have every node of a model once."""
 
     model: Model
     backend: Backend | None
@@ -41,7 +41,7 @@ class Cover:
     text: str
 
     def run(self, feeds: Mapping[str, Array]) -> list[Array]:
-        """Outputs of the model, in order."""
+        """The model's outputs, in order."""
         graph = self.model.graph
         values: dict[int, Array] = dict(graph.constants)
         values |= {v: feeds[n] for n, v in zip(self.model.input_names, graph.inputs, strict=True)}
@@ -127,7 +127,7 @@ def _cover(
 
 
 def _rest(model: Model, taken: set[int]) -> list[_Region]:
-    """The nodes that the backend leaves, one by one; ONNX nodes as a whole where single ones have no ONNX form."""
+    """Regions of the nodes that the backend leaves, one by one, or whole ONNX nodes where a part has no ONNX form."""
     regions: list[_Region] = []
     for node in model.graph.nodes:
         if node.id in taken:
@@ -135,10 +135,10 @@ def _rest(model: Model, taken: set[int]) -> list[_Region]:
         part = Subgraph(model, (node.id,))
         try:
             part.to_onnx()
-        except ExportError:
+        except ExportError as error:
             group = model.groups[node.source]
             if group & taken:
-                raise UnsupportedError("the rest of it has no ONNX form") from None
+                raise UnsupportedError("the rest of it has no ONNX form") from error
             part = Subgraph(model, tuple(sorted(group)))
         taken |= set(part.nodes)
         regions.append(_Region(part, None, BuildOptions()))
@@ -146,5 +146,5 @@ def _rest(model: Model, taken: set[int]) -> list[_Region]:
 
 
 def conversion(model: Model) -> Cover:
-    """The model operator by operator in ONNX Runtime: what the import itself makes of it."""
+    """The imported model, operator by operator in ONNX Runtime, which tests the import itself."""
     return Cover(model, None, tuple(_rest(model, set())), "operator by operator")

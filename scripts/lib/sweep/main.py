@@ -1,4 +1,4 @@
-"""What every backend makes of NaN, infinities, zeros, denormals, large numbers and integers, beside ONNX Runtime.
+"""Run every backend on NaN, infinities, zeros, denormals, large numbers and integers, and compare with ONNX Runtime.
 
     scripts/semantics                                 all operators, all backends; prints the tables
     scripts/semantics --results sweep.jsonl           keeps what it finds; run again, it goes on from there

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 
 from collage.backends.base import Backend
+from collage.core.library_text import library_text
 from collage.errors import CollageError
 from collage.frontend.model import import_model
 from collage.frontend.session import reference_run
@@ -22,11 +23,11 @@ from tests.frontend.onnx_cases import Case, Feed
 __all__ = ["CONVERSION", "Cell", "same", "try_case"]
 
 CONVERSION = "conversion"
-"""Instead of a backend's name: ONNX Runtime on what the import makes of the operator."""
+"""A name in the place of a backend's: ONNX Runtime on the imported operator."""
 
 _TOLERANCES = {"float16": 1e-2, "float32": 1e-4, "float64": 1e-8}
 _ABSENT = 1e-37
-"""A smaller magnitude counts as zero."""
+"""The least magnitude that does not count as zero."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def try_case(each: Case, backends: dict[str, Backend], threads: int = 1) -> Iter
     dtype = next((f.dtype for f in each.inputs if isinstance(f, Feed)), "constants")
 
     def cell(backend: str, kind: str, status: str, message: str = "") -> Cell:
-        return Cell(each.op, name, dtype, backend, kind, status, " ".join(message.split())[:300])
+        return Cell(each.op, name, dtype, backend, kind, status, library_text(message))
 
     try:
         proto = as_model(each)
@@ -66,7 +67,7 @@ def try_case(each: Case, backends: dict[str, Backend], threads: int = 1) -> Iter
                 found, why = [conversion(model)], ""
             else:
                 found, why = covers(model, backend_name, backend, options)
-        except Exception as error:
+        except Exception as error:  # a backend raises anything, and the table tells it
             yield cell(backend_name, "", "failed", f"{type(error).__name__}: {error}")
             continue
         if not found:
@@ -77,7 +78,7 @@ def try_case(each: Case, backends: dict[str, Backend], threads: int = 1) -> Iter
             for cover in found:
                 try:
                     problem = _difference(cover.run(feeds), outputs, feeds)
-                except Exception as error:
+                except Exception as error:  # a backend raises anything, and the table tells it
                     status, message = "failed", f"{cover.text}: {type(error).__name__}: {error}"
                     continue
                 if problem:
@@ -107,7 +108,7 @@ def _difference(actual: list[Array], expected: list[Array], feeds: dict[str, Arr
 
 
 def same(actual: Array, expected: Array) -> Array:
-    """Where two arrays are the same but for rounding, the sign of zeros, and denormals that may be zeros."""
+    """Where two arrays are equal, apart from rounding, the sign of zeros, and denormals, which may be zeros."""
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return np.zeros(expected.shape, bool)
     if expected.dtype.kind != "f":

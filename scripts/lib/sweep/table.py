@@ -1,4 +1,4 @@
-"""Making the tables of docs/semantics.md from the sweep's cells."""
+"""The tables of docs/semantics.md, made from the sweep's cells."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MARK = "¹"
 
 
 def verdict(cells: Iterable[Cell]) -> str:
-    """What one backend makes of an operator: one of the words above, or "same" with a mark for denormals."""
+    """The result of one backend on an operator: one of the words above, or "same" with a mark for denormals."""
     run = [cell for cell in cells if cell.status in ("same", "wrong")]
     if not run:
         return NOT_OFFERED

@@ -65,7 +65,7 @@ def draw(feed: Feed, kind: Kind, seed: int, *, divisor: bool = False, bounded: b
 
 
 def _plant(array: npt.NDArray[np.generic], values: tuple[float, ...], rng: np.random.Generator) -> None:
-    """Put the values at places of their own: some elements only, and once all of the last axis's first row."""
+    """Write the values into some elements of the array, and once into all of the first row of the last axis."""
     flat = array.reshape(-1)
     count = min(flat.size, max(len(values), flat.size // 6))
     places = rng.choice(flat.size, count, replace=False)

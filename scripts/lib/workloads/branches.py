@@ -1,4 +1,4 @@
-"""What GoogLeNet and Inception-v3 are made of: a convolution with its BatchNorm and ReLU, and branches side by side."""
+"""The parts of GoogLeNet and Inception-v3: a convolution with its BatchNorm and ReLU, and parallel branches."""
 
 from __future__ import annotations
 

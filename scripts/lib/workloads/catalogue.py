@@ -1,4 +1,4 @@
-"""Which workloads there are. Needs no torch, so that names can be listed and checked without it."""
+"""The list of workloads. It does not import torch, so that names can be listed and checked without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a written file right? The ONNX checker accepts it and ONNX Runtime agrees with torch."""
+"""Checks of a written file: the ONNX checker accepts it, and ONNX Runtime agrees with torch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SENSITIVITY = 1e-2  # least change between two inputs, as a share of the output'
 
 
 class CheckError(Exception):
-    """The file is not the network, or the network is not a sensible one."""
+    """The file differs from the network, or the network's values are not sensible."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One output on one random input: how far ONNX Runtime is from torch, and whether the values are sane."""
+    """One output on one random input: the distance of ONNX Runtime from torch, and whether the values are sensible."""
 
     output: str
     max_abs_error: float

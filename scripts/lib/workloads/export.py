@@ -23,7 +23,7 @@ SHARED = ("export.py", "fold.py", "weights.py", "workload.py")  # sources that e
 
 
 def recipe(entry: Entry, *, batch: int, small: bool) -> Recipe:
-    """What the file of a workload would be made of now."""
+    """The recipe that a workload's file would have now."""
     digest = hashlib.sha256()
     for source in (*entry.sources, *(HERE / name for name in SHARED)):
         digest.update(source.read_bytes())
@@ -65,7 +65,7 @@ def to_onnx(workload: Workload, *, name: str, recipe: Recipe) -> onnx.ModelProto
 
 
 def write(model: onnx.ModelProto, path: Path) -> None:
-    """Write beside `path`, then rename, so that a reader never sees half a file."""
+    """Write a file beside `path`, then rename it, so that a reader never sees half a file."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         onnx.save(model, scratch)

@@ -65,7 +65,7 @@ SMALL = Shape(
 
 
 def halve(kernel: int = 3) -> nn.Module:
-    """Maximum over windows, the last of which may hang over: [N, C, H, W] -> [N, C, H / 2, W / 2]."""
+    """Maximum over windows, the last of which may reach beyond the end: [N, C, H, W] -> [N, C, H / 2, W / 2]."""
     return nn.MaxPool2d(kernel, stride=2, ceil_mode=True)
 
 

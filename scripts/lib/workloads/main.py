@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class WorkError(Exception):
-    """The work failed; the message is one line for the user."""
+    """The work failed. The message is one line for the user."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

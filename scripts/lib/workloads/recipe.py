@@ -1,4 +1,4 @@
-"""What a workload's file was made of, as its metadata tell. Needs no torch."""
+"""The recipe of a workload's file, which is in its metadata. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RECIPE = "collage_recipe"  # the key in the model's metadata
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that a file's content depends on; equal recipes mean the file need not be written again."""
+    """The things that a file's content depends on. A file with an equal recipe need not be written again."""
 
     workload: str
     small: bool
@@ -26,7 +26,7 @@ class Recipe:
 
 
 def parse_recipe(text: str) -> Recipe | None:
-    """The inverse of ``str``; None for what is no recipe."""
+    """The inverse of ``str``. None for a text that is no recipe."""
     try:
         workload, size, *pairs = text.split()
         fields = dict(pair.split("=", 1) for pair in pairs)
@@ -36,7 +36,7 @@ def parse_recipe(text: str) -> Recipe | None:
 
 
 def read_recipe(path: Path) -> Recipe | None:
-    """The recipe a file was written by; None where there is no file, or one of other making."""
+    """The recipe that a file was written by. None where there is no file, or it has no recipe."""
     try:
         model = onnx.load(path, load_external_data=False)
     except Exception:  # a missing, cut or foreign file: protobuf's error class is private

@@ -72,7 +72,7 @@ class Suppress(torch.autograd.Function):
 
 
 def keep(boxes: Tensor, scores: Tensor) -> list[int]:
-    """Of the boxes [B, 4] with scores [B] those that overlap no better one too much."""
+    """The boxes, of [B, 4] with scores [B], that do not overlap a better one too much."""
     left = torch.argsort(scores, descending=True, stable=True)
     left = left[scores[left] > LIKELY]
     kept: list[int] = []

@@ -201,7 +201,7 @@ def build(*, batch: int, small: bool) -> Workload:
     scale(model, shape, seed=8)
 
     def sample(seed: int) -> tuple[Tensor, ...]:
-        """The last eighth of what goes in is padding."""
+        """Sample inputs, whose last eighth is padding."""
         generator = torch.Generator().manual_seed(seed)
         size = (batch, shape.tokens)
         ids = torch.randint(shape.vocabulary, size, generator=generator)

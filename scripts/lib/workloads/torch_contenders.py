@@ -56,12 +56,12 @@ def inductor(setup: Setup, *, max_autotune: bool = False) -> tuple[Call, Outputs
 
 
 def inductor_max_autotune(setup: Setup) -> tuple[Call, Outputs]:
-    """The same, with kernels of its own among the candidates for matrix products."""
+    """The same, with Inductor's own kernels among the candidates for matrix products."""
     return inductor(setup, max_autotune=True)
 
 
 def _workload(setup: Setup) -> Workload:
-    """The network of the file, with the weights it was made with. Raises ValueError when there is none."""
+    """The network of the file, with the weights that it was made with. Raises ValueError when there is none."""
     recipe = read_recipe(Path(setup.path))
     if recipe is None or recipe.workload not in ENTRIES:
         raise ValueError("the file was not made by scripts/models, so there is no torch module of it")
@@ -94,7 +94,7 @@ def _bind(
 
 
 def _seconds(call: Call) -> float:
-    """Median of a few calls, after a warm one."""
+    """The median of a few calls, after one that is not timed."""
     call()
     times = []
     for _ in range(_TRIALS):

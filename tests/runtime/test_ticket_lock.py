@@ -1,4 +1,4 @@
-"""The lock that is handed over in the order of arrival."""
+"""The ticket lock is handed over in the order of arrival."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from collage.runtime.turns import Turns
+from collage.runtime.ticket_lock import TicketLock
 
 
 def start(function: object) -> threading.Thread:
@@ -18,7 +18,7 @@ def start(function: object) -> threading.Thread:
 
 
 def test_first_come_first_served() -> None:
-    turns, served = Turns(), []
+    turns, served = TicketLock(), []
     threads = []
 
     def take(number: int) -> None:
@@ -36,7 +36,7 @@ def test_first_come_first_served() -> None:
 
 
 def test_one_at_a_time() -> None:
-    turns = Turns()
+    turns = TicketLock()
     inside = 0
 
     def work() -> None:
@@ -56,7 +56,7 @@ def test_one_at_a_time() -> None:
 
 
 def test_an_error_inside_gives_the_turn_back() -> None:
-    turns = Turns()
+    turns = TicketLock()
     with pytest.raises(ValueError, match="inside"), turns:
         raise ValueError("inside")
     with turns:
@@ -67,7 +67,7 @@ def test_an_error_inside_gives_the_turn_back() -> None:
     threading.current_thread() is not threading.main_thread(), reason="signals go to the main thread"
 )
 def test_who_is_interrupted_while_waiting_leaves_the_queue() -> None:
-    turns, held, done = Turns(), threading.Event(), threading.Event()
+    turns, held, done = TicketLock(), threading.Event(), threading.Event()
 
     def hold() -> None:
         with turns:

@@ -1,4 +1,7 @@
-"""Types that ONNX Runtime does not exchange with numpy (bfloat16, float8, types of few bits), through plain ones."""
+"""Dtypes that ONNX Runtime does not exchange with numpy: bfloat16, 8-bit and 4-bit floats, integers of 4 and 2 bits.
+
+A model whose inputs or outputs are of such a type gets casts at its ends, so that plain types go in and come out.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ _SUFFIX = "__plain"
 
 
 def _plain_elements() -> dict[int, int]:
-    """For each exotic element type the plain one that holds its values exactly."""
+    """For each unsupported element type a plain one that holds its values exactly."""
     found: dict[int, int] = {}
     for name, element in onnx.TensorProto.DataType.items():
         if name == "BFLOAT16" or name.startswith(("FLOAT8", "FLOAT4")):
@@ -28,10 +31,10 @@ _PLAIN = _plain_elements()
 
 @dataclass(frozen=True)
 class PlainInterface:
-    """``model`` takes and gives plain types in place of exotic ones; ``run`` makes up for that.
+    """``model`` has plain types in place of unsupported ones at its ends, and ``run`` converts between the two.
 
-    ``inputs`` are numpy dtypes of what it takes instead, by original name; ``outputs`` those of what it should have
-    given, by position.
+    ``inputs`` are the numpy dtypes of the inputs that were changed, by their original names. ``outputs`` are the numpy
+    dtypes that changed outputs had, by position.
     """
 
     model: onnx.ModelProto
@@ -39,33 +42,39 @@ class PlainInterface:
     outputs: Mapping[int, Any]
 
     def run(self, run: Callable[[dict[str, Any]], Sequence[Any]], feeds: Mapping[str, Any]) -> list[Any]:
-        """Outputs, in order, for inputs by their original names; ``run`` takes and gives those of the model."""
-        given = {
+        """Outputs in order, of their original dtypes, for inputs by their original names.
+
+        ``run`` runs ``model``: it takes inputs by name and returns the outputs in order.
+        """
+        plain = {
             name + _SUFFIX if name in self.inputs else name: np.asarray(value, self.inputs[name])
             if name in self.inputs
             else value
             for name, value in feeds.items()
         }
-        results = run(given)
+        results = run(plain)
         return [
             value.astype(self.outputs[position]) if position in self.outputs else value
             for position, value in enumerate(results)
         ]
 
 
-def has_exotic(model: onnx.ModelProto) -> bool:
-    """Whether some input or output is of such a type."""
+def has_unsupported(model: onnx.ModelProto) -> bool:
+    """Whether some input or output of the model is of such a type."""
     infos = [*model.graph.input, *model.graph.output]
     return any(info.type.tensor_type.elem_type in _PLAIN for info in infos)
 
 
 def plain_interface(model: onnx.ModelProto) -> PlainInterface:
-    """The model with casts at its ends, in place; it is changed only where there is something exotic."""
+    """Write casts into the model, at each end that is of an unsupported type.
+
+    The caller's model is changed in place: give a copy where it is needed as it was.
+    """
     return PlainInterface(model, _cast_inputs(model), _cast_outputs(model))
 
 
 def _cast_inputs(part: onnx.ModelProto) -> dict[str, Any]:
-    """Let the model take plain types; gives their numpy dtypes by the inputs' names."""
+    """Give the model plain inputs, in place. Returns their numpy dtypes by the inputs' original names."""
     found: dict[str, Any] = {}
     initializers = {tensor.name for tensor in part.graph.initializer}
     for info in part.graph.input:
@@ -80,7 +89,7 @@ def _cast_inputs(part: onnx.ModelProto) -> dict[str, Any]:
 
 
 def _cast_outputs(part: onnx.ModelProto) -> dict[int, Any]:
-    """Let the model give plain types; gives the numpy dtypes it should give, by position."""
+    """Give the model plain outputs, in place. Returns the numpy dtypes that they had, by position."""
     found: dict[int, Any] = {}
     for position, info in enumerate(part.graph.output):
         element = info.type.tensor_type.elem_type

@@ -1,4 +1,7 @@
-"""What one engine runs as its author wrote it: the operators from where shapes depend on data, or the whole model."""
+"""The suffix of a program: what one engine runs after all launches.
+
+It is the dynamic suffix of a model, from where shapes depend on data, or the whole model where nothing is placed.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from collage.schedule.region import Region
 
 @dataclass(frozen=True)
 class ValuePort:
-    """An input or output of the model: name and type, which may be any.
+    """An input or output of the model, of any type.
 
     Inputs that are used as indices have the number of ``rows`` that they index, or one for each column of the last
     axis.
@@ -25,11 +28,11 @@ class ValuePort:
 
 
 @dataclass(frozen=True)
-class Tail:
-    """``region`` says which engine runs it; it comes after all launches.
+class Suffix:
+    """``region`` says which engine runs the suffix. It comes after all launches.
 
-    ``inputs`` and ``outputs`` are the model's, in its order. The engine takes the values ``reads``, each an input of
-    the model or an output of the launches, and gives the outputs ``writes``; the other outputs come from the launches.
+    ``inputs`` and ``outputs`` are the model's, in its order. The engine reads the values ``reads``, each an input of
+    the model or an output of the launches, and makes the outputs ``writes``. The launches make the other outputs.
     """
 
     region: Region
@@ -49,9 +52,9 @@ class Tail:
         }
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Tail:
+    def from_json(data: Mapping[str, Any]) -> Suffix:
         """The inverse of ``to_json``. Raises ValueError, KeyError or TypeError for anything else."""
-        return Tail(
+        return Suffix(
             Region.from_json(data["region"]),
             tuple(
                 ValuePort(typed(str, name), ValueType.from_json(kind), read_rows(rows))

@@ -1,0 +1,62 @@
+"""Scans of a plan's values, which guard kernels that are right on finite numbers only (see ``schedule.guards``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from collage.backends.base import VIEW
+from collage.compiler.pieces import Buffers, Piece
+from collage.frontend.model import Model
+from collage.frontend.subgraph import Subgraph
+from collage.graph.magnitudes import Magnitudes, is_scanned
+from collage.schedule.guards import Flow, guarded
+from collage.search.transforms import PlacedTransform
+
+
+class Scans:
+    """Adds scans to the pieces of one model's plans."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._magnitudes = Magnitudes(model.graph)
+
+    def guarded(self, pieces: Sequence[Piece], buffers: Buffers) -> list[Piece]:
+        """The pieces, with a scan before each one that needs it by what its kernel is right on."""
+        regions = [piece.region for piece in pieces]
+        types = {v: buffers.type_of(v) for r in regions for v in (*r.inputs, *r.outputs)}
+        found = guarded(regions, [self._flow(piece) for piece in pieces], types)
+        return [replace(piece, region=region) for piece, region in zip(pieces, found, strict=True)]
+
+    def of_inputs(self, pieces: Sequence[Piece], buffers: Buffers) -> list[Piece]:
+        """The pieces, with a scan of each of the model's inputs before the first launch that reads it."""
+        found = list(pieces)
+        for value in self._model.graph.inputs:
+            if not is_scanned(buffers.type_of(value).dtype):
+                continue
+            names = {value}  # the input and its views
+            for number, piece in enumerate(found):
+                region = piece.region
+                if not names.intersection(region.inputs):
+                    continue
+                if region.backend == VIEW and len(region.inputs) == 1:
+                    names.update(region.outputs)
+                    continue
+                scans = (*region.scans, *(v for v in region.inputs if v in names and v not in region.scans))
+                found[number] = replace(piece, region=replace(region, scans=scans))
+                break
+        return found
+
+    def _flow(self, piece: Piece) -> Flow:
+        """A function that follows magnitudes through the piece."""
+        if isinstance(piece.what, PlacedTransform):
+            return lambda magnitudes: (magnitudes[0], magnitudes)
+        subgraph = Subgraph(self._model, piece.what.nodes)
+
+        def flow(magnitudes: Sequence[float]) -> tuple[float, Sequence[float]]:
+            found = self._magnitudes.through(
+                subgraph.operators, dict(zip(subgraph.inputs, magnitudes, strict=True))
+            )
+            return max(found.values()), [found[value] for value in subgraph.outputs]
+
+        return flow

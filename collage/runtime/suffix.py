@@ -1,0 +1,139 @@
+"""Running a model whose suffix an engine runs: first the launches, if there are any, and then the engine.
+
+The engine takes and gives values of any type, and allocates its own memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from collage.core.library_text import library_text
+from collage.errors import CollageError, InputError, unknown_names
+from collage.graph.dataflow import Array, np_dtype
+from collage.graph.value_type import STRING, TENSOR, MismatchError
+from collage.kernel.kernel import Session
+from collage.runtime.bound import BoundCall, bind
+from collage.runtime.careful import Careful, are_ordinary
+from collage.runtime.executor import Executor
+from collage.runtime.ticket_lock import TicketLock
+from collage.schedule.suffix import Suffix, ValuePort
+
+
+class SuffixExecutor:
+    """An engine with the suffix, and the executor of the launches before it.
+
+    There is one run at a time, and callers take turns.
+    """
+
+    def __init__(
+        self, prefix: Executor, suffix: Suffix, session: Session, careful: Careful | None = None
+    ) -> None:
+        """``prefix`` must not be used elsewhere afterwards. ``careful`` answers calls with unusual numbers."""
+        self._prefix = prefix
+        self.suffix = suffix
+        """The region that the engine runs, and the model's inputs and outputs."""
+        self._session = session
+        self._careful = careful
+        self._lock = TicketLock()
+        self._process = os.getpid()
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        """Outputs in order, as values that belong to the caller. Raises CollageError with the engine's message."""
+        self._refuse_in_child()
+        values = dict(zip([port.name for port in self.suffix.inputs], inputs, strict=True))
+        program = self._prefix.program
+        with self._lock:
+            made = self._prefix.run_in_place([values[port.name] for port in program.inputs])
+            values.update(zip([port.name for port in program.outputs], made, strict=True))
+            outputs = self._finish(values)
+            return [
+                outputs[port.name] if port.name in outputs else values[port.name].copy()
+                for port in self.suffix.outputs
+            ]
+
+    def bind(self, inputs: Mapping[str, Array]) -> BoundSuffix:
+        """A call on fixed arrays of the model's inputs. Arrays that are not given are made.
+
+        Raises InputError for an unknown name, and for an array that does not fit.
+        """
+        taken = {port.name for port in self._prefix.program.inputs}
+        unknown = set(inputs) - {port.name for port in self.suffix.inputs}
+        if unknown:
+            raise InputError(str(unknown_names("input", unknown, [port.name for port in self.suffix.inputs])))
+        prefix = bind(self._prefix, {name: array for name, array in inputs.items() if name in taken}, {})
+        arrays = {
+            port.name: prefix.inputs[port.name] if port.name in taken else _array(port, inputs.get(port.name))
+            for port in self.suffix.inputs
+        }
+        return BoundSuffix(self, prefix, arrays)
+
+    def run_bound(self, prefix: BoundCall, inputs: Mapping[str, Array]) -> dict[str, Any]:
+        """Outputs by name. The next run overwrites those of the launches."""
+        self._refuse_in_child()
+        with self._lock:
+            prefix()
+            return {**prefix.outputs, **self._finish({**inputs, **prefix.outputs})}
+
+    def clone(self) -> SuffixExecutor:
+        """The same executor, since there is one engine, which callers use in turn."""
+        return self
+
+    def _finish(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Outputs of the engine by name, for the model's inputs and the outputs of the launches by name."""
+        self._prefix.make_way()
+        try:
+            read = [values[name] for name in self.suffix.reads]
+            if self._careful is not None and not are_ordinary(read):
+                given = self._careful.run(read)
+            else:
+                given = self._session.run(read)
+        except Exception as error:  # an engine raises anything
+            text = library_text(error)
+            raise CollageError(f"{self.suffix.region.backend} fails on these inputs: {text}") from error
+        return dict(zip(self.suffix.writes, given, strict=True))
+
+    def _refuse_in_child(self) -> None:
+        if self._process != os.getpid():
+            raise CollageError(
+                "this module was loaded before the process forked, and the engine's threads did not come along: load "
+                "it again in the child, or start the child by spawning."
+            )
+
+
+class BoundSuffix:
+    """A bound call, as ``BoundCall``, of a module with a suffix. No input is copied on the way to the engine.
+
+    Fill the arrays of ``inputs``, call it, and read ``outputs``. Outputs of the launches are the same arrays in each
+    call, and outputs of the engine are new ones.
+    """
+
+    def __init__(self, executor: SuffixExecutor, prefix: BoundCall, inputs: Mapping[str, Array]) -> None:
+        self._executor = executor
+        self._prefix = prefix
+        self.inputs = dict(inputs)
+        self.outputs: dict[str, Any] = {}
+
+    def __call__(self) -> None:
+        """Run the module once. Raises CollageError with the engine's message."""
+        found = self._executor.run_bound(self._prefix, self.inputs)
+        self.outputs = {port.name: found[port.name] for port in self._executor.suffix.outputs}
+
+
+def _array(port: ValuePort, given: Array | None) -> Array:
+    """The array of an input that only the engine reads."""
+    if given is not None:
+        try:
+            array: Array = port.type.check(given)
+            return array
+        except MismatchError as error:
+            raise InputError(f"input {port.name} {error}.") from error
+    shape = port.type.shape
+    if port.type.kind != TENSOR or port.type.dtype == STRING or shape is None or None in shape:
+        raise InputError(
+            f"input {port.name} is {port.type}, of which there is no array to be made: give one."
+        )
+    return np.zeros([extent or 0 for extent in shape], np_dtype(port.type.dtype))

@@ -1,0 +1,40 @@
+"""Measuring a few offers for a quick compile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from collage.compiler.passes.measure_few import MeasureFew
+from collage.graph.storage import BLOCKED
+from collage.kernel.options import Variant
+from collage.measure_db.protocol import Request
+from collage.search.candidates import Offer
+from tests.compiler.null import WHOLE, Made, NullBackend, each_node
+
+LIBRARY = NullBackend("lib")
+ENGINE = NullBackend("engine", engine=True)
+
+
+def test_a_quick_compile_measures_the_whole_on_engines_and_the_largest_pieces_of_libraries() -> None:
+    costs = {
+        **each_node("lib", 1.0, 3),
+        ("lib", (0, 1)): 1.0,
+        **each_node("engine", 1.0),
+        ("engine", WHOLE): 9.0,
+    }
+    made = Made(costs, LIBRARY, ENGINE)
+    start = made.measured()
+    layout = Offer(Request((2,), "lib", Variant((BLOCKED,), (BLOCKED,))), "pattern")
+    start = replace(start, offers=(*start.offers, layout), outcomes={})
+    found = MeasureFew()(made.context, start)
+    measured = sorted((request.backend, request.nodes) for request in found.outcomes)
+    assert measured == [("engine", WHOLE), ("engine", (3,)), ("lib", (0, 1)), ("lib", (2,))]
+    assert {offer.request for offer in found.offers} == found.outcomes.keys()
+    assert made.measurer.switched == [()]
+
+
+def test_every_plain_offer_is_measured_where_a_few_do_not_do() -> None:
+    costs = {**each_node("lib", 1.0, 3), ("lib", (0, 1)): 1.0, **each_node("engine", 1.0)}
+    made = Made(costs, LIBRARY, ENGINE)
+    found = MeasureFew(every=True)(made.context, made.measured())
+    assert len(found.outcomes) == len(costs)
