@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, ClassVar
 
-from collage.backends.base import Availability, Backend, BackendKind, UnsupportedError
+from collage.backends.base import Availability, UnsupportedError
+from collage.backends.engine import Engine
 from collage.kernel.options import BuildOptions
 
 if TYPE_CHECKING:
@@ -19,10 +20,9 @@ MAX_BYTES = 2**31 - 1
 """Largest model protobuf can serialise."""
 
 
-class OnnxEngine(Backend):
+class OnnxEngine(Engine):
     """An engine whose Python package has the backend's name; a subclass says how it loads an ONNX model."""
 
-    kind = BackendKind.ENGINE
     requirement: str
     """What pip is told to install it."""
     narrow: ClassVar[bool] = False
@@ -58,10 +58,6 @@ class OnnxEngine(Backend):
         except ExportError as error:
             raise UnsupportedError(str(error)) from None
         return self.compile_onnx(model, options)
-
-    def takes_models(self) -> bool:
-        """Always."""
-        return True
 
     def codegen_model(self, model: ModelProto, options: BuildOptions) -> bytes:
         """As ``compile_onnx``; UnsupportedError also where the engine's arithmetic is too narrow for the model."""

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from collage.backends.base import TRIAL_LIMIT_S, Availability, Backend, BackendKind, UnsupportedError
+from collage.backends.base import Availability, Backend, BackendKind, UnsupportedError
+from collage.backends.tuner import TRIAL_LIMIT_S, Tuner
 from collage.errors import DatabaseError
 from collage.frontend.op_kinds import COMPUTE_BOUND
 from collage.graph.dataflow import Array
@@ -26,7 +27,7 @@ _SCHEDULES = "schedules 4"
 """To be counted up when `tvm_codegen` makes other kernels than before: what was measured then no longer holds."""
 
 
-class Tvm(Backend):
+class Tvm(Tuner, Backend):
     """Elementwise, broadcast, injective and reduction operators and their fusions (TVM's own rules).
 
     Convolutions and matmuls without a tuned schedule would take seconds a call, so they are offered only when

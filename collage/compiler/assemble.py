@@ -53,7 +53,7 @@ class Assembler:
     ) -> Executable:
         """Lay out the plan's launch list and memory; ``parts`` collects its kernels later.
 
-        ``tunings`` has the records of Backend.tune. With ``guard_inputs`` the model's inputs are scanned, whatever the
+        ``tunings`` has the records of Tuner.tune. With ``guard_inputs`` the model's inputs are scanned, whatever the
         kernels are.
         """
         graph = self.model.graph

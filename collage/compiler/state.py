@@ -140,7 +140,7 @@ class Compilation:
 
     @cached_property
     def tunings(self) -> Mapping[Request, str]:
-        """The records of Backend.tune."""
+        """The records of Tuner.tune."""
         return {
             request: outcome.tuning
             for request, outcome in self.outcomes.items()

@@ -13,6 +13,8 @@ import numpy as np
 import onnx
 
 from collage.backends.base import Backend, UnsupportedError
+from collage.backends.engine import as_engine
+from collage.backends.tuner import Tuner
 from collage.frontend.subgraph import Subgraph
 from collage.frontend.to_onnx import ExportError
 from collage.graph.dataflow import Array
@@ -123,7 +125,7 @@ def measure_candidate(
 
 def tuned(subgraph: Subgraph, backend: Backend, options: BuildOptions) -> BuildOptions:
     """The options with the record of the kernel that tuning found, where there are trials. Raises RejectedError."""
-    if not options.tune_trials:
+    if not options.tune_trials or not isinstance(backend, Tuner):
         return options
     with stage("tune"):
         return replace(options, tuning=backend.tune(subgraph, options))
@@ -141,7 +143,7 @@ def build(
         if original is None:
             artifact = backend.codegen(subgraph, options)
         else:
-            artifact = backend.codegen_model(original, options)
+            artifact = as_engine(backend).codegen_model(original, options)
     return load(subgraph, backend, options, samples, artifact)
 
 

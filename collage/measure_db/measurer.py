@@ -17,8 +17,10 @@ import onnx
 import onnxruntime
 import tvm
 
-from collage.backends.base import TRIAL_LIMIT_S, VIEW, Backend
+from collage.backends.base import VIEW, Backend
+from collage.backends.engine import as_engine
 from collage.backends.layout import maker_of
+from collage.backends.tuner import TRIAL_LIMIT_S, Tuner
 from collage.core.progress import Progress
 from collage.core.temporary import TemporaryFolder
 from collage.errors import MeasurementError, unknown_names
@@ -259,7 +261,7 @@ class Measurer:
         backend, subgraph = self._backends[request.backend], self._subgraph(request.nodes)
         if request.original:
             assert self.original is not None
-            artifact = backend.codegen_model(self.original, kernel.options)
+            artifact = as_engine(backend).codegen_model(self.original, kernel.options)
         else:
             artifact = backend.codegen(subgraph, kernel.options)
         self.artifacts.keep(kernel.key, artifact, subgraph.constants)
@@ -533,7 +535,8 @@ class Measurer:
 
         Trials are only for what the backend tunes, so that the others' measurements serve with and without.
         """
-        tunes = self._backends[request.backend].tunes(self._subgraph(request.nodes))
+        backend = self._backends[request.backend]
+        tunes = isinstance(backend, Tuner) and backend.tunes(self._subgraph(request.nodes))
         return replace(
             self._options,
             exclusive=len(request.nodes) == len(self.model.graph.nodes),

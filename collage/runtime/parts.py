@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from collage.backends.base import Backend
+from collage.backends.engine import as_engine
 from collage.errors import CollageError
 from collage.graph.dataflow import Array
 from collage.kernel.frames import Artifact, Buffer, Framed
@@ -55,7 +56,7 @@ def load_tail(parts: Parts, head: Executor, backends: Backends) -> TailExecutor:
     options = BuildOptions(threads=tail.region.threads, exclusive=tail.region.exclusive)
     careful = Careful(model, tail.region.threads) if tail.region.finite_only else None
     try:
-        session = backends[tail.region.backend].session(bytes(model), options)
+        session = as_engine(backends[tail.region.backend]).session(bytes(model), options)
         return TailExecutor(head, tail, session, careful)
     except Exception as error:
         what = "the tail of the model" if parts.program.launches else "the whole model"
