@@ -47,20 +47,20 @@ class Mkl(Backend):
     def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
         """Splits, packed and not; none for a subgraph that it does not take."""
         from collage.backends.mkl_kernels.plan import variants
-        from collage.backends.mkl_kernels.task import read_task
+        from collage.backends.mkl_kernels.task import task_of
 
         try:
-            return variants(read_task(subgraph), options.threads)
+            return variants(task_of(subgraph), options.threads)
         except UnsupportedError:
             return ()
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
         """The shares of the variant, and the weights."""
         from collage.backends.mkl_kernels.plan import plan
-        from collage.backends.mkl_kernels.task import read_task
+        from collage.backends.mkl_kernels.task import task_of
         from collage.native.packed import to_bytes
 
-        return to_bytes(self.name, plan(read_task(subgraph), options.variant, options.threads))
+        return to_bytes(self.name, plan(task_of(subgraph), options.variant, options.threads))
 
     def load(self, artifact: Artifact, options: BuildOptions) -> Kernel:
         """The kernel, with weights packed for this machine."""

@@ -55,13 +55,13 @@ class Native(Backend):
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
         """The numbers of the kernel and its weights, packed."""
-        from collage.backends.native_kernels.algorithms import chain_of, offers
+        from collage.backends.native_kernels.algorithms import offers, task_of
         from collage.native.packed import to_bytes
 
         algorithm = offers(subgraph, options.threads, options.exact).get(options.variant)
         if algorithm is None:
             raise UnsupportedError(f"there is no kernel for the variant {options.variant}")
-        return to_bytes(algorithm.name, algorithm.pack(chain_of(subgraph), options.variant, options.threads))
+        return to_bytes(algorithm.name, algorithm.pack(task_of(subgraph), options.variant, options.threads))
 
     def load(self, artifact: Artifact, options: BuildOptions) -> Kernel:
         """The kernel on its weights."""

@@ -46,34 +46,35 @@ class OneDnn(Backend):
 
     def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
         """Layouts and splits among which the fastest is; none for a subgraph that it does not take."""
-        from collage.backends.onednn_kernels.roots import chain_of
+        from collage.backends.onednn_kernels.roots import task_of
 
         try:
-            root, chain = chain_of(subgraph)
-            return tuple(root.variants(chain, options.threads))
+            root, task = task_of(subgraph)
+            return tuple(root.variants(task, options.threads))
         except UnsupportedError:
             return ()
 
     def in_place(self, subgraph: Subgraph) -> Sequence[int]:
-        """What functions of single elements begin with."""
-        from collage.backends.onednn_kernels.roots import chain_of
+        """The input that functions of single elements begin with."""
+        from collage.backends.onednn_kernels.roots import task_of
 
-        root, chain = chain_of(subgraph)
-        return (subgraph.inputs.index(chain.base),) if root.in_place(chain) else ()
+        root, task = task_of(subgraph)
+        value = root.in_place(task)
+        return () if value is None else (subgraph.inputs.index(value),)
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
         """The plan of the variant, and the weights packed for each share."""
         from collage.backends.onednn_kernels.artifact import to_bytes
         from collage.backends.onednn_kernels.handles import UnimplementedError
         from collage.backends.onednn_kernels.pack import pack
-        from collage.backends.onednn_kernels.roots import chain_of
+        from collage.backends.onednn_kernels.roots import task_of
 
-        root, chain = chain_of(subgraph)
-        draft = root.plan(chain, options.variant, options.threads)
+        root, task = task_of(subgraph)
+        draft = root.plan(task, options.variant, options.threads)
         try:
             return to_bytes(pack(draft.plan, draft.arrays, options.threads))
         except UnimplementedError as error:
-            raise UnsupportedError(str(error)) from None
+            raise UnsupportedError(str(error)) from error
 
     def load(self, artifact: Artifact, options: BuildOptions) -> Kernel:
         """Primitives made for this machine, and the weights."""

@@ -1,4 +1,4 @@
-"""Reading a subgraph as a chain: one operator, and the functions that its result goes through."""
+"""Reading a subgraph as a chain: one operator, and its epilogue, the functions that its result goes through."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class Combine:
     shape: tuple[int, ...]
 
 
-After: TypeAlias = "Eltwise | Combine"
+EpilogueOp: TypeAlias = "Eltwise | Combine"
+"""One function of an epilogue."""
 
 
 @dataclass(frozen=True)
@@ -52,22 +53,19 @@ class Chain:
     """What happens to value ``base``, one function after the other; ``output`` is the value that comes out.
 
     ``base`` is the result of ``root``, or one of its inputs when the root is one of the functions itself.
-    ``subgraph.outputs`` is ``output`` alone. With views in the chain its type may have another shape than the
-    base's: the elements are the same, in the same order.
+    ``inputs`` and ``operators`` are the subgraph's, whose only output is ``output``. With views in the chain its type
+    may have another shape than the base's: the elements are the same, in the same order.
     """
 
-    subgraph: Subgraph
+    graph: Graph = field(repr=False, compare=False)
+    operators: tuple[Node, ...]
+    inputs: tuple[int, ...]
     root: Node
     base: int
-    after: tuple[After, ...]
+    epilogue: tuple[EpilogueOp, ...]
     output: int
     own: tuple[Floats, ...] = field(default=(), repr=False, compare=False)
     """Constants computed from those of the model."""
-
-    @property
-    def graph(self) -> Graph:
-        """The model's graph."""
-        return self.subgraph.model.graph
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -88,20 +86,21 @@ class Chain:
     @property
     def viewed(self) -> bool:
         """Whether there are views among the chain, so that only plain layouts mean the same all along."""
-        return any(is_view(self.graph, node) for node in self.subgraph.operators)
+        return any(is_view(self.graph, node) for node in self.operators)
 
 
-def read_chain(subgraph: Subgraph, root: Node) -> Chain:
-    """The subgraph as what follows ``root``. Raises UnsupportedError when it is not that."""
-    return _read(subgraph, root, root.outputs[0], {n.id: n for n in subgraph.operators if n.id != root.id})
+def read_chain(subgraph: Subgraph) -> Chain:
+    """The subgraph as its first operator and what follows it. Raises UnsupportedError when it is not that."""
+    root, *others = subgraph.operators
+    return _read(subgraph, root, root.outputs[0], {node.id: node for node in others})
 
 
-def read_functions(subgraph: Subgraph, root: Node) -> Chain:
-    """The subgraph as functions of one of the root's inputs, the root's among them.
+def read_functions(subgraph: Subgraph) -> Chain:
+    """The subgraph as functions of one of its first operator's inputs, that operator's function among them.
 
     Raises UnsupportedError when it is not that.
     """
-    graph = subgraph.model.graph
+    graph, root = subgraph.model.graph, subgraph.operators[0]
     shape = graph.type_of(root.outputs[0]).shape
     reason = f"{root.op} of these operands"
     for base in dict.fromkeys(root.inputs):
@@ -133,21 +132,22 @@ def read_part(subgraph: Subgraph, root: Node, base: int, left: dict[int, Node]) 
             if kind.dtype != "float32" or not kind.size:
                 raise UnsupportedError(f"{node.op} of {kind}: libraries get float32 with elements only")
     value = base
-    after: list[After] = []
+    epilogue: list[EpilogueOp] = []
     own: list[Floats] = []
     while left:
         step = _step(graph, left, value, graph.type_of(base).shape, own)
         for done in step.nodes:
             del left[done]
-        after += step.after
+        epilogue += step.functions
         value = step.result
-    return Chain(subgraph, root, base, tuple(after), value, tuple(own))
+    inputs = subgraph.inputs
+    return Chain(graph, subgraph.operators, inputs, root, base, tuple(epilogue), value, tuple(own))
 
 
 @dataclass(frozen=True)
 class _Step:
     nodes: tuple[int, ...]
-    after: tuple[After, ...]
+    functions: tuple[EpilogueOp, ...]
     result: int
 
 
@@ -182,7 +182,7 @@ def _step(
     )
 
 
-def _batch_norm(graph: Graph, node: Node, value: int, own: list[Floats]) -> tuple[After, ...] | None:
+def _batch_norm(graph: Graph, node: Node, value: int, own: list[Floats]) -> tuple[EpilogueOp, ...] | None:
     """Batch normalisation of ``value`` with known statistics: a factor and a term for each channel."""
     known = [graph.constants.get(v) for v in node.inputs[1:]]
     if node.op != "nn.batch_norm" or node.inputs[0] != value or node.attrs.get("training"):

@@ -11,6 +11,7 @@ from collage.backends.base import UnsupportedError
 from collage.backends.chains.attributes import DATA_LAYOUTS, integers, paddings
 from collage.backends.chains.chain import Floats
 from collage.backends.chains.window import Window, pad_end, transposed_pad_end
+from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Graph, Node
 from collage.graph.storage import BLOCK
 
@@ -89,8 +90,20 @@ def read_conv(graph: Graph, node: Node) -> Conv:
     return replace(conv, pad_end=ends)
 
 
+def conv_of(subgraph: Subgraph) -> Conv:
+    """The convolution that a subgraph begins with, read once for all subgraphs that begin with it.
+
+    Raises like ``read_conv``.
+    """
+    return Subgraph(subgraph.model, subgraph.nodes[:1]).parsed(_first_conv)
+
+
+def _first_conv(subgraph: Subgraph) -> Conv:
+    return read_conv(subgraph.model.graph, subgraph.operators[0])
+
+
 def scaled(conv: Conv, scale: Floats | None, bias: Floats | None) -> Conv:
-    """With what follows it folded into weights and bias."""
+    """With the linear part of the epilogue folded into weights and bias."""
     weights = conv.weights
     if scale is not None:
         weights = weights * scale.reshape(-1, *[1] * (weights.ndim - 1))

@@ -1,4 +1,4 @@
-"""What follows an operator and is linear in each channel: it goes into the weights and the bias."""
+"""The part of an epilogue that comes first and is linear in each channel: it goes into the weights and the bias."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from collage.backends.chains.chain import After, Chain, Floats
+from collage.backends.chains.chain import Chain, EpilogueOp, Floats
 from collage.backends.chains.functions import Algorithm, Eltwise
 
 _Doubles: TypeAlias = "npt.NDArray[np.float64]"
@@ -16,11 +16,11 @@ _Doubles: TypeAlias = "npt.NDArray[np.float64]"
 
 @dataclass(frozen=True)
 class Folded:
-    """result = scale · product + bias, channel by channel, then ``after``; None for 1 and 0."""
+    """result = scale · product + bias, channel by channel, then ``epilogue``; None stands for 1 and 0."""
 
     scale: Floats | None
     bias: Floats | None
-    after: tuple[After, ...]
+    epilogue: tuple[EpilogueOp, ...]
 
 
 def fold(chain: Chain, shape: tuple[int, ...], axis: int, *, scales: bool = True) -> Folded:
@@ -31,7 +31,7 @@ def fold(chain: Chain, shape: tuple[int, ...], axis: int, *, scales: bool = True
     channels = shape[axis]
     scale, bias = np.ones(channels), np.zeros(channels)
     scaled = shifted = False
-    rest = list(chain.after)
+    rest = list(chain.epilogue)
     while rest:
         step = rest[0]
         if isinstance(step, Eltwise):

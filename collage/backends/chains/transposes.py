@@ -63,9 +63,11 @@ def product_of(subgraph: Subgraph) -> Node | None:
     return next((node for node in subgraph.operators if node.op == "matmul"), None)
 
 
-def read_product_chain(subgraph: Subgraph, root: Node) -> ProductChain:
+def read_product_chain(subgraph: Subgraph) -> ProductChain:
     """The subgraph as a product with transposes before and after it. Raises UnsupportedError when it is none."""
-    graph = subgraph.model.graph
+    graph, root = subgraph.model.graph, product_of(subgraph)
+    if root is None:
+        raise UnsupportedError("transposes alone")
     before = [n for n in operand_transposes(graph, root) if n in subgraph.members]
     left = {n.id: n for n in subgraph.operators if n.id != root.id and n.id not in before}
     last = next((n for n in left.values() if n.op == TRANSPOSE), None)
@@ -87,15 +89,14 @@ def read_product_chain(subgraph: Subgraph, root: Node) -> ProductChain:
             raise UnsupportedError("a transpose of matrices or of a reshaped result")
         if axes[-1] != len(axes) - 1:
             raise UnsupportedError("a result whose rows do not lie together")
-        if any(isinstance(each, Combine) for each in chain.after):
+        if any(isinstance(each, Combine) for each in chain.epilogue):
             raise UnsupportedError("a result that is combined with others is not transposed")
     operands = {
         graph.nodes[n].outputs[0]: Transposed(graph.nodes[n].inputs[0], _axes(graph, graph.nodes[n]))
         for n in before
     }
-    return ProductChain(
-        subgraph, root, chain.base, chain.after, output, chain.own, operands=operands, result_axes=axes
-    )
+    same = (chain.graph, chain.operators, chain.inputs, root, chain.base, chain.epilogue)
+    return ProductChain(*same, output, chain.own, operands, axes)
 
 
 def operand_view(shape: tuple[int, ...], axes: tuple[int, ...]) -> Strided:

@@ -70,7 +70,7 @@ def read_shares(packed: Packed, threads: int) -> list[list[Product]]:
         raise MalformedError(f"{len(shares)} shares on {threads} threads")
     typed(list[int], [numbers["left"], *(numbers[name] or 0 for name in ("right", "residual"))])
     weights, bias = packed.arrays.get("weights"), packed.arrays.get("bias")
-    factor, is_packed, finish = (
+    factor, is_packed, follows = (
         numbers["factor"],
         typed(bool, numbers["packed"]),
         typed(bool, numbers["finish"]),
@@ -83,7 +83,7 @@ def read_shares(packed: Packed, threads: int) -> list[list[Product]]:
     for calls in shares:
         for call in calls:
             call.check_numbers()
-            _check_arrays(call, weights, bias if finish else None, is_packed)
+            _check_arrays(call, weights, bias if follows else None, is_packed)
             first = calls[0]
             same = (call.columns, call.depth, call.first_column) == (
                 first.columns,

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from collage.backends.base import UnsupportedError
-from collage.backends.chains.chain import Chain
 from collage.backends.chains.conv import Conv
 from collage.backends.native_kernels import winograd_kernel
 from collage.backends.native_kernels.algorithm import Algorithm
-from collage.backends.native_kernels.convolution import in_layout, read_convolution
+from collage.backends.native_kernels.task import NativeTask
+from collage.backends.native_kernels.variants import in_layout
 from collage.backends.native_kernels.winograd_plan import (
     NAME,
     ONE_PLANE,
@@ -37,30 +37,31 @@ from collage.native.packed import Packed
 class _AnyWinograd(Algorithm):
     @abstractmethod
     def plan(self, conv: Conv) -> Plan:
-        """The convolution. Raises UnsupportedError when it is none that the kernel takes."""
+        """What the kernel is to do. Raises UnsupportedError when it does not take the convolution."""
 
     def reassociates(self, variant: Variant) -> bool:
-        """Always: it sums the pixels of a tile."""
+        """Always, for it sums the pixels of a tile."""
         return variant.split.startswith(NAME)
 
-    def variants(self, chain: Chain, threads: int) -> Sequence[Variant]:
-        """In both layouts with channels innermost; tiles and splits that might be the fastest."""
-        plan = self.plan(read_convolution(chain).conv)
+    def variants(self, task: NativeTask, threads: int) -> Sequence[Variant]:
+        """Both layouts with channels innermost, and the tiles and splits that might be the fastest."""
+        plan = self.plan(task.convolution.conv)
         layouts = BLOCKED, CHANNELS_LAST
-        return [in_layout(chain, layout, str(way)) for layout in layouts for way in ways(plan, threads)]
+        return [in_layout(task, layout, str(way)) for layout in layouts for way in ways(plan, threads)]
 
-    def pack(self, chain: Chain, variant: Variant, threads: int) -> Packed:
+    def pack(self, task: NativeTask, variant: Variant, threads: int) -> Packed:
         """The shape of the kernel, the transformed weights, and the bias."""
-        task = read_convolution(chain)
-        plan, way, place = self.plan(task.conv), way_named(variant.split), chain.subgraph.inputs.index
+        convolution = task.convolution
+        conv = convolution.scaled
+        plan, way = self.plan(conv), way_named(variant.split)
         numbers = {
             **numbers_of(plan, way, variant.outputs[0], threads),
-            "low": task.low,
-            "high": task.high,
-            "data": place(task.data),
-            "residual": None if task.residual is None else place(task.residual),
+            "low": convolution.low,
+            "high": convolution.high,
+            "data": task.place(convolution.data),
+            "residual": task.place(convolution.residual),
         }
-        bias = np.zeros(plan.outputs, np.float32) if task.conv.bias is None else task.conv.bias
+        bias = np.zeros(plan.outputs, np.float32) if conv.bias is None else conv.bias
         return Packed(numbers, {"weights": transformed_weights(plan, way.tile), "bias": bias})
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:

@@ -11,9 +11,10 @@ import numpy as np
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
-from collage.backends.native_kernels.convolution import SMALL_FLOP
+from collage.backends.native_kernels.geometry import strides
 from collage.backends.native_kernels.points import POINTS, transforms
-from collage.graph.storage import BLOCK, BLOCKED, Storage
+from collage.backends.native_kernels.variants import SMALL_FLOP
+from collage.graph.storage import BLOCK, Storage
 
 NAME = "winograd"
 TILES, CHANNELS, WHOLE = "tiles", "output channels", ""
@@ -173,8 +174,8 @@ def numbers_of(plan: Plan, way: Way, layout: Storage, threads: int) -> dict[str,
         "pad_depth": plan.planes.pad,
         "rows": plan.rows.numbers(),
         "columns": plan.columns.numbers(),
-        "from": _steps(plan.inputs, (plan.planes.inputs, plan.rows.inputs, plan.columns.inputs), layout),
-        "to": _steps(plan.outputs, (plan.planes.outputs, plan.rows.outputs, plan.columns.outputs), layout),
+        "from": strides(plan.inputs, (plan.planes.inputs, plan.rows.inputs, plan.columns.inputs), layout),
+        "to": strides(plan.outputs, (plan.planes.outputs, plan.rows.outputs, plan.columns.outputs), layout),
         "points": plan.points(way.tile),
         "chunk_tiles": chunk_tiles,
         "chunk_depths": chunk_depths,
@@ -204,14 +205,6 @@ def _chunk(plan: Plan, tile: int) -> tuple[int, int]:
     seen = min(plan.planes.inputs, depths + plan.planes.taps - 1)
     fit = _CHUNK_BYTES // (4 * plan.points(tile) ** 2 * (plan.inputs * seen + plan.outputs * depths))
     return min(plan.tiles(tile), max(1, fit // _ROWS) * _ROWS), depths
-
-
-def _steps(channels: int, spatial: tuple[int, int, int], layout: Storage) -> tuple[int, ...]:
-    """Floats from one image, block of channels, plane, row and pixel to the next."""
-    _, rows, columns = spatial
-    pixel = BLOCK if layout == BLOCKED else channels
-    block = math.prod(spatial) * BLOCK if layout == BLOCKED else BLOCK
-    return math.prod(spatial) * channels, block, rows * columns * pixel, columns * pixel, pixel
 
 
 def _milliseconds(plan: Plan, way: Way, threads: int) -> float:

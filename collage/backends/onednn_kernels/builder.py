@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from collage.backends.base import UnsupportedError
-from collage.backends.chains.chain import After, Chain, Combine, Floats
+from collage.backends.chains.chain import Chain, Combine, EpilogueOp, Floats
 from collage.backends.chains.functions import Eltwise
 from collage.backends.chains.strided import FLOAT_BYTES, Range, dense
 from collage.backends.onednn_kernels.description import Description, laid_out, view
@@ -31,8 +31,8 @@ from collage.kernel.options import Variant
 
 def variant_of(chain: Chain, data: Sequence[int], source: Storage, target: Storage, split: str) -> Variant:
     """Values ``data`` come in ``source``, the result and operands of its shape in ``target``, others plain."""
-    layouts = dict.fromkeys(chain.subgraph.inputs, PLAIN)
-    for each in chain.after:
+    layouts = dict.fromkeys(chain.inputs, PLAIN)
+    for each in chain.epilogue:
         if isinstance(each, Combine) and each.operand in layouts:
             whole = chain.type_of(each.operand).shape == each.shape == chain.shape
             layouts[each.operand] = target if whole else PLAIN
@@ -52,14 +52,14 @@ class Draft:
 class Builder:
     """Makes the one step of a plan for a chain in a variant.
 
-    ``shape`` is that of the root's result, as its primitive sees it, and ``after`` the functions that are left
+    ``shape`` is that of the root's result, as its primitive sees it, and ``epilogue`` the functions that are left
     for post-ops. In a ``flat`` one ranges count elements as they lie in memory, whatever the axis.
     """
 
     chain: Chain
     variant: Variant
     shape: tuple[int, ...]
-    after: tuple[After, ...]
+    epilogue: tuple[EpilogueOp, ...]
     flat: bool = False
     shares: list[Share] = field(default_factory=list)
     arrays: list[Array] = field(default_factory=list)
@@ -84,7 +84,7 @@ class Builder:
 
     def input_layout(self, value: int) -> Storage:
         """The layout in which the variant has an input of the subgraph."""
-        place = self.chain.subgraph.inputs.index(value)
+        place = self.chain.inputs.index(value)
         return self.variant.inputs[place] if self.variant.inputs else PLAIN
 
     @property
@@ -95,7 +95,7 @@ class Builder:
     def input_part(self, value: int, dims: tuple[int, ...], where: Range | None) -> tuple[Description, Input]:
         """Part of an input, seen with these dimensions."""
         description, offset = self._part(dims, self.input_layout(value), where)
-        return description, Input(self.chain.subgraph.inputs.index(value), offset)
+        return description, Input(self.chain.inputs.index(value), offset)
 
     def output_part(self, where: Range | None) -> tuple[Description, Output]:
         """Part of the result."""
@@ -105,7 +105,7 @@ class Builder:
     def _post_ops(self, where: Range | None) -> tuple[tuple[PostOp, ...], list[Argument]]:
         made: list[PostOp] = []
         arguments: list[Argument] = []
-        for each in self.after:
+        for each in self.epilogue:
             if isinstance(each, Eltwise):
                 made.append(each)
                 continue
@@ -129,7 +129,7 @@ class Builder:
         if given != layout and not _same_bytes(step.shape, given, layout):
             raise UnsupportedError(f"an operand in {given} layout, not {layout}")
         description, offset = self._part(step.shape, layout, where if cuts else None)
-        return description, Input(self.chain.subgraph.inputs.index(step.operand), offset)
+        return description, Input(self.chain.inputs.index(step.operand), offset)
 
     def _operand_layout(self, shape: tuple[int, ...]) -> Storage:
         """How an operand of that shape must lie; blocked kernels want blocks of one number a channel, too."""

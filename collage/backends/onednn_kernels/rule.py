@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.growth import grown
 from collage.backends.chains.transposes import operand_transposes
-from collage.backends.onednn_kernels.roots import chain_of, root_problem
+from collage.backends.onednn_kernels.roots import root_problem, task_of
 from collage.frontend.op_kinds import COMPUTE_BOUND
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Graph, Node
@@ -43,7 +43,7 @@ class OneDnnRule:
     def _kernels(self, context: MatchContext, groups: Iterable[tuple[int, ...]]) -> Iterator[Found]:
         for nodes in groups:
             try:
-                chain_of(Subgraph(context.model, nodes))
+                task_of(Subgraph(context.model, nodes))
             except UnsupportedError:
                 continue
             yield Found(nodes, f"{type(self).__name__}: {text_of(context, nodes)}")
@@ -57,6 +57,3 @@ def _absorbed(graph: Graph, node: Node) -> str:
         return ""
     before = graph.nodes[producer]
     return f"part of {before.op}" if before.op in COMPUTE_BOUND and not root_problem(graph, before) else ""
-
-
-__all__ = ["OneDnnRule"]

@@ -1,0 +1,27 @@
+"""Shapes as our kernels take them: three spatial axes, and the distances between elements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from collage.graph.storage import BLOCK, BLOCKED, Storage
+
+
+def three(numbers: Sequence[int], missing: int = 1) -> tuple[int, int, int]:
+    """One number each for planes, rows and columns. Axes that are not there get the number ``missing``."""
+    planes, rows, columns = (*[missing] * (3 - len(numbers)), *numbers)
+    return planes, rows, columns
+
+
+def strides(channels: int, spatial: tuple[int, int, int], layout: Storage) -> tuple[int, int, int, int, int]:
+    """Floats from one image, block of 16 channels, plane, row and pixel to the next.
+
+    The layout is blocked or channels-last.
+    """
+    blocked = layout == BLOCKED
+    pixel = BLOCK if blocked else channels
+    rows, columns = spatial[1:]
+    block = math.prod(spatial) * BLOCK if blocked else BLOCK
+    image = math.prod(spatial) * (-(-channels // BLOCK) * BLOCK if blocked else channels)
+    return image, block, rows * columns * pixel, columns * pixel, pixel
