@@ -56,7 +56,7 @@ class OnnxEngine(Engine):
         try:
             model = subgraph.to_onnx()
         except ExportError as error:
-            raise UnsupportedError(str(error)) from None
+            raise UnsupportedError(str(error)) from error
         return self.compile_onnx(model, options)
 
     def codegen_model(self, model: ModelProto, options: BuildOptions) -> bytes:

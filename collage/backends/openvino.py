@@ -63,7 +63,7 @@ class OpenVino(OnnxEngine):
         try:
             _refuse_unsafe(model)
         except ValueError as error:
-            raise UnsupportedError(str(error)) from None
+            raise UnsupportedError(str(error)) from error
         return super().codegen_model(model, options)
 
     @staticmethod
@@ -99,7 +99,7 @@ def _refuse_unsafe(model: ModelProto) -> None:
     except ValidationError as error:
         raise ValueError(
             f"OpenVINO runs what is no valid ONNX, with any result: {library_text(error)}"
-        ) from None
+        ) from error
 
 
 @cache

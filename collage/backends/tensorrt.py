@@ -192,8 +192,8 @@ def _gpu() -> str:
     """Name of the GPU that CUDA takes by default. Raises OSError, saying what is missing."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        raise OSError("there is no NVIDIA driver (libcuda.so.1)") from None
+    except OSError as error:
+        raise OSError("there is no NVIDIA driver (libcuda.so.1)") from error
     device, count, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
         raise OSError("the NVIDIA driver finds no GPU")

@@ -74,7 +74,7 @@ class Tvm(Tuner, Backend):
         try:
             lowered = lower(part.function, part.prim_funcs)
         except LoweringError as error:
-            raise UnsupportedError(str(error)) from None
+            raise UnsupportedError(str(error)) from error
         return tune(lowered, options.threads, options.tune_trials, TRIAL_LIMIT_S * options.tune_trials)
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
@@ -91,9 +91,9 @@ class Tvm(Tuner, Backend):
             raise DatabaseError(
                 f"the measurement database holds a schedule for {subgraph} that is not used ({error}). Measure again "
                 "with --remeasure, or give another path with --db."
-            ) from None
+            ) from error
         except (LoweringError, UnscheduledError) as error:
-            raise UnsupportedError(str(error)) from None
+            raise UnsupportedError(str(error)) from error
 
     def load(self, artifact: Artifact, options: BuildOptions) -> Kernel:
         """The compiled functions on Collage's team of threads, or in TVM's pool where there is no native core."""

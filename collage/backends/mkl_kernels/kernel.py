@@ -11,7 +11,7 @@ import numpy.typing as npt
 from collage.backends.chains.strided import FLOAT_BYTES
 from collage.backends.mkl_kernels.library import library
 from collage.backends.mkl_kernels.limits import Product, read_shares
-from collage.backends.native_kernels.shape import shape_struct
+from collage.backends.native_kernels.geometry import shape_struct
 from collage.graph.dataflow import Array
 from collage.kernel.buffers import aligned_bytes
 from collage.native import NativeKernel, Step, Task, in_turn

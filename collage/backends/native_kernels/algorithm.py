@@ -7,9 +7,13 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from collage.backends.native_kernels.task import NativeTask
+from collage.graph.storage import Storage
 from collage.kernel.options import Variant
 from collage.native import NativeKernel
 from collage.native.packed import Packed
+
+SMALL_FLOP = 40_000_000
+"""Below this, one thread may do all of it: some 100 us, which can run beside another branch of the model."""
 
 
 class Algorithm(ABC):
@@ -43,3 +47,8 @@ class Algorithm(ABC):
     @abstractmethod
     def load(self, packed: Packed, threads: int) -> NativeKernel:
         """The kernel for a team of ``threads`` threads. The arrays begin at multiples of 64 bytes."""
+
+
+def in_layout(task: NativeTask, layout: Storage, split: str) -> Variant:
+    """The variant with everything that has the data's or the result's shape in that layout."""
+    return Variant((layout,) * len(task.chain.inputs), (layout,), split)

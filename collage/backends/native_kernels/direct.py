@@ -9,14 +9,12 @@ import numpy as np
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.conv import Conv
-from collage.backends.native_kernels.algorithm import Algorithm
+from collage.backends.native_kernels.algorithm import SMALL_FLOP, Algorithm, in_layout
 from collage.backends.native_kernels.direct_weights import packed_weights, sources_of
-from collage.backends.native_kernels.geometry import strides, three
+from collage.backends.native_kernels.geometry import shape_struct, strides, three
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.limits import direct_limits
-from collage.backends.native_kernels.shape import shape_struct
 from collage.backends.native_kernels.task import NativeTask
-from collage.backends.native_kernels.variants import SMALL_FLOP, in_layout
 from collage.core.typed import typed
 from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST
 from collage.kernel.options import Variant

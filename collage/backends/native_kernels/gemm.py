@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from collage.backends.chains.chain import Floats
-from collage.backends.native_kernels.algorithm import Algorithm
+from collage.backends.native_kernels.algorithm import SMALL_FLOP, Algorithm
+from collage.backends.native_kernels.geometry import shape_struct
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.limits import gemm_limits
-from collage.backends.native_kernels.shape import shape_struct
 from collage.backends.native_kernels.task import NativeTask
-from collage.backends.native_kernels.variants import SMALL_FLOP
 from collage.graph.storage import BLOCK
 from collage.kernel.options import Variant
 from collage.native import NativeKernel

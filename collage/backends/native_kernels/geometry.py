@@ -1,7 +1,8 @@
-"""Shapes as our kernels take them: three spatial axes, and the distances between elements."""
+"""Shapes as our kernels take them: three spatial axes, the distances between elements, and C structs."""
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Sequence
 
@@ -25,3 +26,17 @@ def strides(channels: int, spatial: tuple[int, int, int], layout: Storage) -> tu
     block = math.prod(spatial) * BLOCK if blocked else BLOCK
     image = math.prod(spatial) * (-(-channels // BLOCK) * BLOCK if blocked else channels)
     return image, block, rows * columns * pixel, columns * pixel, pixel
+
+
+def shape_struct(*fields: str | tuple[str, int]) -> type[ctypes.Structure]:
+    """The C struct that tells a kernel its shape.
+
+    It has 64-bit integers and, at its end, the bounds of the clamp, ``low`` and ``high``. A pair is an array: its name,
+    and how many numbers it has.
+    """
+    integers = [
+        (field, ctypes.c_int64) if isinstance(field, str) else (field[0], ctypes.c_int64 * field[1])
+        for field in fields
+    ]
+    bounds = [("low", ctypes.c_float), ("high", ctypes.c_float)]
+    return type("Shape", (ctypes.Structure,), {"_fields_": (*integers, *bounds)})

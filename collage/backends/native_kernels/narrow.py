@@ -11,13 +11,11 @@ from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
 from collage.backends.chains.conv import Conv, scaled
 from collage.backends.chains.epilogue import Epilogue, read_epilogue
-from collage.backends.native_kernels.algorithm import Algorithm
-from collage.backends.native_kernels.geometry import strides
+from collage.backends.native_kernels.algorithm import SMALL_FLOP, Algorithm
+from collage.backends.native_kernels.geometry import shape_struct, strides
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.limits import narrow_limits
-from collage.backends.native_kernels.shape import shape_struct
 from collage.backends.native_kernels.task import NativeTask
-from collage.backends.native_kernels.variants import SMALL_FLOP
 from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST, PLAIN
 from collage.kernel.options import Variant
 from collage.native import NativeKernel

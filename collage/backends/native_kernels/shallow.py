@@ -10,15 +10,13 @@ import numpy as np
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
 from collage.backends.chains.conv import Conv
-from collage.backends.native_kernels.algorithm import Algorithm
+from collage.backends.native_kernels.algorithm import SMALL_FLOP, Algorithm
 from collage.backends.native_kernels.convolution import Convolution
-from collage.backends.native_kernels.geometry import strides, three
+from collage.backends.native_kernels.geometry import shape_struct, strides, three
 from collage.backends.native_kernels.kernel import SharedKernel, pieces_of_share
 from collage.backends.native_kernels.limits import shallow_limits
 from collage.backends.native_kernels.points import POINTS, Transforms, transforms
-from collage.backends.native_kernels.shape import shape_struct
 from collage.backends.native_kernels.task import NativeTask
-from collage.backends.native_kernels.variants import SMALL_FLOP
 from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST, PLAIN
 from collage.kernel.options import Variant
 from collage.native import NativeKernel

@@ -17,15 +17,13 @@ import numpy as np
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
 from collage.backends.chains.epilogue import Epilogue
-from collage.backends.native_kernels.algorithm import Algorithm
-from collage.backends.native_kernels.geometry import strides, three
+from collage.backends.native_kernels.algorithm import Algorithm, in_layout
+from collage.backends.native_kernels.geometry import shape_struct, strides, three
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.limits import strassen_limits
 from collage.backends.native_kernels.product import Product
-from collage.backends.native_kernels.shape import shape_struct
 from collage.backends.native_kernels.strassen_scales import balanced
 from collage.backends.native_kernels.task import NativeTask
-from collage.backends.native_kernels.variants import in_layout
 from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST, PLAIN, Storage
 from collage.kernel.options import Variant
 from collage.native import NativeKernel

@@ -13,9 +13,8 @@ import numpy as np
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.conv import Conv
 from collage.backends.native_kernels import winograd_kernel
-from collage.backends.native_kernels.algorithm import Algorithm
+from collage.backends.native_kernels.algorithm import Algorithm, in_layout
 from collage.backends.native_kernels.task import NativeTask
-from collage.backends.native_kernels.variants import in_layout
 from collage.backends.native_kernels.winograd_plan import (
     NAME,
     ONE_PLANE,

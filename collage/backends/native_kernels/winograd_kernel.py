@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from collage.backends.native_kernels.geometry import shape_struct
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.limits import winograd_limits
-from collage.backends.native_kernels.shape import shape_struct
 from collage.graph.storage import BLOCK
 from collage.native.packed import Packed
 

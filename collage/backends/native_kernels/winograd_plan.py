@@ -11,9 +11,9 @@ import numpy as np
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
+from collage.backends.native_kernels.algorithm import SMALL_FLOP
 from collage.backends.native_kernels.geometry import strides
 from collage.backends.native_kernels.points import POINTS, transforms
-from collage.backends.native_kernels.variants import SMALL_FLOP
 from collage.graph.storage import BLOCK, Storage
 
 NAME = "winograd"

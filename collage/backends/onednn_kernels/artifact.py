@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from collage.backends.onednn_kernels import description, handles, operations, plan, post_ops
+from collage.backends.onednn_kernels import description, handles, operations, plan
 from collage.backends.onednn_kernels.limits import check_plan
 from collage.core.typed import MalformedError, shown, typed
 from collage.errors import CollageError
@@ -20,7 +20,7 @@ from collage.kernel import frames
 from collage.kernel.frames import frame, unframe
 
 _KIND = "onednn"
-_MODULES = description, operations, plan, post_ops, handles
+_MODULES = description, operations, plan, handles
 _CLASSES: dict[str, Any] = {
     each.__name__: each
     for module in _MODULES

@@ -12,7 +12,7 @@ from collage.backends.chains.chain import Chain, Combine, EpilogueOp, Floats
 from collage.backends.chains.functions import Eltwise
 from collage.backends.chains.strided import FLOAT_BYTES, Range, dense
 from collage.backends.onednn_kernels.description import Description, laid_out, view
-from collage.backends.onednn_kernels.operations import Operation
+from collage.backends.onednn_kernels.operations import Binary, Operation, PostOp
 from collage.backends.onednn_kernels.plan import (
     Argument,
     Buffer,
@@ -23,7 +23,6 @@ from collage.backends.onednn_kernels.plan import (
     Share,
     Weight,
 )
-from collage.backends.onednn_kernels.post_ops import Binary, PostOp
 from collage.graph.dataflow import Array
 from collage.graph.storage import BLOCK, BLOCKED, PLAIN, Storage, to_layout
 from collage.kernel.options import Variant

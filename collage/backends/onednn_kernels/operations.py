@@ -5,8 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from collage.backends.chains.functions import Eltwise
 from collage.backends.onednn_kernels.description import Description
-from collage.backends.onednn_kernels.post_ops import PostOp
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A post-op that combines the result with another tensor, which broadcasts to it."""
+
+    algorithm: int
+    operand: Description
+
+
+PostOp: TypeAlias = "Eltwise | Binary"
+"""What a primitive does to its result before it stores it."""
 
 
 @dataclass(frozen=True)

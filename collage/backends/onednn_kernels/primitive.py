@@ -24,9 +24,8 @@ from collage.backends.onednn_kernels.handles import (
     stream,
 )
 from collage.backends.onednn_kernels.library import library, one_thread
-from collage.backends.onednn_kernels.operations import Operation, Reorder
+from collage.backends.onednn_kernels.operations import Binary, Operation, PostOp, Reorder
 from collage.backends.onednn_kernels.plan import BIAS, DST, SCRATCHPAD, SRC, SRC_1, WEIGHTS, PostOpOperand
-from collage.backends.onednn_kernels.post_ops import Binary, PostOp
 from collage.native.reach import reach
 
 _SCRATCHPAD_USER = 1

@@ -15,14 +15,15 @@ from dataclasses import replace
 from collage.backends.chains.strided import Strided, ordered
 from collage.backends.onednn_kernels.description import Description, axis_order
 from collage.backends.onednn_kernels.operations import (
+    Binary,
     Combination,
     Convolution,
     Function,
     MatMul,
     Operation,
     Pooling,
+    PostOp,
 )
-from collage.backends.onednn_kernels.post_ops import Binary, PostOp
 from collage.graph.storage import CHANNELS_LAST
 
 

@@ -51,7 +51,7 @@ def parse_record(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text) if text else {}
     except (ValueError, RecursionError) as error:
-        raise RecordError(f"no JSON: {error}") from None
+        raise RecordError(f"no JSON: {error}") from error
     if not isinstance(found, dict):
         raise RecordError("no JSON object")
     for trace in found.values():
@@ -64,7 +64,7 @@ def _check(trace: Any) -> None:
     try:
         check_trace(trace)
     except (ValueError, RecursionError) as error:
-        raise RecordError(str(error)) from None
+        raise RecordError(str(error)) from error
 
 
 def tunable_module(func: Any) -> Any:
@@ -78,7 +78,7 @@ def replay(func: Any, trace: Any, threads: int) -> Any:
     try:
         s_tir.Trace.apply_json_to_schedule(trace, schedule)
     except Exception as error:  # TVM's errors share no base class but Exception
-        raise RecordError(f"it does not fit: {first_line(error)}") from None
+        raise RecordError(f"it does not fit: {first_line(error)}") from error
     return finished(schedule.mod["main"], threads)
 
 
