@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collage.patterns.rules import MatchSource
 
 VIEW = "view"
-"""Name of the built-in backend for operators that do no work; the memory plan and the search know it."""
+"""Name of the built-in backend for operators that do no work. The memory plan and the search know it."""
 
 LAYOUT = "layout"
 """Name of the built-in backend whose kernels bring a value to another built-in format between two other kernels."""
@@ -30,7 +30,7 @@ BUILT_IN = frozenset({VIEW, LAYOUT})
 """Backends that are always there, and that nobody names."""
 
 NOT_EXACT = "reassociates, and exact algorithms are asked for"
-"""Why what ``BuildOptions.exact`` leaves out has no candidate."""
+"""The reason why there is no candidate for what ``BuildOptions.exact`` leaves out."""
 
 
 class BackendKind(Enum):

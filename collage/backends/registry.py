@@ -57,7 +57,7 @@ class Registry:
         self._backends[name] = backend
 
     def _check_formats(self, backend: str, formats: Iterable[StorageFormat]) -> None:
-        """Raises RegistrationError for a storage format whose name is taken by another, or is none."""
+        """Raises RegistrationError for a storage format whose name is another one's, or is no name."""
         known = {each.name: each for each in (*FORMATS, *self.formats)}
         for each in formats:
             if not re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", each.name):
@@ -90,7 +90,7 @@ class Registry:
         return {name: _probe(self._backends[name]) for name in self.names}
 
     def select(self, names: Iterable[str] | None = None) -> dict[str, Backend]:
-        """The named backends, or all available ones; the built-in ones always join.
+        """The named backends, or all available ones, and the built-in ones in any case.
 
         Raises UsageError naming all unknown names at once, or a named backend that is not available.
         """
@@ -141,7 +141,7 @@ def _check_methods(name: str, kind: type[Backend]) -> None:
 def _probe(backend: Backend) -> Availability:
     try:
         return backend.available()
-    except Exception as error:  # a third party's probe must not take the listing down
+    except Exception as error:  # a plug-in's own code may raise anything, and must not take the listing down
         return Availability(reason=f"its probe failed: {type(error).__name__}: {error}")
 
 

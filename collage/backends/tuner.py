@@ -1,4 +1,4 @@
-"""What a backend has that searches for its kernels: a mixin beside `Backend`."""
+"""The mixin for backends that search for their kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph
 
 TRIAL_LIMIT_S = 5.0
-"""Seconds that ``Tuner.tune`` may take for each trial; past that the candidate may be rejected."""
+"""Seconds that ``Tuner.tune`` may take for each trial. After that the candidate may be rejected."""
 
 
 class Tuner(ABC):

@@ -22,7 +22,7 @@ class Variant:
 
     @property
     def layout(self) -> str:
-        """Both sides in a word or two: ``blocked``, ``plain -> blocked``, ``blocked, plain -> blocked``."""
+        """Both sides in short: ``blocked``, ``plain -> blocked`` or ``blocked, plain -> blocked``."""
         sides = [" ".join(dict.fromkeys(map(str, side))) for side in (self.inputs, self.outputs)]
         taken, given = (side.replace(" ", ", ") or str(PLAIN) for side in sides)
         return taken if taken == given else f"{taken} -> {given}"

@@ -34,7 +34,7 @@ _COMMUTES = ("add", "multiply", "maximum", "minimum")
 
 @dataclass(frozen=True)
 class Combine:
-    """The result combined with ``operand``, seen as a tensor of ``shape``, which has the result's rank.
+    """A function that combines the result with ``operand``, a tensor of ``shape``, which has the result's rank.
 
     The operand is a value, or one of the chain's own constants where it is negative: -1 is the first.
     """
@@ -85,7 +85,7 @@ class Chain:
 
     @property
     def viewed(self) -> bool:
-        """Whether there are views among the chain, so that only plain layouts mean the same all along."""
+        """Whether there are views in the chain. Then only the plain layout means the same all along."""
         return any(is_view(self.graph, node) for node in self.operators)
 
 
@@ -121,7 +121,7 @@ def _read(subgraph: Subgraph, root: Node, base: int, left: dict[int, Node]) -> C
 
 
 def read_part(subgraph: Subgraph, root: Node, base: int, left: dict[int, Node]) -> Chain:
-    """The nodes ``left`` of the subgraph as functions of value ``base``, whatever the others do.
+    """The nodes ``left`` of the subgraph as functions of value ``base``, whatever the other nodes do.
 
     Raises UnsupportedError when they are not that.
     """
@@ -154,7 +154,7 @@ class _Step:
 def _step(
     graph: Graph, left: dict[int, Node], value: int, shape: tuple[int, ...], own: list[Floats]
 ) -> _Step:
-    """The next link: what the nodes that read ``value`` do. Constants that it computes go to ``own``."""
+    """The next functions: what the nodes that read ``value`` do. Constants that they need are added to ``own``."""
     users = [node for node in graph.users[value] if node in left]
     if len(users) == 1:
         node = left[users[0]]
@@ -183,7 +183,7 @@ def _step(
 
 
 def _batch_norm(graph: Graph, node: Node, value: int, own: list[Floats]) -> tuple[EpilogueOp, ...] | None:
-    """Batch normalisation of ``value`` with known statistics: a factor and a term for each channel."""
+    """The functions of a batch normalisation with known statistics: a factor and a term for each channel."""
     known = [graph.constants.get(v) for v in node.inputs[1:]]
     if node.op != "nn.batch_norm" or node.inputs[0] != value or node.attrs.get("training"):
         return None

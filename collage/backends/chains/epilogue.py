@@ -1,4 +1,4 @@
-"""The epilogue of our own kernels, which happens to their sums: a residual, one of some activations, and a clamp."""
+"""The epilogue that our own kernels have for their sums: a residual, one of some activations, and a clamp."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class Epilogue:
-    """clamp(activation(sum [+ residual])) [+ residual]; ``residual`` is a value of the graph."""
+    """clamp(activation(sum [+ residual])) [+ residual], where ``residual`` is a value of the graph."""
 
     activation: Activation = Activation.NONE
     low: float = -inf

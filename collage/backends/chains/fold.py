@@ -59,12 +59,12 @@ def fold(chain: Chain, shape: tuple[int, ...], axis: int, *, scales: bool = True
 
 
 def _linear(name: str, number: _Doubles) -> tuple[_Doubles, _Doubles] | None:
-    """Factor and term that combining with a number means."""
+    """The factor and the term that combining with a number means."""
     ones, zeros = np.ones(number.shape), np.zeros(number.shape)
     if name == "DIVIDE":
         with np.errstate(divide="ignore", over="ignore"):
             factor = 1 / number
-            # Where it is infinite so are the quotients, but zeros among the weights would make NaN of them.
+            # Quotients are infinite where the factor is, but zeros among the weights would become NaN.
             return (factor, zeros) if np.isfinite(factor.astype(np.float32)).all() else None
     return {
         "ADD": (ones, number),

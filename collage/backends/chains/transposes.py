@@ -1,4 +1,4 @@
-"""Matrix products with transposes around them, which cost nothing there: operands are read, results written in place.
+"""Matrix products with transposes around them, which cost nothing there.
 
 Attention splits the heads, transposes, multiplies and transposes back; oneDNN takes matrices with any strides.
 """
@@ -42,7 +42,7 @@ class ProductChain(Chain):
 
 
 def operand_transposes(graph: Graph, node: Node) -> tuple[int, ...]:
-    """The transposes, by id, that only this product reads and that it can do without."""
+    """The ids of the transposes that only this product reads, and that it can do without."""
     found = []
     for value in dict.fromkeys(node.inputs):
         producer = graph.values[value].producer
@@ -51,7 +51,7 @@ def operand_transposes(graph: Graph, node: Node) -> tuple[int, ...]:
             continue
         before = graph.nodes[producer]
         if before.op == TRANSPOSE and len(value_axes := _axes(graph, before)) - 1 in value_axes[-2:]:
-            found.append(producer)  # rows or columns lie together
+            found.append(producer)  # then rows or columns lie together
     return tuple(sorted(found))
 
 

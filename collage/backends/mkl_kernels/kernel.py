@@ -22,11 +22,11 @@ from collage.native.reach import picked
 from collage.native.structure import structure
 
 _ROW_MAJOR, _AS_IS, _RIGHT = 101, 111, 162  # CblasRowMajor, CblasNoTrans, CblasBMatrix
-_PLAIN, _PACKED, _BATCH = range(3)  # as in blas.h
+_PLAIN, _PACKED, _BATCH = range(3)  # the kinds of calls in blas.h
 
 
 class MklKernel(NativeKernel):
-    """Each share multiplies its part of the matrices; MKL packs a constant operand when the kernel is loaded."""
+    """A kernel whose shares multiply parts of the matrices. MKL packs a constant operand when the kernel is loaded."""
 
     def __init__(self, packed: Packed, threads: int) -> None:
         """Raises ValueError where numbers and arrays do not fit each other."""
@@ -115,7 +115,7 @@ def _pointers(array: Array, starts: Sequence[int]) -> ctypes.Array[ctypes.c_void
 
 
 class _Product(ctypes.Structure):
-    """As in blas.h."""
+    """``collage_product``, without where its matrices start."""
 
     _fields_ = (
         *(

@@ -48,7 +48,7 @@ def _words(split: str, packs: bool) -> list[str]:
 
 
 def plan(task: MklTask, variant: Variant, threads: int) -> Packed:
-    """The shares as numbers, with the weights (not packed yet: MKL's order is its own) and the bias."""
+    """The shares as numbers, with the bias and the weights, which are packed in MKL's own order only when loaded."""
     place = task.chain.inputs.index
     split = variant.split.removesuffix(PACKED).removesuffix(", ")
     epilogue = task.epilogue
@@ -89,7 +89,7 @@ def _chunks(whole: Box) -> Iterator[Box]:
 
 
 def _call(task: MklTask, box: Box) -> dict[str, Any]:
-    """The product of that part of the result; offsets and distances of rows in floats."""
+    """The product of that part of the result. Offsets and distances of rows are in floats."""
     views = task.views
     rows, columns = box[-2:]
     everything = (0, task.product.left[-1])
@@ -113,7 +113,7 @@ def _call(task: MklTask, box: Box) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Matrices:
-    """Matrices of one form: where each starts, and the distance of the rows that lie in memory."""
+    """Matrices of one form: where each starts, and the distance of the rows as they lie in memory."""
 
     starts: list[int]
     row: int
@@ -121,7 +121,7 @@ class _Matrices:
 
 
 def _matrices(whole: Strided, box: Box) -> _Matrices:
-    """Part of a batch; an operand that broadcasts along an axis is read again and again."""
+    """Part of a batch. An operand that broadcasts along an axis is read again for each place on it."""
     spans = [(0, 1) if extent == 1 else span for extent, span in zip(whole.dims, box, strict=True)]
     *_, rows, columns = (range(*span) for span in spans)
     row, column = whole.strides[-2:]

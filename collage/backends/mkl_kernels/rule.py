@@ -1,4 +1,4 @@
-"""Which subgraphs MKL is offered: a product with what it can do without before it, and functions of its sums."""
+"""Which subgraphs MKL is offered: a product, transposes before it that it can do without, and its epilogue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from collage.patterns.match import Found
 
 @dataclass(frozen=True)
 class MklRule:
-    """matmul, matmul + bias, matmul + bias + gelu, ... over post-dominators; pointwise convolutions like these."""
+    """Finds matmul, matmul + bias, matmul + bias + gelu, ... over post-dominators, and pointwise convolutions."""
 
     max_nodes: int = 16
 

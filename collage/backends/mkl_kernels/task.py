@@ -1,4 +1,4 @@
-"""Reading a chain as a product of matrices, and what happens to its sums."""
+"""Reading a chain as a product of matrices and its epilogue."""
 
 from __future__ import annotations
 

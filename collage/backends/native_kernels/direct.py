@@ -25,14 +25,17 @@ ROWS, CHANNELS, WHOLE = "rows", "output channels", ""
 
 _MOST_INPUTS = 32
 _MOST_WASTE = 8
-"""Multiplications for each that counts; the others are with zeros, where groups do not fill vectors."""
+"""The most multiplications for each one that counts. The others are with zeros, where groups do not fill vectors."""
 _MOST_WIDTH = 7
 _MANY_WEIGHTS = 1 << 18
-"""Bytes. Groups of 32 channels, 1024 in all, of 7x7 take 56 us split by channels, 71 by rows; fewer the same."""
+"""Bytes of weights from which on channels are split: 1024 channels of 7x7 in groups of 32 take 56 us, 71 by rows.
+
+With fewer weights both splits take the same time.
+"""
 
 
 class DirectConv(Algorithm):
-    """Two or more groups of at most 32 inputs; windows at most 7 wide, at every column or every other one."""
+    """Takes two or more groups of at most 32 inputs, with windows at most 7 wide at every column or every other one."""
 
     name = "direct_conv"
     roots = frozenset({"nn.conv1d", "nn.conv2d", "nn.conv3d"})
@@ -86,7 +89,7 @@ class DirectConv(Algorithm):
         return Packed(numbers, {"weights": packed_weights(conv, sources, spatial["window"]), "bias": bias})
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
-        """The kernel; its shares read the same weights."""
+        """A kernel whose shares read the same weights."""
         reach = [np.array(typed(list[int], packed.numbers[name]), np.int64) for name in ("begin", "sources")]
         return SharedKernel(
             "collage_direct_conv",
@@ -113,7 +116,7 @@ def problem_of(conv: Conv) -> str:
 
 
 def _split(conv: Conv, threads: int) -> str:
-    """Channels where weights are many, for each core reads its own only; else the split that leaves less idle."""
+    """By channels where weights are many, since each core reads only its own; else the more even split."""
     if conv.weights.nbytes >= _MANY_WEIGHTS:
         return CHANNELS
     rows, vectors = conv.dst[0] * math.prod(conv.dst[2:-1]), -(-conv.dst[1] // BLOCK)
@@ -121,7 +124,7 @@ def _split(conv: Conv, threads: int) -> str:
 
 
 def _longest(units: int, threads: int) -> float:
-    """The largest share, as a part of the whole."""
+    """The largest share as a fraction of the whole."""
     return -(-units // threads) / units
 
 

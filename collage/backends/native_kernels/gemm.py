@@ -22,17 +22,17 @@ COLUMNS, ROWS, WHOLE = "columns", "rows", ""
 _PANEL = 3
 _ROW_CHUNK = 128
 _SLICE = 1024
-"""Most of the depth at a time: a panel of 48 columns then is 200 kB, and 64 rows are 256 kB."""
+"""The most of the depth at a time, with which a panel of 48 columns has 200 kB, and 64 rows have 256 kB."""
 
 
 class Gemm(Algorithm):
-    """A matrix, or several with the same rows' length, times a constant one."""
+    """Takes a matrix, or several with rows of the same length, times a constant one."""
 
     name = "gemm"
     roots = frozenset({"matmul"})
 
     def variants(self, task: NativeTask, threads: int) -> Sequence[Variant]:
-        """All plain; split by columns, so that each thread reads its part of the weights, or by rows."""
+        """Plain variants, split by columns, so that each thread reads its part of the weights, or by rows."""
         product = task.product
         splits = []
         if threads > 1:
@@ -72,7 +72,7 @@ class Gemm(Algorithm):
         return Packed(numbers, {"weights": weights, "bias": bias})
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
-        """The kernel; its shares read one array of weights."""
+        """A kernel whose shares read one array of weights."""
         return SharedKernel(
             "collage_gemm",
             _Shape,
@@ -84,7 +84,7 @@ class Gemm(Algorithm):
 
 
 def packed_weights(weights: Floats, deep: int, shares: int) -> Floats:
-    """(K, N) as [share of the columns][slice of ``deep``][panel of 48 columns][k][column], flat."""
+    """Weights (K, N) as [share of the columns][slice of ``deep``][panel of 48 columns][k][column], flat."""
     depth, columns = weights.shape
     blocks = -(-columns // BLOCK)
     padded = np.zeros((depth, blocks * BLOCK), np.float32)

@@ -25,18 +25,18 @@ ROWS, WHOLE = "rows", ""
 
 _MOST_OUTPUTS = 4
 _CHUNK_BYTES = 500_000
-"""Of the input's rows with pixels innermost: half of a core's L2."""
+"""The size of the input's rows with pixels innermost, which is half of a core's L2."""
 _LANES, _VECTORS = 16, 2
 
 
 class NarrowTransposed(Algorithm):
-    """Transposed 4x4 windows at distances of 2, from channels innermost to at most 4 channels, plain."""
+    """Takes transposed 4x4 windows at distances of 2, from channels innermost to at most 4 channels, plain."""
 
     name = "narrow_transposed"
     roots = frozenset({"nn.conv2d_transpose"})
 
     def variants(self, task: NativeTask, threads: int) -> Sequence[Variant]:
-        """From either layout with channels innermost, split by rows; one thread alone for small work."""
+        """Both layouts with channels innermost for the input, split by rows, and one thread alone for small work."""
         conv, _ = _checked(task)
         splits = [ROWS] if threads > 1 else []
         if threads == 1 or conv.flop < SMALL_FLOP:
@@ -75,7 +75,7 @@ class NarrowTransposed(Algorithm):
         return Packed(numbers, {"weights": _packed_weights(conv), "bias": bias})
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
-        """The kernel; its shares read the same weights, and work in memory of their own."""
+        """A kernel whose shares read the same weights, and work in memory of their own."""
         return SharedKernel(
             "collage_narrow_transposed",
             _Shape,
@@ -116,14 +116,14 @@ def _checked(task: NativeTask) -> tuple[Conv, Epilogue]:
 
 
 def _before(pad: int, phase: int) -> int:
-    """Output 2 j + phase is made of the inputs from j minus this on."""
+    """How far before input j the inputs begin that output 2 j + phase is made of."""
     return 1 - (phase + pad - (phase + pad) % 2) // 2
 
 
 def _packed_weights(conv: Conv) -> Floats:
-    """(O, I, 4, 4) as [row phase][input][row][column phase][column][output]."""
+    """Weights (O, I, 4, 4) as [row phase][input][row][column phase][column][output]."""
     first, second = ([[(p + pad) % 2 + 2, (p + pad) % 2] for p in (0, 1)] for pad in conv.pad_begin)
-    windows = conv.weights[:, :, first][..., second]  # O, I, row phase, row, column phase, column
+    windows = conv.weights[:, :, first][..., second]  # its axes: O, I, row phase, row, column phase, column
     return np.ascontiguousarray(windows.transpose(2, 1, 3, 4, 5, 0))
 
 
@@ -141,6 +141,6 @@ _Shape = shape_struct(
 
 
 def scratch_bytes(numbers: Mapping[str, Any]) -> int:
-    """What a share keeps rows in (``collage_narrow_transposed_scratch``)."""
+    """The size of the memory that a share keeps rows in (``collage_narrow_transposed_scratch``)."""
     row_floats = _row_floats(numbers["in"][1], numbers["out"][1])
     return 4 * int(numbers["row_chunk"] + 2) * int(numbers["inputs"]) * row_floats

@@ -29,11 +29,11 @@ _MOST_INPUTS = 8
 _PLANES = 4
 _PANEL = 2 * BLOCK
 _CHUNK_BYTES = 600_000
-"""Of rows, transformed, and products: with the weights they fill half of a core's L2."""
+"""The size of transformed rows and products. With the weights they fill half of a core's L2."""
 
 
 class ShallowConv(Algorithm):
-    """Up to 8 input channels in the plain layout, which may all be one window's: 3 to 64, 7x7, at every 2 pixels."""
+    """Takes up to 8 input channels in the plain layout, as a network's first convolution has them."""
 
     name = "shallow_conv"
     roots = frozenset({"nn.conv1d", "nn.conv2d", "nn.conv3d"})
@@ -43,7 +43,7 @@ class ShallowConv(Algorithm):
         return variant.split.endswith(WINOGRAD)
 
     def variants(self, task: NativeTask, threads: int) -> Sequence[Variant]:
-        """From plain to either layout with channels innermost, direct or with Winograd's algorithm over planes."""
+        """Both layouts with channels innermost for the result, direct or with Winograd's algorithm over planes."""
         splits = _splits(task, threads)
         if _transforms(_checked(task).conv) is not None:
             splits = [f"{split}, {WINOGRAD}" if split else WINOGRAD for split in splits]
@@ -107,7 +107,7 @@ class ShallowConv(Algorithm):
         return Packed(numbers, {name: np.asarray(array, np.float32) for name, array in arrays.items()})
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
-        """The kernel; its shares read the same weights, and work in memory of their own."""
+        """A kernel whose shares read the same weights, and work in memory of their own."""
         return SharedKernel(
             "collage_shallow_conv",
             _Shape,
@@ -120,7 +120,7 @@ class ShallowConv(Algorithm):
 
 
 def packed_weights(weights: Floats, found: Transforms) -> Floats:
-    """(O, I, planes, rows, columns) as [point][panel of 32 outputs][input][row][column][output], flat."""
+    """Weights (O, I, planes, rows, columns) as [point][panel of 32 outputs][input][row][column][output], flat."""
     outputs, inputs = weights.shape[:2]
     window = weights.reshape(outputs, inputs, *three(weights.shape[2:])).astype(np.float64)
     points = np.einsum("pd,oidrc->pirco", found.weights, window)
@@ -185,7 +185,7 @@ _ARRAYS = "weights", "before", "after", "bias"
 
 
 def scratch_bytes(numbers: Mapping[str, Any]) -> int:
-    """What a share works in: transformed rows and products (``collage_shallow_conv_scratch``)."""
+    """The size of a share's transformed rows and products (``collage_shallow_conv_scratch``)."""
     width, points, chunk = int(numbers["out"][2]), int(numbers["points"]), int(numbers["row_chunk"])
     row_lines = -(-((width - 1) * numbers["stride"][2] + numbers["columns"]) // BLOCK)
     rows = (chunk - 1) * numbers["stride"][1] + numbers["rows"]

@@ -35,20 +35,23 @@ ROWS, CHANNELS = "rows", "output channels"
 _HALF = 2 * BLOCK
 _PANEL = 2 * BLOCK
 _ROWS = 14
-"""Rows of the register tile."""
+"""The number of rows of the register tile."""
 _MOST_ROWS = 8 * _ROWS
 _CHUNK_BYTES = 450_000
-"""Of the left factors: the right ones of a panel need as much of a core's L2 again."""
+"""The size of the left factors. The right ones of a panel need as much of a core's L2 again."""
 
 _SLICE = 1024
-"""Most of the depth at a time."""
+"""The most of the depth at a time."""
 _FEW_ROWS = 128
-"""Up to as many rows are one chunk, so that the weights are read once."""
+"""Up to so many rows, each half of them is one chunk, so that the weights are read once."""
 
 _LEAST_ROWS, _LEAST_DEPTH, _LEAST_COLUMNS, _LEAST_FLOP = 14, 128, 64, 10_000_000
-"""Below these, sums and results that are stored on the way cost what the eighth product saves."""
+"""Below these numbers, sums and results that are stored on the way cost what the eighth product saves."""
 _LEAST_MATRIX_ROWS = 128
-"""With 64, weights in the caches save 3% (768x3072), and weights from memory, seven quarters of them, lose 5%."""
+"""With 64 rows, the kernel gains 3% with weights in the caches (768x3072), and loses 5% with weights from memory.
+
+Its weights are seven quarters of the matrix.
+"""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class _AnyStrassen(Algorithm):
         return variant.split.startswith(NAME)
 
     def variants(self, task: NativeTask, threads: int) -> Sequence[Variant]:
-        """Split by rows of the product where there are enough for a register tile each, and by columns."""
+        """Splits by rows of the product, where there are enough for a register tile each, and by columns."""
         product = _checked(self.read(task)).product
         splits = [ROWS] * (product.rows >= threads * _LEAST_ROWS)
         splits += [CHANNELS] * (product.matrix.shape[1] >= 2 * threads * _PANEL)
@@ -131,7 +134,7 @@ class _AnyStrassen(Algorithm):
         return Packed(numbers, arrays if scaled.depth is None else {**arrays, "depth_scales": scaled.depth})
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
-        """The kernel; its shares read the same weights, and work in memory of their own."""
+        """A kernel whose shares read the same weights, and work in memory of their own."""
         return SharedKernel(
             "collage_strassen",
             _Shape,
@@ -144,7 +147,7 @@ class _AnyStrassen(Algorithm):
 
 
 class StrassenConv(_AnyStrassen):
-    """Convolutions of single pixels, also at distances, without padding; channels in multiples of 32."""
+    """Takes convolutions of single pixels, also at distances, without padding, with channels in multiples of 32."""
 
     name = "strassen_conv"
     roots = frozenset({"nn.conv1d", "nn.conv2d", "nn.conv3d"})
@@ -176,13 +179,13 @@ class StrassenConv(_AnyStrassen):
 
 
 class StrassenGemm(_AnyStrassen):
-    """Products with a constant matrix whose sides are multiples of 32."""
+    """Takes products with a constant matrix whose sides are multiples of 32."""
 
     name = "strassen_gemm"
     roots = frozenset({"matmul"})
 
     def layouts(self) -> Sequence[Storage]:
-        """Rows of a matrix are pixels with their channels innermost."""
+        """The plain layout, since rows of a matrix are pixels with their channels innermost."""
         return (PLAIN,)
 
     def variant(self, task: NativeTask, layout: Storage, name: str) -> Variant:
@@ -199,7 +202,7 @@ class StrassenGemm(_AnyStrassen):
 
 
 def right_factors(weights: Floats, deep: int) -> Floats:
-    """(K, N) as [slice][panel of 32 of half the columns][product][``deep`` of half the depth][column], flat.
+    """Weights (K, N) as [slice][panel of 32 of half the columns][product][``deep`` of half the depth][column], flat.
 
     Sums are made in float64.
     """
@@ -242,6 +245,6 @@ _Shape = shape_struct(
 
 
 def scratch_bytes(numbers: Mapping[str, Any]) -> int:
-    """What a share works in: register tiles and left factors (``collage_strassen_scratch``)."""
+    """The size of a share's register tiles and left factors (``collage_strassen_scratch``)."""
     factor = int(numbers["slice"] * numbers["row_chunk"]) | 1
     return 4 * BLOCK * (6 * _ROWS * 2 + 7 * factor)

@@ -64,18 +64,18 @@ class _AnyWinograd(Algorithm):
         return Packed(numbers, {"weights": transformed_weights(plan, way.tile), "bias": bias})
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
-        """The kernel."""
+        """A kernel whose shares read the same weights."""
         return winograd_kernel.load(packed, threads)
 
 
 class Winograd(_AnyWinograd):
-    """3x3 windows, and 3x3 windows of several planes, at distances of 1; channels in multiples of 16."""
+    """Takes 3x3 windows, also of several planes, at distances of 1, with channels in multiples of 16."""
 
     name = "winograd"
     roots = frozenset({"nn.conv2d", "nn.conv3d"})
 
     def plan(self, conv: Conv) -> Plan:
-        """One convolution of whole planes."""
+        """A plan with one convolution of whole planes."""
         if conv.groups > 1 or conv.transposed:
             raise UnsupportedError("grouped or transposed")
         if conv.weights.shape[-2:] != (3, 3):
@@ -95,13 +95,13 @@ class Winograd(_AnyWinograd):
 
 
 class TransposedWinograd(_AnyWinograd):
-    """Transposed 4x4 windows at distances of 2: four convolutions with windows of 2x2, one for each phase."""
+    """Takes transposed 4x4 windows at distances of 2, as four convolutions with windows of 2x2, one for each phase."""
 
     name = "transposed_winograd"
     roots = frozenset({"nn.conv2d_transpose"})
 
     def plan(self, conv: Conv) -> Plan:
-        """A convolution for even and odd rows and columns each."""
+        """A plan with four convolutions, one each for even and odd rows and columns."""
         if conv.groups > 1 or conv.weights.shape[-2:] != (4, 4) or conv.strides != (2, 2):
             raise UnsupportedError(
                 f"a window of {conv.weights.shape[2:]} at distances of {conv.strides}, grouped"
@@ -124,7 +124,7 @@ def _planes(conv: Conv) -> Planes:
 
 
 def _phases(conv: Conv, axis: int) -> Axis:
-    """Output y is made of the inputs i for which y + pad - 2 i is an element of the window."""
+    """The phases of an axis, where output y is made of the inputs i for which y + pad - 2 i is in the window."""
     inputs, outputs, pad = conv.src[2 + axis], conv.dst[2 + axis], conv.pad_begin[axis]
     begin = tuple((phase - pad) % 2 for phase in (0, 1))
     count = tuple((outputs - first + 1) // 2 for first in begin)

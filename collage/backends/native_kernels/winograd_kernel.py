@@ -20,7 +20,7 @@ Shape = shape_struct(
 
 
 def load(packed: Packed, threads: int) -> SharedKernel:
-    """Shares that read the same weights, and transform in memory of their own."""
+    """A kernel whose shares read the same weights, and transform in memory of their own."""
     return SharedKernel(
         "collage_winograd",
         Shape,
@@ -33,7 +33,7 @@ def load(packed: Packed, threads: int) -> SharedKernel:
 
 
 def scratch_bytes(numbers: Mapping[str, Any]) -> int:
-    """What a share transforms in: the input's points, and the products (``collage_winograd_scratch``)."""
+    """The size of a share's transformed input and products (``collage_winograd_scratch``)."""
     planes = min(numbers["chunk_depths"] + numbers["depth_taps"] - 1, numbers["in_depth"])
     inside = numbers["in_blocks"] * numbers["chunk_tiles"] | 1
     outside = numbers["out_blocks"] * numbers["chunk_tiles"] * numbers["chunk_depths"] | 1

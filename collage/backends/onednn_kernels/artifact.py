@@ -29,7 +29,7 @@ _CLASSES: dict[str, Any] = {
 }
 _NAMES = {
     **_CLASSES,
-    # Annotations name these aliases, which are text until somebody needs them.
+    # Annotations name these aliases. They are text here, and made types of only where they are read.
     **{
         name: reduce(or_, (_CLASSES[each] for each in alias.split(" | ")))
         for module in _MODULES
@@ -55,7 +55,7 @@ class Artifact:
 
 
 def to_bytes(artifact: Artifact) -> bytes:
-    """The artifact, its weights at multiples of 64 bytes."""
+    """The artifact as bytes, with its weights at multiples of 64 bytes."""
     head = {
         "plan": _encode(artifact.plan),
         "threads": artifact.threads,
@@ -67,7 +67,7 @@ def to_bytes(artifact: Artifact) -> bytes:
 
 
 def from_artifact(artifact: frames.Artifact) -> Artifact:
-    """The inverse; weights lie at multiples of 64 bytes: copies, or mapped and read-only.
+    """The inverse of ``to_bytes``. Weights lie at multiples of 64 bytes: as copies, or mapped and read-only.
 
     Raises CollageError for what is none.
     """

@@ -29,7 +29,10 @@ from collage.kernel.options import Variant
 
 
 def variant_of(chain: Chain, data: Sequence[int], source: Storage, target: Storage, split: str) -> Variant:
-    """Values ``data`` come in ``source``, the result and operands of its shape in ``target``, others plain."""
+    """A variant with values ``data`` in ``source``, and the result and operands of its shape in ``target``.
+
+    All other values are plain.
+    """
     layouts = dict.fromkeys(chain.inputs, PLAIN)
     for each in chain.epilogue:
         if isinstance(each, Combine) and each.operand in layouts:
@@ -64,7 +67,7 @@ class Builder:
     arrays: list[Array] = field(default_factory=list)
 
     def constant(self, array: Array) -> Weight:
-        """A constant of the kernel; an array that was added before is not added again."""
+        """A constant of the kernel. An array that was added before is not added again."""
         for index, known in enumerate(self.arrays):
             if known.ctypes.data == array.ctypes.data and known.shape == array.shape:
                 return Weight(index)
@@ -72,13 +75,13 @@ class Builder:
         return Weight(len(self.arrays) - 1)
 
     def add(self, operation: Operation, arguments: Sequence[tuple[int, Buffer]], where: Range | None) -> None:
-        """A share that computes ``where`` of the result (all of it: None), with the chain's post-ops."""
+        """Add a share that computes ``where`` of the result, or all of it, with the chain's post-ops."""
         post_ops, operands = self._post_ops(where)
         numbered = tuple(Argument(number, buffer) for number, buffer in arguments)
         self.shares.append(Share(replace(operation, post_ops=post_ops), (*numbered, *operands)))
 
     def draft(self) -> Draft:
-        """What was collected."""
+        """The plan and the constants that were collected."""
         return Draft(Plan((tuple(self.shares),)), tuple(self.arrays))
 
     def input_layout(self, value: int) -> Storage:
@@ -131,7 +134,7 @@ class Builder:
         return description, Input(self.chain.inputs.index(step.operand), offset)
 
     def _operand_layout(self, shape: tuple[int, ...]) -> Storage:
-        """How an operand of that shape must lie; blocked kernels want blocks of one number a channel, too."""
+        """How an operand of that shape must lie. Blocked kernels want one number a channel in blocks, too."""
         layout = self.output_layout
         if shape == self.shape or (layout == BLOCKED and shape[1] == self.shape[1] > 1):
             return layout
@@ -158,7 +161,7 @@ class Builder:
 
 
 def _is_misread(shape: tuple[int, ...], operand: tuple[int, ...]) -> bool:
-    """Whether post-ops of oneDNN 3.2 take the first channel's number for all: (N, C, 1) and (1, C, 1), N > 1."""
+    """Whether oneDNN 3.2 would take the first channel's number for all: (N, C, 1) and an operand (1, C, 1), N > 1."""
     points = len(shape) > 2 and shape[0] > 1 and all(extent == 1 for extent in shape[2:])
     return points and operand[0] == 1 < operand[1]
 

@@ -1,4 +1,4 @@
-"""Concatenation: each thread copies its share of every input.
+"""Concatenations, of which each thread copies its share of every input.
 
 In memory, whatever the layout, the result is a matrix whose columns are those of the inputs side by side: rows
 are the axes that lie further out than the one that is concatenated.
@@ -46,7 +46,7 @@ def variants(chain: Chain, threads: int) -> list[Variant]:
 
 
 def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
-    """The shares of the variant: several for each thread."""
+    """The shares of the variant, several for each thread."""
     kind = chain.type_of(chain.base)
     builder = Builder(chain, variant, kind.shape, ())
     layout = builder.output_layout

@@ -1,4 +1,4 @@
-"""How a convolution is laid out and split over threads."""
+"""Convolutions: how they are laid out and split over threads."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def variants(task: ConvTask, threads: int) -> list[Variant]:
         if functions and (slow or (conv.transposed and target == BLOCKED)):
             continue  # these kernels call slow code for post-ops: a relu after a plain convolution doubles its time
         if target == PLAIN and conv.groups > 1:
-            continue  # one small product a group: 10 to 30 times slower than the other layouts
+            continue  # plain, it is one small product a group, and 10 to 30 times slower
         if any(
             isinstance(each, Combine) and each.operand == chain.root.inputs[0] for each in chain.epilogue
         ) and (source != target):
@@ -112,7 +112,7 @@ def _lies_in_a_row(op: EpilogueOp, conv: Conv) -> bool:
 
 @dataclass(frozen=True)
 class _Share:
-    """Part of the result; the part of the input it needs, and the padding that this part has."""
+    """Part of the result, the part of the input that it needs, and the padding of that part."""
 
     dst: Range | None
     src: Range | None
@@ -168,7 +168,7 @@ def _shares(conv: Conv, source: Storage, target: Storage, split: str, threads: i
 
 
 def _group_unit(conv: Conv, layout: Storage) -> int:
-    """How many groups have whole blocks of channels; more than there are groups when no number has."""
+    """The least number of groups that have whole blocks of channels, which may be more groups than there are."""
     if layout != BLOCKED:
         return 1
     ins, outs = conv.src[1] // conv.groups, conv.dst[1] // conv.groups

@@ -32,7 +32,7 @@ def elementwise_problem(graph: Graph, node: Node) -> str:
 
 
 def variants(chain: Chain, threads: int) -> list[Variant]:
-    """Every layout; all elements in even shares, or along the outermost axis where operands broadcast."""
+    """Every layout, split into even shares of the elements, or along the outermost axis where operands broadcast."""
     kind = chain.type_of(chain.base)
     operands = [each.shape for each in chain.epilogue if isinstance(each, Combine)]
     if not all(_broadcasts(shape, chain.shape) for shape in operands):
@@ -73,7 +73,7 @@ def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
             arguments.append((SRC_1, buffer))
         elif alone:
             operation = Function(first.algorithm, first.alpha, first.beta, src, dst)
-        else:  # eltwise primitives take no eltwise post-ops, but max(x, x) does
+        else:  # eltwise primitives take no eltwise post-ops, but a binary one, max(x, x), does
             operation = Combination(Algorithm.MAXIMUM, src, src, dst)
             arguments.append((SRC_1, source))
         builder.add(operation, arguments, where)
@@ -87,7 +87,7 @@ def in_place(chain: Chain) -> int | None:
 
 
 def _alone(chain: Chain) -> bool:
-    """Whether the first function is a primitive of its own, with the others behind it."""
+    """Whether the first function can be the primitive, with the others as its post-ops."""
     return isinstance(chain.epilogue[0], Combine) or len(chain.epilogue) == 1
 
 
@@ -103,7 +103,7 @@ def _broadcasts(operand: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 
 
 def _split(chain: Chain, layout: Storage) -> str:
-    """Even shares of the elements as they lie, if all tensors lie alike and have no padding."""
+    """By even shares of the elements as they lie, if all tensors lie alike and have no padding."""
     whole = all(isinstance(each, Eltwise) or each.shape == chain.shape for each in chain.epilogue)
     padded = layout == BLOCKED and chain.shape[1] % BLOCK
     return ELEMENTS if whole and not padded else OUTERMOST

@@ -1,4 +1,4 @@
-"""What must hold of a plan from a file before oneDNN gets it; how large buffers must be, its primitives say."""
+"""What must hold of a plan from a file before oneDNN gets it. Its primitives tell how large buffers must be."""
 
 from __future__ import annotations
 

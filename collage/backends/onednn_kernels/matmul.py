@@ -63,7 +63,7 @@ def read(subgraph: Subgraph) -> ProductTask:
 
 
 def variants(task: ProductTask, threads: int) -> list[Variant]:
-    """All plain; split by columns, rows or batch."""
+    """Plain variants, split by columns, rows or batch."""
     return [Variant(split=split) for split in splits(task.product, threads)]
 
 
@@ -105,7 +105,7 @@ def plan(task: ProductTask, variant: Variant, threads: int) -> Draft:
 
 
 def _operand(builder: Builder, value: int, whole: Strided, where: Range | None) -> tuple[Strided, Input]:
-    """What a share reads of an operand; one that broadcasts along the axis is read whole."""
+    """The part of an operand that a share reads. One that broadcasts along the axis is read whole."""
     cuts = where if where is not None and whole.dims[where.axis] > 1 else None
     description, offset = part_of(whole, cuts)
     return description, Input(builder.chain.inputs.index(value), offset)

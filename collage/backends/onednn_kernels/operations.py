@@ -1,4 +1,4 @@
-"""Primitives in words: each operation names its tensors and parameters, and where the C API wants them."""
+"""Primitives as values: each operation has the tensors and parameters of a kind of primitive."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class MatMul:
-    """(batch..., M, K) times (batch..., K, N); all of one rank, and ``bias`` broadcasts to the result."""
+    """(batch..., M, K) times (batch..., K, N). All are of one rank, and ``bias`` broadcasts to the result."""
 
     src: Description
     weights: Description
@@ -53,7 +53,7 @@ class MatMul:
 
 @dataclass(frozen=True)
 class Pooling:
-    """Maximum or average of windows; ``dilation`` counts from 1."""
+    """The maximum or average of windows. ``dilation`` counts from 1."""
 
     algorithm: int
     src: Description
@@ -80,7 +80,7 @@ class Function:
 
 @dataclass(frozen=True)
 class Combination:
-    """A binary algorithm; ``second`` broadcasts to ``src``."""
+    """A binary algorithm on two tensors, of which ``second`` broadcasts to ``src``."""
 
     algorithm: int
     src: Description

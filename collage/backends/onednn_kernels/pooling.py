@@ -1,4 +1,4 @@
-"""Pooling, and means and maxima over all of the space."""
+"""Poolings, and means and maxima over all spatial axes."""
 
 from __future__ import annotations
 

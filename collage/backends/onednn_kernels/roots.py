@@ -1,4 +1,4 @@
-"""Which operators a chain may begin with, and who plans them."""
+"""Which operators a chain may begin with, and which functions plan them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def _nothing(task: Any) -> None:
-    """No input."""
+    """There is no input that the result may overwrite."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ ROOTS: Mapping[str, Root[Any]] = {
     "concat": Root(concat.concat_problem, _alone, concat.variants, concat.plan),
     "matmul": Root(matmul_problem, matmul.read, matmul.variants, matmul.plan),
 }
-"""By Relax name."""
+"""Roots by the Relax names of their operators."""
 
 
 def root_problem(graph: Graph, node: Node) -> str:

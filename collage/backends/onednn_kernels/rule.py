@@ -19,7 +19,7 @@ from collage.patterns.match import Found
 
 @dataclass(frozen=True)
 class OneDnnRule:
-    """From each operator that oneDNN has, over its post-dominators: conv, conv+bias, conv+bias+relu, ..."""
+    """Finds conv, conv+bias, conv+bias+relu, ... from each operator that oneDNN has, over its post-dominators."""
 
     max_nodes: int = 24
 
@@ -35,7 +35,7 @@ class OneDnnRule:
                 if seed.op == "matmul" and (before := operand_transposes(graph, seed)):
                     yield from self._kernels(context, (tuple(sorted({*before, *each})) for each in chains))
             if sum(len(graph.users[value]) for value in seed.outputs) > 1:
-                # several operators may be one function of this result: x * sigmoid(x)
+                # several operators may together be one function of this result, as x * sigmoid(x) is
                 yield from self._kernels(
                     context, (each[1:] for each in grown(context, seed.id, self.max_nodes))
                 )
@@ -50,7 +50,7 @@ class OneDnnRule:
 
 
 def _absorbed(graph: Graph, node: Node) -> str:
-    """Whether an operator only adds numbers to what a convolution or product gives: it costs nothing there."""
+    """Why an operator is not offered by itself: it adds numbers to a convolution or product, where it costs nothing."""
     data = [v for v in node.inputs if not graph.is_constant(v)]
     producer = graph.values[data[0]].producer if len(data) == 1 else None
     if node.op not in ("add", "subtract") or producer is None or len(graph.users[data[0]]) > 1:

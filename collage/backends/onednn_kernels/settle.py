@@ -67,7 +67,7 @@ def _channels_last(description: Description) -> Description:
 
 
 def _plain(description: Description) -> Description:
-    """Axes of one element as a dense tensor in the order of its axes would have them; leading ones span all.
+    """The description with strides for axes of one element as a dense tensor has them. Leading ones span everything.
 
     Before a last axis whose elements do not lie together, such an axis is what does: one column of a matrix by columns.
     """
