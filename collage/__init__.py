@@ -25,12 +25,14 @@ if TYPE_CHECKING:
         register_backend,
     )
     from collage.backends.base import Availability, Backend, BackendKind, UnsupportedError
+    from collage.backends.engine import Engine
     from collage.backends.registry import Registry, builtin_registry
+    from collage.backends.tuner import Tuner
     from collage.frontend.subgraph import Subgraph
     from collage.graph.dataflow import TensorType
     from collage.graph.formats import StorageFormat
     from collage.graph.storage import Storage
-    from collage.kernel.kernel import Kernel
+    from collage.kernel.kernel import Kernel, Session
     from collage.kernel.options import BuildOptions, Variant
     from collage.kernel.transform import LayoutTransform
     from collage.module.module import CompiledModule
@@ -54,12 +56,14 @@ _HOMES = {
         "register_backend",
     ),
     "collage.backends.base": ("Availability", "Backend", "BackendKind", "UnsupportedError"),
+    "collage.backends.engine": ("Engine",),
     "collage.backends.registry": ("Registry", "builtin_registry"),
+    "collage.backends.tuner": ("Tuner",),
     "collage.frontend.subgraph": ("Subgraph",),
     "collage.graph.dataflow": ("TensorType",),
     "collage.graph.formats": ("StorageFormat",),
     "collage.graph.storage": ("Storage",),
-    "collage.kernel.kernel": ("Kernel",),
+    "collage.kernel.kernel": ("Kernel", "Session"),
     "collage.kernel.options": ("BuildOptions", "Variant"),
     "collage.kernel.transform": ("LayoutTransform",),
     "collage.patterns.language": ("is_const", "is_op", "is_tuple", "wildcard"),
@@ -79,14 +83,17 @@ __all__ = [
     "BuildOptions",
     "CollageError",
     "CompiledModule",
+    "Engine",
     "Kernel",
     "LayoutTransform",
     "Registry",
+    "Session",
     "ShapedModule",
     "Storage",
     "StorageFormat",
     "Subgraph",
     "TensorType",
+    "Tuner",
     "UnsupportedError",
     "Variant",
     "__version__",

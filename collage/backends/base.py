@@ -1,4 +1,8 @@
-"""What a backend is: a name, whether it is here, the patterns it takes, and how it makes a kernel."""
+"""What a backend is: a name, whether it is here, the patterns it takes, and how it makes kernels.
+
+An engine that takes whole models is a `collage.backends.engine.Engine`, too. A backend that searches for its kernels is
+a `collage.backends.tuner.Tuner`, too.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +12,16 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from collage.graph.formats import StorageFormat
-from collage.graph.storage import FORMATS, HOST
-from collage.kernel.kernel import Kernel, Session
+from collage.backends.transforms import TransformMaker
+from collage.kernel.kernel import Kernel
 from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
-from collage.kernel.transform import FormatKernel, LayoutTransform, read_transform, transform_artifact
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
-
     from collage.frontend.subgraph import Subgraph
     from collage.patterns.rules import MatchSource
 
 VIEW = "view"
-"""Name of the built-in backend for operators that do no work; the memory plan and the search know it."""
+"""Name of the built-in backend for operators that do no work. The memory plan and the search know it."""
 
 LAYOUT = "layout"
 """Name of the built-in backend whose kernels bring a value to another built-in format between two other kernels."""
@@ -30,10 +30,7 @@ BUILT_IN = frozenset({VIEW, LAYOUT})
 """Backends that are always there, and that nobody names."""
 
 NOT_EXACT = "reassociates, and exact algorithms are asked for"
-"""Why what ``BuildOptions.exact`` leaves out has no candidate."""
-
-TRIAL_LIMIT_S = 5.0
-"""Seconds that ``Backend.tune`` may take for each trial; past that the candidate may be rejected."""
+"""The reason why there is no candidate for what ``BuildOptions.exact`` leaves out."""
 
 
 class BackendKind(Enum):
@@ -56,15 +53,17 @@ class Availability:
 
 
 class UnsupportedError(Exception):
-    """Raised by ``codegen``: the backend does not take this subgraph; the message says why."""
+    """Raised by ``codegen`` for a subgraph that the backend does not take. The message says why."""
 
 
-class Backend(ABC):
+class Backend(TransformMaker, ABC):
     """A kernel library, compiler or engine. Instances hold no mutable state and can be pickled.
 
     A third party subclasses it in about 100 lines and registers an instance with ``collage.register_backend``
     or through the entry-point group ``collage.backends``.
     """
+
+    # What every backend has
 
     name: ClassVar[str]
     """Lower-case identifier, as given to ``--backends``."""
@@ -72,53 +71,30 @@ class Backend(ABC):
 
     @abstractmethod
     def available(self) -> Availability:
-        """Probe for the library, once and cheaply; must not raise."""
+        """Probe for the library, once and cheaply. It must not raise."""
+
+    def settings(self, options: BuildOptions) -> str:
+        """What besides version and threads changes the speed of its kernels. It is part of a measurement's key.
+
+        ``options.tune_trials`` is 0 here for subgraphs that it does not tune.
+        """
+        return ""
+
+    # Which kernels it has
 
     @abstractmethod
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
-        """Patterns and pattern rules: which subgraphs the backend is offered (§2.3)."""
+        """Patterns and pattern rules that find the subgraphs which the backend is offered (§2.3)."""
 
     def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
-        """The ways in which it can run the subgraph, each a candidate of its own; all plain by default."""
+        """The ways in which it can run the subgraph, each a candidate of its own. By default all values are plain."""
         return (ALL_PLAIN,)
-
-    def formats(self) -> Sequence[StorageFormat]:
-        """Storage formats that it adds to the built-in ones; ``variants`` may take and give values in them.
-
-        Their names must be nobody else's. None by default.
-        """
-        return ()
-
-    def transforms(self, transform: LayoutTransform) -> bool:
-        """Whether it makes that layout transform, as a kernel between two others.
-
-        By default those in the host's memory that begin or end in a format of its own. A backend that has storages on
-        another device says here that it copies there and back.
-        """
-        ends = transform.source, transform.target
-        own = self.formats()
-        return (
-            any(end.format in own for end in ends)
-            and all(end.format in (*FORMATS, *own) for end in ends)
-            and all(end.device == HOST for end in ends)
-        )
-
-    def codegen_transform(self, transform: LayoutTransform, options: BuildOptions) -> bytes:
-        """An artifact of the transform for ``load_transform``. Raises like ``codegen``."""
-        return transform_artifact(transform)
-
-    def load_transform(self, artifact: Any, options: BuildOptions) -> Kernel:
-        """Make the kernel of a layout transform: of one input and one output, which are stored as it says.
-
-        By default one that calls the formats' own functions, in numpy. A backend that has a faster kernel implements
-        this method and ``codegen_transform``.
-        """
-        return FormatKernel(read_transform(artifact, (*FORMATS, *self.formats())))
 
     def in_place(self, subgraph: Subgraph) -> Sequence[int]:
         """Positions of inputs that its kernels, of whatever variant, may overwrite with the one output.
 
-        The memory plan then gives both the same buffer where nobody reads the input afterwards. None by default.
+        The memory plan then gives both the same buffer where nobody reads the input afterwards. There are none by
+        default.
         """
         return ()
 
@@ -131,80 +107,28 @@ class Backend(ABC):
         """
         return False
 
-    def tunes(self, subgraph: Subgraph) -> bool:
-        """Whether ``tune`` searches for this subgraph; else its kernels do not depend on ``tune_trials``."""
+    def on_team(self) -> bool:
+        """Whether its kernels run on Collage's own team of threads (``collage.native.NativeKernel``).
+
+        Then a launch costs nothing besides the kernel itself. Other kernels pay a context switch (Eq. 2.2).
+        """
         return False
 
-    def tune(self, subgraph: Subgraph, options: BuildOptions) -> str:
-        """Search for the best kernel in ``options.tune_trials`` trials; called before ``codegen``, once.
-
-        What it returns is kept with the measurement and comes back as ``options.tuning``, in this or another
-        process, so that ``codegen`` builds the kernel that was found without searching again. Raises
-        like ``codegen``.
-        """
-        return ""
+    # How it makes them
 
     @abstractmethod
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
         """Compile the subgraph to an artifact that ``load`` understands, in this or another process.
 
-        What is measured is what ships, also where it shall spin and did not when it was measured: the artifact must
-        not depend on ``options.exclusive``, which is for ``load`` alone.
-        Raises UnsupportedError for a subgraph it does not take; any other exception is a failed candidate.
+        The artifact that is measured is the one that ships, also where idle threads shall spin and did not when it
+        was measured. So it must not depend on ``options.exclusive``, which is for ``load`` alone.
+        Raises UnsupportedError for a subgraph that it does not take; any other exception is a failed candidate.
         """
 
     @abstractmethod
     def load(self, artifact: Any, options: BuildOptions) -> Kernel:
-        """Make the kernel of an artifact; needs neither the model nor TVM's compiler.
+        """Make the kernel of an artifact. This needs neither the model nor TVM's compiler.
 
         ``artifact`` is the bytes that ``codegen`` gave. One that was made by ``collage.kernel.frames.frame`` may also
         come as ``Framed``, with arrays that lie in the mapped module file.
         """
-
-    def session(self, model: bytes, options: BuildOptions) -> Session:
-        """Load a serialised ONNX model whole, as its author wrote it; graph engines do.
-
-        Raises UnsupportedError, or whatever the engine does with a model that it cannot take.
-        """
-        raise UnsupportedError(f"{self.name} takes no whole ONNX models")
-
-    def check_model(self, model: bytes) -> None:  # noqa: B027 (most have nothing to say)
-        """Raises UnsupportedError for a model that ``session`` would load, but compute with too few bits.
-
-        Such an engine is taken where no other runs the model. Any other exception refuses it for good: it would be
-        unsafe to run.
-
-        It is asked once, when a model is compiled; ``session`` does not ask again.
-        """
-
-    def takes_models(self) -> bool:
-        """Whether ``codegen_model`` takes ONNX models as their authors wrote them."""
-        return False
-
-    def codegen_model(self, model: ModelProto, options: BuildOptions) -> bytes:
-        """Compile a whole ONNX model, of static shapes, to an artifact for ``load``. Raises like ``codegen``.
-
-        The kernel's inputs and outputs are the model's, in its order, without inputs that are initializers.
-        """
-        raise UnsupportedError(f"{self.name} takes no whole ONNX models")
-
-    def profiles(self, options: BuildOptions) -> Sequence[str]:
-        """Names of the settings that are worth trying with a whole model; "", the usual ones, first.
-
-        One of them is ``options.profile`` where it is built and loaded.
-        """
-        return ("",)
-
-    def on_team(self) -> bool:
-        """Whether its kernels run on Collage's own team of threads (``collage.native.NativeKernel``).
-
-        Then a launch costs nothing beside the kernel itself; other kernels pay a context switch (Eq. 2.2).
-        """
-        return False
-
-    def settings(self, options: BuildOptions) -> str:
-        """What beside version and threads changes the speed of its kernels; part of the measurement's key.
-
-        ``options.tune_trials`` is 0 here for subgraphs that it does not tune.
-        """
-        return ""

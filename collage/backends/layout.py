@@ -1,6 +1,6 @@
-"""The built-in backend that makes layout transforms, and who makes a transform.
+"""The built-in backend that makes layout transforms, and the choice of a backend for a transform.
 
-A value that one kernel leaves blocked, another wants plain.
+A transform is needed where one kernel gives a value in another layout than the next one takes.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ class LayoutTransforms(Backend):
     kind = BackendKind.LIBRARY
 
     def available(self) -> Availability:
-        """As oneDNN is. Without it, kernels that differ in these formats cannot be combined."""
+        """Available where oneDNN is. Without it, kernels that differ in these formats cannot be combined."""
         from collage.backends.onednn import OneDnn
 
         return OneDnn().available()
 
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
-        """None: no operator of a model changes a layout."""
+        """There are none, since no operator of a model changes a layout."""
         return ()
 
     def on_team(self) -> bool:
-        """Yes."""
+        """Its kernels always do."""
         return True
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
-        """Never: see ``codegen_transform``."""
+        """Raises UnsupportedError: it makes transforms only (see ``codegen_transform``)."""
         raise UnsupportedError("layout transforms stand between operators")
 
     def transforms(self, transform: LayoutTransform) -> bool:
-        """Those between the built-in storages."""
+        """Whether both storages are built in."""
         return transform.source in STORAGES and transform.target in STORAGES
 
     def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
-        """All that it loads are layout transforms."""
+        """The same as ``load_transform``, since it makes nothing but transforms."""
         return self.load_transform(artifact, options)
 
     def load_transform(self, artifact: bytes, options: BuildOptions) -> Kernel:
-        """The kernel, split over the team's threads. Raises ValueError for what is no transform."""
+        """A kernel that is split over the team's threads. Raises ValueError for what is no transform."""
         from collage.backends.onednn_kernels.reorder import reorder_kernel
 
         found = read_transform(artifact, (each.format for each in STORAGES))
@@ -70,6 +70,6 @@ def maker_of(transform: LayoutTransform, backends: Mapping[str, Backend]) -> Bac
         try:
             if backend.transforms(transform):
                 return backend
-        except Exception as error:  # a third party's code
+        except Exception as error:  # a plug-in's own code may raise anything
             log.warning("%s: %s: %s: %s", name, transform, type(error).__name__, error)
     return None

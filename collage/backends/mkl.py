@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from collage.patterns.match import MatchSource
 
 _KERNELS = "kernels 1"
-"""To be counted up when `mkl_kernels` makes other kernels than before: what was measured no longer holds."""
+"""This is counted up when `mkl_kernels` makes other kernels than before, for which old measurements do not hold."""
 
 
 class Mkl(Backend):
-    """Each thread of the team multiplies its share with MKL's sequential GEMM; float32 only.
+    """Each thread of the team multiplies its share with MKL's sequential GEMM. It takes float32 only.
 
     The library is found by the environment variable COLLAGE_MKL, in the system, or as the wheel ``mkl``. Bias,
     activations and residuals are a pass of Collage's own kernels over each block of sums.
@@ -35,32 +35,32 @@ class Mkl(Backend):
         return availability()
 
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
-        """Products and what follows them."""
+        """The rule that finds products with their epilogues."""
         from collage.backends.mkl_kernels.rule import MklRule
 
         return (MklRule(),)
 
     def on_team(self) -> bool:
-        """Yes."""
+        """Its kernels always do."""
         return True
 
     def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
-        """Splits, packed and not; none for a subgraph that it does not take."""
+        """Splits, with packed weights and without. There are none for a subgraph that it does not take."""
         from collage.backends.mkl_kernels.plan import variants
-        from collage.backends.mkl_kernels.task import read_task
+        from collage.backends.mkl_kernels.task import task_of
 
         try:
-            return variants(read_task(subgraph), options.threads)
+            return variants(task_of(subgraph), options.threads)
         except UnsupportedError:
             return ()
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
-        """The shares of the variant, and the weights."""
+        """An artifact with the variant's shares and the weights."""
         from collage.backends.mkl_kernels.plan import plan
-        from collage.backends.mkl_kernels.task import read_task
+        from collage.backends.mkl_kernels.task import task_of
         from collage.native.packed import to_bytes
 
-        return to_bytes(self.name, plan(read_task(subgraph), options.variant, options.threads))
+        return to_bytes(self.name, plan(task_of(subgraph), options.variant, options.threads))
 
     def load(self, artifact: Artifact, options: BuildOptions) -> Kernel:
         """The kernel, with weights packed for this machine."""
@@ -70,5 +70,5 @@ class Mkl(Backend):
         return MklKernel(from_artifact(artifact)[1], options.threads)
 
     def settings(self, options: BuildOptions) -> str:
-        """The version of our part."""
+        """The version of our part of the kernels."""
         return _KERNELS

@@ -1,4 +1,4 @@
-"""Collage's own kernels, where operator libraries are slow: grouped and depthwise convolutions."""
+"""Collage's own kernels, for work at which operator libraries are slow, such as grouped convolutions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Native(Backend):
-    """Kernels in C++ for AVX-512 that run on Collage's team; float32, channels innermost."""
+    """Kernels in C++ for AVX-512 that run on Collage's team, in float32, mostly with channels innermost."""
 
     name = "native"
     kind = BackendKind.LIBRARY
@@ -29,17 +29,17 @@ class Native(Backend):
         return Availability(reason=problem) if problem else Availability(version=f"kernels {REVISION}")
 
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
-        """Operators and what follows them."""
+        """The rule that finds operators with their epilogues."""
         from collage.backends.native_kernels.rule import NativeRule
 
         return (NativeRule(exact=options.exact),)
 
     def on_team(self) -> bool:
-        """Yes."""
+        """Its kernels always do."""
         return True
 
     def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
-        """Those of all algorithms; none for a subgraph that no algorithm takes."""
+        """The variants of all algorithms. There are none for a subgraph that no algorithm takes."""
         from collage.backends.native_kernels.algorithms import offers
 
         try:
@@ -48,20 +48,20 @@ class Native(Backend):
             return ()
 
     def reassociates(self, subgraph: Subgraph, variant: Variant) -> bool:
-        """Winograd's and Strassen's algorithms do, which the variant's words for the split name."""
+        """Whether the algorithm is Winograd's or Strassen's, which the variant's words for the split name."""
         from collage.backends.native_kernels.algorithms import reassociates
 
         return reassociates(variant)
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
-        """The numbers of the kernel and its weights, packed."""
-        from collage.backends.native_kernels.algorithms import chain_of, offers
+        """An artifact with the kernel's numbers and its packed weights."""
+        from collage.backends.native_kernels.algorithms import offers, task_of
         from collage.native.packed import to_bytes
 
         algorithm = offers(subgraph, options.threads, options.exact).get(options.variant)
         if algorithm is None:
             raise UnsupportedError(f"there is no kernel for the variant {options.variant}")
-        return to_bytes(algorithm.name, algorithm.pack(chain_of(subgraph), options.variant, options.threads))
+        return to_bytes(algorithm.name, algorithm.pack(task_of(subgraph), options.variant, options.threads))
 
     def load(self, artifact: Artifact, options: BuildOptions) -> Kernel:
         """The kernel on its weights."""

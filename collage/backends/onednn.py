@@ -1,4 +1,4 @@
-"""oneDNN as an operator library: convolutions, matrix products and what follows them, on Collage's threads."""
+"""oneDNN as an operator library: convolutions, matrix products and their epilogues, on Collage's threads."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from collage.patterns.match import MatchSource
 
 _KERNELS = "kernels 4"
-"""To be counted up when `onednn_kernels` makes other kernels than before: what was measured no longer holds."""
+"""This is counted up when `onednn_kernels` makes other kernels than before, for which old measurements do not hold."""
 
 
 class OneDnn(Backend):
     """Each thread of the team runs a single-threaded primitive on its share; layouts and splits are variants.
 
     The library is found by the environment variable COLLAGE_ONEDNN, in the system, or as the wheel
-    ``onednn-cpu-gomp``. float32 only.
+    ``onednn-cpu-gomp``. It takes float32 only.
     """
 
     name = "onednn"
@@ -35,48 +35,49 @@ class OneDnn(Backend):
         return availability()
 
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
-        """Operators and the functions that follow them."""
+        """The rule that finds operators with their epilogues."""
         from collage.backends.onednn_kernels.rule import OneDnnRule
 
         return (OneDnnRule(),)
 
     def on_team(self) -> bool:
-        """Yes."""
+        """Its kernels always do."""
         return True
 
     def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
-        """Layouts and splits among which the fastest is; none for a subgraph that it does not take."""
-        from collage.backends.onednn_kernels.roots import chain_of
+        """Layouts and splits among which the fastest is. There are none for a subgraph that it does not take."""
+        from collage.backends.onednn_kernels.roots import task_of
 
         try:
-            root, chain = chain_of(subgraph)
-            return tuple(root.variants(chain, options.threads))
+            root, task = task_of(subgraph)
+            return tuple(root.variants(task, options.threads))
         except UnsupportedError:
             return ()
 
     def in_place(self, subgraph: Subgraph) -> Sequence[int]:
-        """What functions of single elements begin with."""
-        from collage.backends.onednn_kernels.roots import chain_of
+        """The input that functions of single elements begin with."""
+        from collage.backends.onednn_kernels.roots import task_of
 
-        root, chain = chain_of(subgraph)
-        return (subgraph.inputs.index(chain.base),) if root.in_place(chain) else ()
+        root, task = task_of(subgraph)
+        value = root.in_place(task)
+        return () if value is None else (subgraph.inputs.index(value),)
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
-        """The plan of the variant, and the weights packed for each share."""
+        """An artifact with the variant's plan and the weights, packed for each share."""
         from collage.backends.onednn_kernels.artifact import to_bytes
         from collage.backends.onednn_kernels.handles import UnimplementedError
         from collage.backends.onednn_kernels.pack import pack
-        from collage.backends.onednn_kernels.roots import chain_of
+        from collage.backends.onednn_kernels.roots import task_of
 
-        root, chain = chain_of(subgraph)
-        draft = root.plan(chain, options.variant, options.threads)
+        root, task = task_of(subgraph)
+        draft = root.plan(task, options.variant, options.threads)
         try:
             return to_bytes(pack(draft.plan, draft.arrays, options.threads))
         except UnimplementedError as error:
-            raise UnsupportedError(str(error)) from None
+            raise UnsupportedError(str(error)) from error
 
     def load(self, artifact: Artifact, options: BuildOptions) -> Kernel:
-        """Primitives made for this machine, and the weights."""
+        """A kernel of primitives that are made for this machine."""
         from collage.backends.onednn_kernels.kernel import load
 
         return load(artifact, options.threads)

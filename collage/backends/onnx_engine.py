@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, ClassVar
 
-from collage.backends.base import Availability, Backend, BackendKind, UnsupportedError
+from collage.backends.base import Availability, UnsupportedError
+from collage.backends.engine import Engine
 from collage.kernel.options import BuildOptions
 
 if TYPE_CHECKING:
@@ -16,20 +17,19 @@ if TYPE_CHECKING:
     from collage.patterns.match import MatchSource
 
 MAX_BYTES = 2**31 - 1
-"""Largest model protobuf can serialise."""
+"""The size of the largest model that protobuf can serialise."""
 
 
-class OnnxEngine(Backend):
+class OnnxEngine(Engine):
     """An engine whose Python package has the backend's name; a subclass says how it loads an ONNX model."""
 
-    kind = BackendKind.ENGINE
     requirement: str
-    """What pip is told to install it."""
+    """What pip has to be told to install it."""
     narrow: ClassVar[bool] = False
-    """Whether it computes integers in 32 bits or in float32: then it gets only those that are known to be small."""
+    """Whether it computes integers in 32 bits or in float32. Then it gets only those that are known to be small."""
 
     def available(self) -> Availability:
-        """Whether its package is installed; it is not imported yet."""
+        """Whether its package is installed. The package is not imported for that."""
         try:
             return Availability(version=metadata.version(self.name))
         except metadata.PackageNotFoundError:
@@ -47,7 +47,10 @@ class OnnxEngine(Backend):
         return True
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
-        """As ``compile_onnx``, of the subgraph; UnsupportedError also when it has no ONNX form or would be wrong."""
+        """The artifact that ``compile_onnx`` makes of the subgraph.
+
+        Raises UnsupportedError also where the subgraph has no ONNX form, or the engine would compute it wrong.
+        """
         from collage.frontend.to_onnx import ExportError
 
         if self.narrow:
@@ -56,15 +59,14 @@ class OnnxEngine(Backend):
         try:
             model = subgraph.to_onnx()
         except ExportError as error:
-            raise UnsupportedError(str(error)) from None
+            raise UnsupportedError(str(error)) from error
         return self.compile_onnx(model, options)
 
-    def takes_models(self) -> bool:
-        """Always."""
-        return True
-
     def codegen_model(self, model: ModelProto, options: BuildOptions) -> bytes:
-        """As ``compile_onnx``; UnsupportedError also where the engine's arithmetic is too narrow for the model."""
+        """The artifact that ``compile_onnx`` makes of the model.
+
+        Raises UnsupportedError also where the engine's arithmetic is too narrow for the model.
+        """
         if self.narrow:
             from collage.frontend.casts import casts_first
             from collage.frontend.narrow import whole_problem
@@ -74,7 +76,7 @@ class OnnxEngine(Backend):
         return self.compile_onnx(model, options)
 
     def check_model(self, model: bytes) -> None:
-        """UnsupportedError where the engine's arithmetic is too narrow for the model."""
+        """Raises UnsupportedError where the engine's arithmetic is too narrow for the model."""
         if self.narrow:
             import onnx
 
@@ -87,7 +89,7 @@ class OnnxEngine(Backend):
             raise UnsupportedError(f"too narrow arithmetic: {problem}")
 
     def compile_onnx(self, model: ModelProto, options: BuildOptions) -> bytes:
-        """The serialised model; UnsupportedError when it is too large."""
+        """The serialised model. Raises UnsupportedError when it is too large."""
         if model.ByteSize() >= MAX_BYTES:
             raise UnsupportedError("the weights exceed the 2 GiB that one ONNX protobuf can hold")
         data: bytes = model.SerializeToString()

@@ -23,18 +23,18 @@ _NO_SPINNING = "no spinning"
 _ONE_THREAD = "one thread"
 """Small models are done before other threads have woken."""
 _PLAIN_LAYOUT = "plain layout"
-"""Optimisation level "extended": without blocked layouts (NCHWc), which some networks change all the time."""
+"""The optimisation level "extended", which has no blocked layouts (NCHWc): some networks change these all the time."""
 
 
 UNOPTIMISED = "unoptimised"
-"""Operator by operator, as the model has them: what is taken for right."""
+"""The operators one by one, as the model has them. Their results are taken for right."""
 
-_EXOTIC = ("bfloat16", "float8", "float4", "int4", "int2")
-"""In the names of types that numpy lacks."""
+_NOT_IN_NUMPY = ("bfloat16", "float8", "float4", "int4", "int2")
+"""Words that are in the names of types which numpy lacks."""
 
 
 class OnnxRuntime(OnnxEngine):
-    """Takes everything that has an ONNX form, the opaque nodes included; the engine of last resort."""
+    """The engine of last resort. It takes everything that has an ONNX form, the opaque nodes included."""
 
     name = "onnxruntime"
     requirement = "onnxruntime"
@@ -44,11 +44,11 @@ class OnnxRuntime(OnnxEngine):
         return _SessionKernel(self._load(artifact, options), own_threads=options.threads > 1)
 
     def session(self, model: bytes, options: BuildOptions) -> Session:
-        """Takes all that ONNX Runtime does; values of types that numpy lacks go through others."""
+        """A session for any model that ONNX Runtime takes. Values of types that numpy lacks go through other types."""
         session = self._load(model, options)
         infos = [*session.get_inputs(), *session.get_outputs()]
         names = [each.name for each in session.get_inputs()]
-        if not any(word in info.type for info in infos for word in _EXOTIC):
+        if not any(word in info.type for info in infos for word in _NOT_IN_NUMPY):
             return _ModelSession(names, partial(session.run, None))
         import onnx
 
@@ -78,7 +78,7 @@ class OnnxRuntime(OnnxEngine):
         return ort.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
 
     def profiles(self, options: BuildOptions) -> Sequence[str]:
-        """All optimisations and spinning threads; then without one of the two, and without other threads."""
+        """All optimisations with spinning threads, then without one of the two, and then without other threads."""
         return ("", _PLAIN_LAYOUT, *((_NO_SPINNING, _ONE_THREAD) if options.threads > 1 else ()))
 
     def settings(self, options: BuildOptions) -> str:
@@ -116,7 +116,7 @@ class _SessionKernel(Kernel):
 
 
 def _check_shape(info: Any, array: Array) -> None:
-    """Raises ValueError for an input of another shape than the model says, where it says one."""
+    """Raises ValueError for an input of another shape than the model has, where it has one."""
     if info.shape and (
         len(info.shape) != array.ndim
         or any(isinstance(e, int) and e != own for e, own in zip(info.shape, array.shape, strict=True))

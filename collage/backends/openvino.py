@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 _NOT_PINNED = "not pinned"
-"""The system may move threads away from cores that somebody else uses."""
+"""With this profile the system may move threads away from cores that somebody else uses."""
 _ONE_THREAD = "one thread"
 
 
@@ -36,11 +36,11 @@ class OpenVino(OnnxEngine):
     narrow = True
 
     def accepts(self, domain: str, op_type: str) -> bool | str:
-        """The operators of the standard domain."""
+        """Whether the operator is of the standard domain."""
         return True if domain in ("", "ai.onnx") else f"OpenVINO does not know the operator domain {domain}"
 
     def profiles(self, options: BuildOptions) -> Sequence[str]:
-        """Tuned for latency, threads pinned; then not pinned, and without other threads."""
+        """Pinned threads, tuned for latency; then threads that are not pinned; then no other threads."""
         return ("", *((_NOT_PINNED, _ONE_THREAD) if options.threads > 1 else ()))
 
     def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
@@ -48,22 +48,22 @@ class OpenVino(OnnxEngine):
         return _CompiledKernel(self._compile(artifact, options))
 
     def session(self, model: bytes, options: BuildOptions) -> Session:
-        """Takes what OpenVINO does: tensors, of dynamic shapes too."""
+        """A session for any model that OpenVINO takes: of tensors, which may have dynamic shapes."""
         return _ModelSession(self._compile(model, options))
 
     def check_model(self, model: bytes) -> None:
-        """Also ValueError where running the model could corrupt this process's memory."""
+        """Raises ValueError, too, where running the model could corrupt this process's memory."""
         import onnx
 
         _refuse_unsafe(onnx.load_model_from_string(model))
         super().check_model(model)
 
     def codegen_model(self, model: ModelProto, options: BuildOptions) -> bytes:
-        """UnsupportedError also where running the model could corrupt this process's memory."""
+        """Raises UnsupportedError also where running the model could corrupt this process's memory."""
         try:
             _refuse_unsafe(model)
         except ValueError as error:
-            raise UnsupportedError(str(error)) from None
+            raise UnsupportedError(str(error)) from error
         return super().codegen_model(model, options)
 
     @staticmethod
@@ -81,7 +81,7 @@ class OpenVino(OnnxEngine):
 
 
 def _refuse_unsafe(model: ModelProto) -> None:
-    """Raises ValueError for what OpenVINO 2026.4 takes without a look, and writes beside its buffers for.
+    """Raises ValueError for models that OpenVINO 2026.4 takes unchecked, and that make it write beside its buffers.
 
     It does not compare the size that a Reshape is given with that of its data: of 24 elements and a shape of zeros it
     makes an empty tensor, and a later model crashes. Nor does it look for operands and attributes that an operator does
@@ -98,15 +98,16 @@ def _refuse_unsafe(model: ModelProto) -> None:
         check_model(model)
     except ValidationError as error:
         raise ValueError(
-            f"OpenVINO runs what is no valid ONNX, with any result: {library_text(error)}"
-        ) from None
+            f"OpenVINO runs models that are no valid ONNX, with any result: {library_text(error)}"
+        ) from error
 
 
 @cache
 def _core() -> Any:
-    """One for the process, for good: each gives the thread another stack for signals, and restores the one before.
+    """The core of the process, of which there is never a second one.
 
-    Of several, that one may be gone by then, and the next signal (Ctrl-C) ends the process.
+    Each core gives the thread another stack for signals, and later restores the one before. With several cores that
+    one may be gone by then, and the next signal (Ctrl-C) ends the process.
     """
     import openvino as ov
 
@@ -114,13 +115,13 @@ def _core() -> Any:
 
 
 class _ModelSession(Session):
-    """Inputs of fixed shapes have buffers that stay: a new tensor for each call costs more than a copy.
+    """A session whose inputs of fixed shapes have buffers that stay: a new tensor for each call costs more than a copy.
 
-    A detector of 1.7 ms with a picture of 0.8 MB: 80 us by new tensors, 30 by a copy.
+    A detector of 1.7 ms with a picture of 0.8 MB spends 80 us on new tensors, and 30 us on a copy.
     """
 
     def __init__(self, compiled: Any) -> None:
-        self._compiled = compiled  # a request does not keep alive what it runs
+        self._compiled = compiled  # a request does not keep the model alive
         self._request = compiled.create_infer_request()
         self._outputs = compiled.outputs
         self._buffers: dict[int, Array] = {}
@@ -143,7 +144,7 @@ class _ModelSession(Session):
 
 
 def _buffer(port: Any) -> Array | None:
-    """An array for the input, where its shape and a type that numpy has are known."""
+    """An array for the input, where its shape is known and numpy has its type."""
     import openvino as ov
 
     shape, kind = port.get_partial_shape(), port.get_element_type()
@@ -175,7 +176,7 @@ class _CompiledKernel(Kernel):
             _check_port("output", port, array)
             request.set_output_tensor(index, _shared(array))
 
-        # 8 us of overhead; start_async + wait costs 19. Without share_outputs every output would be copied.
+        # This has 8 us of overhead, start_async with wait 19. Without share_outputs every output would be copied.
         return partial(request.infer, share_inputs=True, share_outputs=True)
 
 

@@ -7,9 +7,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
+from inspect import isfunction
 from typing import Any
 
 from collage.backends.base import BUILT_IN, Availability, Backend
+from collage.backends.engine import Engine
+from collage.backends.tuner import Tuner
 from collage.errors import RegistrationError, unknown_names
 from collage.graph.formats import StorageFormat
 from collage.graph.storage import FORMATS
@@ -32,7 +35,11 @@ class Registry:
     _backends: dict[str, Backend] = field(default_factory=dict)
 
     def register(self, backend: Backend) -> None:
-        """Add a backend. Raises RegistrationError for a name that is taken, and for what is no backend."""
+        """Add a backend.
+
+        Raises RegistrationError for a name that is taken, for what is no backend, and for methods that nobody would
+        call on it.
+        """
         if not isinstance(backend, Backend):
             hint = " Give an instance, not the class." if isinstance(backend, type) else ""
             raise RegistrationError(
@@ -45,11 +52,12 @@ class Registry:
             raise RegistrationError(
                 f"the backend name {name!r} is taken by {type(self._backends[name]).__qualname__}; choose another."
             )
+        _check_methods(name, type(backend))
         self._check_formats(name, backend.formats())
         self._backends[name] = backend
 
     def _check_formats(self, backend: str, formats: Iterable[StorageFormat]) -> None:
-        """Raises RegistrationError for a storage format whose name is taken by another, or is none."""
+        """Raises RegistrationError for a storage format whose name is another one's, or is no name."""
         known = {each.name: each for each in (*FORMATS, *self.formats)}
         for each in formats:
             if not re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", each.name):
@@ -82,7 +90,7 @@ class Registry:
         return {name: _probe(self._backends[name]) for name in self.names}
 
     def select(self, names: Iterable[str] | None = None) -> dict[str, Backend]:
-        """The named backends, or all available ones; the built-in ones always join.
+        """The named backends, or all available ones, and the built-in ones in any case.
 
         Raises UsageError naming all unknown names at once, or a named backend that is not available.
         """
@@ -113,10 +121,27 @@ class Registry:
         return Registry(self.patterns.copy(), dict(self.problems), dict(self._backends))
 
 
+def _check_methods(name: str, kind: type[Backend]) -> None:
+    """Raises RegistrationError for methods of engines or tuners on what is none: they would be ignored in silence."""
+    for role in (Engine, Tuner):
+        own = {name for name, each in vars(role).items() if isfunction(each)} - {*dir(Backend)}
+        lost = sorted(each for each in own if hasattr(kind, each))
+        if lost and not issubclass(kind, role):
+            raise RegistrationError(
+                f"backend {name} has the method {' and '.join(lost)}, which only a collage.{role.__name__} is asked "
+                f"for; derive {kind.__qualname__} from collage.{role.__name__}, too."
+            )
+    if hasattr(kind, "takes_models"):
+        raise RegistrationError(
+            f"backend {name} has the method takes_models, which nobody asks; "
+            f"a backend takes whole models where {kind.__qualname__} derives from collage.Engine."
+        )
+
+
 def _probe(backend: Backend) -> Availability:
     try:
         return backend.available()
-    except Exception as error:  # a third party's probe must not take the listing down
+    except Exception as error:  # a plug-in's own code may raise anything, and must not take the listing down
         return Availability(reason=f"its probe failed: {type(error).__name__}: {error}")
 
 
@@ -146,8 +171,10 @@ def builtin_registry(*, with_entry_points: bool = True) -> Registry:
 def _register_entry_point(registry: Registry, point: Any) -> None:
     try:
         loaded = point.load()
-    except Exception as error:  # a broken plug-in costs itself only
+        backend = loaded() if isinstance(loaded, type) else loaded
+        _check_methods(point.name, type(backend))
+    except Exception as error:  # the plug-in's own code: a broken one costs itself only
         registry.problems[point.name] = f"{point.value}: {type(error).__name__}: {error}"
         log.warning("backend entry point %s cannot be loaded: %s", point.name, error)
         return
-    registry.register(loaded() if isinstance(loaded, type) else loaded)
+    registry.register(backend)

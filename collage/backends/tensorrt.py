@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _DISTRIBUTIONS = ("tensorrt", "tensorrt-cu13", "tensorrt-cu12")
-"""Any of them brings the package ``tensorrt``."""
+"""Distributions each of which has the package ``tensorrt``."""
 
 _DTYPES = {
     "FLOAT": "float32",
@@ -42,7 +42,7 @@ _DTYPES = {
     "INT64": "int64",
     "BOOL": "bool",
 }
-"""Dtypes that go in and out, by TensorRT's names."""
+"""The dtypes of inputs and outputs, by TensorRT's names."""
 
 
 class TensorRt(OnnxEngine):
@@ -69,15 +69,15 @@ class TensorRt(OnnxEngine):
             return Availability(reason=f"{error}; TensorRT runs on NVIDIA GPUs only")
 
     def reassociates(self, subgraph: Subgraph, variant: Variant) -> bool:
-        """It may: its builder chooses among algorithms, Winograd's with them, and does not tell which."""
+        """True, since its builder may choose Winograd's algorithm, and does not tell which one it chose."""
         return True
 
     def accepts(self, domain: str, op_type: str) -> bool | str:
-        """The operators of the standard domain."""
+        """Whether the operator is of the standard domain."""
         return True if domain in ("", "ai.onnx") else f"TensorRT does not know the operator domain {domain}"
 
     def compile_onnx(self, model: ModelProto, options: BuildOptions) -> bytes:
-        """The serialised engine, built with what earlier builds measured; UnsupportedError when it is refused."""
+        """The serialised engine, built with earlier builds' timings. Raises UnsupportedError when it is refused."""
         data = super().compile_onnx(model, options)
         import tensorrt as trt
 
@@ -105,7 +105,7 @@ class TensorRt(OnnxEngine):
         return bytes(plan)
 
     def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
-        """The engine; RuntimeError when it was built by another TensorRT or for another GPU."""
+        """The engine's kernel. Raises RuntimeError when it was built by another TensorRT or for another GPU."""
         import tensorrt as trt
 
         said: list[str] = []
@@ -127,15 +127,17 @@ class _EngineKernel(Kernel):
 
 
 class _Bound:
-    """A context with a stream and device memory of its own, freed with it."""
+    """A context with a stream and device memory of its own, which are freed with it."""
 
     def __init__(self, context: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         from cuda.bindings import runtime as cuda
 
-        self._context, self._arrays = context, (*inputs, *outputs)  # the copies' addresses stay theirs
+        self._context = context
+        self._arrays = (*inputs, *outputs)  # they are kept, since the copies have their addresses
         self._stream = int(_ask(cuda.cudaStreamCreate()))
         held: list[int] = []
-        weakref.finalize(self, _release, self._stream, held).atexit = False  # the driver frees all at the end
+        # When the process ends, the driver frees everything.
+        weakref.finalize(self, _release, self._stream, held).atexit = False
         self._before, self._after = [], []
         kinds = cuda.cudaMemcpyKind
         for index, array in enumerate(inputs):
@@ -173,7 +175,7 @@ def _check_tensor(engine: Any, name: str, array: Array) -> None:
     import tensorrt as trt
 
     shape, kind = tuple(engine.get_tensor_shape(name)), engine.get_tensor_dtype(name).name
-    if shape != array.shape:  # -1 where it depends on data
+    if shape != array.shape:  # an extent is -1 where it depends on data
         raise UnsupportedError(f"TensorRT gives {name} the shape {shape}, not {array.shape}")
     if _DTYPES.get(kind) != array.dtype.name:
         raise UnsupportedError(f"TensorRT gives {name} the type {kind}, not {array.dtype}")
@@ -192,8 +194,8 @@ def _gpu() -> str:
     """Name of the GPU that CUDA takes by default. Raises OSError, saying what is missing."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        raise OSError("there is no NVIDIA driver (libcuda.so.1)") from None
+    except OSError as error:
+        raise OSError("there is no NVIDIA driver (libcuda.so.1)") from error
     device, count, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
         raise OSError("the NVIDIA driver finds no GPU")
@@ -225,7 +227,7 @@ def _timing_cache_path(version: str) -> Path:
 
 
 def _read_timings(config: Any, file: Path) -> Any:
-    """Give the build what earlier ones measured, where there is a file that TensorRT accepts; else an empty cache."""
+    """Give the build the timings of earlier ones, or an empty cache where there is no file that TensorRT accepts."""
     try:
         kept = file.read_bytes()
     except OSError:
@@ -238,7 +240,7 @@ def _read_timings(config: Any, file: Path) -> Any:
 
 
 def _keep_timings(cache: Any, file: Path) -> None:
-    """Replace the file. Of two builds at once one's timings are lost, which costs a later build some time only."""
+    """Replace the file. Where two builds do it at once, the timings of one are lost, and a later build takes longer."""
     from collage.core.new_file import new_file
 
     try:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from collage.backends.base import TRIAL_LIMIT_S, Availability, Backend, BackendKind, UnsupportedError
+from collage.backends.base import Availability, Backend, BackendKind, UnsupportedError
+from collage.backends.tuner import TRIAL_LIMIT_S, Tuner
 from collage.errors import DatabaseError
 from collage.frontend.op_kinds import COMPUTE_BOUND
 from collage.graph.dataflow import Array
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
 
 
 _SCHEDULES = "schedules 4"
-"""To be counted up when `tvm_codegen` makes other kernels than before: what was measured then no longer holds."""
+"""This is counted up when `tvm_codegen` makes other kernels than before, for which old measurements do not hold."""
 
 
-class Tvm(Backend):
+class Tvm(Tuner, Backend):
     """Elementwise, broadcast, injective and reduction operators and their fusions (TVM's own rules).
 
     Convolutions and matmuls without a tuned schedule would take seconds a call, so they are offered only when
@@ -37,7 +38,7 @@ class Tvm(Backend):
     kind = BackendKind.COMPILER
 
     def available(self) -> Availability:
-        """Always there: the core dependency."""
+        """The version of TVM, which Collage depends on."""
         try:
             return Availability(version=metadata.version("apache-tvm"))
         except metadata.PackageNotFoundError:
@@ -50,20 +51,20 @@ class Tvm(Backend):
         return (TunedFusionRule() if options.tune_trials else ScheduledFusionRule(),)
 
     def settings(self, options: BuildOptions) -> str:
-        """The version of our schedules, whose threads run them, and the number of trials where there are any."""
+        """The version of our schedules, whether TVM's threads run them, and the number of trials if there are any."""
         pool = ", TVM's threads" if core_problem() else ""
         return _SCHEDULES + pool + (f", {options.tune_trials} trials" if options.tune_trials else "")
 
     def on_team(self) -> bool:
-        """Yes, where the native core was built."""
+        """True where the native core was built."""
         return not core_problem()
 
     def tunes(self, subgraph: Subgraph) -> bool:
-        """Convolutions and matmuls, with what is fused to them."""
+        """Whether there is a convolution or a matmul among the operators."""
         return any(node.op in COMPUTE_BOUND for node in subgraph.operators)
 
     def tune(self, subgraph: Subgraph, options: BuildOptions) -> str:
-        """Search with MetaSchedule; the record is JSON with a trace for each function of the kernel."""
+        """Search with MetaSchedule. The record is JSON with a trace for each function of the kernel."""
         if not self.tunes(subgraph) or options.tune_trials < 1:
             return ""
         from collage.backends.tvm_codegen.lower import LoweringError, lower
@@ -73,11 +74,11 @@ class Tvm(Backend):
         try:
             lowered = lower(part.function, part.prim_funcs)
         except LoweringError as error:
-            raise UnsupportedError(str(error)) from None
+            raise UnsupportedError(str(error)) from error
         return tune(lowered, options.threads, options.tune_trials, TRIAL_LIMIT_S * options.tune_trials)
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
-        """Lower, fuse, schedule and compile; the artifact is LLVM IR with the constants."""
+        """Lower, fuse, schedule and compile. The artifact is LLVM IR with the constants."""
         from collage.backends.tvm_codegen.build import compile_kernel
         from collage.backends.tvm_codegen.contraction import UnscheduledError
         from collage.backends.tvm_codegen.lower import LoweringError, lower
@@ -90,9 +91,9 @@ class Tvm(Backend):
             raise DatabaseError(
                 f"the measurement database holds a schedule for {subgraph} that is not used ({error}). Measure again "
                 "with --remeasure, or give another path with --db."
-            ) from None
+            ) from error
         except (LoweringError, UnscheduledError) as error:
-            raise UnsupportedError(str(error)) from None
+            raise UnsupportedError(str(error)) from error
 
     def load(self, artifact: Artifact, options: BuildOptions) -> Kernel:
         """The compiled functions on Collage's team of threads, or in TVM's pool where there is no native core."""

@@ -1,7 +1,7 @@
 """The built-in backend for operators that do no work.
 
-A reshape is another name for the same memory; what a concatenation joins is made in its place, and what a split gives
-are parts of what it took.
+A reshape gives the same memory another shape. The parts of a concatenation are made in its place, and the results of a
+split are parts of its input.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 
 
 class View(Backend):
-    """Reshapes, concatenations, splits. The memory plan gives input and output one buffer, and nothing runs."""
+    """Reshapes, concatenations and splits. The memory plan gives input and output one buffer, and nothing runs."""
 
     name = VIEW
     kind = BackendKind.LIBRARY
 
     def available(self) -> Availability:
-        """Always."""
+        """It is always available."""
         return Availability(version="1")
 
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
-        """Single view operators."""
+        """The rule that finds single view operators."""
         from collage.patterns.regions import ViewRule
 
         return (ViewRule(),)
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
-        """Nothing is needed beside the buffers."""
+        """An empty artifact, since nothing is needed besides the buffers."""
         if not (subgraph.inputs and subgraph.outputs) or 1 not in (
             len(subgraph.inputs),
             len(subgraph.outputs),
@@ -47,12 +47,12 @@ class View(Backend):
         return b""
 
     def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
-        """A copy, for the case that the memory plan could not share the buffer."""
+        """A copy, for where the memory plan could not share the buffer."""
         return _CopyKernel()
 
 
 class _CopyKernel(Kernel):
-    """What the inputs hold, one after another, is what the outputs shall hold, one after another."""
+    """Copies the elements of all inputs, one after another, to the outputs, one after another."""
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call:
         sources, targets = ([each.reshape(-1) for each in arrays] for arrays in (inputs, outputs))

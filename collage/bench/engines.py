@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from collage.backends.base import BackendKind
+from collage.backends.engine import Engine
 from collage.bench.race import outputs_of, race
 from collage.bench.worker import ENGINES, Setup
 from collage.core.child_process import ChildError
@@ -115,7 +115,7 @@ def _choose(engines: Sequence[str] | None) -> list[str]:
 
     registry = default_registry()
     probes = registry.availability()
-    registered = [n for n in probes if registry[n].kind is BackendKind.ENGINE and registry[n].takes_models()]
+    registered = [name for name in probes if isinstance(registry[name], Engine)]
     known = list(dict.fromkeys((*(name for name in ENGINES if name != OURS), *registered)))
     if engines is None:
         return [name for name in known if probes[name]]

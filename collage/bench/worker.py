@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from collage.backends.base import Backend
+from collage.backends.engine import as_engine
 from collage.core.child_process import Failure, read_message, take_over_pipes, write_message
 from collage.core.library_text import library_text
 from collage.graph.dataflow import Array, TensorType
@@ -210,7 +210,7 @@ def _registered(setup: Setup) -> tuple[Call, Outputs]:
     from collage.frontend.shapes import fix_shapes
 
     assert setup.backend is not None
-    backend: Backend = pickle.loads(setup.backend)
+    backend = as_engine(pickle.loads(setup.backend))
     options = BuildOptions(threads=setup.threads, exclusive=True)
     model = load_onnx(setup.path)
     fix_shapes(model, setup.shapes)

@@ -49,7 +49,7 @@ class Assembler:
     ) -> Executable:
         """Lay out the plan's launch list and memory. ``parts`` collects its kernels later.
 
-        ``tunings`` holds the records of ``Backend.tune``. With ``guard_inputs`` the model's inputs are scanned,
+        ``tunings`` holds the records of ``Tuner.tune``. With ``guard_inputs`` the model's inputs are scanned,
         whatever the kernels are right on.
         """
         buffers = Buffers(self.model.graph)

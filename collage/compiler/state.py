@@ -150,7 +150,7 @@ class Compilation:
 
     @cached_property
     def tunings(self) -> Mapping[Request, str]:
-        """The records of ``Backend.tune`` by request."""
+        """The records of ``Tuner.tune`` by request."""
         return {
             request: outcome.tuning
             for request, outcome in self.outcomes.items()

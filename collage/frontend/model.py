@@ -63,6 +63,11 @@ class Model:
         return {source: frozenset(nodes) for source, nodes in groups.items()}
 
     @cached_property
+    def parses(self) -> dict[tuple[Any, tuple[int, ...]], Any]:
+        """What parts of the model were parsed as, by parser and nodes (see ``Subgraph.parsed``)."""
+        return {}
+
+    @cached_property
     def initializers(self) -> Mapping[str, Any]:
         """The model's initializers (``TensorProto``) by name."""
         return {tensor.name: tensor for tensor in self.onnx.graph.initializer}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import onnx
 
@@ -14,6 +14,8 @@ from collage.frontend.model import Model
 from collage.frontend.to_onnx import export_onnx
 from collage.frontend.to_relax import RelaxPart, export_relax
 from collage.graph.dataflow import Array, Node, TensorType
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,19 @@ class Subgraph:
             hasher.update(f"{[refs[v] for v in node.inputs]}{origin}".encode())
         hasher.update(f"o{[refs[v] for v in self.outputs]}".encode())
         return hasher.hexdigest()[:32]
+
+    def parsed(self, parse: Callable[[Subgraph], T]) -> T:
+        """What ``parse`` makes of these nodes, which is done once for all subgraphs of the same nodes.
+
+        ``parse`` is a function of a module, and its result depends on nothing else. The result is kept as long as the
+        model is. So it must refer neither to the model nor to a subgraph, which would then never be freed by
+        reference counts. What raises is not kept.
+        """
+        parses, key = self.model.parses, (parse, self.nodes)
+        if key not in parses:
+            parses[key] = parse(self)
+        found: T = parses[key]
+        return found
 
     def to_onnx(self) -> onnx.ModelProto:
         """The subgraph as an ONNX model. Its inputs and outputs are named ``v<id>``, in the order of those here.

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from collage.graph.dataflow import Array, TensorType, np_dtype
 
 ALIGNMENT = 64
-"""Bytes. TVM's kernels crash on less, and a cache line is as long."""
+"""The boundary in bytes. TVM's kernels crash with a smaller one, and a cache line is as long."""
 
 
 def aligned_empty(shape: Sequence[int], dtype: str | np.dtype[np.generic]) -> Array:
@@ -43,7 +43,7 @@ def aligned_copy(array: Array) -> Array:
 
 
 def poison(array: Array) -> None:
-    """Fill with what no kernel computes by accident, so that elements left unwritten show.
+    """Fill the array with what no kernel computes by accident, so that elements left unwritten show.
 
     Floats become NaN, booleans alternate (both bytes stay legal), all others get the byte 0xA5.
     """

@@ -22,7 +22,7 @@ _START = struct.Struct("<4sI")
 
 @dataclass(frozen=True)
 class Framed:
-    """An artifact in its parts. ``mapped`` arrays belong to the module file, and so to all who read them."""
+    """The parts of an artifact. ``mapped`` arrays belong to the module file, and so to all who read it."""
 
     head: Buffer
     arrays: tuple[Buffer, ...]
@@ -30,7 +30,7 @@ class Framed:
 
     @property
     def header(self) -> dict[str, Any]:
-        """What ``frame`` was given. Raises ValueError when it is damaged."""
+        """The header that ``frame`` was given, with the kind and the sizes. Raises ValueError when it is damaged."""
         return parse_object(bytes(self.head))
 
     def array(self, index: int) -> npt.NDArray[np.uint8]:
@@ -52,7 +52,7 @@ Artifact: TypeAlias = "Buffer | Framed"
 
 
 def frame(kind: str, header: Mapping[str, Any], arrays: Sequence[Buffer]) -> bytes:
-    """An artifact of that kind: what JSON can hold, and arrays, which lie at multiples of 64 bytes."""
+    """An artifact of that kind with a header of JSON values, and with arrays at multiples of 64 bytes."""
     sizes = [len(each) for each in arrays]
     head = json.dumps({"kind": kind, "sizes": sizes, **header}, separators=(",", ":")).encode()
     parts: list[Buffer] = [_START.pack(_MAGIC, len(head)), head]

@@ -9,14 +9,14 @@ from typing import Any, TypeAlias
 from collage.graph.dataflow import Array
 
 Call: TypeAlias = Callable[[], None]
-"""A kernel bound to its buffers: runs it, synchronously, in the calling thread."""
+"""A kernel bound to its buffers. The call runs it in the calling thread, and returns when it is done."""
 
 
 class Kernel(ABC):
-    """A loaded kernel, ready to be bound to buffers; may be bound several times, and calls may run side by side."""
+    """A loaded kernel, ready to be bound to buffers. It may be bound several times, and its calls may be concurrent."""
 
     own_threads: bool = False
-    """Whether it has threads of its own. A forked process lacks them, so that the kernel is refused there."""
+    """Whether it has threads of its own. A forked process lacks them, so the kernel is refused there."""
 
     @abstractmethod
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call:
@@ -31,7 +31,7 @@ class Kernel(ABC):
 
 
 class Session(ABC):
-    """A whole ONNX model loaded in an engine, for what no kernel can take: dynamic shapes, strings, sequences."""
+    """A whole ONNX model, loaded in an engine: for models that no kernel takes, with dynamic shapes or strings."""
 
     @abstractmethod
     def run(self, inputs: Sequence[Any]) -> list[Any]:

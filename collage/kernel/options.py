@@ -22,7 +22,7 @@ class Variant:
 
     @property
     def layout(self) -> str:
-        """Both sides in a word or two: ``blocked``, ``plain -> blocked``, ``blocked, plain -> blocked``."""
+        """Both sides in short: ``blocked``, ``plain -> blocked`` or ``blocked, plain -> blocked``."""
         sides = [" ".join(dict.fromkeys(map(str, side))) for side in (self.inputs, self.outputs)]
         taken, given = (side.replace(" ", ", ") or str(PLAIN) for side in sides)
         return taken if taken == given else f"{taken} -> {given}"
@@ -39,14 +39,14 @@ ALL_PLAIN = Variant()
 class BuildOptions:
     """What a kernel is built for: ``threads`` it may use, ``tune_trials`` a tuning compiler may spend.
 
-    ``tuning`` is the record that ``Backend.tune`` gave for the subgraph, or "".
+    ``tuning`` is the record that ``Tuner.tune`` gave for the subgraph, or "".
 
     ``exclusive`` tells that no other engine's threads share the cores, so that idle threads may spin: the
     kernel is the whole model, or all engine kernels beside it are the same engine's. Anywhere else spinning
     pools fight (alternating spinning ONNX Runtime with OpenVINO slowed both by 5-10x on two cores).
 
     ``variant`` is one of those that ``Backend.variants`` gave for the subgraph, ``profile`` one of
-    ``Backend.profiles``.
+    ``Engine.profiles``.
 
     ``exact`` asks for direct algorithms only. What reassociates (``Backend.reassociates``) is then not measured; a
     backend that has a direct kernel for such a subgraph, but does not offer it otherwise, offers it in its place. It

@@ -46,14 +46,14 @@ class Target:
 
 @dataclass(frozen=True)
 class Cores:
-    """Cores this process is let run on, and the CPU time that it may take there."""
+    """The cores that this process may run on, and the CPU time that it may take there."""
 
     allowed: int
     quota: CpuQuota | None = None
 
     @property
     def usable(self) -> int:
-        """Threads that can run all the time: the quota is rounded down, and one there always is.
+        """The number of threads that can run all the time: the quota rounded down, but at least one.
 
         Threads beyond the quota use up a period's time before it ends, and then all of them are stopped until the next
         one. Two threads under a quota of 1.5 do more in the long run than one, but each call that meets the end of a
@@ -63,7 +63,7 @@ class Cores:
 
     @property
     def shared(self) -> bool:
-        """Whether the quota, and not a set of cores, is what bounds it: others run on the same cores."""
+        """Whether the quota is the bound, and not a set of cores. Then others run on the same cores."""
         return self.quota is not None and self.quota.cores < self.allowed
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class Cores:
 
 
 def cores() -> Cores:
-    """What this process may use now."""
+    """The cores and the CPU time that this process may use now."""
     try:
         allowed = len(os.sched_getaffinity(0))
     except AttributeError:  # not on Linux

@@ -39,7 +39,7 @@ def read_transform(artifact: bytes, formats: Iterable[StorageFormat]) -> LayoutT
     formats = tuple(formats)
     try:
         shape, dtype, source, target = json.loads(bytes(artifact))
-    except RecursionError:
+    except RecursionError:  # the cause is a thousand frames of one function, which tell nothing
         raise MalformedError("it is nested too deeply") from None
     if not isinstance(source, str) or not isinstance(target, str):
         raise MalformedError("it does not name its storages")

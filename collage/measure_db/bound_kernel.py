@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import onnx
 
 from collage.backends.base import Backend
+from collage.backends.engine import as_engine
+from collage.backends.tuner import Tuner
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
 from collage.graph.storage import PLAIN, Storage, stored_type
@@ -34,7 +36,7 @@ class KernelSource:
 
     def tuned(self) -> KernelSource:
         """The source with the record of tuning in its options, where there are trials. Raises RejectedError."""
-        if not self.options.tune_trials:
+        if not self.options.tune_trials or not isinstance(self.backend, Tuner):
             return self
         with stage("tune"):
             tuning = self.backend.tune(self.subgraph, self.options)
@@ -45,7 +47,7 @@ class KernelSource:
         with stage("codegen"):
             if self.original is None:
                 return self.backend.codegen(self.subgraph, self.options)
-            return self.backend.codegen_model(self.original, self.options)
+            return as_engine(self.backend).codegen_model(self.original, self.options)
 
 
 @dataclass(frozen=True)

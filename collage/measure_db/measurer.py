@@ -10,7 +10,8 @@ from typing import Any
 
 import onnx
 
-from collage.backends.base import TRIAL_LIMIT_S, Backend
+from collage.backends.base import Backend
+from collage.backends.tuner import TRIAL_LIMIT_S
 from collage.core.progress import Progress
 from collage.errors import unknown_names
 from collage.frontend.model import Model

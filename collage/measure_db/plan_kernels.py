@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from collage.backends.base import VIEW
+from collage.backends.engine import as_engine
 from collage.core.library_text import library_text
 from collage.kernel.transform import LayoutTransform
 from collage.measure_db.artifacts import Artifacts
@@ -77,7 +78,7 @@ class PlanKernels:
         backend, subgraph = self._settings.backends[request.backend], self._measured.subgraph(request.nodes)
         if request.original:
             assert self._measured.original is not None
-            artifact = backend.codegen_model(self._measured.original, kernel.options)
+            artifact = as_engine(backend).codegen_model(self._measured.original, kernel.options)
         else:
             artifact = backend.codegen(subgraph, kernel.options)
         self._artifacts.keep(kernel.key, artifact, subgraph.constants)

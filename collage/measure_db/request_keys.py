@@ -14,6 +14,7 @@ import tvm
 
 from collage.backends.base import Backend
 from collage.backends.layout import maker_of
+from collage.backends.tuner import Tuner
 from collage.graph.dataflow import Array
 from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
 from collage.kernel.transform import LayoutTransform
@@ -57,7 +58,8 @@ class RequestKeys:
         Trials are only for what the backend tunes, so that the others' measurements serve with and without them.
         """
         settings = self._settings
-        tunes = settings.backends[request.backend].tunes(self._measured.subgraph(request.nodes))
+        backend = settings.backends[request.backend]
+        tunes = isinstance(backend, Tuner) and backend.tunes(self._measured.subgraph(request.nodes))
         return replace(
             settings.build,
             exclusive=len(request.nodes) == len(self._measured.model.graph.nodes),

@@ -30,7 +30,7 @@ class Measurement:
 
     ``noise_us`` is the half-width of the 95 % confidence interval of the median. ``max_error`` is the largest absolute
     error against the reference on ordinary inputs, in units of the element's scale (see ``scales``). ``tuning`` is the
-    record of Backend.tune that builds the kernel again, or "" where nothing was tuned.
+    record of Tuner.tune that builds the kernel again, or "" where nothing was tuned.
     ``finite_only`` tells that its outputs differ from ONNX Runtime's where inputs hold NaN, infinities or large
     integers (see ``InputKind``), so that a module has to guard it.
     """

@@ -31,7 +31,7 @@ class InitWhole:
 class OpenWhole:
     """Load the model in an engine and run it once. Reply: Opened, or a Rejection.
 
-    ``unchecked`` is for an engine whose arithmetic is too narrow for the model (``Backend.check_model``).
+    ``unchecked`` is for an engine whose arithmetic is too narrow for the model (``Engine.check_model``).
     """
 
     backend: str
@@ -76,7 +76,7 @@ class OpenParts:
 class Opened:
     """The outputs of the run, or None and why it failed; ``loaded`` tells whether the model was loaded at least.
 
-    ``narrow`` tells that the engine would run it, but in too few bits (``Backend.check_model``).
+    ``narrow`` tells that the engine would run it, but in too few bits (``Engine.check_model``).
     """
 
     outputs: tuple[Any, ...] | None

@@ -10,6 +10,7 @@ from typing import Any
 import onnx
 
 from collage.backends.base import UnsupportedError
+from collage.backends.engine import as_engine
 from collage.core.child_process import Failure
 from collage.core.library_text import library_text
 from collage.frontend.shapes import model_inputs
@@ -57,15 +58,15 @@ class WholeWorker:
     def _open(self, name: str, unchecked: bool) -> Opened:
         """Load the model in an engine and run it twice: what the engine keeps between calls shows in the second run."""
         try:
-            backend = pickle.loads(self._init.backends[name])
+            engine = as_engine(pickle.loads(self._init.backends[name]))
             options = BuildOptions(threads=self._init.threads, exclusive=True)
             model = self._path.read_bytes()
             if not unchecked:
                 try:
-                    backend.check_model(model)
+                    engine.check_model(model)
                 except UnsupportedError as refusal:
                     return Opened(None, loaded=False, message=str(refusal), narrow=True)
-            self._sessions[name] = backend.session(model, options)
+            self._sessions[name] = engine.session(model, options)
         except BaseException as error:  # an engine may raise anything
             return Opened(None, loaded=False, message=_one_line(error))
         return self._ran(name)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from collage.backends.base import Backend
+from collage.backends.engine import as_engine
 from collage.errors import CollageError
 from collage.graph.dataflow import Array
 from collage.kernel.frames import Artifact, Buffer, Framed
@@ -55,7 +56,7 @@ def load_suffix(parts: Parts, prefix: Executor, backends: Backends) -> SuffixExe
     options = BuildOptions(threads=suffix.region.threads, exclusive=suffix.region.exclusive)
     careful = Careful(model, suffix.region.threads) if suffix.region.finite_only else None
     try:
-        session = backends[suffix.region.backend].session(bytes(model), options)
+        session = as_engine(backends[suffix.region.backend]).session(bytes(model), options)
         return SuffixExecutor(prefix, suffix, session, careful)
     except Exception as error:  # a backend raises anything
         what = "the suffix of the model" if parts.program.launches else "the whole model"

@@ -12,7 +12,7 @@ from onnx import helper
 
 from tests.models import make_model
 
-ENDINGS = [
+EPILOGUES = [
     (),
     ("Relu",),
     ("Tanh",),
@@ -64,13 +64,13 @@ def product_model(
 
 @st.composite
 def weighted_products(draw: st.DrawFn) -> onnx.ModelProto:
-    """With a constant matrix, and one of the endings."""
+    """With a constant matrix, and one of the epilogues."""
     left = draw(st.sampled_from([[], [1], [2]]))
     return product_model(
         [*left, draw(st.integers(1, 40)), draw(st.one_of(st.integers(1, 80), st.sampled_from([1025, 2050])))],
         draw(st.integers(1, 200)),
         bias=draw(st.booleans()),
-        then=draw(st.sampled_from(ENDINGS)),
+        then=draw(st.sampled_from(EPILOGUES)),
     )
 
 

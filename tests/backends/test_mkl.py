@@ -24,7 +24,7 @@ from collage.kernel.options import BuildOptions
 from tests.backends import native_checks
 from tests.backends.native_checks import run_variant
 from tests.backends.product_models import (
-    ENDINGS,
+    EPILOGUES,
     any_products,
     product_model,
     transposed_products,
@@ -71,7 +71,7 @@ def test_transposed_operands_and_results(proto: onnx.ModelProto, threads: int) -
 
 
 @needs_mkl
-@pytest.mark.parametrize("then", ENDINGS)
+@pytest.mark.parametrize("then", EPILOGUES)
 def test_every_ending_is_one_kernel(then: tuple[str, ...]) -> None:
     (whole,) = [c for c in chains_of(product_model([1, 150, 64], 1030, then=then)) if len(c.outputs) == 1][
         -1:
@@ -226,7 +226,7 @@ def test_nothing_is_kept_between_runs_of_two_bindings() -> None:
 
 
 def test_structs_are_as_large_as_in_c() -> None:
-    from collage.backends.mkl_kernels.kernel import _Finish, _Product
+    from collage.backends.mkl_kernels.kernel import _Epilogue, _Product
 
     assert ctypes.sizeof(_Product) == 11 * 4
-    assert ctypes.sizeof(_Finish) == 5 * 8 + 2 * 4
+    assert ctypes.sizeof(_Epilogue) == 5 * 8 + 2 * 4

@@ -19,7 +19,7 @@ from tests.backends.native_checks import (
     run_variant,
     subgraphs_of,
 )
-from tests.backends.product_models import ENDINGS, product_model, weighted_products
+from tests.backends.product_models import EPILOGUES, product_model, weighted_products
 from tests.models import make_model
 
 pytestmark = needs_native
@@ -31,7 +31,7 @@ def test_products(proto: onnx.ModelProto, threads: int) -> None:
     check_all_variants(subgraphs_of(proto)[-1], threads)
 
 
-@pytest.mark.parametrize("then", ENDINGS)
+@pytest.mark.parametrize("then", EPILOGUES)
 def test_every_ending_is_one_kernel(then: tuple[str, ...]) -> None:
     model = product_model([1, 17, 64], 100, then=then)
     (whole,) = [each for each in subgraphs_of(model) if len(each.outputs) == 1][-1:]

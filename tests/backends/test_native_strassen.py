@@ -20,7 +20,7 @@ from collage.kernel.options import BuildOptions, Variant
 from collage.native.kernel_library import kernel_function
 from collage.native.structure import structure
 from tests.backends.native_checks import BACKEND, needs_native, run_variant, subgraphs_of
-from tests.backends.test_native_gemm import ENDINGS, product_model
+from tests.backends.test_native_gemm import EPILOGUES, product_model
 from tests.backends.test_native_winograd import conv_model
 from tests.reference import evaluate
 
@@ -77,7 +77,7 @@ def test_convolutions(proto: onnx.ModelProto, threads: int) -> None:
     st.integers(1, 70),
     st.integers(1, 4),
     st.integers(1, 5),
-    st.sampled_from(ENDINGS),
+    st.sampled_from(EPILOGUES),
     st.sampled_from([1, 2, 3]),
 )
 def test_products(rows: int, depth: int, columns: int, then: tuple[str, ...], threads: int) -> None:

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 from collage.backends.chains.chain import Chain, Combine
 from collage.backends.chains.functions import Algorithm, Eltwise
 from collage.backends.onednn import OneDnn
-from collage.backends.onednn_kernels.roots import chain_of
+from collage.backends.onednn_kernels.roots import task_of
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.storage import BLOCKED, CHANNELS_LAST, PLAIN
@@ -29,9 +29,17 @@ def offered(proto: onnx.ModelProto) -> dict[str, Subgraph]:
     return {"+".join(s.ops): s for s in (Subgraph(context.model, m.nodes) for m in matches)}
 
 
+def chain_of(subgraph: Subgraph) -> Chain:
+    """The chain that oneDNN reads a subgraph as."""
+    _, task = task_of(subgraph)
+    chain = task if isinstance(task, Chain) else task.chain
+    assert isinstance(chain, Chain)
+    return chain
+
+
 def longest(proto: onnx.ModelProto) -> Chain:
     subgraph = max(offered(proto).values(), key=lambda each: len(each.nodes))
-    return chain_of(subgraph)[1]
+    return chain_of(subgraph)
 
 
 def after_abs(*nodes: onnx.NodeProto, **numbers: float) -> onnx.ModelProto:
@@ -131,7 +139,7 @@ def used(nodes: list[onnx.NodeProto]) -> dict[str, float]:
 
 @pytest.mark.parametrize("nodes", ERF_GELU)
 def test_erf_gelu_is_recognised(nodes: list[onnx.NodeProto]) -> None:
-    assert longest(after_abs(*nodes, **used(nodes))).after == (
+    assert longest(after_abs(*nodes, **used(nodes))).epilogue == (
         Eltwise(Algorithm.ABS),
         Eltwise(Algorithm.GELU_ERF),
     )
@@ -139,7 +147,7 @@ def test_erf_gelu_is_recognised(nodes: list[onnx.NodeProto]) -> None:
 
 def test_gelu_without_its_half_is_scaled() -> None:
     nodes = [*ERF_GELU[0][:3], node("Mul", "a", "g3", to="y")]
-    *_, gelu, scale = longest(after_abs(*nodes, **used(nodes))).after
+    *_, gelu, scale = longest(after_abs(*nodes, **used(nodes))).epilogue
     assert gelu == Eltwise(Algorithm.GELU_ERF)
     assert scale == Eltwise(Algorithm.LINEAR, 2.0, 0.0)
 
@@ -162,7 +170,7 @@ def test_tanh_gelu_is_recognised() -> None:
         node("Mul", "g7", "half", to="y"),
     ]
     chain = longest(after_abs(*nodes, three=3, cubic=0.044715, slope=(2 / np.pi) ** 0.5, one=1, half=0.5))
-    assert chain.after[1:] == (Eltwise(Algorithm.GELU_TANH),)
+    assert chain.epilogue[1:] == (Eltwise(Algorithm.GELU_TANH),)
 
 
 @pytest.mark.parametrize(
@@ -175,16 +183,16 @@ def test_tanh_gelu_is_recognised() -> None:
     ],
 )
 def test_operators_taken_to_pieces(op: str, functions: tuple[Eltwise, ...]) -> None:
-    assert longest(after_abs(node(op, "a", to="y"))).after[1:] == functions
+    assert longest(after_abs(node(op, "a", to="y"))).epilogue[1:] == functions
 
 
 def test_silu_is_recognised() -> None:
     nodes = (node("Sigmoid", "a", to="s"), node("Mul", "a", "s", to="y"))
-    assert longest(after_abs(*nodes)).after[1:] == (Eltwise(Algorithm.SWISH, 1.0),)
+    assert longest(after_abs(*nodes)).epilogue[1:] == (Eltwise(Algorithm.SWISH, 1.0),)
 
 
 def test_twice_the_value_is_a_factor() -> None:
-    assert longest(after_abs(node("Add", "a", "a", to="y"))).after[1:] == (
+    assert longest(after_abs(node("Add", "a", "a", to="y"))).epilogue[1:] == (
         Eltwise(Algorithm.LINEAR, 2.0, 0.0),
     )
 
@@ -241,11 +249,11 @@ def test_what_follows_is_folded() -> None:
     from collage.backends.chains.fold import fold
 
     subgraph = offered(conv())["conv2d+add+add+relu"]
-    folded = fold(chain_of(subgraph)[1], (1, 64, 56, 56), 1)
+    folded = fold(chain_of(subgraph), (1, 64, 56, 56), 1)
     assert folded.scale is None
     assert folded.bias is not None
     np.testing.assert_array_equal(folded.bias, np.arange(64))
-    combine, relu = folded.after
+    combine, relu = folded.epilogue
     assert isinstance(combine, Combine)
     assert combine.algorithm is Algorithm.ADD
     assert relu == Eltwise(Algorithm.RELU)

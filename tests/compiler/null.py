@@ -12,6 +12,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from collage.backends.base import BackendKind
+from collage.backends.engine import Engine
 from collage.backends.layout import LayoutTransforms
 from collage.backends.registry import Registry
 from collage.backends.view import View
@@ -88,21 +89,27 @@ def imported(make: Callable[[], onnx.ModelProto] = chain) -> Model:
 class NullBackend(NumpyBackend):
     """A backend that builds nothing."""
 
-    def __init__(
-        self, name: str, engine: bool = False, team: bool = False, profiles: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, name: str, engine: bool = False, team: bool = False) -> None:
         self.name = name  # type: ignore[misc]
         self.kind = BackendKind.ENGINE if engine else BackendKind.LIBRARY  # type: ignore[misc]
-        self.team, self.known = team, profiles
+        self.team = team
 
     def on_team(self) -> bool:
         return self.team
 
-    def takes_models(self) -> bool:
-        return bool(self.known)
+
+class NullEngine(NullBackend, Engine):
+    """An engine whose whole models are never run."""
+
+    def __init__(self, name: str, profiles: Sequence[str] = ("",)) -> None:
+        super().__init__(name, engine=True)
+        self.known = profiles
 
     def profiles(self, options: BuildOptions) -> Sequence[str]:
         return self.known
+
+    def session(self, model: bytes, options: BuildOptions) -> Any:
+        return object()
 
 
 class NullMeasurer:

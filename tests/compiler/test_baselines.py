@@ -9,10 +9,10 @@ from collage.compiler.passes.fixpoint import Fixpoint
 from collage.compiler.passes.place import Place
 from collage.compiler.state import Compilation
 from collage.measure_db.results import Measurement, Rejection
-from tests.compiler.null import WHOLE, Made, NullBackend, chain, each_node
+from tests.compiler.null import WHOLE, Made, NullBackend, NullEngine, chain, each_node
 
 LIBRARY = NullBackend("lib", team=True)
-ENGINE = NullBackend("engine", engine=True, profiles=["", "turbo"])
+ENGINE = NullEngine("engine", ["", "turbo"])
 PROFILES = {"usual": "", "turbo": "turbo"}
 
 

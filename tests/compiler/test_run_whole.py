@@ -15,20 +15,12 @@ from collage.compiler.passes.dynamic_suffix import DynamicSuffix
 from collage.compiler.passes.run_whole import RunWhole
 from collage.compiler.state import run
 from collage.errors import ModelError
-from collage.kernel.options import BuildOptions
 from collage.measure_db.database import Database
 from collage.measure_db.timing import Timing
 from collage.measure_db.whole_trial import Trial
-from tests.compiler.null import Made, NullBackend, chain
+from tests.compiler.null import Made, NullBackend, NullEngine, chain
 
 REASON = "TVM cannot import Pow."
-
-
-class NullEngine(NullBackend):
-    """An engine whose sessions are never run."""
-
-    def session(self, model: bytes, options: BuildOptions) -> Any:
-        return object()
 
 
 def timing(us: float) -> Timing:
@@ -37,7 +29,7 @@ def timing(us: float) -> Timing:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[Made]:
-    engines = NullEngine("slow", engine=True), NullEngine("fast", engine=True), NullBackend("lib")
+    engines = NullEngine("slow"), NullEngine("fast"), NullBackend("lib")
     with Database(tmp_path / "db.sqlite") as database:
         yield Made({}, *engines, database=database)
 

@@ -18,6 +18,7 @@ from onnx import helper
 
 import collage
 from collage.backends.base import BackendKind
+from collage.backends.engine import Engine
 from collage.backends.layout import LayoutTransforms
 from collage.backends.onnxruntime import OnnxRuntime
 from collage.backends.openvino import OpenVino
@@ -150,14 +151,11 @@ def test_the_usual_settings_stay_unless_they_are_slower_beyond_doubt() -> None:
     assert best_profile(profiles(other=90, third=80)) == "third"
 
 
-class Crashing(NumpyBackend):
+class Crashing(NumpyBackend, Engine):
     """An engine that takes the process with it when it is given a whole model of an author's."""
 
     name: ClassVar[str] = "crashing"
     kind: ClassVar[BackendKind] = BackendKind.ENGINE
-
-    def takes_models(self) -> bool:
-        return True
 
     def codegen_model(self, model: onnx.ModelProto, options: BuildOptions) -> bytes:
         return b"original"

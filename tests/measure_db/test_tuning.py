@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import pytest
 
+import collage
 from collage.backends.base import UnsupportedError
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
@@ -27,7 +28,7 @@ from tests.backends_for_tests import NumpyBackend, chain_model
 ADD, RELU, TANH = (Request((node,), "tuner") for node in range(3))
 
 
-class Tuner(NumpyBackend):
+class Tuner(collage.Tuner, NumpyBackend):
     """Tunes tanh, slowly, and needs the record to build it."""
 
     name: ClassVar[str] = "tuner"

@@ -1,4 +1,4 @@
-"""Reading subgraphs for libraries of operators: one operator, and the functions that its result goes through.
+"""Reading subgraphs for libraries of operators: one operator and its epilogue.
 
-``chain`` reads a subgraph, ``conv`` and ``product`` what its operator computes, ``fold`` and ``ending`` what follows.
+``chain`` reads a subgraph, ``conv`` and ``product`` what its operator computes, ``fold`` and ``epilogue`` what follows.
 """

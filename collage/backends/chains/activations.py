@@ -26,7 +26,7 @@ Terms: TypeAlias = "tuple[tuple[tuple[Atom, ...], float], ...]"
 
 @dataclass(frozen=True)
 class Atom:
-    """A variable: the value itself (``function`` is ""), or a function of a polynomial."""
+    """A variable of a polynomial: the value itself, where ``function`` is "", or a function of another polynomial."""
 
     function: str = ""
     of: Terms = ()
@@ -48,7 +48,7 @@ class Recognised:
 
 
 def recognise(graph: Graph, left: Mapping[int, Node], value: int) -> Recognised | None:
-    """The most nodes of ``left`` that together compute one activation of ``value``, if any do."""
+    """The largest group of nodes of ``left`` that computes one activation of ``value``, if there is one."""
     for end in sorted(left, reverse=True):
         node = left[end]
         if len(node.outputs) != 1:
@@ -63,7 +63,7 @@ def recognise(graph: Graph, left: Mapping[int, Node], value: int) -> Recognised 
 
 
 def _closed(graph: Graph, nodes: set[int], value: int, end: int) -> bool:
-    """Whether nobody else reads what the nodes compute on the way."""
+    """Whether no other node reads what the nodes compute on the way."""
     for node in nodes - {end}:
         for output in graph.nodes[node].outputs:
             if output in graph.output_set or not set(graph.users[output]) <= nodes:
@@ -72,7 +72,7 @@ def _closed(graph: Graph, nodes: set[int], value: int, end: int) -> bool:
 
 
 class _Reader:
-    """Expands values to polynomials and notes the nodes it came through."""
+    """Expands values to polynomials, and notes the nodes that it came through."""
 
     def __init__(self, graph: Graph, left: Mapping[int, Node], base: int) -> None:
         self.graph, self.left, self.base = graph, left, base
@@ -163,7 +163,7 @@ def _match(polynomial: _Polynomial) -> tuple[Eltwise, ...] | None:
 
 
 def _gated(terms: _Polynomial) -> tuple[Eltwise, ...] | None:
-    """x times a function of x: GELU, SiLU, hard swish, mish."""
+    """The algorithm of x times a function of x: GELU, SiLU, hard swish or mish."""
     products = [term for term in terms if len(term) == 2 and term[0] == _X and term[1].function]
     if len(products) != 1 or set(terms) - {products[0], (_X,)}:
         return None
@@ -187,14 +187,14 @@ def _gated(terms: _Polynomial) -> tuple[Eltwise, ...] | None:
 
 
 def _softplus() -> set[tuple[Atom, ...]]:
-    """max(x, 0) + log(1 + exp(-|x|)): the terms of log(1 + exp(x)) as it does not overflow."""
+    """The terms of max(x, 0) + log(1 + exp(-|x|)), which is log(1 + exp(x)) without an overflow."""
     size = Atom("abs", _terms({(_X,): 1.0}))
     decay = Atom("exp", _terms({(size,): -1.0}))
     return {(Atom("nn.relu", _terms({(_X,): 1.0})),), (Atom("log", _terms({(): 1.0, (decay,): 1.0})),)}
 
 
 def _elu(terms: _Polynomial) -> tuple[Eltwise, ...] | None:
-    """max(x, 0) - alpha max(1 - exp(x), 0)."""
+    """The algorithm of max(x, 0) - alpha max(1 - exp(x), 0)."""
     positive = (Atom("nn.relu", _terms({(_X,): 1.0})),)
     growth = Atom("exp", _terms({(_X,): 1.0}))
     negative = (Atom("nn.relu", _terms({(): 1.0, (growth,): -1.0})),)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collage.graph.dataflow import Attr, Node
 
 DATA_LAYOUTS = ("NCW", "NCHW", "NCDHW")
-"""The order of a value's axes that the graph has, as Relax calls it."""
+"""Relax's names for the order of a value's axes in the graph."""
 
 
 def integers(value: Attr) -> tuple[int, ...]:
-    """An attribute that is an integer or several. Raises TypeError when it is not."""
+    """The numbers of an attribute that is one integer or several. Raises TypeError for any other one."""
     found = value if isinstance(value, tuple) else (value,)
     whole = tuple(each for each in found if isinstance(each, int))
     if len(whole) != len(found):
@@ -18,7 +18,7 @@ def integers(value: Attr) -> tuple[int, ...]:
 
 
 def number(node: Node, name: str, default: float | None = None) -> float:
-    """A real attribute. Raises TypeError when it is none."""
+    """The value of an attribute that is a real number. Raises TypeError for any other one."""
     value = node.attrs.get(name, default)
     if not isinstance(value, (int, float)):
         raise TypeError(f"{node.op}: {name} = {value!r} is no number")
@@ -26,7 +26,7 @@ def number(node: Node, name: str, default: float | None = None) -> float:
 
 
 def paddings(node: Node, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Padding before and after each of ``rank`` spatial axes."""
+    """The padding before and after each of ``rank`` spatial axes."""
     found = integers(node.attrs["padding"])
     found = found if len(found) == 2 * rank else found * (2 * rank // len(found))
     return found[:rank], found[rank:]

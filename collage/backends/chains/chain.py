@@ -1,4 +1,4 @@
-"""Reading a subgraph as a chain: one operator, and the functions that its result goes through."""
+"""Reading a subgraph as a chain: one operator, and its epilogue, the functions that its result goes through."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _COMMUTES = ("add", "multiply", "maximum", "minimum")
 
 @dataclass(frozen=True)
 class Combine:
-    """The result combined with ``operand``, seen as a tensor of ``shape``, which has the result's rank.
+    """A function that combines the result with ``operand``, a tensor of ``shape``, which has the result's rank.
 
     The operand is a value, or one of the chain's own constants where it is negative: -1 is the first.
     """
@@ -44,7 +44,8 @@ class Combine:
     shape: tuple[int, ...]
 
 
-After: TypeAlias = "Eltwise | Combine"
+EpilogueOp: TypeAlias = "Eltwise | Combine"
+"""One function of an epilogue."""
 
 
 @dataclass(frozen=True)
@@ -52,22 +53,19 @@ class Chain:
     """What happens to value ``base``, one function after the other; ``output`` is the value that comes out.
 
     ``base`` is the result of ``root``, or one of its inputs when the root is one of the functions itself.
-    ``subgraph.outputs`` is ``output`` alone. With views in the chain its type may have another shape than the
-    base's: the elements are the same, in the same order.
+    ``inputs`` and ``operators`` are the subgraph's, whose only output is ``output``. With views in the chain its type
+    may have another shape than the base's: the elements are the same, in the same order.
     """
 
-    subgraph: Subgraph
+    graph: Graph = field(repr=False, compare=False)
+    operators: tuple[Node, ...]
+    inputs: tuple[int, ...]
     root: Node
     base: int
-    after: tuple[After, ...]
+    epilogue: tuple[EpilogueOp, ...]
     output: int
     own: tuple[Floats, ...] = field(default=(), repr=False, compare=False)
     """Constants computed from those of the model."""
-
-    @property
-    def graph(self) -> Graph:
-        """The model's graph."""
-        return self.subgraph.model.graph
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -87,21 +85,22 @@ class Chain:
 
     @property
     def viewed(self) -> bool:
-        """Whether there are views among the chain, so that only plain layouts mean the same all along."""
-        return any(is_view(self.graph, node) for node in self.subgraph.operators)
+        """Whether there are views in the chain. Then only the plain layout means the same all along."""
+        return any(is_view(self.graph, node) for node in self.operators)
 
 
-def read_chain(subgraph: Subgraph, root: Node) -> Chain:
-    """The subgraph as what follows ``root``. Raises UnsupportedError when it is not that."""
-    return _read(subgraph, root, root.outputs[0], {n.id: n for n in subgraph.operators if n.id != root.id})
+def read_chain(subgraph: Subgraph) -> Chain:
+    """The subgraph as its first operator and what follows it. Raises UnsupportedError when it is not that."""
+    root, *others = subgraph.operators
+    return _read(subgraph, root, root.outputs[0], {node.id: node for node in others})
 
 
-def read_functions(subgraph: Subgraph, root: Node) -> Chain:
-    """The subgraph as functions of one of the root's inputs, the root's among them.
+def read_functions(subgraph: Subgraph) -> Chain:
+    """The subgraph as functions of one of its first operator's inputs, that operator's function among them.
 
     Raises UnsupportedError when it is not that.
     """
-    graph = subgraph.model.graph
+    graph, root = subgraph.model.graph, subgraph.operators[0]
     shape = graph.type_of(root.outputs[0]).shape
     reason = f"{root.op} of these operands"
     for base in dict.fromkeys(root.inputs):
@@ -122,7 +121,7 @@ def _read(subgraph: Subgraph, root: Node, base: int, left: dict[int, Node]) -> C
 
 
 def read_part(subgraph: Subgraph, root: Node, base: int, left: dict[int, Node]) -> Chain:
-    """The nodes ``left`` of the subgraph as functions of value ``base``, whatever the others do.
+    """The nodes ``left`` of the subgraph as functions of value ``base``, whatever the other nodes do.
 
     Raises UnsupportedError when they are not that.
     """
@@ -133,28 +132,29 @@ def read_part(subgraph: Subgraph, root: Node, base: int, left: dict[int, Node]) 
             if kind.dtype != "float32" or not kind.size:
                 raise UnsupportedError(f"{node.op} of {kind}: libraries get float32 with elements only")
     value = base
-    after: list[After] = []
+    epilogue: list[EpilogueOp] = []
     own: list[Floats] = []
     while left:
         step = _step(graph, left, value, graph.type_of(base).shape, own)
         for done in step.nodes:
             del left[done]
-        after += step.after
+        epilogue += step.functions
         value = step.result
-    return Chain(subgraph, root, base, tuple(after), value, tuple(own))
+    inputs = subgraph.inputs
+    return Chain(graph, subgraph.operators, inputs, root, base, tuple(epilogue), value, tuple(own))
 
 
 @dataclass(frozen=True)
 class _Step:
     nodes: tuple[int, ...]
-    after: tuple[After, ...]
+    functions: tuple[EpilogueOp, ...]
     result: int
 
 
 def _step(
     graph: Graph, left: dict[int, Node], value: int, shape: tuple[int, ...], own: list[Floats]
 ) -> _Step:
-    """The next link: what the nodes that read ``value`` do. Constants that it computes go to ``own``."""
+    """The next functions: what the nodes that read ``value`` do. Constants that they need are added to ``own``."""
     users = [node for node in graph.users[value] if node in left]
     if len(users) == 1:
         node = left[users[0]]
@@ -182,8 +182,8 @@ def _step(
     )
 
 
-def _batch_norm(graph: Graph, node: Node, value: int, own: list[Floats]) -> tuple[After, ...] | None:
-    """Batch normalisation of ``value`` with known statistics: a factor and a term for each channel."""
+def _batch_norm(graph: Graph, node: Node, value: int, own: list[Floats]) -> tuple[EpilogueOp, ...] | None:
+    """The functions of a batch normalisation with known statistics: a factor and a term for each channel."""
     known = [graph.constants.get(v) for v in node.inputs[1:]]
     if node.op != "nn.batch_norm" or node.inputs[0] != value or node.attrs.get("training"):
         return None

@@ -1,4 +1,4 @@
-"""Convolutions, transposed ones too: what an operator's attributes mean, and its weights as oneDNN has them."""
+"""Convolutions, also transposed ones: what an operator's attributes mean, and its weights as oneDNN has them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collage.backends.base import UnsupportedError
 from collage.backends.chains.attributes import DATA_LAYOUTS, integers, paddings
 from collage.backends.chains.chain import Floats
 from collage.backends.chains.window import Window, pad_end, transposed_pad_end
+from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Graph, Node
 from collage.graph.storage import BLOCK
 
@@ -23,7 +24,7 @@ _MAX_MERGED = 16
 
 @dataclass(frozen=True)
 class Conv:
-    """A convolution; ``weights`` are (O, I / groups, spatial...), the order that oneDNN has for transposed ones too.
+    """A convolution. ``weights`` are (O, I / groups, spatial...), as oneDNN has them also for transposed ones.
 
     ``dst`` is (N, O, spatial...), ``pad_end`` is what makes the output as large as that.
     """
@@ -89,8 +90,20 @@ def read_conv(graph: Graph, node: Node) -> Conv:
     return replace(conv, pad_end=ends)
 
 
+def conv_of(subgraph: Subgraph) -> Conv:
+    """The convolution that a subgraph begins with, read once for all subgraphs that begin with it.
+
+    Raises like ``read_conv``.
+    """
+    return Subgraph(subgraph.model, subgraph.nodes[:1]).parsed(_first_conv)
+
+
+def _first_conv(subgraph: Subgraph) -> Conv:
+    return read_conv(subgraph.model.graph, subgraph.operators[0])
+
+
 def scaled(conv: Conv, scale: Floats | None, bias: Floats | None) -> Conv:
-    """With what follows it folded into weights and bias."""
+    """The convolution with the linear part of its epilogue folded into weights and bias."""
     weights = conv.weights
     if scale is not None:
         weights = weights * scale.reshape(-1, *[1] * (weights.ndim - 1))
@@ -100,8 +113,8 @@ def scaled(conv: Conv, scale: Floats | None, bias: Floats | None) -> Conv:
 def in_a_row(conv: Conv) -> Conv:
     """A pointwise convolution with all positions on the first spatial axis, so that shares of them are even.
 
-    With channels last they lie one after the other: 2048 to 1024 channels on 7x7 take 425 us in shares of 25 and
-    24 positions, 480 us in shares of 4 and 3 rows (2 cores with AVX-512).
+    With channels last the positions lie one after the other. 2048 to 1024 channels on 7x7 take 425 us in shares of 25
+    and 24 positions, and 480 us in shares of 4 and 3 rows (2 cores with AVX-512).
     """
     same = conv.src[2:] == conv.dst[2:] and set(conv.strides) == {1} and not any(conv.pad_begin)
     if conv.transposed or not same or math.prod(conv.weights.shape[2:]) != 1:
@@ -111,10 +124,11 @@ def in_a_row(conv: Conv) -> Conv:
 
 
 def merged(conv: Conv) -> Conv:
-    """Narrow groups merged to wide ones with a block-diagonal kernel, where that fills blocks of 16 channels.
+    """The convolution with narrow groups merged to wide ones, where that fills blocks of 16 channels.
 
-    It multiplies the arithmetic, but the blocked kernels are that much faster: 32 groups of 4 channels, 3x3 on
-    56x56, take 231 us with 8 groups of 16 where the channels-last kernel takes 343 (2 cores with AVX-512).
+    The weights become block-diagonal, which multiplies the arithmetic, but the blocked kernels are faster by more than
+    that: 32 groups of 4 channels, 3x3 on 56x56, take 231 us as 8 groups of 16, where the channels-last kernel takes
+    343 us (2 cores with AVX-512).
     """
     ins, outs = conv.src[1] // conv.groups, conv.dst[1] // conv.groups
     if conv.groups == 1 or ins == outs == 1:

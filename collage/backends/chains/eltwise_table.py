@@ -34,7 +34,7 @@ def linear_of(graph: Graph, node: Node, value: int) -> Eltwise | None:
 
 
 def _of_number(op: str, by: float, first: bool) -> Eltwise | None:
-    """``first`` tells that the tensor is the first operand."""
+    """The algorithm of an operator on a tensor and a number. ``first`` tells that the tensor is the first operand."""
     if op == "add":
         return Eltwise(Algorithm.LINEAR, 1.0, by)
     if op == "multiply":
@@ -90,4 +90,4 @@ _SINGLE: Mapping[str, _Maker] = {
 }
 
 FUNCTIONS = frozenset((*_SINGLE, "erf", "power"))
-"""Operators that are such an algorithm, or can be part of what is one."""
+"""Operators that are an eltwise algorithm, or can be part of one."""

@@ -1,4 +1,4 @@
-"""What follows an operator and is linear in each channel: it goes into the weights and the bias."""
+"""The part of an epilogue that comes first and is linear in each channel: it goes into the weights and the bias."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from collage.backends.chains.chain import After, Chain, Floats
+from collage.backends.chains.chain import Chain, EpilogueOp, Floats
 from collage.backends.chains.functions import Algorithm, Eltwise
 
 _Doubles: TypeAlias = "npt.NDArray[np.float64]"
@@ -16,11 +16,11 @@ _Doubles: TypeAlias = "npt.NDArray[np.float64]"
 
 @dataclass(frozen=True)
 class Folded:
-    """result = scale · product + bias, channel by channel, then ``after``; None for 1 and 0."""
+    """result = scale · product + bias, channel by channel, then ``epilogue``; None stands for 1 and 0."""
 
     scale: Floats | None
     bias: Floats | None
-    after: tuple[After, ...]
+    epilogue: tuple[EpilogueOp, ...]
 
 
 def fold(chain: Chain, shape: tuple[int, ...], axis: int, *, scales: bool = True) -> Folded:
@@ -31,7 +31,7 @@ def fold(chain: Chain, shape: tuple[int, ...], axis: int, *, scales: bool = True
     channels = shape[axis]
     scale, bias = np.ones(channels), np.zeros(channels)
     scaled = shifted = False
-    rest = list(chain.after)
+    rest = list(chain.epilogue)
     while rest:
         step = rest[0]
         if isinstance(step, Eltwise):
@@ -59,12 +59,12 @@ def fold(chain: Chain, shape: tuple[int, ...], axis: int, *, scales: bool = True
 
 
 def _linear(name: str, number: _Doubles) -> tuple[_Doubles, _Doubles] | None:
-    """Factor and term that combining with a number means."""
+    """The factor and the term that combining with a number means."""
     ones, zeros = np.ones(number.shape), np.zeros(number.shape)
     if name == "DIVIDE":
         with np.errstate(divide="ignore", over="ignore"):
             factor = 1 / number
-            # Where it is infinite so are the quotients, but zeros among the weights would make NaN of them.
+            # Quotients are infinite where the factor is, but zeros among the weights would become NaN.
             return (factor, zeros) if np.isfinite(factor.astype(np.float32)).all() else None
     return {
         "ADD": (ones, number),

@@ -7,12 +7,12 @@ from enum import IntEnum
 
 
 class Algorithm(IntEnum):
-    """``dnnl_alg_kind_t``."""
+    """The numbers of ``dnnl_alg_kind_t``."""
 
     CONVOLUTION = 0x1
     DECONVOLUTION = 0xA
     RELU = 0x20
-    """Of a slope for negative inputs, alpha."""
+    """The slope for negative inputs is alpha."""
     TANH = 0x21
     ELU = 0x22
     SQUARE = 0x23
@@ -53,7 +53,7 @@ class Algorithm(IntEnum):
 
 @dataclass(frozen=True)
 class Eltwise:
-    """A function of the result."""
+    """A function of each element of the result."""
 
     algorithm: int
     alpha: float = 0.0

@@ -11,9 +11,9 @@ _ABSORBABLE = (OpKind.ELEMWISE, OpKind.BROADCAST, OpKind.INJECTIVE)
 
 
 def grown(context: MatchContext, seed: int, max_nodes: int) -> Iterator[tuple[int, ...]]:
-    """The seed with all between it and each of its post-dominators, while these are functions of its result.
+    """The seed with all nodes up to each of its post-dominators, as long as these are functions of its result.
 
-    The shortest first; the seed alone is not among them.
+    The shortest group comes first. The seed alone is not among them.
     """
     sink = seed
     while (after := context.post_dominator[sink]) is not None:

@@ -18,7 +18,7 @@ SMALL_FLOP = 20_000_000
 
 @dataclass(frozen=True)
 class Product:
-    """``left`` (batch..., M, K), ``right`` (batch..., K, N) and ``dst``, all of one rank.
+    """The shapes of ``left`` (batch..., M, K), ``right`` (batch..., K, N) and ``dst``, all of one rank.
 
     A constant matrix on the right makes it one product of all rows: the rank is 2.
     """
@@ -69,7 +69,7 @@ class Views:
 
 
 def views_of(chain: Chain, product: Product) -> Views:
-    """Dense, but for transposes around the product. Raises UnsupportedError for those it cannot do without."""
+    """Dense views, but for transposes around the product. Raises UnsupportedError for transposes that must be run."""
     node = chain.root
     left, right, dst = dense(product.left), dense(product.right), dense(product.dst)
     values = [node.inputs[0], node.inputs[1]]
@@ -91,7 +91,7 @@ def views_of(chain: Chain, product: Product) -> Views:
 
 
 def splits(product: Product, threads: int) -> list[str]:
-    """The ways of dividing it among the threads of a team: by columns, rows or batch; whole when it is small."""
+    """The ways of dividing it among the threads of a team: by columns, rows or batch, and not when it is small."""
     found: list[str] = []
     if threads > 1:
         if len(product.dst) > 2 and math.prod(product.dst[:-2]) > 1:
@@ -105,7 +105,7 @@ def splits(product: Product, threads: int) -> list[str]:
 
 
 def ranges(product: Product, split: str, threads: int) -> list[Range | None]:
-    """The part of the result that each share computes; None: all of it."""
+    """The part of the result that each share computes, or None for all of it."""
     dims = product.dst
     rank = len(dims)
     if split == WHOLE or threads == 1:
@@ -129,7 +129,8 @@ def part_of(whole: Strided, where: Range | None) -> tuple[Strided, int]:
     dims = [*whole.dims]
     dims[where.axis] = where.stop - where.start
     strides = [*whole.strides]
-    for axis in reversed(range(len(dims) - 1)):  # as if dense where it does not matter: oneDNN looks for that
+    # Where a stride does not matter, it is as in a dense tensor, since oneDNN looks for that.
+    for axis in reversed(range(len(dims) - 1)):
         if dims[axis] == 1:
             strides[axis] = dims[axis + 1] * strides[axis + 1]
     return Strided(tuple(dims), tuple(strides)), where.start * whole.strides[where.axis] * FLOAT_BYTES

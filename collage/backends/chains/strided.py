@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 FLOAT_BYTES = 4
-"""All tensors are float32."""
+"""The size of an element: all tensors are float32."""
 
 
 @dataclass(frozen=True)
 class Strided:
-    """Any order of the axes; ``strides`` in elements."""
+    """A tensor with any order of its axes. ``strides`` are in elements."""
 
     dims: tuple[int, ...]
     strides: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Matrix products with transposes around them, which cost nothing there: operands are read, results written in place.
+"""Matrix products with transposes around them, which cost nothing there.
 
 Attention splits the heads, transposes, multiplies and transposes back; oneDNN takes matrices with any strides.
 """
@@ -42,7 +42,7 @@ class ProductChain(Chain):
 
 
 def operand_transposes(graph: Graph, node: Node) -> tuple[int, ...]:
-    """The transposes, by id, that only this product reads and that it can do without."""
+    """The ids of the transposes that only this product reads, and that it can do without."""
     found = []
     for value in dict.fromkeys(node.inputs):
         producer = graph.values[value].producer
@@ -51,7 +51,7 @@ def operand_transposes(graph: Graph, node: Node) -> tuple[int, ...]:
             continue
         before = graph.nodes[producer]
         if before.op == TRANSPOSE and len(value_axes := _axes(graph, before)) - 1 in value_axes[-2:]:
-            found.append(producer)  # rows or columns lie together
+            found.append(producer)  # then rows or columns lie together
     return tuple(sorted(found))
 
 
@@ -63,9 +63,11 @@ def product_of(subgraph: Subgraph) -> Node | None:
     return next((node for node in subgraph.operators if node.op == "matmul"), None)
 
 
-def read_product_chain(subgraph: Subgraph, root: Node) -> ProductChain:
+def read_product_chain(subgraph: Subgraph) -> ProductChain:
     """The subgraph as a product with transposes before and after it. Raises UnsupportedError when it is none."""
-    graph = subgraph.model.graph
+    graph, root = subgraph.model.graph, product_of(subgraph)
+    if root is None:
+        raise UnsupportedError("transposes alone")
     before = [n for n in operand_transposes(graph, root) if n in subgraph.members]
     left = {n.id: n for n in subgraph.operators if n.id != root.id and n.id not in before}
     last = next((n for n in left.values() if n.op == TRANSPOSE), None)
@@ -87,15 +89,14 @@ def read_product_chain(subgraph: Subgraph, root: Node) -> ProductChain:
             raise UnsupportedError("a transpose of matrices or of a reshaped result")
         if axes[-1] != len(axes) - 1:
             raise UnsupportedError("a result whose rows do not lie together")
-        if any(isinstance(each, Combine) for each in chain.after):
+        if any(isinstance(each, Combine) for each in chain.epilogue):
             raise UnsupportedError("a result that is combined with others is not transposed")
     operands = {
         graph.nodes[n].outputs[0]: Transposed(graph.nodes[n].inputs[0], _axes(graph, graph.nodes[n]))
         for n in before
     }
-    return ProductChain(
-        subgraph, root, chain.base, chain.after, output, chain.own, operands=operands, result_axes=axes
-    )
+    same = (chain.graph, chain.operators, chain.inputs, root, chain.base, chain.epilogue)
+    return ProductChain(*same, output, chain.own, operands, axes)
 
 
 def operand_view(shape: tuple[int, ...], axes: tuple[int, ...]) -> Strided:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Window:
-    """One spatial axis of a convolution or pooling: ``size`` elements in, windows of ``reach`` elements."""
+    """One spatial axis of a convolution or pooling, with ``size`` input elements and windows of ``reach`` elements."""
 
     size: int
     reach: int
@@ -18,7 +18,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Halo:
-    """Input elements ``start`` to ``stop``, and the padding before and after them; nothing when they are none."""
+    """Input elements ``start`` to ``stop``, and the padding before and after them. There may be no elements."""
 
     start: int
     stop: int
@@ -40,12 +40,12 @@ def row_axis(src: Sequence[int], dst: Sequence[int]) -> int | None:
 
 
 def pad_end(window: Window, outputs: int) -> int:
-    """Padding after the end with which there are that many outputs, exactly; may be negative."""
+    """The padding after the end with which there are exactly that many outputs. It may be negative."""
     return (outputs - 1) * window.stride + window.reach - window.pad_begin - window.size
 
 
 def needed(window: Window, start: int, stop: int) -> Halo:
-    """What outputs ``start`` to ``stop`` read."""
+    """The elements that outputs ``start`` to ``stop`` read."""
     first = start * window.stride - window.pad_begin
     last = (stop - 1) * window.stride - window.pad_begin + window.reach
     low, high = max(0, first), min(window.size, last)
@@ -53,16 +53,16 @@ def needed(window: Window, start: int, stop: int) -> Halo:
 
 
 def transposed_pad_end(window: Window, outputs: int) -> int:
-    """Like ``pad_end``, of a transposed convolution: what is cut off the end of its result."""
+    """Like ``pad_end`` for a transposed convolution: the elements that are cut off the end of its result."""
     return (window.size - 1) * window.stride + window.reach - window.pad_begin - outputs
 
 
 def transposed_needed(window: Window, start: int, stop: int) -> Halo:
-    """What outputs ``start`` to ``stop`` of a transposed convolution read."""
+    """The elements that outputs ``start`` to ``stop`` of a transposed convolution read."""
     stride, pad, reach = window.stride, window.pad_begin, window.reach
     low = max(0, -((reach - 1 - pad - start) // stride))
     high = min(window.size, (stop - 1 + pad) // stride + 1)
     begin = start - (low * stride - pad)
-    if begin < 0:  # between two inputs' windows: the one before gives no more than its place
+    if begin < 0:  # the output is between two inputs' windows, and the one before it counts as padding
         low, begin = low - 1, begin + stride
     return Halo(low, high, begin, (high - 1) * stride - pad + reach - stop)

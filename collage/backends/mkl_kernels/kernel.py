@@ -1,4 +1,4 @@
-"""Binding a product to buffers: calls of MKL, each with the pass that finishes its sums, as a share's one task."""
+"""Binding a product to buffers: calls of MKL, each with its epilogue's pass over the sums, as a share's one task."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from collage.backends.chains.strided import FLOAT_BYTES
 from collage.backends.mkl_kernels.library import library
 from collage.backends.mkl_kernels.limits import Product, read_shares
+from collage.backends.native_kernels.geometry import shape_struct
 from collage.graph.dataflow import Array
 from collage.kernel.buffers import aligned_bytes
 from collage.native import NativeKernel, Step, Task, in_turn
@@ -21,11 +22,11 @@ from collage.native.reach import picked
 from collage.native.structure import structure
 
 _ROW_MAJOR, _AS_IS, _RIGHT = 101, 111, 162  # CblasRowMajor, CblasNoTrans, CblasBMatrix
-_PLAIN, _PACKED, _BATCH = range(3)  # as in blas.h
+_PLAIN, _PACKED, _BATCH = range(3)  # the kinds of calls in blas.h
 
 
 class MklKernel(NativeKernel):
-    """Each share multiplies its part of the matrices; MKL packs a constant operand when the kernel is loaded."""
+    """A kernel whose shares multiply parts of the matrices. MKL packs a constant operand when the kernel is loaded."""
 
     def __init__(self, packed: Packed, threads: int) -> None:
         """Raises ValueError where numbers and arrays do not fit each other."""
@@ -33,7 +34,7 @@ class MklKernel(NativeKernel):
         self._numbers = packed.numbers
         self._shares = read_shares(packed, threads)
         self._weights, self._bias = packed.arrays.get("weights"), packed.arrays.get("bias")
-        self._finish = kernel_function("collage_finish") if packed.numbers["finish"] else 0
+        self._epilogue = kernel_function("collage_finish") if packed.numbers["finish"] else 0
         self._packed: list[npt.NDArray[np.uint8]] = []
         if self._numbers["packed"]:
             self._packed = [self._pack(calls[0]) for calls in self._shares]
@@ -54,9 +55,9 @@ class MklKernel(NativeKernel):
     def _share(self, share: int, inputs: Sequence[Array], dst: Array) -> Iterator[Task]:
         for call in self._shares[share]:
             yield self._multiply(share, call, inputs, dst)
-            if self._finish:
+            if self._epilogue:
                 for start in call.dst:
-                    yield self._finished(call, start, inputs, dst)
+                    yield self._epilogue_of(call, start, inputs, dst)
 
     def _multiply(self, share: int, call: Product, inputs: Sequence[Array], dst: Array) -> Task:
         numbers, count = self._numbers, len(call.dst)
@@ -83,14 +84,14 @@ class MklKernel(NativeKernel):
             keep=(blas, shape, matrices, pointers, left, right, dst),
         )
 
-    def _finished(self, call: Product, start: int, inputs: Sequence[Array], dst: Array) -> Task:
+    def _epilogue_of(self, call: Product, start: int, inputs: Sequence[Array], dst: Array) -> Task:
         numbers = self._numbers
-        shape = structure(_Finish, {**numbers, **vars(call), "row": call.dst_row})
+        shape = structure(_Epilogue, {**numbers, **vars(call), "row": call.dst_row})
         residual = None if numbers["residual"] is None else inputs[numbers["residual"]]
         places = ((self._bias, call.first_column), (residual, start), (dst, start))
         buffers = (ctypes.c_void_p * len(places))(*(_address(array, at) for array, at in places))
         keep = (shape, buffers, self._bias, residual, dst)
-        return Task(self._finish, ctypes.addressof(shape), ctypes.addressof(buffers), keep=keep)
+        return Task(self._epilogue, ctypes.addressof(shape), ctypes.addressof(buffers), keep=keep)
 
     def _pack(self, call: Product) -> npt.NDArray[np.uint8]:
         """The share's columns of the weights, as MKL wants them on this processor."""
@@ -114,7 +115,7 @@ def _pointers(array: Array, starts: Sequence[int]) -> ctypes.Array[ctypes.c_void
 
 
 class _Product(ctypes.Structure):
-    """As in blas.h."""
+    """``collage_product``, without where its matrices start."""
 
     _fields_ = (
         *(
@@ -127,11 +128,5 @@ class _Product(ctypes.Structure):
     )
 
 
-class _Finish(ctypes.Structure):
-    """As in finish.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in "rows columns row activation residual_first".split()),
-        ("low", ctypes.c_float),
-        ("high", ctypes.c_float),
-    )
+_Epilogue = shape_struct("rows", "columns", "row", "activation", "residual_first")
+"""``collage_finish_shape``."""

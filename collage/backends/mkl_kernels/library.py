@@ -16,16 +16,16 @@ from collage.errors import CollageError
 from collage.native.library import address_of, core_problem
 
 PATH_VARIABLE = "COLLAGE_MKL"
-"""Environment variable with the path of a ``libmkl_rt.so`` that goes before all others."""
+"""The environment variable with the path of a ``libmkl_rt.so`` that is taken before all others."""
 
 _INSTALL = "pip install 'collage[mkl]'"
 _NAMES = ("libmkl_rt.so.3", "libmkl_rt.so.2", "libmkl_rt.so.1", "libmkl_rt.so")
-_SEQUENTIAL, _LP64 = 1, 0  # of MKL_Set_Threading_Layer and MKL_Set_Interface_Layer
+_SEQUENTIAL, _LP64 = 1, 0  # arguments of MKL_Set_Threading_Layer and MKL_Set_Interface_Layer
 _PACK = "cblas_sgemm_pack_get_size"
 
 
 class _Blas(ctypes.Structure):
-    """As in blas.h."""
+    """``collage_blas`` (blas.h)."""
 
     _fields_ = tuple((n, ctypes.c_void_p) for n in ("sgemm", "sgemm_compute", "sgemm_batch", "set_threads"))
 
@@ -37,7 +37,7 @@ class Library:
     c: ctypes.CDLL
     version: str
     blas: ctypes.Structure = field(repr=False)
-    """What ``collage_multiply`` takes (blas.h)."""
+    """The functions that ``collage_multiply`` calls (blas.h)."""
 
 
 def availability() -> Availability:
@@ -71,7 +71,7 @@ def _find() -> Library | str:
 
 
 def _open(path: str) -> Library | str:
-    """The library of that name, or why it cannot be used: "" when there is no file of the name."""
+    """The library of that name, or why it cannot be used, which is "" when there is no file of the name."""
     before = _loaded(path)
     try:
         c = ctypes.CDLL(path)
@@ -81,7 +81,7 @@ def _open(path: str) -> Library | str:
         _ = c[_PACK], c.cblas_sgemm_batch, c.MKL_Set_Num_Threads_Local
     except AttributeError as error:
         return f"{path} is no MKL, or too old ({error}): {_INSTALL}"
-    if missing := _missing_parts():  # MKL ends the process when it misses one of its parts
+    if missing := _missing_parts():  # MKL would end the process if it missed one of its parts
         return f"{path} is not complete, {missing} is missing: {_INSTALL}"
     if not before and (c.MKL_Set_Threading_Layer(_SEQUENTIAL), c.MKL_Set_Interface_Layer(_LP64)) != (
         _SEQUENTIAL,
@@ -94,7 +94,7 @@ def _open(path: str) -> Library | str:
 
 
 def _loaded(path: str) -> bool:
-    """Whether somebody else has loaded it: then its threads are theirs to configure."""
+    """Whether somebody else has loaded it. Then Collage does not configure its threads."""
     with suppress(OSError):
         ctypes.CDLL(path, mode=os.RTLD_NOLOAD)
         return True

@@ -14,7 +14,7 @@ _MOST = 2**31 - 1
 
 @dataclass(frozen=True)
 class Product:
-    """One call: as ``collage_product`` (blas.h), with where each matrix of a batch starts, in floats."""
+    """One call: the numbers of ``collage_product`` (blas.h), and where each matrix of a batch starts, in floats."""
 
     rows: int
     columns: int
@@ -30,7 +30,7 @@ class Product:
     dst: tuple[int, ...]
 
     def check_numbers(self) -> None:
-        """Raises MalformedError unless rows lie apart, and matrices go together."""
+        """Raises MalformedError unless rows do not overlap, and the matrices' shapes fit each other."""
         sides = self.rows, self.columns, self.depth
         apart = (
             self.left_row >= (self.rows if self.left_transposed else self.depth)
@@ -48,7 +48,7 @@ class Product:
     def check(
         self, left: Array | None, right: Array | None, residual: Array | None, dst: Array | None
     ) -> None:
-        """Raises MalformedError unless the buffers, where there are any, are as large as is needed."""
+        """Raises MalformedError unless the buffers that there are are large enough."""
         left_walks = (self.depth, self.rows) if self.left_transposed else (self.rows, self.depth)
         right_walks = (self.columns, self.depth) if self.right_transposed else (self.depth, self.columns)
         for what, array, starts, (count, length), row in (
@@ -70,7 +70,7 @@ def read_shares(packed: Packed, threads: int) -> list[list[Product]]:
         raise MalformedError(f"{len(shares)} shares on {threads} threads")
     typed(list[int], [numbers["left"], *(numbers[name] or 0 for name in ("right", "residual"))])
     weights, bias = packed.arrays.get("weights"), packed.arrays.get("bias")
-    factor, is_packed, finish = (
+    factor, is_packed, follows = (
         numbers["factor"],
         typed(bool, numbers["packed"]),
         typed(bool, numbers["finish"]),
@@ -83,7 +83,7 @@ def read_shares(packed: Packed, threads: int) -> list[list[Product]]:
     for calls in shares:
         for call in calls:
             call.check_numbers()
-            _check_arrays(call, weights, bias if finish else None, is_packed)
+            _check_arrays(call, weights, bias if follows else None, is_packed)
             first = calls[0]
             same = (call.columns, call.depth, call.first_column) == (
                 first.columns,

@@ -10,36 +10,36 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from collage.backends.base import UnsupportedError
-from collage.backends.chains.ending import Ending
+from collage.backends.chains.epilogue import Epilogue
 from collage.backends.chains.product import ranges, splits
 from collage.backends.chains.strided import FLOAT_BYTES, Strided, cut
-from collage.backends.mkl_kernels.task import Task
+from collage.backends.mkl_kernels.task import MklTask
 from collage.graph.storage import PLAIN
 from collage.kernel.options import Variant
 from collage.native.packed import Packed
 
 PACKED = "packed"
 _CHUNK_BYTES = 1 << 19
-"""Of the sums that are finished at a time: they are in the L2 cache still."""
+"""The size of the sums that get their epilogue at a time, while they are in the L2 cache."""
 _LEAST_ROWS = 64
-"""Of a chunk: each reads all of the right operand."""
+"""The fewest rows of a chunk, since each chunk reads all of the right operand."""
 _MOST = 2**31 - 1
 
 Box: TypeAlias = "list[tuple[int, int]]"
-"""From and to, along each axis of the result."""
+"""Where a part of the result begins and ends along each axis."""
 
 
-def variants(task: Task, threads: int) -> list[Variant]:
+def variants(task: MklTask, threads: int) -> list[Variant]:
     """The splits of the product, with a constant matrix as it is and packed by MKL.
 
     Raises UnsupportedError when MKL has no call for the operands.
     """
     _call(task, [(0, extent) for extent in task.product.dst])
-    packs = task.weights is not None and task.weights.ndim == 2
+    packs = task.matrix is not None and task.matrix.ndim == 2
     words = [word for split in splits(task.product, threads) for word in _words(split, packs)]
     if task.layout == PLAIN:
         return [Variant(split=word) for word in words]
-    return [Variant((task.layout,) * len(task.chain.subgraph.inputs), (task.layout,), word) for word in words]
+    return [Variant((task.layout,) * len(task.chain.inputs), (task.layout,), word) for word in words]
 
 
 def _words(split: str, packs: bool) -> list[str]:
@@ -47,37 +47,38 @@ def _words(split: str, packs: bool) -> list[str]:
     return [split, packed] if packs else [split]
 
 
-def plan(task: Task, variant: Variant, threads: int) -> Packed:
-    """The shares as numbers, with the weights (not packed yet: MKL's order is its own) and the bias."""
-    place = task.chain.subgraph.inputs.index
+def plan(task: MklTask, variant: Variant, threads: int) -> Packed:
+    """The shares as numbers, with the bias and the weights, which are packed in MKL's own order only when loaded."""
+    place = task.chain.inputs.index
     split = variant.split.removesuffix(PACKED).removesuffix(", ")
-    ending = task.ending
-    finish = task.bias is not None or ending != Ending()
+    epilogue = task.epilogue
+    follows = task.bias is not None or epilogue != Epilogue()
     shares = []
     for where in ranges(task.product, split, threads):
         whole = [(0, extent) for extent in task.product.dst]
         if where is not None:
             whole[where.axis] = where.start, where.stop
-        shares.append([_call(task, box) for box in (_chunks(whole) if finish else [whole])])
+        shares.append([_call(task, box) for box in (_chunks(whole) if follows else [whole])])
     numbers = {
         "left": place(task.views.values[0]),
-        "right": None if task.weights is not None else place(task.views.values[1]),
+        "right": None if task.matrix is not None else place(task.views.values[1]),
         "packed": variant.split != split,
         "factor": task.factor,
         "shares": shares,
-        "finish": finish,
-        "activation": ending.activation,
-        "residual_first": ending.residual_first,
-        "low": ending.low,
-        "high": ending.high,
-        "residual": None if ending.residual is None else place(ending.residual),
+        "finish": follows,
+        "activation": epilogue.activation,
+        "residual_first": epilogue.residual_first,
+        "low": epilogue.low,
+        "high": epilogue.high,
+        "residual": None if epilogue.residual is None else place(epilogue.residual),
     }
-    arrays = {} if task.weights is None else {"weights": np.ascontiguousarray(task.weights)}
+    weights = task.weights
+    arrays = {} if weights is None else {"weights": np.ascontiguousarray(weights)}
     return Packed(numbers, arrays if task.bias is None else {**arrays, "bias": task.bias})
 
 
 def _chunks(whole: Box) -> Iterator[Box]:
-    """Parts of a matrix that are finished soon after they are computed; a batch is one part."""
+    """Parts of a matrix that get their epilogue soon after they are computed. A batch is one part."""
     *batch, (start, stop), columns = whole
     if batch:
         yield whole
@@ -87,8 +88,8 @@ def _chunks(whole: Box) -> Iterator[Box]:
         yield [(start + begin, start + end), columns]
 
 
-def _call(task: Task, box: Box) -> dict[str, Any]:
-    """The product of that part of the result; offsets and distances of rows in floats."""
+def _call(task: MklTask, box: Box) -> dict[str, Any]:
+    """The product of that part of the result. Offsets and distances of rows are in floats."""
     views = task.views
     rows, columns = box[-2:]
     everything = (0, task.product.left[-1])
@@ -112,7 +113,7 @@ def _call(task: Task, box: Box) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Matrices:
-    """Matrices of one form: where each starts, and the distance of the rows that lie in memory."""
+    """Matrices of one form: where each starts, and the distance of the rows as they lie in memory."""
 
     starts: list[int]
     row: int
@@ -120,7 +121,7 @@ class _Matrices:
 
 
 def _matrices(whole: Strided, box: Box) -> _Matrices:
-    """Part of a batch; an operand that broadcasts along an axis is read again and again."""
+    """Part of a batch. An operand that broadcasts along an axis is read again for each place on it."""
     spans = [(0, 1) if extent == 1 else span for extent, span in zip(whole.dims, box, strict=True)]
     *_, rows, columns = (range(*span) for span in spans)
     row, column = whole.strides[-2:]

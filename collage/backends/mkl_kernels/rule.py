@@ -1,4 +1,4 @@
-"""Which subgraphs MKL is offered: a product with what it can do without before it, and functions of its sums."""
+"""Which subgraphs MKL is offered: a product, transposes before it that it can do without, and its epilogue."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collage.backends.base import UnsupportedError
 from collage.backends.chains.growth import grown
 from collage.backends.chains.transposes import operand_transposes
 from collage.backends.mkl_kernels.plan import variants
-from collage.backends.mkl_kernels.task import ROOTS, read_task
+from collage.backends.mkl_kernels.task import ROOTS, task_of
 from collage.frontend.subgraph import Subgraph
 from collage.patterns.context import MatchContext
 from collage.patterns.generator import text_of
@@ -18,7 +18,7 @@ from collage.patterns.match import Found
 
 @dataclass(frozen=True)
 class MklRule:
-    """matmul, matmul + bias, matmul + bias + gelu, ... over post-dominators; pointwise convolutions like these."""
+    """Finds matmul, matmul + bias, matmul + bias + gelu, ... over post-dominators, and pointwise convolutions."""
 
     max_nodes: int = 16
 
@@ -42,7 +42,7 @@ class MklRule:
     ) -> Iterator[Found]:
         name = f"{type(self).__name__}: {text_of(context, nodes)}"
         try:
-            variants(read_task(Subgraph(context.model, nodes)), 1)
+            variants(task_of(Subgraph(context.model, nodes)), 1)
         except UnsupportedError as error:
             if alone:
                 yield Found(nodes, name, str(error))

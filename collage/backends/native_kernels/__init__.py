@@ -1,5 +1,6 @@
 """The `native` backend's parts: from a subgraph to Collage's own kernels in C++ (`collage/native/kernels`).
 
-An algorithm is a file here and a source there: ``algorithm`` says what it has to offer, ``algorithms`` lists them,
-``convolution`` reads a subgraph for those that convolve, and ``artifact`` stores what they pack.
+An algorithm is a file here and a C++ source there. ``algorithm`` is what each of them implements, and ``algorithms``
+lists them. ``task`` reads a match, as a convolution (``convolution``) or as a product (``product``). ``kernel`` binds
+what ``pack`` made, after ``limits`` has checked it.
 """

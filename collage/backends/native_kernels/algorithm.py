@@ -1,4 +1,4 @@
-"""What an algorithm is: which chains it takes, in which variants, and how its kernels are packed and loaded."""
+"""What an algorithm is: which tasks it takes, in which variants, and how its kernels are packed and loaded."""
 
 from __future__ import annotations
 
@@ -6,40 +6,49 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-from collage.backends.chains.chain import Chain
+from collage.backends.native_kernels.task import NativeTask
+from collage.graph.storage import Storage
 from collage.kernel.options import Variant
 from collage.native import NativeKernel
 from collage.native.packed import Packed
+
+SMALL_FLOP = 40_000_000
+"""Below this, one thread may do all of it: some 100 us, which can run beside another branch of the model."""
 
 
 class Algorithm(ABC):
     """A family of kernels. Instances hold nothing.
 
-    ``variants`` and ``pack`` raise UnsupportedError with the reason for a chain that the algorithm does not take.
-    Where two algorithms take the same chain in the same layouts, their words for the split must differ.
+    ``variants`` and ``pack`` raise UnsupportedError with the reason for a task that the algorithm does not take.
+    Where two algorithms take the same task in the same layouts, their words for the split must differ.
     """
 
     name: ClassVar[str]
-    """Stands in artifacts."""
+    """Its name in artifacts."""
     roots: ClassVar[frozenset[str]]
-    """Relax operators with which its chains begin."""
+    """Relax operators with which the chains of its tasks begin."""
 
     def reassociates(self, variant: Variant) -> bool:
-        """Whether a variant is one of its own by an algorithm that does; see ``Backend.reassociates``."""
+        """Whether a variant is one of its own that reassociates (see ``Backend.reassociates``)."""
         return False
 
-    def direct_variants(self, chain: Chain, threads: int) -> Sequence[Variant]:
-        """Those for ``BuildOptions.exact``: of ``variants`` the ones that do not reassociate, which may be none."""
-        return [each for each in self.variants(chain, threads) if not self.reassociates(each)]
+    def direct_variants(self, task: NativeTask, threads: int) -> Sequence[Variant]:
+        """The variants for ``BuildOptions.exact``: those that do not reassociate. There may be none."""
+        return [each for each in self.variants(task, threads) if not self.reassociates(each)]
 
     @abstractmethod
-    def variants(self, chain: Chain, threads: int) -> Sequence[Variant]:
-        """Layouts and splits among which the fastest may be; at least one."""
+    def variants(self, task: NativeTask, threads: int) -> Sequence[Variant]:
+        """Layouts and splits, at least one, among which the fastest may be."""
 
     @abstractmethod
-    def pack(self, chain: Chain, variant: Variant, threads: int) -> Packed:
-        """The kernel of one of these variants."""
+    def pack(self, task: NativeTask, variant: Variant, threads: int) -> Packed:
+        """The numbers and arrays of the kernel for one of these variants."""
 
     @abstractmethod
     def load(self, packed: Packed, threads: int) -> NativeKernel:
-        """The kernel for a team of ``threads`` threads; the arrays begin at multiples of 64 bytes."""
+        """The kernel for a team of ``threads`` threads. The arrays begin at multiples of 64 bytes."""
+
+
+def in_layout(task: NativeTask, layout: Storage, split: str) -> Variant:
+    """The variant with everything that has the data's or the result's shape in that layout."""
+    return Variant((layout,) * len(task.chain.inputs), (layout,), split)

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from collage.backends.base import NOT_EXACT, UnsupportedError
-from collage.backends.chains.chain import Chain, read_chain
 from collage.backends.native_kernels.algorithm import Algorithm
 from collage.backends.native_kernels.direct import DirectConv
 from collage.backends.native_kernels.gemm import Gemm
 from collage.backends.native_kernels.narrow import NarrowTransposed
 from collage.backends.native_kernels.shallow import ShallowConv
 from collage.backends.native_kernels.strassen import StrassenConv, StrassenGemm
+from collage.backends.native_kernels.task import NativeTask, read_task
 from collage.backends.native_kernels.winograd import TransposedWinograd, Winograd
 from collage.errors import unknown_names
 from collage.kernel.options import Variant
@@ -35,16 +35,16 @@ ROOTS = frozenset().union(*(each.roots for each in ALGORITHMS))
 
 
 def offers(subgraph: Subgraph, threads: int, exact: bool = False) -> dict[Variant, Algorithm]:
-    """Every variant of the subgraph and whose it is, only direct ones if ``exact``.
+    """Every variant of the subgraph and the algorithm that offers it, only direct ones if ``exact``.
 
     Raises UnsupportedError when there is none.
     """
-    chain = chain_of(subgraph)
+    task = task_of(subgraph)
     found: dict[Variant, Algorithm] = {}
     reasons = []
-    for algorithm in _of_root(chain):
+    for algorithm in _of_root(task):
         try:
-            variants = (algorithm.direct_variants if exact else algorithm.variants)(chain, threads)
+            variants = (algorithm.direct_variants if exact else algorithm.variants)(task, threads)
             if not variants:
                 reasons.append(f"{algorithm.name}: {NOT_EXACT}")
             for variant in variants:
@@ -58,20 +58,20 @@ def offers(subgraph: Subgraph, threads: int, exact: bool = False) -> dict[Varian
 
 
 def reassociates(variant: Variant) -> bool:
-    """Whether the algorithm of a variant does; its words for the split tell (see ``Algorithm``)."""
+    """Whether the algorithm of a variant reassociates, which its words for the split tell (see ``Algorithm``)."""
     return any(each.reassociates(variant) for each in ALGORITHMS)
 
 
-def chain_of(subgraph: Subgraph) -> Chain:
-    """The subgraph as an operator and what follows it. Raises UnsupportedError when it is none."""
+def task_of(subgraph: Subgraph) -> NativeTask:
+    """The subgraph as an operator and its epilogue. Raises UnsupportedError when it is none."""
     root = subgraph.operators[0]
     if root.op not in ROOTS:
         raise UnsupportedError(f"there is no kernel for {root.op}")
-    return read_chain(subgraph, root)
+    return subgraph.parsed(read_task)
 
 
-def _of_root(chain: Chain) -> Iterator[Algorithm]:
-    return (each for each in ALGORITHMS if chain.root.op in each.roots)
+def _of_root(task: NativeTask) -> Iterator[Algorithm]:
+    return (each for each in ALGORITHMS if task.chain.root.op in each.roots)
 
 
 def named(name: str) -> Algorithm:

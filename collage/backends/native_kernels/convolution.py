@@ -2,46 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from collage.backends.base import UnsupportedError
-from collage.backends.chains.chain import After, Chain, Combine
-from collage.backends.chains.conv import Conv, read_conv, scaled
-from collage.backends.chains.ending import bounds
-from collage.backends.chains.fold import fold
+from collage.backends.chains.chain import Chain, Combine, EpilogueOp, Floats
+from collage.backends.chains.conv import Conv, scaled
+from collage.backends.chains.epilogue import bounds
+from collage.backends.chains.fold import Folded
 from collage.backends.chains.functions import Algorithm
-from collage.graph.storage import Storage
-from collage.kernel.options import Variant
-
-SMALL_FLOP = 40_000_000
-"""Below this, one thread may do all of it: some 100 us, which can run beside another branch of the model."""
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """clamp(conv(data) + bias + residual, low, high); ``data`` and ``residual`` are values of the graph.
+    """clamp(scale * conv(data) + residual, low, high); ``data`` and ``residual`` are values of the graph.
 
-    Factors that follow it are in the weights of ``conv`` and terms in its bias.
+    Terms that follow the convolution are in the bias of ``conv``. Its weights are the model's; ``scale`` has the
+    factors of the output channels.
     """
 
     conv: Conv
+    scale: Floats | None
     data: int
     residual: int | None
     low: float
     high: float
 
+    @property
+    def scaled(self) -> Conv:
+        """The convolution with the factors in its weights.
 
-def read_convolution(chain: Chain) -> Convolution:
-    """The chain as a convolution. Raises UnsupportedError when there is more to it."""
-    conv = read_conv(chain.graph, chain.root)
+        It is computed on each use, since nobody but ``pack`` needs it, and weights are large.
+        """
+        return scaled(self.conv, self.scale, self.conv.bias)
+
+
+def read_convolution(chain: Chain, conv: Conv, folded: Folded) -> Convolution:
+    """The chain of a convolution as one. Raises UnsupportedError when there is more to it."""
     data = chain.root.inputs[0]
     if chain.graph.is_constant(data):
         raise UnsupportedError("convolution of a constant")
     if chain.viewed:
         raise UnsupportedError("the result is reshaped")
-    folded = fold(chain, conv.dst, 1)
-    rest = list(folded.after)
+    rest = list(folded.epilogue)
     residual = _residual(chain, rest[0], conv) if rest else None
     if residual is not None:
         rest.pop(0)
@@ -51,19 +54,14 @@ def read_convolution(chain: Chain) -> Convolution:
             raise UnsupportedError(f"{each.algorithm.name.lower()} of {each.shape} after the convolution")
         least, most = bounds(each)
         low, high = min(max(low, least), most), min(max(high, least), most)
-    return Convolution(scaled(conv, folded.scale, folded.bias), data, residual, low, high)
+    return Convolution(replace(conv, bias=folded.bias), folded.scale, data, residual, low, high)
 
 
-def in_layout(chain: Chain, layout: Storage, split: str) -> Variant:
-    """Everything that has the data's or the result's shape in that layout."""
-    return Variant((layout,) * len(chain.subgraph.inputs), (layout,), split)
-
-
-def _residual(chain: Chain, step: After, conv: Conv) -> int | None:
-    """The value of the result's shape that the step adds, if that is what it does."""
-    if not isinstance(step, Combine) or step.algorithm is not Algorithm.ADD or step.shape != conv.dst:
+def _residual(chain: Chain, op: EpilogueOp, conv: Conv) -> int | None:
+    """The value of the result's shape that the function adds, if that is what it does."""
+    if not isinstance(op, Combine) or op.algorithm is not Algorithm.ADD or op.shape != conv.dst:
         return None
-    value = step.operand
-    if not isinstance(value, int) or value not in chain.subgraph.inputs:
+    value = op.operand
+    if not isinstance(value, int) or value not in chain.inputs:
         return None
     return value if chain.type_of(value).shape == conv.dst else None

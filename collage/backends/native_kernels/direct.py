@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from collage.backends.base import UnsupportedError
-from collage.backends.chains.chain import Chain
 from collage.backends.chains.conv import Conv
-from collage.backends.native_kernels.algorithm import Algorithm
-from collage.backends.native_kernels.convolution import SMALL_FLOP, in_layout, read_convolution
+from collage.backends.native_kernels.algorithm import SMALL_FLOP, Algorithm, in_layout
 from collage.backends.native_kernels.direct_weights import packed_weights, sources_of
+from collage.backends.native_kernels.geometry import shape_struct, strides, three
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.limits import direct_limits
+from collage.backends.native_kernels.task import NativeTask
 from collage.core.typed import typed
-from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST, Storage
+from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST
 from collage.kernel.options import Variant
 from collage.native import NativeKernel
 from collage.native.packed import Packed
@@ -26,42 +25,45 @@ ROWS, CHANNELS, WHOLE = "rows", "output channels", ""
 
 _MOST_INPUTS = 32
 _MOST_WASTE = 8
-"""Multiplications for each that counts; the others are with zeros, where groups do not fill vectors."""
+"""The most multiplications for each one that counts. The others are with zeros, where groups do not fill vectors."""
 _MOST_WIDTH = 7
 _MANY_WEIGHTS = 1 << 18
-"""Bytes. Groups of 32 channels, 1024 in all, of 7x7 take 56 us split by channels, 71 by rows; fewer the same."""
+"""Bytes of weights from which on channels are split: 1024 channels of 7x7 in groups of 32 take 56 us, 71 by rows.
+
+With fewer weights both splits take the same time.
+"""
 
 
 class DirectConv(Algorithm):
-    """Two or more groups of at most 32 inputs; windows at most 7 wide, at every column or every other one."""
+    """Takes two or more groups of at most 32 inputs, with windows at most 7 wide at every column or every other one."""
 
     name = "direct_conv"
     roots = frozenset({"nn.conv1d", "nn.conv2d", "nn.conv3d"})
 
-    def variants(self, chain: Chain, threads: int) -> Sequence[Variant]:
-        """Both layouts with channels innermost, with the more even split; one thread alone for small work."""
-        conv = read_convolution(chain).conv
+    def variants(self, task: NativeTask, threads: int) -> Sequence[Variant]:
+        """Both layouts with channels innermost and the more even split, and one thread alone for small work."""
+        conv = task.convolution.conv
         if problem := problem_of(conv):
             raise UnsupportedError(problem)
         splits = [_split(conv, threads)] if threads > 1 else []
         if threads == 1 or conv.flop < SMALL_FLOP:
             splits.append(WHOLE)
         layouts = BLOCKED, CHANNELS_LAST
-        return [in_layout(chain, layout, split) for layout in layouts for split in splits]
+        return [in_layout(task, layout, split) for layout in layouts for split in splits]
 
-    def pack(self, chain: Chain, variant: Variant, threads: int) -> Packed:
+    def pack(self, task: NativeTask, variant: Variant, threads: int) -> Packed:
         """The shape of the kernel, weights in the order in which they are read, and the bias."""
-        task = read_convolution(chain)
-        conv, sources = task.conv, sources_of(task.conv)
+        convolution = task.convolution
+        conv = convolution.scaled
+        sources = sources_of(conv)
         (layout,) = variant.outputs
         batch, outputs, *_ = conv.dst
-        *heights, width = _three(conv.weights.shape[2:], 1)
         spatial = {
-            "in": _three(conv.src[2:], 1),
-            "out": _three(conv.dst[2:], 1),
-            "window": (*heights, width),
-            "stride": _three(conv.strides, 1),
-            "pad": _three(conv.pad_begin, 0),
+            "in": three(conv.src[2:]),
+            "out": three(conv.dst[2:]),
+            "window": three(conv.weights.shape[2:]),
+            "stride": three(conv.strides),
+            "pad": three(conv.pad_begin, missing=0),
         }
         numbers = {
             "batch": batch,
@@ -71,15 +73,15 @@ class DirectConv(Algorithm):
             "begin": sources.begin,
             "sources": [4 * block + exchange for seen in sources.of_vector for block, exchange in seen],
             **spatial,
-            "from": _steps(conv.src[1], spatial["in"], layout),
-            "to": _steps(outputs, spatial["out"], layout),
+            "from": strides(conv.src[1], spatial["in"], layout),
+            "to": strides(outputs, spatial["out"], layout),
             "blocked": layout == BLOCKED,
             "by_vectors": variant.split == CHANNELS,
             "shares": 1 if variant.split == WHOLE else threads,
-            "low": task.low,
-            "high": task.high,
-            "data": chain.subgraph.inputs.index(task.data),
-            "residual": None if task.residual is None else chain.subgraph.inputs.index(task.residual),
+            "low": convolution.low,
+            "high": convolution.high,
+            "data": task.place(convolution.data),
+            "residual": task.place(convolution.residual),
         }
         bias = np.zeros(-outputs % BLOCK + outputs, np.float32)
         if conv.bias is not None:
@@ -87,7 +89,7 @@ class DirectConv(Algorithm):
         return Packed(numbers, {"weights": packed_weights(conv, sources, spatial["window"]), "bias": bias})
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
-        """The kernel; its shares read the same weights."""
+        """A kernel whose shares read the same weights."""
         reach = [np.array(typed(list[int], packed.numbers[name]), np.int64) for name in ("begin", "sources")]
         return SharedKernel(
             "collage_direct_conv",
@@ -114,7 +116,7 @@ def problem_of(conv: Conv) -> str:
 
 
 def _split(conv: Conv, threads: int) -> str:
-    """Channels where weights are many, for each core reads its own only; else the split that leaves less idle."""
+    """By channels where weights are many, since each core reads only its own; else the more even split."""
     if conv.weights.nbytes >= _MANY_WEIGHTS:
         return CHANNELS
     rows, vectors = conv.dst[0] * math.prod(conv.dst[2:-1]), -(-conv.dst[1] // BLOCK)
@@ -122,39 +124,13 @@ def _split(conv: Conv, threads: int) -> str:
 
 
 def _longest(units: int, threads: int) -> float:
-    """The largest share, as a part of the whole."""
+    """The largest share as a fraction of the whole."""
     return -(-units // threads) / units
 
 
-def _three(numbers: Sequence[int], missing: int) -> tuple[int, ...]:
-    return (*[missing] * (3 - len(numbers)), *numbers)
-
-
-def _steps(channels: int, spatial: tuple[int, ...], layout: Storage) -> tuple[int, ...]:
-    """Floats from one batch, vector of channels, plane, row and pixel to the next."""
-    planes, rows, columns = spatial
-    pixel = BLOCK if layout == BLOCKED else channels
-    row, plane = columns * pixel, rows * columns * pixel
-    vector = planes * plane if layout == BLOCKED else BLOCK
-    batch = planes * plane * (-(-channels // BLOCK) if layout == BLOCKED else 1)
-    return batch, vector, plane, row, pixel
-
-
-_Three = ctypes.c_int64 * 3
-_WHOLES = "batch inputs outputs reach".split()
-
-
-class _Steps(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_int64) for name in ("batch", "vector", "plane", "row", "pixel"))
-
-
-class _Shape(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in _WHOLES),
-        *((name, _Three) for name in ("in", "out", "window", "stride", "pad")),
-        ("from", _Steps),
-        ("to", _Steps),
-        *((name, ctypes.c_int64) for name in ("blocked", "by_vectors", "shares")),
-        ("low", ctypes.c_float),
-        ("high", ctypes.c_float),
-    )
+_Shape = shape_struct(
+    *("batch", "inputs", "outputs", "reach"),
+    *(("in", 3), ("out", 3), ("window", 3), ("stride", 3), ("pad", 3), ("from", 5), ("to", 5)),
+    *("blocked", "by_vectors", "shares"),
+)
+"""``collage_direct_conv_shape``."""

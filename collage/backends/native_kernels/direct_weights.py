@@ -15,7 +15,7 @@ from collage.backends.chains.conv import Conv
 from collage.graph.storage import BLOCK
 
 _LANE = 4
-"""Channels in 128 bits."""
+"""The number of channels in 128 bits."""
 
 
 class Reach(IntEnum):
@@ -29,14 +29,14 @@ class Reach(IntEnum):
 
 @dataclass(frozen=True)
 class Sources:
-    """For each vector of outputs the vectors of inputs that it sees, and how their 128 bits are exchanged."""
+    """The vectors of inputs that each vector of outputs sees, and how their 128 bits are exchanged."""
 
     reach: Reach
     of_vector: tuple[tuple[tuple[int, int], ...], ...]
 
     @cached_property
     def begin(self) -> tuple[int, ...]:
-        """Where each vector's begin when they are numbered through, and their number."""
+        """Where each vector's sources begin in the list of all sources, and the length of that list."""
         return tuple(accumulate((len(each) for each in self.of_vector), initial=0))
 
     @property
@@ -46,7 +46,7 @@ class Sources:
 
 
 def sources_of(conv: Conv) -> Sources:
-    """The fewest that cover the groups, wherever their channels lie in vectors."""
+    """The fewest sources that cover the groups, wherever their channels lie in vectors."""
     ins, outs = conv.src[1] // conv.groups, conv.dst[1] // conv.groups
     vectors = range(-(-conv.dst[1] // BLOCK))
     if ins == outs == 1:
@@ -59,12 +59,12 @@ def sources_of(conv: Conv) -> Sources:
             for source in _lanes(group * ins, (group + 1) * ins):
                 found[target // _LANE].add((source // _LANE, source % _LANE ^ target % _LANE))
     if reach is Reach.SAME_256_BITS:
-        found = [{(v, 0), (v, 1)} for v in vectors]  # also where the last group fills half a vector
+        found = [{(v, 0), (v, 1)} for v in vectors]  # this also serves a last group that fills half a vector
     return Sources(reach, tuple(tuple(sorted(each)) for each in found))
 
 
 def packed_weights(conv: Conv, sources: Sources, window: Sequence[int]) -> Floats:
-    """The weights as `direct_conv.h` has them, zeros where output and input are in no or in different groups.
+    """The weights as `direct_conv.h` has them, with zeros where output and input are not in one group.
 
     ``window`` is (planes, rows, columns), at least as large as the weights are.
     """
@@ -91,5 +91,5 @@ def packed_weights(conv: Conv, sources: Sources, window: Sequence[int]) -> Float
 
 
 def _lanes(start: int, stop: int) -> range:
-    """The 128 bits in which these channels lie, numbered through."""
+    """The numbers of the 128 bits in which these channels lie."""
     return range(start // _LANE, (stop - 1) // _LANE + 1)

@@ -21,22 +21,22 @@ from collage.native.scratch import shared_scratch
 from collage.native.structure import structure
 
 _PIECE_FLOP = 100e6
-"""Some 0.5 ms of a core."""
+"""The work of a piece, which takes a core about 0.5 ms."""
 _FEWEST_CHUNKS = 4
-"""Of a piece: the last one may be small."""
+"""The fewest chunks of a piece, whose last chunk may be small."""
 
 
 def pieces_of_share(flop: float, chunks: int) -> int:
-    """Into how many tasks a thread's share of so much work, which is done in so many chunks, is cut.
+    """The number of tasks that a thread's share is cut into, which has that much work in so many chunks.
 
-    One runs them in turn. Where others use the cores, too, a thread gives its own away between two tasks, and another
-    one goes on with the share (`relay.h`); in the middle of one it is taken away for as long as it likes.
+    A thread runs them in turn. Where others use the cores, too, the system may stop a thread for long. Then another
+    thread goes on with its share, but only from the next task on.
     """
     return max(1, min(round(flop / _PIECE_FLOP), chunks // _FEWEST_CHUNKS))
 
 
 class SharedKernel(NativeKernel):
-    """Share i is the call ``function(&shape, &buffers, i)``, and a thread has as many as the number ``pieces`` says.
+    """A kernel whose share i is the call ``function(&shape, &buffers, i)``. A thread has ``pieces`` shares.
 
     The kernel's C struct of buffers is pointers in this order: the data, ``constants`` (arrays of the kernel's
     own, None for NULL), the residual or NULL where the kernel can add one, the result, and scratch memory of the
@@ -95,7 +95,7 @@ class SharedKernel(NativeKernel):
         return Task(self._function, ctypes.addressof(self._shape), ctypes.addressof(buffers), share, 0, keep)
 
     def _scratch(self, thread: int) -> npt.NDArray[np.uint8]:
-        """Memory of its own for a kernel that may run beside others, else that of the thread."""
+        """The thread's scratch memory, or memory of the kernel's own where it may run beside other kernels."""
         if self._numbers["shares"] == self.threads * self._pieces:
             return shared_scratch(self.threads, thread, self._scratch_bytes)
         return aligned_bytes(self._scratch_bytes)

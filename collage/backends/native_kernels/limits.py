@@ -24,7 +24,7 @@ _MOST_PIECES = 1 << 16
 
 @dataclass(frozen=True)
 class Needs:
-    """Floats of the data that are read, and of the result that are written; a residual lies like the result."""
+    """Floats of the data that are read, and of the result that are written. A residual lies like the result."""
 
     data: int
     result: int
@@ -41,7 +41,7 @@ def check_shares(numbers: Numbers, threads: int) -> None:
 
 
 def direct_limits(n: Numbers, arrays: Arrays) -> Needs:
-    """`direct_conv.h`."""
+    """The limits of the kernel in `direct_conv.h`."""
     at_least(1, n, "batch", "inputs", "outputs", "in", "out", "window", "stride")
     at_least(0, n, "pad", "from", "to")
     one_of(range(4), n, "reach")
@@ -68,7 +68,10 @@ def direct_limits(n: Numbers, arrays: Arrays) -> Needs:
 
 
 def _vectors_reach(batch: int, channels: int, spatial: Sequence[int], steps: Sequence[int]) -> int:
-    """Of pixels whose channels lie in vectors, the last one perhaps shorter; steps as in ``collage_steps``."""
+    """The floats that pixels reach over whose channels lie in vectors, of which the last one may be shorter.
+
+    ``steps`` are those of ``collage_steps``.
+    """
     per_batch, vector, *others = steps
     walks = [(batch, per_batch), *zip(spatial, others, strict=True)]
     full, rest = divmod(channels, BLOCK)
@@ -77,7 +80,7 @@ def _vectors_reach(batch: int, channels: int, spatial: Sequence[int], steps: Seq
 
 
 def winograd_limits(n: Numbers, arrays: Arrays) -> Needs:
-    """`winograd.h`."""
+    """The limits of the kernel in `winograd.h`."""
     at_least(1, n, "batch", "in_blocks", "out_blocks", "in_depth", "out_depth", "depth_taps", "chunk_tiles")
     at_least(1, n, "chunk_depths")
     at_least(0, n, "pad_depth", "from", "to")
@@ -125,7 +128,7 @@ class _Axis:
     phases: int
     counts: Sequence[int]
     reached: int
-    """Places of the result, from the first to the last that is written."""
+    """How many places there are in the result from the first to the last one that is written."""
 
     @staticmethod
     def read(name: str, numbers: Sequence[int]) -> _Axis:
@@ -143,12 +146,12 @@ class _Axis:
         return _Axis(inputs, phases, [count[i] for i in there], max(1, reached))
 
     def tiles(self, tile: int) -> int:
-        """Most of a phase."""
+        """The most tiles of a phase."""
         return max(-(-count // tile) for count in self.counts)
 
 
 def strassen_limits(n: Numbers, arrays: Arrays) -> Needs:
-    """`strassen.h`."""
+    """The limits of the kernel in `strassen.h`."""
     at_least(1, n, "batch", "in_blocks", "out_blocks", "out", "row_chunk", "slice")
     at_least(0, n, "from", "to")
     if n["slice"] > n["in_blocks"] or n["row_chunk"] > 128:
@@ -167,7 +170,7 @@ def strassen_limits(n: Numbers, arrays: Arrays) -> Needs:
 
 
 def shallow_limits(n: Numbers, arrays: Arrays) -> Needs:
-    """`shallow_conv.h`."""
+    """The limits of the kernel in `shallow_conv.h`."""
     at_least(
         1, n, "batch", "channels", "out_blocks", "in", "out", "rows", "columns", "stride", "seen", "points"
     )
@@ -195,7 +198,7 @@ def shallow_limits(n: Numbers, arrays: Arrays) -> Needs:
 
 
 def narrow_limits(n: Numbers, arrays: Arrays) -> Needs:
-    """`narrow_transposed.h`."""
+    """The limits of the kernel in `narrow_transposed.h`."""
     at_least(1, n, "batch", "inputs", "outputs", "in", "out", "row_chunk")
     if any(pad not in (0, 1) for pad in (*n["row_pad"], *n["column_pad"])):
         raise MalformedError(f"paddings of {n['row_pad']} and {n['column_pad']}")
@@ -209,7 +212,7 @@ def narrow_limits(n: Numbers, arrays: Arrays) -> Needs:
 
 
 def gemm_limits(n: Numbers, arrays: Arrays) -> Needs:
-    """`gemm.h`."""
+    """The limits of the kernel in `gemm.h`."""
     at_least(1, n, "rows", "depth", "columns", "row_chunk", "slice")
     blocks = -(-n["columns"] // BLOCK)
     check_floats("weights", arrays["weights"], n["depth"] * blocks * BLOCK)

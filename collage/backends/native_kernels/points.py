@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class Transforms:
-    """outputs = after · ((weights · w) * (before · inputs)), element by element in the middle, in float64."""
+    """outputs = after · ((weights · w) * (before · inputs)), where * is element by element. All are in float64."""
 
     before: npt.NDArray[np.float64]
     weights: npt.NDArray[np.float64]
@@ -19,7 +19,7 @@ class Transforms:
 
 
 def transforms(points: Sequence[float], outputs: int, taps: int) -> Transforms:
-    """F(outputs, taps) at these points and infinity: ``outputs + taps - 1`` in all."""
+    """The transforms of F(outputs, taps) at these points and infinity, ``outputs + taps - 1`` points in all."""
     assert len(points) == outputs + taps - 2
     at = np.array(points, np.float64)
     others = [np.delete(at, i) for i in range(len(at))]
@@ -36,7 +36,7 @@ def transforms(points: Sequence[float], outputs: int, taps: int) -> Transforms:
 
 
 def around_zero(*distances: float) -> tuple[float, ...]:
-    """0, and plus and minus each distance."""
+    """The points 0, and plus and minus each distance."""
     return (0.0, *(sign * each for each in distances for sign in (1, -1)))
 
 
@@ -48,5 +48,8 @@ POINTS = {
     7: around_zero(0.6, 1.0, 1.6),
     9: around_zero(0.4, 0.8, 1.2, 1.8),
 }
-"""By their number. Errors in float32, of the largest result: 5 points 2.5e-6 in two dimensions, where 0, +-1 and +-2
-have 1.1e-5; 7 points 1.6e-6 and 9 points 4.2e-6 in one, where 0, +-1/4, +-1/2, +-1 and +-2 have 2.4e-5."""
+"""Points by their number.
+
+Their errors in float32, relative to the largest result: 5 points have 2.5e-6 in two dimensions, where 0, +-1 and +-2
+have 1.1e-5. In one dimension 7 points have 1.6e-6 and 9 points 4.2e-6, where 0, +-1/4, +-1/2, +-1 and +-2 have 2.4e-5.
+"""

@@ -16,11 +16,11 @@ from collage.patterns.match import Found
 
 @dataclass(frozen=True)
 class NativeRule:
-    """conv, conv + bias, conv + bias + relu, ... over post-dominators, where an algorithm takes them."""
+    """Finds conv, conv + bias, conv + bias + relu, ... over post-dominators, where an algorithm takes them."""
 
     max_nodes: int = 12
     exact: bool = False
-    """Only where there is a direct algorithm."""
+    """Whether to find only what a direct algorithm takes."""
 
     def find(self, context: MatchContext) -> Iterator[Found]:
         """The operators, each with a reason if there is no kernel for it, and the chains that begin with them."""

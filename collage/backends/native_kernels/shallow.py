@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import ctypes
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from collage.backends.base import UnsupportedError
-from collage.backends.chains.chain import Chain, Floats
+from collage.backends.chains.chain import Floats
 from collage.backends.chains.conv import Conv
-from collage.backends.native_kernels.algorithm import Algorithm
-from collage.backends.native_kernels.convolution import SMALL_FLOP, Convolution, read_convolution
+from collage.backends.native_kernels.algorithm import SMALL_FLOP, Algorithm
+from collage.backends.native_kernels.convolution import Convolution
+from collage.backends.native_kernels.geometry import shape_struct, strides, three
 from collage.backends.native_kernels.kernel import SharedKernel, pieces_of_share
 from collage.backends.native_kernels.limits import shallow_limits
 from collage.backends.native_kernels.points import POINTS, Transforms, transforms
-from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST, PLAIN, Storage
+from collage.backends.native_kernels.task import NativeTask
+from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST, PLAIN
 from collage.kernel.options import Variant
 from collage.native import NativeKernel
 from collage.native.packed import Packed
@@ -29,38 +29,38 @@ _MOST_INPUTS = 8
 _PLANES = 4
 _PANEL = 2 * BLOCK
 _CHUNK_BYTES = 600_000
-"""Of rows, transformed, and products: with the weights they fill half of a core's L2."""
+"""The size of transformed rows and products. With the weights they fill half of a core's L2."""
 
 
 class ShallowConv(Algorithm):
-    """Up to 8 input channels in the plain layout, which may all be one window's: 3 to 64, 7x7, at every 2 pixels."""
+    """Takes up to 8 input channels in the plain layout, as a network's first convolution has them."""
 
     name = "shallow_conv"
     roots = frozenset({"nn.conv1d", "nn.conv2d", "nn.conv3d"})
 
     def reassociates(self, variant: Variant) -> bool:
-        """With Winograd's algorithm, which sums planes."""
+        """Whether it uses Winograd's algorithm, which sums planes."""
         return variant.split.endswith(WINOGRAD)
 
-    def variants(self, chain: Chain, threads: int) -> Sequence[Variant]:
-        """From plain to either layout with channels innermost, direct or with Winograd's algorithm over planes."""
-        splits = _splits(chain, threads)
-        if _transforms(_read(chain).conv) is not None:
+    def variants(self, task: NativeTask, threads: int) -> Sequence[Variant]:
+        """Both layouts with channels innermost for the result, direct or with Winograd's algorithm over planes."""
+        splits = _splits(task, threads)
+        if _transforms(_checked(task).conv) is not None:
             splits = [f"{split}, {WINOGRAD}" if split else WINOGRAD for split in splits]
-        return _variants(chain, splits)
+        return _variants(task, splits)
 
-    def direct_variants(self, chain: Chain, threads: int) -> Sequence[Variant]:
+    def direct_variants(self, task: NativeTask, threads: int) -> Sequence[Variant]:
         """The same without Winograd's algorithm."""
-        return _variants(chain, _splits(chain, threads))
+        return _variants(task, _splits(task, threads))
 
-    def pack(self, chain: Chain, variant: Variant, threads: int) -> Packed:
+    def pack(self, task: NativeTask, variant: Variant, threads: int) -> Packed:
         """The shape of the kernel, the weights in the order in which they are read, transforms and bias."""
-        task = _read(chain)
-        conv = task.conv
+        convolution = _checked(task)
+        conv = convolution.scaled
         batch, channels, *_ = conv.dst
-        inside, outside = _three(conv.src[2:], 1), _three(conv.dst[2:], 1)
-        depth, rows, columns = _three(conv.weights.shape[2:], 1)
-        stride = _three(conv.strides, 1)
+        inside, outside = three(conv.src[2:]), three(conv.dst[2:])
+        depth, rows, columns = three(conv.weights.shape[2:])
+        stride = three(conv.strides)
         found = _transforms(conv) if self.reassociates(variant) else None
         planes = 1 if found is None else _PLANES
         if found is None:
@@ -83,18 +83,18 @@ class ShallowConv(Algorithm):
             "rows": rows,
             "columns": columns,
             "stride": stride,
-            "pad": _three(conv.pad_begin, 0),
+            "pad": three(conv.pad_begin, missing=0),
             "planes": planes,
             "seen": seen,
             "points": points,
             "row_chunk": row_chunk,
-            **_distances(channels, outside, variant.outputs[0]),
+            **dict(zip(_TO, strides(channels, outside, variant.outputs[0]), strict=True)),
             "shares": shares * pieces,
             "pieces": pieces,
-            "low": task.low,
-            "high": task.high,
-            "data": chain.subgraph.inputs.index(task.data),
-            "residual": None if task.residual is None else chain.subgraph.inputs.index(task.residual),
+            "low": convolution.low,
+            "high": convolution.high,
+            "data": task.place(convolution.data),
+            "residual": task.place(convolution.residual),
         }
         after = np.zeros((_PLANES, points))
         after[: len(found.after)] = found.after
@@ -107,7 +107,7 @@ class ShallowConv(Algorithm):
         return Packed(numbers, {name: np.asarray(array, np.float32) for name, array in arrays.items()})
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
-        """The kernel; its shares read the same weights, and work in memory of their own."""
+        """A kernel whose shares read the same weights, and work in memory of their own."""
         return SharedKernel(
             "collage_shallow_conv",
             _Shape,
@@ -120,9 +120,9 @@ class ShallowConv(Algorithm):
 
 
 def packed_weights(weights: Floats, found: Transforms) -> Floats:
-    """(O, I, planes, rows, columns) as [point][panel of 32 outputs][input][row][column][output], flat."""
+    """Weights (O, I, planes, rows, columns) as [point][panel of 32 outputs][input][row][column][output], flat."""
     outputs, inputs = weights.shape[:2]
-    window = weights.reshape(outputs, inputs, *_three(weights.shape[2:], 1)).astype(np.float64)
+    window = weights.reshape(outputs, inputs, *three(weights.shape[2:])).astype(np.float64)
     points = np.einsum("pd,oidrc->pirco", found.weights, window)
     panels = [
         points[..., begin : begin + _PANEL].reshape(len(points), -1) for begin in range(0, outputs, _PANEL)
@@ -130,10 +130,9 @@ def packed_weights(weights: Floats, found: Transforms) -> Floats:
     return np.concatenate(panels, 1).astype(np.float32)
 
 
-def _read(chain: Chain) -> Convolution:
-    """The chain as a convolution. Raises UnsupportedError when it is none that the kernel takes."""
-    task = read_convolution(chain)
-    conv = task.conv
+def _checked(task: NativeTask) -> Convolution:
+    """The task as a convolution. Raises UnsupportedError when it is none that the kernel takes."""
+    conv = task.convolution.conv
     if conv.groups > 1 or conv.transposed:
         raise UnsupportedError("grouped or transposed")
     if conv.src[1] > _MOST_INPUTS:
@@ -146,11 +145,11 @@ def _read(chain: Chain) -> Convolution:
         raise UnsupportedError(f"a window at every {conv.strides[-1]} columns")
     if len(conv.src) == 5 and conv.weights.shape[2] > 16:
         raise UnsupportedError(f"a window of {conv.weights.shape[2]} planes")
-    return task
+    return task.convolution
 
 
 def _transforms(conv: Conv) -> Transforms | None:
-    """Those over planes, where it is worth it."""
+    """Winograd's transforms over planes, where they are worth it."""
     if len(conv.src) != 5 or conv.strides[0] != 1 or conv.dst[2] < _PLANES:
         return None
     taps = conv.weights.shape[2]
@@ -158,59 +157,35 @@ def _transforms(conv: Conv) -> Transforms | None:
     return None if points is None or taps < 3 else transforms(points, _PLANES, taps)
 
 
-def _splits(chain: Chain, threads: int) -> list[str]:
+def _splits(task: NativeTask, threads: int) -> list[str]:
     splits = [ROWS] if threads > 1 else []
-    if threads == 1 or _read(chain).conv.flop < SMALL_FLOP:
+    if threads == 1 or _checked(task).conv.flop < SMALL_FLOP:
         splits.append(WHOLE)
     return splits
 
 
-def _variants(chain: Chain, splits: Sequence[str]) -> list[Variant]:
-    data, found = _read(chain).data, []
+def _variants(task: NativeTask, splits: Sequence[str]) -> list[Variant]:
+    data, found = _checked(task).data, []
     for target in (BLOCKED, CHANNELS_LAST):
-        inputs = tuple(PLAIN if each == data else target for each in chain.subgraph.inputs)
+        inputs = tuple(PLAIN if each == data else target for each in task.chain.inputs)
         found += [Variant(inputs, (target,), split) for split in splits]
     return found
 
 
-def _three(numbers: Sequence[int], missing: int) -> tuple[int, ...]:
-    return (*[missing] * (3 - len(numbers)), *numbers)
-
-
-def _distances(channels: int, spatial: tuple[int, ...], layout: Storage) -> dict[str, int]:
-    """Floats from one image, block of channels, plane, row and pixel of the result to the next."""
-    pixel = BLOCK if layout == BLOCKED else channels
-    block = math.prod(spatial) * BLOCK if layout == BLOCKED else BLOCK
-    return {
-        "to_batch": math.prod(spatial) * channels,
-        "to_block": block,
-        "to_plane": spatial[1] * spatial[2] * pixel,
-        "to_row": spatial[2] * pixel,
-        "to_pixel": pixel,
-    }
-
-
-_Three = ctypes.c_int64 * 3
 _TO = ("to_batch", "to_block", "to_plane", "to_row", "to_pixel")
-
-
-class _Shape(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("batch", "channels", "out_blocks")),
-        *((name, _Three) for name in ("in", "out")),
-        *((name, ctypes.c_int64) for name in ("rows", "columns")),
-        *((name, _Three) for name in ("stride", "pad")),
-        *((name, ctypes.c_int64) for name in ("planes", "seen", "points", "row_chunk", *_TO, "shares")),
-        ("low", ctypes.c_float),
-        ("high", ctypes.c_float),
-    )
+_Shape = shape_struct(
+    *("batch", "channels", "out_blocks", ("in", 3), ("out", 3)),
+    *("rows", "columns", ("stride", 3), ("pad", 3)),
+    *("planes", "seen", "points", "row_chunk", *_TO, "shares"),
+)
+"""``collage_shallow_conv_shape``."""
 
 
 _ARRAYS = "weights", "before", "after", "bias"
 
 
 def scratch_bytes(numbers: Mapping[str, Any]) -> int:
-    """What a share works in: transformed rows and products (``collage_shallow_conv_scratch``)."""
+    """The size of a share's transformed rows and products (``collage_shallow_conv_scratch``)."""
     width, points, chunk = int(numbers["out"][2]), int(numbers["points"]), int(numbers["row_chunk"])
     row_lines = -(-((width - 1) * numbers["stride"][2] + numbers["columns"]) // BLOCK)
     rows = (chunk - 1) * numbers["stride"][1] + numbers["rows"]

@@ -6,7 +6,6 @@ so does `strassen_scales.py` with the rows and columns of the weights.
 
 from __future__ import annotations
 
-import ctypes
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -16,14 +15,15 @@ from typing import Any
 import numpy as np
 
 from collage.backends.base import UnsupportedError
-from collage.backends.chains.chain import Chain, Floats
-from collage.backends.chains.ending import Ending
-from collage.backends.native_kernels.algorithm import Algorithm
-from collage.backends.native_kernels.convolution import in_layout, read_convolution
-from collage.backends.native_kernels.gemm import read_gemm
+from collage.backends.chains.chain import Floats
+from collage.backends.chains.epilogue import Epilogue
+from collage.backends.native_kernels.algorithm import Algorithm, in_layout
+from collage.backends.native_kernels.geometry import shape_struct, strides, three
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.limits import strassen_limits
+from collage.backends.native_kernels.product import Product
 from collage.backends.native_kernels.strassen_scales import balanced
+from collage.backends.native_kernels.task import NativeTask
 from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST, PLAIN, Storage
 from collage.kernel.options import Variant
 from collage.native import NativeKernel
@@ -35,103 +35,97 @@ ROWS, CHANNELS = "rows", "output channels"
 _HALF = 2 * BLOCK
 _PANEL = 2 * BLOCK
 _ROWS = 14
-"""Rows of the register tile."""
+"""The number of rows of the register tile."""
 _MOST_ROWS = 8 * _ROWS
 _CHUNK_BYTES = 450_000
-"""Of the left factors: the right ones of a panel need as much of a core's L2 again."""
+"""The size of the left factors. The right ones of a panel need as much of a core's L2 again."""
 
 _SLICE = 1024
-"""Most of the depth at a time."""
+"""The most of the depth at a time."""
 _FEW_ROWS = 128
-"""Up to as many rows are one chunk, so that the weights are read once."""
+"""Up to so many rows, each half of them is one chunk, so that the weights are read once."""
 
 _LEAST_ROWS, _LEAST_DEPTH, _LEAST_COLUMNS, _LEAST_FLOP = 14, 128, 64, 10_000_000
-"""Below these, sums and results that are stored on the way cost what the eighth product saves."""
+"""Below these numbers, sums and results that are stored on the way cost what the eighth product saves."""
 _LEAST_MATRIX_ROWS = 128
-"""With 64, weights in the caches save 3% (768x3072), and weights from memory, seven quarters of them, lose 5%."""
+"""With 64 rows, the kernel gains 3% with weights in the caches (768x3072), and loses 5% with weights from memory.
+
+Its weights are seven quarters of the matrix.
+"""
 
 
 @dataclass(frozen=True)
-class _Task:
-    """``weights`` are (K, N); ``source`` and ``target`` the distances in floats between elements of N, C, D, H, W."""
+class _Pixels:
+    """A product whose rows are pixels: ``out`` of each of ``batch`` images, at ``distances`` among those ``inside``."""
 
+    product: Product
     batch: int
     out: tuple[int, int, int]
-    strides: tuple[int, int, int]
+    distances: tuple[int, int, int]
     inside: tuple[int, int, int]
-    weights: Floats
-    bias: Floats | None
-    ending: Ending
-    data: int
-
-    @property
-    def rows(self) -> int:
-        return self.batch * math.prod(self.out)
-
-    @property
-    def flop(self) -> int:
-        return 2 * self.rows * self.weights.size
 
 
 class _AnyStrassen(Algorithm):
     @abstractmethod
-    def read(self, chain: Chain) -> _Task:
-        """Raises UnsupportedError when the chain is none that the kernel takes."""
+    def read(self, task: NativeTask) -> _Pixels:
+        """The task as a product. Raises UnsupportedError when it is none that the kernel takes."""
 
     @abstractmethod
     def layouts(self) -> Sequence[Storage]:
-        """Of all that has pixels."""
+        """The layouts of everything that has pixels."""
 
     def reassociates(self, variant: Variant) -> bool:
-        """Always: it sums rows, columns and channels."""
+        """Always, for it sums rows, columns and channels."""
         return variant.split.startswith(NAME)
 
-    def variants(self, chain: Chain, threads: int) -> Sequence[Variant]:
-        """Split by rows of the product where there are enough for a register tile each, and by columns."""
-        task = _checked(self.read(chain))
-        splits = [ROWS] * (task.rows >= threads * _LEAST_ROWS)
-        splits += [CHANNELS] * (task.weights.shape[1] >= 2 * threads * _PANEL)
+    def variants(self, task: NativeTask, threads: int) -> Sequence[Variant]:
+        """Splits by rows of the product, where there are enough for a register tile each, and by columns."""
+        product = _checked(self.read(task)).product
+        splits = [ROWS] * (product.rows >= threads * _LEAST_ROWS)
+        splits += [CHANNELS] * (product.matrix.shape[1] >= 2 * threads * _PANEL)
         names = [NAME] if threads == 1 or not splits else [f"{NAME}, {split}" for split in splits]
-        return [self.variant(chain, layout, name) for layout in self.layouts() for name in names]
+        return [self.variant(task, layout, name) for layout in self.layouts() for name in names]
 
-    def variant(self, chain: Chain, layout: Storage, name: str) -> Variant:
-        """Everything in that layout."""
-        return in_layout(chain, layout, name)
+    def variant(self, task: NativeTask, layout: Storage, name: str) -> Variant:
+        """The variant with everything in that layout."""
+        return in_layout(task, layout, name)
 
-    def pack(self, chain: Chain, variant: Variant, threads: int) -> Packed:
+    def pack(self, task: NativeTask, variant: Variant, threads: int) -> Packed:
         """The shape of the kernel, the right factors in the order in which they are read, and the bias."""
-        task, place = _checked(self.read(chain)), chain.subgraph.inputs.index
-        depth, columns = task.weights.shape
+        pixels = _checked(self.read(task))
+        product = pixels.product
+        depth, columns = product.matrix.shape
         layout = variant.outputs[0] if variant.outputs else CHANNELS_LAST
         split = variant.split.removeprefix(NAME)
-        end = task.ending
+        epilogue = product.epilogue
         slices = -(-depth // _SLICE)
         deep = -(-depth // (_HALF * slices))
         fit = max(1, _CHUNK_BYTES // (4 * 7 * deep * BLOCK * _ROWS)) * _ROWS
-        chunk = -(-task.rows // 2) if task.rows <= _FEW_ROWS else min(_MOST_ROWS, fit)
-        source = _steps(depth, task.inside, layout)
+        chunk = -(-product.rows // 2) if product.rows <= _FEW_ROWS else min(_MOST_ROWS, fit)
+        source = strides(depth, pixels.inside, layout)
         numbers = {
-            "batch": task.batch,
+            "batch": pixels.batch,
             "in_blocks": depth // _HALF,
             "out_blocks": columns // _HALF,
-            "out": task.out,
-            "from": (*source[:2], *(n * s for n, s in zip(source[2:], task.strides, strict=True))),
-            "to": _steps(columns, task.out, layout),
+            "out": pixels.out,
+            "from": (*source[:2], *(n * s for n, s in zip(source[2:], pixels.distances, strict=True))),
+            "to": strides(columns, pixels.out, layout),
             "row_chunk": chunk,
             "slice": deep,
             "by_channels": CHANNELS in split,
             "shares": threads if split else 1,
-            "activation": end.activation,
-            "residual_first": end.residual_first,
-            "low": end.low,
-            "high": end.high,
-            "data": place(task.data),
-            "residual": None if end.residual is None else place(end.residual),
+            "activation": epilogue.activation,
+            "residual_first": epilogue.residual_first,
+            "low": epilogue.low,
+            "high": epilogue.high,
+            "data": task.place(product.data),
+            "residual": task.place(epilogue.residual),
         }
-        bias = np.zeros(columns, np.float32) if task.bias is None else task.bias
-        if not np.isfinite(task.weights).all():
+        bias = np.zeros(columns, np.float32) if product.bias is None else product.bias
+        weights = product.weights
+        if not np.isfinite(weights).all():
             raise UnsupportedError("weights that are not finite")
-        scaled = balanced(task.weights)
+        scaled = balanced(weights)
         arrays = {
             "weights": right_factors(scaled.weights, deep * BLOCK),
             "column_scales": scaled.columns,
@@ -140,7 +134,7 @@ class _AnyStrassen(Algorithm):
         return Packed(numbers, arrays if scaled.depth is None else {**arrays, "depth_scales": scaled.depth})
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
-        """The kernel; its shares read the same weights, and work in memory of their own."""
+        """A kernel whose shares read the same weights, and work in memory of their own."""
         return SharedKernel(
             "collage_strassen",
             _Shape,
@@ -153,60 +147,62 @@ class _AnyStrassen(Algorithm):
 
 
 class StrassenConv(_AnyStrassen):
-    """Convolutions of single pixels, also at distances, without padding; channels in multiples of 32."""
+    """Takes convolutions of single pixels, also at distances, without padding, with channels in multiples of 32."""
 
     name = "strassen_conv"
     roots = frozenset({"nn.conv1d", "nn.conv2d", "nn.conv3d"})
 
     def layouts(self) -> Sequence[Storage]:
-        """Channels innermost."""
+        """Those with channels innermost."""
         return BLOCKED, CHANNELS_LAST
 
-    def read(self, chain: Chain) -> _Task:
-        """The pixels are rows of the product."""
-        task = read_convolution(chain)
-        conv = task.conv
+    def read(self, task: NativeTask) -> _Pixels:
+        """The convolution, whose pixels are rows of the product."""
+        convolution = task.convolution
+        conv = convolution.conv
         if conv.groups > 1 or conv.transposed or math.prod(conv.weights.shape[2:]) != 1:
             raise UnsupportedError("windows of more than a pixel, grouped or transposed")
         if any(pad > 0 for pad in (*conv.pad_begin, *conv.pad_end)):
             raise UnsupportedError("padding")
-        return _Task(
-            conv.dst[0],
-            _three(conv.dst[2:]),
-            _three(conv.strides),
-            _three(conv.src[2:]),
-            conv.weights.reshape(conv.weights.shape[:2]).T,
-            conv.bias,
-            Ending(low=task.low, high=task.high, residual=task.residual, residual_first=True),
-            task.data,
+        residual = convolution.residual
+        product = Product(
+            data=convolution.data,
+            rows=conv.dst[0] * math.prod(conv.dst[2:]),
+            matrix=conv.weights.reshape(conv.weights.shape[:2]).T,
+            scale=convolution.scale,
+            bias=conv.bias,
+            epilogue=Epilogue(
+                low=convolution.low, high=convolution.high, residual=residual, residual_first=True
+            ),
         )
+        return _Pixels(product, conv.dst[0], three(conv.dst[2:]), three(conv.strides), three(conv.src[2:]))
 
 
 class StrassenGemm(_AnyStrassen):
-    """Products with a constant matrix whose sides are multiples of 32."""
+    """Takes products with a constant matrix whose sides are multiples of 32."""
 
     name = "strassen_gemm"
     roots = frozenset({"matmul"})
 
     def layouts(self) -> Sequence[Storage]:
-        """Rows of a matrix are pixels with their channels innermost."""
+        """The plain layout, since rows of a matrix are pixels with their channels innermost."""
         return (PLAIN,)
 
-    def variant(self, chain: Chain, layout: Storage, name: str) -> Variant:
-        """All plain."""
+    def variant(self, task: NativeTask, layout: Storage, name: str) -> Variant:
+        """The variant with everything plain."""
         return Variant(split=name)
 
-    def read(self, chain: Chain) -> _Task:
-        """Rows of the product are those of the matrix."""
-        task = read_gemm(chain)
-        if task.rows < _LEAST_MATRIX_ROWS:
-            raise UnsupportedError(f"{task.rows} rows are few for Strassen's algorithm")
-        rows = 1, 1, task.rows
-        return _Task(1, rows, (1, 1, 1), rows, task.weights, task.bias, task.ending, chain.root.inputs[0])
+    def read(self, task: NativeTask) -> _Pixels:
+        """The product, whose rows are those of one matrix."""
+        product = task.product
+        if product.rows < _LEAST_MATRIX_ROWS:
+            raise UnsupportedError(f"{product.rows} rows are few for Strassen's algorithm")
+        rows = 1, 1, product.rows
+        return _Pixels(product, 1, rows, (1, 1, 1), rows)
 
 
 def right_factors(weights: Floats, deep: int) -> Floats:
-    """(K, N) as [slice][panel of 32 of half the columns][product][``deep`` of half the depth][column], flat.
+    """Weights (K, N) as [slice][panel of 32 of half the columns][product][``deep`` of half the depth][column], flat.
 
     Sums are made in float64.
     """
@@ -225,60 +221,30 @@ def right_factors(weights: Floats, deep: int) -> Floats:
     )
 
 
-def _checked(task: _Task) -> _Task:
-    depth, columns = task.weights.shape
+def _checked(pixels: _Pixels) -> _Pixels:
+    product = pixels.product
+    depth, columns = product.matrix.shape
     if depth % _HALF or columns % _HALF:
         raise UnsupportedError(
             f"a matrix of {depth}x{columns}, which does not fall into halves of whole blocks"
         )
-    if depth < _LEAST_DEPTH or columns < _LEAST_COLUMNS or task.rows < _LEAST_ROWS or task.flop < _LEAST_FLOP:
+    small = depth < _LEAST_DEPTH or columns < _LEAST_COLUMNS or product.rows < _LEAST_ROWS
+    if small or product.flop < _LEAST_FLOP:
         raise UnsupportedError(
-            f"{task.rows} rows times {depth}x{columns} are little work for Strassen's algorithm"
+            f"{product.rows} rows times {depth}x{columns} are little work for Strassen's algorithm"
         )
-    return task
-
-
-def _three(numbers: Sequence[int]) -> tuple[int, int, int]:
-    planes, rows, columns = (*[1] * (3 - len(numbers)), *numbers)
-    return planes, rows, columns
-
-
-def _steps(channels: int, spatial: tuple[int, int, int], layout: Storage) -> tuple[int, ...]:
-    """Floats from one image, block of channels, plane, row and pixel to the next."""
-    _, rows, columns = spatial
-    pixel = BLOCK if layout == BLOCKED else channels
-    block = math.prod(spatial) * BLOCK if layout == BLOCKED else BLOCK
-    return math.prod(spatial) * channels, block, rows * columns * pixel, columns * pixel, pixel
+    return pixels
 
 
 _ARRAYS = "weights", "depth_scales", "column_scales", "bias"
-_Three = ctypes.c_int64 * 3
-_Steps = ctypes.c_int64 * 5
-
-
-class _Shape(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("batch", "in_blocks", "out_blocks")),
-        ("out", _Three),
-        ("from", _Steps),
-        ("to", _Steps),
-        *(
-            (name, ctypes.c_int64)
-            for name in (
-                "row_chunk",
-                "slice",
-                "by_channels",
-                "shares",
-                "activation",
-                "residual_first",
-            )
-        ),
-        ("low", ctypes.c_float),
-        ("high", ctypes.c_float),
-    )
+_Shape = shape_struct(
+    *("batch", "in_blocks", "out_blocks", ("out", 3), ("from", 5), ("to", 5)),
+    *("row_chunk", "slice", "by_channels", "shares", "activation", "residual_first"),
+)
+"""``collage_strassen_shape``."""
 
 
 def scratch_bytes(numbers: Mapping[str, Any]) -> int:
-    """What a share works in: register tiles and left factors (``collage_strassen_scratch``)."""
+    """The size of a share's register tiles and left factors (``collage_strassen_scratch``)."""
     factor = int(numbers["slice"] * numbers["row_chunk"]) | 1
     return 4 * BLOCK * (6 * _ROWS * 2 + 7 * factor)

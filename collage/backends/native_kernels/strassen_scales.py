@@ -12,12 +12,12 @@ from collage.backends.chains.chain import Floats
 _ALIKE = 3
 """Rows that differ by no more than a factor of 2 to the power of this are left as they are."""
 _MOST_DEPTH, _MOST_COLUMN = 30, 60
-"""Powers of two that are enough: what is smaller yet is lost beside float32's range."""
+"""The largest exponents. What would need larger ones is lost in float32's range in any case."""
 
 
 @dataclass(frozen=True)
 class Balanced:
-    """The matrix (K, N) is ``depth[:, None] * weights * columns``; no ``depth`` means ones.
+    """The matrix (K, N) is ``depth[:, None] * weights * columns``. Where ``depth`` is None it is all ones.
 
     Both are powers of two, and 0 for rows and columns of zeros.
     """
@@ -40,7 +40,7 @@ def balanced(weights: Floats) -> Balanced:
 
 
 def _exponents(sizes: Floats) -> npt.NDArray[np.intc]:
-    """The powers of two next to their ratios to the one in the middle: mostly 0 where all are alike."""
+    """The exponents of the powers of two next to each size's ratio to the median, mostly 0 where sizes are alike."""
     if not sizes.any():
         return np.zeros(sizes.shape, np.intc)
     ratios = sizes.astype(np.float64) / np.median(sizes[sizes > 0])

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from collage.backends.base import UnsupportedError
-from collage.backends.chains.chain import Chain
 from collage.backends.chains.conv import Conv
 from collage.backends.native_kernels import winograd_kernel
-from collage.backends.native_kernels.algorithm import Algorithm
-from collage.backends.native_kernels.convolution import in_layout, read_convolution
+from collage.backends.native_kernels.algorithm import Algorithm, in_layout
+from collage.backends.native_kernels.task import NativeTask
 from collage.backends.native_kernels.winograd_plan import (
     NAME,
     ONE_PLANE,
@@ -37,45 +36,46 @@ from collage.native.packed import Packed
 class _AnyWinograd(Algorithm):
     @abstractmethod
     def plan(self, conv: Conv) -> Plan:
-        """The convolution. Raises UnsupportedError when it is none that the kernel takes."""
+        """What the kernel is to do. Raises UnsupportedError when it does not take the convolution."""
 
     def reassociates(self, variant: Variant) -> bool:
-        """Always: it sums the pixels of a tile."""
+        """Always, for it sums the pixels of a tile."""
         return variant.split.startswith(NAME)
 
-    def variants(self, chain: Chain, threads: int) -> Sequence[Variant]:
-        """In both layouts with channels innermost; tiles and splits that might be the fastest."""
-        plan = self.plan(read_convolution(chain).conv)
+    def variants(self, task: NativeTask, threads: int) -> Sequence[Variant]:
+        """Both layouts with channels innermost, and the tiles and splits that might be the fastest."""
+        plan = self.plan(task.convolution.conv)
         layouts = BLOCKED, CHANNELS_LAST
-        return [in_layout(chain, layout, str(way)) for layout in layouts for way in ways(plan, threads)]
+        return [in_layout(task, layout, str(way)) for layout in layouts for way in ways(plan, threads)]
 
-    def pack(self, chain: Chain, variant: Variant, threads: int) -> Packed:
+    def pack(self, task: NativeTask, variant: Variant, threads: int) -> Packed:
         """The shape of the kernel, the transformed weights, and the bias."""
-        task = read_convolution(chain)
-        plan, way, place = self.plan(task.conv), way_named(variant.split), chain.subgraph.inputs.index
+        convolution = task.convolution
+        conv = convolution.scaled
+        plan, way = self.plan(conv), way_named(variant.split)
         numbers = {
             **numbers_of(plan, way, variant.outputs[0], threads),
-            "low": task.low,
-            "high": task.high,
-            "data": place(task.data),
-            "residual": None if task.residual is None else place(task.residual),
+            "low": convolution.low,
+            "high": convolution.high,
+            "data": task.place(convolution.data),
+            "residual": task.place(convolution.residual),
         }
-        bias = np.zeros(plan.outputs, np.float32) if task.conv.bias is None else task.conv.bias
+        bias = np.zeros(plan.outputs, np.float32) if conv.bias is None else conv.bias
         return Packed(numbers, {"weights": transformed_weights(plan, way.tile), "bias": bias})
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
-        """The kernel."""
+        """A kernel whose shares read the same weights."""
         return winograd_kernel.load(packed, threads)
 
 
 class Winograd(_AnyWinograd):
-    """3x3 windows, and 3x3 windows of several planes, at distances of 1; channels in multiples of 16."""
+    """Takes 3x3 windows, also of several planes, at distances of 1, with channels in multiples of 16."""
 
     name = "winograd"
     roots = frozenset({"nn.conv2d", "nn.conv3d"})
 
     def plan(self, conv: Conv) -> Plan:
-        """One convolution of whole planes."""
+        """A plan with one convolution of whole planes."""
         if conv.groups > 1 or conv.transposed:
             raise UnsupportedError("grouped or transposed")
         if conv.weights.shape[-2:] != (3, 3):
@@ -95,13 +95,13 @@ class Winograd(_AnyWinograd):
 
 
 class TransposedWinograd(_AnyWinograd):
-    """Transposed 4x4 windows at distances of 2: four convolutions with windows of 2x2, one for each phase."""
+    """Takes transposed 4x4 windows at distances of 2, as four convolutions with windows of 2x2, one for each phase."""
 
     name = "transposed_winograd"
     roots = frozenset({"nn.conv2d_transpose"})
 
     def plan(self, conv: Conv) -> Plan:
-        """A convolution for even and odd rows and columns each."""
+        """A plan with four convolutions, one each for even and odd rows and columns."""
         if conv.groups > 1 or conv.weights.shape[-2:] != (4, 4) or conv.strides != (2, 2):
             raise UnsupportedError(
                 f"a window of {conv.weights.shape[2:]} at distances of {conv.strides}, grouped"
@@ -124,7 +124,7 @@ def _planes(conv: Conv) -> Planes:
 
 
 def _phases(conv: Conv, axis: int) -> Axis:
-    """Output y is made of the inputs i for which y + pad - 2 i is an element of the window."""
+    """The phases of an axis, where output y is made of the inputs i for which y + pad - 2 i is in the window."""
     inputs, outputs, pad = conv.src[2 + axis], conv.dst[2 + axis], conv.pad_begin[axis]
     begin = tuple((phase - pad) % 2 for phase in (0, 1))
     count = tuple((outputs - first + 1) // 2 for first in begin)

@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping
 from typing import Any
 
+from collage.backends.native_kernels.geometry import shape_struct
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.limits import winograd_limits
 from collage.graph.storage import BLOCK
 from collage.native.packed import Packed
 
-_Axis = ctypes.c_int64 * 9
-_Steps = ctypes.c_int64 * 5
-_WHOLES = "batch in_blocks out_blocks in_depth out_depth depth_taps pad_depth".split()
-
-
-class Shape(ctypes.Structure):
-    """``collage_winograd_shape``."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in _WHOLES),
-        ("rows", _Axis),
-        ("columns", _Axis),
-        ("from", _Steps),
-        ("to", _Steps),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("points", "chunk_tiles", "chunk_depths", "by_channels", "shares")
-        ),
-        ("low", ctypes.c_float),
-        ("high", ctypes.c_float),
-    )
+Shape = shape_struct(
+    *("batch", "in_blocks", "out_blocks", "in_depth", "out_depth", "depth_taps", "pad_depth"),
+    *(("rows", 9), ("columns", 9), ("from", 5), ("to", 5)),
+    *("points", "chunk_tiles", "chunk_depths", "by_channels", "shares"),
+)
+"""``collage_winograd_shape``."""
 
 
 def load(packed: Packed, threads: int) -> SharedKernel:
-    """Shares that read the same weights, and transform in memory of their own."""
+    """A kernel whose shares read the same weights, and transform in memory of their own."""
     return SharedKernel(
         "collage_winograd",
         Shape,
@@ -48,7 +33,7 @@ def load(packed: Packed, threads: int) -> SharedKernel:
 
 
 def scratch_bytes(numbers: Mapping[str, Any]) -> int:
-    """What a share transforms in: the input's points, and the products (``collage_winograd_scratch``)."""
+    """The size of a share's transformed input and products (``collage_winograd_scratch``)."""
     planes = min(numbers["chunk_depths"] + numbers["depth_taps"] - 1, numbers["in_depth"])
     inside = numbers["in_blocks"] * numbers["chunk_tiles"] | 1
     outside = numbers["out_blocks"] * numbers["chunk_tiles"] * numbers["chunk_depths"] | 1

@@ -11,30 +11,34 @@ import numpy as np
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
-from collage.backends.native_kernels.convolution import SMALL_FLOP
+from collage.backends.native_kernels.algorithm import SMALL_FLOP
+from collage.backends.native_kernels.geometry import strides
 from collage.backends.native_kernels.points import POINTS, transforms
-from collage.graph.storage import BLOCK, BLOCKED, Storage
+from collage.graph.storage import BLOCK, Storage
 
 NAME = "winograd"
 TILES, CHANNELS, WHOLE = "tiles", "output channels", ""
 
 _PANEL = 2 * BLOCK
 _ROWS = 14
-"""Rows of the register tile: chunks of tiles are multiples of it."""
+"""The number of rows of the register tile. Chunks of tiles are multiples of it."""
 
 _CHUNK_BYTES = 1_200_000
-"""Of transformed values at a time. 64 to 256 channels take as long with half as much, and twice as much loses 3%
-(1.25 MB for 14 tiles of 4x4 of 64 channels, 4 planes of 28x28, on a core with 1 MB of L2)."""
+"""The size of transformed values at a time.
+
+64 to 256 channels take as long with half as much, and twice as much loses 3% (1.25 MB for 14 tiles of 4x4 of 64
+channels, 4 planes of 28x28, on a core with 1 MB of L2).
+"""
 _CHUNK_DEPTHS = 4
 
 _GFLOP_PER_THREAD, _CYCLES_PER_POINT, _GHZ, _GB_PER_S = 240.0, 3.0, 4.0, 40.0
 _SLOWER = 1.5
-"""Ways that are guessed to be so many times slower than the best one are not offered."""
+"""Ways that are estimated to be so many times slower than the best one are not offered."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """Outputs of a tile in each direction, and how the work is shared."""
+    """The number of outputs of a tile in each direction, and how the work is shared."""
 
     tile: int
     split: str
@@ -55,7 +59,7 @@ class Planes:
 
     @property
     def products(self) -> int:
-        """Taps that see a plane, summed over the planes of the result."""
+        """The number of taps that see a plane, summed over the planes of the result."""
         return sum(
             0 <= plane + tap - self.pad < self.inputs
             for plane in range(self.outputs)
@@ -68,7 +72,7 @@ ONE_PLANE = Planes(1, 1, 0, 1, 0)
 
 @dataclass(frozen=True)
 class Axis:
-    """Rows or columns, as in `winograd.h`: a convolution for each phase of the output."""
+    """Rows or columns, as `winograd.h` has them: a convolution for each phase of the output."""
 
     inputs: int
     outputs: int
@@ -77,12 +81,12 @@ class Axis:
     pad: tuple[int, ...]
 
     def numbers(self) -> list[int]:
-        """In the order of the struct."""
+        """The numbers of ``collage_winograd_axis``, in its order."""
         pairs = ((*each, 0)[:2] for each in (self.begin, self.count, self.pad))
         return [self.inputs, self.outputs, len(self.begin), *(number for pair in pairs for number in pair)]
 
     def tiles(self, tile: int) -> int:
-        """Most tiles of a phase."""
+        """The most tiles of a phase."""
         return max(-(-count // tile) for count in self.count)
 
 
@@ -98,47 +102,47 @@ class Plan:
 
     @property
     def window(self) -> int:
-        """Of r x r elements."""
+        """The size r of the windows of r x r elements."""
         return int(self.weights.shape[-1])
 
     @property
     def inputs(self) -> int:
-        """Channels."""
+        """The number of input channels."""
         return int(self.weights.shape[3])
 
     @property
     def outputs(self) -> int:
-        """Channels."""
+        """The number of output channels."""
         return int(self.weights.shape[2])
 
     @property
     def phases(self) -> int:
-        """Convolutions."""
+        """The number of convolutions."""
         return math.prod(self.weights.shape[:2])
 
     def points(self, tile: int) -> int:
-        """In each direction."""
+        """The number of points in each direction."""
         return tile + self.window - 1
 
     def tiles(self, tile: int) -> int:
-        """Of one plane of one image and phase, at most."""
+        """The most tiles of one plane of one image and phase."""
         return self.rows.tiles(tile) * self.columns.tiles(tile)
 
     @property
     def flop(self) -> int:
-        """Of the direct algorithm."""
+        """Floating-point operations of the direct algorithm."""
         places = self.batch * self.planes.outputs * self.tiles(1) * self.phases
         return 2 * places * self.inputs * self.outputs * self.planes.taps * self.window**2
 
 
 def check_channels(inputs: int, outputs: int) -> None:
-    """Raises UnsupportedError when they do not fill blocks."""
+    """Raises UnsupportedError when the channels do not fill blocks."""
     if inputs % BLOCK or outputs % BLOCK:
         raise UnsupportedError(f"{inputs} to {outputs} channels, which are no multiples of {BLOCK}")
 
 
 def ways(plan: Plan, threads: int) -> Iterator[Way]:
-    """Those that might be the fastest by a rough count of arithmetic and memory traffic."""
+    """The ways that might be the fastest, by a rough count of arithmetic and memory traffic."""
     groups = [[TILES, CHANNELS]] if threads > 1 else []
     if threads == 1 or plan.flop < 4 * SMALL_FLOP:
         groups.append([WHOLE])
@@ -173,8 +177,8 @@ def numbers_of(plan: Plan, way: Way, layout: Storage, threads: int) -> dict[str,
         "pad_depth": plan.planes.pad,
         "rows": plan.rows.numbers(),
         "columns": plan.columns.numbers(),
-        "from": _steps(plan.inputs, (plan.planes.inputs, plan.rows.inputs, plan.columns.inputs), layout),
-        "to": _steps(plan.outputs, (plan.planes.outputs, plan.rows.outputs, plan.columns.outputs), layout),
+        "from": strides(plan.inputs, (plan.planes.inputs, plan.rows.inputs, plan.columns.inputs), layout),
+        "to": strides(plan.outputs, (plan.planes.outputs, plan.rows.outputs, plan.columns.outputs), layout),
         "points": plan.points(way.tile),
         "chunk_tiles": chunk_tiles,
         "chunk_depths": chunk_depths,
@@ -184,7 +188,7 @@ def numbers_of(plan: Plan, way: Way, layout: Storage, threads: int) -> dict[str,
 
 
 def transformed_weights(plan: Plan, tile: int) -> Floats:
-    """[phase][point][panel of 32 outputs][tap][input][output], computed in float64."""
+    """Weights as [phase][point][panel of 32 outputs][tap][input][output], computed in float64."""
     one = transforms(POINTS[plan.points(tile) - 1], tile, plan.window).weights
     both = np.kron(one, one)
     outputs, inputs, taps = plan.weights.shape[2:5]
@@ -206,16 +210,8 @@ def _chunk(plan: Plan, tile: int) -> tuple[int, int]:
     return min(plan.tiles(tile), max(1, fit // _ROWS) * _ROWS), depths
 
 
-def _steps(channels: int, spatial: tuple[int, int, int], layout: Storage) -> tuple[int, ...]:
-    """Floats from one image, block of channels, plane, row and pixel to the next."""
-    _, rows, columns = spatial
-    pixel = BLOCK if layout == BLOCKED else channels
-    block = math.prod(spatial) * BLOCK if layout == BLOCKED else BLOCK
-    return math.prod(spatial) * channels, block, rows * columns * pixel, columns * pixel, pixel
-
-
 def _milliseconds(plan: Plan, way: Way, threads: int) -> float:
-    """A rough guess: products or their weights from memory, and the transforms."""
+    """A rough estimate: the time of the products, or of reading their weights from memory, and of the transforms."""
     channels, planes = plan.inputs * plan.outputs, plan.planes
     points, tiles = plan.phases * plan.points(way.tile) ** 2, plan.tiles(way.tile)
     shares = 1 if way.split == WHOLE else threads

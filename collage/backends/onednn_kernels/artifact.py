@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from collage.backends.onednn_kernels import description, handles, operations, plan, post_ops
+from collage.backends.onednn_kernels import description, handles, operations, plan
 from collage.backends.onednn_kernels.limits import check_plan
 from collage.core.typed import MalformedError, shown, typed
 from collage.errors import CollageError
@@ -20,7 +20,7 @@ from collage.kernel import frames
 from collage.kernel.frames import frame, unframe
 
 _KIND = "onednn"
-_MODULES = description, operations, plan, post_ops, handles
+_MODULES = description, operations, plan, handles
 _CLASSES: dict[str, Any] = {
     each.__name__: each
     for module in _MODULES
@@ -29,7 +29,7 @@ _CLASSES: dict[str, Any] = {
 }
 _NAMES = {
     **_CLASSES,
-    # Annotations name these aliases, which are text until somebody needs them.
+    # Annotations name these aliases. They are text here, and made types of only where they are read.
     **{
         name: reduce(or_, (_CLASSES[each] for each in alias.split(" | ")))
         for module in _MODULES
@@ -55,7 +55,7 @@ class Artifact:
 
 
 def to_bytes(artifact: Artifact) -> bytes:
-    """The artifact, its weights at multiples of 64 bytes."""
+    """The artifact as bytes, with its weights at multiples of 64 bytes."""
     head = {
         "plan": _encode(artifact.plan),
         "threads": artifact.threads,
@@ -67,7 +67,7 @@ def to_bytes(artifact: Artifact) -> bytes:
 
 
 def from_artifact(artifact: frames.Artifact) -> Artifact:
-    """The inverse; weights lie at multiples of 64 bytes: copies, or mapped and read-only.
+    """The inverse of ``to_bytes``. Weights lie at multiples of 64 bytes: as copies, or mapped and read-only.
 
     Raises CollageError for what is none.
     """

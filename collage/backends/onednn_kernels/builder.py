@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from collage.backends.base import UnsupportedError
-from collage.backends.chains.chain import After, Chain, Combine, Floats
+from collage.backends.chains.chain import Chain, Combine, EpilogueOp, Floats
 from collage.backends.chains.functions import Eltwise
 from collage.backends.chains.strided import FLOAT_BYTES, Range, dense
 from collage.backends.onednn_kernels.description import Description, laid_out, view
-from collage.backends.onednn_kernels.operations import Operation
+from collage.backends.onednn_kernels.operations import Binary, Operation, PostOp
 from collage.backends.onednn_kernels.plan import (
     Argument,
     Buffer,
@@ -23,16 +23,18 @@ from collage.backends.onednn_kernels.plan import (
     Share,
     Weight,
 )
-from collage.backends.onednn_kernels.post_ops import Binary, PostOp
 from collage.graph.dataflow import Array
 from collage.graph.storage import BLOCK, BLOCKED, PLAIN, Storage, to_layout
 from collage.kernel.options import Variant
 
 
 def variant_of(chain: Chain, data: Sequence[int], source: Storage, target: Storage, split: str) -> Variant:
-    """Values ``data`` come in ``source``, the result and operands of its shape in ``target``, others plain."""
-    layouts = dict.fromkeys(chain.subgraph.inputs, PLAIN)
-    for each in chain.after:
+    """A variant with values ``data`` in ``source``, and the result and operands of its shape in ``target``.
+
+    All other values are plain.
+    """
+    layouts = dict.fromkeys(chain.inputs, PLAIN)
+    for each in chain.epilogue:
         if isinstance(each, Combine) and each.operand in layouts:
             whole = chain.type_of(each.operand).shape == each.shape == chain.shape
             layouts[each.operand] = target if whole else PLAIN
@@ -52,20 +54,20 @@ class Draft:
 class Builder:
     """Makes the one step of a plan for a chain in a variant.
 
-    ``shape`` is that of the root's result, as its primitive sees it, and ``after`` the functions that are left
+    ``shape`` is that of the root's result, as its primitive sees it, and ``epilogue`` the functions that are left
     for post-ops. In a ``flat`` one ranges count elements as they lie in memory, whatever the axis.
     """
 
     chain: Chain
     variant: Variant
     shape: tuple[int, ...]
-    after: tuple[After, ...]
+    epilogue: tuple[EpilogueOp, ...]
     flat: bool = False
     shares: list[Share] = field(default_factory=list)
     arrays: list[Array] = field(default_factory=list)
 
     def constant(self, array: Array) -> Weight:
-        """A constant of the kernel; an array that was added before is not added again."""
+        """A constant of the kernel. An array that was added before is not added again."""
         for index, known in enumerate(self.arrays):
             if known.ctypes.data == array.ctypes.data and known.shape == array.shape:
                 return Weight(index)
@@ -73,18 +75,18 @@ class Builder:
         return Weight(len(self.arrays) - 1)
 
     def add(self, operation: Operation, arguments: Sequence[tuple[int, Buffer]], where: Range | None) -> None:
-        """A share that computes ``where`` of the result (all of it: None), with the chain's post-ops."""
+        """Add a share that computes ``where`` of the result, or all of it, with the chain's post-ops."""
         post_ops, operands = self._post_ops(where)
         numbered = tuple(Argument(number, buffer) for number, buffer in arguments)
         self.shares.append(Share(replace(operation, post_ops=post_ops), (*numbered, *operands)))
 
     def draft(self) -> Draft:
-        """What was collected."""
+        """The plan and the constants that were collected."""
         return Draft(Plan((tuple(self.shares),)), tuple(self.arrays))
 
     def input_layout(self, value: int) -> Storage:
         """The layout in which the variant has an input of the subgraph."""
-        place = self.chain.subgraph.inputs.index(value)
+        place = self.chain.inputs.index(value)
         return self.variant.inputs[place] if self.variant.inputs else PLAIN
 
     @property
@@ -95,7 +97,7 @@ class Builder:
     def input_part(self, value: int, dims: tuple[int, ...], where: Range | None) -> tuple[Description, Input]:
         """Part of an input, seen with these dimensions."""
         description, offset = self._part(dims, self.input_layout(value), where)
-        return description, Input(self.chain.subgraph.inputs.index(value), offset)
+        return description, Input(self.chain.inputs.index(value), offset)
 
     def output_part(self, where: Range | None) -> tuple[Description, Output]:
         """Part of the result."""
@@ -105,7 +107,7 @@ class Builder:
     def _post_ops(self, where: Range | None) -> tuple[tuple[PostOp, ...], list[Argument]]:
         made: list[PostOp] = []
         arguments: list[Argument] = []
-        for each in self.after:
+        for each in self.epilogue:
             if isinstance(each, Eltwise):
                 made.append(each)
                 continue
@@ -129,10 +131,10 @@ class Builder:
         if given != layout and not _same_bytes(step.shape, given, layout):
             raise UnsupportedError(f"an operand in {given} layout, not {layout}")
         description, offset = self._part(step.shape, layout, where if cuts else None)
-        return description, Input(self.chain.subgraph.inputs.index(step.operand), offset)
+        return description, Input(self.chain.inputs.index(step.operand), offset)
 
     def _operand_layout(self, shape: tuple[int, ...]) -> Storage:
-        """How an operand of that shape must lie; blocked kernels want blocks of one number a channel, too."""
+        """How an operand of that shape must lie. Blocked kernels want one number a channel in blocks, too."""
         layout = self.output_layout
         if shape == self.shape or (layout == BLOCKED and shape[1] == self.shape[1] > 1):
             return layout
@@ -159,7 +161,7 @@ class Builder:
 
 
 def _is_misread(shape: tuple[int, ...], operand: tuple[int, ...]) -> bool:
-    """Whether post-ops of oneDNN 3.2 take the first channel's number for all: (N, C, 1) and (1, C, 1), N > 1."""
+    """Whether oneDNN 3.2 would take the first channel's number for all: (N, C, 1) and an operand (1, C, 1), N > 1."""
     points = len(shape) > 2 and shape[0] > 1 and all(extent == 1 for extent in shape[2:])
     return points and operand[0] == 1 < operand[1]
 

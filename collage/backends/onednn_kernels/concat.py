@@ -1,4 +1,4 @@
-"""Concatenation: each thread copies its share of every input.
+"""Concatenations, of which each thread copies its share of every input.
 
 In memory, whatever the layout, the result is a matrix whose columns are those of the inputs side by side: rows
 are the axes that lie further out than the one that is concatenated.
@@ -38,7 +38,7 @@ def variants(chain: Chain, threads: int) -> list[Variant]:
     splits = [EACH] if threads > 1 else []
     splits += [WHOLE] if not splits or kind.size < SMALL_ELEMENTS else []
     return [
-        Variant((layout,) * len(chain.subgraph.inputs), (layout,), split)
+        Variant((layout,) * len(chain.inputs), (layout,), split)
         for layout in (STORAGES if has_channels(kind) and not chain.viewed else (PLAIN,))
         if not _cuts_blocks(chain, layout)
         for split in splits
@@ -46,11 +46,11 @@ def variants(chain: Chain, threads: int) -> list[Variant]:
 
 
 def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
-    """The shares of the variant: several for each thread."""
+    """The shares of the variant, several for each thread."""
     kind = chain.type_of(chain.base)
     builder = Builder(chain, variant, kind.shape, ())
     layout = builder.output_layout
-    if any(builder.input_layout(value) != layout for value in chain.subgraph.inputs):
+    if any(builder.input_layout(value) != layout for value in chain.inputs):
         raise UnsupportedError("concatenation of several layouts")
     if _cuts_blocks(chain, layout) or (chain.viewed and layout != PLAIN):
         raise UnsupportedError(f"concatenation in {layout} layout")
@@ -63,7 +63,7 @@ def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
     begin = 0
     for value in chain.root.inputs:
         columns = math.prod(stored_type(chain.type_of(value), layout).shape[axis:])
-        index = chain.subgraph.inputs.index(value)
+        index = chain.inputs.index(value)
         by_rows = rows >= parts
         for a, b in cut(rows, parts) if by_rows else cut(columns, parts, _LINE):
             (row, height), (column, extent) = (

@@ -1,4 +1,4 @@
-"""How a convolution is laid out and split over threads."""
+"""Convolutions: how they are laid out and split over threads."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from collage.backends.base import UnsupportedError
-from collage.backends.chains.chain import After, Chain, Combine
-from collage.backends.chains.conv import Conv, in_a_row, merged, read_conv, scaled
-from collage.backends.chains.fold import fold
+from collage.backends.chains.chain import Chain, Combine, EpilogueOp, read_chain
+from collage.backends.chains.conv import Conv, conv_of, in_a_row, merged, scaled
+from collage.backends.chains.fold import Folded, fold
 from collage.backends.chains.functions import Eltwise
 from collage.backends.chains.strided import Range, cut, dense
 from collage.backends.chains.window import needed, row_axis, transposed_needed
@@ -24,6 +24,8 @@ from collage.kernel.options import Variant
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from collage.frontend.subgraph import Subgraph
+
 SMALL_FLOP = 40_000_000
 """Below this, one thread may do all of it: some 200 us, which can run beside another branch of the model."""
 
@@ -31,14 +33,30 @@ BATCH, ROWS, CHANNELS, GROUPS, WHOLE = "batch", "rows", "output channels", "grou
 _FEW_CHANNELS = 4
 
 
-def variants(chain: Chain, threads: int) -> list[Variant]:
+@dataclass(frozen=True)
+class ConvTask:
+    """A convolution and its epilogue, whose linear part is split off."""
+
+    chain: Chain
+    conv: Conv
+    folded: Folded
+
+
+def read(subgraph: Subgraph) -> ConvTask:
+    """The subgraph as a convolution. Raises UnsupportedError when it is none."""
+    chain, conv = subgraph.parsed(read_chain), conv_of(subgraph)
+    return ConvTask(chain, conv, fold(chain, conv.dst, 1))
+
+
+def variants(task: ConvTask, threads: int) -> list[Variant]:
     """Layouts with their best split, and one thread alone for small work.
 
-    Where the chain reshapes the result, only plain ones. A plain result of one position is one with channels last, too.
+    Where the chain reshapes the result, there are only plain layouts. A plain result of one position is one with
+    channels last, too.
     """
-    conv = read_conv(chain.graph, chain.root)
+    chain, conv = task.chain, task.conv
     points = {*conv.src[2:], *conv.dst[2:]} == {1}
-    functions = bool(fold(chain, conv.dst, 1).after)
+    functions = bool(task.folded.epilogue)
     found: list[Variant] = []
     for source, target in _layouts(conv):
         if chain.viewed and target != PLAIN:
@@ -47,9 +65,9 @@ def variants(chain: Chain, threads: int) -> list[Variant]:
         if functions and (slow or (conv.transposed and target == BLOCKED)):
             continue  # these kernels call slow code for post-ops: a relu after a plain convolution doubles its time
         if target == PLAIN and conv.groups > 1:
-            continue  # one small product a group: 10 to 30 times slower than the other layouts
+            continue  # plain, it is one small product a group, and 10 to 30 times slower
         if any(
-            isinstance(each, Combine) and each.operand == chain.root.inputs[0] for each in chain.after
+            isinstance(each, Combine) and each.operand == chain.root.inputs[0] for each in chain.epilogue
         ) and (source != target):
             continue
         splits = [_best_split(conv, source, target)] if threads > 1 else []
@@ -61,20 +79,19 @@ def variants(chain: Chain, threads: int) -> list[Variant]:
     return found
 
 
-def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
+def plan(task: ConvTask, variant: Variant, threads: int) -> Draft:
     """The shares of the variant. Raises UnsupportedError when it is none of this convolution."""
-    conv = read_conv(chain.graph, chain.root)
+    chain, conv, folded = task.chain, task.conv, task.folded
     if chain.viewed and variant.outputs and variant.outputs[0] != PLAIN:
         raise UnsupportedError("a reshaped result has only the plain layout")
-    folded = fold(chain, conv.dst, 1)
-    after = folded.after
-    if variant.split == ROWS and all(_lies_in_a_row(each, conv) for each in after):
+    epilogue = folded.epilogue
+    if variant.split == ROWS and all(_lies_in_a_row(each, conv) for each in epilogue):
         before, conv = conv.dst, in_a_row(conv)
-        after = tuple(
+        epilogue = tuple(
             replace(each, shape=conv.dst) if isinstance(each, Combine) and each.shape == before else each
-            for each in after
+            for each in epilogue
         )
-    builder = Builder(chain, variant, conv.dst, after)
+    builder = Builder(chain, variant, conv.dst, epilogue)
     data = chain.root.inputs[0]
     if chain.graph.is_constant(data):
         raise UnsupportedError("convolution of a constant")
@@ -82,20 +99,20 @@ def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
     conv = scaled(conv, folded.scale, folded.bias)
     if source == target == BLOCKED:
         conv = merged(conv)
-    index = chain.subgraph.inputs.index(data)
+    index = chain.inputs.index(data)
     for share in _shares(conv, source, target, variant.split, threads):
         _add(builder, conv, share, source, index)
     return builder.draft()
 
 
-def _lies_in_a_row(step: After, conv: Conv) -> bool:
+def _lies_in_a_row(op: EpilogueOp, conv: Conv) -> bool:
     """Whether a function knows no more of a position than its place in memory."""
-    return isinstance(step, Eltwise) or step.shape == conv.dst or set(step.shape[2:]) == {1}
+    return isinstance(op, Eltwise) or op.shape == conv.dst or set(op.shape[2:]) == {1}
 
 
 @dataclass(frozen=True)
 class _Share:
-    """Part of the result; the part of the input it needs, and the padding that this part has."""
+    """Part of the result, the part of the input that it needs, and the padding of that part."""
 
     dst: Range | None
     src: Range | None
@@ -151,7 +168,7 @@ def _shares(conv: Conv, source: Storage, target: Storage, split: str, threads: i
 
 
 def _group_unit(conv: Conv, layout: Storage) -> int:
-    """How many groups have whole blocks of channels; more than there are groups when no number has."""
+    """The least number of groups that have whole blocks of channels, which may be more groups than there are."""
     if layout != BLOCKED:
         return 1
     ins, outs = conv.src[1] // conv.groups, conv.dst[1] // conv.groups

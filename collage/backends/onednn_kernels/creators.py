@@ -27,7 +27,7 @@ _USE_SCALE, _USE_SHIFT = 2, 4  # dnnl_normalization_flags_t
 
 
 def create(made: ctypes.c_void_p, operation: Operation, attr: int) -> int:
-    """Make the primitive descriptor in ``made``; returns the C API's status."""
+    """Make the primitive descriptor in ``made``. Returns the C API's status."""
     return _CREATORS[type(operation)](made, operation, attr)
 
 

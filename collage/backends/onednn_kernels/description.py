@@ -1,4 +1,4 @@
-"""How tensors lie in memory, in words that travel: what becomes oneDNN memory descriptors later."""
+"""How tensors lie in memory, as values that can be saved. oneDNN's memory descriptors are made of them later."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST, Storage
 
 @dataclass(frozen=True)
 class Blocked:
-    """The blocked format: the second axis in blocks of 16, the last one padded with zeros."""
+    """A tensor in the blocked format: its second axis is in blocks of 16, the last of which is padded with zeros."""
 
     dims: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Weights, in whatever order the primitive likes best."""
+    """Weights in the order that the primitive chooses."""
 
     dims: tuple[int, ...]
 
@@ -35,7 +35,7 @@ def laid_out(dims: Sequence[int], layout: Storage) -> Strided | Blocked:
 
 
 def axis_order(rank: int, layout: Storage) -> tuple[int, ...]:
-    """The axes from the outermost to the innermost; of a blocked one, as if blocks were single channels."""
+    """The axes from the outermost to the innermost. In the blocked layout a block counts as a single channel."""
     if layout == CHANNELS_LAST:
         return (0, *range(2, rank), 1)
     return tuple(range(rank))

@@ -32,9 +32,9 @@ def elementwise_problem(graph: Graph, node: Node) -> str:
 
 
 def variants(chain: Chain, threads: int) -> list[Variant]:
-    """Every layout; all elements in even shares, or along the outermost axis where operands broadcast."""
+    """Every layout, split into even shares of the elements, or along the outermost axis where operands broadcast."""
     kind = chain.type_of(chain.base)
-    operands = [each.shape for each in chain.after if isinstance(each, Combine)]
+    operands = [each.shape for each in chain.epilogue if isinstance(each, Combine)]
     if not all(_broadcasts(shape, chain.shape) for shape in operands):
         return []
     layouts = [PLAIN]
@@ -50,12 +50,12 @@ def variants(chain: Chain, threads: int) -> list[Variant]:
 
 def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
     """The shares of the variant."""
-    if not chain.after:
+    if not chain.epilogue:
         raise UnsupportedError("nothing to compute")
-    first, *rest = chain.after
+    first, *rest = chain.epilogue
     alone = _alone(chain)
     shape = chain.shape or (1,)
-    builder = Builder(chain, variant, shape, tuple(rest) if alone else chain.after)
+    builder = Builder(chain, variant, shape, tuple(rest) if alone else chain.epilogue)
     layout = builder.output_layout
     if chain.viewed and layout != PLAIN:
         raise UnsupportedError("a reshaped result has only the plain layout")
@@ -73,22 +73,22 @@ def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
             arguments.append((SRC_1, buffer))
         elif alone:
             operation = Function(first.algorithm, first.alpha, first.beta, src, dst)
-        else:  # eltwise primitives take no eltwise post-ops, but max(x, x) does
+        else:  # eltwise primitives take no eltwise post-ops, but a binary one, max(x, x), does
             operation = Combination(Algorithm.MAXIMUM, src, src, dst)
             arguments.append((SRC_1, source))
         builder.add(operation, arguments, where)
     return builder.draft()
 
 
-def in_place(chain: Chain) -> bool:
-    """Whether the result may overwrite the base: oneDNN allows it for functions, and for the first of two tensors."""
-    once = all(isinstance(each, Eltwise) or each.operand != chain.base for each in chain.after)
-    return once and not chain.viewed and bool(chain.after) and _alone(chain)
+def in_place(chain: Chain) -> int | None:
+    """The base, if the result may overwrite it: oneDNN allows it for functions, and for the first of two tensors."""
+    once = all(isinstance(each, Eltwise) or each.operand != chain.base for each in chain.epilogue)
+    return chain.base if once and not chain.viewed and chain.epilogue and _alone(chain) else None
 
 
 def _alone(chain: Chain) -> bool:
-    """Whether the first function is a primitive of its own, with the others behind it."""
-    return isinstance(chain.after[0], Combine) or len(chain.after) == 1
+    """Whether the first function can be the primitive, with the others as its post-ops."""
+    return isinstance(chain.epilogue[0], Combine) or len(chain.epilogue) == 1
 
 
 def _per_channel(operand: tuple[int, ...], shape: tuple[int, ...]) -> bool:
@@ -103,8 +103,8 @@ def _broadcasts(operand: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 
 
 def _split(chain: Chain, layout: Storage) -> str:
-    """Even shares of the elements as they lie, if all tensors lie alike and have no padding."""
-    whole = all(isinstance(each, Eltwise) or each.shape == chain.shape for each in chain.after)
+    """By even shares of the elements as they lie, if all tensors lie alike and have no padding."""
+    whole = all(isinstance(each, Eltwise) or each.shape == chain.shape for each in chain.epilogue)
     padded = layout == BLOCKED and chain.shape[1] % BLOCK
     return ELEMENTS if whole and not padded else OUTERMOST
 

@@ -1,4 +1,4 @@
-"""oneDNN's objects as Python ones that destroy them: memory descriptors, memories, primitives."""
+"""oneDNN's objects in Python ones that destroy them: memory descriptors, memories and primitives."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ MAX_DIMS = 12
 _FLOAT32, _TAG_ANY, _CPU, _IN_ORDER = 3, 1, 1, 1
 _FORMAT_KIND_BLOCKED = 2
 _BLOCKED_TAGS = {3: 56, 4: 78, 5: 121}
-"""``dnnl_aBc16b`` and its kin; checked before use."""
+"""The numbers of ``dnnl_aBc16b`` and the like, which are checked before use."""
 
-# dnnl_query_t
+# numbers of dnnl_query_t
 DIMS, PADDED_DIMS, INNER_COUNT, INNER_BLOCKS, INNER_AXES, STRIDES = 257, 260, 263, 264, 265, 14
 RANK, FORMAT_KIND = 256, 262
 
@@ -37,7 +37,7 @@ _UNIMPLEMENTED = 3
 
 
 def check(status: int, what: str) -> None:
-    """Raise for a status that is not success."""
+    """Raises the error of a status that is not success."""
     if status == _UNIMPLEMENTED:
         raise UnimplementedError(f"oneDNN does not implement this {what}")
     if status:
@@ -57,7 +57,7 @@ class Handle:
 
 @dataclass(frozen=True)
 class Form:
-    """All that says where an element of a tensor lies; equal forms of equal types are interchangeable."""
+    """Everything that tells where an element of a tensor lies. Equal forms of equal types are interchangeable."""
 
     dims: tuple[int, ...]
     padded: tuple[int, ...]
@@ -90,7 +90,7 @@ def memory_desc(description: Description) -> Handle:
 
 
 def form_of(desc: int) -> Form:
-    """What a memory descriptor says, which must not be one that leaves the order open."""
+    """The form of a memory descriptor, which must not leave the order open."""
     c = library().c
     if _query_int(desc, FORMAT_KIND) != _FORMAT_KIND_BLOCKED:
         raise OneDnnError("oneDNN keeps these weights in an order of its own that cannot be stored")
@@ -107,7 +107,7 @@ def form_of(desc: int) -> Form:
 
 @cache
 def blocked_tag(rank: int) -> int:
-    """oneDNN's number for the blocked format of tensors of that rank: the known one, or else searched for."""
+    """oneDNN's number for the blocked format of that rank, which is searched for if the known one is wrong."""
     dims = (2, 4 * BLOCK, 3, 5, 7)[:rank]
     wanted, step = [0] * rank, BLOCK
     for axis in (*reversed(range(2, rank)), 1):
@@ -132,7 +132,7 @@ def blocked_tag(rank: int) -> int:
 
 @cache
 def engine() -> int:
-    """The CPU engine of the process, which lives as long as it."""
+    """The CPU engine, which lives as long as the process."""
     made = ctypes.c_void_p()
     check(library().c.dnnl_engine_create(ctypes.byref(made), _CPU, 0), "engine")
     return made.value or 0
@@ -140,14 +140,14 @@ def engine() -> int:
 
 @cache
 def stream() -> int:
-    """The stream that all primitives are executed in; on a CPU it holds no state."""
+    """The stream that all primitives are executed in. On a CPU it holds no state."""
     made = ctypes.c_void_p()
     check(library().c.dnnl_stream_create(ctypes.byref(made), engine(), _IN_ORDER), "stream")
     return made.value or 0
 
 
 def memory(desc: int, address: int) -> Handle:
-    """A memory object: a descriptor on a buffer, which must outlive it."""
+    """A memory object: a descriptor with a buffer, which must outlive it."""
     made = ctypes.c_void_p()
     check(library().c.dnnl_memory_create(ctypes.byref(made), desc, engine(), address), "memory object")
     return Handle("memory", made.value)

@@ -1,4 +1,4 @@
-"""Loading artifacts: primitives, weights and scratch memory, bound to buffers as steps of a launch list."""
+"""Loading artifacts, and binding their primitives, weights and scratch memory to buffers as steps of a launch list."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class OneDnnKernel(NativeKernel):
                     self._made[share] = desc, desc.make()
 
     def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
-        """One task for each share; a step's tasks keep their places: they use their thread's scratch memory."""
+        """Steps with one task for each share. Tasks stay with their threads, whose scratch memory they use."""
         return [
             Step(tuple(self._task(share, i, len(step), inputs, outputs) for i, share in enumerate(step)))
             for step in self._plan.steps

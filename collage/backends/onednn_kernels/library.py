@@ -16,11 +16,11 @@ from collage.errors import CollageError
 from collage.native.library import address_of, core, core_problem
 
 PATH_VARIABLE = "COLLAGE_ONEDNN"
-"""Environment variable with the path of a ``libdnnl.so.3`` that goes before all others."""
+"""The environment variable with the path of a ``libdnnl.so.3`` that is taken before all others."""
 
 _INSTALL = "pip install 'collage[cpu]'"
 _NAME = "libdnnl.so.3"
-_SEQUENTIAL, _OPENMP = 1, 2  # dnnl_version_t.cpu_runtime
+_SEQUENTIAL, _OPENMP = 1, 2  # values of dnnl_version_t.cpu_runtime
 
 
 class _Version(ctypes.Structure):
@@ -50,7 +50,7 @@ class Library:
 
     @property
     def text(self) -> str:
-        """``3.2.0``."""
+        """The version, such as ``3.2.0``."""
         return ".".join(map(str, self.version))
 
 
@@ -72,7 +72,7 @@ def library() -> Library:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Primitives made in here run single-threaded: oneDNN plans for the calling thread's OpenMP setting."""
+    """A block whose primitives run single-threaded, since oneDNN plans for the calling thread's OpenMP setting."""
     found = library()
     if not found.openmp:
         yield
@@ -135,7 +135,7 @@ def _open(path: str) -> Library | str:
 
 
 def _declare(c: ctypes.CDLL) -> None:
-    """Types of the arguments that ctypes would take for 32-bit integers."""
+    """Declare the types of arguments that ctypes would take for 32-bit integers."""
     pointer, integer, real, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_float, ctypes.c_size_t
     signatures = {
         "engine_create": [pointer, integer, size],

@@ -1,4 +1,4 @@
-"""What must hold of a plan from a file before oneDNN gets it; how large buffers must be, its primitives say."""
+"""What must hold of a plan from a file before oneDNN gets it. Its primitives tell how large buffers must be."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from collage.backends.chains.strided import Strided
 from collage.backends.onednn_kernels.description import Blocked, Description
 from collage.backends.onednn_kernels.handles import MAX_DIMS
-from collage.backends.onednn_kernels.operations import Convolution, Operation, Pooling, Softmax
+from collage.backends.onednn_kernels.operations import Binary, Convolution, Operation, Pooling, Softmax
 from collage.backends.onednn_kernels.plan import DST, Output, Plan, Share, Weight
-from collage.backends.onednn_kernels.post_ops import Binary
 from collage.core.typed import MalformedError
 
 _MOST_FLOATS = 1 << 44

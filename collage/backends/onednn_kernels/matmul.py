@@ -3,36 +3,76 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from collage.backends.base import UnsupportedError
-from collage.backends.chains.chain import After, Chain, Combine
-from collage.backends.chains.fold import fold
-from collage.backends.chains.product import part_of, ranges, read_product, splits, views_of
+from collage.backends.chains.chain import Combine, EpilogueOp
+from collage.backends.chains.fold import Folded, fold
+from collage.backends.chains.product import (
+    Product,
+    Views,
+    part_of,
+    ranges,
+    read_product,
+    splits,
+    views_of,
+)
 from collage.backends.chains.strided import Range, Strided, dense
+from collage.backends.chains.transposes import ProductChain, read_product_chain
 from collage.backends.onednn_kernels.builder import Builder, Draft
 from collage.backends.onednn_kernels.description import Description, Packed
 from collage.backends.onednn_kernels.operations import MatMul
 from collage.backends.onednn_kernels.plan import BIAS, DST, SRC, WEIGHTS, Buffer, Input, Output
 from collage.kernel.options import Variant
 
-
-def variants(chain: Chain, threads: int) -> list[Variant]:
-    """All plain; split by columns, rows or batch."""
-    return [Variant(split=split) for split in splits(read_product(chain.graph, chain.root), threads)]
+if TYPE_CHECKING:
+    from collage.frontend.subgraph import Subgraph
 
 
-def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
+@dataclass(frozen=True)
+class ProductTask:
+    """A product, its epilogue, and transposes around it."""
+
+    chain: ProductChain
+    product: Product
+
+    @cached_property
+    def views(self) -> Views:
+        """How operands and result lie. Raises UnsupportedError for transposes that the product cannot do without."""
+        return views_of(self.chain, self.product)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the product's result in the model."""
+        return self.chain.type_of(self.chain.root.outputs[0]).shape
+
+    @cached_property
+    def folded(self) -> Folded:
+        """The epilogue, whose linear part is split off."""
+        return fold(self.chain, self.shape, len(self.shape) - 1, scales=self.product.packs)
+
+
+def read(subgraph: Subgraph) -> ProductTask:
+    """The subgraph as a product. Raises UnsupportedError when it is none."""
+    chain = subgraph.parsed(read_product_chain)
+    return ProductTask(chain, read_product(chain.graph, chain.root))
+
+
+def variants(task: ProductTask, threads: int) -> list[Variant]:
+    """Plain variants, split by columns, rows or batch."""
+    return [Variant(split=split) for split in splits(task.product, threads)]
+
+
+def plan(task: ProductTask, variant: Variant, threads: int) -> Draft:
     """The shares of the variant."""
-    product = read_product(chain.graph, chain.root)
-    views = views_of(chain, product)
+    chain, product, views, folded = task.chain, task.product, task.views, task.folded
     rank = len(product.dst)
-    root_shape = chain.type_of(chain.root.outputs[0]).shape
-    folded = fold(chain, root_shape, len(root_shape) - 1, scales=product.packs)
-    after = tuple(_seen(each, root_shape, product.dst) for each in folded.after)
-    builder = Builder(chain, variant, product.dst, after)
+    epilogue = tuple(_seen(each, task.shape, product.dst) for each in folded.epilogue)
+    builder = Builder(chain, variant, product.dst, epilogue)
     right = chain.constant(chain.root.inputs[1])
     if right is not None:
         right = right.reshape(product.right)
@@ -65,20 +105,20 @@ def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
 
 
 def _operand(builder: Builder, value: int, whole: Strided, where: Range | None) -> tuple[Strided, Input]:
-    """What a share reads of an operand; one that broadcasts along the axis is read whole."""
+    """The part of an operand that a share reads. One that broadcasts along the axis is read whole."""
     cuts = where if where is not None and whole.dims[where.axis] > 1 else None
     description, offset = part_of(whole, cuts)
-    return description, Input(builder.chain.subgraph.inputs.index(value), offset)
+    return description, Input(builder.chain.inputs.index(value), offset)
 
 
-def _seen(step: After, shape: tuple[int, ...], dst: tuple[int, ...]) -> After:
+def _seen(op: EpilogueOp, shape: tuple[int, ...], dst: tuple[int, ...]) -> EpilogueOp:
     """A post-op on the result of ``shape`` as one on the same result seen as ``dst``."""
-    if not isinstance(step, Combine) or shape == dst:
-        return step
-    if step.shape == shape:
-        return replace(step, shape=dst)
-    if math.prod(step.shape[:-1]) == 1:
-        return replace(step, shape=(1, step.shape[-1]))
+    if not isinstance(op, Combine) or shape == dst:
+        return op
+    if op.shape == shape:
+        return replace(op, shape=dst)
+    if math.prod(op.shape[:-1]) == 1:
+        return replace(op, shape=(1, op.shape[-1]))
     if math.prod(shape[:-2]) == 1:
-        return replace(step, shape=step.shape[-2:])
-    raise UnsupportedError(f"an operand of {step.shape} does not broadcast to {dst} rows")
+        return replace(op, shape=op.shape[-2:])
+    raise UnsupportedError(f"an operand of {op.shape} does not broadcast to {dst} rows")

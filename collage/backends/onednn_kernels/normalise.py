@@ -37,7 +37,7 @@ def normalise_problem(graph: Graph, node: Node) -> str:
 
 
 def variants(chain: Chain, threads: int) -> list[Variant]:
-    """All plain, in rows."""
+    """Plain variants, split by rows."""
     shape, _ = _rows(chain)
     if threads == 1 or shape[0] == 1:
         return [Variant()]

@@ -1,12 +1,24 @@
-"""Primitives in words: each operation names its tensors and parameters, and where the C API wants them."""
+"""Primitives as values: each operation has the tensors and parameters of a kind of primitive."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from collage.backends.chains.functions import Eltwise
 from collage.backends.onednn_kernels.description import Description
-from collage.backends.onednn_kernels.post_ops import PostOp
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A post-op that combines the result with another tensor, which broadcasts to it."""
+
+    algorithm: int
+    operand: Description
+
+
+PostOp: TypeAlias = "Eltwise | Binary"
+"""What a primitive does to its result before it stores it."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +42,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class MatMul:
-    """(batch..., M, K) times (batch..., K, N); all of one rank, and ``bias`` broadcasts to the result."""
+    """(batch..., M, K) times (batch..., K, N). All are of one rank, and ``bias`` broadcasts to the result."""
 
     src: Description
     weights: Description
@@ -41,7 +53,7 @@ class MatMul:
 
 @dataclass(frozen=True)
 class Pooling:
-    """Maximum or average of windows; ``dilation`` counts from 1."""
+    """The maximum or average of windows. ``dilation`` counts from 1."""
 
     algorithm: int
     src: Description
@@ -68,7 +80,7 @@ class Function:
 
 @dataclass(frozen=True)
 class Combination:
-    """A binary algorithm; ``second`` broadcasts to ``src``."""
+    """A binary algorithm on two tensors, of which ``second`` broadcasts to ``src``."""
 
     algorithm: int
     src: Description

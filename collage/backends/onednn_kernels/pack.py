@@ -1,4 +1,4 @@
-"""Packing weights as the primitives of a plan want them: once, at compile time."""
+"""Packing weights as the primitives of a plan want them, which is done once, at compile time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from collage.kernel.buffers import aligned_bytes
 
 
 def pack(plan: Plan, arrays: Sequence[Array], threads: int) -> Artifact:
-    """The plan with its constants; those of ``Packed`` tensors are reordered to what the primitives chose.
+    """The plan with its constants. Those of ``Packed`` tensors are reordered to what the primitives chose.
 
     Shares that read the same array in the same form read the same constant afterwards. Raises
     UnimplementedError for primitives that oneDNN does not have.

@@ -1,4 +1,4 @@
-"""A kernel in words: which primitives run on which parts of which buffers, for each thread its share."""
+"""A kernel as a value: each thread's share is primitives that run on parts of buffers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collage.backends.onednn_kernels.operations import Operation
 
 SRC, SRC_1, DST, WEIGHTS, BIAS, SCALE, SHIFT = 1, 2, 17, 33, 41, 51, 52
 MEAN, VARIANCE, SCRATCHPAD, MULTIPLE = 49, 50, 80, 1024
-"""Numbers of a primitive's arguments (``DNNL_ARG_*``); MULTIPLE + i is a concatenation's i-th source."""
+"""Numbers of a primitive's arguments (``DNNL_ARG_*``). MULTIPLE + i is a concatenation's i-th source."""
 
 
 @dataclass(frozen=True)
 class PostOpOperand:
-    """The argument that a binary post-op reads, by the post-op's position; its number depends on the version."""
+    """The argument that a binary post-op reads, by the post-op's position. Its number depends on oneDNN's version."""
 
     position: int
 
@@ -55,7 +55,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Share:
-    """What one thread does in a step."""
+    """The primitive that one thread runs in a step."""
 
     operation: Operation
     arguments: tuple[Argument, ...]
@@ -63,6 +63,6 @@ class Share:
 
 @dataclass(frozen=True)
 class Plan:
-    """Steps in order; the shares of a step run side by side."""
+    """Steps in order. The shares of a step run concurrently."""
 
     steps: tuple[tuple[Share, ...], ...]

@@ -1,12 +1,13 @@
-"""Pooling, and means and maxima over all of the space."""
+"""Poolings, and means and maxima over all spatial axes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.attributes import DATA_LAYOUTS, integers, paddings
-from collage.backends.chains.chain import Chain, Combine
+from collage.backends.chains.chain import Chain, Combine, read_chain
 from collage.backends.chains.functions import Algorithm
 from collage.backends.chains.strided import Range, cut
 from collage.backends.chains.window import Window, needed, pad_end, row_axis
@@ -17,6 +18,9 @@ from collage.backends.onednn_kernels.plan import DST, SRC, Input, Output
 from collage.graph.dataflow import Graph, Node
 from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST, PLAIN, STORAGES, Storage
 from collage.kernel.options import Variant
+
+if TYPE_CHECKING:
+    from collage.frontend.subgraph import Subgraph
 
 BATCH, ROWS, CHANNELS, WHOLE = "batch", "rows", "channels", ""
 SMALL_ELEMENTS = 1 << 18
@@ -102,9 +106,23 @@ def _global(algorithm: Algorithm, src: tuple[int, ...]) -> Pool:
     return Pool(algorithm, src, (*src[:2], *ones), src[2:], ones, ones, zeros, zeros)
 
 
-def variants(chain: Chain, threads: int) -> list[Variant]:
+@dataclass(frozen=True)
+class PoolTask:
+    """A pooling and its epilogue."""
+
+    chain: Chain
+    pool: Pool
+
+
+def read(subgraph: Subgraph) -> PoolTask:
+    """The subgraph as a pooling. Raises UnsupportedError when it is none."""
+    chain = subgraph.parsed(read_chain)
+    return PoolTask(chain, read_pool(chain.graph, chain.root))
+
+
+def variants(task: PoolTask, threads: int) -> list[Variant]:
     """Every layout, with the split that it allows."""
-    pool = read_pool(chain.graph, chain.root)
+    chain, pool = task.chain, task.pool
     found = []
     for layout in STORAGES:
         target = layout
@@ -122,16 +140,16 @@ def variants(chain: Chain, threads: int) -> list[Variant]:
     return found
 
 
-def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
+def plan(task: PoolTask, variant: Variant, threads: int) -> Draft:
     """The shares of the variant."""
-    pool = read_pool(chain.graph, chain.root)
-    if any(isinstance(each, Combine) for each in chain.after) and (
+    chain, pool = task.chain, task.pool
+    if any(isinstance(each, Combine) for each in chain.epilogue) and (
         pool.to_points or len(chain.type_of(chain.root.outputs[0]).shape) != len(pool.dst)
     ):
         raise UnsupportedError("an operand for single elements")
-    builder = Builder(chain, variant, pool.dst, chain.after)
+    builder = Builder(chain, variant, pool.dst, chain.epilogue)
     data = chain.root.inputs[0]
-    layout, index = builder.input_layout(data), chain.subgraph.inputs.index(data)
+    layout, index = builder.input_layout(data), chain.inputs.index(data)
     if not pool.to_points and builder.output_layout != layout:
         raise UnsupportedError(f"pooling from {layout} to {builder.output_layout}")
     if chain.viewed and builder.output_layout != PLAIN:

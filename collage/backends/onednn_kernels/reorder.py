@@ -1,4 +1,4 @@
-"""Conversions between layouts as kernels."""
+"""Layout transforms as kernels."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""Which operators a chain may begin with, and who plans them."""
+"""Which operators a chain may begin with, and which functions plan them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import BINARY, Chain, read_chain, read_functions
 from collage.backends.chains.conv import CONVOLUTIONS, conv_problem
 from collage.backends.chains.eltwise_table import FUNCTIONS
 from collage.backends.chains.product import matmul_problem
-from collage.backends.chains.transposes import product_of, read_product_chain
+from collage.backends.chains.transposes import product_of
 from collage.backends.onednn_kernels import concat, conv_plan, elementwise, matmul, normalise, pooling
 from collage.backends.onednn_kernels.builder import Draft
 from collage.graph.dataflow import Graph, Node
@@ -21,42 +21,56 @@ if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph
 
 
-@dataclass(frozen=True)
-class Root:
-    """``problem`` says why a node cannot be taken (or ""), ``variants`` and ``plan`` serve a whole chain.
+T = TypeVar("T")
 
-    ``read`` makes the chain of a subgraph that begins with the node, ``fuses`` tells whether there is anything
-    that it absorbs, and ``in_place`` whether the result may overwrite the chain's base.
+
+def _nothing(task: Any) -> None:
+    """There is no input that the result may overwrite."""
+
+
+@dataclass(frozen=True)
+class Root(Generic[T]):
+    """What plans the chains that begin with some operators.
+
+    ``problem`` says why such a node cannot be taken, or "". ``read`` makes a task of a subgraph. ``variants`` and
+    ``plan`` serve a task, and ``in_place`` gives the value that its result may overwrite, if there is one.
     """
 
     problem: Callable[[Graph, Node], str]
-    variants: Callable[[Chain, int], Sequence[Variant]]
-    plan: Callable[[Chain, Variant, int], Draft]
-    read: Callable[[Subgraph, Node], Chain] = read_chain
-    fuses: bool = True
-    in_place: Callable[[Chain], bool] = lambda chain: False
+    read: Callable[[Subgraph], T]
+    variants: Callable[[T, int], Sequence[Variant]]
+    plan: Callable[[T, Variant, int], Draft]
+    in_place: Callable[[T], int | None] = _nothing
 
 
-_CONV = Root(conv_problem, conv_plan.variants, conv_plan.plan)
-_POOL = Root(pooling.pool_problem, pooling.variants, pooling.plan)
-_NORMALISATION = Root(normalise.normalise_problem, normalise.variants, normalise.plan, fuses=False)
+def _alone(subgraph: Subgraph) -> Chain:
+    """A chain of one operator. Raises UnsupportedError when there is more to it."""
+    chain = subgraph.parsed(read_chain)
+    if chain.epilogue:
+        raise UnsupportedError(f"nothing is fused to {chain.root.op}")
+    return chain
+
+
+_CONV = Root(conv_problem, conv_plan.read, conv_plan.variants, conv_plan.plan)
+_POOL = Root(pooling.pool_problem, pooling.read, pooling.variants, pooling.plan)
+_NORMALISATION = Root(normalise.normalise_problem, _alone, normalise.variants, normalise.plan)
 _FUNCTION = Root(
     elementwise.elementwise_problem,
+    read_functions,
     elementwise.variants,
     elementwise.plan,
-    read_functions,
-    in_place=elementwise.in_place,
+    elementwise.in_place,
 )
 
-ROOTS: Mapping[str, Root] = {
+ROOTS: Mapping[str, Root[Any]] = {
     **dict.fromkeys((*FUNCTIONS, *BINARY, "nn.batch_norm"), _FUNCTION),
     **dict.fromkeys(CONVOLUTIONS, _CONV),
     **dict.fromkeys(pooling.POOLS, _POOL),
     **dict.fromkeys(normalise.NORMALISATIONS, _NORMALISATION),
-    "concat": Root(concat.concat_problem, concat.variants, concat.plan, fuses=False),
-    "matmul": Root(matmul_problem, matmul.variants, matmul.plan, read_product_chain),
+    "concat": Root(concat.concat_problem, _alone, concat.variants, concat.plan),
+    "matmul": Root(matmul_problem, matmul.read, matmul.variants, matmul.plan),
 }
-"""By Relax name."""
+"""Roots by the Relax names of their operators."""
 
 
 def root_problem(graph: Graph, node: Node) -> str:
@@ -71,15 +85,16 @@ def root_problem(graph: Graph, node: Node) -> str:
     return root.problem(graph, node)
 
 
-def chain_of(subgraph: Subgraph) -> tuple[Root, Chain]:
-    """The subgraph as a chain, and who plans it. Raises UnsupportedError when it is none."""
+def task_of(subgraph: Subgraph) -> tuple[Root[Any], Any]:
+    """The subgraph as a task, parsed once, and the root that plans it. Raises UnsupportedError when it is none."""
+    return subgraph.parsed(_read_task)
+
+
+def _read_task(subgraph: Subgraph) -> tuple[Root[Any], Any]:
     node = product_of(subgraph)
     if node is None:
         raise UnsupportedError("transposes alone")
     if problem := root_problem(subgraph.model.graph, node):
         raise UnsupportedError(f"{node.op}: {problem}")
     root = ROOTS[node.op]
-    chain = root.read(subgraph, node)
-    if chain.after and not root.fuses:
-        raise UnsupportedError(f"nothing is fused to {node.op}")
-    return root, chain
+    return root, root.read(subgraph)

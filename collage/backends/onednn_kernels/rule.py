@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.growth import grown
 from collage.backends.chains.transposes import operand_transposes
-from collage.backends.onednn_kernels.roots import chain_of, root_problem
+from collage.backends.onednn_kernels.roots import root_problem, task_of
 from collage.frontend.op_kinds import COMPUTE_BOUND
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Graph, Node
@@ -19,7 +19,7 @@ from collage.patterns.match import Found
 
 @dataclass(frozen=True)
 class OneDnnRule:
-    """From each operator that oneDNN has, over its post-dominators: conv, conv+bias, conv+bias+relu, ..."""
+    """Finds conv, conv+bias, conv+bias+relu, ... from each operator that oneDNN has, over its post-dominators."""
 
     max_nodes: int = 24
 
@@ -35,7 +35,7 @@ class OneDnnRule:
                 if seed.op == "matmul" and (before := operand_transposes(graph, seed)):
                     yield from self._kernels(context, (tuple(sorted({*before, *each})) for each in chains))
             if sum(len(graph.users[value]) for value in seed.outputs) > 1:
-                # several operators may be one function of this result: x * sigmoid(x)
+                # several operators may together be one function of this result, as x * sigmoid(x) is
                 yield from self._kernels(
                     context, (each[1:] for each in grown(context, seed.id, self.max_nodes))
                 )
@@ -43,20 +43,17 @@ class OneDnnRule:
     def _kernels(self, context: MatchContext, groups: Iterable[tuple[int, ...]]) -> Iterator[Found]:
         for nodes in groups:
             try:
-                chain_of(Subgraph(context.model, nodes))
+                task_of(Subgraph(context.model, nodes))
             except UnsupportedError:
                 continue
             yield Found(nodes, f"{type(self).__name__}: {text_of(context, nodes)}")
 
 
 def _absorbed(graph: Graph, node: Node) -> str:
-    """Whether an operator only adds numbers to what a convolution or product gives: it costs nothing there."""
+    """Why an operator is not offered by itself: it adds numbers to a convolution or product, where it costs nothing."""
     data = [v for v in node.inputs if not graph.is_constant(v)]
     producer = graph.values[data[0]].producer if len(data) == 1 else None
     if node.op not in ("add", "subtract") or producer is None or len(graph.users[data[0]]) > 1:
         return ""
     before = graph.nodes[producer]
     return f"part of {before.op}" if before.op in COMPUTE_BOUND and not root_problem(graph, before) else ""
-
-
-__all__ = ["OneDnnRule"]

@@ -15,14 +15,15 @@ from dataclasses import replace
 from collage.backends.chains.strided import Strided, ordered
 from collage.backends.onednn_kernels.description import Description, axis_order
 from collage.backends.onednn_kernels.operations import (
+    Binary,
     Combination,
     Convolution,
     Function,
     MatMul,
     Operation,
     Pooling,
+    PostOp,
 )
-from collage.backends.onednn_kernels.post_ops import Binary, PostOp
 from collage.graph.storage import CHANNELS_LAST
 
 
@@ -66,7 +67,7 @@ def _channels_last(description: Description) -> Description:
 
 
 def _plain(description: Description) -> Description:
-    """Axes of one element as a dense tensor in the order of its axes would have them; leading ones span all.
+    """The description with strides for axes of one element as a dense tensor has them. Leading ones span everything.
 
     Before a last axis whose elements do not lie together, such an axis is what does: one column of a matrix by columns.
     """

@@ -1,4 +1,5 @@
 """TVM's lowering with CPU schedules of our own: from a Relax function to bytes, and to a kernel without a VM.
 
-`lower` → `build` (over `tidy`, `inline`, `rows`, `flat`, `arithmetic` in `schedule`) → `link` → `artifact` → `run`.
+The way through is `lower` → `build` (over `tidy`, `inline`, `rows`, `flat`, `arithmetic` in `schedule`) → `link` →
+`artifact` → `run`.
 """

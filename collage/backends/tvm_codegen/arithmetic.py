@@ -16,7 +16,7 @@ __all__ = ["let", "vector_math"]
 
 
 def vector_math(func: Any) -> Any:
-    """Make arithmetic of transcendental calls on float32 and float16: error below 1e-6, relative for exp."""
+    """Make arithmetic of transcendental calls on float32 and float16. The error is below 1e-6, relative for exp."""
 
     def rewrite(call: Any) -> Any:
         name, dtype = op_name(call), str(call.ty.dtype) if hasattr(call.ty, "dtype") else ""
@@ -33,7 +33,7 @@ def vector_math(func: Any) -> Any:
 
 
 def let(value: Any, body: Callable[[Any], Any]) -> Any:
-    """`body` of the value, which is computed once."""
+    """The expression `body` of the value, which is computed once."""
     var = tirx.Var("t", str(value.ty.dtype))
     return tirx.Let(var, value, body(var))
 
@@ -54,7 +54,7 @@ def _horner(x: Any, coefficients: Sequence[float]) -> Any:
 
 
 def _clamp(x: Any, low: float, high: float) -> Any:
-    """Clamp that keeps NaN: both comparisons are false for it."""
+    """A clamp that keeps NaN, for which both comparisons are false."""
     return let(tirx.Select(x > _f32(high), _f32(high), x), lambda y: tirx.Select(y < _f32(low), _f32(low), y))
 
 
@@ -147,7 +147,7 @@ def _log(x: Any) -> Any:
     value = from_bits(tirx.reinterpret("int32", scaled), tirx.Select(small, _f32(23.0), _f32(0.0)))
     inf = tirx.infinity("float32")
     special = tirx.Select(x < _f32(0.0), _f32(math.nan), tirx.Select(x == _f32(0.0), -inf, value))
-    return tirx.Select(x < inf, special, x)  # false for inf and NaN
+    return tirx.Select(x < inf, special, x)  # the comparison is false for inf and NaN
 
 
 def _power(x: Any, exponent: Any) -> Any | None:

@@ -88,7 +88,7 @@ def unpack(data: frames.Artifact) -> Artifact:
     try:
         framed = unframe(_KIND, data)
     except ValueError as error:
-        raise ValueError(f"not a compiled TVM kernel: {error}") from None
+        raise ValueError(f"not a compiled TVM kernel: {error}") from error
     header = framed.header
     calls = tuple(typed(list[Call], header["calls"]))
     constants = []

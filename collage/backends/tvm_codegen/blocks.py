@@ -61,7 +61,7 @@ class Block:
     store: Load
     cost: float
     nodes: int
-    regular: bool  # one store, and every loop bound to its own axis: what the schedule primitives accept
+    regular: bool  # schedule primitives accept it: one store, and every loop bound to its own axis
 
     @property
     def iterations(self) -> int:
@@ -162,7 +162,7 @@ def users_of(block: Block, blocks: Iterable[Block]) -> list[Block]:
 
 
 def coefficients_of(expr: Any) -> dict[int, int | None]:
-    """Coefficient of each variable in an index; None where the dependence is not linear."""
+    """The coefficient of each variable in an index, or None where the dependence is not linear."""
     if isinstance(expr, tvm.ir.Var):
         return {hash(expr): 1}
     if isinstance(expr, tirx.Add | tirx.Sub):
@@ -179,7 +179,7 @@ def coefficients_of(expr: Any) -> dict[int, int | None]:
 
 
 def strides_of(load: Load) -> dict[int, int | None]:
-    """Elements the flat offset of a load moves by as each variable grows by one; None where not constant."""
+    """Elements that the flat offset of a load moves by as each variable grows by one, or None where it varies."""
     out: dict[int, int | None] = {}
     pitch = 1
     for extent, index in zip(reversed(load.shape), reversed(load.indices), strict=True):
@@ -220,7 +220,7 @@ def can_coalesce(block: Block, axes: Sequence[Axis]) -> bool:
 
 
 def extent_of(sch: Any, loop: Any) -> int:
-    """Steps of a loop."""
+    """The number of steps of a loop."""
     return int(sch.get(loop).extent)
 
 

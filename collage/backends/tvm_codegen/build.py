@@ -1,4 +1,4 @@
-"""Lowered PrimFuncs to bytes: scheduled, compiled for this CPU, written as LLVM IR."""
+"""From lowered PrimFuncs to bytes: they are scheduled, compiled for this CPU, and written as LLVM IR."""
 
 from __future__ import annotations
 

@@ -13,11 +13,11 @@ from collage.backends.tvm_codegen.blocks import WINDOW, Block, blocks_of, coeffi
 
 __all__ = ["UnscheduledError", "compute_bound_reason", "has_contraction"]
 
-MAX_FLOP = 1_000_000  # contractions above this need a tuned kernel: refused
+MAX_FLOP = 1_000_000  # contractions above this need a tuned kernel, and are refused without one
 
 
 class UnscheduledError(Exception):
-    """No schedule here is good enough for this function; the message says why."""
+    """No schedule here is good enough for this function. The message says why."""
 
 
 def has_contraction(func: Any) -> bool:

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def emit_injective(sch: Any, block: Block, parallel: bool, threads: int) -> None:
-    """One block without producers: merge axes that walk memory together, tile transposes, split."""
+    """Schedule one block without producers: merge axes that walk memory together, tile transposes, and split."""
     loops, fixed = list(sch.get_loops(block.rv)), _condition_vars(sch.get(block.rv).body)
     groups: list[list[int]] = []
     for i, axis in enumerate(block.axes):
@@ -98,7 +98,7 @@ def _tile_transpose(sch: Any, block: Block, groups: Sequence[Sequence[int]], loo
 
 
 def emit_wide_reduction(sch: Any, block: Block, threads: int) -> bool:
-    """A big reduction with fewer results than threads: one partial result a thread, then their sum."""
+    """Schedule a big reduction with fewer results than threads: one partial result a thread, then their sum."""
     loops = [x for a, x in zip(block.axes, sch.get_loops(block.rv), strict=True) if a.reduce]
     steps = math.prod(a.extent for a in block.reduction)
     shares = next(
@@ -121,7 +121,7 @@ def emit_wide_reduction(sch: Any, block: Block, threads: int) -> bool:
 
 
 def _shares(extent: int, threads: int) -> list[int | None]:
-    """Split factors that give each thread its part of a flat loop: exact if some divisor is balanced."""
+    """Split factors that give each thread its part of a flat loop. They are exact if some divisor is balanced."""
     for d in range(threads, min(extent, 64 * threads) + 1):
         if extent % d == 0 and imbalance(d, threads) <= 1.1:
             return [d, None]

@@ -1,4 +1,4 @@
-"""Maxima and minima that keep NaN, as ONNX Runtime's do: TVM's give the other operand.
+"""Maxima and minima that keep NaN, as ONNX Runtime's do, where TVM's give the other operand.
 
 `T.max(a, b)` becomes a compare and a select, `a > b ? a : b`, which is one `vmaxps` that gives b where either is NaN.
 With a constant the variable goes to the second place, which costs nothing; two variables take a test for NaN and a
@@ -21,11 +21,11 @@ __all__ = ["infinite_limits", "keep_nan"]
 
 _FLOATS = ("float16", "float32", "float64")
 _POOLING = "pool"
-"""What the names of blocks begin with that look for the largest value of a window."""
+"""The beginnings of the names of blocks that look for the largest value of a window."""
 
 
 def keep_nan(func: Any) -> Any:
-    """Make the maxima and minima of floats keep NaN; done after scheduling, which knows `T.max` as a reduction."""
+    """Make the maxima and minima of floats keep NaN. It comes after scheduling, which knows `T.max` as a reduction."""
 
     def block(found: Any) -> Any:
         if found.name_hint.startswith(_POOLING) or collect(found.body, s_tir.SBlock):
@@ -38,7 +38,7 @@ def keep_nan(func: Any) -> Any:
 
 
 def infinite_limits(func: Any) -> Any:
-    """Let reductions start at infinity instead of the largest finite number; they may see nothing but infinities."""
+    """Let reductions start at infinity, not at the largest finite number, since they may see only infinities."""
 
     def block(found: Any) -> Any:
         init = found.init
@@ -68,7 +68,7 @@ def _rewritten(found: Any) -> Any:
     most, a, b = isinstance(found, tirx.Max), found.a, found.b
 
     def better(x: Any, y: Any) -> Any:
-        """The better one; y where either is NaN."""
+        """The better one of both, or y where either is NaN."""
         return tirx.Select(x > y if most else x < y, x, y)
 
     if isinstance(b, tirx.FloatImm):

@@ -1,4 +1,4 @@
-"""Lowering of single operators whose own in TVM is wrong, or other than ONNX Runtime's, for some numbers."""
+"""Lowering of operators for which TVM's own is wrong for some numbers, or differs from ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FLOATS = ("float16", "float32", "float64")
 
 
 def _arg_reduce(builder: Any, call: Any, most: bool) -> Any:
-    """The first of the largest; what is NaN is passed over, unless it comes first of all.
+    """The index of the first of the largest numbers. NaN is passed over, unless it comes first of all.
 
     TVM's own starts at index -1, which stays where nothing is above the least number, and takes NaN for larger.
     """
@@ -90,7 +90,7 @@ def _cast(builder: Any, call: Any) -> Any:
 
 
 def _sign(builder: Any, call: Any) -> Any:
-    """NaN for NaN, but for float16, where ONNX Runtime has 0; unsigned numbers, which TVM refuses."""
+    """The sign: NaN for NaN, but 0 for float16 as in ONNX Runtime, and that of unsigned numbers, which TVM refuses."""
     (x,) = call.args
     dtype = str(x.ty.dtype)
     zero, one = tirx.const(0, dtype), tirx.const(1, dtype)
@@ -109,7 +109,7 @@ def _sign(builder: Any, call: Any) -> Any:
 
 
 def _equal(builder: Any, call: Any) -> Any:
-    """Of booleans, which TVM compares as floats: LLVM refuses that."""
+    """The comparison of booleans. TVM compares them as floats, which LLVM refuses."""
     if str(call.args[0].ty.dtype) != "bool":
         return call.op.get_attr("FLegalize")(builder, call)
     return builder.call_te(
@@ -126,4 +126,4 @@ OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
     "relax.sign": _sign,
     "relax.equal": _equal,
 }
-"""By Relax name."""
+"""Lowerings by the Relax names of their operators."""

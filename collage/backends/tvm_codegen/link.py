@@ -1,4 +1,4 @@
-"""Compiled functions as plain C functions, their parallel loops on whichever threads the loader chooses.
+"""Compiled functions as plain C functions, whose parallel loops run on the threads that the loader chooses.
 
 TVM's loader gives Python a packed function and points the module's parallel loops to TVM's thread pool. One
 function of our own, added to the LLVM IR, hands out the addresses and points the loops elsewhere. A parallel
@@ -19,7 +19,7 @@ _TENSOR = 70  # kTVMFFITensor
 
 
 class Argument(ctypes.Structure):
-    """TVMFFIAny."""
+    """The struct TVMFFIAny."""
 
     _fields_ = (("type_index", ctypes.c_int32), ("padding", ctypes.c_uint32), ("value", ctypes.c_void_p))
 
@@ -30,7 +30,7 @@ def is_parallel(code: bytes) -> bool:
 
 
 def linkable(code: bytes, names: Sequence[str]) -> bytes:
-    """The LLVM IR with a function that `link` calls; `names` are those of its functions."""
+    """The LLVM IR with a function that `link` calls. `names` are the names of its functions."""
     stores = "".join(
         f"  %place{i} = getelementptr ptr, ptr %table, i64 {i}\n"
         f'  store ptr @"__tvm_ffi_{name}", ptr %place{i}\n'
@@ -61,5 +61,5 @@ def link(module: Any, names: Sequence[str], parallel_launch: int) -> dict[str, i
 
 
 def tensor_arguments(tensors: Sequence[Any]) -> ctypes.Array[Argument]:
-    """The arguments of a call; the tensors must outlive them."""
+    """The arguments of a call. The tensors must outlive them."""
     return (Argument * len(tensors))(*(Argument(_TENSOR, 0, t.__chandle__()) for t in tensors))

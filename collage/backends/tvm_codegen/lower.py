@@ -1,4 +1,4 @@
-"""One Relax function to PrimFuncs in call order, and the buffers they touch."""
+"""From one Relax function to PrimFuncs in call order, and the buffers that they touch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class LoweringError(ValueError):
-    """TVM cannot lower this function; the message names the operator or the reason."""
+    """TVM cannot lower this function. The message names the operator or the reason."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,13 +27,13 @@ _JITTER = 0.1  # so that equal tiles are tried in a random order
 
 @derived_object
 class RegisterModel(PyCostModel):  # type: ignore[misc]
-    """Scores schedules between 0 and 1 by their innermost spatial tile; higher is better."""
+    """Scores schedules between 0 and 1 by their innermost spatial tile. Higher is better."""
 
     def __init__(self, target: Any, dtype: str, seed: int) -> None:
         super().__init__()
         bits = int(codegen.llvm_get_vector_width(target))
         self._lanes = max(1, bits // (8 * np.dtype(dtype).itemsize))
-        # Of 32 or 16 registers some hold what is multiplied.
+        # Some of the 32 or 16 registers hold what is multiplied.
         self._registers = 28 if bits >= 512 or platform.machine() == "aarch64" else 12
         self._random = np.random.default_rng(seed)
 

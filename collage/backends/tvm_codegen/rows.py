@@ -71,7 +71,7 @@ def gather(anchor: Block, blocks: Sequence[Block], free: set[int], least_rows: i
         common = {k: v for k, v in mappings[0].items() if all(m.get(k) == v for m in mappings)}
         rows = nest.rows & set(common.values())
         if rows != nest.rows and 8 * block.iterations <= math.prod(a.extent for a in anchor.spatial):
-            continue  # small and shared between rows: cheaper once, before the nest
+            continue  # it is small and rows share it, so that computing it once before the nest is cheaper
         if math.prod(anchor.axes[i].extent for i in rows) < least_rows:
             continue
         nest.rows = rows
@@ -92,7 +92,7 @@ def _plain(load: Load, block: Block) -> list[int | None]:
 
 
 def emit_rows(sch: Any, nest: Nest, parallel: bool) -> None:
-    """Rows outermost, everything a row needs inside."""
+    """Schedule a nest with rows outermost, and everything that a row needs inside."""
     anchor = nest.anchor
     loops = list(sch.get_loops(anchor.rv))
     rows = {i: loops[i] for i in sorted(nest.rows)}
@@ -157,7 +157,7 @@ def _order_reduction(sch: Any, block: Block, spatial: list[Any], reduce: list[An
     elif steps <= WINDOW and wide:
         for loop in reduce:
             sch.unroll(loop)
-        return  # init stays inside: decomposed, LLVM keeps no result in registers (max_pool s2 76 us, not 52)
+        return  # init stays inside, or LLVM keeps no result in registers (max_pool s2 takes 76 us, not 52)
     elif wide:
         inner = wide[-1]
         if extent_of(sch, inner) > TILE:

@@ -35,7 +35,7 @@ class Code:
 
 
 _loaded: WeakValueDictionary[tuple[bytes, bool], Code] = WeakValueDictionary()
-"""Of this process. A network has the same code many times, and LLVM takes 50 ms each time."""
+"""The loaded code of this process. A network has the same code many times, and LLVM takes 50 ms each time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class Kernel:
 
     @property
     def addresses(self) -> Mapping[str, int]:
-        """Of its functions, as C functions; empty without the native core."""
+        """The addresses of its functions as C functions. There are none without the native core."""
         return self.code.addresses
 
     def bind(self, params: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], None]:
@@ -80,7 +80,7 @@ class Kernel:
         return run
 
     def steps(self, params: Sequence[Array], outputs: Sequence[Array]) -> tuple[Step, ...]:
-        """The kernel on these buffers, as for `bind`; needs the native core."""
+        """The kernel's steps on these buffers, as for `bind`. They need the native core."""
         result = Argument()
         tasks = []
         for call, tensors in self._arguments(params, outputs):
@@ -92,7 +92,7 @@ class Kernel:
         return (Step(tuple(tasks), Mode.SPLIT if alone else Mode.LEAD),)
 
     def _arguments(self, params: Sequence[Array], outputs: Sequence[Array]) -> list[tuple[Call, list[Any]]]:
-        """Each call with its tensors, once the buffers are found good."""
+        """Each call with its tensors, after the buffers are checked."""
         intermediates = [empty_aligned(s) for s in self.intermediates]
         groups = {
             "param": (params, self.params),
@@ -161,7 +161,7 @@ def _check(array: Array, spec: TensorSpec, what: str, *, writable: bool) -> None
 
 
 def _check_overlap(written: Sequence[Array], read: Sequence[Array]) -> None:
-    """The code is compiled under the promise that no written buffer aliases another."""
+    """Raises ValueError for a written buffer that aliases another: the code is compiled as if there were none."""
     for i, array in enumerate(written):
         if any(np.may_share_memory(array, other) for other in [*written[:i], *read]):
             raise ValueError("a written buffer overlaps another buffer")

@@ -122,7 +122,7 @@ def _is_update(store: Any) -> bool:
 
 
 def _flip(bits: Any) -> Any:
-    """Its own inverse: float bits to an integer of the same order, and back."""
+    """Turns float bits to an integer of the same order, and back: it is its own inverse."""
     sign = tirx.shift_right(bits, tirx.IntImm("int32", 31))
     return tirx.bitwise_xor(bits, tirx.bitwise_and(sign, tirx.IntImm("int32", 0x7FFFFFFF)))
 

@@ -51,7 +51,7 @@ def check_trace(trace: Any) -> None:
 
 
 def _plain(inputs: list[Any], attributes: list[Any]) -> None:
-    """Variables and numbers only."""
+    """Raise ValueError unless there are variables and numbers only."""
     _check_inputs(inputs)
     _check_numbers(attributes)
 

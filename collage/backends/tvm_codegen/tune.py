@@ -26,9 +26,9 @@ from collage.backends.tvm_codegen.register_model import RegisterModel
 from collage.backends.tvm_codegen.schedule import schedule
 from collage.backends.tvm_codegen.tuned import (
     RecordError,
-    finished,
     format_record,
     plain_trace,
+    postprocessed,
     tunable_module,
 )
 from collage.kernel.target import usable_cores
@@ -50,7 +50,7 @@ class TuningError(Exception):
 
 
 def tune(lowered: LoweredKernel, threads: int, trials: int, limit_s: float, seed: int = 0) -> str:
-    """A record of schedules for the PrimFuncs that hold a contraction; "" when there is none.
+    """A record of schedules for the PrimFuncs that hold a contraction, or "" when there is none.
 
     `trials` is for each of them, `limit_s` (seconds) for all together. The same seed gives the same first batch.
     Raises `TuningError`.
@@ -86,7 +86,7 @@ def _tune_one(func: Any, threads: int, trials: int, deadline: float, seed: int) 
         for candidate in candidates:
             found = None
             if time.monotonic() < deadline:
-                found = bench.seconds(finished(candidate.sch.mod["main"], threads))
+                found = bench.seconds(postprocessed(candidate.sch.mod["main"], threads))
             if found is None:
                 results.append(ms.runner.RunnerResult(None, "not run"))
                 continue
@@ -97,7 +97,7 @@ def _tune_one(func: Any, threads: int, trials: int, deadline: float, seed: int) 
             if best is None or found < best:
                 try:
                     best, trace = found, plain_trace(candidate.sch.trace)
-                except RecordError as error:  # an instruction that nobody has met so far
+                except RecordError as error:  # an instruction that `check_trace` does not know
                     logger.debug("a schedule that could not be built again: %s", error)
         context.notify_runner_results(candidates, results)
     if best is None:
@@ -160,7 +160,7 @@ class _Bench:
 
 
 def _arguments(func: Any) -> list[Any]:
-    """A tensor for each parameter, in the order of the PrimFunc; indices are zero."""
+    """A tensor for each parameter, in the order of the PrimFunc. Indices are zero."""
     random = np.random.default_rng(0)
     found = []
     for param in func.params:

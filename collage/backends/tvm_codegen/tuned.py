@@ -17,17 +17,17 @@ from collage.backends.tvm_codegen.traces import check_trace
 
 __all__ = [
     "RecordError",
-    "finished",
     "format_record",
     "parse_record",
     "plain_trace",
+    "postprocessed",
     "replay",
     "tunable_module",
 ]
 
 
 class RecordError(ValueError):
-    """A record that is none, does more than schedule, or was made for other operators."""
+    """A text that is no record, does more than schedule, or was made for other operators."""
 
 
 def format_record(traces: Mapping[str, Any]) -> str:
@@ -51,7 +51,7 @@ def parse_record(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text) if text else {}
     except (ValueError, RecursionError) as error:
-        raise RecordError(f"no JSON: {error}") from None
+        raise RecordError(f"no JSON: {error}") from error
     if not isinstance(found, dict):
         raise RecordError("no JSON object")
     for trace in found.values():
@@ -64,7 +64,7 @@ def _check(trace: Any) -> None:
     try:
         check_trace(trace)
     except (ValueError, RecursionError) as error:
-        raise RecordError(str(error)) from None
+        raise RecordError(str(error)) from error
 
 
 def tunable_module(func: Any) -> Any:
@@ -78,12 +78,12 @@ def replay(func: Any, trace: Any, threads: int) -> Any:
     try:
         s_tir.Trace.apply_json_to_schedule(trace, schedule)
     except Exception as error:  # TVM's errors share no base class but Exception
-        raise RecordError(f"it does not fit: {first_line(error)}") from None
-    return finished(schedule.mod["main"], threads)
+        raise RecordError(f"it does not fit: {first_line(error)}") from error
+    return postprocessed(schedule.mod["main"], threads)
 
 
-def finished(func: Any, threads: int) -> Any:
-    """What is done after MetaSchedule: arithmetic that vectorises, no thread pool for one thread."""
+def postprocessed(func: Any, threads: int) -> Any:
+    """The function with arithmetic that vectorises, and without a thread pool for one thread."""
     serial = func if threads > 1 else tvm_ffi.structural_map(func, (tirx.For, _serial), order="post")
     return vector_math(keep_nan(serial))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from collage.backends.engine import Engine
 from collage.compiler.events import Considered
 from collage.compiler.plan import Plan
 from collage.compiler.state import Compilation, Context
@@ -75,7 +76,7 @@ class Baselines:
         requests = [
             Request(everything, name, original=True, profile=profile)
             for name, backend in context.backends.items()
-            if backend.takes_models() and not (build.exact and backend.reassociates(whole, ALL_PLAIN))
+            if isinstance(backend, Engine) and not (build.exact and backend.reassociates(whole, ALL_PLAIN))
             for profile in backend.profiles(build)
         ]
         return context.workbench(compilation).measurer.measure(requests)

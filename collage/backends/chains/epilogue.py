@@ -1,4 +1,4 @@
-"""What happens to a kernel's sums: a residual, one of some activations, and a clamp."""
+"""The epilogue that our own kernels have for their sums: a residual, one of some activations, and a clamp."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from enum import IntEnum
 from math import inf
 
 from collage.backends.base import UnsupportedError
-from collage.backends.chains.chain import After, Chain, Combine
+from collage.backends.chains.chain import Chain, Combine, EpilogueOp
 from collage.backends.chains.functions import Algorithm as Function
 from collage.backends.chains.functions import Eltwise
 
 
 class Activation(IntEnum):
-    """As in epilogue.h."""
+    """The numbers that epilogue.h has for them."""
 
     NONE = 0
     GELU = 1
@@ -34,8 +34,8 @@ _ACTIVATIONS = {
 
 
 @dataclass(frozen=True)
-class Ending:
-    """clamp(activation(sum [+ residual])) [+ residual]; ``residual`` is a value of the graph."""
+class Epilogue:
+    """clamp(activation(sum [+ residual])) [+ residual], where ``residual`` is a value of the graph."""
 
     activation: Activation = Activation.NONE
     low: float = -inf
@@ -44,15 +44,15 @@ class Ending:
     residual_first: bool = False
 
 
-def read_ending(chain: Chain, after: Sequence[After], shape: tuple[int, ...]) -> Ending:
-    """What follows a result of that shape. Raises UnsupportedError when it is something else."""
+def read_epilogue(chain: Chain, ops: Sequence[EpilogueOp], shape: tuple[int, ...]) -> Epilogue:
+    """These functions of a result of that shape. Raises UnsupportedError when our kernels do not have them."""
     activation, low, high = Activation.NONE, -inf, inf
     residual, first, clamped = None, False, False
-    for each in after:
+    for each in ops:
         if isinstance(each, Combine):
             if each.algorithm is not Function.ADD or each.shape != shape or residual is not None:
                 raise UnsupportedError(f"{each.algorithm.name.lower()} of {each.shape} after the sum")
-            if each.operand not in chain.subgraph.inputs:
+            if each.operand not in chain.inputs:
                 raise UnsupportedError("a constant is added")
             residual, first = each.operand, activation is Activation.NONE and not clamped
             continue
@@ -63,11 +63,11 @@ def read_ending(chain: Chain, after: Sequence[After], shape: tuple[int, ...]) ->
             continue
         least, most = bounds(each)
         low, high, clamped = min(max(low, least), most), min(max(high, least), most), True
-    return Ending(activation, low, high, residual, first)
+    return Epilogue(activation, low, high, residual, first)
 
 
 def bounds(each: Eltwise) -> tuple[float, float]:
-    """Of a clamp. Raises UnsupportedError for another function."""
+    """The least and the greatest result of a clamp. Raises UnsupportedError for another function."""
     if each.algorithm == Function.RELU and each.alpha == 0:
         return 0.0, inf
     if each.algorithm == Function.CLIP:

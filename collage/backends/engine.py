@@ -1,0 +1,75 @@
+"""What an engine is: a backend that takes whole ONNX models, as their authors wrote them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from collage.backends.base import Backend, BackendKind, UnsupportedError
+from collage.kernel.kernel import Session
+from collage.kernel.options import BuildOptions
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from collage.frontend.subgraph import Subgraph
+    from collage.patterns.rules import MatchSource
+
+
+class Engine(Backend):
+    """A backend that takes whole models: as kernels where all shapes are known, and as sessions where they are not.
+
+    One that takes nothing but whole models implements ``available``, ``codegen_model``, ``load``, and ``session`` where
+    it can. One that also takes parts of models implements ``sources`` and ``codegen``, as any backend does.
+    """
+
+    kind = BackendKind.ENGINE
+
+    def codegen_model(self, model: ModelProto, options: BuildOptions) -> bytes:
+        """Compile a whole ONNX model, of static shapes, to an artifact for ``load``. Raises like ``codegen``.
+
+        The kernel's inputs and outputs are the model's, in its order, without inputs that are initializers.
+        """
+        raise UnsupportedError(_no_models(self))
+
+    def session(self, model: bytes, options: BuildOptions) -> Session:
+        """Load a serialised ONNX model, whose shapes may depend on data.
+
+        Raises UnsupportedError, or whatever the engine does with a model that it cannot take.
+        """
+        raise UnsupportedError(_no_models(self))
+
+    def check_model(self, model: bytes) -> None:
+        """Raises UnsupportedError for a model that ``session`` would load, but compute with too few bits.
+
+        Such an engine is taken where no other runs the model. Any other exception refuses it for good: it would be
+        unsafe to run.
+
+        It is asked once, when a model is compiled; ``session`` does not ask again.
+        """
+
+    def profiles(self, options: BuildOptions) -> Sequence[str]:
+        """Names of the settings that are worth trying with a whole model; "", the usual ones, comes first.
+
+        One of them is ``options.profile`` where the model is built and loaded.
+        """
+        return ("",)
+
+    def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
+        """By default there are none: the engine is offered no parts of models."""
+        return ()
+
+    def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
+        """By default it raises UnsupportedError."""
+        raise UnsupportedError(f"{self.name} takes whole models only")
+
+
+def as_engine(backend: Backend) -> Engine:
+    """The backend, which has to be an engine. Raises UnsupportedError where it is none."""
+    if not isinstance(backend, Engine):
+        raise UnsupportedError(_no_models(backend))
+    return backend
+
+
+def _no_models(backend: Backend) -> str:
+    return f"{backend.name} takes no whole ONNX models"
