@@ -20,7 +20,7 @@ import sys
 import numpy as np
 import collage
 module = collage.load(sys.argv[1])
-module(*(np.zeros(port.type.shape, port.type.dtype) for port in module.program.takes))
+module(*(np.zeros(port.type.shape, port.type.dtype) for port in module.program.model_inputs))
 import onnxruntime
 """
 

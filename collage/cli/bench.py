@@ -1,4 +1,4 @@
-"""``collage bench``."""
+"""The command ``collage bench``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``collage compile``."""
+"""The command ``collage compile``."""
 
 from __future__ import annotations
 

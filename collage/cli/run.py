@@ -1,4 +1,4 @@
-"""``collage run``."""
+"""The command ``collage run``."""
 
 from __future__ import annotations
 
@@ -80,9 +80,11 @@ def run(
     summary = read_summary(file, trusted_key)
     given = read_arrays(once_each("--input", inputs))
     _, program = closest(summary, {name: array.shape for name, array in given.items()})
-    arrays = fill_inputs(program.takes, given, np.random.default_rng(seed) if random else None)
+    arrays = fill_inputs(program.model_inputs, given, np.random.default_rng(seed) if random else None)
     if not summary.fallback:
-        collect_inputs(program.takes, (), arrays)  # before the kernels are loaded, which may take seconds
+        collect_inputs(
+            program.model_inputs, (), arrays
+        )  # before the kernels are loaded, which may take seconds
     if output_dir is not None:
         make_folder(output_dir)
     if trace is not None:

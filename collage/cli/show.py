@@ -1,4 +1,4 @@
-"""``collage show``."""
+"""The command ``collage show``."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def show(
     if shapes:
         summary = replace(summary, modules=(_of_shapes(summary, once_each("--shape", shapes)),))
     if html is not None:
-        from collage.report.show import as_page
+        from collage.report.show_html import as_page
 
         with new_file(html) as stream:
             stream.write(as_page(summary.modules).encode())
@@ -106,7 +106,7 @@ def _of_shapes(summary: Summary, wanted: Mapping[str, tuple[int, ...]]) -> tuple
     from collage.runtime.inputs import extents, shapes_text
 
     report, program = closest(summary, wanted)
-    if wanted.items() <= {port.name: extents(port) for port in program.takes}.items():
+    if wanted.items() <= {port.name: extents(port) for port in program.model_inputs}.items():
         return report, program
     there = "; ".join(shapes_text(program) for _, program in summary.modules)
     raise UsageError(f"there is no placement for these shapes, but for {there}.")

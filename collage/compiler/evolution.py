@@ -38,7 +38,7 @@ from collage.report.report import GraphLevelReport
 from collage.search.candidate import Candidate
 from collage.search.candidates import candidate_of, with_floor
 from collage.search.dp import place
-from collage.search.evolution import Cost, Found, Limits, State, Trial, evolve
+from collage.search.evolution import Cost, EvolutionResult, Limits, State, Trial, evolve
 from collage.search.offload import Encoding, Genome, Offloaded, encode
 from collage.search.placement import Placement
 
@@ -285,7 +285,7 @@ def _costs(timings: Mapping[str, Timing]) -> dict[str, Cost]:
     }
 
 
-def _report(found: Found, genes: int) -> GraphLevelReport:
+def _report(found: EvolutionResult, genes: int) -> GraphLevelReport:
     state = found.state
     history = tuple((round(seconds, 3), round(times, 4)) for seconds, times in state.history)
     return GraphLevelReport(

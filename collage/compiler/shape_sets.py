@@ -47,7 +47,9 @@ def compile_each(source: ModelSource, sets: Sequence[Shapes], strict: bool, comp
         if original.ByteSize() < MAX_BYTES:
             program = modules[0].program
             threads = modules[0].report.threads
-            fallback = Fallback(original.SerializeToString(), program.takes, program.gives, threads)
+            fallback = Fallback(
+                original.SerializeToString(), program.model_inputs, program.model_outputs, threads
+            )
         else:
             log.warning(
                 "the model has 2 GiB or more, which one ONNX file cannot hold: calls with other shapes will be errors"

@@ -50,7 +50,10 @@ def load_file(
         found = [read.module(each) for each in manifest["modules"]]
         if not found:
             raise ValueError("it holds no module")
-        ports = {tuple(p.name for p in (*parts.program.takes, *parts.program.gives)) for parts, _ in found}
+        ports = {
+            tuple(p.name for p in (*parts.program.model_inputs, *parts.program.model_outputs))
+            for parts, _ in found
+        }
         if len(ports) > 1:
             raise ValueError("its modules have different inputs or outputs")
         model = None if manifest["fallback"] is None else read.program(manifest["fallback"])
@@ -67,7 +70,11 @@ def load_file(
     if not shaped:
         return modules[0]
     program = modules[0].program
-    fallback = None if model is None or strict else Fallback(model, program.takes, program.gives, threads)
+    fallback = (
+        None
+        if model is None or strict
+        else Fallback(model, program.model_inputs, program.model_outputs, threads)
+    )
     with damage(path):
         return ShapedModule(modules, fallback)
 

@@ -21,13 +21,13 @@ from collage.runtime.inputs import extents, in_order, shape_arguments, shapes_te
 log = logging.getLogger(__name__)
 
 Shapes = tuple[tuple[int, ...], ...]
-"""Extents of each input, in the model's order."""
+"""The extents of each input, in the model's order."""
 
 
 class ShapedModule:
     """A module that is called like a ``CompiledModule``, and runs the placement for exactly its inputs' shapes.
 
-    Other shapes run on ONNX Runtime, with one warning. Where there is no fallback they raise InputError.
+    Calls with other shapes run on ONNX Runtime, with one warning. Where there is no fallback, they raise InputError.
     """
 
     def __init__(self, modules: Sequence[CompiledModule], fallback: Fallback | None) -> None:
@@ -36,18 +36,18 @@ class ShapedModule:
         self.fallback = fallback
         self._by_shapes: dict[Shapes, CompiledModule] = {}
         for module in modules:
-            shapes = tuple(extents(port) for port in module.program.takes)
+            shapes = tuple(extents(port) for port in module.program.model_inputs)
             if self._by_shapes.setdefault(shapes, module) is not module:
                 raise UsageError(f"two sets of shapes are the same: {shapes_text(module.program)}.")
 
     @property
     def inputs(self) -> dict[str, str]:
-        """Names of the inputs with dtype and each shape."""
+        """The names of the inputs, with the dtype and each shape."""
         return self._types([module.inputs for module in self.modules])
 
     @property
     def outputs(self) -> dict[str, str]:
-        """Names of the outputs with dtype and each shape."""
+        """The names of the outputs, with the dtype and each shape."""
         return self._types([module.outputs for module in self.modules])
 
     @staticmethod
@@ -56,12 +56,12 @@ class ShapedModule:
 
     def for_shapes(self, shapes: Mapping[str, Sequence[int]]) -> CompiledModule:
         """The module for exactly these shapes, by input. Raises InputError when there is none."""
-        ports = self.modules[0].program.takes
+        ports = self.modules[0].program.model_inputs
         wanted = tuple(tuple(shape) for shape in in_order(ports, (), shapes))
         return self._by_shapes.get(wanted) or self._refuse(wanted)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Outputs for the inputs: one array, or a tuple in the model's order when there are several.
+        """Run the model: returns one array, or a tuple in the model's order when there are several outputs.
 
         Raises InputError for a wrong name, dtype or shape.
         """
@@ -69,11 +69,11 @@ class ShapedModule:
         return outputs[0] if len(outputs) == 1 else outputs
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
-        """Outputs by name for inputs by name."""
+        """Run the model on inputs by name, and return the outputs by name. Raises InputError like a call."""
         return self._run((), inputs)
 
     def _run(self, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Array]:
-        ports = self.modules[0].program.takes
+        ports = self.modules[0].program.model_inputs
         values = in_order(ports, args, named)
         shapes = tuple(tuple(np.shape(value)) for value in values)
         by_name = dict(zip([port.name for port in ports], values, strict=True))
@@ -101,13 +101,13 @@ class ShapedModule:
         )
 
     def _describe(self, shapes: Shapes) -> str:
-        return shape_arguments([port.name for port in self.modules[0].program.takes], shapes)
+        return shape_arguments([port.name for port in self.modules[0].program.model_inputs], shapes)
 
     def _placed(self) -> str:
         return "; ".join(shapes_text(module.program) for module in self.modules)
 
     def trace(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """A time line, as of ``CompiledModule.trace``. Raises InputError for shapes without a placement."""
+        """The time line of a warm run; see ``CompiledModule.trace``. Raises InputError for other shapes."""
         shapes = {name: np.shape(value) for name, value in inputs.items()}
         return self.for_shapes(shapes).trace(inputs)
 
@@ -127,9 +127,7 @@ class ShapedModule:
         )
 
     def __repr__(self) -> str:
-        placed = "; ".join(
-            f"{shapes_text(each.program)}: {each.report.measured_us / 1000:.3f} ms" for each in self.modules
-        )
+        placed = "; ".join(f"{shapes_text(each.program)}: {each.report.time_text}" for each in self.modules)
         return f"<collage module {self.modules[0].report.model} for {placed}>"
 
     def _repr_html_(self) -> str:

@@ -8,9 +8,9 @@ from collage.native.launch import (
     Step,
     Task,
     TaskError,
-    in_turn,
+    in_sequence,
     note_time,
-    touch_in_turns,
+    touch_interleaved,
 )
 from collage.native.library import core_problem
 from collage.native.scratch import sharing_scratch
@@ -27,9 +27,9 @@ __all__ = [
     "Team",
     "beside_team",
     "core_problem",
-    "in_turn",
+    "in_sequence",
     "note_time",
     "sharing_scratch",
     "team_of",
-    "touch_in_turns",
+    "touch_interleaved",
 ]

@@ -83,7 +83,8 @@ class Report:
     the placements that ran against each other in one interleaved run. ``max_abs_error`` is an absolute error, and
     ``relative_error`` is relative to the output's largest absolute value. ``schedule`` names the algorithm that chose
     streams and order. ``arena_bytes`` is the size of the arena, ``arena_lower_bound_bytes`` the most bytes that are
-    alive at once, and ``value_bytes`` the sum of all values.
+    alive at once, and ``value_bytes`` the sum of all values. ``unmeasured`` is the reason why the module was neither
+    measured nor checked, or "" if it was; the times are then 0 and the errors infinite.
     """
 
     model: str
@@ -109,6 +110,17 @@ class Report:
     schedule: str = "sequential"
     graph_level: GraphLevelReport | None = None
     """None for a compile at op level."""
+    unmeasured: str = ""
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the module was run and timed."""
+        return bool(self.finalists) or self.measured_us > 0
+
+    @property
+    def time_text(self) -> str:
+        """The measured time in milliseconds as text, or "not measured"."""
+        return f"{self.measured_us / 1000:.3f} ms" if self.is_measured else "not measured"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for the module file."""
@@ -130,8 +142,9 @@ class Report:
             "model": self.model,
             "target": self.target,
             "threads": self.threads,
-            "predicted_us": round(self.predicted_us, 3),
-            "measured_us": round(self.measured_us, 3),
+            "predicted_us": round(self.predicted_us, 3) if self.is_measured else None,
+            "measured_us": round(self.measured_us, 3) if self.is_measured else None,
+            "unmeasured": self.unmeasured,
             "max_abs_error": self.max_abs_error,
             "relative_error": self.relative_error,
             "measurements_made": self.measurements_made,

@@ -64,8 +64,8 @@ def placement_table(program: Program) -> RenderableType:
             Text(row.nodes),
             *([Text(row.layout)] if layouts else []),
             *([Text(row.stream)] if streams else []),
-            f"{row.cost_us:.1f}",
-            f"{row.share:.1%}",
+            row.cost,
+            row.percent,
         )
     return table
 

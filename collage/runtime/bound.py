@@ -41,7 +41,7 @@ class BoundCall:
 
     def __call__(self) -> None:
         """Run."""
-        with self._executor.turns:
+        with self._executor.lock:
             for call in self._executor.calls:
                 call()
             if self._executor.found:
@@ -67,7 +67,7 @@ def bind(executor: Executor, inputs: Mapping[str, Array], outputs: Mapping[str, 
     given = {p.value: as_bytes(taken[p.name]) for p in program.inputs}
     copied = []
     for port in program.outputs:
-        base = program.place(port.value).base
+        base = program.buffer_view(port.value).base
         whole = program.types[base].nbytes == port.type.nbytes
         if base in given or base not in program.memory.offsets or not whole:
             copied.append(port)  # an input, another output, a constant, or a part of something

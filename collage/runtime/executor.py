@@ -24,7 +24,7 @@ from collage.native import NativeKernel, Team, beside_team, team_of
 from collage.native.scan import new_flag
 from collage.runtime.binder import Binder, noted, timed
 from collage.runtime.careful import Careful, no_original
-from collage.runtime.turns import Turns
+from collage.runtime.ticket_lock import TicketLock
 from collage.schedule.program import Program
 
 _made: WeakSet[Executor] = WeakSet()
@@ -69,7 +69,7 @@ class Executor:
         """The run list."""
         self._inputs = [self.array(p.value) for p in program.inputs]
         self._outputs = [self.output(p.value) for p in program.outputs]
-        self.turns = Turns()
+        self.lock = TicketLock()
         """To be held during a run."""
         _made.add(self)
 
@@ -116,9 +116,9 @@ class Executor:
     def array(self, value: int) -> Array:
         """The value's buffer, in the arena unless it was given."""
         if value not in self._arrays:
-            kind, place = self.program.types[value], self.program.place(value)
-            whole: Array = self._given.get(place.base, self._arena)
-            begin = place.offset if place.base in self._given else self.program.offset(value)
+            kind, view = self.program.types[value], self.program.buffer_view(value)
+            whole: Array = self._given.get(view.base, self._arena)
+            begin = view.offset if view.base in self._given else self.program.offset(value)
             raw: Array = whole[begin : begin + kind.nbytes]
             self._arrays[value] = raw.view(np_dtype(kind.dtype)).reshape(kind.shape)
         return self._arrays[value]
@@ -147,11 +147,11 @@ class Executor:
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         """Outputs, in order, as arrays of the caller's own."""
-        with self.turns:
+        with self.lock:
             return [buffer.copy() for buffer in self.run_in_place(inputs)]
 
     def run_in_place(self, inputs: Sequence[Array]) -> list[Array]:
-        """Outputs, in order, where the next run overwrites them; ``turns`` is held until they have been read."""
+        """Outputs, in order, where the next run overwrites them; ``lock`` is held until they have been read."""
         self.set_inputs(inputs)
         self.launch()
         if self.found:
@@ -180,7 +180,7 @@ class Executor:
 
     def _after_fork(self) -> None:
         """The child has none of its parent's threads: none that held the lock, and none of an engine's."""
-        self.turns = Turns()
+        self.lock = TicketLock()
         lost = [
             region.backend
             for region, kernel in zip(self.program.launches, self._kernels, strict=True)

@@ -127,7 +127,9 @@ def extents(port: Port | ValuePort) -> tuple[int, ...]:
 
 def shapes_text(program: Program) -> str:
     """The shapes that a program is for, as ``--shape`` takes them: ``ids:1x64 mask:1x64``."""
-    return shape_arguments([port.name for port in program.takes], [extents(port) for port in program.takes])
+    return shape_arguments(
+        [port.name for port in program.model_inputs], [extents(port) for port in program.model_inputs]
+    )
 
 
 def shape_arguments(names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> str:

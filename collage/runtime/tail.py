@@ -19,7 +19,7 @@ from collage.kernel.kernel import Session
 from collage.runtime.bound import BoundCall, bind
 from collage.runtime.careful import Careful, are_ordinary
 from collage.runtime.executor import Executor
-from collage.runtime.turns import Turns
+from collage.runtime.ticket_lock import TicketLock
 from collage.schedule.tail import Tail, ValuePort
 
 
@@ -33,7 +33,7 @@ class TailExecutor:
         """What the engine runs, and the model's inputs and outputs."""
         self._session = session
         self._careful = careful
-        self._turns = Turns()
+        self._lock = TicketLock()
         self._process = os.getpid()
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
@@ -41,7 +41,7 @@ class TailExecutor:
         self._refuse_in_child()
         values = dict(zip([port.name for port in self.tail.inputs], inputs, strict=True))
         program = self._head.program
-        with self._turns:
+        with self._lock:
             made = self._head.run_in_place([values[port.name] for port in program.inputs])
             values.update(zip([port.name for port in program.outputs], made, strict=True))
             outputs = self._finish(values)
@@ -66,7 +66,7 @@ class TailExecutor:
     def run_bound(self, head: BoundCall, inputs: Mapping[str, Array]) -> dict[str, Any]:
         """Outputs by name; those of the launches are where the next run overwrites them."""
         self._refuse_in_child()
-        with self._turns:
+        with self._lock:
             head()
             return {**head.outputs, **self._finish({**inputs, **head.outputs})}
 

@@ -71,7 +71,7 @@ def _check_region(
 def check_ports(program: Program, constants: Collection[int]) -> None:
     """Raises MalformedError unless each output is somewhere: written by a region, an input, or a constant."""
     for port in program.outputs:
-        if port.value not in constants and program.place(port.value).base not in program.memory.offsets:
+        if port.value not in constants and program.buffer_view(port.value).base not in program.memory.offsets:
             raise MalformedError(f"nobody makes the output {shown(port.name)}")
 
 

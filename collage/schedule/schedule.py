@@ -24,7 +24,7 @@ class Schedule:
 
     @staticmethod
     def sequential(count: int) -> Schedule:
-        """Everything on the whole team, one after another."""
+        """A schedule that runs all launches on the whole team, one after another."""
         return Schedule(tuple(range(count)), (TEAM,) * count)
 
     @property

@@ -13,7 +13,7 @@ from collage.backends.native_kernels.limits import Limits, check_shares
 from collage.core.typed import typed
 from collage.graph.dataflow import Array
 from collage.kernel.buffers import aligned_bytes
-from collage.native import NativeKernel, Step, Task, in_turn
+from collage.native import NativeKernel, Step, Task, in_sequence
 from collage.native.kernel_library import kernel_function
 from collage.native.packed import Packed
 from collage.native.reach import check_floats, picked
@@ -30,7 +30,7 @@ def pieces_of_share(flop: float, chunks: int) -> int:
     """Into how many tasks a thread's share of so much work, which is done in so many chunks, is cut.
 
     One runs them in turn. Where others use the cores, too, a thread gives its own away between two tasks, and another
-    one goes on with the share (`relay.h`); in the middle of one it is taken away for as long as it likes.
+    one goes on with the share (`work_sharing.h`); in the middle of one it is taken away for as long as it likes.
     """
     return max(1, min(round(flop / _PIECE_FLOP), chunks // _FEWEST_CHUNKS))
 
@@ -86,7 +86,7 @@ class SharedKernel(NativeKernel):
         pieces, tasks = self._pieces, []
         for thread in range(numbers["shares"] // pieces):
             mine = [*arrays, *([self._scratch(thread)] if self._scratch_bytes else [])]
-            tasks.append(in_turn([self._task(thread * pieces + piece, mine) for piece in range(pieces)]))
+            tasks.append(in_sequence([self._task(thread * pieces + piece, mine) for piece in range(pieces)]))
         return [Step(tuple(tasks))]
 
     def _task(self, share: int, arrays: Sequence[Array | None]) -> Task:

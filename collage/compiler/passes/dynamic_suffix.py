@@ -34,7 +34,7 @@ from collage.measure_db.effort import QUICK
 from collage.measure_db.interleave import ties
 from collage.measure_db.keys import Fact, read_timings, write_timings
 from collage.measure_db.timing import Timing
-from collage.measure_db.whole import Trial, WholeMeasurer
+from collage.measure_db.whole import EngineTrial, WholeMeasurer
 from collage.report.words import split_words
 from collage.runtime.executor import Executor
 from collage.runtime.parts import Parts, load_tail
@@ -67,8 +67,8 @@ class DynamicSuffix:
         if parts is None:
             return compilation
         wanted = {info.name for info in parts.head.graph.input}
-        samples = {n: v for n, v in form.samples.items() if n in wanted}
-        source = Source(parts.head, AsLoaded.of(parts.head), compilation.source.name, samples)
+        example_inputs = {n: v for n, v in form.example_inputs.items() if n in wanted}
+        source = Source(parts.head, AsLoaded.of(parts.head), compilation.source.name, example_inputs)
         try:
             prefix = compiled(context, source)
         except (ModelError, NoPlacementError) as error:
@@ -143,11 +143,11 @@ class _Comparison:
         program = self.prefix.result.parts.program
         with self._measurer() as measurer:
             ran = measurer.run(
-                "head", self.prefix.result.parts, [numbers[port.name] for port in program.takes]
+                "head", self.prefix.result.parts, [numbers[port.name] for port in program.model_inputs]
             )
         if ran.outputs is None:
             return ran.message
-        return {port.name: value for port, value in zip(program.gives, ran.outputs, strict=True)}
+        return {port.name: value for port, value in zip(program.model_outputs, ran.outputs, strict=True)}
 
     def _measurer(self) -> WholeMeasurer:
         """Runs modules in a worker: what is right by itself may yet fail beside an engine."""
@@ -166,7 +166,7 @@ class _Comparison:
         """The number of its first node in the report."""
         return len(self.prefix.imported.graph.nodes)
 
-    def _staged(self, engine: str, data: bytes, trial: Trial) -> Parts:
+    def _staged(self, engine: str, data: bytes, trial: EngineTrial) -> Parts:
         """The prefix's module with the suffix on an engine after it."""
         head = self.prefix.result.parts
         options = BuildOptions(self.context.target.threads)

@@ -19,10 +19,10 @@ from collage.measure_db.protocol import Request
 from collage.measure_db.results import IN_NETWORK, Outcome, Rejection
 from collage.search.candidate import Candidate
 from collage.search.candidates import Offer, candidates_of, possible_transforms
-from collage.search.carve import carvings
 from collage.search.dp import place
-from collage.search.merge import unions
+from collage.search.merge_regions import region_merges
 from collage.search.placement import Placement
+from collage.search.split_regions import region_splits
 from collage.search.transforms import ValueTransform
 
 NOISE_MARGIN = 1.0
@@ -64,10 +64,10 @@ class Place:
 
     def _search(self, context: Context, compilation: Compilation) -> tuple[Compilation, Searched]:
         measurer = context.workbench(compilation).measurer
-        graph, corrections = compilation.imported.graph, compilation.calibration.corrections
-        candidates = _candidates(context, compilation, corrections.outcomes(compilation.outcomes))
+        graph, costs = compilation.imported.graph, compilation.calibration.costs
+        candidates = _candidates(context, compilation, costs.outcomes(compilation.outcomes))
         transforms_us = _transforms_us(measurer, candidates, compilation.epsilon_us)
-        transforms_us |= {each: us for each, us in corrections.transforms_us.items() if each in transforms_us}
+        transforms_us |= {each: us for each, us in costs.transforms_us.items() if each in transforms_us}
         started = time.perf_counter()
         best = partial(
             place, graph, epsilon_us=compilation.epsilon_us, margin=NOISE_MARGIN, transforms_us=transforms_us
@@ -81,7 +81,7 @@ class Place:
                 mix = best([c for c in usable if len(c.nodes) < len(graph.nodes)])
             except NoPlacementError:
                 mix = None  # some operator has no candidate of its own
-        proposal = Proposal(placement, mix, tuple(candidates), transforms_us, corrections)
+        proposal = Proposal(placement, mix, tuple(candidates), transforms_us, costs)
         return replace(compilation, proposal=proposal), Searched(time.perf_counter() - started)
 
     def _faulty(self, measurer: Measurer, outcomes: Mapping[Request, Outcome]) -> frozenset[str]:
@@ -99,11 +99,11 @@ class Place:
         graph, proposal = compilation.imported.graph, compilation.placed
         engines = context.engines.keys()
         suggested: dict[Request, str] = {}
-        for nodes, name in unions(proposal.mix, engines, {VIEW}) if proposal.mix else []:
+        for nodes, name in region_merges(proposal.mix, engines, {VIEW}) if proposal.mix else []:
             suggested[Request(nodes, name)] = "neighbours on one engine"
         order = branch_order(graph)
         for region in self._large_regions(context, proposal, len(graph.nodes)):
-            for nodes in carvings(order, proposal.candidates, region, compilation.epsilon_us):
+            for nodes in region_splits(order, proposal.candidates, region, compilation.epsilon_us):
                 suggested.setdefault(
                     Request(nodes, region.backend), "beside a kernel that another does faster"
                 )

@@ -102,7 +102,7 @@ def _modules() -> Callable[[Case], None]:
         _show(Path(case.path))
         loaded = collage.load(case.path, verify=True)
         for module in loaded.modules if isinstance(loaded, ShapedModule) else [loaded]:
-            arrays = fill_inputs(module.program.takes, {}, rng)
+            arrays = fill_inputs(module.program.model_inputs, {}, rng)
             if isinstance(module.executor, Executor):
                 sizes = {v: module.program.types[v].nbytes for v in module.program.memory.offsets}
                 guarded = module.executor.clone(guard.buffers_of(sizes))
@@ -122,7 +122,7 @@ def _show(path: Path) -> None:
     from collage.cli.summary_view import summary_view
     from collage.module.file import read_summary
     from collage.module.module import summary_of
-    from collage.report.show import as_page
+    from collage.report.show_html import as_page
     from collage.report.show_terminal import explanation
 
     summary = read_summary(path)
@@ -166,7 +166,7 @@ def _models(backends: tuple[str, ...], folder: Path) -> Callable[[Case], None]:
         database = folder / "measurements.sqlite"
         made = CompileOptions(db=database, **options)
         module = compile_model(Path(case.path), made, default_registry(), lambda _: None, workers)
-        arrays = fill_inputs(module.program.takes, {}, np.random.default_rng(case.seed))
+        arrays = fill_inputs(module.program.model_inputs, {}, np.random.default_rng(case.seed))
         if _divides(Path(case.path)):  # by zero ends the process, in ONNX Runtime as well
             arrays = {name: _not_zero(value) for name, value in arrays.items()}
         module.run(arrays)

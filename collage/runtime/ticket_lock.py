@@ -1,4 +1,4 @@
-"""A lock that its callers get in the order in which they came."""
+"""A ticket lock, which callers get in the order in which they came."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import threading
 from collections import deque
 
 
-class Turns:
-    """A context manager; whoever leaves hands over to the one that has waited longest.
+class TicketLock:
+    """A lock as a context manager; the thread that leaves it hands it over to the one that has waited longest.
 
-    With ``threading.Lock`` the thread that lets go is back before another one is awake: of eight that call a module
-    in a loop, one may get nearly all calls.
+    With ``threading.Lock`` the thread that releases the lock is back before another one is awake: of eight threads that
+    call a module in a loop, one may get nearly all calls.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Turns:
             mine.acquire()
             self._waiting.append(mine)
         try:
-            mine.acquire()  # the one who hands over lets go of it
+            mine.acquire()  # the thread that hands over releases it
         except BaseException:  # Ctrl-C
             with self._guard:
                 if mine in self._waiting:

@@ -1,4 +1,4 @@
-"""The report of a compile, folded once from its state and its log."""
+"""The report of a compile, which is built once, from its state and its log."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ def report_of(context: Context, compilation: Compilation, started: float) -> Rep
         value_bytes=program.value_bytes,
         schedule=selected.schedule,
         graph_level=evolved[-1] if evolved else None,
+        unmeasured=selected.unmeasured,
     )
 
 
@@ -79,7 +80,7 @@ def _candidates(compilation: Compilation, threads: int) -> Iterator[CandidateRep
             if c.backend == VIEW:
                 about = c.nodes, c.backend, patterns[c.nodes, c.backend], c.variant.layout
                 yield CandidateReport(*about, cost_us=0.0, noise_us=0.0, threads=threads)
-        outcomes = compilation.proposal.corrections.outcomes(compilation.outcomes)
+        outcomes = compilation.proposal.costs.outcomes(compilation.outcomes)
         for offer in compilation.offers:
             found = _candidate(offer.request, offer.pattern, outcomes[offer.request])
             yield replace(found, threads=threads)
