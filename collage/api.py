@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LEVELS = ("op", "graph")
 GRAPH_LEVEL_S = 300.0
-"""Seconds of trials where nobody says how many: most searches of the paper's workloads settle within."""
+"""The default seconds of trials; most searches of the paper's workloads find their last gain within them."""
 
 
 @cache

@@ -79,7 +79,7 @@ class CollageGroup(click.Group):
             return self._fail(f"{where}{error.strerror or error}.", 1)
         except Exception as error:
             text = " ".join(str(error).split())[:300]
-            hint = f"This is a fault in Collage; `{self.name} --traceback` shows where."
+            hint = f"A fault in Collage; `{self.name} --traceback` shows where."
             return self._fail(f"{type(error).__name__}: {text}. {hint}", 1)
 
     def invoke(self, ctx: click.Context) -> Any:

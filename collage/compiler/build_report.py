@@ -80,7 +80,7 @@ def _candidates(compilation: Compilation, threads: int) -> Iterator[CandidateRep
             if c.backend == VIEW:
                 about = c.nodes, c.backend, patterns[c.nodes, c.backend], c.variant.layout
                 yield CandidateReport(*about, cost_us=0.0, noise_us=0.0, threads=threads)
-        outcomes = compilation.proposal.costs.outcomes(compilation.outcomes)
+        outcomes = compilation.proposal.corrections.outcomes(compilation.outcomes)
         for offer in compilation.offers:
             found = _candidate(offer.request, offer.pattern, outcomes[offer.request])
             yield replace(found, threads=threads)

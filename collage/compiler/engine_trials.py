@@ -16,10 +16,10 @@ from collage.kernel.options import BuildOptions
 from collage.measure_db.keys import Fact
 from collage.measure_db.results import GATE
 from collage.measure_db.timing import Timing
-from collage.measure_db.whole import EngineTrial, WholeMeasurer
+from collage.measure_db.whole import Trial, WholeMeasurer
 from collage.schedule.region import Region
 
-_TRIAL: Fact[EngineTrial] = Fact("whole_model", EngineTrial.to_json, EngineTrial.from_json)
+_TRIAL: Fact[Trial] = Fact("whole_model", Trial.to_json, Trial.from_json)
 _UNMEASURED = Timing(0.0, 0.0, 0.0, 0.0, 0)
 
 
@@ -41,7 +41,7 @@ def mark(context: Context, *about: str) -> str:
     return f"{'; '.join(about)}; {hardware}; {threads} threads; {used}; gate {GATE}{effort}"
 
 
-def trial_of(context: Context, asked: OnEngines) -> tuple[EngineTrial, Measured]:
+def trial_of(context: Context, asked: OnEngines) -> tuple[Trial, Measured]:
     """What each engine makes of the model, and how many measurements that took: none where it is known."""
     key = _TRIAL.at(asked.key)
     known = key.look_up(context.database)
@@ -49,7 +49,7 @@ def trial_of(context: Context, asked: OnEngines) -> tuple[EngineTrial, Measured]
     return trial, Measured(0 if known is not None else len(context.engines))
 
 
-def _measured(context: Context, asked: OnEngines) -> EngineTrial:
+def _measured(context: Context, asked: OnEngines) -> Trial:
     engines = context.engines
     context.progress(Progress("measure", 0, 1, f"{asked.what} on {', '.join(engines)}"))
     with WholeMeasurer(
@@ -60,7 +60,7 @@ def _measured(context: Context, asked: OnEngines) -> EngineTrial:
 
 
 def engine_region(
-    engine: str, nodes: Sequence[onnx.NodeProto], first: int, trial: EngineTrial, options: BuildOptions
+    engine: str, nodes: Sequence[onnx.NodeProto], first: int, trial: Trial, options: BuildOptions
 ) -> Region:
     """The region of ONNX nodes that an engine runs; they are numbered from ``first``."""
     timing = trial.timings.get(engine, _UNMEASURED)
@@ -79,7 +79,7 @@ def engine_region(
     )
 
 
-def events_of(trial: EngineTrial, nodes: tuple[int, ...]) -> list[Event]:
+def events_of(trial: Trial, nodes: tuple[int, ...]) -> list[Event]:
     """A trial as the log has it, for the nodes that it was about."""
     measured = [TriedEngine(nodes, name, timing) for name, timing in trial.timings.items()]
     return [*measured, *(TriedEngine(nodes, name, None, text) for name, text in trial.refused.items())]

@@ -48,7 +48,7 @@ USUAL = "usual"
 
 
 @dataclass(frozen=True)
-class CheckedExample:
+class CheckedSample:
     """Inputs in the model's order, and what ONNX Runtime makes of them."""
 
     kind: str
@@ -89,7 +89,7 @@ class FinalCheck:
     original: onnx.ModelProto
     names: tuple[str, ...]
     """Of the inputs."""
-    examples: tuple[CheckedExample, ...]
+    samples: tuple[CheckedSample, ...]
     rules: tuple[OutputRule, ...]
 
     @staticmethod
@@ -100,34 +100,34 @@ class FinalCheck:
         """
         names = tuple(model.input_names)
         try:
-            examples = tuple(_examples(original, model, seed))
+            samples = tuple(_samples(original, model, seed))
         except Exception as error:  # ORT's exceptions share no base class but Exception
             text = library_text(error)
             raise ModelError(f"ONNX Runtime cannot run the model: {text}") from error
-        return FinalCheck(original, names, examples, tuple(_rules(model)))
+        return FinalCheck(original, names, samples, tuple(_rules(model)))
 
     def look(self, run: Run) -> Finding:
-        """Run the module on each example. One whose guards trip on usual inputs would never be fast."""
+        """Run the module on each sample. One whose guards trip on usual inputs would never be fast."""
         absolute = relative = 0.0
-        for example in self.examples:
-            outputs, careful = run(example.inputs)
-            usual = example.kind == USUAL
+        for sample in self.samples:
+            outputs, careful = run(sample.inputs)
+            usual = sample.kind == USUAL
             if usual and careful:
                 return Finding(absolute, relative, BEYOND_GUARDS)
             for position, (actual, expected, rule) in enumerate(
-                zip(outputs, example.outputs, self.rules, strict=True)
+                zip(outputs, sample.outputs, self.rules, strict=True)
             ):
                 error = Expected.of(
                     expected,
                     rounded=rule.rounded,
                     channels_first=rule.channels_first,
-                    lenient=example.ordinary and not usual,
+                    lenient=sample.ordinary and not usual,
                 ).error(actual)
                 if usual:
                     absolute = max(absolute, difference(actual, expected, rounded=rule.rounded)[0])
                     relative = max(relative, error)
-                if not error <= rule.allowed and not self._tolerates(example, position, actual, error):
-                    where = "" if usual else f" where inputs hold {example.kind}"
+                if not error <= rule.allowed and not self._tolerates(sample, position, actual, error):
+                    where = "" if usual else f" where inputs hold {sample.kind}"
                     how = (
                         f"by {error:.2g} of their scale" if np.isfinite(error) else "in NaN, type or integers"
                     )
@@ -135,16 +135,16 @@ class FinalCheck:
                         f"outputs differ from ONNX Runtime's{where}: output {position} {how} "
                         f"({rule.allowed:.0e} allowed)"
                     )
-                    return Finding(absolute, relative, complaint, example.ordinary)
+                    return Finding(absolute, relative, complaint, sample.ordinary)
         return Finding(absolute, relative, "")
 
-    def _tolerates(self, example: CheckedExample, position: int, actual: Array, error: float) -> bool:
+    def _tolerates(self, sample: CheckedSample, position: int, actual: Array, error: float) -> bool:
         """Whether an output that is a little off is as good as can be expected."""
-        rule, expected = self.rules[position], example.outputs[position]
+        rule, expected = self.rules[position], sample.outputs[position]
         of_floats = expected.dtype.kind not in "iub"
         if rule.rounded or (of_floats and not np.isfinite(error)):  # NaN elsewhere is no rounding
             return False
-        feeds = dict(zip(self.names, example.inputs, strict=True))
+        feeds = dict(zip(self.names, sample.inputs, strict=True))
         outputs = nearby_outputs(self.original, feeds, reference_run)
         nearby = [each[position] for each in outputs]
 
@@ -157,7 +157,7 @@ class FinalCheck:
         )
 
 
-def _examples(original: onnx.ModelProto, model: Model, seed: int) -> Iterator[CheckedExample]:
+def _samples(original: onnx.ModelProto, model: Model, seed: int) -> Iterator[CheckedSample]:
     graph = model.graph
     rng = np.random.default_rng([_SEED, seed])
     usual = random_inputs(model, rng)
@@ -166,7 +166,7 @@ def _examples(original: onnx.ModelProto, model: Model, seed: int) -> Iterator[Ch
     def run(inputs: Sequence[Array]) -> tuple[Array, ...]:
         return tuple(reference.run(dict(zip(model.input_names, inputs, strict=True))))
 
-    yield CheckedExample(USUAL, tuple(usual), run(usual), True)
+    yield CheckedSample(USUAL, tuple(usual), run(usual), True)
     indices = [indexed_rows(model, value) is not None for value in graph.inputs]
     free = free_integers(graph, graph.inputs, range(len(graph.nodes)), indices)
     started = time.monotonic()
@@ -178,7 +178,7 @@ def _examples(original: onnx.ModelProto, model: Model, seed: int) -> Iterator[Ch
             log.info("%s: no time is left to check on %s", model.name, kind.name)
             return
         try:
-            yield CheckedExample(kind.name, inputs, run(inputs), kind.ordinary)
+            yield CheckedSample(kind.name, inputs, run(inputs), kind.ordinary)
         except Exception as error:  # ORT's exceptions share no base class but Exception
             log.info("%s: ONNX Runtime refuses %s: %s", model.name, kind.name, library_text(error))
 

@@ -16,7 +16,7 @@ from collage.search.transforms import ValueTransform
 class Proposal:
     """The best placement, the best one in several parts (or None), and all candidates that there were.
 
-    ``transforms_us`` are the costs of layout transforms, ``costs`` the times inside the network that
+    ``transforms_us`` are the costs of layout transforms, ``corrections`` the times inside the network that
     counted instead of those measured alone.
     """
 
@@ -24,7 +24,7 @@ class Proposal:
     mix: Placement | None
     candidates: tuple[Candidate, ...]
     transforms_us: Mapping[ValueTransform, float] = field(default_factory=dict)
-    costs: NetworkCosts = UNCALIBRATED
+    corrections: NetworkCosts = UNCALIBRATED
 
     @property
     def mix_us(self) -> float:
@@ -37,13 +37,13 @@ class Calibration:
     """What runs of proposed mixes have shown so far.
 
     ``rounds`` are the proposals with the times that their mix's launches took in the network. ``seen`` are the mixes
-    that were run, without their costs. It is ``converged`` when another round would show nothing new.
+    that were run, without their costs. It is ``settled`` when another round would show nothing new.
     """
 
-    costs: NetworkCosts = UNCALIBRATED
+    corrections: NetworkCosts = UNCALIBRATED
     rounds: tuple[Proposal, ...] = ()
     seen: tuple[tuple[Candidate, ...], ...] = ()
-    converged: bool = False
+    settled: bool = False
 
 
 NOT_CALIBRATED = Calibration()

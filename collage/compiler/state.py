@@ -38,7 +38,7 @@ class Source:
     original: onnx.ModelProto
     as_loaded: AsLoaded
     name: str
-    example_inputs: Mapping[str, Any] = field(default_factory=dict)
+    samples: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Lab(Protocol):

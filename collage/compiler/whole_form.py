@@ -22,14 +22,14 @@ from collage.schedule.tail import ValuePort
 
 @dataclass(frozen=True)
 class WholeForm:
-    """The model as Collage loaded it, or as its author wrote it; ``example_inputs`` are the user's inputs by name.
+    """The model as Collage loaded it, or as its author wrote it; ``samples`` are the user's inputs by name.
 
     ``reason`` says, in a sentence, why there is no placement. ``seed`` is that of made-up inputs. ``shapes`` are those
     of inputs whose extents the model leaves open; made-up inputs are ``numbers`` where there is one for them.
     """
 
     original: onnx.ModelProto
-    example_inputs: Mapping[str, Any]
+    samples: Mapping[str, Any]
     reason: str
     seed: int
     shapes: Shapes = field(default_factory=dict)
@@ -45,9 +45,9 @@ class WholeForm:
     def digest(self) -> str:
         """A hash of the model and of the inputs that it is tried on."""
         digest = hashlib.sha256(self.data)
-        for name in sorted(self.example_inputs):
+        for name in sorted(self.samples):
             # Not its text, which leaves out most of a large array.
-            digest.update(pickle.dumps((name, self.example_inputs[name])))
+            digest.update(pickle.dumps((name, self.samples[name])))
         for made_up in (self.shapes, self.numbers):
             if made_up:
                 digest.update(repr(sorted(made_up.items())).encode())
@@ -60,8 +60,8 @@ class WholeForm:
         found = {}
         for port in self.ports[0]:
             name = port.name
-            if name in self.example_inputs:
-                found[name] = self.example_inputs[name]
+            if name in self.samples:
+                found[name] = self.samples[name]
                 continue
             try:
                 found[name] = random_value(port.type, rng)

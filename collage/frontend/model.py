@@ -29,9 +29,9 @@ _PACKED = frozenset("int2 uint2 int4 uint4 float4_e2m1fn".split())
 class Model:
     """``onnx`` is the simplified model; ``graph`` its operators; ``calls[i]`` the Relax call of node i.
 
-    ``onnx_values`` maps ONNX value names to value ids (several names may share one: Identity vanishes); ``opaque``
-    tells for each ONNX node, by index, why TVM's importer could not convert it. ``example_inputs`` are inputs of the
-    user's to measure and check with, by name; the others are made up.
+    ``onnx_values`` maps ONNX value names to value ids (several names may share one: Identity vanishes);
+    ``opaque`` tells for each ONNX node, by index, why TVM's importer could not convert it. ``samples`` are inputs
+    of the user's to measure and check with, by name; the others are made up.
     """
 
     onnx: onnx.ModelProto
@@ -41,7 +41,7 @@ class Model:
     prim_funcs: Mapping[str, Any]
     opaque: Mapping[int, str]
     name: str = "model"
-    example_inputs: Mapping[str, Array] = field(default_factory=dict)
+    samples: Mapping[str, Array] = field(default_factory=dict)
 
     @cached_property
     def input_names(self) -> tuple[str, ...]:
@@ -132,7 +132,7 @@ def from_simplified(
     simple: onnx.ModelProto,
     name: str = "model",
     wrong: Mapping[int, str] = {},
-    example_inputs: Mapping[str, Array] = {},
+    samples: Mapping[str, Array] = {},
 ) -> Model:
     """The model of a simplified ONNX graph. Deterministic: the same graph gives the same ids everywhere.
 
@@ -149,12 +149,5 @@ def from_simplified(
     if packed:
         raise ModelError(f"it has values of type {', '.join(packed)}, several of which share a byte.")
     return Model(
-        simple,
-        built.graph,
-        built.calls,
-        built.onnx_values,
-        built.prim_funcs,
-        imported.opaque,
-        name,
-        example_inputs,
+        simple, built.graph, built.calls, built.onnx_values, built.prim_funcs, imported.opaque, name, samples
     )

@@ -65,10 +65,10 @@ def random_inputs(model: Model, rng: np.random.Generator) -> tuple[Array, ...]:
     Floats are standard normal, booleans fair coins. Integers are uniform in [0, n) where they are indices: n is the
     number of rows of what they index, found by following them through the graph. Others of 8 and 16 bits are uniform in
     the range of the dtype, like the bytes of a picture; wider ones 0 or 1 (masks, types of segments), and 1 or 2 where
-    something is divided by them. Inputs that the model has example inputs for get those.
+    something is divided by them. Inputs that the model has samples of get those.
     """
     return tuple(
-        model.example_inputs[name] if name in model.example_inputs else _random_input(model, value, rng)
+        model.samples[name] if name in model.samples else _random_input(model, value, rng)
         for name, value in zip(model.input_names, model.graph.inputs, strict=True)
     )
 

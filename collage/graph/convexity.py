@@ -90,21 +90,9 @@ def is_convex(graph: Graph, nodes: Collection[int], reach: Reachability | None =
     Pass ``reach`` (``Reachability.of(graph)``) when there are many sets to ask about: the answer then costs
     a few integer operations per node of the set, instead of a walk over all ids between its ends.
     """
-    return _closure(graph, nodes, reach)[1].bit_count() == len(set(nodes))
-
-
-def convex_closure(
-    graph: Graph, nodes: Collection[int], reach: Reachability | None = None
-) -> tuple[int, ...]:
-    """The smallest convex set that holds the nodes, as ascending ids."""
-    reach, mask = _closure(graph, nodes, reach)
-    return reach.members(mask)
-
-
-def _closure(graph: Graph, nodes: Collection[int], reach: Reachability | None) -> tuple[Reachability, int]:
     if reach is None:
         reach = Reachability.of(graph, min(nodes, default=0), max(nodes, default=-1))
-    return reach, reach.closure(nodes)
+    return reach.closure(nodes).bit_count() == len(set(nodes))
 
 
 def nodes_between(graph: Graph, src: int, sink: int, reach: Reachability | None = None) -> tuple[int, ...]:
@@ -125,14 +113,6 @@ def escaping(graph: Graph, nodes: Collection[int]) -> tuple[int, ...]:
         for value in graph.nodes[node].outputs
         if value in graph.output_set or any(user not in inside for user in graph.users[value])
     )
-
-
-def escaping_intermediates(graph: Graph, nodes: Collection[int], sinks: Collection[int]) -> tuple[int, ...]:
-    """The escaping values that none of the nodes ``sinks`` makes.
-
-    A fused kernel that writes only the outputs of its sinks cannot stand for a set that has any.
-    """
-    return tuple(value for value in escaping(graph, nodes) if graph.values[value].producer not in sinks)
 
 
 def quotient_order(graph: Graph, parts: Sequence[Collection[int]]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Storage formats: how the elements of a value lie in memory. A backend may add formats of its own."""
+"""Storage formats: the order of a value's elements in memory. A backend may add formats of its own."""
 
 from __future__ import annotations
 

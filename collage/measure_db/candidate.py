@@ -22,11 +22,11 @@ from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import BuildOptions, Variant
 from collage.measure_db.coldness import instance_count, weight_bytes, weights_among
 from collage.measure_db.compare import region_tolerance
-from collage.measure_db.examples import Example, Examples
 from collage.measure_db.machine import last_level_cache
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
+from collage.measure_db.samples import Sample, Samples
 from collage.measure_db.timing import Clocked, Timing, time_calls, time_clocked
-from collage.native import LaunchList, NativeKernel, note_time, team_of, touch_interleaved
+from collage.native import LaunchList, NativeKernel, note_time, team_of, touch_in_turns
 
 _MESSAGE_CHARS = 500
 
@@ -81,7 +81,7 @@ def measure_candidate(
     subgraph: Subgraph,
     backend: Backend,
     options: BuildOptions,
-    examples: Examples,
+    samples: Samples,
     sample_s: float = 0.25,
     *,
     original: onnx.ModelProto | None = None,
@@ -96,12 +96,12 @@ def measure_candidate(
     """
     try:
         options = tuned(subgraph, backend, options)
-        kernel = build(subgraph, backend, options, examples, original)
-        checked = check_numbers(subgraph, kernel, examples)
+        kernel = build(subgraph, backend, options, samples, original)
+        checked = check_numbers(subgraph, kernel, samples)
         timing = _quick_time(kernel, hopeless_us, sample_s)
         if timing is None:
             timing = _time(_instances(subgraph, kernel), sample_s)
-        check_run(subgraph, kernel, examples, examples.usual(subgraph), "after being timed, ")
+        check_run(subgraph, kernel, samples, samples.usual(subgraph), "after being timed, ")
         if keep is not None:
             keep(options, kernel.artifact)
     except RejectedError as rejected:
@@ -133,7 +133,7 @@ def build(
     subgraph: Subgraph,
     backend: Backend,
     options: BuildOptions,
-    examples: Examples,
+    samples: Samples,
     original: onnx.ModelProto | None = None,
 ) -> BoundKernel:
     """Compile, load and bind the candidate. Raises RejectedError."""
@@ -142,15 +142,15 @@ def build(
             artifact = backend.codegen(subgraph, options)
         else:
             artifact = backend.codegen_model(original, options)
-    return load(subgraph, backend, options, examples, artifact)
+    return load(subgraph, backend, options, samples, artifact)
 
 
 def load(
-    subgraph: Subgraph, backend: Backend, options: BuildOptions, examples: Examples, artifact: bytes
+    subgraph: Subgraph, backend: Backend, options: BuildOptions, samples: Samples, artifact: bytes
 ) -> BoundKernel:
     """Load and bind what was compiled. Raises RejectedError."""
     layouts = _Layouts.of(subgraph, options.variant)
-    usual = _usual(subgraph, examples)
+    usual = _usual(subgraph, samples)
     inputs = tuple(
         aligned_copy(usual.stored(position, layout)) for position, layout in enumerate(layouts.inputs)
     )
@@ -180,40 +180,38 @@ class Checked:
     finite_only: str
 
 
-def check_numbers(subgraph: Subgraph, kernel: BoundKernel, examples: Examples) -> Checked:
+def check_numbers(subgraph: Subgraph, kernel: BoundKernel, samples: Samples) -> Checked:
     """Compare the kernel's runs with the reference: on the usual inputs, on changed ones, and on the usual again.
 
     The last run finds what is kept between calls, and what NaN leaves behind.
 
     Raises RejectedError: wrong numbers, outputs left unwritten (they are poisoned before), inputs written to.
     """
-    usual = _usual(subgraph, examples)
-    worst = check_run(subgraph, kernel, examples, usual, "")
+    usual = _usual(subgraph, samples)
+    worst = check_run(subgraph, kernel, samples, usual, "")
     different = ""
-    changed = examples.changed(subgraph)
-    for example in changed:
-        _fill(kernel, example)
-        about = f"with {example.kind} in its inputs, "
+    changed = samples.changed(subgraph)
+    for sample in changed:
+        _fill(kernel, sample)
+        about = f"with {sample.kind} in its inputs, "
         try:
-            error = check_run(subgraph, kernel, examples, example, about)
+            error = check_run(subgraph, kernel, samples, sample, about)
         except RejectedError as rejected:
-            if example.ordinary:
+            if sample.ordinary:
                 _fill(kernel, usual)
-                check_run(subgraph, kernel, examples, usual, "in a later run, ")  # which tells more, if it is
+                check_run(subgraph, kernel, samples, usual, "in a later run, ")  # which tells more, if it is
                 raise
             different = different or rejected.rejection.message
         else:
-            worst = max(worst, error if example.ordinary else 0.0)
+            worst = max(worst, error if sample.ordinary else 0.0)
     if changed:
         _fill(kernel, usual)
-    check_run(subgraph, kernel, examples, usual, "after other inputs, " if changed else "in a later run, ")
+    check_run(subgraph, kernel, samples, usual, "after other inputs, " if changed else "in a later run, ")
     return Checked(worst, different)
 
 
-def check_run(
-    subgraph: Subgraph, kernel: BoundKernel, examples: Examples, example: Example, about: str
-) -> float:
-    """Run the kernel once, on a example that its buffers hold; the largest relative error.
+def check_run(subgraph: Subgraph, kernel: BoundKernel, samples: Samples, sample: Sample, about: str) -> float:
+    """Run the kernel once, on a sample that its buffers hold; the largest relative error.
 
     Raises RejectedError, whose message begins with ``about``.
     """
@@ -224,13 +222,13 @@ def check_run(
         kernel.call()
         kernel.runs_us.append((time.perf_counter() - begin) * 1e6)
     for position, (layout, buffer) in enumerate(zip(kernel.layouts.inputs, kernel.inputs, strict=True)):
-        if not _same_bytes(buffer, example.stored(position, layout)):
+        if not _same_bytes(buffer, sample.stored(position, layout)):
             raise RejectedError(Rejection(RejectionKind.INACCURATE, f"{about}writes to its inputs"))
-    allowed = allowed_error(subgraph, example)
+    allowed = allowed_error(subgraph, sample)
     worst = 0.0
     for position, (layout, buffer) in enumerate(zip(kernel.layouts.outputs, kernel.outputs, strict=True)):
         # Compared as stored: the padding of a blocked value has to be zero, since its readers rely on it.
-        expected = example.expected(position, layout)
+        expected = sample.expected(position, layout)
         error = expected.error(buffer)
         if not error <= allowed:
             kind = subgraph.output_types[position]
@@ -238,7 +236,7 @@ def check_run(
             padded = layout != PLAIN and not np.array_equal(
                 as_bytes(to_layout(plain, layout)), as_bytes(buffer)
             )
-            if padded or not may_be_rounding(examples, subgraph, example, position, plain, error):
+            if padded or not may_be_rounding(samples, subgraph, sample, position, plain, error):
                 text = f"{about}output {position} {_difference(buffer, expected.value, error, allowed)}"
                 raise RejectedError(Rejection(RejectionKind.INACCURATE, text))
             error = allowed
@@ -246,24 +244,24 @@ def check_run(
     return worst
 
 
-def allowed_error(subgraph: Subgraph, example: Example) -> float:
+def allowed_error(subgraph: Subgraph, sample: Sample) -> float:
     """The error that outputs may have, in units of their scale."""
-    return region_tolerance(_dtypes(subgraph), rounded=example.rounded)
+    return region_tolerance(_dtypes(subgraph), rounded=sample.rounded)
 
 
 def may_be_rounding(
-    examples: Examples, subgraph: Subgraph, example: Example, position: int, plain: Array, error: float
+    samples: Samples, subgraph: Subgraph, sample: Sample, position: int, plain: Array, error: float
 ) -> bool:
     """Whether a plain output that is off by more than is allowed is as good as can be expected all the same."""
-    if example.rounded or not example.is_doubtful(position, error):
+    if sample.rounded or not sample.is_doubtful(position, error):
         return False
-    return examples.tolerates(subgraph, example, position, plain, allowed_error(subgraph, example))
+    return samples.tolerates(subgraph, sample, position, plain, allowed_error(subgraph, sample))
 
 
-def _fill(kernel: BoundKernel, example: Example) -> None:
-    """Put the example's inputs into the kernel's buffers."""
+def _fill(kernel: BoundKernel, sample: Sample) -> None:
+    """Put the sample's inputs into the kernel's buffers."""
     for position, (layout, buffer) in enumerate(zip(kernel.layouts.inputs, kernel.inputs, strict=True)):
-        np.copyto(buffer, example.stored(position, layout))
+        np.copyto(buffer, sample.stored(position, layout))
 
 
 def _same_bytes(one: Array, other: Array) -> bool:
@@ -301,9 +299,9 @@ def looks_like_memory(text: str) -> bool:
     )
 
 
-def _usual(subgraph: Subgraph, examples: Examples) -> Example:
+def _usual(subgraph: Subgraph, samples: Samples) -> Sample:
     try:
-        return examples.usual(subgraph)
+        return samples.usual(subgraph)
     except KeyError as missing:
         name = subgraph.model.graph.values[missing.args[0]].name
         text = f"no reference value for {name or 'a value inside an ONNX node'}"
@@ -358,7 +356,7 @@ def clocked(kernel: Kernel, inputs: Sequence[Array], outputs: Sequence[Array]) -
     assert isinstance(kernel, NativeKernel)
     clock = np.zeros(2, np.int64)
     before, after = (note_time(int(clock[side:].ctypes.data)) for side in (0, 1))
-    touches = [touch_interleaved(array) for array in (*outputs, *inputs) if array.nbytes]
+    touches = [touch_in_turns(array) for array in (*outputs, *inputs) if array.nbytes]
     run = LaunchList(team_of(kernel.threads), [*touches, before, *kernel.steps(inputs, outputs), after])
 
     def call() -> int:

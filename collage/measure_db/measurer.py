@@ -34,11 +34,10 @@ from collage.measure_db.coldness import weights_among
 from collage.measure_db.contenders import Contenders
 from collage.measure_db.database import Database, Json, KernelKey
 from collage.measure_db.effort import FULL, Effort
-from collage.measure_db.examples import fatal_examples
 from collage.measure_db.fingerprint import fingerprint, model_digest, original_digest
 from collage.measure_db.keys import Fact, as_number, write_number
 from collage.measure_db.plan_protocol import Make, PlanKernel, Stage
-from collage.measure_db.plan_trace import WorkerPosition
+from collage.measure_db.plan_trace import Place
 from collage.measure_db.process import WorkerDiedError, WorkerProcess, Workers
 from collage.measure_db.protocol import (
     AS_LOADED,
@@ -56,6 +55,7 @@ from collage.measure_db.protocol import (
     plan_folder,
 )
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
+from collage.measure_db.samples import fatal_samples
 from collage.measure_db.switch_cost import switch_cost_us
 from collage.measure_db.travel import carried_modules, pickle_backend
 
@@ -423,7 +423,7 @@ class Measurer:
         model with a new Measurer. What was found is remembered for the model and the libraries' versions.
         """
         versions = f"tvm {tvm.__version__} onnxruntime {onnxruntime.__version__}"
-        key = f"{model_digest(self.model)}{_digest(self.model.example_inputs)} {versions}"
+        key = f"{model_digest(self.model)}{_digest(self.model.samples)} {versions}"
         found = self._database.remember(_WRONG_CONVERSIONS.at(key), self._wrong_conversions)
         return dict(found)
 
@@ -448,7 +448,7 @@ class Measurer:
                 _EPSILON_US.at(key), partial(self._switch_cost_us, tuple(requests))
             )
         except WorkerDiedError as died:
-            stage, number, launch = WorkerPosition(plan_folder(self.folder)).now
+            stage, number, launch = Place(plan_folder(self.folder)).now
             culprit = requests[launch if stage is Stage.SWITCH else number]
             log.info("%s beside others: %s", culprit.backend, died.rejection)
             text = f"beside kernels of other backends: {died.rejection.message}"
@@ -470,15 +470,15 @@ class Measurer:
         what = f"{request.backend} on {self._subgraph(request.nodes)}"
         message = Measure(request, options, limit_s, self._effort.kernel_s, hopeless_us)
         while True:
-            known = self._fatal_examples()
+            known = self._fatal_samples()
             outcome: Outcome = self._ask(message, limit_s, what)
-            if isinstance(outcome, Measurement) or self._fatal_examples() == known:
+            if isinstance(outcome, Measurement) or self._fatal_samples() == known:
                 return outcome
             # It was the reference that ended the worker, not the candidate; the next one does without that sample.
 
-    def _fatal_examples(self) -> set[Path]:
+    def _fatal_samples(self) -> set[Path]:
         """Notes of inputs that ended a worker while it made reference values of them."""
-        return set() if self._init is None else fatal_examples(Path(self._init.folder) / VALUES)
+        return set() if self._init is None else fatal_samples(Path(self._init.folder) / VALUES)
 
     def _ask(self, message: Measure | MeasureTransform | Make, limit_s: float, what: str) -> Any:
         """The reply: an Outcome where something was to be measured."""
@@ -520,7 +520,7 @@ class Measurer:
                 backends=pickles,
                 threads=self._options.threads,
                 memory_bytes=self._memory_bytes,
-                example_inputs=self.model.example_inputs,
+                samples=self.model.samples,
                 carried=carried_modules(self._backends.values()),
             )
             save_proto(self.model.onnx, folder / "model.onnx")
@@ -548,12 +548,12 @@ class Measurer:
         return self._subgraphs[nodes]
 
 
-def _digest(example_inputs: Mapping[str, Array]) -> str:
-    """A hash of the example inputs' content, where there are any: on other inputs other conversions may err."""
-    if not example_inputs:
+def _digest(samples: Mapping[str, Array]) -> str:
+    """A hash of the samples' content, where there are any: on other inputs other conversions may err."""
+    if not samples:
         return ""
     hasher = hashlib.sha256()
-    for name, array in sorted(example_inputs.items()):
+    for name, array in sorted(samples.items()):
         hasher.update(f"{name}{array.dtype}{array.shape}".encode() + array.tobytes())
     return f" on {hasher.hexdigest()}"
 

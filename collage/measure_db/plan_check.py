@@ -13,10 +13,10 @@ from collage.graph.storage import PLAIN, Storage, from_layout, to_layout
 from collage.kernel.buffers import as_bytes, poison
 from collage.kernel.kernel import Call, Kernel
 from collage.measure_db.candidate import RejectedError, allowed_error, may_be_rounding, stage
-from collage.measure_db.examples import Examples
 from collage.measure_db.plan_protocol import Plan, Stage
-from collage.measure_db.plan_trace import WorkerPosition
+from collage.measure_db.plan_trace import Place
 from collage.measure_db.results import Rejection, RejectionKind
+from collage.measure_db.samples import Samples
 from collage.runtime.executor import Executor
 
 _RUNS = 3
@@ -29,20 +29,20 @@ _KEPT_BYTES = 256 << 20
 class PlanCheck:
     """Runs the launches one after another. Errors do not add up: inputs are the reference's, whoever made them."""
 
-    def __init__(self, plan: Plan, executor: Executor, model: Model, examples: Examples) -> None:
+    def __init__(self, plan: Plan, executor: Executor, model: Model, samples: Samples) -> None:
         self._plan = plan
         self._executor = executor
         self._model = model
-        self._examples = examples
+        self._samples = samples
         self._references: dict[int, Array | None] = {}
         self._kept_bytes = 0
 
-    def run(self, kernels: Sequence[Kernel], where: WorkerPosition) -> None:
-        """All launches a few times. Raises RejectedError for the one at which ``where`` then says."""
+    def run(self, kernels: Sequence[Kernel], place: Place) -> None:
+        """All launches a few times. Raises RejectedError for the one at which ``place`` is then."""
         launches = [_Launch(self, number, kernel) for number, kernel in enumerate(kernels)]
         for run in range(_RUNS):
             for number, launch in enumerate(launches):
-                where.enter(Stage.CHECK, launch=number)
+                place.enter(Stage.CHECK, launch=number)
                 launch.run(run + 1)
 
     def array(self, buffer: int) -> Array:
@@ -62,7 +62,7 @@ class PlanCheck:
     def _load(self, buffer: int) -> Array | None:
         value, layout = self._plan.stored.get(buffer, (buffer, PLAIN))
         try:
-            return to_layout(self._examples.store.load(value, self._model.graph.type_of(value)), layout)
+            return to_layout(self._samples.store.load(value, self._model.graph.type_of(value)), layout)
         except KeyError:  # a value inside an ONNX node
             return None
 
@@ -75,7 +75,7 @@ class PlanCheck:
         if any(self.reference(buffer) is None for buffer in (*region.inputs, *region.outputs)):
             return None  # of a view inside an ONNX node
         layouts = [self._plan.stored.get(buffer, (buffer, PLAIN))[1] for buffer in region.outputs]
-        return _Judge(self._examples, subgraph, layouts)
+        return _Judge(self._samples, subgraph, layouts)
 
     def buffers(self, launch: int) -> tuple[Sequence[int], Sequence[int]]:
         """What it reads and what it writes."""
@@ -86,20 +86,20 @@ class PlanCheck:
 class _Judge:
     """Compares outputs as the gate of each kernel does."""
 
-    def __init__(self, examples: Examples, subgraph: Subgraph, layouts: Sequence[Storage]) -> None:
-        self._examples = examples
+    def __init__(self, samples: Samples, subgraph: Subgraph, layouts: Sequence[Storage]) -> None:
+        self._samples = samples
         self._subgraph = subgraph
         self._layouts = layouts
-        self._example = examples.usual(subgraph)
+        self._sample = samples.usual(subgraph)
 
     def complaint(self, position: int, stored: Array) -> str:
         """What is wrong with an output, "" where nothing is."""
-        allowed = allowed_error(self._subgraph, self._example)
-        error = self._example.expected(position, self._layouts[position]).error(stored)
+        allowed = allowed_error(self._subgraph, self._sample)
+        error = self._sample.expected(position, self._layouts[position]).error(stored)
         if error <= allowed:
             return ""
         plain = from_layout(stored, self._layouts[position], self._subgraph.output_types[position])
-        if may_be_rounding(self._examples, self._subgraph, self._example, position, plain, error):
+        if may_be_rounding(self._samples, self._subgraph, self._sample, position, plain, error):
             return ""
         what = f"differs by {error:.1e} of its scale" if np.isfinite(error) else "is wrong"
         return f"output {position} {what} (allowed: {allowed:.0e})"

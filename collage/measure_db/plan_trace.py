@@ -14,7 +14,7 @@ from collage.schedule.schedule import Ordered
 _STAGES = 16
 
 
-class WorkerPosition:
+class Place:
     """The stage and the plan's number in one element, so that one store tells both, and the launch in another."""
 
     def __init__(self, folder: str | Path) -> None:
@@ -45,7 +45,7 @@ def clock_of(folder: str | Path, name: str, launches: int) -> Array:
 
 def blame(folder: str | Path, plans: Sequence[Plan]) -> tuple[int, int | None]:
     """Which of the plans it was, and at which of its launches, where that is known."""
-    stage, number, launch = WorkerPosition(folder).now
+    stage, number, launch = Place(folder).now
     plan = plans[number]
     if stage in (Stage.LOAD, Stage.CHECK):
         return number, launch

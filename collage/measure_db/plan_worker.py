@@ -20,7 +20,6 @@ from collage.kernel.frames import Artifact
 from collage.kernel.kernel import Call, Kernel
 from collage.measure_db.artifacts import Artifacts
 from collage.measure_db.candidate import RejectedError, stage
-from collage.measure_db.examples import Examples
 from collage.measure_db.launch_times import NotedRuns, run_in_turns
 from collage.measure_db.plan_check import PlanCheck
 from collage.measure_db.plan_protocol import (
@@ -37,8 +36,9 @@ from collage.measure_db.plan_protocol import (
     Stage,
     TimePlan,
 )
-from collage.measure_db.plan_trace import WorkerPosition, blame, clock_of
+from collage.measure_db.plan_trace import Place, blame, clock_of
 from collage.measure_db.protocol import AS_LOADED
+from collage.measure_db.samples import Samples
 from collage.measure_db.timing import time_calls
 from collage.runtime.careful import Careful
 from collage.runtime.executor import Executor
@@ -61,14 +61,14 @@ class PlanWorker:
     """The plans of one model; ``backends`` has all that their kernels need."""
 
     def __init__(
-        self, folder: Path, model: Model, backends: Backends, artifacts: Artifacts, examples: Examples
+        self, folder: Path, model: Model, backends: Backends, artifacts: Artifacts, samples: Samples
     ) -> None:
         self._folder = folder
         self._model = model
         self._backends = backends
         self._artifacts = artifacts
-        self._examples = examples
-        self._position = WorkerPosition(folder)
+        self._samples = samples
+        self._place = Place(folder)
         self._plans: dict[str, _Open] = {}
         self._artifact_of: dict[str, Artifact] = {}
         self._loaded: Loaded = {}
@@ -100,27 +100,27 @@ class PlanWorker:
             self._plans.pop(plans[number].name, None)
             return PlanFailed(rejected.rejection, launch, number)
         finally:
-            self._position.enter(Stage.IDLE)
+            self._place.enter(Stage.IDLE)
 
     def _open(self, message: OpenPlan) -> PlanOpened:
-        plan, graph, where = message.plan, self._model.graph, self._position
+        plan, graph, place = message.plan, self._model.graph, self._place
         for name in self._plans.keys() - set(message.keep):
             del self._plans[name]
-        where.enter(Stage.LOAD, launch=0)
+        place.enter(Stage.LOAD, launch=0)
         artifacts = self._artifacts_for(plan)
         loading = load_kernels(plan.program, artifacts, self._backends, self._loaded)
         kernels: list[Kernel] = []
         with stage("load"):
             for launch in range(len(plan.kernels)):
-                where.enter(Stage.LOAD, launch=launch)
+                place.enter(Stage.LOAD, launch=launch)
                 kernels.append(next(loading))
-        where.enter(Stage.BIND)
+        place.enter(Stage.BIND)
         with stage("bind"):
             constants = {v: graph.constants[v] for v in graph.outputs if graph.is_constant(v)}
             executor = Executor(plan.program, kernels, constants, careful=self._careful(plan))
-            inputs = [np.array(self._examples.store.load(v, graph.type_of(v))) for v in graph.inputs]
+            inputs = [np.array(self._samples.store.load(v, graph.type_of(v))) for v in graph.inputs]
             noted = NotedRuns(executor, inputs, clock_of(self._folder, plan.name, len(kernels)))
-        PlanCheck(plan, executor, self._model, self._examples).run(kernels, where)
+        PlanCheck(plan, executor, self._model, self._samples).run(kernels, place)
         opened = _Open(plan, executor, noted, inputs)
         call = self._noted(0, opened)
         for _ in range(_NOTED_RUNS):
@@ -171,7 +171,7 @@ class PlanWorker:
 
     def _run(self, message: RunPlan) -> PlanRan:
         inputs = pickle.loads(Path(message.given).read_bytes())
-        self._position.mark(0)
+        self._place.mark(0)
         executor = self._plans[message.name].executor
         before = executor.careful_runs
         outputs = executor.run(inputs)
@@ -179,7 +179,7 @@ class PlanWorker:
         return PlanRan(executor.careful_runs > before)
 
     def _timed(self, number: int, opened: _Open) -> Call:
-        mark, run, inputs = self._position.mark, opened.executor.run, opened.inputs
+        mark, run, inputs = self._place.mark, opened.executor.run, opened.inputs
 
         def call() -> None:
             mark(number)
@@ -189,7 +189,7 @@ class PlanWorker:
 
     def _noted(self, number: int, opened: _Open) -> Call:
         def call() -> None:
-            self._position.enter(Stage.NOTED, number)
+            self._place.enter(Stage.NOTED, number)
             opened.noted()
 
         return call

@@ -56,7 +56,7 @@ class Init:
     ``carried`` are modules that the worker cannot import: what is sent of their classes travels with its code.
     ``wrong`` is what ``from_simplified`` was called with, ``fingerprint`` that of the graph it gave, and
     ``backends`` holds pickles. ``memory_bytes`` limits the worker's data; None: what the machine can spare.
-    ``example_inputs`` are the model's.
+    ``samples`` are the model's.
     """
 
     folder: str
@@ -66,7 +66,7 @@ class Init:
     backends: Mapping[str, bytes]
     threads: int
     memory_bytes: int | None
-    example_inputs: Mapping[str, Array] = field(default_factory=dict)
+    samples: Mapping[str, Array] = field(default_factory=dict)
     carried: tuple[str, ...] = ()
 
 

@@ -27,7 +27,7 @@ def switch_cost_us(calls: Sequence[Call], switches: int | None = None, limit_s: 
     if len(calls) < 2 or count < 1:
         return empty
 
-    def in_sequence() -> None:
+    def in_turn() -> None:
         for call in calls:
             call()
 
@@ -36,7 +36,7 @@ def switch_cost_us(calls: Sequence[Call], switches: int | None = None, limit_s: 
     for _ in range(_ROUNDS):
         for position, call in enumerate(calls):
             alone[position] = min(alone[position], time_calls([call], limit_s=limit_s).median_us)
-        together = min(together, time_calls([in_sequence], limit_s=limit_s).median_us)
+        together = min(together, time_calls([in_turn], limit_s=limit_s).median_us)
     return max(empty, (together - sum(alone)) / count)
 
 

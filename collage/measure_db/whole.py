@@ -48,7 +48,7 @@ _RANDOM = frozenset(
 
 
 @dataclass(frozen=True)
-class EngineTrial:
+class Trial:
     """What measuring found: timings and errors of the engines that are right, and why the others are not.
 
     ``errors`` are the largest absolute and relative one. ``loaded`` are engines that load the model, but fail on the
@@ -67,9 +67,9 @@ class EngineTrial:
         return {**asdict(self), "errors": {n: list(e) for n, e in self.errors.items()}}
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> EngineTrial:
+    def from_json(data: Mapping[str, Any]) -> Trial:
         """The inverse of ``to_json``."""
-        return EngineTrial(
+        return Trial(
             {n: Timing(**t) for n, t in data["timings"].items()},
             {n: (e[0], e[1]) for n, e in data["errors"].items()},
             data["refused"],
@@ -80,17 +80,17 @@ class EngineTrial:
 
 
 @dataclass(frozen=True)
-class _Judged:
-    """Errors of the engines that are right (as in EngineTrial), what is wrong with the others, and notes."""
+class _Verdict:
+    """Errors of the engines that are right (as in Trial), what is wrong with the others, and notes."""
 
     errors: Mapping[str, tuple[float, float]]
     wrong: Mapping[str, str]
     notes: tuple[str, ...]
 
     @staticmethod
-    def unchecked(engines: Iterable[str], reason: str) -> _Judged:
+    def unchecked(engines: Iterable[str], reason: str) -> _Verdict:
         """All are taken for right, for want of anything to compare with."""
-        return _Judged(dict.fromkeys(engines, (0.0, 0.0)), {}, (f"outputs are not checked: {reason}",))
+        return _Verdict(dict.fromkeys(engines, (0.0, 0.0)), {}, (f"outputs are not checked: {reason}",))
 
 
 class WholeMeasurer:
@@ -134,7 +134,7 @@ class WholeMeasurer:
             if self._folder is not None:
                 self._folder.remove()
 
-    def trial(self) -> EngineTrial:
+    def trial(self) -> Trial:
         """Load the model in each engine, compare what they make of the inputs, and time those that are right."""
         assert self._folder is not None
         save_proto(self._model, self._folder.path / "model.onnx")
@@ -155,12 +155,12 @@ class WholeMeasurer:
         notes = self._last_resort(narrow, outputs, refused) if not outputs else ()
         if not outputs:
             note = "no engine runs it on the inputs that were made up, so it is neither measured nor checked: give some"
-            return EngineTrial(refused=refused, loaded=tuple(loaded), notes=(note,) if loaded else ())
-        judged = self._judged(outputs)
-        judged = replace(judged, notes=(*judged.notes, *notes))
-        finite_only = self._finite_only(judged.errors)
-        timings = self._timings(list(judged.errors), refused)
-        return EngineTrial(timings, judged.errors, {**refused, **judged.wrong}, (), judged.notes, finite_only)
+            return Trial(refused=refused, loaded=tuple(loaded), notes=(note,) if loaded else ())
+        verdict = self._judged(outputs)
+        verdict = replace(verdict, notes=(*verdict.notes, *notes))
+        finite_only = self._finite_only(verdict.errors)
+        timings = self._timings(list(verdict.errors), refused)
+        return Trial(timings, verdict.errors, {**refused, **verdict.wrong}, (), verdict.notes, finite_only)
 
     def _finite_only(self, engines: Iterable[str]) -> tuple[str, ...]:
         """Those of the engines that differ from ONNX Runtime where inputs hold NaN or infinities."""
@@ -227,24 +227,26 @@ class WholeMeasurer:
             raise CollageError(reply.message)
         return dict(reply.timings)
 
-    def _judged(self, outputs: Mapping[str, Sequence[Any]]) -> _Judged:
+    def _judged(self, outputs: Mapping[str, Sequence[Any]]) -> _Verdict:
         """Which engines are right, by the first judge whom none of them contradicts, or else by the last."""
         if any(node.op_type in _RANDOM for node in all_nodes(self._model.graph)):
-            return _Judged.unchecked(outputs, "the model draws random numbers")
-        judged: _Judged | None = None
+            return _Verdict.unchecked(outputs, "the model draws random numbers")
+        verdict: _Verdict | None = None
         for judge in _JUDGES:
             expected = self._ask(ReferWhole(judge == _JUDGES[-1], self._limit_s))
             if expected.outputs is None:
                 log.info("%s: %s", judge, expected.message)
                 continue
             found = self._compared(outputs, expected.outputs, judge)
-            if judged is None or found.errors:  # who agrees with nobody is not asked
-                judged = found
+            if verdict is None or found.errors:  # who agrees with nobody is not asked
+                verdict = found
             if not found.wrong:
                 break
-        return judged or _Judged.unchecked(outputs, "no reference runs the model")
+        return verdict or _Verdict.unchecked(outputs, "no reference runs the model")
 
-    def _compared(self, outputs: Mapping[str, Sequence[Any]], expected: Sequence[Any], judge: str) -> _Judged:
+    def _compared(
+        self, outputs: Mapping[str, Sequence[Any]], expected: Sequence[Any], judge: str
+    ) -> _Verdict:
         errors = {name: difference(given, expected) for name, given in outputs.items()}
         allowed = region_tolerance(dtypes_of([*self._inputs, *expected]))
         notes = [] if judge == _JUDGES[0] else [f"outputs are checked with {judge}"]
@@ -262,7 +264,7 @@ class WholeMeasurer:
             for name, error in errors.items()
             if name not in right
         }
-        return _Judged({name: errors[name] for name in errors if name in right}, wrong, tuple(notes))
+        return _Verdict({name: errors[name] for name in errors if name in right}, wrong, tuple(notes))
 
     def _timings(self, names: Sequence[str], refused: dict[str, str]) -> dict[str, Timing]:
         """Timings of one interleaved run; an engine that dies in it is noted in ``refused``."""

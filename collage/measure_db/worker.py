@@ -40,11 +40,10 @@ from collage.measure_db.candidate import (
     load,
     measure_candidate,
 )
-from collage.measure_db.examples import Examples
 from collage.measure_db.fingerprint import fingerprint
 from collage.measure_db.machine import limit_memory, spare_memory
 from collage.measure_db.plan_protocol import Made, Make, PlanKernel, Stage
-from collage.measure_db.plan_trace import WorkerPosition
+from collage.measure_db.plan_trace import Place
 from collage.measure_db.plan_worker import PlanWorker
 from collage.measure_db.protocol import (
     ORIGINAL_FILE,
@@ -64,6 +63,7 @@ from collage.measure_db.protocol import (
 )
 from collage.measure_db.reference import evaluate
 from collage.measure_db.results import Outcome, Rejection
+from collage.measure_db.samples import Samples
 from collage.measure_db.store import ValueStore
 from collage.measure_db.switch_cost import switch_cost_us
 from collage.measure_db.transform import measure_transform
@@ -88,13 +88,13 @@ class _Worker:
         self._init = init
         self._backends: dict[str, Backend] = {}
         self._store = ValueStore(Path(init.folder) / VALUES)
-        self._examples = Examples(self._store)
-        self._position = WorkerPosition(plan_folder(init.folder))
+        self._samples = Samples(self._store)
+        self._place = Place(plan_folder(init.folder))
 
     @cached_property
     def model(self) -> Model:
         simple = onnx.load(str(Path(self._init.folder) / "model.onnx"))
-        model = from_simplified(simple, self._init.name, self._init.wrong, self._init.example_inputs)
+        model = from_simplified(simple, self._init.name, self._init.wrong, self._init.samples)
         found = fingerprint(model.graph)
         if found != self._init.fingerprint:
             raise MeasurementError("the worker's import of the model differs from the compiler's")
@@ -111,7 +111,7 @@ class _Worker:
             self.model,
             _Backends(self._backend),
             self.artifacts,
-            self._examples,
+            self._samples,
         )
 
     def answer(self, message: Any) -> object:
@@ -145,7 +145,7 @@ class _Worker:
                 self._keep(PlanKernel(request, options), artifact)
 
         return measure_candidate(
-            *(subgraph, self._backend(request.backend), message.options, self._examples, message.sample_s),
+            *(subgraph, self._backend(request.backend), message.options, self._samples, message.sample_s),
             original=self._original(request),
             keep=keep,
             hopeless_us=message.hopeless_us,
@@ -167,7 +167,7 @@ class _Worker:
         subgraph = Subgraph(self.model, request.nodes)
         try:
             backend = self._backend(request.backend)
-            kernel = build(subgraph, backend, options, self._examples, self._original(request))
+            kernel = build(subgraph, backend, options, self._samples, self._original(request))
         except RejectedError as rejected:
             return rejected.rejection
         self._keep(message.kernel, kernel.artifact)
@@ -184,7 +184,7 @@ class _Worker:
         kernels, calls, switches = [], [], 0
         for number, request in enumerate(message.requests):
             try:
-                self._position.enter(Stage.SWITCH, launch=number)
+                self._place.enter(Stage.SWITCH, launch=number)
                 options = replace(message.options, variant=request.variant)
                 kernel = self._kept(request, options)
             except RejectedError:
@@ -199,7 +199,7 @@ class _Worker:
         return SwitchCost(switch_cost_us(calls, switches, 0.4 * message.sample_s))
 
     def _marked(self, number: int, call: Call) -> Call:
-        mark = self._position.mark
+        mark = self._place.mark
 
         def marked() -> None:
             mark(number)
@@ -212,8 +212,8 @@ class _Worker:
         subgraph, backend = Subgraph(self.model, request.nodes), self._backend(request.backend)
         key = PlanKernel(request, options).key
         if key in self.artifacts:
-            return load(subgraph, backend, options, self._examples, self.artifacts.load(key))
-        return build(subgraph, backend, options, self._examples)
+            return load(subgraph, backend, options, self._samples, self.artifacts.load(key))
+        return build(subgraph, backend, options, self._samples)
 
     def _backend(self, name: str) -> Backend:
         if name not in self._backends:

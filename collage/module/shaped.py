@@ -1,4 +1,4 @@
-"""A model compiled for several sets of input shapes, with a placement for each, of which a call picks one."""
+"""A model that is compiled for several sets of input shapes; a call runs the placement for its shapes."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ class ShapedModule:
         self.fallback.tell_once(
             partial(
                 log.warning,
-                "%s was not compiled for %s, but for %s: such calls run on ONNX Runtime. Compile it with --shape for "
-                "them, too; this is said once",
+                "%s was not compiled for %s, but for %s. Such calls run on ONNX Runtime. Compile it with --shape for "
+                "these shapes, too. This warning is shown once",
                 self.modules[0].report.model,
                 self._describe(shapes),
                 self._placed(),

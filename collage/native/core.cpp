@@ -241,9 +241,9 @@ void pin(pthread_t thread, int cpu) {
   pthread_setaffinity_np(thread, sizeof set, &set);
 }
 
-// The caller stays where the system put it; a thread of ours that was pinned there moves to the free core. The cores
-// that this process may use can change at any time (taskset, containers): none but those are taken, and with fewer
-// of them than threads whoever waits gives way at once.
+// The caller stays where the system put it, and a thread of ours that was pinned there moves to the free core. The cores
+// that this process may use can change at any time (taskset, containers). Only those are taken; with fewer of them than
+// threads, waiting threads give way at once.
 void make_room(collage_team &team) {
   cpu_set_t usable;
   const bool known = sched_getaffinity(0, sizeof usable, &usable) == 0;

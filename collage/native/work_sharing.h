@@ -29,7 +29,7 @@ class WorkSharing {
  public:
   // Begins a walk. There is one at a time, and all threads of the team call run() until it is over.
   void begin(const collage_step *steps, int64_t count) {
-    while (led_.exchange(true, std::memory_order_acquire)) relax();  // somebody may still be leaving the last walk
+    while (led_.exchange(true, std::memory_order_acquire)) relax();  // a thread may still be leaving the last walk
     steps_ = steps;
     count_ = count;
     at_ = 0;

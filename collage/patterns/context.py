@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -57,11 +57,15 @@ class MatchContext:
 
 @dataclass(frozen=True)
 class OpNode:
-    """An operator as a pattern rule sees it; ``kind_value`` maps operator kinds to the rule's own values."""
+    """An operator as a pattern rule sees it; ``kinds`` has the rule's own values of operator kinds, if it has any."""
 
     id: int
     context: MatchContext = field(repr=False, compare=False)
-    kind_value: Callable[[OpKind], Any] = field(default=lambda kind: kind, repr=False, compare=False)
+    kinds: Mapping[OpKind, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def kind_value(self, kind: OpKind) -> Any:
+        """The rule's value for an operator kind, which is the kind itself by default."""
+        return self.kinds.get(kind, kind)
 
     @cached_property
     def name(self) -> OpName:

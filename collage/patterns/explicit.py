@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from collage.patterns.context import MatchContext, OpNode
@@ -13,13 +12,13 @@ Check = Callable[[tuple[OpNode, ...]], "bool | str"]
 """A function of the matched operators, in topological order: it returns True, False, or why they do not fit."""
 
 
-@dataclass(frozen=True)
 class BackendPattern:
     """A pattern with a name for reports and an optional check on the matched operators."""
 
-    pattern: Any
-    name: str = "pattern"
-    check: Check | None = None
+    def __init__(self, pattern: Any, name: str = "pattern", check: Check | None = None) -> None:
+        self.pattern = pattern
+        self.name = name
+        self.check = check
 
     def find(self, context: MatchContext) -> Iterator[Found]:
         """Find the pattern, with each node of the model as its root."""

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from collage.graph.dataflow import OpKind
 from collage.patterns.context import MatchContext, OpNode
-from collage.patterns.language import is_op, is_tuple, wildcard
 
 _FUSION_ORDER = (
     OpKind.ELEMWISE,
@@ -54,7 +53,8 @@ def generate(context: MatchContext, rule: Rule) -> Iterator[Generated]:
     A group has every node between its seed and its sink. As the sink post-dominates the seed, no intermediate result
     escapes. The rule is asked once about each operator.
     """
-    ops = tuple(OpNode(op.id, context, rule.kind_value) for op in context.ops)
+    kinds = {kind: rule.kind_value(kind) for kind in OpKind}
+    ops = tuple(OpNode(op.id, context, kinds) for op in context.ops)
     answers = [rule.op_rule(op) for op in ops]
     for seed in ops:
         answer = answers[seed.id]
@@ -80,37 +80,6 @@ def generate(context: MatchContext, rule: Rule) -> Iterator[Generated]:
 def text_of(context: MatchContext, nodes: Sequence[int]) -> str:
     """The operators of a group as text, such as ``conv2d+add+relu``."""
     return "+".join(str(context.ops[n].name) for n in nodes)
-
-
-def pattern_of(context: MatchContext, nodes: Sequence[int]) -> Any:
-    """The group as a pattern of the pattern language, rooted at its last node.
-
-    An example is ``is_op("conv2d")(wildcard(), wildcard())``. Each value from outside is one wildcard, and so is each
-    argument that is no tensor, such as a shape.
-    """
-    graph = context.graph
-    made: dict[int, Any] = {}
-
-    def value_pattern(value: int) -> Any:
-        producer = graph.values[value].producer
-        if producer in made:
-            return made[producer]
-        return made.setdefault(-1 - value, wildcard())
-
-    for node_id in nodes:
-        node = graph.nodes[node_id]
-        arguments: list[Any] = []
-        remaining = list(node.inputs)
-        for arg in context.model.calls[node_id].args:
-            fields = getattr(arg, "fields", None)
-            if fields is not None and remaining:
-                arguments.append(is_tuple([value_pattern(remaining.pop(0)) for _ in fields]))
-            elif type(arg).__name__ in ("ShapeExpr", "IntImm", "FloatImm") or not remaining:
-                arguments.append(wildcard())
-            else:
-                arguments.append(value_pattern(remaining.pop(0)))
-        made[node_id] = is_op(f"relax.{node.op}")(*arguments)
-    return made[nodes[-1]]
 
 
 def combine(first: OpKind, second: OpKind) -> OpKind:

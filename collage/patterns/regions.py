@@ -52,7 +52,6 @@ class EngineRule(BasePatternRule):
                 yield found
 
 
-@dataclass(frozen=True)
 class OnnxNodeRule:
     """Whole ONNX nodes: what the importer made several operators of goes to an engine as one ONNX node.
 
@@ -60,7 +59,8 @@ class OnnxNodeRule:
     False or the reason why not.
     """
 
-    accepts: Callable[[str, str], bool | str] = lambda domain, op_type: True
+    def __init__(self, accepts: Callable[[str, str], bool | str]) -> None:
+        self._accepts = accepts
 
     def find(self, context: MatchContext) -> Iterator[Found]:
         """Find each ONNX node that became operators, once."""
@@ -68,7 +68,7 @@ class OnnxNodeRule:
             if source < 0:
                 continue
             proto = context.model.onnx.graph.node[source]
-            answer = self.accepts(proto.domain, proto.op_type)
+            answer = self._accepts(proto.domain, proto.op_type)
             reason = "" if answer is True else answer or f"{proto.op_type} is not supported"
             yield Found(tuple(sorted(nodes)), f"ONNX {proto.op_type}", str(reason))
 

@@ -1,4 +1,4 @@
-"""A ticket lock, which callers get in the order in which they came."""
+"""A ticket lock, which threads get in the order in which they asked for it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections import deque
 
 
 class TicketLock:
-    """A lock as a context manager; the thread that leaves it hands it over to the one that has waited longest.
+    """A context manager. The thread that leaves it hands the lock to the one that has waited longest.
 
-    With ``threading.Lock`` the thread that releases the lock is back before another one is awake: of eight threads that
-    call a module in a loop, one may get nearly all calls.
+    With ``threading.Lock`` the thread that releases the lock has it again before another one is awake. Of eight threads
+    that call a module in a loop, one may then get nearly all calls.
     """
 
     def __init__(self) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,3 @@ class Dag:
             alive.append(v)
             most = max(most, len(alive))
         return most
-
-
-def maximum_logical_concurrency(dag: Dag, streams: Sequence[int]) -> bool:
-    """Whether nodes that do not depend on each other are on different streams (Nimble, section 4.2)."""
-    return all(streams[u] != streams[v] for u, v in combinations(range(len(dag)), 2) if dag.independent(u, v))

@@ -53,25 +53,25 @@ class Program:
     threads: int
     """The number of threads of the team."""
     tail: Tail | None = None
-    """What one engine runs after all launches, with the whole model's inputs and outputs; it is the last region."""
+    """What one engine runs after all launches, and the whole model's inputs and outputs; the last of the regions."""
 
     @property
     def model_inputs(self) -> Sequence[Port | ValuePort]:
-        """The inputs of the whole model, of any type; ``inputs`` are those that the launches read."""
+        """The inputs of the whole model, of any type; ``inputs`` are those of the launches."""
         return self.inputs if self.tail is None else self.tail.inputs
 
     @property
     def model_outputs(self) -> Sequence[Port | ValuePort]:
-        """The outputs of the whole model, of any type; ``outputs`` are those that the launches write."""
+        """The outputs of the whole model, of any type; ``outputs`` are those of the launches."""
         return self.outputs if self.tail is None else self.tail.outputs
 
     @property
     def executed(self) -> tuple[Region, ...]:
-        """The regions that run a kernel, in order: the launches and the tail."""
+        """All that is run, in order: the launches and the tail."""
         return self.launches if self.tail is None else (*self.launches, self.tail.region)
 
     def followed_by(self, tail: Tail) -> Program:
-        """The same program with a tail after its launches."""
+        """The same with a tail after it."""
         return replace(self, regions=(*self.regions, tail.region), tail=tail)
 
     def buffer_view(self, value: int) -> BufferView:

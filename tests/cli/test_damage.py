@@ -153,7 +153,7 @@ def test_module_file_with_flipped_bits(network: Path, database: Path, tmp_path: 
             found += 1
             assert result.exit_code == 1
             assert "flipped.collage" in result.stderr.splitlines()[-1]
-            assert "fault in Collage" not in result.stderr
+            assert "A fault in Collage" not in result.stderr
     assert found > 100
 
 

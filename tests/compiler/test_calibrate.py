@@ -30,7 +30,7 @@ def test_a_run_corrects_costs() -> None:
     assert found.placed.mix is not None
     assert found.placed.mix.predicted_us == 80.0
     assert [
-        us for _, us in sorted((r.nodes, us) for r, us in found.calibration.costs.kernels_us.items())
+        us for _, us in sorted((r.nodes, us) for r, us in found.calibration.corrections.kernels_us.items())
     ] == [20.0] * 4
     assert [plan.label for plan in found.plans] == ["collage"]
     assert placed.calibration.rounds == ()
@@ -41,7 +41,7 @@ def test_a_mix_that_was_seen_is_settled() -> None:
     placed = Place()(made.context, made.measured())
     once = Calibrate()(made.context, placed)
     again = Calibrate()(made.context, replace(once, proposal=placed.proposal))
-    assert (once.calibration.converged, again.calibration.converged) == (False, True)
+    assert (once.calibration.settled, again.calibration.settled) == (False, True)
     assert made.runs.ran == ["mix"]
     assert again.placed == once.placed
 
@@ -74,7 +74,7 @@ def test_without_a_mix_the_engine_is_planned() -> None:
     found = Fixpoint(Place(), Calibrate())(made.context, made.measured())
     assert [plan.label for plan in found.plans] == ["collage"]
     assert made.runs.ran == []
-    assert found.calibration.converged
+    assert found.calibration.settled
 
 
 def test_where_the_mix_fails_as_a_whole_a_backend_is_left_out() -> None:

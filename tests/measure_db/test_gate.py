@@ -20,10 +20,10 @@ from collage.graph.magnitudes import INTEGER_LIMIT
 from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import BuildOptions
 from collage.measure_db.candidate import measure_candidate
-from collage.measure_db.examples import Examples
 from collage.measure_db.input_kinds import KINDS, free_integers, integers
 from collage.measure_db.reference import evaluate
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
+from collage.measure_db.samples import Samples
 from collage.measure_db.store import ValueStore
 from tests.models import make_model
 
@@ -61,7 +61,7 @@ def measured(model: onnx.ModelProto | Model, spoil: Spoil, folder: Path) -> Outc
     store = ValueStore(folder / "values")
     evaluate(imported, random_inputs(imported, np.random.default_rng(0)), store)
     subgraph = Subgraph(imported, tuple(range(len(imported.graph.nodes))))
-    return measure_candidate(subgraph, Planted(spoil), BuildOptions(), Examples(store), 0.01)
+    return measure_candidate(subgraph, Planted(spoil), BuildOptions(), Samples(store), 0.01)
 
 
 def right(inputs: Sequence[Any], output: Any, calls: int) -> None:
@@ -208,7 +208,7 @@ def test_float64_decides_where_the_reference_cancels(tmp_path: Path, monkeypatch
 
     assert isinstance(measured(model, precisely, tmp_path / "a"), Measurement)
     assert isinstance(measured(model, wrong, tmp_path / "b"), Rejection)
-    monkeypatch.setattr("collage.measure_db.examples.Examples.tolerates", lambda *_: False)
+    monkeypatch.setattr("collage.measure_db.samples.Samples.tolerates", lambda *_: False)
     assert isinstance(measured(model, precisely, tmp_path / "c"), Rejection)
 
 

@@ -17,9 +17,9 @@ from collage.graph.dataflow import Array
 from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import BuildOptions
 from collage.measure_db.candidate import measure_candidate
-from collage.measure_db.examples import Examples
 from collage.measure_db.reference import evaluate
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
+from collage.measure_db.samples import Samples
 from collage.measure_db.store import ValueStore
 from tests.models import make_model
 
@@ -56,7 +56,7 @@ def measured(model: Model, steps: int, folder: Path) -> Outcome:
     store = ValueStore(folder / "values")
     evaluate(model, random_inputs(model, np.random.default_rng(0)), store)
     subgraph = Subgraph(model, tuple(range(len(model.graph.nodes))))
-    return measure_candidate(subgraph, Off(steps), BuildOptions(), Examples(store))
+    return measure_candidate(subgraph, Off(steps), BuildOptions(), Samples(store))
 
 
 @pytest.mark.parametrize(("steps", "right"), [(0, True), (1, True), (60, False)])

@@ -23,9 +23,9 @@ from collage.graph.dataflow import TensorType
 from collage.kernel.options import BuildOptions
 from collage.measure_db import reference
 from collage.measure_db.candidate import measure_candidate
-from collage.measure_db.examples import Examples
 from collage.measure_db.reference import evaluate
 from collage.measure_db.results import Measurement, Rejection, RejectionKind
+from collage.measure_db.samples import Samples
 from collage.measure_db.store import ValueStore
 from tests.backends_for_tests import NumpyBackend, chain_model, onnx_model
 
@@ -133,9 +133,7 @@ def test_operator_without_onnx_form_leaves_inner_values_unknown(
     assert wrong == {}
     matmul = next(n for n in model.graph.nodes if n.op == "matmul")
     assert matmul.outputs[0] in unknown(model, store)
-    outcome = measure_candidate(
-        Subgraph(model, (matmul.id,)), NumpyBackend(), BuildOptions(), Examples(store)
-    )
+    outcome = measure_candidate(Subgraph(model, (matmul.id,)), NumpyBackend(), BuildOptions(), Samples(store))
     assert outcome == Rejection(
         RejectionKind.UNSUPPORTED, "no reference value for a value inside an ONNX node"
     )
@@ -197,7 +195,7 @@ def test_candidates_across_a_region_are_measured_in_process(tmp_path: Path) -> N
     model = chain_model()
     store, _ = evaluated(model, tmp_path)
     for nodes in ((0,), (1, 2), (0, 1, 2, 3)):
-        outcome = measure_candidate(Subgraph(model, nodes), NumpyBackend(), BuildOptions(), Examples(store))
+        outcome = measure_candidate(Subgraph(model, nodes), NumpyBackend(), BuildOptions(), Samples(store))
         assert isinstance(outcome, Measurement)
 
 
@@ -213,11 +211,11 @@ def test_weights_of_instances_rotate(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("collage.measure_db.candidate.weights_among", lambda subgraph: 8 << 20)
     model = chain_model((2, 1 << 18))  # 1 MiB of weights
     store, _ = evaluated(model, tmp_path)
-    outcome = measure_candidate(Subgraph(model, (0,)), Counting(), BuildOptions(), Examples(store))
+    outcome = measure_candidate(Subgraph(model, (0,)), Counting(), BuildOptions(), Samples(store))
     assert isinstance(outcome, Measurement)
     assert len(loads) == 8
     loads.clear()
-    about = Subgraph(model, (0,)), Counting(), BuildOptions(), Examples(store)
+    about = Subgraph(model, (0,)), Counting(), BuildOptions(), Samples(store)
     assert isinstance(measure_candidate(*about, hopeless_us=0.1), Measurement)
     assert len(loads) == 1  # one that takes far longer than another needs no precise time
 

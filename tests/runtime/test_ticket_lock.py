@@ -18,17 +18,17 @@ def start(function: object) -> threading.Thread:
 
 
 def test_first_come_first_served() -> None:
-    lock, served = TicketLock(), []
+    turns, served = TicketLock(), []
     threads = []
 
     def take(number: int) -> None:
-        with lock:
+        with turns:
             served.append(number)
 
-    with lock:
+    with turns:
         for number in range(20):
             threads.append(start(lambda number=number: take(number)))
-            while len(lock._waiting) <= number:
+            while len(turns._waiting) <= number:
                 time.sleep(1e-4)
     for each in threads:
         each.join()
@@ -36,13 +36,13 @@ def test_first_come_first_served() -> None:
 
 
 def test_one_at_a_time() -> None:
-    lock = TicketLock()
+    turns = TicketLock()
     inside = 0
 
     def work() -> None:
         nonlocal inside
         for _ in range(2000):
-            with lock:
+            with turns:
                 inside += 1
                 found = inside
                 inside -= 1
@@ -52,14 +52,14 @@ def test_one_at_a_time() -> None:
     for each in threads:
         each.join()
     assert inside == 0
-    assert not lock._held
+    assert not turns._held
 
 
-def test_an_error_inside_lets_go_of_the_lock() -> None:
-    lock = TicketLock()
-    with pytest.raises(ValueError, match="inside"), lock:
+def test_an_error_inside_gives_the_turn_back() -> None:
+    turns = TicketLock()
+    with pytest.raises(ValueError, match="inside"), turns:
         raise ValueError("inside")
-    with lock:
+    with turns:
         pass
 
 
@@ -67,22 +67,22 @@ def test_an_error_inside_lets_go_of_the_lock() -> None:
     threading.current_thread() is not threading.main_thread(), reason="signals go to the main thread"
 )
 def test_who_is_interrupted_while_waiting_leaves_the_queue() -> None:
-    lock, held, done = TicketLock(), threading.Event(), threading.Event()
+    turns, held, done = TicketLock(), threading.Event(), threading.Event()
 
     def hold() -> None:
-        with lock:
+        with turns:
             held.set()
-            while not lock._waiting:
+            while not turns._waiting:
                 time.sleep(1e-4)
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             done.wait(10)
 
     thread = start(hold)
     held.wait(10)
-    with pytest.raises(KeyboardInterrupt), lock:
-        pytest.fail("the lock was not ours")
-    assert not lock._waiting
+    with pytest.raises(KeyboardInterrupt), turns:
+        pytest.fail("the turn was not ours")
+    assert not turns._waiting
     done.set()
     thread.join()
-    with lock:
+    with turns:
         pass

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collage.schedule.dag import Dag
-from collage.schedule.exact import shortest_us
 from collage.schedule.inter_op import lower_bound_us, schedule_inter_op
 from collage.schedule.list_schedule import list_schedule
 from collage.schedule.schedule import TEAM, Schedule, check, concurrency, makespan_us
 from collage.schedule.stream_mapping import MappedStreams, nimble, opara
 from collage.schedule.timeline import Costs
 from tests.schedule.dags import dags
+from tests.schedule.shortest import shortest_us
 
 
 @st.composite

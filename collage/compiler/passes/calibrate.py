@@ -40,7 +40,7 @@ class Calibrate:
         """
         calibration, proposal = compilation.calibration, compilation.placed
         if proposal.mix is None or _alike(proposal.mix) in calibration.seen:
-            return self._converged(context, compilation)
+            return self._settled(context, compilation)
         bench = context.workbench(compilation)
         mix = Plan("mix", proposal.mix, exclusive=False)
         executable = bench.assembler.assemble(mix, compilation.tunings)
@@ -50,18 +50,18 @@ class Calibrate:
             if not calibration.rounds:
                 raise
             log.info("a mix of %d kernels %s", len(executable.launches), dropped)
-            return self._converged(context, compilation)
+            return self._settled(context, compilation)
         epsilon_us = compilation.epsilon_us
         calibration = replace(
             calibration,
             rounds=(*calibration.rounds, _with_times(proposal, executable, times, epsilon_us)),
             seen=(*calibration.seen, _alike(proposal.mix)),
-            costs=calibration.costs.learn(executable.launches, times, epsilon_us),
+            corrections=calibration.corrections.learn(executable.launches, times, epsilon_us),
         )
         return self._best(context, replace(compilation, calibration=calibration))
 
-    def _converged(self, context: Context, compilation: Compilation) -> Compilation:
-        calibration = replace(compilation.calibration, converged=True)
+    def _settled(self, context: Context, compilation: Compilation) -> Compilation:
+        calibration = replace(compilation.calibration, settled=True)
         return self._best(context, replace(compilation, calibration=calibration))
 
     def _best(self, context: Context, compilation: Compilation) -> Compilation:

@@ -34,7 +34,7 @@ from collage.measure_db.effort import QUICK
 from collage.measure_db.interleave import ties
 from collage.measure_db.keys import Fact, read_timings, write_timings
 from collage.measure_db.timing import Timing
-from collage.measure_db.whole import EngineTrial, WholeMeasurer
+from collage.measure_db.whole import Trial, WholeMeasurer
 from collage.report.words import split_words
 from collage.runtime.executor import Executor
 from collage.runtime.parts import Parts, load_tail
@@ -67,8 +67,8 @@ class DynamicSuffix:
         if parts is None:
             return compilation
         wanted = {info.name for info in parts.head.graph.input}
-        example_inputs = {n: v for n, v in form.example_inputs.items() if n in wanted}
-        source = Source(parts.head, AsLoaded.of(parts.head), compilation.source.name, example_inputs)
+        samples = {n: v for n, v in form.samples.items() if n in wanted}
+        source = Source(parts.head, AsLoaded.of(parts.head), compilation.source.name, samples)
         try:
             prefix = compiled(context, source)
         except (ModelError, NoPlacementError) as error:
@@ -166,7 +166,7 @@ class _Comparison:
         """The number of its first node in the report."""
         return len(self.prefix.imported.graph.nodes)
 
-    def _staged(self, engine: str, data: bytes, trial: EngineTrial) -> Parts:
+    def _staged(self, engine: str, data: bytes, trial: Trial) -> Parts:
         """The prefix's module with the suffix on an engine after it."""
         head = self.prefix.result.parts
         options = BuildOptions(self.context.target.threads)

@@ -47,7 +47,7 @@ class Fixpoint:
         """Raises PlanDroppedError where the first mix fails as a whole."""
         for _ in range(self.rounds):
             compilation = self.calibrate(context, self.place(context, compilation))
-            if compilation.calibration.converged:
+            if compilation.calibration.settled:
                 break
         return compilation
 

@@ -22,9 +22,7 @@ class Import:
         """Sets the model. Raises ModelError."""
         source = compilation.source
         try:
-            model = from_simplified(
-                simplify(source.original), source.name, example_inputs=source.example_inputs
-            )
+            model = from_simplified(simplify(source.original), source.name, samples=source.samples)
         except (CollageError, MemoryError):
             raise
         except Exception as error:  # of the importer's, of onnx's, or one of our own

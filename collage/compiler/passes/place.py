@@ -64,10 +64,10 @@ class Place:
 
     def _search(self, context: Context, compilation: Compilation) -> tuple[Compilation, Searched]:
         measurer = context.workbench(compilation).measurer
-        graph, costs = compilation.imported.graph, compilation.calibration.costs
-        candidates = _candidates(context, compilation, costs.outcomes(compilation.outcomes))
+        graph, corrections = compilation.imported.graph, compilation.calibration.corrections
+        candidates = _candidates(context, compilation, corrections.outcomes(compilation.outcomes))
         transforms_us = _transforms_us(measurer, candidates, compilation.epsilon_us)
-        transforms_us |= {each: us for each, us in costs.transforms_us.items() if each in transforms_us}
+        transforms_us |= {each: us for each, us in corrections.transforms_us.items() if each in transforms_us}
         started = time.perf_counter()
         best = partial(
             place, graph, epsilon_us=compilation.epsilon_us, margin=NOISE_MARGIN, transforms_us=transforms_us
@@ -81,7 +81,7 @@ class Place:
                 mix = best([c for c in usable if len(c.nodes) < len(graph.nodes)])
             except NoPlacementError:
                 mix = None  # some operator has no candidate of its own
-        proposal = Proposal(placement, mix, tuple(candidates), transforms_us, costs)
+        proposal = Proposal(placement, mix, tuple(candidates), transforms_us, corrections)
         return replace(compilation, proposal=proposal), Searched(time.perf_counter() - started)
 
     def _faulty(self, measurer: Measurer, outcomes: Mapping[Request, Outcome]) -> frozenset[str]:

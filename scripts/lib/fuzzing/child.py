@@ -119,7 +119,7 @@ def _show(path: Path) -> None:
     from rich.console import Console
 
     from collage.cli.console import Printable
-    from collage.cli.summary_view import summary_view
+    from collage.cli.show import summary_view
     from collage.module.file import read_summary
     from collage.module.module import summary_of
     from collage.report.show_html import as_page

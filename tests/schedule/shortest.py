@@ -1,4 +1,4 @@
-"""The shortest schedule of launches on two threads, by integer programming. Tests compare the heuristic with it."""
+"""The shortest schedule of launches on two threads, by integer programming, to compare the heuristic with."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from collage.frontend.value_types import value_type
 from collage.graph.value_type import MismatchError
 
 
-def check_example_inputs(model: onnx.ModelProto, given: Mapping[str, Any]) -> dict[str, Any]:
+def check_samples(model: onnx.ModelProto, given: Mapping[str, Any]) -> dict[str, Any]:
     """The given values by name, as engines take them. Raises UsageError and InputError naming what is wrong."""
     infos = {info.name: info for info in model_inputs(model)}
     unknown = set(given) - set(infos)

@@ -46,7 +46,7 @@ _CONTROL_FLOW = ("onnx.Loop", "onnx.Scan", "onnx.If")
 
 
 @dataclass(frozen=True)
-class Example:
+class Sample:
     """Plain inputs of a region in order, and the outputs that ONNX Runtime makes of them.
 
     ``ordinary`` is that of the kind of inputs. ``rounded`` and ``channels_first`` are as in ``scales``.
@@ -90,13 +90,13 @@ class Example:
         return error <= _ROUNDING or self.outputs[position].dtype.kind in "iub"
 
 
-def fatal_examples(folder: Path) -> set[Path]:
+def fatal_samples(folder: Path) -> set[Path]:
     """Notes in a folder of reference values: of what was being tried when the process ended."""
     return set(folder.glob(f"*{_NOTE}"))
 
 
-class Examples:
-    """The examples of a model's regions; those of the region that was asked for last are kept.
+class Samples:
+    """The samples of a model's regions; those of the region that was asked for last are kept.
 
     ``store`` has the model's reference values. Its folder also takes notes of what is being tried: a kind of inputs
     that ends the process in ONNX Runtime is left out by the next one.
@@ -107,22 +107,22 @@ class Examples:
         self.store = store
         self._limit_s = limit_s
         self._nodes: tuple[int, ...] | None = None
-        self._usual: Example | None = None
-        self._changed: list[Example] | None = None
+        self._usual: Sample | None = None
+        self._changed: list[Sample] | None = None
         self._model: onnx.ModelProto | None = None
         self._session: PartSession | None = None
 
-    def usual(self, subgraph: Subgraph) -> Example:
+    def usual(self, subgraph: Subgraph) -> Sample:
         """The region in the model's reference run. Raises KeyError (value id) for a value without one."""
         self._turn_to(subgraph)
         if self._usual is None:
             graph = subgraph.model.graph
             load = {v: self.store.load(v, graph.type_of(v)) for v in (*subgraph.inputs, *subgraph.outputs)}
             inputs, outputs = (tuple(load[v] for v in side) for side in (subgraph.inputs, subgraph.outputs))
-            self._usual = self._example(USUAL, True, subgraph, inputs, outputs)
+            self._usual = self._sample(USUAL, True, subgraph, inputs, outputs)
         return self._usual
 
-    def changed(self, subgraph: Subgraph) -> Sequence[Example]:
+    def changed(self, subgraph: Subgraph) -> Sequence[Sample]:
         """The region on changed inputs; none where it has no ONNX form, or ONNX Runtime refuses them."""
         self._turn_to(subgraph)
         if self._changed is None:
@@ -130,7 +130,7 @@ class Examples:
         return self._changed
 
     def tolerates(
-        self, subgraph: Subgraph, example: Example, position: int, actual: Array, allowed: float
+        self, subgraph: Subgraph, sample: Sample, position: int, actual: Array, allowed: float
     ) -> bool:
         """Whether a plain output that is off by more than ``allowed`` is still ``as_good_as_can_be``.
 
@@ -139,26 +139,26 @@ class Examples:
         self._turn_to(subgraph)
         names = [f"v{value}" for value in subgraph.inputs]
         try:
-            if not example._nearby:
-                self._add_nearby(subgraph, example)
+            if not sample._nearby:
+                self._add_nearby(subgraph, sample)
         except Exception as error:  # ORT's exceptions share no base class but Exception
             log.debug("%s: %s", subgraph, error)
             return False
-        nearby = [outputs[position] for outputs in example._nearby]
+        nearby = [outputs[position] for outputs in sample._nearby]
 
         def precise() -> Any:
-            if not example._precise:
+            if not sample._precise:
                 model = self._model or subgraph.to_onnx()
-                example._precise.append(precise_run(model, dict(zip(names, example.inputs, strict=True))))
-            (outputs,) = example._precise
+                sample._precise.append(precise_run(model, dict(zip(names, sample.inputs, strict=True))))
+            (outputs,) = sample._precise
             return None if outputs is None else outputs[position]
 
         return as_good_as_can_be(
-            *(actual, example.outputs[position], allowed, nearby, precise),
-            channels_first=example.channels_first,
+            *(actual, sample.outputs[position], allowed, nearby, precise),
+            channels_first=sample.channels_first,
         )
 
-    def _add_nearby(self, subgraph: Subgraph, example: Example) -> None:
+    def _add_nearby(self, subgraph: Subgraph, sample: Sample) -> None:
         session = self._reference(subgraph)
         model = self._model
         assert model is not None
@@ -167,7 +167,7 @@ class Examples:
             return (session if each is model else PartSession(each)).run(feeds, self._limit_s)
 
         names = (f"v{value}" for value in subgraph.inputs)
-        example._nearby.extend(nearby_outputs(model, dict(zip(names, example.inputs, strict=True)), run))
+        sample._nearby.extend(nearby_outputs(model, dict(zip(names, sample.inputs, strict=True)), run))
 
     def _reference(self, subgraph: Subgraph) -> PartSession:
         if self._session is None:
@@ -180,11 +180,11 @@ class Examples:
             self._nodes = subgraph.nodes
             self._usual = self._changed = self._model = self._session = None
 
-    def _example(
+    def _sample(
         self, kind: str, ordinary: bool, subgraph: Subgraph, inputs: Sequence[Array], outputs: Sequence[Array]
-    ) -> Example:
+    ) -> Sample:
         ops = [node.op for node in subgraph.operators]
-        return Example(
+        return Sample(
             kind,
             tuple(inputs),
             tuple(outputs),
@@ -193,7 +193,7 @@ class Examples:
             any(map(is_convolution, ops)),
         )
 
-    def _make(self, subgraph: Subgraph) -> Iterator[Example]:
+    def _make(self, subgraph: Subgraph) -> Iterator[Sample]:
         model, usual = subgraph.model, self.usual(subgraph)
         if sum(array.nbytes for array in subgraph.weights.values()) > _LARGEST_BYTES:
             return
@@ -223,7 +223,7 @@ class Examples:
                     return
                 continue
             if all(a.shape == t.shape for a, t in zip(outputs, subgraph.output_types, strict=True)):
-                yield self._example(kind.name, kind.ordinary, subgraph, inputs, outputs)
+                yield self._sample(kind.name, kind.ordinary, subgraph, inputs, outputs)
 
     @contextmanager
     def _noted(self, subgraph: Subgraph, kind: InputKind) -> Iterator[bool]:
