@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LEVELS = ("op", "graph")
 GRAPH_LEVEL_S = 300.0
-"""The default seconds of trials; most searches of the paper's workloads find their last gain within them."""
+"""Seconds of trials where nobody says how many: most searches of the paper's workloads settle within."""
 
 
 @cache
@@ -75,22 +75,24 @@ def compile(
 ) -> CompiledModule:
     """Compile an ONNX model to the fastest mix of backends, by measuring.
 
-    ``model`` is a path, bytes or a ModelProto; ``shapes`` fixes symbolic inputs (elements per axis); ``backends``
-    restricts the choice (default: all that are available); ``threads`` defaults to the cores this process can keep
-    busy (its CPU set, or its quota rounded down); ``db`` is the measurement database (default: in the user's cache
-    directory); ``time_limit_s`` bounds each candidate, in seconds. ``tune_trials`` lets TVM tune convolutions and
-    matmuls; it cannot be combined with ``quick``. ``inputs`` are example inputs to measure and check with, by name,
-    where random ones make no sense (an input that is a shape, for example); they fix symbolic shapes, too. ``quick``
-    takes few samples of few candidates: the outputs are checked as always, but among close candidates the choice is a
-    guess. ``remeasure`` measures everything again that ``db`` knows, for example after the machine was busy. ``exact``
-    leaves out algorithms that reassociate, Winograd's and Strassen's, with which a large number takes digits from the
-    small ones near it. Without ``streams`` kernels run one after another, never at the same time. ``level`` is "op",
-    or "graph" for the evolutionary search after it (§2.4.3), which runs whole networks for ``budget_s`` seconds
-    (default: 300; Ctrl-C ends it with the best so far).
+    ``model`` is a path, bytes or a ModelProto; ``shapes`` fixes symbolic inputs (elements per axis);
+    ``backends`` restricts the choice (default: all that are available); ``threads`` defaults to the cores this
+    process can keep busy (its CPU set, or its quota rounded down); ``db`` is the measurement database (default: in
+    the user's cache directory);
+    ``time_limit_s`` bounds each candidate, in seconds; ``tune_trials`` lets TVM tune convolutions and matmuls.
+    ``inputs`` are values to measure and check with, by name, where random ones make no sense (an input that is a
+    shape, say); they fix symbolic shapes, too. ``quick`` takes few samples of few candidates: the outputs are checked
+    as always, but among close candidates the choice is a guess.
+    ``remeasure`` measures everything again that ``db`` knows, from a busy hour, say.
+    ``exact`` leaves out algorithms that reassociate, Winograd's and Strassen's, with which a large number takes digits
+    from the small ones beside it.
+    Without ``streams`` kernels run one after another, never side by side.
+    ``level`` is "op", or "graph" for the evolutionary search after it (§2.4.3), which runs whole networks for
+    ``budget_s`` seconds (default: 300; Ctrl-C ends it with the best so far).
 
-    Single operators that TVM cannot import run on an engine, and so do all operators from where shapes depend on data.
-    A model that cannot be cut into parts runs whole on the fastest engine. The report says so and why, and ``strict``
-    makes it an error. ``progress`` is a callable, False for no progress, or None for a bar where one can be seen.
+    Single operators that TVM cannot import run on some engine, and so does all from where shapes depend on data; a
+    model that cannot be cut into parts runs whole on the fastest engine. The report says so and why, and ``strict``
+    makes it an error. ``progress`` is a callable, False for silence, or None for a bar where one can be seen.
 
     Raises ModelError, UsageError, DatabaseError, MeasurementError or NoPlacementError, all CollageError.
     """

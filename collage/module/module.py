@@ -99,7 +99,7 @@ class CompiledModule:
     def bind(
         self, inputs: Mapping[str, Array] | None = None, outputs: Mapping[str, Array] | None = None
     ) -> BoundCall | BoundTail:
-        """Make a call on fixed arrays, which kernels use without a copy; see ``BoundCall`` and ``BoundTail``.
+        """A call on fixed arrays, which kernels read and write without a copy; see ``BoundCall`` and ``BoundTail``.
 
         Arrays that are not given are made. Raises InputError for an array of a wrong name, dtype or shape, and for one
         that is not contiguous, does not start at a 64-byte boundary, or overlaps another. Raises UsageError where an
