@@ -13,7 +13,9 @@ setup(
         Extension(
             "collage.native._core",
             ["collage/native/core.cpp", "collage/native/tasks.cpp", "collage/native/blas.cpp"],
-            depends=[f"collage/native/{name}.h" for name in ("core", "relay", "turns", "wait", "blas")],
+            depends=[
+                f"collage/native/{name}.h" for name in ("core", "work_sharing", "ticket_lock", "wait", "blas")
+            ],
             extra_compile_args=["-std=c++17", "-O2", *WARNINGS, "-pthread"],
             extra_link_args=["-pthread"],
             optional=True,

@@ -110,6 +110,10 @@ def compile(
         raise unknown_names("level", [level], LEVELS)
     if budget_s is not None and (level != "graph" or not budget_s > 0):
         raise UsageError("budget_s is for level='graph', and more than 0 seconds.")
+    if quick and tune_trials:
+        raise UsageError(
+            "a quick compile does not tune: leave out either quick or tune_trials (--quick or --tune-trials)."
+        )
     graph_level_s = (GRAPH_LEVEL_S if budget_s is None else budget_s) if level == "graph" else None
     options = CompileOptions(
         backends=backends,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from hypothesis import strategies as st
 
-from collage.graph.convexity import convex_closure
+from collage.graph.convexity import Reachability
 from collage.graph.dataflow import Graph, Node, OpKind, TensorType, Value
 from collage.graph.order import branch_order, cut_positions, windows
 from collage.search.candidate import Candidate
@@ -94,7 +94,8 @@ def problems(draw: st.DrawFn, max_nodes: int = 8) -> tuple[Graph, list[Candidate
     for _ in range(draw(st.integers(0, 14))):
         nodes: Sequence[int] = sorted(draw(st.sets(ids, min_size=1, max_size=4)))
         if draw(st.sampled_from([True, True, True, False])):
-            nodes = convex_closure(graph, nodes)
+            reach = Reachability.of(graph)
+            nodes = reach.members(reach.closure(nodes))
         found.append(Candidate(tuple(nodes), draw(backend), draw(cost), draw(noise)))
     return graph, found
 

@@ -1,4 +1,4 @@
-"""A model compiled for a study: the module's file, its report and its program."""
+"""A model that is compiled for a study: the module's file, its report and its program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collage.schedule.program import Program
 
 @dataclass(frozen=True)
 class Options:
-    """Options that all studies take: threads, rounds of the race, database, and TVM's trials."""
+    """The options of all studies: threads, rounds of the race, database, and TVM's trials."""
 
     threads: int
     rounds: int
@@ -34,14 +34,14 @@ class Compiled:
 
     @property
     def mix(self) -> dict[str, int]:
-        """How many launches each backend has."""
+        """The number of launches of each backend."""
         return dict(Counter(region.backend for region in self.program.launches).most_common())
 
 
 def compile_to(
     file: Path, model: Path, options: Options, show: Callable[[Progress], None], **arguments: Any
 ) -> Compiled:
-    """Compile ``model`` and save it to ``file``. ``arguments`` go to ``collage.compile``; raises what that raises."""
+    """Compile ``model`` and save it to ``file``; ``arguments`` go to ``collage.compile``. Raises what that raises."""
     module = api.compile(
         model,
         threads=options.threads,

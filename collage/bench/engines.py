@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,58 +32,71 @@ OURS = "collage"
 REFERENCE = "onnxruntime"
 
 
+@dataclass(frozen=True)
+class Contest:
+    """The options of a comparison.
+
+    ``shapes`` fixes symbolic inputs (elements per axis). ``threads`` are those of all contenders; the default are the
+    cores that this process can keep busy. ``engines`` defaults to all that are installed, those of other packages
+    among them. ``others`` maps names of contenders from outside to "module:function" (see
+    ``collage.bench.worker.Setup``). ``seed`` is that of the random inputs.
+    """
+
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    threads: int | None = None
+    engines: Sequence[str] | None = None
+    others: Mapping[str, str] = field(default_factory=dict)
+    rounds: int = 30
+    seed: int = 0
+
+
 def bench(
     model: str | Path,
+    contest: Contest,
     *,
-    shapes: Mapping[str, Sequence[int]] | None = None,
-    threads: int | None = None,
-    engines: Sequence[str] | None = None,
-    others: Mapping[str, str] | None = None,
-    rounds: int = 30,
     db: str | Path | None = None,
     module: str | Path | None = None,
-    seed: int = 0,
     progress: Callable[[Progress], None] | None = None,
 ) -> dict[str, Any]:
     """Compare Collage with engines on an ONNX file; the JSON contract of ``collage bench --json``.
 
-    ``engines`` defaults to all that are installed, those of other packages among them. ``others`` maps names of
-    contenders from outside to "module:function" (see ``collage.bench.worker.Setup``). ``module`` is a compiled
-    module of the model; without it, the model is compiled here. Times are microseconds. ``speedup_vs_best_engine``
-    is the best contender's median over Collage's, or None when no other contender ran the model. ``within_noise``
-    tells that the rounds show no difference. Contenders that cannot run the model are listed under ``failed``; for
-    an engine that was asked for by name this is an error. Raises UsageError, ModelError and what
-    ``collage.compile`` raises.
+    ``module`` is a compiled module of the model; without it, the model is compiled here, with the database ``db``.
+    Times are microseconds. ``speedup_vs_best_engine`` is the best contender's median divided by Collage's, or None when
+    no other contender ran the model. ``within_noise`` tells that the rounds show no difference. Contenders that cannot
+    run the model are listed under ``failed``; for an engine that was asked for by name this is an error. Raises
+    UsageError, ModelError and what ``collage.compile`` raises.
     """
     show = progress or (lambda _: None)
-    chosen = _choose(engines)
-    contenders = {name: name for name in chosen} | _outside(others or {}) | {OURS: OURS}
-    cores = _threads(threads, module)
+    chosen = _choose(contest.engines)
+    contenders = {name: name for name in chosen} | _outside(contest.others) | {OURS: OURS}
+    cores = _threads(contest.threads, module)
     path = Path(model)
     show(Progress("prepare", 0, 1, path.name))
-    setup = prepare(path, threads=cores, shapes=shapes, seed=seed)
+    setup = prepare(path, threads=cores, shapes=contest.shapes, seed=contest.seed)
     with ExitStack() as stack:
         if module is None:
-            folder = stack.enter_context(TemporaryFolder("bench"))
-            module = folder / "module.collage"
-            _compile(path, dict(shapes or {}), cores, db, seed, show, module)
+            from collage.api import compile
+
+            module = stack.enter_context(TemporaryFolder("bench")) / "module.collage"
+            options: dict[str, Any] = {"threads": cores, "seed": contest.seed, "db": db}
+            compile(path, shapes=contest.shapes, progress=show, **options).save(module)
         expected, failed = reference(setup)
         found = race(
             {name: _for(setup, engine, str(module)) for name, engine in contenders.items()},
             expected=expected,
-            rounds=rounds,
-            required={OURS, *([] if engines is None else chosen)},
+            rounds=contest.rounds,
+            required={OURS, *([] if contest.engines is None else chosen)},
             progress=show,
         )
     ours = found.timings[OURS]
-    rivals = {name: timing["median_us"] for name, timing in found.timings.items() if name != OURS}
-    best = min(rivals, key=rivals.__getitem__) if rivals else None
+    medians = {name: timing["median_us"] for name, timing in found.timings.items() if name != OURS}
+    best = min(medians, key=medians.__getitem__) if medians else None
     return {
         "model": path.name,
         "threads": cores,
-        "rounds": rounds,
+        "rounds": contest.rounds,
         "engines": dict(found.timings),
-        "speedup_vs_best_engine": round(rivals[best] / ours["median_us"], 4) if best else None,
+        "speedup_vs_best_engine": round(medians[best] / ours["median_us"], 4) if best else None,
         "best_engine": best,
         "within_noise": found.alike(best, OURS) if best else None,
         "failed": {**failed, **found.failed},
@@ -102,7 +115,7 @@ def _outside(others: Mapping[str, str]) -> dict[str, str]:
 
 
 def reference(setup: Setup) -> tuple[Sequence[Array] | None, dict[str, str]]:
-    """ONNX Runtime's outputs, which all others are compared with. Where it fails: None, and the reason by its name."""
+    """ONNX Runtime's outputs, which all others are compared with, or None, and the reason by its name."""
     try:
         return outputs_of(replace(setup, engine=REFERENCE)), {}
     except ChildError as failure:
@@ -110,7 +123,7 @@ def reference(setup: Setup) -> tuple[Sequence[Array] | None, dict[str, str]]:
 
 
 def _choose(engines: Sequence[str] | None) -> list[str]:
-    """Names of the engines to run beside Collage. Raises one UsageError for all names that are wrong."""
+    """The names of the engines to compare with. Raises one UsageError for all names that are wrong."""
     from collage.api import default_registry
 
     registry = default_registry()
@@ -148,7 +161,7 @@ def _threads(threads: int | None, module: str | Path | None) -> int:
 def prepare(
     path: Path, *, threads: int, shapes: Mapping[str, Sequence[int]] | None = None, seed: int = 0
 ) -> Setup:
-    """The setup that all contenders share; ``engine`` is filled in for each. Raises ModelError and UsageError."""
+    """The setup that all contenders share, without the ``engine``. Raises ModelError and UsageError."""
     proto = load_onnx(path)
     shapes = dict(shapes or {})
     symbolic = {each.name: each.type.tensor_type.shape for each in model_inputs(proto) if each.name in shapes}
@@ -169,7 +182,7 @@ def prepare(
 def _interface(
     proto: onnx.ModelProto, name: str, rng: np.random.Generator
 ) -> tuple[dict[str, Array], dict[str, TensorType | None]]:
-    """Random inputs by name, and the types of outputs by name; None as types for a model that only runs whole."""
+    """Random inputs and the types of the outputs, by name; a type is None for a model that only runs whole."""
     try:
         model = from_simplified(simplify(proto), name)
     except ModelError:
@@ -183,27 +196,13 @@ def _interface(
 def _named_dims(
     symbolic: Mapping[str, onnx.TensorShapeProto], shapes: Mapping[str, Sequence[int]]
 ) -> dict[str, int]:
-    """Extents of the symbolic dimensions that have a name and the same extent wherever they occur."""
+    """The extents of the symbolic dimensions that have a name and the same extent wherever they occur."""
     found: dict[str, set[int]] = {}
     for name, proto in symbolic.items():
         for dim, extent in zip(proto.dim, shapes[name], strict=False):
             if dim.dim_param:
                 found.setdefault(dim.dim_param, set()).add(extent)
     return {name: min(extents) for name, extents in found.items() if len(extents) == 1}
-
-
-def _compile(
-    path: Path,
-    shapes: Mapping[str, Sequence[int]],
-    threads: int,
-    db: str | Path | None,
-    seed: int,
-    show: Callable[[Progress], None],
-    output: Path,
-) -> None:
-    from collage.api import compile
-
-    compile(path, shapes=shapes, threads=threads, db=db, seed=seed, progress=show).save(output)
 
 
 def _for(setup: Setup, engine: str, module: str) -> Setup:

@@ -1,4 +1,4 @@
-"""Where a compiled module's time goes, region by region."""
+"""The regions of a compiled module that take the most time."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from collage.schedule.program import Program
 from collage.schedule.region import Region
 
 TOP = 10
-_ARITHMETIC = (
-    "conv",
-    "matmul",
-    "gemm",
-)  # what the operators that `node_work` counts are called after the import
+_ARITHMETIC = ("conv", "matmul", "gemm")
+"""Parts of the names that the operators which ``node_work`` counts have after the import."""
 
 
 def hot_regions(report: Report, program: Program, work: Mapping[str, Work]) -> list[dict[str, Any]]:
-    """The regions that take longest: backend, operators, layout, us, share of the sum, GFLOP/s, GB/s.
+    """The regions that take longest, with backend, operators, layout, microseconds, share, GFLOP/s and GB/s.
 
     The bytes of a region are those of its inputs, outputs and weights, each counted once.
     """
@@ -47,7 +44,7 @@ def hot_regions(report: Report, program: Program, work: Mapping[str, Work]) -> l
 
 
 def _arithmetic(region: Region, report: Report) -> list[str]:
-    """Names of the ONNX nodes whose convolution or product the region computes."""
+    """The names of the ONNX nodes whose convolution or product the region computes."""
     nodes = (report.nodes[index] for index in region.nodes)
     return [node.source for node in nodes if any(word in node.op.lower() for word in _ARITHMETIC)]
 

@@ -1,4 +1,4 @@
-"""The machine's arithmetic limit: a large matrix product with packed weights, on the engine that is best at it."""
+"""The machine's arithmetic limit, measured by a large matrix product on the engine that is best at it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENGINES = ("onnxruntime", "openvino")
 
 @dataclass(frozen=True)
 class Peak:
-    """GFLOP/s of the best run, and the engine that ran it."""
+    """The GFLOP/s of the best run, and the engine that ran it."""
 
     gflops: float
     engine: str

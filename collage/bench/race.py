@@ -1,4 +1,4 @@
-"""A race between contenders, each in a process of its own, in bursts that take turns.
+"""A race between contenders, each in a process of its own, which run in short bursts one after another.
 
 Spinning threads of a contender that has just run do not slow the next one. A machine that gets slower meanwhile slows
 all of them alike.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from collage.bench.worker import Burst, Ready, Samples, Setup
+from collage.bench.worker import Burst, Loaded, Samples, Setup
 from collage.core.child_process import ChildError, ChildProcess
 from collage.core.progress import Progress
 from collage.errors import CollageError
@@ -24,13 +24,13 @@ from collage.measure_db.compare import relative_error
 from collage.measure_db.timing import median_interval, summary
 
 _BURST_S = 0.1
-"""Seconds of a burst; short, so that a change in the machine's load meets all contenders alike."""
+"""The seconds of a burst, few enough that a change in the machine's load affects all contenders alike."""
 _SETTLE_S = 0.05
-"""Seconds of pause before a burst, since ONNX Runtime's threads spin for some milliseconds after a run."""
+"""The seconds of the pause before a burst, since ONNX Runtime's threads spin for some milliseconds after a run."""
 
 
 Beside = Callable[[], AbstractContextManager[Any]]
-"""Makes a context in which a contender has its turns, for example one with a busy process."""
+"""Makes a context in which a contender has its bursts, for example one with a busy process."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class Race:
     failed: Mapping[str, str]
 
     def ratio(self, name: str, to: str) -> float:
-        """How many times as long ``name`` takes as ``to``: the median of the ratios in each round."""
+        """The time of ``name`` divided by that of ``to``: the median of the ratios of all rounds."""
         return median(self._ratios(name, to))
 
     def alike(self, one: str, other: str) -> bool:
-        """Whether the rounds do not tell, with 95 % confidence, which of the two is faster.
+        """Whether the rounds do not show, with 95 % confidence, which of the two is faster.
 
-        Fewer than 6 rounds tell it when they all agree.
+        Fewer than 6 rounds show it when they all agree.
         """
         low, _, high = median_interval(self._ratios(one, other))
         return low <= 1.0 <= high
@@ -71,9 +71,8 @@ def race(
 ) -> Race:
     """Run the contenders ``setups``, by name, against each other; compare their outputs with ``expected``.
 
-    A contender that has an entry in ``beside`` has its turns inside that context.
-
-    Raises CollageError when a required contender cannot run the model, and when a contender fails in a later round.
+    A contender that has an entry in ``beside`` has its bursts inside that context. Raises CollageError when a contender
+    in ``required`` cannot run the model, and when any contender fails in a later round.
     """
     contenders: dict[str, _Contender] = {}
     errors: dict[str, float | None] = {}
@@ -87,7 +86,7 @@ def race(
                 outputs = contender.outputs()
             except ChildError as failure:
                 if name in required:
-                    raise CollageError(f"{name} cannot run {setup.path}: {failure}") from None
+                    raise CollageError(f"{name} cannot run {setup.path}: {failure}") from failure
                 failed[name] = str(failure)
                 continue
             errors[name] = None if expected is None else _largest_error(outputs, expected)
@@ -124,7 +123,7 @@ def _rounds(
     rounds: int,
     show: Callable[[Progress], None],
 ) -> dict[str, list[Sequence[int]]]:
-    """Nanoseconds of each contender's calls, round by round. The order of the contenders rotates."""
+    """The nanoseconds of each contender's calls, round by round; the order of the contenders rotates."""
     names = list(contenders)
     bursts: dict[str, list[Sequence[int]]] = {name: [] for name in names}
     for number in range(rounds if names else 0):
@@ -136,7 +135,7 @@ def _rounds(
                 try:
                     bursts[name].append(contenders[name].burst(_BURST_S))
                 except ChildError as failure:
-                    raise CollageError(f"{name} failed in round {number + 1}: {failure}") from None
+                    raise CollageError(f"{name} failed in round {number + 1}: {failure}") from failure
     show(Progress("run", rounds, rounds))
     return bursts
 
@@ -154,18 +153,18 @@ def _timing(samples: Sequence[int], error: float | None) -> dict[str, Any]:
 
 
 class _Contender(ChildProcess):
-    """A contender's process, as its parent sees it."""
+    """The parent's end of a contender's process."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__("collage.bench.worker", subprocess.DEVNULL)
         self._setup = setup
 
     def outputs(self) -> Sequence[Array]:
-        """Load the model and run it once; its outputs."""
-        ready: Ready = self.ask(self._setup, math.inf)
-        return ready.outputs
+        """Load the model, run it once, and return its outputs. Raises ChildError."""
+        loaded: Loaded = self.ask(self._setup, math.inf)
+        return loaded.outputs
 
     def burst(self, seconds: float) -> Sequence[int]:
-        """Run a burst; nanoseconds of its calls."""
+        """Run a burst, and return the nanoseconds of its calls. Raises ChildError."""
         samples: Samples = self.ask(Burst(seconds), math.inf)
         return samples.nanoseconds

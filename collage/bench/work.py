@@ -13,9 +13,9 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Work:
-    """Multiplications and additions of the direct algorithm, padding included, and bytes of the constant operands.
+    """The multiplications and additions of the direct algorithm, padding included, and the bytes of constant operands.
 
-    Winograd's algorithm needs fewer, so that its rate may exceed the machine's arithmetic limit.
+    Winograd's algorithm needs fewer operations, so its rate by this number may exceed the machine's arithmetic limit.
     """
 
     flop: int
@@ -23,9 +23,9 @@ class Work:
 
 
 def node_work(model: onnx.ModelProto) -> dict[str, Work]:
-    """Work of each Conv, ConvTranspose, Gemm and MatMul by the node's name. Shapes must be inferred before.
+    """The work of each Conv, ConvTranspose, Gemm and MatMul by the node's name. Shapes must be inferred before.
 
-    Nodes of subgraphs and with unknown shapes are left out.
+    Nodes of subgraphs and nodes with unknown shapes are left out.
     """
     shapes = known_shapes(model)
     weights = {tensor.name: _nbytes(tensor) for tensor in model.graph.initializer}
@@ -38,7 +38,7 @@ def node_work(model: onnx.ModelProto) -> dict[str, Work]:
 
 
 def known_shapes(model: onnx.ModelProto) -> dict[str, Shape]:
-    """Shapes of all values whose every extent is known."""
+    """The shapes of all values of which every extent is known."""
     graph = model.graph
     found: dict[str, Shape] = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     for info in (*graph.input, *graph.output, *graph.value_info):
@@ -49,7 +49,7 @@ def known_shapes(model: onnx.ModelProto) -> dict[str, Shape]:
 
 
 def _flop(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int | None:
-    """Operations of a node; None for other operators and unknown shapes."""
+    """The operations of a node, or None for other operators and unknown shapes."""
     if node.domain not in ("", "ai.onnx") or not {*node.input[:2], node.output[0]} <= shapes.keys():
         return None
     output = shapes[node.output[0]]

@@ -1,4 +1,4 @@
-"""The process of a contender in a race: one engine with the model.
+"""The process of a contender in a race, which runs one engine with the model.
 
 ``collage.bench.race`` starts it. Between bursts it waits for a message, so that the others have the cores.
 """
@@ -31,7 +31,7 @@ _WARM_PART = 0.2
 
 @dataclass(frozen=True)
 class Setup:
-    """The first message: the engine and what it runs. The reply is Ready or Failure.
+    """The first message to the process, with the engine and what it runs. The reply is Loaded or Failure.
 
     ``engine`` is one of ``ENGINES``, or "module:function" for a contender from outside. Such a function takes the
     setup; it returns a call that runs the model once, and a function that returns the outputs of the last run. The
@@ -53,31 +53,31 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Ready:
-    """The engine has run once. ``outputs`` are its outputs in the model's order."""
+class Loaded:
+    """The reply when the engine has run once; ``outputs`` are its outputs in the model's order."""
 
     outputs: tuple[Array, ...]
 
 
 @dataclass(frozen=True)
 class Burst:
-    """Run for about ``seconds``. The reply is Samples or Failure."""
+    """A message that asks for runs during about ``seconds``. The reply is Samples or Failure."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Nanoseconds of each call of a burst without the first calls, which warm up."""
+    """The nanoseconds of each call of a burst, without the first calls, which warm up the engine."""
 
     nanoseconds: tuple[int, ...]
 
 
 Outputs: TypeAlias = Callable[[], Sequence[Array]]
-"""Returns the outputs of the last call."""
+"""A function that returns the outputs of the last call."""
 
 Engine: TypeAlias = Callable[[Setup], "tuple[Call, Outputs]"]
-"""Loads the model, and returns a call that runs it and what returns its outputs."""
+"""A function that loads the model, and returns a call that runs it and a function that returns its outputs."""
 
 
 def main() -> None:
@@ -88,7 +88,7 @@ def main() -> None:
         try:
             call, outputs = _engine(setup)(setup)
             call()
-            reply: object = Ready(tuple(np.array(each) for each in outputs()))
+            reply: object = Loaded(tuple(np.array(each) for each in outputs()))
         except Exception as error:  # an engine may raise anything, and the parent is told of it
             reply = Failure(_one_line(error))
         write_message(sink, reply)
@@ -122,7 +122,7 @@ def _run(call: Call, seconds: float) -> Samples:
 
 
 def _collage(setup: Setup) -> tuple[Call, Outputs]:
-    """Collage with bound inputs, as the engines have; without them where an engine runs the whole model."""
+    """Collage with bound inputs, which the engines have, too; where an engine runs the whole model, without them."""
     from collage import api
     from collage.module.shaped import ShapedModule
 
@@ -205,7 +205,7 @@ ENGINES: Mapping[str, Engine] = {
 
 
 def _registered(setup: Setup) -> tuple[Call, Outputs]:
-    """A registered engine, as Collage uses it: its kernel of the model, or its session where a shape is open."""
+    """A registered engine with its kernel of the whole model, or with its session where a shape is unknown."""
     from collage.frontend.load import load_onnx
     from collage.frontend.shapes import fix_shapes
 

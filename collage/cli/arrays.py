@@ -1,4 +1,4 @@
-"""Arrays of a run: reading them from files, making inputs up, describing and saving outputs."""
+"""The arrays of a run: reading them from files, making up inputs, and describing and saving outputs."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from collage.schedule.suffix import ValuePort
 
 
 def read_arrays(files: Mapping[str, Path]) -> dict[str, Array]:
-    """The arrays of ``.npy`` files by input name. Raises InputError, which names the file and what is wrong."""
+    """Read ``.npy`` files, by input name. Raises InputError, which names the file and what is wrong."""
     return {name: _read(name, path) for name, path in files.items()}
 
 
 def _read(name: str, path: Path) -> Array:
     try:
         found = np.load(path, allow_pickle=False)
-    except FileNotFoundError:
-        raise InputError(f"input {name}: there is no file {path}.") from None
+    except FileNotFoundError as error:
+        raise InputError(f"input {name}: there is no file {path}.") from error
     except (OSError, ValueError, EOFError) as error:
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         text = "it is cut short or no .npy file" if "pickle" in text or not text else text
-        raise InputError(f"input {name}: {path} cannot be read: {text}. Write it with numpy.save.") from None
+        raise InputError(f"input {name}: {path} cannot be read: {text}. Write it with numpy.save.") from error
     if not isinstance(found, np.ndarray):
         raise InputError(f"input {name}: {path} holds several arrays (.npz); give an .npy file.")
     return found
@@ -60,7 +60,7 @@ def fill_inputs(
         try:
             filled[port.name] = random_value(port.type, rng)
         except TypeError as error:
-            raise InputError(f"input {port.name}: {error}. Call the module from Python.") from None
+            raise InputError(f"input {port.name}: {error}. Call the module from Python.") from error
     return filled
 
 
@@ -73,7 +73,7 @@ def _typed(array: Array, kind: TensorType | ValueType) -> Array:
 
 
 def flat(outputs: Mapping[str, Any]) -> dict[str, Array]:
-    """Outputs of any type as arrays: items of a sequence as ``name[0]`` and so on, text in numpy's dtype."""
+    """Outputs of any type as arrays by name: the items of a sequence are ``name[0]`` etc., text has numpy's dtype."""
     found: dict[str, Array] = {}
     for name, value in outputs.items():
         if isinstance(value, (list, tuple)):
@@ -85,7 +85,7 @@ def flat(outputs: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def describe_array(name: str, array: Array) -> dict[str, Any]:
-    """Name, dtype, shape, and the least, greatest and mean value (None for an empty array or one of no numbers)."""
+    """The name, dtype, shape, and least, greatest and mean value of an array, None where it has no real numbers."""
     found: dict[str, Any] = {"name": name, "dtype": array.dtype.name, "shape": list(array.shape)}
     numbers: Any = array
     if array.dtype.kind not in "fiubc":  # bfloat16 and similar dtypes
@@ -104,7 +104,10 @@ def describe_array(name: str, array: Array) -> dict[str, Any]:
 
 
 def save_arrays(folder: Path, arrays: Mapping[str, Array]) -> dict[str, Path]:
-    """Write each array as ``.npy``; the files by name. Dtypes that numpy lacks become raw bytes."""
+    """Write each array as a ``.npy`` file, and return the files by name. Raises CollageError when that fails.
+
+    Arrays of dtypes that numpy does not have are written as raw bytes.
+    """
     files: dict[str, Path] = {}
     for name, array in arrays.items():
         path = folder / _file_name(name)
@@ -113,7 +116,7 @@ def save_arrays(folder: Path, arrays: Mapping[str, Array]) -> dict[str, Path]:
         try:
             np.save(path, array, allow_pickle=False)
         except OSError as error:
-            raise CollageError(f"cannot write {path}: {error.strerror}.") from None
+            raise CollageError(f"cannot write {path}: {error.strerror}.") from error
         files[name] = path
     return files
 

@@ -1,4 +1,4 @@
-"""``collage backends``."""
+"""The command ``collage backends``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``collage bench``."""
+"""The command ``collage bench``."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def bench(
     """Compare Collage with each installed engine on the whole model.
 
     Every contender runs the original model file in a process of its own, with the same threads, inputs and
-    precision (float32), in bursts that take turns while the others sleep. Outputs are compared with ONNX
-    Runtime's.
+    precision (float32). They run in short bursts, one after another, while the others sleep. Outputs are
+    compared with ONNX Runtime's.
 
     \b
     Examples:
@@ -75,21 +75,13 @@ def bench(
     """
     fixed = once_each("--shape", shapes)
     with measurements_survive():
+        from collage.bench.engines import Contest
         from collage.bench.engines import bench as compare
         from collage.report.progress_display import display
 
+        contest = Contest(shapes=fixed, threads=threads, engines=engines, rounds=rounds, seed=seed)
         with display(not quiet) as progress:
-            found = compare(
-                model,
-                shapes=fixed,
-                threads=threads,
-                engines=engines,
-                rounds=rounds,
-                db=db,
-                module=module,
-                seed=seed,
-                progress=progress,
-            )
+            found = compare(model, contest, db=db, module=module, progress=progress)
     if as_json:
         print_json(found)
         return

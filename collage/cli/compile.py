@@ -1,4 +1,4 @@
-"""``collage compile``."""
+"""The command ``collage compile``."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def compile(
         original_bytes = read_summary(output).model_bytes
         print_json({**module.summary(), "original_bytes": original_bytes, "output": str(output)})
         return
-    from collage.cli.summary_view import summary_view
+    from collage.cli.show import summary_view
     from collage.report.show import size
 
     print_rich(summary_view(read_summary(output)))

@@ -1,4 +1,4 @@
-"""``collage doctor``."""
+"""The command ``collage doctor``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of the installation and the machine. Each says what works, what does not, and how to mend it."""
+"""Checks of the installation and the machine, which say what works, what does not, and how to mend it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """A finding, and how to mend it ("" when nothing has to be done)."""
+    """The result of a check, and how to mend what is wrong, or "" when nothing has to be done."""
 
     name: str
     status: Status
@@ -46,7 +46,7 @@ _MODULES = {
     "onnxruntime": "onnxruntime",
     "openvino": "openvino",
 }
-"""Libraries that are imported as a check, and the names of their modules. The package's metadata has the versions."""
+"""The libraries that a check imports, and the names of their modules; the package's metadata has the versions."""
 
 _WHY = {
     "apache-tvm-ffi": "with 0.1.15 TVM's MetaSchedule segfaults",
@@ -57,7 +57,7 @@ _BUSY = 0.5
 
 
 def checks(database: Path | None = None) -> Sequence[Callable[[], Check]]:
-    """All checks, each to be called; ``database`` stands for the default one."""
+    """All checks, each of which is to be called; ``database`` is used instead of the default one."""
     return (
         *_requirement_checks(),
         cpu_check,
@@ -86,13 +86,13 @@ def _requirement_checks() -> Sequence[Callable[[], Check]]:
 
 
 def not_installed_check() -> Check:
-    """The check that stands for the libraries' where Collage runs from a folder."""
+    """The check that replaces those of libraries where Collage runs from a folder."""
     detail = "not installed, so the versions of libraries are not checked"
     return Check("collage", Status.WARN, detail, "pip install '.[cpu]' in the folder it runs from")
 
 
 def python_check(needed: SpecifierSet) -> Check:
-    """Whether this Python is one Collage was tested with."""
+    """Whether Collage was tested with this version of Python."""
     detail = f"{platform.python_version()} ({sys.executable})"
     if needed.contains(".".join(map(str, sys.version_info[:3]))):
         return Check("Python", Status.OK, detail)
@@ -100,7 +100,7 @@ def python_check(needed: SpecifierSet) -> Check:
 
 
 def library_check(needed: Requirement) -> Check:
-    """Whether a library is installed in a tested version, and can be imported."""
+    """Whether a library is installed in a tested version and can be imported."""
     name = needed.name
     optional = needed.marker is not None and not needed.marker.evaluate({"extra": ""})
     install = f"pip install '{name}{needed.specifier}'"
@@ -118,7 +118,7 @@ def library_check(needed: Requirement) -> Check:
 
 
 def _import_trouble(module: str) -> str:
-    """Why the module cannot be imported, or "". It is tried in another process, since the library may crash."""
+    """The reason why the module cannot be imported, or ""; another process tries it, since the library may crash."""
     command = [sys.executable, "-c", f"import {module}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_LIMIT_S, check=False)
@@ -201,7 +201,7 @@ def quota_check() -> Check:
 
 
 def memory_check() -> Check:
-    """How much memory a measuring worker may take."""
+    """The memory that a measuring worker may take."""
     from collage.measure_db.machine import spare_memory
     from collage.report.show import size
 
@@ -249,7 +249,7 @@ def database_check(database: Path | None) -> Check:
 
 
 def backends_check() -> Check:
-    """Whether all backends that packages bring can be loaded."""
+    """Whether all backends of installed packages can be loaded."""
     from collage.backends.registry import builtin_registry
 
     registry = builtin_registry()

@@ -26,7 +26,7 @@ _KEPT = "the measurements made so far are kept, so the next run goes on from her
 
 
 class Interrupted(CollageError):
-    """Ctrl-C or another signal has ended the work. The exit status is that of a program which the signal ended."""
+    """Ctrl-C or another signal has ended the work; the exit status is that of a program which the signal ended."""
 
     def __init__(self, message: str, exit_code: int = _SIGINT) -> None:
         super().__init__(message)
@@ -38,14 +38,14 @@ def measurements_survive() -> Iterator[None]:
     """Say that the measurements made so far are kept when Ctrl-C or another signal ends the block."""
     try:
         yield
-    except KeyboardInterrupt:
-        raise Interrupted(f"interrupted; {_KEPT}") from None
+    except KeyboardInterrupt as interrupt:
+        raise Interrupted(f"interrupted; {_KEPT}") from interrupt
     except Terminated as end:
-        raise Interrupted(f"{end}; {_KEPT}", end.exit_code) from None
+        raise Interrupted(f"{end}; {_KEPT}", end.exit_code) from end
 
 
 class CollageGroup(click.Group):
-    """The top of a command line: runs a command and turns what it raises into a line and a status."""
+    """The top of a command line, which runs a command and shows what it raises as a line and a status."""
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:
         """Run a command and exit, as in click, but show errors as one line."""
@@ -86,8 +86,8 @@ class CollageGroup(click.Group):
         """Run the command; click itself would show Ctrl-C as a blank line."""
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise Interrupted("interrupted.") from None
+        except KeyboardInterrupt as interrupt:
+            raise Interrupted("interrupted.") from interrupt
 
     def _fail(self, message: str, status: int) -> int:
         if _traceback_wanted():

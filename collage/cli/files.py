@@ -23,18 +23,18 @@ def check_folder(folder: Path, wanted: Path) -> None:
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
-    except FileNotFoundError:
-        raise CollageError(f"cannot write {wanted}: there is no folder {folder}. Make it first.") from None
+    except FileNotFoundError as error:
+        raise CollageError(f"cannot write {wanted}: there is no folder {folder}. Make it first.") from error
     except OSError as error:
-        raise CollageError(f"cannot write {wanted}: {error.strerror}.") from None
+        raise CollageError(f"cannot write {wanted}: {error.strerror}.") from error
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder if need be, and check that files can be made in it. Raises CollageError."""
+    """Make the folder unless it exists, and check that files can be made in it. Raises CollageError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CollageError(f"cannot make the folder {folder}: {error.strerror}.") from None
+        raise CollageError(f"cannot make the folder {folder}: {error.strerror}.") from error
     check_folder(folder, folder)
 
 

@@ -12,7 +12,7 @@ Value = TypeVar("Value")
 
 
 def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """``name:1x3x224x224`` as a name and a tuple; the name may hold colons, and ``name:`` is a scalar."""
+    """Parse ``name:1x3x224x224`` to a name and a tuple; the name may hold colons, and ``name:`` is a scalar."""
     name, _, sizes = text.rpartition(":")
     extents = [each.strip() for each in sizes.replace(",", "x").split("x")] if sizes.strip() else []
     if not name or not all(each.isascii() and each.isdigit() for each in extents):
@@ -21,7 +21,7 @@ def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def parse_names(text: str) -> tuple[str, ...]:
-    """``a,b`` as a tuple of names, each once."""
+    """Parse ``a,b`` to a tuple of names, each once."""
     names = tuple(dict.fromkeys(each.strip() for each in text.split(",") if each.strip()))
     if not names:
         raise click.BadParameter("give at least one name, several with commas between them.")
@@ -29,7 +29,7 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 
 def parse_file_of(text: str) -> tuple[str, Path]:
-    """``name=file.npy`` as a name and a path; the name may hold equals signs."""
+    """Parse ``name=file.npy`` to a name and a path; the name may hold equals signs."""
     name, _, path = text.rpartition("=")
     if not name or not path:
         raise click.BadParameter(f"{text!r} names no input; write it as INPUT=file.npy.")
@@ -48,7 +48,7 @@ def once_each(option: str, pairs: Sequence[tuple[str, Value]]) -> dict[str, Valu
 
 
 def sets_of(pairs: Sequence[tuple[str, Value]]) -> list[dict[str, Value]]:
-    """The pairs as mappings; a name that is given again begins the next one. There is at least one, perhaps empty."""
+    """The pairs as mappings, of which a repeated name begins the next one; there is at least one, perhaps empty."""
     found: list[dict[str, Value]] = [{}]
     for name, value in pairs:
         if name in found[-1]:

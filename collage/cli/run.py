@@ -1,4 +1,4 @@
-"""``collage run``."""
+"""The command ``collage run``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``collage show``."""
+"""The command ``collage show``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from collage.core.new_file import new_file
 from collage.errors import UsageError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from collage.module.file import Summary
     from collage.report.report import Report
     from collage.schedule.program import Program
@@ -46,7 +48,7 @@ _ALL = ""
     type=parse_shape,
     metavar="NAME:1x128",
     multiple=True,
-    help="Show only the placement for these shapes, of a file for several.",
+    help="Show only the placement for these shapes, where the file has several.",
 )
 def show(
     file: Path,
@@ -55,7 +57,7 @@ def show(
     explain: str | None,
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
 ) -> None:
-    """Show what runs where, what it costs, and why nothing else was chosen.
+    """Show what runs where, what it costs, and why other candidates were not chosen.
 
     Reads the file only: no backend is loaded, so files of other machines can be shown too.
 
@@ -77,7 +79,7 @@ def show(
     if shapes:
         summary = replace(summary, modules=(_of_shapes(summary, once_each("--shape", shapes)),))
     if html is not None:
-        from collage.report.show import as_page
+        from collage.report.show_html import as_page
 
         with new_file(html) as stream:
             stream.write(as_page(summary.modules).encode())
@@ -93,11 +95,29 @@ def show(
                 say(f"shapes {shapes_text(program)}\n")
             print_rich(explanation(_entries(report, program, explain)))
     elif html is None:
-        from collage.cli.summary_view import summary_view
-
         print_rich(summary_view(summary))
     else:
         say(f"wrote {html}")
+
+
+def summary_view(summary: Summary) -> RenderableType:
+    """The modules of a file, each with its shapes as a heading where there are several, and what else the file has."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from collage.report.show import size
+    from collage.report.show_terminal import report_view
+    from collage.runtime.inputs import shapes_text
+
+    stored = f"the original model, {size(summary.model_bytes)}, is in the file for guarded regions"
+    more = [Text(stored)] if summary.model_bytes else []
+    if not summary.shaped:
+        return Group(report_view(*summary.first), *more)
+    parts: list[RenderableType] = []
+    for report, program in summary.modules:
+        parts += [Text(f"shapes {shapes_text(program)}", style="bold"), report_view(report, program), Text()]
+    others = "run on ONNX Runtime, with one warning" if summary.fallback else "are errors"
+    return Group(*parts, Text(f"other shapes {others}"), *more)
 
 
 def _of_shapes(summary: Summary, wanted: Mapping[str, tuple[int, ...]]) -> tuple[Report, Program]:
@@ -109,7 +129,7 @@ def _of_shapes(summary: Summary, wanted: Mapping[str, tuple[int, ...]]) -> tuple
     if wanted.items() <= {port.name: extents(port) for port in program.model_inputs}.items():
         return report, program
     there = "; ".join(shapes_text(program) for _, program in summary.modules)
-    raise UsageError(f"there is no placement for these shapes, but for {there}.")
+    raise UsageError(f"there is no placement for these shapes. There are placements for {there}.")
 
 
 def _json(report: Report, program: Program, explain: str | None) -> dict[str, Any]:
@@ -122,7 +142,7 @@ def _json(report: Report, program: Program, explain: str | None) -> dict[str, An
 
 
 def _entries(report: Report, program: Program, wanted: str) -> list[tuple[int, dict[str, Any]]]:
-    """Entries of the nodes that ``wanted`` names, with their ids. Raises UsageError when it names none."""
+    """The entries of the nodes that ``wanted`` names, with their ids. Raises UsageError when it names none."""
     everything = list(enumerate(report.explain(program.regions)))
     if wanted == _ALL:
         return everything

@@ -1,4 +1,4 @@
-"""``collage sign`` and ``collage verify``."""
+"""The commands ``collage sign`` and ``collage verify``."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def sign(file: Path, key: Path) -> None:
     "--key",
     metavar="PUBLIC.pem",
     type=click.Path(path_type=Path),
-    help="Public key of the one you trust. Without it, only damage is found.",
+    help="Public key of the signer that you trust. Without it, only damage is found.",
 )
 @JSON_OPTION
 def verify(file: Path, key: Path | None, as_json: bool) -> None:
-    """Check that a module file is as it was written, and who signed it; nothing in it is loaded.
+    """Check that a module file is as it was written, and that its signer is trusted. Nothing in it is loaded.
 
     \b
     Examples:
@@ -61,7 +61,7 @@ def verify(file: Path, key: Path | None, as_json: bool) -> None:
     if as_json:
         print_json({"digest": archive.digest, "signed": signed, "trusted": key is not None})
         return
-    about = "signed; give --key to check by whom" if signed else "not signed"
+    about = "signed; --key PUBLIC.pem checks by whom" if signed else "not signed"
     if key is not None:
         about = f"signed by {key}"
     say(f"{file} is as it was written ({archive.digest[:16]}), {about}")

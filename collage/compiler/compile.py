@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from collage.backends.registry import Registry
-from collage.compiler.fold_report import report_of
+from collage.compiler.build_report import report_of
 from collage.compiler.lab import WorkerLab
 from collage.compiler.options import CompileOptions
 from collage.compiler.passes.check_indices import CheckIndices

@@ -21,7 +21,7 @@ from collage.core.progress import Progress
 from collage.frontend.subgraph import Subgraph
 from collage.report.report import GraphLevelReport
 from collage.search.candidate import Candidate
-from collage.search.evolution import Cost, Found, Limits, State, evolve
+from collage.search.evolution import Cost, EvolutionResult, Limits, State, evolve
 from collage.search.offload import Encoding, Genome, encode
 
 log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class GraphLevel:
         return list(dict.fromkeys(seeds))
 
 
-def _report(found: Found, genes: int) -> GraphLevelReport:
+def _report(found: EvolutionResult, genes: int) -> GraphLevelReport:
     state = found.state
     history = tuple((round(seconds, 3), round(times, 4)) for seconds, times in state.history)
     return GraphLevelReport(

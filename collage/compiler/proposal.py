@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from collage.search.candidate import Candidate
-from collage.search.corrections import NO_CORRECTIONS, Corrections
+from collage.search.network_costs import UNCALIBRATED, NetworkCosts
 from collage.search.placement import Placement
 from collage.search.transforms import ValueTransform
 
@@ -24,7 +24,7 @@ class Proposal:
     mix: Placement | None
     candidates: tuple[Candidate, ...]
     transforms_us: Mapping[ValueTransform, float] = field(default_factory=dict)
-    corrections: Corrections = NO_CORRECTIONS
+    corrections: NetworkCosts = UNCALIBRATED
 
     @property
     def mix_us(self) -> float:
@@ -40,7 +40,7 @@ class Calibration:
     mixes that were run, without their costs. The calibration is ``settled`` when another round would show nothing new.
     """
 
-    corrections: Corrections = NO_CORRECTIONS
+    corrections: NetworkCosts = UNCALIBRATED
     rounds: tuple[Proposal, ...] = ()
     seen: tuple[tuple[Candidate, ...], ...] = ()
     settled: bool = False

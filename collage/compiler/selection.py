@@ -28,3 +28,5 @@ class Selection:
     max_abs_error: float
     relative_error: float
     schedule: str
+    unmeasured: str = ""
+    """The reason why the module was neither measured nor checked, or "" if it was."""

@@ -1,8 +1,8 @@
-"""Convex sets of nodes, what escapes from them, and whether a partition into them can be run in some order.
+"""Convex sets of nodes, the values that escape from them, and the order in which the parts of a partition can run.
 
-A kernel covers a set of nodes and runs as a whole, so no path may leave the set and come back (the set is
-convex), and the kernels of a placement must not wait for each other in a circle (their quotient graph is
-acyclic). The first does not imply the second.
+A kernel covers a set of nodes and runs as a whole. So no path may leave the set and come back (the set is convex), and
+the kernels of a placement must not wait for each other in a circle (their quotient graph is acyclic). The first does
+not imply the second.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class CyclicPlacementError(CollageError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Reachability:
-    """Which node reaches which, for the consecutive nodes from ``first`` on, as bit masks.
+    """For each of the consecutive nodes from ``first`` on, the nodes that it reaches and that reach it, as bit masks.
 
-    Bit ``i`` stands for node ``first + i``. A node reaches itself. ``below[i]`` are the nodes that node
-    ``first + i`` reaches, ``above[i]`` those that reach it. For n nodes and e edges: O(n + e) operations on
-    n-bit integers to build, n * n / 4 bytes to hold.
+    Bit ``i`` stands for node ``first + i``. A node reaches itself. ``below[i]`` are the nodes that node ``first + i``
+    reaches, and ``above[i]`` those that reach it. For n nodes and e edges it takes O(n + e) operations on n-bit
+    integers, and n * n / 4 bytes of memory.
     """
 
     first: int
@@ -40,10 +40,10 @@ class Reachability:
 
     @staticmethod
     def of(graph: Graph, first: int = 0, last: int | None = None) -> Reachability:
-        """Of the nodes ``first`` to ``last``, both included.
+        """Compute it for the nodes ``first`` to ``last``, both included.
 
-        Ids are a topological order, so a path between two nodes stays between their ids: the part between
-        the smallest and the largest id of a set is all that matters for the set.
+        Ids are a topological order, so a path between two nodes stays between their ids. For a set of nodes, only the
+        nodes between its smallest and its largest id matter.
         """
         stop = len(graph.nodes) if last is None else last + 1
         above: list[int] = []
@@ -63,7 +63,7 @@ class Reachability:
         return Reachability(first, tuple(below), tuple(above))
 
     def closure(self, nodes: Collection[int]) -> int:
-        """Mask of the nodes and of all that lies on a path between two of them."""
+        """The mask of the given nodes and of all nodes on a path between two of them."""
         # One round is enough: a path between nodes of the closure extends to one between the given nodes.
         below = above = 0
         for node in nodes:
@@ -72,12 +72,12 @@ class Reachability:
         return below & above
 
     def members(self, mask: int) -> tuple[int, ...]:
-        """Ids of the nodes of a mask, ascending."""
+        """The ids of the nodes of a mask, ascending."""
         return tuple(self.first + bit for bit in bits(mask))
 
 
 def bits(mask: int) -> Iterator[int]:
-    """Indices of the bits that are set, ascending."""
+    """The indices of the bits of ``mask`` that are set, ascending."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1
@@ -90,25 +90,13 @@ def is_convex(graph: Graph, nodes: Collection[int], reach: Reachability | None =
     Pass ``reach`` (``Reachability.of(graph)``) when there are many sets to ask about: the answer then costs
     a few integer operations per node of the set, instead of a walk over all ids between its ends.
     """
-    return _closure(graph, nodes, reach)[1].bit_count() == len(set(nodes))
-
-
-def convex_closure(
-    graph: Graph, nodes: Collection[int], reach: Reachability | None = None
-) -> tuple[int, ...]:
-    """The smallest convex set that holds the nodes, as ascending ids."""
-    reach, mask = _closure(graph, nodes, reach)
-    return reach.members(mask)
-
-
-def _closure(graph: Graph, nodes: Collection[int], reach: Reachability | None) -> tuple[Reachability, int]:
     if reach is None:
         reach = Reachability.of(graph, min(nodes, default=0), max(nodes, default=-1))
-    return reach, reach.closure(nodes)
+    return reach.closure(nodes).bit_count() == len(set(nodes))
 
 
 def nodes_between(graph: Graph, src: int, sink: int, reach: Reachability | None = None) -> tuple[int, ...]:
-    """All nodes on a path from ``src`` to ``sink``, both included, ascending; empty when there is none."""
+    """The ascending ids of all nodes on a path from ``src`` to ``sink``, both included; empty for no path."""
     if src > sink:
         return ()
     if reach is None:
@@ -117,7 +105,7 @@ def nodes_between(graph: Graph, src: int, sink: int, reach: Reachability | None 
 
 
 def escaping(graph: Graph, nodes: Collection[int]) -> tuple[int, ...]:
-    """Ids of the values made inside the set that a node outside reads or the graph returns, in node order."""
+    """The ids of values made inside the set that a node outside reads or that the graph returns, in node order."""
     inside = frozenset(nodes)
     return tuple(
         value
@@ -127,19 +115,11 @@ def escaping(graph: Graph, nodes: Collection[int]) -> tuple[int, ...]:
     )
 
 
-def escaping_intermediates(graph: Graph, nodes: Collection[int], sinks: Collection[int]) -> tuple[int, ...]:
-    """The escaping values that none of the nodes ``sinks`` makes.
-
-    A fused kernel that writes only the outputs of its sinks cannot stand for a set that has any.
-    """
-    return tuple(value for value in escaping(graph, nodes) if graph.values[value].producer not in sinks)
-
-
 def quotient_order(graph: Graph, parts: Sequence[Collection[int]]) -> list[int]:
-    """Indices of the disjoint parts in an order in which they can run; the part with the lowest id first.
+    """The indices of disjoint parts in an order in which they can run; of ready ones, the lowest id comes first.
 
-    Nodes in no part count as parts of their own, but are not listed. Raises ``CyclicPlacementError`` with
-    the parts of a circle when there is no such order, and ``ValueError`` when parts overlap.
+    Nodes in no part count as parts of their own, but are not listed. Raises ``CyclicPlacementError`` with the parts of
+    a circle when there is no such order, and ``ValueError`` when parts overlap.
     """
     part_of = [-1] * len(graph.nodes)
     for index, part in enumerate(parts):
@@ -174,13 +154,13 @@ def quotient_order(graph: Graph, parts: Sequence[Collection[int]]) -> list[int]:
                 heapq.heappush(ready, (first[other], other))
     if len(order) < len(first):
         cycle = [part for part in _cycle(before, after, set(order)) if part < len(parts)]
-        turn = cycle.index(min(cycle))  # a circle has no beginning: name the lowest index first
-        raise CyclicPlacementError((*cycle[turn:], *cycle[:turn]))
+        start = cycle.index(min(cycle))  # a circle has no beginning, so the lowest index is named first
+        raise CyclicPlacementError((*cycle[start:], *cycle[:start]))
     return [index for index in order if index < len(parts)]
 
 
 def _cycle(before: Sequence[set[int]], after: Sequence[set[int]], done: set[int]) -> list[int]:
-    """A shortest cycle through some part that is on one. Each part not done waits for another not done."""
+    """A shortest cycle through some part that is on one; each part that is not done waits for another such part."""
     at = next(index for index in range(len(before)) if index not in done)
     seen: set[int] = set()
     while at not in seen:

@@ -1,7 +1,7 @@
 """The dataflow graph that matching, search and scheduling work on.
 
-Plain Python values, no TVM objects: nodes are operators, values are tensors, and ids are positions.
-Nodes stand in a topological order.
+It has plain Python values and no TVM objects. Nodes are operators, values are tensors, and ids are positions. Nodes
+are in a topological order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Attr: TypeAlias = "int | float | bool | str | tuple[Attr, ...] | None"
 class OpKind(Enum):
     """TVM's operator kinds (``OpPatternKind``), which its fusion rules are written in.
 
-    Deliberately no integers: a pattern rule may number the kinds as it likes (Listing 1 does).
+    They are not integers, because a pattern rule may give them numbers of its own (Listing 1 does).
     """
 
     ELEMWISE = "elementwise"
@@ -43,7 +43,7 @@ class TensorType:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         count = 1
         for extent in self.shape:
             count *= extent
@@ -51,7 +51,7 @@ class TensorType:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the dense tensor."""
+        """The bytes of the dense tensor."""
         return self.size * np_dtype(self.dtype).itemsize
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class Value:
     type: TensorType
     producer: int | None = None
     name: str = ""
-    """Name of the ONNX value it is, or "" for a value inside an ONNX node."""
+    """The name of the ONNX value that it is, or "" for a value inside an ONNX node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,16 +144,16 @@ class Graph:
 
     @cached_property
     def output_set(self) -> frozenset[int]:
-        """Ids of the values the graph returns."""
+        """The ids of the values that the graph returns."""
         return frozenset(self.outputs)
 
     @cached_property
     def constant_bytes(self) -> int:
-        """Bytes of all constants."""
+        """The bytes of all constants."""
         return sum(array.nbytes for array in self.constants.values())
 
     def type_of(self, value: int) -> TensorType:
-        """Type of the value with that id."""
+        """The type of the value with that id."""
         return self.values[value].type
 
     def is_constant(self, value: int) -> bool:

@@ -1,7 +1,7 @@
 """Immediate dominators and post-dominators of the nodes of a dataflow graph.
 
-Cooper, Harvey and Kennedy, "A Simple, Fast Dominance Algorithm": on a DAG one pass in topological order is
-enough, since every neighbour that a node's answer depends on is final by the time the node is visited.
+The algorithm is that of Cooper, Harvey and Kennedy, "A Simple, Fast Dominance Algorithm". On a DAG one pass in
+topological order is enough, because all neighbours that a node's dominator depends on are visited before the node.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ROOT = -1
 def dominators(graph: Graph) -> tuple[int | None, ...]:
     """For each node, its immediate dominator: the nearest other node on every way from the entry to it.
 
-    A virtual entry stands above all nodes without predecessors; None says that only it dominates the node.
+    A virtual entry is above all nodes without predecessors; None means that only this entry dominates the node.
     """
     return _tree(range(len(graph.nodes)), lambda node: graph.predecessors[node] or (_ROOT,))
 
@@ -25,8 +25,8 @@ def dominators(graph: Graph) -> tuple[int | None, ...]:
 def post_dominators(graph: Graph) -> tuple[int | None, ...]:
     """For each node, its immediate post-dominator: the nearest other node on every way from it to the exit.
 
-    A virtual exit stands below each node that has no users or whose value the graph returns (even when that
-    value is used as well); None says that only the exit post-dominates the node.
+    A virtual exit is below each node that has no users or whose value the graph returns (even when that value is used
+    as well); None means that only this exit post-dominates the node.
     """
 
     def below(node: int) -> tuple[int, ...]:
@@ -38,15 +38,15 @@ def post_dominators(graph: Graph) -> tuple[int | None, ...]:
 
 
 def _tree(visit: Iterable[int], neighbours: Callable[[int], tuple[int, ...]]) -> tuple[int | None, ...]:
-    """Parent of each node in the dominator tree; ``visit`` names a node after all its neighbours."""
+    """The parent of each node in the dominator tree; ``visit`` has each node after all its ``neighbours``."""
     parent: dict[int, int] = {}
     depth = {_ROOT: 0}
     for node in visit:
         first, *rest = neighbours(node)
         common = first
         for other in rest:
-            # Lowest common ancestor by depth: ids do not order the tree once the root is -1 for both
-            # directions, depths always do.
+            # The lowest common ancestor is found by depth: ids do not order the tree in both directions, because the
+            # root is -1 in both, but depths do.
             while common != other:
                 if depth[common] < depth[other]:
                     other = parent[other]

@@ -1,4 +1,4 @@
-"""Storage formats: how the elements of a value lie in memory. A backend may add formats of its own."""
+"""Storage formats: the order of a value's elements in memory. A backend may add formats of its own."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from collage.graph.dataflow import Array, TensorType
 class StorageFormat(ABC):
     """A storage format: a frozen value that can be pickled. Two formats are the same when they are equal.
 
-    ``name`` stands for it in databases, module files and reports: small letters, digits and hyphens.
+    ``name`` stands for it in databases, module files and reports. It has small letters, digits and hyphens.
     """
 
     name: str
 
     def problem(self, kind: TensorType) -> str:
-        """Why no value of logical type ``kind`` can be stored in the format, "" where it can; by default it can."""
+        """The reason why no value of logical type ``kind`` can be stored so, or "" (the default) if it can."""
         return ""
 
     @abstractmethod
@@ -30,64 +30,64 @@ class StorageFormat(ABC):
 
     @abstractmethod
     def store(self, array: Array) -> Array:
-        """A plain array as a C-contiguous one in this format; what pads it is zero."""
+        """Convert a plain array into a C-contiguous one in this format, with zeros as padding."""
 
     @abstractmethod
     def restore(self, stored: Array, kind: TensorType) -> Array:
         """The plain array of logical type ``kind`` that ``stored`` holds; the inverse of ``store``."""
 
     def joined_axis(self, parts: Sequence[TensorType], axis: int) -> int | None:
-        """The stored axis along which the stored parts of a concatenation along ``axis`` lie one after another.
+        """The stored axis along which the stored parts of a concatenation along ``axis`` follow each other.
 
-        None where the format interleaves or cuts them, and by default. Then no concatenation is free in it.
+        It is None (the default) where the format interleaves or cuts the parts. Then no concatenation is free in it.
         """
         return None
 
 
 @dataclass(frozen=True)
 class Plain(StorageFormat):
-    """The logical order: N, C, spatial..., or whatever the axes are."""
+    """The format with the axes in their logical order, such as N, C, spatial..."""
 
     def stored_type(self, kind: TensorType) -> TensorType:
         """The logical type itself."""
         return kind
 
     def store(self, array: Array) -> Array:
-        """The array itself."""
+        """Return the array itself."""
         return array
 
     def restore(self, stored: Array, kind: TensorType) -> Array:
-        """The array itself."""
+        """Return the array itself."""
         return stored
 
     def joined_axis(self, parts: Sequence[TensorType], axis: int) -> int | None:
-        """The same axis."""
+        """The same axis in memory."""
         return axis
 
 
 @dataclass(frozen=True)
 class ChannelsLast(StorageFormat):
-    """N, spatial..., C, of values of 3 to 5 dimensions whose second one is the channels."""
+    """The format N, spatial..., C for values of 3 to 5 dimensions whose second one is the channels."""
 
     def problem(self, kind: TensorType) -> str:
-        """There have to be channels."""
+        """The reason "no channels" for a value that has none."""
         return "" if has_channels(kind) else "no channels"
 
     def stored_type(self, kind: TensorType) -> TensorType:
-        """The same elements in another order."""
+        """The type with the channels as its last axis."""
         batch, channels, *spatial = kind.shape
         return TensorType((batch, *spatial, channels), kind.dtype)
 
     def store(self, array: Array) -> Array:
-        """A transposed copy."""
+        """Return a transposed copy."""
         return np.ascontiguousarray(np.moveaxis(array, 1, -1))
 
     def restore(self, stored: Array, kind: TensorType) -> Array:
-        """A transposed copy."""
+        """Return a transposed copy."""
         return np.ascontiguousarray(np.moveaxis(stored, -1, 1))
 
     def joined_axis(self, parts: Sequence[TensorType], axis: int) -> int | None:
-        """Where the axis is in the other order."""
+        """The position of the axis in the stored type."""
         if axis == 0:
             return 0
         return len(parts[0].shape) - 1 if axis == 1 else axis - 1
@@ -95,21 +95,21 @@ class ChannelsLast(StorageFormat):
 
 @dataclass(frozen=True)
 class Blocked(StorageFormat):
-    """N, C/block, spatial..., block, of values of 3 to 5 dimensions, with the channels padded to whole blocks."""
+    """The format N, C/block, spatial..., block for values of 3 to 5 dimensions, with padded channels."""
 
     block: int
 
     def problem(self, kind: TensorType) -> str:
-        """There have to be channels."""
+        """The reason "no channels" for a value that has none."""
         return "" if has_channels(kind) else "no channels"
 
     def stored_type(self, kind: TensorType) -> TensorType:
-        """The padded type."""
+        """The padded type, with the channels in two axes."""
         batch, channels, *spatial = kind.shape
         return TensorType((batch, -(-channels // self.block), *spatial, self.block), kind.dtype)
 
     def store(self, array: Array) -> Array:
-        """A padded copy."""
+        """Return a padded copy."""
         batch, channels, *spatial = array.shape
         blocks = -(-channels // self.block)
         padded = np.zeros((batch, blocks * self.block, *spatial), array.dtype)
@@ -117,13 +117,13 @@ class Blocked(StorageFormat):
         return np.ascontiguousarray(np.moveaxis(padded.reshape(batch, blocks, self.block, *spatial), 2, -1))
 
     def restore(self, stored: Array, kind: TensorType) -> Array:
-        """A copy without the padding."""
+        """Return a copy without the padding."""
         batch, channels, *spatial = kind.shape
         merged = np.moveaxis(stored, -1, 2).reshape(batch, -1, *spatial)
         return np.ascontiguousarray(merged[:, :channels])
 
     def joined_axis(self, parts: Sequence[TensorType], axis: int) -> int | None:
-        """The same axis, where the parts are whole blocks; the last one may end within a block."""
+        """The same axis, or None where a part other than the last one ends within a block."""
         if axis == 1 and any(each.shape[1] % self.block for each in parts[:-1]):
             return None
         return axis

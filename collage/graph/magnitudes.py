@@ -1,7 +1,7 @@
-"""How large values can become: bounds of operators' results from bounds of what they take.
+"""Magnitudes of values: bounds on operators' results from bounds on their inputs.
 
-A bound holds for finite inputs in exact arithmetic. Whatever may be anything, NaN and infinities included, has the
-bound infinity; and since most operators hand NaN on, results of such a value are unbounded, too.
+A bound holds for finite inputs in exact arithmetic. A value that may be anything, NaN and infinities included, has the
+bound infinity. Most operators propagate NaN, so results of such a value are unbounded, too.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 from collage.graph.dataflow import Graph, Node, np_dtype
 
 LIMIT = 1e12
-"""What a scan lets pass: no network that was trained has activations beyond, and sums of squares of such numbers are
-still far from float32's largest, 3e38."""
+"""The largest magnitude that a scan accepts. Trained networks have no larger activations, and sums of squares of such
+numbers are still far from float32's largest number, 3e38."""
 
 ROOM = 1e30
-"""Of values below, kernels' sums stay finite, those of fast algorithms with their factors, too."""
+"""A bound below which the sums of kernels stay finite, also those of fast algorithms with their factors."""
 
 SCANNED: Mapping[str, tuple[str, int]] = {
     "float32": ("int32", 0x5368D4A5),
@@ -28,17 +28,19 @@ SCANNED: Mapping[str, tuple[str, int]] = {
     "bfloat16": ("int16", 0x5368),
     "float64": ("int64", 0x426D1A94A2000000),
 }
-"""What can be scanned: the integers of that size, and the bits of the largest value up to LIMIT."""
+"""For each float dtype that can be scanned, the integer dtype of its size, and the bits of its largest value up to
+LIMIT."""
 
 INTEGER_LIMIT = 1 << 24
-"""What a scan lets pass of integers: engines that compute 64 bits in 32 have room for a few sums and small factors."""
+"""The largest integer magnitude that a scan accepts: engines that compute 64 bits in 32 can then add a few such numbers
+and multiply them by small factors."""
 
 SCANNED_INTEGERS = ("int32", "uint32", "int64", "uint64")
-"""Narrower ones are within the limit anyway."""
+"""The integer dtypes that are scanned; narrower ones are within the limit anyway."""
 
 _MOST = 1e36
 _FLOAT16 = 65504.0
-"""What may be larger, may be infinite."""
+"""Values that may be larger than this may be infinite: _MOST for wide floats, _FLOAT16 for float16."""
 
 
 def can_be_infinite(dtype: str) -> bool:
@@ -47,22 +49,22 @@ def can_be_infinite(dtype: str) -> bool:
 
 
 def can_be_scanned(dtype: str) -> bool:
-    """Whether there is a scan for what ``can_be_infinite``; none for floats of 8 bits and less."""
+    """Whether values of that type, which ``can_be_infinite``, can be scanned; floats of 8 bits and less cannot."""
     return dtype in SCANNED or dtype.startswith("complex")
 
 
 def is_scanned(dtype: str) -> bool:
-    """Whether values of that type may hold what a scan finds, and there is one."""
+    """Whether there is a scan for values of that type, and they may hold something that it finds."""
     return can_be_scanned(dtype) or dtype in SCANNED_INTEGERS
 
 
 def room(dtype: str) -> float:
-    """Bounds up to here make a scan unnecessary."""
+    """The bound up to which values of that type need no scan."""
     return _FLOAT16 / 2 if dtype == "float16" else ROOM
 
 
 def scanned(dtype: str) -> float:
-    """The bound of a value that was scanned, or that is of integers."""
+    """The bound of a scanned value of that type, or of any value of an integer type."""
     if not can_be_infinite(dtype):
         kind = np_dtype(dtype)
         return 2.0 ** (8 * kind.itemsize) if kind.kind in "iu" else 1.0
@@ -71,14 +73,17 @@ def scanned(dtype: str) -> float:
 
 @dataclass(frozen=True)
 class Magnitudes:
-    """Bounds in one graph; what they need of the weights is kept."""
+    """Bounds on the values of one graph; what is read from its weights is read once."""
 
     graph: Graph
     _constants: dict[int, float] = field(default_factory=dict)
     _gains: dict[int, float] = field(default_factory=dict)
 
     def through(self, nodes: Sequence[Node], known: Mapping[int, float]) -> dict[int, float]:
-        """Bounds of all that the nodes, in order, make, given those of what they take; the rest is unbounded."""
+        """Bounds on all values that the nodes, in order, make; ``known`` has bounds on values that they read.
+
+        Values without a known bound are unbounded.
+        """
         bounds = dict(known)
         found: dict[int, float] = {}
         for node in nodes:
@@ -100,7 +105,7 @@ class Magnitudes:
         return any(not self._weighted(node) * LIMIT <= ROOM for node in products)
 
     def _weighted(self, node: Node) -> float:
-        """How much larger the results of a product with constants may be than what it takes; 0 for another one."""
+        """The largest factor between input and results of a product with a constant; 0 for any other product."""
         constants = [self.graph.is_constant(value) for value in node.inputs]
         return self._results(node, [1.0, 1.0]) if any(constants) else 0.0
 
@@ -122,7 +127,7 @@ class Magnitudes:
         return math.inf if rule is None else rule(self, node, taken)
 
     def _gain(self, node: Node, position: int, read: Callable[[np.ndarray], float]) -> float:
-        """A number that is read off a constant of the node's, once."""
+        """A number that ``read`` computes from the magnitudes of a constant of the node, once."""
         if node.id not in self._gains:
             self._gains[node.id] = read(
                 np.abs(self.graph.constants[node.inputs[position]].astype(np.float64))

@@ -1,8 +1,7 @@
-"""A topological order that keeps branches together, where it is cut, and the windows between the cuts.
+"""A topological order that keeps branches together, the positions where it is cut, and the windows between the cuts.
 
-The op-level search (Algorithm 1) walks nodes in this order: the fewer branches are open at a time, the fewer
-states it has to tell apart. An interval of any topological order is convex, so the windows can be offered to
-graph engines as regions of their own.
+The op-level search (Algorithm 1) visits nodes in this order: the fewer branches are open at a time, the fewer states it
+has. An interval of any topological order is convex, so the windows can be offered to graph engines as regions.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from collage.graph.dataflow import Graph
 def branch_order(graph: Graph) -> tuple[int, ...]:
     """Node ids in depth-first post-order from the outputs: a branch is finished before the next begins.
 
-    The deepest predecessor goes first. In a cell that reads the two cells before it, as NASNet's do, this
-    finishes the nearer one before it starts on branches that read the farther one only.
+    The deepest predecessor goes first. A NASNet cell reads the two cells before it: the nearer one is then finished
+    before branches begin that read the farther one only.
     """
     users = graph.successors
     roots = [p for value in graph.outputs if (p := graph.values[value].producer) is not None]
@@ -43,13 +42,13 @@ def branch_order(graph: Graph) -> tuple[int, ...]:
 def cut_positions(graph: Graph, order: Sequence[int], *, longest: int = 64) -> tuple[int, ...]:
     """Positions at which the order falls into segments, ascending, without both ends.
 
-    A value crosses position p when a node before p makes it and a node at p or after reads it. Values that
-    live across more than half of the order are not counted: a mask or an embedding that every layer reads
-    says nothing about where layers begin. A cut is a position that at most one value crosses.
+    A value crosses position p when a node before p makes it and a node at p or after reads it. Values that live across
+    more than half of the order are not counted: a mask or an embedding that every layer reads does not show where
+    layers begin. A cut is a position that at most one value crosses.
 
-    Some networks have none inside (each NASNet cell reads the two cells before it, so two values cross every
-    boundary; a U-Net's skip connections nest). So a segment of more than ``longest`` nodes is cut again at
-    its narrowest positions, until none is longer or nothing is left to cut.
+    Some networks have no cut inside: each NASNet cell reads the two cells before it, so two values cross every
+    boundary, and a U-Net's skip connections nest. So a segment of more than ``longest`` nodes is cut again at its
+    narrowest positions, until none is longer or none can be cut.
     """
     crossing = _crossing(graph, order)
     count = len(order)
@@ -67,7 +66,7 @@ def cut_positions(graph: Graph, order: Sequence[int], *, longest: int = 64) -> t
 
 
 def _crossing(graph: Graph, order: Sequence[int]) -> list[int]:
-    """For each position, how many values cross it that live across no more than half of the order."""
+    """For each position, the number of values that cross it and live across no more than half of the order."""
     position = {node: at for at, node in enumerate(order)}
     change = [0] * (len(order) + 1)
     for value in graph.values:
@@ -84,9 +83,9 @@ def _crossing(graph: Graph, order: Sequence[int]) -> list[int]:
 def windows(graph: Graph, order: Sequence[int], cuts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Dyadic windows: aligned runs of 1, 2, 4, 8, ... segments between the cuts, and the whole graph.
 
-    Each is a tuple of ascending node ids; short runs first, none twice. There are at most twice as many as
-    segments, and any run of segments is a union of O(log) of them. A last run that is not full is left out:
-    its halves, or the whole graph, stand for it.
+    Each window is a tuple of ascending node ids; short ones come first, and none comes twice. There are at most twice
+    as many windows as segments, and any run of segments consists of O(log) of them. A last window that is not full is
+    left out, because its halves or the whole graph are there.
     """
     if not graph.nodes:
         return ()

@@ -1,4 +1,4 @@
-"""Tensor types that come from a file."""
+"""Reading tensor types from a file, with checks of what they claim."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _OTHERS = (
     "float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
 )
 DTYPES = frozenset(f"{_NUMPY} {_OTHERS}".split())
-"""Numpy's names of what tensors hold; those of objects, records and dates are none."""
+"""Numpy's names of the dtypes of tensors, without those of objects, records and dates."""
 
 MOST_BYTES = 1 << 47
-"""More than any machine addresses: sums of a few of these stay far from what 64 bits hold."""
+"""A size that no machine's memory exceeds; sums of a few such numbers are far from overflowing 64 bits."""
 
 
 def read_type(shape: Any, dtype: Any) -> TensorType:
-    """The type of that shape and dtype. Raises MalformedError where there is none, or no machine could hold it."""
+    """The tensor type of that shape and dtype. Raises MalformedError for an invalid one, or one that is too large."""
     kind = TensorType(typed(tuple[int, ...], shape), typed(str, dtype))
     if dtype not in DTYPES:
         raise MalformedError(f"{shown(dtype)} is no dtype of tensors")
@@ -28,8 +28,8 @@ def read_type(shape: Any, dtype: Any) -> TensorType:
         raise MalformedError(f"a tensor has the shape {shown(shape)}")
     try:
         np_dtype(kind.dtype)
-    except AttributeError:
-        raise MalformedError(f"the installed ml_dtypes has no {dtype}") from None
+    except AttributeError as error:
+        raise MalformedError(f"the installed ml_dtypes has no {dtype}") from error
     if kind.nbytes > MOST_BYTES:
         raise MalformedError(f"a tensor of the shape {shown(shape)} takes {kind.nbytes} bytes")
     return kind

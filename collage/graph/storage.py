@@ -1,6 +1,7 @@
-"""Where a value is stored: on a device, in a format. The graph keeps logical shapes; kernels and buffers know storages.
+"""Storages: a value is stored on a device, in a format. The graph has logical shapes, kernels have storages.
 
-A format is a value (see ``formats.py``), and a backend may add its own; nothing here or in the search lists them all.
+A format is a value (see ``formats.py``), and a backend may add its own. Neither this file nor the search has a list of
+all formats.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from collage.graph.dataflow import Array, TensorType
 from collage.graph.formats import Blocked, ChannelsLast, Plain, StorageFormat
 
 HOST = "cpu"
-"""The device of the process's own memory. A model's inputs and outputs are there, plain."""
+"""The device that means the process's own memory. A model's inputs and outputs are there, in the plain format."""
 
 BLOCK = 16
-"""Channels in a block of the format ``blocked``: one AVX-512 register of float32."""
+"""The number of channels in a block of the format ``blocked``, which fill one AVX-512 register of float32."""
 
 _LOGICAL = Plain("plain")
 _DEVICE = re.compile("[a-z0-9]+([:._-][a-z0-9]+)*")
@@ -24,10 +25,10 @@ _DEVICE = re.compile("[a-z0-9]+([:._-][a-z0-9]+)*")
 
 @dataclass(frozen=True)
 class Storage:
-    """A device by its name, and a storage format; by default the host, and plain. Storages sort like their texts.
+    """The name of a device, and a storage format; by default the host and the plain format.
 
-    The text is the format's name on the host, and ``device:format`` on any other device. It stands for the storage in
-    databases, module files and reports.
+    As text it is the format's name on the host, and ``device:format`` on any other device. Databases, module files and
+    reports use this text, and storages are sorted by it. Raises ValueError for an invalid device name.
     """
 
     device: str = HOST
@@ -36,7 +37,7 @@ class Storage:
     def __post_init__(self) -> None:
         if not _DEVICE.fullmatch(self.device):
             raise ValueError(
-                f"no device is called {self.device!r}: small letters and digits make a name, and :._-"
+                f"no device is called {self.device!r}: a name has small letters, digits and the characters :._-"
             )
 
     def __str__(self) -> str:
@@ -57,14 +58,14 @@ CHANNELS_LAST = Storage(format=ChannelsLast("channels-last"))
 BLOCKED = Storage(format=Blocked("blocked", BLOCK))
 
 STORAGES = (PLAIN, CHANNELS_LAST, BLOCKED)
-"""Those that are always there."""
+"""The built-in storages."""
 
 FORMATS = tuple(each.format for each in STORAGES)
-"""Their formats."""
+"""The built-in storage formats."""
 
 
 def parse_storage(text: str, formats: Iterable[StorageFormat]) -> Storage:
-    """The storage with that text, in one of the formats. Raises ValueError naming an unknown format."""
+    """The storage with that text, in one of the ``formats``. Raises ValueError that names an unknown format."""
     device, _, name = text.rpartition(":")
     for each in formats:
         if each.name == name:
@@ -73,9 +74,9 @@ def parse_storage(text: str, formats: Iterable[StorageFormat]) -> Storage:
 
 
 def stored_type(kind: TensorType, storage: Storage) -> TensorType:
-    """The dense type that a value of logical type ``kind`` has in memory there.
+    """The dense type that a value of logical type ``kind`` has in the memory of a storage.
 
-    Raises ValueError when it cannot be stored so.
+    Raises ValueError when the format cannot store the value.
     """
     if problem := storage.format.problem(kind):
         raise ValueError(f"no {storage} layout for {kind}: {problem}")
@@ -83,7 +84,7 @@ def stored_type(kind: TensorType, storage: Storage) -> TensorType:
 
 
 def to_layout(array: Array, storage: Storage) -> Array:
-    """A plain array as a C-contiguous one in the storage's format, in the host's memory (a copy unless plain)."""
+    """Copy a plain array into a C-contiguous one in the storage's format, on the host; a plain one is not copied."""
     return storage.format.store(array)
 
 

@@ -1,4 +1,4 @@
-"""Types of values that Collage hands through without placing them: dynamic shapes, strings, sequences, optionals."""
+"""Types of values that Collage passes on without placing them: dynamic shapes, strings, sequences and optionals."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ STRING = "string"
 
 
 class MismatchError(Exception):
-    """A value is not of the type; the message says what it is, and goes on a sentence."""
+    """A value is not of the type. The message says what it is instead, and continues a sentence about the value."""
 
 
 @dataclass(frozen=True)
 class ValueType:
-    """``kind`` is TENSOR, SEQUENCE, OPTIONAL, or the name of another ONNX type, which is not looked into.
+    """The type of a value; ``kind`` is TENSOR, SEQUENCE, OPTIONAL, or the name of another ONNX type.
 
-    A tensor has a ``dtype`` (numpy's name, or STRING) and a ``shape``: None where an extent is not known, and no
-    shape at all where the rank is not. Sequences and optionals have an ``element``.
+    A tensor has a ``dtype`` (numpy's name, or STRING) and a ``shape``, in which an unknown extent is None. The shape is
+    None where the rank is unknown. Sequences and optionals have an ``element``.
     """
 
     kind: str
@@ -43,7 +43,7 @@ class ValueType:
         return f"{self.dtype}[{'x'.join('?' if e is None else str(e) for e in self.shape)}]"
 
     def check(self, value: Any) -> Any:
-        """The value as engines take it: arrays for tensors, lists for sequences. Raises MismatchError."""
+        """Convert a value to what engines take: arrays for tensors, lists for sequences. Raises MismatchError."""
         if self.kind == OPTIONAL and self.element is not None:
             return None if value is None else self.element.check(value)
         if self.kind == SEQUENCE and self.element is not None:
@@ -59,7 +59,7 @@ class ValueType:
                 np.from_dlpack(value) if typed and not isinstance(value, np.ndarray) else np.asarray(value)
             )
         except Exception as error:
-            raise MismatchError(f"is no array: {error}") from None
+            raise MismatchError(f"is no array: {error}") from error
         if self.dtype == STRING:
             if array.dtype.kind not in "OUS":
                 raise MismatchError(f"has dtype {array.dtype}, the model takes strings")

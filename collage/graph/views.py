@@ -1,4 +1,4 @@
-"""Operators that do no work where their results lie in the right place: renamed axes, and parts side by side."""
+"""Views: operators that do no work, because their results are in memory already, with other axes or as parts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collage.graph.dataflow import Graph, Node
 from collage.graph.storage import PLAIN, STORAGES, Storage, stored_type
 
 PART_BYTES = 64
-"""Parts begin at multiples of it: kernels may rely on the alignment of their buffers."""
+"""Parts begin at multiples of so many bytes, because kernels may rely on the alignment of their buffers."""
 
 RENAMING = frozenset("reshape flatten squeeze expand_dims".split())
-"""Operators that only rename the axes of a dense tensor: the output is the input's memory."""
+"""Operators that only rename the axes of a dense tensor, so that the output is the input's memory."""
 
 
 def is_view(graph: Graph, node: Node) -> bool:
@@ -23,11 +23,11 @@ def is_view(graph: Graph, node: Node) -> bool:
 
 
 def free_storages(graph: Graph, node: Node, storages: Sequence[Storage] = STORAGES) -> tuple[Storage, ...]:
-    """Those of ``storages`` in which the node costs nothing.
+    """The ones of ``storages`` in which the node costs nothing.
 
-    A concatenation costs nothing where what it joins lies in one piece each and can be written there by whoever makes
-    it, and a split where the results do: along the outermost axis that is longer than 1. With one picture, that is
-    the channels, plain or in blocks.
+    A split costs nothing where each result is contiguous in the input. A concatenation costs nothing where each input
+    is contiguous in the result, and the kernel that makes it can write it there. Both are so along the outermost axis
+    that is longer than 1. For a single picture these are the channels, plain or in blocks.
     """
     if is_view(graph, node):
         return tuple(each for each in storages if each.format == PLAIN.format)
@@ -49,7 +49,7 @@ def free_storages(graph: Graph, node: Node, storages: Sequence[Storage] = STORAG
 
 
 def _in_pieces(graph: Graph, whole: int, parts: tuple[int, ...], axis: int, storage: Storage) -> bool:
-    """Whether the parts lie one after another in the whole, each from a multiple of PART_BYTES on."""
+    """Whether the parts follow each other in the whole value, and each begins at a multiple of PART_BYTES."""
     kinds = [graph.type_of(v) for v in (whole, *parts)]
     if any(storage.format.problem(each) for each in kinds):
         return False
@@ -61,7 +61,10 @@ def _in_pieces(graph: Graph, whole: int, parts: tuple[int, ...], axis: int, stor
 
 
 def _joinable(graph: Graph, node: Node) -> bool:
-    """Whether what is joined can be made in its place: each by a kernel of its own, and joined nowhere else before."""
+    """Whether the inputs of a concatenation can be made as its parts.
+
+    Each has to come from a kernel of its own, and no concatenation before this one may read it.
+    """
     bases = [_base(graph, v) for v in node.inputs]
     if len(set(bases)) < len(bases):
         return False
@@ -73,7 +76,7 @@ def _joinable(graph: Graph, node: Node) -> bool:
 
 
 def _first_join(graph: Graph, value: int) -> int:
-    """The first concatenation that reads the value, under whatever name."""
+    """The first concatenation that reads the value, or a view of it."""
     found: list[int] = []
     names = [value]
     while names:
@@ -86,7 +89,7 @@ def _first_join(graph: Graph, value: int) -> int:
 
 
 def _base(graph: Graph, value: int) -> int:
-    """The value that this one is another name of."""
+    """The value whose axes this one renames, or the value itself."""
     producer = graph.values[value].producer
     if producer is None or not is_view(graph, graph.nodes[producer]):
         return value

@@ -33,9 +33,9 @@ compression, RuntimeError for encryption."""
 
 
 class NewArchive:
-    """An archive that is being written to a stream. Entries are named by their content, and each is stored once.
+    """An archive that is being written to a stream; entries are named by their content, and each is stored once.
 
-    It is a context manager, which closes the archive quietly when writing fails.
+    It is a context manager, which closes the archive and hides errors of that when writing has failed.
     """
 
     def __init__(self, stream: IO[bytes]) -> None:
@@ -55,7 +55,7 @@ class NewArchive:
                 self._zip.close()
 
     def put(self, folder: str, data: Buffer) -> str:
-        """Store the bytes; the name of their entry."""
+        """Store the bytes, and return the name of their entry."""
         name = f"{folder}/{hashlib.sha256(data).hexdigest()}"
         if name not in self._names:
             self._names.add(name)
@@ -99,7 +99,7 @@ class MappedArchive:
                     self.signature = _read(archive, SIGNATURE) if SIGNATURE in self._entries else None
                     """The entry that ``collage sign`` adds, or None."""
             except _DAMAGE as error:
-                raise zipfile.BadZipFile(str(error)) from None
+                raise zipfile.BadZipFile(str(error)) from error
             self.digest = hashlib.sha256(text).hexdigest()
             """Digest of the manifest, which names all other entries by their digests."""
             if digest is not None and digest != self.digest:
@@ -109,21 +109,21 @@ class MappedArchive:
             self.manifest = parse_object(text)
 
     def size(self, name: str) -> int:
-        """Size of an entry in bytes. Raises KeyError when there is none of that name."""
+        """The size of an entry in bytes. Raises KeyError when there is none of that name."""
         return self._entries[name].file_size
 
     def get(self, name: str, *, check: bool, own: bool = False) -> memoryview:
-        """An entry's bytes, read-only. ``check`` compares them with their digest, which reads all of them.
+        """The bytes of an entry, read-only; ``check`` compares them with their digest, which reads all of them.
 
-        With ``own`` they are a copy in this process's memory, which a change of the file does not reach after they
-        were compared. Raises KeyError when there is none of that name, and zipfile.BadZipFile when it is damaged.
+        With ``own`` they are a copy in this process's memory, so that the file cannot change them after they were
+        compared. Raises KeyError when there is no entry of that name, and zipfile.BadZipFile when it is damaged.
         """
         info = self._entries[name]
         at = info.header_offset + _LOCAL_HEADER
         try:
             length, extra = struct.unpack_from("<HH", self._data, at - 4)
-        except struct.error:
-            raise zipfile.BadZipFile(f"{shown(name)} is not where the directory says") from None
+        except struct.error as error:
+            raise zipfile.BadZipFile(f"{shown(name)} is not where the directory says") from error
         start = at + length + extra
         found = self._data[start : start + info.file_size]
         whole = info.compress_type == zipfile.ZIP_STORED and len(found) == info.file_size
@@ -154,7 +154,7 @@ class MappedArchive:
 
 
 class _View(io.RawIOBase):
-    """The mapped bytes as a file object, so that zipfile reads the same bytes that are used later."""
+    """A file object over the mapped bytes, so that zipfile reads the same bytes that are used later."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
@@ -184,7 +184,7 @@ class _View(io.RawIOBase):
 
 
 def _read(archive: zipfile.ZipFile, name: str) -> bytes:
-    """Read an entry that describes others. Raises ValueError when it claims to be huge."""
+    """Read an entry that describes other entries. Raises ValueError when it claims to be huge."""
     info = archive.getinfo(name)
     if info.file_size > _MOST_TEXT:
         raise ValueError(f"its {name} has {info.file_size} bytes")
@@ -209,7 +209,7 @@ def _own(stream: IO[bytes]) -> memoryview:
 
 
 def new_entry(name: str) -> zipfile.ZipInfo:
-    """An entry's header without a time, so that equal modules are equal files."""
+    """The header of an entry, without a time, so that equal modules become equal files."""
     info = zipfile.ZipInfo(name)
     info.external_attr = 0o644 << 16
     return info

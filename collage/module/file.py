@@ -35,7 +35,7 @@ FORMAT = 6
 
 @dataclass(frozen=True)
 class Reading:
-    """How entries are read from an archive: whether they are compared with their digests, and copied."""
+    """An archive, and how its entries are read: ``verify`` compares them with their digests, ``own`` copies them."""
 
     archive: MappedArchive
     verify: bool
@@ -74,7 +74,7 @@ class Reading:
         return Framed(self.program(names["head"]), arrays, mapped=True)
 
     def program(self, name: str) -> memoryview:
-        """Read an entry that may be code or control code; it is always compared with its digest."""
+        """Read an entry that may be code, or may decide what code does; it is always compared with its digest."""
         return self.archive.get(name, check=True, own=self.own)
 
 
@@ -91,7 +91,7 @@ def verified(path: Path, trusted_key: Path | None = None) -> MappedArchive:
 
 @dataclass(frozen=True)
 class Summary:
-    """What can be said of a file without loading a kernel: report and program of each module in it.
+    """The contents of a file that can be read without loading a kernel: report and program of each module in it.
 
     ``shaped`` files have a module for each set of shapes, and perhaps a ``fallback`` for others. ``model_bytes`` is
     the size of the original model, which answers calls for which fast kernels would be wrong; 0 where none is needed.
@@ -104,7 +104,7 @@ class Summary:
 
     @property
     def first(self) -> tuple[Report, Program]:
-        """Report and program of the first or only module."""
+        """The report and program of the first or only module."""
         return self.modules[0]
 
 
@@ -127,7 +127,10 @@ def read_summary(path: Path, trusted_key: Path | None = None) -> Summary:
 
 
 def closest(summary: Summary, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Report, Program]:
-    """The first module whose inputs have these shapes; ``shapes`` may leave out inputs. Else the first module."""
+    """The first module whose inputs have these shapes, or the first one of all where there is none.
+
+    ``shapes`` need not have all inputs.
+    """
     for report, program in summary.modules:
         if shapes.items() <= {port.name: extents(port) for port in program.model_inputs}.items():
             return report, program
@@ -138,18 +141,18 @@ def open_archive(path: Path, *, share: bool = True, trusted_key: str | Path | No
     """Open a module file of this version, and check its signature where a key is given. Raises ModuleFileError."""
     try:
         archive = MappedArchive(path, share=share)
-    except FileNotFoundError:
+    except FileNotFoundError as error:
         raise ModuleFileError(
             f"no such file: {path}. Make it with `collage compile MODEL.onnx -o {path}`."
-        ) from None
-    except IsADirectoryError:
-        raise ModuleFileError(f"{path} is a directory, not a module file.") from None
-    except zipfile.BadZipFile:
-        raise _damaged(path, "it is cut short or no module file at all") from None
+        ) from error
+    except IsADirectoryError as error:
+        raise ModuleFileError(f"{path} is a directory, not a module file.") from error
+    except zipfile.BadZipFile as error:
+        raise _damaged(path, "it is cut short or no module file at all") from error
     except OSError as error:
-        raise ModuleFileError(f"cannot read {path}: {error.strerror}.") from None
+        raise ModuleFileError(f"cannot read {path}: {error.strerror}.") from error
     except (KeyError, ValueError, TypeError, EOFError, NotImplementedError) as error:
-        raise _damaged(path, _text(error)) from None
+        raise _damaged(path, _text(error)) from error
     if trusted_key is not None:
         check_signature(path, archive, Path(trusted_key))
     made_by, found = archive.manifest.get("collage"), archive.manifest.get("format")
@@ -179,13 +182,13 @@ def damage(path: Path) -> Iterator[None]:
     except CollageError as error:
         if isinstance(error, ModuleFileError):
             raise
-        raise _damaged(path, _text(error)) from None
+        raise _damaged(path, _text(error)) from error
     except (LookupError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise _damaged(path, _text(error)) from None
+        raise _damaged(path, _text(error)) from error
 
 
 def _text(error: Exception) -> str:
-    """What is wrong, in words; the text of a KeyError is only the missing name."""
+    """The error in words; the text of a KeyError would be only the missing name."""
     return f"it lacks {shown(error.args[0])}" if isinstance(error, KeyError) and error.args else str(error)
 
 

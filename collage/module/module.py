@@ -1,4 +1,4 @@
-"""The compiled module, which can be called, saved to one file, and shown as a table."""
+"""The compiled module, which can be called, saved to a file, and shown as a table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collage.errors import UsageError
 from collage.graph.dataflow import Array
 from collage.module.save import save_modules
 from collage.report.report import Report
-from collage.report.show import as_html
+from collage.report.show_html import as_html
 from collage.runtime.executor import Executor
 from collage.runtime.inputs import collect_inputs, extents
 from collage.runtime.parts import Parts
@@ -39,17 +39,17 @@ class CompiledModule:
 
     @property
     def inputs(self) -> dict[str, str]:
-        """Names of the inputs with dtype and shape."""
+        """The names of the inputs, with dtype and shape."""
         return {port.name: str(port.type) for port in self.parts.program.model_inputs}
 
     @property
     def outputs(self) -> dict[str, str]:
-        """Names of the outputs with dtype and shape."""
+        """The names of the outputs, with dtype and shape."""
         return {port.name: str(port.type) for port in self.parts.program.model_outputs}
 
     @property
     def program(self) -> Program:
-        """The launch list."""
+        """The launch list with its memory plan."""
         return self.parts.program
 
     @property
@@ -62,7 +62,7 @@ class CompiledModule:
         return summary_of(self.report, self.parts.program)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Outputs for the inputs: one array, or a tuple in the model's order when there are several.
+        """Run the model: returns one array, or a tuple in the model's order when there are several outputs.
 
         Inputs are numpy arrays or anything with DLPack. Where the model takes other values, inputs are lists for
         sequences, None for optionals, and arrays of Python strings. Raises InputError for a wrong name, shape or dtype.
@@ -71,14 +71,14 @@ class CompiledModule:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Outputs by name for inputs by name."""
+        """Run the model on inputs by name, and return the outputs by name. Raises InputError like a call."""
         outputs = self.executor.run(collect_inputs(self.parts.program.model_inputs, (), inputs))
         return {
             port.name: array for port, array in zip(self.parts.program.model_outputs, outputs, strict=True)
         }
 
     def trace(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """A time line of one warm run. Written as JSON, it can be read by Chrome's trace viewer and by Perfetto.
+        """The time line of one warm run; written as JSON, Chrome's trace viewer and Perfetto can read it.
 
         Raises InputError like ``run``, and UsageError where an engine runs the model, or its dynamic suffix.
         """
@@ -91,8 +91,8 @@ class CompiledModule:
     def clone(self) -> CompiledModule:
         """The same module with an arena of its own, so that calls of the two do not wait for each other's copies.
 
-        Kernels and their weights are shared. Runs of clones take turns on the team of threads, and so do all runs of an
-        engine that runs the whole model.
+        Kernels and their weights are shared. Of all clones one at a time runs on the team of threads, and one at a time
+        on an engine that runs the whole model.
         """
         return CompiledModule(self.parts, self.report, self.executor.clone())
 
@@ -135,7 +135,7 @@ class CompiledModule:
         for region in self.parts.program.executed:
             counts[region.backend] = counts.get(region.backend, 0) + 1
         mix = ", ".join(f"{count}x {name}" for name, count in counts.items())
-        return f"<collage module {self.report.model}: {mix}; {self.report.measured_us / 1000:.3f} ms>"
+        return f"<collage module {self.report.model}: {mix}; {self.report.time_text}>"
 
     def _repr_html_(self) -> str:
         return as_html(self.report, self.parts.program)

@@ -22,10 +22,10 @@ from collage.runtime.parts import Parts
 def save_modules(
     path: Path, modules: Sequence[tuple[Parts, Report]], *, shaped: bool = False, model: Buffer | None = None
 ) -> None:
-    """Write the file beside its place and move it there, so that no half-written file is ever seen.
+    """Write the file under another name and rename it, so that no other process sees a half-written file.
 
     ``shaped`` files have a module for each set of shapes, and perhaps an ONNX ``model`` for all other shapes. What the
-    kernels of several modules share is stored once.
+    kernels of several modules share is stored once. Raises OSError when the file cannot be written.
     """
     with new_file(path) as stream, NewArchive(stream) as archive:
         manifest = {
@@ -39,7 +39,7 @@ def save_modules(
 
 
 def _put_module(archive: NewArchive, parts: Parts, report: Report) -> dict[str, Any]:
-    """Store a module; its part of the manifest."""
+    """Store a module, and return its part of the manifest."""
     return {
         "target": {
             "device": parts.target.device,
@@ -59,7 +59,7 @@ def _put_module(archive: NewArchive, parts: Parts, report: Report) -> dict[str, 
 
 
 def _put_artifact(archive: NewArchive, artifact: Artifact) -> dict[str, Any]:
-    """Store an artifact; its part of the manifest, which names its bytes, or its head and its arrays."""
+    """Store an artifact, and return its part of the manifest, which names its bytes, or its head and its arrays."""
     try:
         framed = artifact if isinstance(artifact, Framed) else parts_of(artifact)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A model compiled for several sets of input shapes, with a placement for each, of which a call picks one."""
+"""A model that is compiled for several sets of input shapes; a call runs the placement for its shapes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from collage.runtime.inputs import extents, in_order, shape_arguments, shapes_te
 log = logging.getLogger(__name__)
 
 Shapes = tuple[tuple[int, ...], ...]
-"""Extents of each input, in the model's order."""
+"""The extents of each input, in the model's order."""
 
 
 class ShapedModule:
     """A module that is called like a ``CompiledModule``, and runs the placement for exactly its inputs' shapes.
 
-    Other shapes run on ONNX Runtime, with one warning. Where there is no fallback they raise InputError.
+    Calls with other shapes run on ONNX Runtime, with one warning. Where there is no fallback, they raise InputError.
     """
 
     def __init__(self, modules: Sequence[CompiledModule], fallback: Fallback | None) -> None:
@@ -42,12 +42,12 @@ class ShapedModule:
 
     @property
     def inputs(self) -> dict[str, str]:
-        """Names of the inputs with dtype and each shape."""
+        """The names of the inputs, with the dtype and each shape."""
         return self._types([module.inputs for module in self.modules])
 
     @property
     def outputs(self) -> dict[str, str]:
-        """Names of the outputs with dtype and each shape."""
+        """The names of the outputs, with the dtype and each shape."""
         return self._types([module.outputs for module in self.modules])
 
     @staticmethod
@@ -61,7 +61,7 @@ class ShapedModule:
         return self._by_shapes.get(wanted) or self._refuse(wanted)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Outputs for the inputs: one array, or a tuple in the model's order when there are several.
+        """Run the model: returns one array, or a tuple in the model's order when there are several outputs.
 
         Raises InputError for a wrong name, dtype or shape.
         """
@@ -69,7 +69,7 @@ class ShapedModule:
         return outputs[0] if len(outputs) == 1 else outputs
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
-        """Outputs by name for inputs by name."""
+        """Run the model on inputs by name, and return the outputs by name. Raises InputError like a call."""
         return self._run((), inputs)
 
     def _run(self, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Array]:
@@ -85,8 +85,8 @@ class ShapedModule:
         self.fallback.tell_once(
             partial(
                 log.warning,
-                "%s was not compiled for %s, but for %s: such calls run on ONNX Runtime. Compile it with --shape for "
-                "them, too; this is said once",
+                "%s was not compiled for %s, but for %s. Such calls run on ONNX Runtime. Compile it with --shape for "
+                "these shapes, too. This warning is shown once",
                 self.modules[0].report.model,
                 self._describe(shapes),
                 self._placed(),
@@ -107,7 +107,7 @@ class ShapedModule:
         return "; ".join(shapes_text(module.program) for module in self.modules)
 
     def trace(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """A time line, as of ``CompiledModule.trace``. Raises InputError for shapes without a placement."""
+        """The time line of a warm run; see ``CompiledModule.trace``. Raises InputError for other shapes."""
         shapes = {name: np.shape(value) for name, value in inputs.items()}
         return self.for_shapes(shapes).trace(inputs)
 
@@ -127,9 +127,7 @@ class ShapedModule:
         )
 
     def __repr__(self) -> str:
-        placed = "; ".join(
-            f"{shapes_text(each.program)}: {each.report.measured_us / 1000:.3f} ms" for each in self.modules
-        )
+        placed = "; ".join(f"{shapes_text(each.program)}: {each.report.time_text}" for each in self.modules)
         return f"<collage module {self.modules[0].report.model} for {placed}>"
 
     def _repr_html_(self) -> str:

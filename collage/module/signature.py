@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ALGORITHM = "ed25519"
 _PURPOSE = b"collage module file, sha256 of its manifest: "
-"""Stands before the signed digest, so that a signature of something else is no signature of a module."""
+"""A text before the signed digest, so that a signature of anything else is no signature of a module."""
 
 
 def check_signature(path: Path, archive: MappedArchive, key: Path) -> None:
@@ -29,7 +29,7 @@ def check_signature(path: Path, archive: MappedArchive, key: Path) -> None:
     public = _public(key)
     if archive.signature is None:
         raise ModuleFileError(
-            f"{path} is not signed. Get a signed one from whoever made it, or, if that was you, "
+            f"{path} is not signed. Get a signed one from its maker, or, if that is you, run "
             f"`collage sign {path} --key KEY.pem`."
         )
     from cryptography.exceptions import InvalidSignature
@@ -41,11 +41,11 @@ def check_signature(path: Path, archive: MappedArchive, key: Path) -> None:
         public.verify(
             base64.b64decode(typed(str, text.get("signature")), validate=True), signed_bytes(archive)
         )
-    except (InvalidSignature, ValueError):
+    except (InvalidSignature, ValueError) as error:
         raise ModuleFileError(
             f"{path} is not signed by {key}: it was changed, or somebody else has signed it. Do not load it; get it "
-            "again from whoever has the key."
-        ) from None
+            "again from the owner of the key."
+        ) from error
 
 
 def signed_bytes(archive: MappedArchive) -> bytes:
@@ -58,12 +58,12 @@ def private_key(path: Path) -> Ed25519PrivateKey:
     serialization, ed25519 = _library()
     try:
         found = serialization.load_pem_private_key(_read(path), password=None)
-    except TypeError:
+    except TypeError as error:
         raise CollageError(
             f"{path} is encrypted: `openssl pkey -in {path} -out KEY.pem` decrypts it."
-        ) from None
-    except ValueError:
-        raise _no_key(path, "private") from None
+        ) from error
+    except ValueError as error:
+        raise _no_key(path, "private") from error
     if not isinstance(found, ed25519.Ed25519PrivateKey):
         raise _no_key(path, "private")
     return cast("Ed25519PrivateKey", found)
@@ -73,8 +73,8 @@ def _public(path: Path) -> Ed25519PublicKey:
     serialization, ed25519 = _library()
     try:
         found = serialization.load_pem_public_key(_read(path))
-    except ValueError:
-        raise _no_key(path, "public") from None
+    except ValueError as error:
+        raise _no_key(path, "public") from error
     if not isinstance(found, ed25519.Ed25519PublicKey):
         raise _no_key(path, "public")
     return cast("Ed25519PublicKey", found)
@@ -93,15 +93,15 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise CollageError(f"cannot read the key {path}: {error.strerror}.") from None
+        raise CollageError(f"cannot read the key {path}: {error.strerror}.") from error
 
 
 def _library() -> tuple[Any, Any]:
     try:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519
-    except ImportError:
+    except ImportError as error:
         raise CollageError(
             "signatures need the package cryptography: pip install 'collage[signing]'."
-        ) from None
+        ) from error
     return serialization, ed25519

@@ -8,7 +8,7 @@ from collage.native.launch import (
     Step,
     Task,
     TaskError,
-    in_turn,
+    in_sequence,
     note_time,
     touch_in_turns,
 )
@@ -27,7 +27,7 @@ __all__ = [
     "Team",
     "beside_team",
     "core_problem",
-    "in_turn",
+    "in_sequence",
     "note_time",
     "sharing_scratch",
     "team_of",

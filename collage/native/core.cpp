@@ -1,8 +1,8 @@
 // See core.h for what each function promises.
 
 #include "core.h"
-#include "relay.h"
-#include "turns.h"
+#include "work_sharing.h"
+#include "ticket_lock.h"
 #include "wait.h"
 
 #include <linux/futex.h>
@@ -19,25 +19,25 @@
 #include <utility>
 #include <vector>
 
-using namespace collage;  // turns.h, wait.h
+using namespace collage;  // ticket_lock.h, wait.h
 
 namespace {
 
 constexpr size_t kLine = 128;         // two cache lines: the prefetcher pairs them
 constexpr int kSpinsBetweenClocks = 64;
 
-// Whether somebody else has our cores is looked at after runs longer than this, after some of the others, and after all
-// of them for a while when somebody had.
+// Whether other processes use our cores is checked after runs longer than this, after some of the shorter ones, and after
+// all of them for a while when it was so.
 constexpr int64_t kLongRun = 1000000;  // ns
-constexpr int64_t kShortRun = 100000;  // ns; looking takes some 3 us
+constexpr int64_t kShortRun = 100000;  // ns; a check takes about 3 us
 constexpr int kLookEvery = 16;         // runs
 // What a thread misses of a run when it was kept off its core, in ns: waking it takes less.
 constexpr int64_t kLost = 200000;
-// Runs that are looked at are judged together when they have taken so long, in ns: some of others' time slices.
+// Checked runs are judged together when they have taken so long, in ns: a few time slices of other processes.
 constexpr int64_t kWindow = 20000000;
-// How long a team then runs in relays before it is tried again: longer each time that it is no use.
-constexpr int64_t kRelayAtFirst = 100000000, kRelayAtMost = 1600000000;  // ns
-// Of a core that others use, too, a thread that goes on meanwhile gets so much.
+// How long a team then shares work before barriers are tried again: longer each time that these are still slower.
+constexpr int64_t kSharingAtFirst = 100000000, kSharingAtMost = 1600000000;  // ns
+// The share of a core that a thread gets while another process uses the core, too.
 constexpr double kShare = 0.3;
 
 // TVM's TVMParallelGroupEnv.
@@ -61,15 +61,15 @@ struct collage_team {
   std::atomic<int> patience{0};  // spins before a waiting thread gives way: none with more threads than cores
   std::vector<int> cpus;
   std::vector<pthread_t> threads;
-  Turns owner;  // held by whoever runs
+  TicketLock owner;  // held by the caller whose run it is
   std::atomic<int64_t> spin_ns{200000};
 
-  // For whoever runs: the others' clocks and what they showed, and how long to run in relays.
+  // Used by the caller whose run it is: the other threads' clocks and what they showed, and how long to share work.
   std::vector<clockid_t> clocks;
   std::vector<int64_t> used;
-  int64_t looked_at = 0, lost = 0;  // how long the runs looked at lately took, and what a thread missed of them at most
-  bool watching = false;  // every run, since something was lost
-  int64_t relay_until = 0, relay_for = kRelayAtFirst, last_run = 0, runs = 0;
+  int64_t looked_at = 0, lost = 0;  // how long the runs checked lately took, and the most that a thread missed of them
+  bool watching = false;  // whether every run is checked, because something was lost
+  int64_t sharing_until = 0, sharing_for = kSharingAtFirst, last_run = 0, runs = 0;
 
   // The run under way; written by the first thread before `run` changes.
   const collage_step *steps = nullptr;
@@ -79,16 +79,16 @@ struct collage_team {
   std::atomic<int> status{0};
   std::atomic<int64_t> failed{-1};
 
-  alignas(kLine) std::atomic<uint32_t> run{0};  // counts runs by twos, odd for relays; sleepers wait for it
+  alignas(kLine) std::atomic<uint32_t> run{0};  // counts runs by twos, odd for work sharing; sleepers wait for it
   std::atomic<int> sleepers{0};
   std::atomic<bool> park{false};
   std::atomic<bool> stop{false};
 
-  Relay relay;
+  WorkSharing shared_walk;
 
   alignas(kLine) std::atomic<int> arrived{0};
   alignas(kLine) std::atomic<uint32_t> phase{0};  // counts the steps; odd after one that failed
-  // A parallel loop that the first thread shares out; no body says that the step is over.
+  // A parallel loop whose tasks the first thread shares out; without a body, the step is over.
   alignas(kLine) std::atomic<uint32_t> posted{0};
   ParallelBody body = nullptr;
   void *data = nullptr;
@@ -98,8 +98,8 @@ struct collage_team {
 
   Spin patient() const { return Spin(patience.load(std::memory_order_relaxed)); }
 
-  // Whether the run goes on. The last to arrive says so for all, since by the time that the others look the
-  // next step may have failed, or the next run begun.
+  // Returns whether the run goes on. The last thread to arrive decides it for all, since by the time that the others
+  // look the next step may have failed, or the next run may have begun.
   bool barrier() {
     const uint32_t now = phase.load(std::memory_order_relaxed);
     uint32_t then = (now | 1) + 1;
@@ -206,7 +206,7 @@ void collage_team::serve(int me) {
       set = now;
       if (set != nullptr) set(1);
     }
-    if (last % 2 != 0) relay.run();
+    if (last % 2 != 0) shared_walk.run();
     else walk(me, seen);
   }
 }
@@ -227,9 +227,9 @@ void *serve_thread(void *argument) {
   return nullptr;
 }
 
-void wake(collage_team &team, bool in_relay = false) {
+void wake(collage_team &team, bool sharing = false) {
   const uint32_t last = team.run.load(std::memory_order_relaxed);
-  team.run.store((last | 1) + 1 + (in_relay ? 1 : 0), std::memory_order_seq_cst);
+  team.run.store((last | 1) + 1 + (sharing ? 1 : 0), std::memory_order_seq_cst);
   if (team.sleepers.load(std::memory_order_seq_cst) > 0)
     syscall(SYS_futex, &team.run, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
@@ -241,9 +241,9 @@ void pin(pthread_t thread, int cpu) {
   pthread_setaffinity_np(thread, sizeof set, &set);
 }
 
-// The caller stays where the system put it; a thread of ours that was pinned there moves to the free core. The cores
-// that this process may use can change at any time (taskset, containers): none but those are taken, and with fewer
-// of them than threads whoever waits gives way at once.
+// The caller stays where the system put it, and a thread of ours that was pinned there moves to the free core. The cores
+// that this process may use can change at any time (taskset, containers). Only those are taken; with fewer of them than
+// threads, waiting threads give way at once.
 void make_room(collage_team &team) {
   cpu_set_t usable;
   const bool known = sched_getaffinity(0, sizeof usable, &usable) == 0;
@@ -261,25 +261,25 @@ void make_room(collage_team &team) {
   team.cpus[0] = here;
 }
 
-void run_in_relay(collage_team &team) {
+void run_sharing_work(collage_team &team) {
   make_room(team);
-  team.relay.begin(team.steps, team.count);
+  team.shared_walk.begin(team.steps, team.count);
   wake(team, true);
-  team.relay.run();
-  team.status.store(team.relay.status(), std::memory_order_relaxed);
-  team.failed.store(team.relay.failed(), std::memory_order_relaxed);
+  team.shared_walk.run();
+  team.status.store(team.shared_walk.status(), std::memory_order_relaxed);
+  team.failed.store(team.shared_walk.failed(), std::memory_order_relaxed);
 }
 
-// Whether the runs looked at lately would have been faster in a relay. Without what was lost in them they would have taken
-// the rest of the time; with a part of one core less, so much more.
-bool relay_is_better(const collage_team &team) {
+// Whether the runs checked lately would have been faster with work sharing. Without what was lost in them they would have
+// taken the rest of the time; on a part of one core less, longer in proportion.
+bool sharing_is_better(const collage_team &team) {
   const double rest = double(team.looked_at - team.lost);
   return double(team.looked_at) > rest * team.size / (team.size - 1 + kShare);
 }
 
-// Somebody else's work on one of the cores holds up all threads at each of their meetings: with two of them a network
-// takes three times as long, and not even twice as long on one. So where threads are kept off their cores for so much of
-// the time that this pays, they go on without meetings for a while.
+// Another process on one of the cores holds up all threads at each barrier: on two threads a network takes three times as
+// long as before, and less than twice as long on one thread. So where threads are kept off their cores for so much of the
+// time that it pays, they go on without barriers for a while.
 void run_together(collage_team &team) {
   const bool watch = team.watching && team.last_run > kShortRun;
   const bool look = team.last_run > kLongRun || watch || team.runs++ % kLookEvery == 0;
@@ -304,9 +304,9 @@ void run_together(collage_team &team) {
   team.looked_at += wall;
   team.watching = team.watching || most > 0;
   if (team.looked_at < kWindow) return;
-  team.watching = relay_is_better(team);  // next time, too
-  team.relay_until = team.watching ? start + wall + team.relay_for : 0;
-  team.relay_for = team.watching ? std::min(team.relay_for * 2, kRelayAtMost) : kRelayAtFirst;
+  team.watching = sharing_is_better(team);  // next time, too
+  team.sharing_until = team.watching ? start + wall + team.sharing_for : 0;
+  team.sharing_for = team.watching ? std::min(team.sharing_for * 2, kSharingAtMost) : kSharingAtFirst;
   team.looked_at = team.lost = 0;
 }
 
@@ -349,7 +349,7 @@ void collage_team_set_spin(collage_team *team, int64_t nanoseconds) { team->spin
 int collage_team_run(collage_team *team, const collage_step *steps, int64_t count, int64_t *failed) {
   if (failed != nullptr) *failed = -1;
   if (count == 0) return 0;
-  std::lock_guard<Turns> hold(team->owner);
+  std::lock_guard<TicketLock> hold(team->owner);
   const SetThreads set = openmp_set.load(std::memory_order_acquire);
   const int regions = set != nullptr ? openmp_get.load(std::memory_order_relaxed)() : 1;
   if (regions != 1) set(1);
@@ -361,8 +361,8 @@ int collage_team_run(collage_team *team, const collage_step *steps, int64_t coun
   if (team->size == 1) {
     uint32_t unused = 0;
     team->walk(0, unused);
-  } else if (team->relay_until != 0 && now_ns() < team->relay_until) {
-    run_in_relay(*team);
+  } else if (team->sharing_until != 0 && now_ns() < team->sharing_until) {
+    run_sharing_work(*team);
   } else {
     run_together(*team);
   }
@@ -372,8 +372,8 @@ int collage_team_run(collage_team *team, const collage_step *steps, int64_t coun
 }
 
 void collage_team_beware(collage_team *team, int64_t nanoseconds) {
-  std::lock_guard<Turns> hold(team->owner);
-  team->relay_until = now_ns() + nanoseconds;
+  std::lock_guard<TicketLock> hold(team->owner);
+  team->sharing_until = now_ns() + nanoseconds;
 }
 
 void collage_team_park(collage_team *team) { team->park.store(true, std::memory_order_relaxed); }

@@ -1,7 +1,7 @@
 // The native core: one team of threads, and launch lists that it walks without Python.
 //
 // Everything here has C linkage and plain types, so that Python calls it through ctypes and a test can call it
-// from C. A launch list belongs to whoever made it and must outlive its runs.
+// from C. A launch list belongs to the caller that made it, and must outlive its runs.
 
 #ifndef COLLAGE_NATIVE_CORE_H
 #define COLLAGE_NATIVE_CORE_H
@@ -37,46 +37,46 @@ typedef struct {
 
 typedef struct collage_team collage_team;
 
-// A team of `threads` threads: the caller of each run, and threads - 1 of its own, kept off each other's cores
-// among the `cpus` given (`cpu_count` of them; fewer than threads: nothing is pinned). NULL when the system
-// gives no more threads.
+// A team of `threads` threads: the caller of each run, and threads - 1 of its own. Each is pinned to another one of the
+// `cpu_count` given `cpus`; where these are fewer than the threads, nothing is pinned. NULL when the system gives no more
+// threads.
 collage_team *collage_team_create(int threads, const int *cpus, int cpu_count);
 void collage_team_destroy(collage_team *team);
 
 // How long threads without work spin before they sleep, in nanoseconds.
 void collage_team_set_spin(collage_team *team, int64_t nanoseconds);
 
-// Walk a launch list; one run of a team at a time, others wait for their turn. Returns 0, or the status of the task that
-// failed, with its step in *failed (which may be NULL).
+// Walk a launch list. A team has one run at a time, and callers get it in the order in which they came. Returns 0, or the
+// status of the task that failed, with its step in *failed (which may be NULL).
 int collage_team_run(collage_team *team, const collage_step *steps, int64_t count, int64_t *failed);
 
-// For so long run in relays (relay.h), where no thread waits for a certain other one. A team begins that by itself when its
-// threads are kept off their cores for much of the time.
+// For so long share work (work_sharing.h), so that no thread waits for a certain other one. A team begins that by itself
+// when its threads are kept off their cores for much of the time.
 void collage_team_beware(collage_team *team, int64_t nanoseconds);
 
-// Put the idle threads to sleep now, because somebody else needs their cores.
+// Put the idle threads to sleep now, because another library needs their cores.
 void collage_team_park(collage_team *team);
 
-// OpenMP of an operator library: its threads-per-region setting is 1 while a team's thread runs a task.
+// Registers the OpenMP of an operator library. Its number of threads for a region is 1 while a team's thread runs a task.
 void collage_use_openmp(int (*get_max_threads)(void), void (*set_num_threads)(int));
 
-// What TVM's generated code calls for a parallel loop (TVMBackendParallelLaunch): the team shares it out, or the
-// calling thread does all of it where there is no team.
+// What TVM's generated code calls for a parallel loop (TVMBackendParallelLaunch). The team's threads share the loop; where
+// there is no team, the calling thread does all of it.
 int collage_parallel_launch(int (*body)(int task, void *environment, void *data), void *data, int tasks);
 
 // A task that writes the time to *(int64_t *)a: nanoseconds of CLOCK_MONOTONIC.
 int collage_note_time(void *a, void *b, intptr_t n, void *c);
 
-// A task that rewrites a word of each cache line of the n bytes from a on, so that the lines are this core's.
+// A task that rewrites a byte of each cache line of the n bytes from a on, so that the lines belong to this core.
 int collage_touch(void *a, void *b, intptr_t n, void *c);
 
-// Events between tasks that run side by side; both numbers begin at 0. A run records an event once (a uint32_t at a),
-// and whoever waits for it, once a run, has a number of its own at b.
+// Events between tasks that run at the same time. A run records an event once, in the uint32_t counter at a. Each task
+// that waits for it, once a run, has a uint32_t counter of its own at b. All counters begin at 0.
 int collage_record(void *a, void *b, intptr_t n, void *c);
 int collage_await(void *a, void *b, intptr_t n, void *c);
 
 // A task that runs the n tasks at a one after another; there may be events among them. After one that fails only events
-// take place, so that nobody waits for ever; returns the first status other than 0.
+// are handled, so that no thread waits for ever. Returns the first status other than 0.
 int collage_stream(void *a, void *b, intptr_t n, void *c);
 
 // A task that does nothing, for measuring what a launch costs.

@@ -1,4 +1,4 @@
-"""Loading Collage's own kernels, which `setup.py` builds from `kernels/` beside this file."""
+"""Loading Collage's own kernels, which `setup.py` builds from the folder `kernels`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collage.errors import CollageError
 from collage.native.library import address_of, built
 
 REVISION = 9
-"""That of the kernels' sources (kernels.h), which say when to count up."""
+"""The revision of the kernels' sources; kernels.h says when it changes."""
 
 _LEAST_ISA = 512
 
 
 @cache
 def kernels_problem() -> str:
-    """Why Collage's own kernels cannot be used here and what to do about it; "" when they can."""
+    """The reason why Collage's own kernels cannot be used here and the way to mend that, or "" if they can."""
     try:
         library = _load()
         found, isa = library.collage_kernels_revision(), library.collage_kernels_isa()
@@ -31,14 +31,14 @@ def kernels_problem() -> str:
 
 
 def kernel_function(name: str) -> int:
-    """Address of a kernel, for a task. Raises CollageError when it cannot be used."""
+    """The address of a kernel, for a task. Raises CollageError when it cannot be used."""
     if problem := kernels_problem():
         raise CollageError(problem)
     return address_of(getattr(_load(), name))
 
 
 def library_function(name: str) -> int | None:
-    """Address of a function for every processor, or None where the library was not built, or from older sources."""
+    """The address of a function for every processor, or None where the library was not built or is of older sources."""
     try:
         return address_of(getattr(_load(), name))
     except (OSError, AttributeError):

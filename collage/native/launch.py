@@ -1,4 +1,4 @@
-"""Launch lists: what a team runs, described in Python, walked without it."""
+"""Launch lists, which Python describes and a team of threads runs without Python."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ class TaskError(CollageError):
 
 
 class Mode(IntEnum):
-    """SPLIT: task i runs on thread i modulo the team's size. LEAD: the first thread runs the tasks in order, and
+    """The way in which a team runs the tasks of a step.
+
+    With SPLIT, task i runs on thread i modulo the team's size. With LEAD, the first thread runs the tasks in order, and
     the others take part in the parallel loops inside them.
     """
 
@@ -36,7 +38,7 @@ class Mode(IntEnum):
 class Task:
     """A call of the C function at address ``function``: ``int (*)(void *a, void *b, intptr_t n, void *c)``.
 
-    ``keep`` holds whatever must stay alive as long as the task may run.
+    ``keep`` holds the objects that must stay alive as long as the task may run.
     """
 
     function: int
@@ -49,7 +51,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Step:
-    """Tasks that run side by side, or under the lead of one thread; all threads meet at its end."""
+    """Tasks that run at the same time, or under the lead of one thread, with a barrier at the end."""
 
     tasks: tuple[Task, ...]
     mode: Mode = Mode.SPLIT
@@ -61,7 +63,7 @@ def note_time(where: int) -> Step:
 
 
 def touch_in_turns(array: Array) -> Step:
-    """A step after which the cores own an array's cache lines in turns, by pieces of 4 KiB or more."""
+    """A step after which each core owns every n-th piece of an array's cache lines; a piece has 4 KiB or more."""
     piece = max(4096, -(-array.nbytes // (_MOST_PIECES * 4096)) * 4096)
     function, start = address_of(core().collage_touch), int(array.ctypes.data)
     return Step(
@@ -79,8 +81,8 @@ class Events:
         self._counters: list[ctypes.Array[ctypes.c_uint32]] = []
 
     def make(self, waiters: int) -> tuple[Task, list[Task]]:
-        """The task that records a new event, and one for each of those that wait for it."""
-        # Each counter on cache lines of its own: the recorder's, then one for each waiter.
+        """The task that records a new event, and a task that waits for it, for each of ``waiters``."""
+        # Each counter is on cache lines of its own: the recorder's first, then one for each waiter.
         memory = (ctypes.c_uint32 * (_EVENT_WORDS * (waiters + 2)))()
         self._counters.append(memory)
         start = -(-ctypes.addressof(memory) // _EVENT_BYTES) * _EVENT_BYTES
@@ -91,13 +93,13 @@ class Events:
         return Task(record, a=start, keep=(memory,)), waits
 
     def reset(self) -> None:
-        """Forget what was recorded: another thread of this fork's parent may have been at it."""
+        """Set all events to not recorded, since in a fork another thread of the parent may have changed some."""
         for each in self._counters:
             ctypes.memset(each, 0, ctypes.sizeof(each))
 
 
-def in_turn(tasks: Sequence[Task]) -> Task:
-    """One task that runs all of these, one after another; events may be among them."""
+def in_sequence(tasks: Sequence[Task]) -> Task:
+    """One task that runs all of ``tasks``, one after another; events may be among them."""
     if len(tasks) == 1:
         return tasks[0]
     array = _tasks(tasks)
@@ -113,10 +115,10 @@ class NativeKernel(Kernel):
 
     @abstractmethod
     def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
-        """The kernel on these buffers; see ``Kernel.bind`` for what holds of them."""
+        """The steps of the kernel on these buffers; see ``Kernel.bind`` for the properties of the buffers."""
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call:
-        """A launch list of this kernel alone."""
+        """A launch list with the steps of this kernel only."""
         return LaunchList(team_of(self.threads), self.steps(inputs, outputs))
 
 
@@ -139,13 +141,13 @@ def _tasks(tasks: Sequence[Task]) -> ctypes.Array[_Task]:
 
 
 class LaunchList:
-    """Steps in order, ready to run: calling it runs them all, without the GIL.
+    """Steps in order, which a call of the list runs without the GIL. A call raises TaskError when a task fails.
 
-    A list whose team has ended, because this process is a fork, goes to the process's own team of that size.
+    A list whose team has ended, because this process is a fork, is run by the process's own team of that size.
     """
 
     def __init__(self, team: Team, steps: Sequence[Step], events: Events | None = None) -> None:
-        """``events`` are those among the tasks."""
+        """Prepare the steps for ``team``; ``events`` has the events among the tasks, if there are any."""
         self._source = tuple(steps)
         self._events = events
         self._steps = (_Step * len(steps))()
@@ -171,7 +173,7 @@ class LaunchList:
         return len(self._source)
 
     def between(self, first: Sequence[Step], last: Sequence[Step]) -> LaunchList:
-        """The same steps after some others and before some others."""
+        """A launch list of the same steps, after those in ``first`` and before those in ``last``."""
         return LaunchList(self.team, [*first, *self._source, *last], self._events)
 
     def __call__(self) -> None:

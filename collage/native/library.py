@@ -1,4 +1,4 @@
-"""Loading the core's shared library, which `setup.py` builds beside this file."""
+"""Loading the core's shared library, which `setup.py` builds in the folder of this file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collage.errors import CollageError
 
 @cache
 def core_problem() -> str:
-    """Why the native core cannot be used here and what to do about it; "" when it can."""
+    """The reason why the native core cannot be used here, and the way to mend that, or "" when it can be used."""
     try:
         _load()
     except (OSError, AttributeError) as error:  # AttributeError: one built from older sources
@@ -31,12 +31,12 @@ def core() -> ctypes.CDLL:
 
 
 def address_of(function: object) -> int:
-    """Address of a C function of a loaded library."""
+    """The address of a C function of a loaded library."""
     return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
 
 
 def built(name: str) -> Path:
-    """Path of an extension beside this file. Raises OSError when it was not built."""
+    """The path of an extension in the folder of this file. Raises OSError when it was not built."""
     found = (Path(__file__).parent / (name + suffix) for suffix in EXTENSION_SUFFIXES)
     path = next((each for each in found if each.exists()), None)
     if path is None:

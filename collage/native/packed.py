@@ -1,4 +1,4 @@
-"""Packed kernels as artifacts, and back: numbers in the head, and arrays."""
+"""Packed kernels as artifacts, which have numbers in their head, and arrays."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _KIND = "native"
 
 @dataclass(frozen=True)
 class Packed:
-    """A kernel that travels: numbers by name (what JSON can hold), and arrays by name."""
+    """A kernel that can be stored in a file: numbers by name (as JSON can hold them), and arrays by name."""
 
     numbers: Mapping[str, Any]
     arrays: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
 
 
 def to_bytes(algorithm: str, packed: Packed) -> bytes:
-    """The kernel, with the name of the algorithm that loads it."""
+    """The bytes of the kernel and of the name of the algorithm that loads it."""
     shapes = {name: array.shape for name, array in packed.arrays.items()}
     head = {"revision": REVISION, "algorithm": algorithm, "numbers": packed.numbers, "arrays": shapes}
     arrays = [np.ascontiguousarray(array, np.float32).tobytes() for array in packed.arrays.values()]
@@ -34,9 +34,9 @@ def to_bytes(algorithm: str, packed: Packed) -> bytes:
 
 
 def from_artifact(artifact: Artifact) -> tuple[str, Packed]:
-    """The algorithm's name and the kernel, its arrays at multiples of 64 bytes: copies, or mapped and read-only.
+    """The algorithm's name and the kernel; its arrays are at multiples of 64 bytes, and copies or mapped read-only.
 
-    Raises CollageError for what is none, ModuleFileError for one of another revision of the kernels.
+    Raises CollageError for bytes that are no kernel, and ModuleFileError for another revision of the kernels.
     """
     try:
         framed = unframe(_KIND, artifact)
@@ -59,7 +59,7 @@ def from_artifact(artifact: Artifact) -> tuple[str, Packed]:
 
 
 class _Numbers(dict[str, Any]):
-    """What is missing from a file is an error that says so."""
+    """Numbers and arrays by name; a missing name raises MalformedError, which says so."""
 
     def __missing__(self, name: str) -> Any:
         raise MalformedError(f"it lacks {name}")

@@ -1,4 +1,4 @@
-"""How far into a buffer a kernel reaches that walks through it in steps, and whether the buffer is that large."""
+"""Checks of sizes: how far into a buffer a kernel with given strides reaches, and whether the buffer is that large."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from collage.graph.dataflow import Array
 FLOAT_BYTES = 4
 
 Walk: TypeAlias = "tuple[int, int]"
-"""How many elements there are along an axis, and how many floats one is from the next."""
+"""The number of elements along an axis, and the distance from one to the next in floats."""
 
 
 def reach(*walks: Walk, last: int = 1, start: int = 0) -> int:
-    """Floats up to the end of the last ``last`` ones that are read. Raises MalformedError for a step backwards."""
+    """The number of floats up to the end of the last ones that are read. Raises MalformedError for a step backwards.
+
+    The ``walks`` begin at ``start``, and ``last`` floats are read at each of their points.
+    """
     if start < 0 or last < 0 or any(count < 1 or step < 0 for count, step in walks):
         raise MalformedError(f"a kernel goes through a buffer in {walks} from {start}")
     return start + sum((count - 1) * step for count, step in walks) + last
 
 
 def check_floats(what: str, array: Array, floats: int) -> None:
-    """Raises MalformedError unless the array has so many floats, and all are there in a row."""
+    """Raise MalformedError unless the array is contiguous and has at least so many floats."""
     if array.nbytes < FLOAT_BYTES * floats or not array.flags.c_contiguous:
         raise MalformedError(
             f"{what} has {array.nbytes} bytes, and the kernel goes as far as {FLOAT_BYTES * floats}"
@@ -30,14 +33,14 @@ def check_floats(what: str, array: Array, floats: int) -> None:
 
 
 def picked(what: str, arrays: Sequence[Array], index: int) -> Array:
-    """The array of that number. Raises MalformedError when there is none."""
+    """The array of that index. Raises MalformedError when there is none."""
     if not 0 <= index < len(arrays):
         raise MalformedError(f"there is no {what} {index}, but {len(arrays)} of them")
     return arrays[index]
 
 
 def at_least(least: int, numbers: Mapping[str, Any], *names: str) -> None:
-    """Raises MalformedError unless all of these numbers, and those in lists, are at least so large."""
+    """Raise MalformedError unless all of these numbers, and those in lists, are at least ``least``."""
     for name in names:
         value = numbers[name]
         if min(value if isinstance(value, (list, tuple)) else (value,)) < least:
@@ -45,7 +48,7 @@ def at_least(least: int, numbers: Mapping[str, Any], *names: str) -> None:
 
 
 def one_of(valid: Sequence[int], numbers: Mapping[str, Any], *names: str) -> None:
-    """Raises MalformedError unless these numbers are among the valid ones."""
+    """Raise MalformedError unless these numbers are among the valid ones."""
     for name in names:
         if numbers[name] not in valid:
             raise MalformedError(f"{name} is {numbers[name]}, none of {', '.join(map(str, valid))}")

@@ -1,9 +1,8 @@
-"""Looking whether all elements of a value are ordinary numbers: finite, and no larger than LIMIT in magnitude.
+"""Scans, which look whether all elements of a value are ordinary numbers.
 
-Integers are no larger than INTEGER_LIMIT.
-
-Kernels that are right on finite numbers only are given no others: their inputs are scanned, and where something is
-found a flag is set, which the one who runs them reads afterwards. See `kernels/scan.cpp`.
+Ordinary floats are finite and no larger than LIMIT in magnitude, and ordinary integers no larger than INTEGER_LIMIT.
+Kernels that are right on finite numbers only get no other numbers: their inputs are scanned, and where a scan finds
+something else it sets a flag, which the executor reads afterwards. See `kernels/scan.cpp`.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from collage.native.kernel_library import library_function
 from collage.native.launch import Step, Task
 
 Flag = npt.NDArray[np.int64]
-"""One element, which a scan makes 1 where it finds something."""
+"""An array of one element, which a scan sets to 1 where it finds something."""
 
 _CODES = {name: code for code, name in enumerate((*SCANNED, *SCANNED_INTEGERS))}
 """The enumeration in scan.h."""
 _SMALL_BYTES = 1 << 15
-"""One thread is through with it before others have begun."""
+"""A size up to which one thread has finished the scan before other threads have begun."""
 
 
 def new_flag() -> Flag:
@@ -37,7 +36,7 @@ def new_flag() -> Flag:
 
 
 def scan_step(arrays: Sequence[Array], flag: Flag, threads: int) -> Step | None:
-    """A step of that many threads which scans the arrays; None without the native kernels."""
+    """A step for ``threads`` threads that scans the arrays, or None without the native kernels."""
     function = scan_function()
     if function is None:
         return None
@@ -59,7 +58,7 @@ def scan_call(arrays: Sequence[Array], flag: Flag) -> Call:
 
 @cache
 def scan_function() -> int | None:
-    """Address of the native scan, which runs on every processor, or None where it was not built."""
+    """The address of the native scan, which runs on every processor, or None where it was not built."""
     return library_function("collage_scan")
 
 
@@ -69,7 +68,7 @@ _PROTOTYPE = ctypes.CFUNCTYPE(
 
 
 class _NativeCall:
-    """The tasks, in the calling thread."""
+    """A call that runs tasks in the calling thread."""
 
     def __init__(self, function: int, tasks: Sequence[Task]) -> None:
         self._function = _PROTOTYPE(function)
@@ -93,7 +92,7 @@ def _task(function: int, array: Array, flag: Flag) -> Task:
 
 
 def _floats(array: Array) -> Array:
-    """The elements in a row; those of complex numbers one by one."""
+    """The elements as one axis; complex numbers become two floats each."""
     flat = array.reshape(-1)
     return flat.view(f"float{flat.dtype.itemsize * 4}") if flat.dtype.kind == "c" else flat
 
@@ -110,7 +109,7 @@ def _numpy_call(arrays: Sequence[Array], flag: Flag) -> Call:
 
 
 def _numpy_look(array: Array) -> Callable[[], bool]:
-    """Whether the array holds something else than ordinary numbers; it looks as `scan.cpp` does."""
+    """A function that tells whether the array holds other than ordinary numbers, by the rules of `scan.cpp`."""
     if array.dtype.kind in "iu":
         values: Any = array
         low = -INTEGER_LIMIT if array.dtype.kind == "i" else 0

@@ -1,7 +1,7 @@
 """Scratch memory for primitives: one buffer for each thread of a team, which all kernels share.
 
-A team's thread runs one task at a time, so what one kernel leaves there is nothing to the next. Kernels that may
-run beside others, on any threads, have buffers of their own.
+A team's thread runs one task at a time, and no kernel needs what an earlier one has left in the buffer. Kernels that
+may run at the same time as others, on any threads, have buffers of their own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _lock = threading.Lock()
 
 @contextmanager
 def sharing_scratch(group: Hashable) -> Iterator[None]:
-    """Kernels bound in here may run beside those of other groups, and never beside each other on the same thread."""
+    """A context in which bound kernels share scratch memory, and none with the kernels of other groups.
+
+    Kernels of one group never run at the same time on the same thread; kernels of different groups may.
+    """
     before = _group.set(group)
     try:
         yield
@@ -34,9 +37,9 @@ def sharing_scratch(group: Hashable) -> Iterator[None]:
 
 
 def shared_scratch(team: int, thread: int, nbytes: int) -> npt.NDArray[np.uint8]:
-    """At least ``nbytes`` bytes for thread ``thread`` of the team of ``team``; whoever got less before keeps it.
+    """At least ``nbytes`` bytes for thread ``thread`` of the team of ``team`` threads.
 
-    It is there as long as somebody holds it.
+    Kernels that got a smaller buffer before keep it. A buffer is freed when no kernel holds it any more.
     """
     key = team, thread, _group.get()
     with _lock:
@@ -47,7 +50,7 @@ def shared_scratch(team: int, thread: int, nbytes: int) -> npt.NDArray[np.uint8]
 
 
 def _renew_lock() -> None:
-    """In a forked child: another thread of the parent may have held it."""
+    """Make a new lock in a forked child, since another thread of the parent may have held the old one."""
     global _lock
     _lock = threading.Lock()
 

@@ -1,4 +1,4 @@
-"""C structs filled from Python."""
+"""C structs that are filled from Python."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collage.core.typed import MalformedError, shown
 
 
 def structure(kind: type[ctypes.Structure], values: Mapping[str, Any]) -> ctypes.Structure:
-    """A C struct from values by field name; sequences fill arrays and nested structs.
+    """Make a C struct from values by field name; sequences fill arrays and nested structs.
 
-    Raises MalformedError for a value that is missing, or that the field cannot hold: ctypes would cut it.
+    Raises MalformedError for a missing value, and for one that the field cannot hold, which ctypes would truncate.
     """
     found = kind()
     for name, of in kind._fields_:  # type: ignore[misc]

@@ -20,16 +20,17 @@ _lock = threading.Lock()
 
 
 class Team:
-    """``threads`` threads: whoever calls ``run``, and ``threads - 1`` of the team's own, pinned to other cores.
+    """A team of ``threads`` threads: the one that runs a launch list, and ``threads - 1`` of its own on other cores.
 
-    One run at a time; callers queue. With fewer cores than threads, or under a CPU quota, nothing is
-    pinned. ``handle`` is the core's
-    pointer to it, and 0 when the team has ended: it was closed, or this process is a fork of the one it was made in.
+    It has one run at a time, and callers get it in the order in which they came. With fewer cores than threads, or
+    under a CPU quota, no thread is pinned to a core. ``handle`` is the native core's pointer to the team. It is 0 when
+    the team has ended, because it was closed, or because this process is a fork of the one that made it. Raises
+    CollageError when the system gives no more threads.
     """
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        # Under a quota others run on the same cores, and all who pinned their threads would take the same few.
+        # Under a quota other processes run on the same cores, and all that pin threads would choose the same few cores.
         cpus = [] if cores().shared else _one_of_each_core_first(os.sched_getaffinity(0))
         self._core = core()
         self.handle: int = self._core.collage_team_create(
@@ -40,17 +41,17 @@ class Team:
         _made.add(self)
 
     def park(self) -> None:
-        """Send idle threads to sleep at once: somebody else's threads need the cores."""
+        """Send idle threads to sleep at once, because another library's threads need the cores."""
         if self.handle:
             self._core.collage_team_park(self.handle)
 
     def set_spin(self, microseconds: float) -> None:
-        """How long threads without work spin before they sleep."""
+        """Set the time that threads without work spin before they sleep."""
         if self.handle:
             self._core.collage_team_set_spin(self.handle, int(microseconds * 1000))
 
     def beware(self, seconds: float) -> None:
-        """Run without counting on any thread for so long: whoever has a core carries on.
+        """Use work sharing for so long: no thread waits for a certain other one (`work_sharing.h`).
 
         A team begins that by itself when its threads are kept off their cores for much of the time.
         """
@@ -58,14 +59,14 @@ class Team:
             self._core.collage_team_beware(self.handle, int(seconds * 1e9))
 
     def close(self) -> None:
-        """End the team's threads; nothing may run on it any more."""
+        """End the team's threads. No launch list may run on the team afterwards."""
         if self.handle:
             self._core.collage_team_destroy(self.handle)
             self.handle = 0
 
 
 def team_of(threads: int) -> Team:
-    """The process's team of that size, made when needed. Raises CollageError without the native core."""
+    """The process's team of that size, which is made when needed. Raises CollageError without the native core."""
     with _lock:
         if threads not in _teams or not _teams[threads].handle:
             _teams[threads] = Team(threads)
@@ -73,7 +74,7 @@ def team_of(threads: int) -> Team:
 
 
 def beside_team(call: Callable[[], None], threads: int) -> Callable[[], None]:
-    """The call of a kernel with threads of its own, which sends the team's idle threads to sleep first."""
+    """A call that sends the team's idle threads to sleep, and then calls a kernel with threads of its own."""
     if core_problem():
         return call
     park = team_of(threads).park
@@ -86,21 +87,21 @@ def beside_team(call: Callable[[], None], threads: int) -> Callable[[], None]:
 
 
 def _one_of_each_core_first(cpus: Iterable[int]) -> list[int]:
-    """CPUs that are hyperthreads of one core share its arithmetic units: a small team does without them."""
+    """The CPUs with one of each core first, because hyperthreads of one core share its arithmetic units."""
     seen: Counter[str] = Counter()
-    turns = []
+    ranked = []
     for cpu in sorted(cpus):
         try:
             siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
         except OSError:
             siblings = str(cpu)
-        turns.append((seen[siblings], cpu))
+        ranked.append((seen[siblings], cpu))
         seen[siblings] += 1
-    return [cpu for _, cpu in sorted(turns)]
+    return [cpu for _, cpu in sorted(ranked)]
 
 
 def _forget() -> None:
-    """In a forked child there are no threads but its own: teams are made again when needed."""
+    """Forget all teams in a forked child, which has none of their threads; they are made again when needed."""
     global _lock
     _lock = threading.Lock()  # another thread of the parent may have held it
     for team in _made:

@@ -23,7 +23,7 @@ inline void relax() {
 #endif
 }
 
-// Spins on; gives way to others when it takes long, since then somebody else has a thread's core.
+// Waits by spinning. After a while each call gives way to other threads, since one of them may have a team's core.
 class Spin {
  public:
   explicit Spin(int before_yield) : left_(before_yield) {}

@@ -1,8 +1,8 @@
-"""What matching knows of a model: the graph, and what is computed from it once."""
+"""The context of matching: a model's graph, and what is computed from it once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -30,12 +30,12 @@ class MatchContext:
 
     @cached_property
     def reach(self) -> Reachability:
-        """Which node reaches which."""
+        """The nodes that each node reaches."""
         return Reachability.of(self.graph)
 
     @cached_property
     def post_dominator(self) -> tuple[int | None, ...]:
-        """Immediate post-dominator of each node."""
+        """The immediate post-dominator of each node."""
         return post_dominators(self.graph)
 
     @cached_property
@@ -51,26 +51,30 @@ class MatchContext:
         return tuple(OpNode(n.id, self) for n in self.graph.nodes)
 
     def between(self, src: int, sink: int) -> tuple[int, ...]:
-        """All nodes on paths from src to sink, both included."""
+        """The ids of all nodes on paths from ``src`` to ``sink``, both included."""
         return nodes_between(self.graph, src, sink, self.reach)
 
 
 @dataclass(frozen=True)
 class OpNode:
-    """An operator as a pattern rule sees it; ``kind_value`` gives operator kinds the rule's own numbers."""
+    """An operator as a pattern rule sees it; ``kinds`` has the rule's own values of operator kinds, if it has any."""
 
     id: int
     context: MatchContext = field(repr=False, compare=False)
-    kind_value: Callable[[OpKind], Any] = field(default=lambda kind: kind, repr=False, compare=False)
+    kinds: Mapping[OpKind, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def kind_value(self, kind: OpKind) -> Any:
+        """The rule's value for an operator kind, which is the kind itself by default."""
+        return self.kinds.get(kind, kind)
 
     @cached_property
     def name(self) -> OpName:
-        """Short name: ``conv2d``; equals its aliases (see OpName)."""
+        """The short name, such as ``conv2d``; it equals its aliases (see OpName)."""
         return short_name(self.context.graph.nodes[self.id].op)
 
     @property
     def attr(self) -> Mapping[str, Attr]:
-        """The operator's attributes by TVM's names: ``op.attr["data_layout"]``."""
+        """The operator's attributes by TVM's names, as in ``op.attr["data_layout"]``."""
         return self.context.graph.nodes[self.id].attrs
 
     @property
@@ -80,12 +84,12 @@ class OpNode:
 
     @cached_property
     def input_types(self) -> tuple[TensorType, ...]:
-        """Types of the tensor arguments, in order."""
+        """The types of the tensor arguments, in order."""
         return tuple(self.context.graph.type_of(v) for v in self.context.graph.nodes[self.id].inputs)
 
     @cached_property
     def output_types(self) -> tuple[TensorType, ...]:
-        """Types of the results."""
+        """The types of the results, in order."""
         return tuple(self.context.graph.type_of(v) for v in self.context.graph.nodes[self.id].outputs)
 
     @cached_property

@@ -1,28 +1,27 @@
-"""Method 1 of Listing 1: patterns given explicitly, matched with ``tvm.relax.dpl``."""
+"""Method 1 of Listing 1: explicit patterns, which are matched with ``tvm.relax.dpl``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from collage.patterns.context import MatchContext, OpNode
 from collage.patterns.match import Found, escaping_reason
 
 Check = Callable[[tuple[OpNode, ...]], "bool | str"]
-"""Takes the matched operators in topological order; True, or False or the reason why they do not fit."""
+"""A function of the matched operators, in topological order: it returns True, False, or why they do not fit."""
 
 
-@dataclass(frozen=True)
 class BackendPattern:
     """A pattern with a name for reports and an optional check on the matched operators."""
 
-    pattern: Any
-    name: str = "pattern"
-    check: Check | None = None
+    def __init__(self, pattern: Any, name: str = "pattern", check: Check | None = None) -> None:
+        self.pattern = pattern
+        self.name = name
+        self.check = check
 
     def find(self, context: MatchContext) -> Iterator[Found]:
-        """Try the pattern with each node as its root."""
+        """Find the pattern, with each node of the model as its root."""
         for node in context.graph.nodes:
             nodes = context.relax_form.match(self.pattern, node.id)
             if nodes:
@@ -32,7 +31,7 @@ class BackendPattern:
         if reason := escaping_reason(context, nodes, root):
             return reason
         if self.check is not None:
-            verdict = self.check(tuple(context.ops[n] for n in nodes))
-            if verdict is not True:
-                return verdict if isinstance(verdict, str) else "the pattern's check refuses it"
+            answer = self.check(tuple(context.ops[n] for n in nodes))
+            if answer is not True:
+                return answer if isinstance(answer, str) else "the pattern's check refuses it"
         return ""

@@ -14,21 +14,21 @@ _INJECTIVE = (*_BROADCAST, OpKind.INJECTIVE)
 
 
 class FusionRule(BasePatternRule):
-    """Which groups TVM's FuseOps would make one kernel of.
+    """A rule for the groups that TVM's FuseOps would make one kernel of.
 
-    Elementwise and broadcast operators take injective ones and end in a reduction at most; injective ones
-    take injective ones; out-fusable ones (convolution, matmul, pooling) take elementwise and broadcast ones;
-    reductions and opaque operators take nothing after them.
+    Elementwise and broadcast operators are fused with injective ones after them, and with a reduction at the end.
+    Injective operators are fused with injective ones. Out-fusable operators (convolution, matmul, pooling) are fused
+    with elementwise and broadcast ones. Nothing is fused after reductions and opaque operators.
     """
 
     @staticmethod
     def op_rule(op: OpNode) -> bool | str:
-        """Everything but opaque operators."""
+        """Admit all operators that are not opaque."""
         return True if op.kind is not OpKind.OPAQUE else f"{op.name} is opaque to fusion"
 
     @staticmethod
     def fusion_rule(cur_type: Any, src: OpNode, sink: OpNode) -> bool:
-        """See the class."""
+        """Decide by the operator kinds, as the class says."""
         if cur_type is OpKind.OUT_FUSABLE:
             return check_path(src, sink, lambda kind: kind in _BROADCAST)
         if cur_type in _BROADCAST:
@@ -52,28 +52,28 @@ _SELF_CONTAINED = (
     "instance_norm",
     "cumsum",
 )
-"""Opaque to fusion, but lowered to a loop nest that our schedules know."""
+"""Operators that are opaque to fusion, but lowered to a loop nest that our schedules know."""
 
 _SUMS = ("sum", "mean", "prod")
 
 
 class ScheduledFusionRule(FusionRule):
-    """The fusion rules over the operators that our CPU schedules serve: no convolution, matmul or call."""
+    """The fusion rules over the operators that our CPU schedules handle, which are no convolutions or matmuls."""
 
     @staticmethod
     def op_rule(op: OpNode) -> bool | str:
-        """Memory-bound operators."""
+        """Admit the operators that are bound by memory."""
         if _op(op) in COMPUTE_BOUND:
             return f"{op.name} needs a tuned schedule (--tune-trials)"
         return TunedFusionRule.op_rule(op)
 
 
 class TunedFusionRule(FusionRule):
-    """The fusion rules over the operators that our schedules or tuning serve: convolutions and matmuls too."""
+    """The fusion rules over the operators that our schedules or tuning handle, convolutions and matmuls included."""
 
     @staticmethod
     def op_rule(op: OpNode) -> bool | str:
-        """Everything that TVM lowers to loops."""
+        """Admit the operators that TVM lowers to loops."""
         if op.kind is OpKind.OPAQUE and not (op.name in _SELF_CONTAINED or _op(op) == "call_tir"):
             return f"{op.name} is opaque to TVM's fusion"
         if op.name in _SUMS and any("int" in kind.dtype for kind in op.input_types):

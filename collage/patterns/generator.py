@@ -1,4 +1,4 @@
-"""The automatic pattern generator of Figure 2.4: grow a group from every seed until its rule breaks."""
+"""The automatic pattern generator of Figure 2.4, which grows a group from every seed until the rule refuses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from collage.graph.dataflow import OpKind
 from collage.patterns.context import MatchContext, OpNode
-from collage.patterns.language import is_op, is_tuple, wildcard
 
 _FUSION_ORDER = (
     OpKind.ELEMWISE,
@@ -21,16 +20,16 @@ _FUSION_ORDER = (
 
 
 class Rule(Protocol):
-    """What the generator asks; see ``collage.patterns.rules.BasePatternRule``."""
+    """The interface of rules; see ``collage.patterns.rules.BasePatternRule``."""
 
     max_nodes: int
 
     @property
     def name(self) -> str:
-        """Name for reports."""
+        """The name for reports."""
 
     def op_rule(self, op: OpNode, /) -> bool | str:
-        """Whether the operator is admitted, or why not."""
+        """Whether the operator is admitted, or the reason why not."""
 
     def fusion_rule(self, cur_type: Any, src: OpNode, sink: OpNode, /) -> bool:
         """Whether a group may grow up to ``sink``."""
@@ -41,7 +40,7 @@ class Rule(Protocol):
 
 @dataclass(frozen=True)
 class Generated:
-    """A group that obeys the rule (or the reason why its seed does not), and its operators as text."""
+    """A group of nodes, its operators as text, and the ``reason`` why its seed is not admitted, or ""."""
 
     nodes: tuple[int, ...]
     text: str
@@ -49,17 +48,18 @@ class Generated:
 
 
 def generate(context: MatchContext, rule: Rule) -> Iterator[Generated]:
-    """All groups of the rule in the model: step 1 admits the seed, step 2 grows it over post-dominators.
+    """All groups of the rule in the model: step 1 admits the seed, and step 2 grows it over post-dominators.
 
-    A group holds every node between its seed and its sink. As the sink post-dominates the seed, no
-    intermediate result escapes. Each node is asked about once.
+    A group has every node between its seed and its sink. As the sink post-dominates the seed, no intermediate result
+    escapes. The rule is asked once about each operator.
     """
-    ops = tuple(OpNode(op.id, context, rule.kind_value) for op in context.ops)
-    verdicts = [rule.op_rule(op) for op in ops]
+    kinds = {kind: rule.kind_value(kind) for kind in OpKind}
+    ops = tuple(OpNode(op.id, context, kinds) for op in context.ops)
+    answers = [rule.op_rule(op) for op in ops]
     for seed in ops:
-        verdict = verdicts[seed.id]
-        if verdict is not True:
-            reason = verdict if isinstance(verdict, str) else f"{rule.name} does not take {seed.name}"
+        answer = answers[seed.id]
+        if answer is not True:
+            reason = answer if isinstance(answer, str) else f"{rule.name} does not take {seed.name}"
             yield Generated((seed.id,), str(seed.name), reason)
             continue
         group: tuple[int, ...] = (seed.id,)
@@ -67,7 +67,7 @@ def generate(context: MatchContext, rule: Rule) -> Iterator[Generated]:
         yield Generated(group, text_of(context, group))
         while (sink := context.post_dominator[group[-1]]) is not None:
             grown = context.between(seed.id, sink)
-            if len(grown) > rule.max_nodes or any(verdicts[n] is not True for n in grown):
+            if len(grown) > rule.max_nodes or any(answers[n] is not True for n in grown):
                 break
             if not rule.fusion_rule(rule.kind_value(kind), seed, ops[sink]):
                 break
@@ -78,41 +78,10 @@ def generate(context: MatchContext, rule: Rule) -> Iterator[Generated]:
 
 
 def text_of(context: MatchContext, nodes: Sequence[int]) -> str:
-    """The operators of a group: ``conv2d+add+relu``."""
+    """The operators of a group as text, such as ``conv2d+add+relu``."""
     return "+".join(str(context.ops[n].name) for n in nodes)
 
 
-def pattern_of(context: MatchContext, nodes: Sequence[int]) -> Any:
-    """The group as a pattern of the pattern language, rooted at its last node.
-
-    ``is_op("conv2d")(wildcard(), wildcard())`` and so on; inputs from outside are wildcards, one for each value.
-    Groups with operators whose arguments are no tensors only (shapes) match those arguments with wildcards too.
-    """
-    graph = context.graph
-    made: dict[int, Any] = {}
-
-    def value_pattern(value: int) -> Any:
-        producer = graph.values[value].producer
-        if producer in made:
-            return made[producer]
-        return made.setdefault(-1 - value, wildcard())
-
-    for node_id in nodes:
-        node = graph.nodes[node_id]
-        arguments: list[Any] = []
-        remaining = list(node.inputs)
-        for arg in context.model.calls[node_id].args:
-            fields = getattr(arg, "fields", None)
-            if fields is not None and remaining:
-                arguments.append(is_tuple([value_pattern(remaining.pop(0)) for _ in fields]))
-            elif type(arg).__name__ in ("ShapeExpr", "IntImm", "FloatImm") or not remaining:
-                arguments.append(wildcard())
-            else:
-                arguments.append(value_pattern(remaining.pop(0)))
-        made[node_id] = is_op(f"relax.{node.op}")(*arguments)
-    return made[nodes[-1]]
-
-
 def combine(first: OpKind, second: OpKind) -> OpKind:
-    """Kind of a group from the kinds of its parts: the one that constrains fusion more."""
+    """The kind of a group of two parts: the kind of that part which constrains fusion more."""
     return max(first, second, key=_FUSION_ORDER.index)

@@ -1,7 +1,7 @@
 """The pattern language: TVM's dataflow patterns (``tvm.relax.dpl``) under short operator names.
 
-``is_op("conv2d")(wildcard(), wildcard())`` matches a convolution; ``.has_attr({...})``, ``.has_dtype``,
-``.has_shape`` and ``|`` work as in TVM. TVM is imported on first use, to keep ``import collage`` light.
+``is_op("conv2d")(wildcard(), wildcard())`` matches a convolution; ``.has_attr({...})``, ``.has_dtype``, ``.has_shape``
+and ``|`` work as in TVM. TVM is imported on first use, so that ``import collage`` stays fast.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collage.patterns.names import canonical
 
 
 def is_op(name: str) -> Any:
-    """Pattern of an operator, to be called with the patterns of its arguments.
+    """A pattern of an operator, which is called with the patterns of its arguments.
 
-    ``name`` is short (``conv2d``, ``dense``, ``relu``) or a full Relax name. Raises RegistrationError for a
-    name that is no Relax operator.
+    ``name`` is short (``conv2d``, ``dense``, ``relu``) or a full Relax name. Raises RegistrationError for a name that
+    is no Relax operator.
     """
     from tvm.relax import dpl
 
@@ -25,7 +25,7 @@ def is_op(name: str) -> Any:
 
 
 def relax_name(name: str) -> str:
-    """The full Relax name of an operator: ``conv2d`` → ``relax.nn.conv2d``."""
+    """The full Relax name: ``relax.nn.conv2d`` for ``conv2d``. Raises RegistrationError for no operator."""
     from tvm.ir import Op
 
     known = set(Op.list_op_names())
@@ -40,21 +40,21 @@ def relax_name(name: str) -> str:
 
 
 def wildcard() -> Any:
-    """Pattern that matches any tensor."""
+    """A pattern that matches any tensor."""
     from tvm.relax import dpl
 
     return dpl.wildcard()
 
 
 def is_const() -> Any:
-    """Pattern that matches a constant."""
+    """A pattern that matches a constant."""
     from tvm.relax import dpl
 
     return dpl.is_const()
 
 
 def is_tuple(fields: list[Any]) -> Any:
-    """Pattern of a tuple of tensors, as ``concat`` takes."""
+    """A pattern of a tuple of tensors, which is what ``concat`` reads."""
     from tvm.relax import dpl
 
     return dpl.is_tuple(fields)

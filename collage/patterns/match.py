@@ -1,4 +1,4 @@
-"""What matching yields: subgraphs a backend may run, and those it may not, with the reason."""
+"""Matches: the subgraphs that a backend may run, and those that it may not run, with the reason."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Match:
 
 @dataclass(frozen=True)
 class RejectedMatch:
-    """Nodes that a pattern touched but may not cover, and why."""
+    """Nodes that a pattern found but may not cover, and the reason."""
 
     nodes: tuple[int, ...]
     backend: str
@@ -33,7 +33,7 @@ class RejectedMatch:
 
 @dataclass(frozen=True)
 class Found:
-    """A find of one pattern: nodes, and why they cannot be used after all, if so."""
+    """Nodes that one pattern has found, and the ``reason`` why they cannot be used, or "" if they can."""
 
     nodes: tuple[int, ...]
     pattern: str
@@ -41,10 +41,10 @@ class Found:
 
 
 class MatchSource(Protocol):
-    """Anything that finds subgraphs for a backend: a pattern, a pattern rule, a region rule."""
+    """The interface of what finds subgraphs for a backend: patterns, pattern rules and region rules."""
 
     def find(self, context: MatchContext) -> Iterator[Found]:
-        """All finds in the model, duplicates allowed."""
+        """Find subgraphs in the model; the same one may be found more than once."""
         ...
 
 
@@ -52,9 +52,9 @@ Matches: TypeAlias = tuple[tuple[Match, ...], tuple[RejectedMatch, ...]]
 
 
 def find_matches(context: MatchContext, backend: str, sources: Sequence[MatchSource]) -> Matches:
-    """All matches of a backend, each node set once, and the rejected finds.
+    """All matches of a backend, each node set once, and the rejected ones.
 
-    Every match is convex: a kernel runs as a whole.
+    Every match is convex, because a kernel runs as a whole.
     """
     matches: dict[tuple[int, ...], Match] = {}
     rejected: dict[tuple[int, ...], RejectedMatch] = {}
@@ -76,7 +76,7 @@ def find_matches(context: MatchContext, backend: str, sources: Sequence[MatchSou
 
 
 def escaping_reason(context: MatchContext, nodes: tuple[int, ...], sink: int) -> str:
-    """Why a fused kernel that only gives the result of ``sink`` cannot stand for the nodes, or ""."""
+    """The reason why a fused kernel that writes only the result of ``sink`` cannot replace the nodes, or ""."""
     graph = context.graph
     others = [v for v in escaping(graph, nodes) if graph.values[v].producer != sink]
     if not others:

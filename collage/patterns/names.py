@@ -14,7 +14,7 @@ _ALIASES: Mapping[str, str] = {
     "global_avg_pool2d": "mean",
     "neg": "negative",
 }
-"""Names of other systems (Relay's above all) for a Relax operator."""
+"""The Relax operators that other systems, mostly TVM's older Relay, call by other names."""
 
 
 class OpName(str):
@@ -36,11 +36,11 @@ class OpName(str):
 
 
 def canonical(name: str) -> str:
-    """The name without ``relax.`` and ``nn.``, aliases replaced: what names are compared by."""
+    """The name by which names are compared: without ``relax.``, ``nn.`` and ``image.``, and with aliases replaced."""
     plain = str.removeprefix(str.removeprefix(str.removeprefix(name, "relax."), "nn."), "image.")
     return _ALIASES.get(plain, plain)
 
 
 def short_name(op: str) -> OpName:
-    """Short name of a node's operator (``nn.conv2d`` → ``conv2d``); opaque ONNX operators keep ``onnx.``."""
+    """The short name of a node's operator: ``conv2d`` for ``nn.conv2d``. Opaque ONNX operators keep ``onnx.``."""
     return OpName(canonical(op))

@@ -19,31 +19,31 @@ _FUSED = (OpKind.ELEMWISE, OpKind.BROADCAST)
 
 
 class EngineRule(BasePatternRule):
-    """Single operators that have an ONNX form, and chains an engine is known to fuse into one kernel.
+    """Single operators that have an ONNX form, and chains that an engine is known to fuse into one kernel.
 
-    Convolutions, matmuls and pooling take elementwise and broadcast operators after them, and elementwise
-    chains stay together; the larger regions come from WindowRule. Of what cuts through an ONNX node only the
-    single operators are offered, so that every operator is covered; a convolution's bias left to the next
-    kernel gains nothing and would double the measuring.
+    Convolutions, matmuls and pooling are fused with elementwise and broadcast operators after them, and so are chains
+    of elementwise operators. Larger regions come from WindowRule. Chains that have only a part of an ONNX node are not
+    offered, because they gain nothing and would double the measuring: an example is a convolution without its bias.
+    Single operators are always offered, so that every operator is covered.
     """
 
     max_nodes = 12
 
     @staticmethod
     def op_rule(op: OpNode) -> bool | str:
-        """Everything that can be exported to ONNX by itself."""
+        """Admit the operators that can be exported to ONNX by themselves."""
         reason = can_export(op.context.model, op.id)
         return True if reason is None else reason
 
     @staticmethod
     def fusion_rule(cur_type: Any, src: OpNode, sink: OpNode) -> bool:
-        """See the class."""
+        """Decide by the operator kinds, as the class says."""
         if cur_type in (OpKind.OUT_FUSABLE, *_FUSED):
             return check_path(src, sink, lambda kind: kind in _FUSED)
         return False
 
     def find(self, context: MatchContext) -> Iterator[Found]:
-        """The generator's groups, without chains that cut through an ONNX node."""
+        """Find the generator's groups, without chains that have only a part of an ONNX node."""
         groups = context.model.groups
         for found in super().find(context):
             sources = {context.graph.nodes[n].source for n in found.nodes}
@@ -52,35 +52,36 @@ class EngineRule(BasePatternRule):
                 yield found
 
 
-@dataclass(frozen=True)
 class OnnxNodeRule:
-    """Whole ONNX nodes: operators the importer broke into pieces go to an engine as they were.
+    """Whole ONNX nodes: what the importer made several operators of goes to an engine as one ONNX node.
 
-    ``accepts`` takes the ONNX operator's domain and type and tells whether the engine may be offered it.
+    ``accepts`` is called with the ONNX operator's domain and type, and returns True if the engine may be offered it, or
+    False or the reason why not.
     """
 
-    accepts: Callable[[str, str], bool | str] = lambda domain, op_type: True
+    def __init__(self, accepts: Callable[[str, str], bool | str]) -> None:
+        self._accepts = accepts
 
     def find(self, context: MatchContext) -> Iterator[Found]:
-        """One find for every ONNX node that became operators."""
+        """Find each ONNX node that became operators, once."""
         for source, nodes in context.model.groups.items():
             if source < 0:
                 continue
             proto = context.model.onnx.graph.node[source]
-            verdict = self.accepts(proto.domain, proto.op_type)
-            reason = "" if verdict is True else verdict or f"{proto.op_type} is not supported"
+            answer = self._accepts(proto.domain, proto.op_type)
+            reason = "" if answer is True else answer or f"{proto.op_type} is not supported"
             yield Found(tuple(sorted(nodes)), f"ONNX {proto.op_type}", str(reason))
 
 
 @dataclass(frozen=True)
 class NarrowRule:
-    """What another rule finds, but for what an engine of narrow integers may get wrong (``frontend.narrow``)."""
+    """The subgraphs of another rule, without those that narrow arithmetic may get wrong (``frontend.narrow``)."""
 
     rule: MatchSource
     engine: str
 
     def find(self, context: MatchContext) -> Iterator[Found]:
-        """The other rule's finds; those with such an operator come with the reason."""
+        """Find what the other rule finds; a subgraph with such an operator gets the reason."""
         narrowed, nodes = context.model.narrowed, context.graph.nodes
         for found in self.rule.find(context):
             why = next((narrowed[s] for n in found.nodes if (s := nodes[n].source) in narrowed), "")
@@ -90,18 +91,18 @@ class NarrowRule:
 
 @dataclass(frozen=True)
 class WindowRule:
-    """Runs of 1, 2, 4, 8, ... segments between the narrow places of the graph, and the whole graph.
+    """Runs of 1, 2, 4, 8, ... segments between the cuts of the graph, and the whole graph.
 
-    Segments end between ONNX nodes, so that engines see the model's own operators, and there are at most
-    ``max_segments`` (long chains are cut more coarsely), so at most twice as many regions to measure. Kernels
-    inside a region share the engine's layouts and fusions; its borders are priced, because the region is
-    timed with plain inputs and outputs.
+    Segments end between ONNX nodes, so that engines get the model's own operators. There are at most ``max_segments``
+    of them (long chains are cut more coarsely), so at most twice as many regions are measured. Kernels inside a region
+    share the engine's layouts and fusions. Its borders have a price, because the region is timed with plain inputs and
+    outputs.
     """
 
     max_segments: int = 48
 
     def find(self, context: MatchContext) -> Iterator[Found]:
-        """The windows, each once."""
+        """Find each window once."""
         graph = context.graph
         order = branch_order(graph)
         cuts = self._between_onnx_nodes(context, order, cut_positions(graph, order))
@@ -113,7 +114,7 @@ class WindowRule:
                 yield Found(nodes, f"region: {text}")
 
     def _coarsened(self, cuts: tuple[int, ...], length: int) -> tuple[int, ...]:
-        """Cuts far enough apart that no more than ``max_segments`` segments remain."""
+        """The cuts that are far enough apart for no more than ``max_segments`` segments."""
         least = length / self.max_segments
         kept: list[int] = []
         for cut in cuts:
@@ -139,11 +140,11 @@ class WindowRule:
 
 
 class ViewRule(BasePatternRule):
-    """Operators that do no work (the built-in ``view`` backend)."""
+    """The operators that do no work (for the built-in ``view`` backend)."""
 
     @staticmethod
     def op_rule(op: OpNode) -> bool | str:
-        """Reshapes, and concatenations and splits whose parts lie in one piece."""
+        """Admit reshapes, and concatenations and splits whose parts are contiguous."""
         graph = op.context.graph
         node = graph.nodes[op.id]
         return True if free_storages(graph, node) else f"{op.name} does work"

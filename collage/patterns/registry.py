@@ -1,4 +1,4 @@
-"""Patterns and rules that were added to a backend from outside it."""
+"""The registry of patterns and rules that were added to a backend by other code."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from collage.patterns.rules import BasePatternRule
 
 @dataclass
 class PatternRegistry:
-    """Patterns by backend name. Names are compared without case: the paper's ``cuDNN`` is ``cudnn``.
+    """Patterns by backend name. Names are compared without case, so that the paper's ``cuDNN`` is ``cudnn``.
 
-    A backend need not be registered before its patterns: until it is, they wait.
+    Patterns can be added before their backend is registered.
     """
 
     _sources: dict[str, list[MatchSource]] = field(default_factory=dict)
@@ -49,12 +49,12 @@ class PatternRegistry:
         self._add(backend, rule)
 
     def sources(self, backend: str) -> tuple[MatchSource, ...]:
-        """What was added for a backend."""
+        """The patterns and rules that were added for a backend."""
         return tuple(self._sources.get(backend.lower(), ()))
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """Lower-case names of the backends that something was added for."""
+        """The names, in lower case, of the backends that have patterns or rules here."""
         return tuple(self._sources)
 
     def copy(self) -> PatternRegistry:

@@ -1,4 +1,4 @@
-"""A model as one Relax function, for TVM's pattern matcher."""
+"""The form of a model that TVM's pattern matcher needs: one Relax function."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collage.frontend.to_relax import export_relax
 
 
 class RelaxForm:
-    """The function, and which node each of its bindings is."""
+    """The Relax function of a model, and the node that each of its bindings comes from."""
 
     def __init__(self, model: Model) -> None:
         graph = model.graph
@@ -32,7 +32,7 @@ class RelaxForm:
                 self._node_of[value] = node.id
 
     def match(self, pattern: Any, root: int) -> tuple[int, ...]:
-        """Ids of the nodes the pattern covers when its root is that node, ascending; empty for no match."""
+        """The ascending ids of the nodes that the pattern covers from node ``root``; empty for no match."""
         if self._vars[root] is None:
             return ()
         matched = pattern.extract_matched_expr(self._vars[root], self._var_to_value)

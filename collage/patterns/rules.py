@@ -1,4 +1,4 @@
-"""Method 2 of Listing 1: pattern rules, Python that says which operators a backend takes and how they fuse."""
+"""Method 2 of Listing 1: pattern rules, which say in Python which operators a backend admits and how they fuse."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _KIND_NAMES = {
 
 
 class BasePatternRule:
-    """Base of pattern rules (§2.3): ``op_rule`` admits operators, ``fusion_rule`` admits growth.
+    """Base class of pattern rules (§2.3): ``op_rule`` admits operators, and ``fusion_rule`` admits growth.
 
     The pattern generator (Figure 2.4) grows a group from every admitted seed over its post-dominators until
-    ``fusion_rule`` says no. A subclass may give the operator kinds values of its own by defining ``kFusable``,
-    ``kElemwise``, ``kBroadcast``, ``kInjective``, ``kReduction``, ``kOpaque``, as Listing 1 does; the rule
-    and the checkers of ``check_path`` then see these values.
+    ``fusion_rule`` returns False. A subclass may give the operator kinds values of its own by defining ``kFusable``,
+    ``kElemwise``, ``kBroadcast``, ``kInjective``, ``kReduction`` and ``kOpaque``, as Listing 1 does. The rule and the
+    checkers of ``check_path`` then get these values.
     """
 
     kElemwise: Any = OpKind.ELEMWISE
@@ -43,18 +43,18 @@ class BasePatternRule:
     kOpaque: Any = OpKind.OPAQUE
 
     max_nodes: int = 64
-    """Groups are not grown beyond this many operators."""
+    """The most operators of a group."""
 
     @staticmethod
     def op_rule(op: OpNode) -> bool | str:
-        """Whether the backend takes this operator: True, or False or the reason why not."""
+        """Whether the backend admits this operator: True, or False or the reason why not."""
         return False
 
     @staticmethod
     def fusion_rule(cur_type: Any, src: OpNode, sink: OpNode) -> bool:
-        """Whether a group of kind ``cur_type`` grown from seed ``src`` may take in all up to ``sink``.
+        """Whether a group of kind ``cur_type``, grown from seed ``src``, may grow up to ``sink``.
 
-        ``sink`` is the next post-dominator: every path from ``src`` runs through it.
+        ``sink`` is the next post-dominator: every path from ``src`` goes through it.
         """
         return False
 
@@ -67,11 +67,11 @@ class BasePatternRule:
 
     @property
     def name(self) -> str:
-        """Name for reports."""
+        """The name for reports."""
         return type(self).__name__
 
     def find(self, context: MatchContext) -> Iterator[Found]:
-        """All groups the generator grows in the model (Figure 2.4)."""
+        """Find all groups that the generator grows in the model (Figure 2.4)."""
         for each in generate(context, self):
             yield Found(each.nodes, f"{self.name}: {each.text}", each.reason)
 
@@ -84,8 +84,8 @@ def check_path(
 ) -> bool:
     """Whether ``fchecker`` holds for the kind of every operator on the paths from ``src`` to ``sink``.
 
-    ``src`` itself is not checked; ``sink`` is (as in TVM's ``CheckPath``), with ``sink_checker`` where one is
-    given. The kinds come as the values of the rule at work, so that Listing 1's
+    ``src`` itself is not checked. ``sink`` is checked (as in TVM's ``CheckPath``), with ``sink_checker`` where one is
+    given. The checkers get the rule's own values of the kinds, so that Listing 1's
     ``node_pattern == MyPatternRule.kElemwise`` holds.
     """
     context = src.context
@@ -99,7 +99,7 @@ def check_path(
 
 
 def _names_of(rule: type) -> list[str]:
-    """Names of kind attributes, those of the most derived class first."""
+    """The names of a rule's kind attributes, those of the most derived class first."""
     names: dict[str, None] = {}
     for each in rule.__mro__:
         names.update({n: None for n in vars(each) if n.lower() in _KIND_NAMES})

@@ -1,4 +1,4 @@
-"""Showing progress on stderr: as a bar in a terminal or notebook, elsewhere as at most one line for each stage."""
+"""Showing progress on stderr: as a bar in a terminal or notebook, elsewhere as lines or not at all."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 Show = Callable[[Progress], None]
 
 _PER_SECOND = 1.0
-"""Redraws in a second by rich's own thread. Each takes a millisecond or two of a core that may be measuring."""
+"""The redraws in a second by rich's own thread; each takes up to 2 ms of a core that may be measuring."""
 _LEAST_S = 0.1
-"""Seconds between two redraws by the work itself, which happen between measurements."""
+"""The least seconds between two redraws by the work itself, which happen between measurements."""
 
 
 @contextmanager
 def display(enabled: bool | None) -> Iterator[Show]:
-    """A function that shows progress while the context lasts.
+    """A context with a function that shows progress.
 
     With None it draws a bar in a terminal or notebook, and elsewhere shows nothing. With True it draws the bar there,
     and elsewhere writes a line for each stage of several steps. With False it shows nothing.

@@ -14,10 +14,10 @@ from collage.schedule.region import CandidateId, Region
 
 @dataclass(frozen=True)
 class CandidateReport:
-    """One candidate: nodes, backend, pattern, layout and split, and its cost or the reason why it has none.
+    """A candidate with its nodes, backend, pattern, layout and split, and its cost or the reason why it has none.
 
-    ``threads``, ``original`` and ``profile`` are as in ``CandidateId``. A ``finite_only`` one needs a guard where NaN
-    and infinities may come up.
+    ``threads``, ``original`` and ``profile`` are as in ``CandidateId``. A ``finite_only`` candidate needs a guard where
+    NaN and infinities may occur.
     """
 
     nodes: tuple[int, ...]
@@ -35,14 +35,14 @@ class CandidateReport:
 
     @property
     def candidate(self) -> CandidateId:
-        """What tells it from all others."""
+        """The identity of the candidate."""
         about = self.layout, self.split, self.threads, self.original, self.profile
         return CandidateId(self.nodes, self.backend, *about)
 
 
 @dataclass(frozen=True)
 class NodeReport:
-    """One operator of the graph: Relax name, the ONNX node it came from, and that node's type."""
+    """An operator of the graph: its Relax name, the ONNX node that it came from, and that node's type."""
 
     op: str
     source: str
@@ -51,7 +51,7 @@ class NodeReport:
 
 @dataclass(frozen=True)
 class GraphLevelReport:
-    """How the graph-level search went (section 2.4.3); ``ended`` says why it stopped.
+    """The course of the graph-level search (section 2.4.3); ``ended`` says why it stopped.
 
     ``times`` is the best placement's time as a multiple of the op-level placement's, and ``history`` has, for each
     new best one, the seconds of trials up to then and its multiple (Figure 2.10 is its inverse).
@@ -67,7 +67,7 @@ class GraphLevelReport:
 
 
 def figures(timings: Mapping[str, Timing]) -> dict[str, dict[str, float]]:
-    """Timings of finalists by label, in microseconds, as a report holds them."""
+    """The timings of finalists by label, in microseconds, in the form of a report."""
     return {
         label: {"median_us": t.median_us, "noise_us": t.noise_us, "min_us": t.min_us}
         for label, t in timings.items()
@@ -76,14 +76,15 @@ def figures(timings: Mapping[str, Timing]) -> dict[str, dict[str, float]]:
 
 @dataclass(frozen=True)
 class Report:
-    """All findings of a compile. Times are microseconds unless the name says otherwise.
+    """All results of a compile. Times are microseconds unless the name says otherwise.
 
     ``measured_us`` is the median of the whole module. ``predicted_us`` is the sum of its parts (Eq. 2.2), or the end of
-    its schedule; each part is timed in its place in the same rounds as the whole. ``finalists`` holds the medians of
+    its schedule; each part is timed inside the whole, in the same rounds. ``finalists`` holds the medians of
     the placements that ran against each other in one interleaved run. ``max_abs_error`` is an absolute error, and
     ``relative_error`` is relative to the output's largest absolute value. ``schedule`` names the algorithm that chose
     streams and order. ``arena_bytes`` is the size of the arena, ``arena_lower_bound_bytes`` the most bytes that are
-    alive at once, and ``value_bytes`` the sum of all values.
+    alive at once, and ``value_bytes`` the sum of all values. ``unmeasured`` is the reason why the module was neither
+    measured nor checked, or "" if it was; the times are then 0 and the errors infinite.
     """
 
     model: str
@@ -109,6 +110,17 @@ class Report:
     schedule: str = "sequential"
     graph_level: GraphLevelReport | None = None
     """None for a compile at op level."""
+    unmeasured: str = ""
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the module was run and timed."""
+        return bool(self.finalists) or self.measured_us > 0
+
+    @property
+    def time_text(self) -> str:
+        """The measured time in milliseconds as text, or "not measured"."""
+        return f"{self.measured_us / 1000:.3f} ms" if self.is_measured else "not measured"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for the module file."""
@@ -130,8 +142,9 @@ class Report:
             "model": self.model,
             "target": self.target,
             "threads": self.threads,
-            "predicted_us": round(self.predicted_us, 3),
-            "measured_us": round(self.measured_us, 3),
+            "predicted_us": round(self.predicted_us, 3) if self.is_measured else None,
+            "measured_us": round(self.measured_us, 3) if self.is_measured else None,
+            "unmeasured": self.unmeasured,
             "max_abs_error": self.max_abs_error,
             "relative_error": self.relative_error,
             "measurements_made": self.measurements_made,

@@ -1,38 +1,36 @@
-"""A report for people: its facts and regions as text, and as HTML with a picture of the launch list."""
+"""A report for people: its facts, its regions and its rejected candidates as texts, which views arrange."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 
-from collage.backends.base import VIEW
 from collage.graph.magnitudes import LIMIT
 from collage.report.report import CandidateReport, GraphLevelReport, Report
-from collage.runtime.inputs import shapes_text
 from collage.schedule.program import Program
 from collage.schedule.schedule import TEAM, concurrency, critical_path_us
 
-_SCHEDULES = {"list": "by measured cost", "nimble": "Nimble's, folded", "opara": "Opara's, folded"}
+_SCHEDULES = {
+    "list": "by measured cost",
+    "nimble": "Nimble's, mapped to threads",
+    "opara": "Opara's, mapped to threads",
+}
 MARK = "~"
-"""Marks a region whose algorithm reassociates."""
+"""The mark of a region whose algorithm reassociates."""
+GUARDED = "*"
+"""The mark of a region whose kernel is right on finite numbers only."""
 _MOST_OPS = 6
 _MOST_OPAQUE = 5
-_OPEN_UP_TO = 30
-_PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7a6fbe", "#8c8c2a")
-"""Okabe and Ito's colours, which colour-blind readers can tell apart, and two others."""
-GUARDED = "*"
-"""Marks the backend of a region that is right on finite numbers only."""
-_VIEW_COLOUR = "#9a9a9a"
 
 
 @dataclass(frozen=True)
 class Row:
     """A line of the placement table; ``share`` is the cost over the sum of all regions' costs (0 to 1).
 
-    ``stream`` is the number of the stream, or "team" where all threads work on the region. ``mark`` has ``MARK`` where
-    the region's algorithm reassociates, and ``GUARDED`` where its kernel is right on ordinary numbers only.
+    ``cost_us`` is None where nothing was measured. ``stream`` is the number of the stream, or "team" where all threads
+    work on the region. ``mark`` has ``MARK`` where the region's algorithm reassociates, and ``GUARDED`` where its
+    kernel is right on ordinary numbers only.
     """
 
     number: int
@@ -41,7 +39,7 @@ class Row:
     nodes: str
     layout: str
     stream: str
-    cost_us: float
+    cost_us: float | None
     share: float
     mark: str = ""
 
@@ -49,6 +47,16 @@ class Row:
     def where(self) -> str:
         """The backend with its mark."""
         return f"{self.backend} {self.mark}" if self.mark else self.backend
+
+    @property
+    def cost(self) -> str:
+        """The cost in microseconds as text, or "-" where nothing was measured."""
+        return "-" if self.cost_us is None else f"{self.cost_us:.1f}"
+
+    @property
+    def percent(self) -> str:
+        """The share as text, or "-" where nothing was measured."""
+        return "-" if self.cost_us is None else f"{self.share:.1%}"
 
 
 def rows(program: Program) -> list[Row]:
@@ -63,7 +71,7 @@ def rows(program: Program) -> list[Row]:
             shorten_nodes(region.sources),
             region.layout,
             str(region.stream) if region.threads < program.threads else "team",
-            region.cost_us,
+            region.cost_us if total > 0 else None,
             region.cost_us / total if total > 0 else 0.0,
             MARK * region.reassociates + GUARDED * region.finite_only,
         )
@@ -82,25 +90,14 @@ def marked(program: Program) -> str:
 
 
 def free_views(program: Program) -> int:
-    """How many regions are views that share their input's buffer and launch nothing."""
+    """The number of regions that are views, which share their input's buffer and launch nothing."""
     return len(program.regions) - len(program.executed)
 
 
 def facts(report: Report, program: Program) -> list[tuple[str, str]]:
-    """Header lines, each a label and a text."""
+    """The lines above the placement table, each with a label and a text."""
     found = [("model", report.model), ("target", report.target)]
-    found.append(("measured", f"{duration(report.measured_us)} for the whole (median)"))
-    together = "by its schedule" if program.ordered.schedule.count else "as the sum of the parts"
-    predicted = f"{duration(report.predicted_us)} {together}"
-    if report.predicted_us > 0:
-        predicted += f"; measured is {report.measured_us / report.predicted_us:.2f}x that"
-    found.append(("predicted", predicted))
-    found.append(
-        (
-            "max error",
-            f"{report.max_abs_error:.2g} absolute, {report.relative_error:.2g} of the outputs' scale",
-        )
-    )
+    found += _measured(report, program)
     if program.ordered.schedule.count:
         found.append(
             ("streams", f"{_SCHEDULES.get(report.schedule, report.schedule)}: {_concurrency(program)}")
@@ -125,6 +122,23 @@ def facts(report: Report, program: Program) -> list[tuple[str, str]]:
         found.append(("not converted", f"and {len(opaque) - _MOST_OPAQUE} ONNX nodes more"))
     found += [("note", note) for note in report.notes]
     return found
+
+
+def _measured(report: Report, program: Program) -> list[tuple[str, str]]:
+    """The lines on the module's time and errors."""
+    if not report.is_measured:
+        why = f": {report.unmeasured}" if report.unmeasured else ""
+        return [("measured", f"not measured{why}"), ("max error", "not checked")]
+    together = "by its schedule" if program.ordered.schedule.count else "as the sum of the parts"
+    predicted = f"{duration(report.predicted_us)} {together}"
+    if report.predicted_us > 0:
+        predicted += f"; measured is {report.measured_us / report.predicted_us:.2f}x that"
+    errors = f"{report.max_abs_error:.2g} absolute, {report.relative_error:.2g} of the outputs' scale"
+    return [
+        ("measured", f"{duration(report.measured_us)} for the whole (median)"),
+        ("predicted", predicted),
+        ("max error", errors),
+    ]
 
 
 def _guards(program: Program) -> str:
@@ -181,7 +195,7 @@ def _finalists(finalists: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 
 def rejected(candidates: Iterable[CandidateReport]) -> list[tuple[str, str, int, str]]:
-    """Groups of candidates without a cost: backend, kind of reason, how many, and the most frequent full reason."""
+    """Groups of candidates without a cost, each as (backend, kind of reason, count, most frequent full reason)."""
     groups: dict[tuple[str, str], list[str]] = {}
     for each in candidates:
         if each.reason:
@@ -194,7 +208,7 @@ def rejected(candidates: Iterable[CandidateReport]) -> list[tuple[str, str, int,
 
 
 def shorten_ops(ops: Sequence[str], most: int = _MOST_OPS) -> str:
-    """Names of operators, as in ``conv2d + add + relu``; counts of the most frequent ones where there are many."""
+    """The names of operators, as in ``conv2d + add + relu``, or counts of the most frequent ones of many."""
     if len(ops) <= most:
         return " + ".join(ops)
     counts = Counter(ops).most_common()
@@ -205,7 +219,7 @@ def shorten_ops(ops: Sequence[str], most: int = _MOST_OPS) -> str:
 
 
 def shorten_nodes(names: Sequence[str]) -> str:
-    """Names of ONNX nodes; where there are many, the first, the last and their number."""
+    """The names of ONNX nodes, or the first one, the last one and their number where there are many."""
     known = [name or "(unnamed)" for name in names]
     if len(known) <= 3:
         return ", ".join(known)
@@ -213,134 +227,16 @@ def shorten_nodes(names: Sequence[str]) -> str:
 
 
 def duration(us: float) -> str:
-    """A time in microseconds as text, in a suitable unit."""
+    """Write a time in microseconds as text, in a suitable unit."""
     if us < 1000:
         return f"{us:.1f} us"
     return f"{us / 1e3:.3f} ms" if us < 1e6 else f"{us / 1e6:.2f} s"
 
 
 def size(nbytes: float) -> str:
-    """A number of bytes as text, in a suitable unit."""
+    """Write a number of bytes as text, in a suitable unit."""
     for unit in ("B", "KiB", "MiB"):
         if nbytes < 1024:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
         nbytes /= 1024
     return f"{nbytes:.1f} GiB"
-
-
-def as_html(report: Report, program: Program) -> str:
-    """The report as a piece of HTML that needs no other file; notebooks show it."""
-    colours = _colours(program)
-    header = "".join(
-        f"<tr><th>{escape(label)}</th><td>{escape(text)}</td></tr>" for label, text in facts(report, program)
-    )
-    return (
-        f'<div class="collage-report">{_STYLE}<table class="facts">{header}</table>'
-        f"{_picture(program, colours)}{_legend(program, colours)}{_table(program, colours)}"
-        f"{_rejections(report)}</div>"
-    )
-
-
-def as_page(modules: Sequence[tuple[Report, Program]]) -> str:
-    """A whole HTML document with the modules of a file, each under its shapes where there are several."""
-    pieces = [as_html(report, program) for report, program in modules]
-    if len(modules) > 1:
-        heads = [f"<h2>{escape(shapes_text(program))}</h2>" for _, program in modules]
-        pieces = [head + piece for head, piece in zip(heads, pieces, strict=True)]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f"<title>{escape(modules[0][0].model)} - Collage</title></head>\n"
-        f"<body>{''.join(pieces)}</body></html>\n"
-    )
-
-
-def _colours(program: Program) -> dict[str, str]:
-    names = dict.fromkeys(region.backend for region in program.executed if region.backend != VIEW)
-    found = {name: _PALETTE[position % len(_PALETTE)] for position, name in enumerate(names)}
-    return {**found, VIEW: _VIEW_COLOUR}
-
-
-_WIDTH = 1000.0
-_HEIGHT = 56
-
-
-def _picture(program: Program, colours: Mapping[str, str]) -> str:
-    """A bar for each launch, from left to right in launch order, as wide as its share of the cost."""
-    bars = []
-    left = 0.0
-    for row in rows(program):
-        width = row.share * _WIDTH
-        title = f"#{row.number} {row.backend}: {row.ops}\n{row.cost_us:.1f} us, {row.share:.1%}\n{row.nodes}"
-        bars.append(
-            f'<rect x="{left:.2f}" y="0" width="{width:.2f}" height="{_HEIGHT}" '
-            f'fill="{colours[row.backend]}" stroke="#fff" stroke-width="{min(0.6, width / 4):.2f}">'
-            f"<title>{escape(title)}</title></rect>"
-        )
-        left += width
-    return (
-        f'<svg class="launches" viewBox="0 0 {_WIDTH:.0f} {_HEIGHT}" preserveAspectRatio="none" role="img" '
-        f'aria-label="The launch list: one bar per region, width by cost">{"".join(bars)}</svg>'
-    )
-
-
-def _legend(program: Program, colours: Mapping[str, str]) -> str:
-    shares: dict[str, tuple[int, float]] = {}
-    for row in rows(program):
-        count, share = shares.get(row.backend, (0, 0.0))
-        shares[row.backend] = (count + 1, share + row.share)
-    items = "".join(
-        f'<span><i style="background:{colours[name]}"></i>{escape(name)}: {count} '
-        f"region{'s' if count != 1 else ''}, {share:.0%}</span>"
-        for name, (count, share) in shares.items()
-    )
-    return f'<p class="legend">{items}</p>'
-
-
-def _table(program: Program, colours: Mapping[str, str]) -> str:
-    body = "".join(
-        f"<tr><td>{row.number}</td>"
-        f'<td><i style="background:{colours[row.backend]}"></i>{escape(row.where)}</td>'
-        f"<td>{escape(row.ops)}</td><td>{escape(row.nodes)}</td>"
-        f'<td class="n">{row.cost_us:.1f}</td><td class="n">{row.share:.1%}</td></tr>'
-        for row in rows(program)
-    )
-    views = free_views(program)
-    note = f"<p>{escape(marked(program))}</p>" if marked(program) else ""
-    more = f"<p>{views} views share their input's buffer and launch nothing.</p>" if views else ""
-    count = len(program.executed)
-    return (
-        f"<details{' open' if count <= _OPEN_UP_TO else ''}><summary>{count} regions</summary>"
-        '<table class="regions"><thead><tr><th>#</th><th>backend</th><th>operators</th><th>ONNX nodes</th>'
-        f'<th class="n">us</th><th class="n">share</th></tr></thead><tbody>{body}</tbody></table>'
-        f"{note}{more}</details>"
-    )
-
-
-def _rejections(report: Report) -> str:
-    found = rejected(report.candidates)
-    if not found:
-        return ""
-    body = "".join(
-        f'<tr><td>{escape(backend)}</td><td>{escape(kind)}</td><td class="n">{count}</td>'
-        f"<td>{escape(example)}</td></tr>"
-        for backend, kind, count, example in found
-    )
-    return (
-        "<details><summary>rejected candidates</summary>"
-        '<table class="regions"><thead><tr><th>backend</th><th>reason</th><th class="n">count</th>'
-        f"<th>the most frequent one</th></tr></thead><tbody>{body}</tbody></table></details>"
-    )
-
-
-_STYLE = """<style>
-.collage-report { font: 13px/1.45 system-ui, sans-serif; max-width: 1100px }
-.collage-report table { border-collapse: collapse; margin: .4em 0 }
-.collage-report th, .collage-report td { text-align: left; padding: .1em .8em .1em 0; vertical-align: top }
-.collage-report .facts th { font-weight: 600; white-space: nowrap }
-.collage-report .regions tbody tr:nth-child(even) { background: rgba(128, 128, 128, .09) }
-.collage-report .n { text-align: right; font-variant-numeric: tabular-nums }
-.collage-report i { display: inline-block; width: .8em; height: .8em; margin-right: .4em; border-radius: 2px }
-.collage-report .legend span { margin-right: 1.4em; white-space: nowrap }
-.collage-report svg.launches { display: block; width: 100%; height: 56px }
-.collage-report summary { cursor: pointer; font-weight: 600 }
-</style>"""

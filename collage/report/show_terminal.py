@@ -1,4 +1,4 @@
-"""A report as rich renderables for the terminal."""
+"""A report for the terminal, as renderables of the library rich."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONGEST_REASON = 160
 
 
 def report_view(report: Report, program: Program) -> RenderableType:
-    """Facts, placement and the summary of rejected candidates."""
+    """The view of a whole report: facts, placement and the summary of rejected candidates."""
     parts: list[RenderableType] = [facts_table(report, program), Text(), placement_table(program)]
     views = free_views(program)
     if views:
@@ -41,7 +41,7 @@ def facts_table(report: Report, program: Program) -> RenderableType:
 
 
 def placement_table(program: Program) -> RenderableType:
-    """The regions in launch order."""
+    """The table of the regions, in launch order."""
     table = plain_table()
     table.add_column("#", justify="right", no_wrap=True)
     table.add_column("backend", no_wrap=True)
@@ -64,14 +64,14 @@ def placement_table(program: Program) -> RenderableType:
             Text(row.nodes),
             *([Text(row.layout)] if layouts else []),
             *([Text(row.stream)] if streams else []),
-            f"{row.cost_us:.1f}",
-            f"{row.share:.1%}",
+            row.cost,
+            row.percent,
         )
     return table
 
 
 def rejection_table(candidates: Sequence[CandidateReport]) -> RenderableType | None:
-    """Candidates without a cost by backend and kind of reason, or None when there are none."""
+    """The table of candidates without a cost, by backend and kind of reason, or None when there are none."""
     found = rejected(candidates)
     if not found:
         return None
@@ -87,7 +87,7 @@ def rejection_table(candidates: Sequence[CandidateReport]) -> RenderableType | N
 
 
 def explanation(entries: Sequence[tuple[int, Mapping[str, Any]]]) -> RenderableType:
-    """Entries of ``Report.explain`` with their node ids: each candidate of a node, with its cost or why it has none."""
+    """The view of entries of ``Report.explain``: each candidate of a node, with its cost or why it has none."""
     parts: list[RenderableType] = []
     for node, entry in entries:
         origin = f" ({entry['source']})" if entry["source"] else ""
@@ -124,7 +124,7 @@ def plain_table() -> Table:
 
 
 def _by_verdict(entry: Mapping[str, Any]) -> tuple[bool, bool, int, float]:
-    """Sorts the chosen candidate first, then those with a cost, each by size and cost."""
+    """A sort key: the chosen candidate comes first, then those with a cost, by size and cost."""
     cost = entry.get("cost_us")
     return entry["verdict"] != "chosen", cost is None, entry["operators"], cost or 0.0
 

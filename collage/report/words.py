@@ -1,4 +1,4 @@
-"""Words of the report for how a candidate runs."""
+"""The words of reports for the way in which a candidate runs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collage.schedule.region import CandidateId
 
 
 def as_written(profile: str) -> str:
-    """What an engine's run of the original is called, beside that of Collage's form of the model."""
+    """The name of a run of an engine on the model as its author wrote it, with ``profile``."""
     return ", ".join(filter(None, ("as written", profile)))
 
 
 def split_words(candidate: CandidateId, threads: int) -> str:
-    """How a candidate divides its work, where kernels usually have so many threads."""
+    """How a candidate divides its work, in words, where kernels usually have ``threads`` threads."""
     split = as_written(candidate.profile) if candidate.original else candidate.split
     return ", ".join(filter(None, (split, "one thread" if candidate.threads < threads else "")))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from collage.graph.dataflow import Array
 from collage.kernel.kernel import Call
-from collage.native import Events, LaunchList, Step, Task, Team, in_turn, note_time, sharing_scratch
+from collage.native import Events, LaunchList, Step, Task, Team, in_sequence, note_time, sharing_scratch
 from collage.native.scan import Flag, scan_call, scan_step
 from collage.schedule.program import Program
 from collage.schedule.schedule import TEAM
@@ -89,7 +89,7 @@ class Binder:
     def _meet(self) -> None:
         if self._lists:
             lists = [self._lists.get(i, []) for i in range(max(self._lists) + 1)]
-            self._steps.append(Step(tuple(map(in_turn, lists))))
+            self._steps.append(Step(tuple(map(in_sequence, lists))))
             self._lists = {}
 
     def _flush(self) -> None:

@@ -67,7 +67,7 @@ def bind(executor: Executor, inputs: Mapping[str, Array], outputs: Mapping[str, 
     given = {p.value: as_bytes(read[p.name]) for p in program.inputs}
     copied = []
     for port in program.outputs:
-        base = program.place(port.value).base
+        base = program.buffer_view(port.value).base
         whole = program.types[base].nbytes == port.type.nbytes
         if base in given or base not in program.memory.offsets or not whole:
             copied.append(port)  # it is an input, another output, a constant, or a part of another value

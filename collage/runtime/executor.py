@@ -116,9 +116,9 @@ class Executor:
     def array(self, value: int) -> Array:
         """The array of a value, which is in the arena unless it was given."""
         if value not in self._arrays:
-            kind, place = self.program.types[value], self.program.place(value)
-            whole: Array = self._given.get(place.base, self._arena)
-            begin = place.offset if place.base in self._given else self.program.offset(value)
+            kind, view = self.program.types[value], self.program.buffer_view(value)
+            whole: Array = self._given.get(view.base, self._arena)
+            begin = view.offset if view.base in self._given else self.program.offset(value)
             raw: Array = whole[begin : begin + kind.nbytes]
             self._arrays[value] = raw.view(np_dtype(kind.dtype)).reshape(kind.shape)
         return self._arrays[value]

@@ -1,7 +1,7 @@
-"""What must hold of a program that comes from a file before anything runs by it.
+"""Checks of a program that comes from a file, before anything of it runs.
 
-Kernels check their own buffers when they are bound (``Kernel.bind``). Here is what they cannot see: that there are
-such values, that each is written before it is read, and on which threads.
+Kernels check their own buffers when they are bound (``Kernel.bind``). The checks here are of what kernels cannot see:
+that values exist, that each is written before it is read, and that streams and threads exist.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collage.schedule.region import Region
 from collage.schedule.suffix import Suffix
 
 MOST_THREADS = 1024
-"""Of a team, and of an engine."""
+"""The most threads of a team, and of an engine."""
 
 
 def check_regions(
@@ -28,7 +28,7 @@ def check_regions(
     types: Mapping[int, TensorType],
     threads: int,
 ) -> None:
-    """Raises MalformedError unless the regions can be made a program of ``threads`` threads."""
+    """Raise MalformedError unless the regions can be made a program of ``threads`` threads."""
     if not 1 <= threads <= MOST_THREADS:
         raise MalformedError(f"it is for {threads} threads")
     if sum(kind.nbytes for kind in types.values()) > MOST_BYTES:
@@ -69,9 +69,9 @@ def _check_region(
 
 
 def check_ports(program: Program, constants: Collection[int]) -> None:
-    """Raises MalformedError unless each output is somewhere: written by a region, an input, or a constant."""
+    """Raise MalformedError unless each output is written by a region, or is an input or a constant."""
     for port in program.outputs:
-        if port.value not in constants and program.place(port.value).base not in program.memory.offsets:
+        if port.value not in constants and program.buffer_view(port.value).base not in program.memory.offsets:
             raise MalformedError(f"nobody makes the output {shown(port.name)}")
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
 
 
 @dataclass(frozen=True)
 class Dag:
-    """Nodes 0 to n - 1, in a topological order: ``predecessors[v]`` are smaller than v, ascending, each once."""
+    """A graph of the nodes 0 to n - 1, which are a topological order.
+
+    ``predecessors[v]`` are nodes smaller than v, ascending, each once.
+    """
 
     predecessors: tuple[tuple[int, ...], ...]
 
@@ -29,12 +31,12 @@ class Dag:
 
     @property
     def edges(self) -> list[tuple[int, int]]:
-        """All edges, by their ends."""
+        """All edges, in the order of their ends."""
         return [(u, v) for v, before in enumerate(self.predecessors) for u in before]
 
     @cached_property
     def successors(self) -> tuple[tuple[int, ...], ...]:
-        """For each node, those that read its results, ascending."""
+        """For each node, the nodes that read its results, ascending."""
         found: list[list[int]] = [[] for _ in self.predecessors]
         for u, v in self.edges:
             found[u].append(v)
@@ -42,7 +44,7 @@ class Dag:
 
     @cached_property
     def ancestors(self) -> tuple[int, ...]:
-        """For each node, the set of all that must run before it: bit u stands for node u."""
+        """For each node, the set of all nodes that must run before it: bit u stands for node u."""
         found: list[int] = []
         for before in self.predecessors:
             bits = 0
@@ -52,7 +54,7 @@ class Dag:
         return tuple(found)
 
     def minimum_equivalent(self) -> Dag:
-        """The fewest edges with the same ancestors (the minimum equivalent graph; unique for a DAG)."""
+        """The graph with the fewest edges and the same ancestors (the minimum equivalent graph, unique for a DAG)."""
         kept = []
         for before in self.predecessors:
             covered, mine = 0, []
@@ -69,7 +71,7 @@ class Dag:
 
     @property
     def width(self) -> int:
-        """The most nodes of which no two depend on each other, as far as a greedy look finds (a lower bound)."""
+        """A lower bound on the most nodes of which no two depend on each other, found by a greedy algorithm."""
         alive: list[int] = []
         most = 0
         for v, before in enumerate(self.predecessors):
@@ -77,8 +79,3 @@ class Dag:
             alive.append(v)
             most = max(most, len(alive))
         return most
-
-
-def maximum_logical_concurrency(dag: Dag, streams: Sequence[int]) -> bool:
-    """Whether nodes that do not depend on each other are on different streams (Nimble, section 4.2)."""
-    return all(streams[u] != streams[v] for u, v in combinations(range(len(dag)), 2) if dag.independent(u, v))

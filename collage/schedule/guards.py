@@ -1,9 +1,9 @@
-"""Guards: which values are scanned for NaN, infinities and huge magnitudes, so that some kernels never see any.
+"""Guards: which values are scanned for NaN, infinities and huge magnitudes, so that some kernels never get any.
 
-A kernel that is right on finite numbers only may be fast (Winograd's algorithm, a relu in one instruction). It is given
-nothing else: values that it reads are known to be bounded, or are scanned before. What is scanned is bounded by
-``magnitudes.LIMIT``, and what convolutions and sums make of it by the sizes of their weights, so that a network needs a
-scan every ten layers or so.
+A kernel that is right on finite numbers only may be fast (Winograd's algorithm, a relu in one instruction). It gets
+only such numbers: the values that it reads are known to be bounded, or are scanned before. A scanned value is bounded
+by ``magnitudes.LIMIT``, and the results of convolutions and sums by the sizes of their weights as well, so that a
+network needs a scan about every ten layers.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from collage.graph.magnitudes import ROOM, SCANNED_INTEGERS, can_be_infinite, ro
 from collage.schedule.region import Region
 
 Flow: TypeAlias = Callable[[Sequence[float]], tuple[float, Sequence[float]]]
-"""From bounds of a region's inputs to the largest bound inside of it, and those of its outputs."""
+"""A function from the bounds of a region's inputs to the largest bound inside of it and the bounds of its outputs."""
 
 _Scan: TypeAlias = "tuple[int, int]"
-"""A region, by number, and what is scanned before it."""
+"""The number of a region, and a value that is scanned before it."""
 
 
 def guarded(
     regions: Sequence[Region], flows: Sequence[Flow], types: Mapping[int, TensorType]
 ) -> list[Region]:
-    """The regions, in launch order, with what is to be scanned before each.
+    """The regions, in launch order, with the values that are scanned before each.
 
-    The fewest bytes are scanned where the network is a chain, or a chain of blocks that each need no more than one scan
-    inside; else at least every scan is needed.
+    The fewest bytes are scanned where the network is a chain, or a chain of blocks that each need at most one scan
+    inside. In other networks, too, every scan is needed.
     """
     if not any(region.finite_only for region in regions):
         return list(regions)
@@ -45,7 +45,7 @@ def guarded(
 
 
 def _integers(regions: Sequence[Region], types: Mapping[int, TensorType]) -> Iterator[_Scan]:
-    """Wide integers that such regions read, each scanned before the first one: they are few and small."""
+    """Scans of wide integers that such regions read, each before the first of them; they are few and small."""
     seen: set[int] = set()
     for number, region in enumerate(regions):
         for value in region.inputs if region.finite_only else ():
@@ -56,9 +56,9 @@ def _integers(regions: Sequence[Region], types: Mapping[int, TensorType]) -> Ite
 
 @dataclass(frozen=True)
 class _Neck:
-    """A place before region ``first`` where ``value`` is the only float that anybody still reads.
+    """A point before region ``first`` where ``value`` is the only float that later regions read.
 
-    ``reader`` is the first launch that does.
+    ``reader`` is the first launch that reads it.
     """
 
     first: int
@@ -68,7 +68,7 @@ class _Neck:
 
 @dataclass(frozen=True)
 class _Way:
-    """What is scanned from one neck (or the start) on up to another (or the end), and its size in bytes."""
+    """The scans from one neck (or the start) up to another (or the end), and the bytes that they read."""
 
     scans: tuple[_Scan, ...]
     nbytes: int
@@ -81,7 +81,7 @@ class _Guards:
     types: Mapping[int, TensorType]
 
     def cheapest(self) -> tuple[_Scan, ...]:
-        """The shortest way from neck to neck: at each, its value is scanned; between them whatever has to be."""
+        """The scans with the fewest bytes: at some necks their values are scanned, and between them what has to be."""
         necks = self._necks()
         best: dict[int, _Way] = {}  # up to the neck, its own scan included
         end: _Way | None = None
@@ -105,9 +105,9 @@ class _Guards:
     def _onward(
         self, first: int, known: Mapping[int, float], necks: Sequence[_Neck]
     ) -> list[tuple[int | None, _Way]]:
-        """Ways from region ``first`` on to each neck that is worth it, and to the end (None).
+        """The ways from region ``first`` to each neck that can be reached, and to the end (None).
 
-        What they scan they scan as late as can be.
+        Each value is scanned as late as possible.
         """
         bounds = dict(known)
         scans: list[_Scan] = []
@@ -123,7 +123,7 @@ class _Guards:
                     found.append((position, _Way((*scans, (neck.reader, neck.value)), nbytes + size)))
             needed = self._needed(number, bounds)
             if needed and at_neck:
-                return found  # it goes on as if the neck's value were scanned
+                return found  # every way on begins with a scan of the neck's value
             for value in needed:
                 bounds[value] = self._scanned(value)
                 scans.append((number, value))
@@ -134,7 +134,7 @@ class _Guards:
         return [*found, (None, _Way(tuple(scans), nbytes))]
 
     def _needed(self, number: int, bounds: Mapping[int, float]) -> list[int]:
-        """What has to be scanned right before that region."""
+        """The values that have to be scanned right before that region."""
         region = self.regions[number]
         if not region.finite_only:
             return []

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 ALIGNMENT = 64
-"""Bytes; TVM's kernels fault on buffers that are not aligned to a cache line."""
+"""The alignment of values in bytes; TVM's kernels fault on buffers that are not aligned to a cache line."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Lifetime:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Offset in bytes of each value in the arena, the arena's size, and the lower bound on any plan's size.
+    """The offset in bytes of each value in the arena, the arena's size, and a lower bound on the size of any plan.
 
     ``lower_bound`` is the largest number of bytes alive at one step.
     """
@@ -36,11 +36,11 @@ def lifetimes(
     inputs: Collection[int],
     outputs: Collection[int],
 ) -> dict[int, Lifetime]:
-    """Lifetimes of the values of a launch list.
+    """The lifetimes of the values of a launch list.
 
-    ``steps`` are (values read, values written) of each launch, in order; inputs exist from the start,
-    outputs to the end. A value that is written and never read lives for its step, one that several launches write
-    from the first of them on.
+    ``steps`` has (values read, values written) of each launch, in order. Inputs exist from the start, and outputs to
+    the end. A value that is never read exists during the step that writes it, and one that several launches write
+    exists from the first of them on.
     """
     first: dict[int, int] = dict.fromkeys(inputs, 0)
     last: dict[int, int] = dict.fromkeys(inputs, 0)
@@ -55,10 +55,10 @@ def lifetimes(
 
 
 def plan_memory(lives: Mapping[int, Lifetime], meet: Callable[[int, int], bool] | None = None) -> MemoryPlan:
-    """Offsets for all values: the largest first, each at the lowest place free during its life.
+    """Choose offsets for all values: the largest first, each at the lowest offset that is free during its lifetime.
 
-    ``meet`` tells whether two values may exist at the same time; by default their lifetimes do. Greedy by size; its
-    arena is compared with the lower bound in the report.
+    ``meet`` tells whether two values may exist at the same time; by default they may when their lifetimes overlap. The
+    report compares the size of the arena with the lower bound.
     """
 
     def overlap(a: int, b: int) -> bool:

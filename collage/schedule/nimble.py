@@ -25,9 +25,9 @@ def nimble_streams(dag: Dag) -> tuple[int, ...]:
 
 
 def maximum_matching(dag: Dag) -> dict[int, int]:
-    """Of the bipartite graph of step 2: for each node v that is matched, the u with (u, v) in the matching.
+    """A maximum matching of the bipartite graph of step 2: for each matched node v, the u with (u, v) in the matching.
 
-    The same in each process: the sides are numbers (0 to n - 1, and from n on), whose hashes do not change.
+    It is the same in each process: the nodes are numbers (0 to n - 1, and from n on), whose hashes do not change.
     """
     graph = networkx.Graph()
     count = len(dag)

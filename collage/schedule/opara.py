@@ -9,7 +9,7 @@ from collage.schedule.dag import Dag
 
 
 def opara_streams(dag: Dag) -> tuple[int, ...]:
-    """The stream of each node: that of the first predecessor nobody has followed yet, or a new one. O(V + E)."""
+    """The stream of each node: that of its first predecessor without a successor on it yet, or a new one. O(V + E)."""
     followed = [False] * len(dag)
     streams: list[int] = []
     count = 0
@@ -26,15 +26,15 @@ def opara_streams(dag: Dag) -> tuple[int, ...]:
 
 
 def opara_order(dag: Dag, memory_bound: Sequence[bool], demand: Sequence[float]) -> tuple[int, ...]:
-    """Ready nodes in turns, memory-bound and compute-bound ones, those of the smallest demand first.
+    """A topological order that alternates between memory-bound and compute-bound nodes where both are ready.
 
-    ``memory_bound`` and ``demand`` are measured, for each node; a demand may be any number that grows with what the
-    kernel occupies. A topological order; O(V log V + E).
+    Of each kind the one with the smallest demand goes first. ``memory_bound`` and ``demand`` are measured for each
+    node; a demand may be any number that grows with what the kernel occupies. Takes O(V log V + E) steps.
     """
     waiting = [len(before) for before in dag.predecessors]
     ready: tuple[list[tuple[float, int]], list[tuple[float, int]]] = ([], [])
     order: list[int] = []
-    turn = True
+    kind = True
 
     def release(v: int) -> None:
         heapq.heappush(ready[memory_bound[v]], (demand[v], v))
@@ -43,8 +43,8 @@ def opara_order(dag: Dag, memory_bound: Sequence[bool], demand: Sequence[float])
         if not count:
             release(v)
     while ready[0] or ready[1]:
-        turn = not turn if ready[not turn] else turn
-        _, v = heapq.heappop(ready[turn])
+        kind = not kind if ready[not kind] else kind
+        _, v = heapq.heappop(ready[kind])
         order.append(v)
         for after in dag.successors[v]:
             waiting[after] -= 1

@@ -1,4 +1,4 @@
-"""From a placement to a program: the launch list and the memory plan, all that a run needs to know."""
+"""A program: the launch list and the memory plan, which are all that a run needs besides kernels and constants."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from collage.schedule.dag import Dag
 from collage.schedule.memory import MemoryPlan, lifetimes, plan_memory
 from collage.schedule.region import Region
 from collage.schedule.schedule import TEAM, Ordered, Schedule
-from collage.schedule.sharing import Place, Sharing, overwrite_in_place
+from collage.schedule.sharing import BufferView, Sharing, overwrite_in_place
 from collage.schedule.suffix import Suffix, ValuePort
 
 Step: TypeAlias = "tuple[Sequence[int], Sequence[int]]"
-"""Values that a launch reads, and those it writes."""
+"""The values that a launch reads, and those that it writes."""
 
 
 @dataclass(frozen=True)
 class Port:
-    """An input or output of the model: name, value id, type.
+    """An input or output of the model: its name, the id of its value, and its type.
 
-    Inputs that are used as indices have the number of ``rows`` that they index, or one for each column of the last
-    axis.
+    An input that is used as indices has the number of ``rows`` that it indexes, or one number for each column of its
+    last axis.
     """
 
     name: str
@@ -34,24 +34,24 @@ class Port:
 
 @dataclass(frozen=True)
 class Program:
-    """Regions in launch order, the types of the values between them, and where these live in the arena.
+    """Regions in launch order, the types of the values between them, and where these are in the arena.
 
-    ``aliases`` tells where values are that are in the buffer of another: results of views, what a view joins, and
-    results that overwrite an input.
+    ``aliases`` has the values that are stored in the buffer of another one: results of views, the parts that a view
+    joins, and results that overwrite an input.
     """
 
     regions: tuple[Region, ...]
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     types: Mapping[int, TensorType]
-    aliases: Mapping[int, Place]
+    aliases: Mapping[int, BufferView]
     memory: MemoryPlan
     launches: tuple[Region, ...]
     """The regions that run a kernel: all but views that share their input's buffer."""
     ordered: Ordered
-    """On which streams the launches run, and what waits for what; they stand in the order of the schedule."""
+    """The streams that the launches run on, and which launch waits for which; launches are in the schedule's order."""
     threads: int
-    """Of the team."""
+    """The number of threads of the team."""
     suffix: Suffix | None = None
     """What one engine runs after all launches, and the whole model's inputs and outputs; the last of the regions."""
 
@@ -74,14 +74,14 @@ class Program:
         """The same with a suffix after it."""
         return replace(self, regions=(*self.regions, suffix.region), suffix=suffix)
 
-    def place(self, value: int) -> Place:
-        """The buffer that the value is in, and where."""
-        return self.aliases.get(value, Place(value, 0))
+    def buffer_view(self, value: int) -> BufferView:
+        """The buffer that the value is in, and where in it."""
+        return self.aliases.get(value, BufferView(value, 0))
 
     def offset(self, value: int) -> int:
-        """Where the value is in the arena, in bytes."""
-        place = self.place(value)
-        return self.memory.offsets[place.base] + place.offset
+        """The offset of the value in the arena, in bytes."""
+        view = self.buffer_view(value)
+        return self.memory.offsets[view.base] + view.offset
 
     @property
     def is_guarded(self) -> bool:
@@ -90,7 +90,7 @@ class Program:
 
     @property
     def value_bytes(self) -> int:
-        """Of all values that kernels make or callers give, as if each had a buffer of its own."""
+        """The bytes of all values that kernels write or callers give, as if each had a buffer of its own."""
         launched = set(self.launches)
         made = [v for r in self.regions if r in launched or len(r.inputs) > 1 for v in r.outputs]
         return sum(self.types[v].nbytes for v in (*(p.value for p in self.inputs), *made))
@@ -117,9 +117,9 @@ def make_program(
     types: Mapping[int, TensorType],
     threads: int = 1,
 ) -> Program:
-    """Plan the memory of a launch list (regions in a topological order).
+    """Make a program of a launch list (regions in a topological order), and plan its memory.
 
-    A region of one thread in a program for several ``threads`` is one of its stream; all others take the whole team.
+    A region with fewer threads than ``threads`` runs on its stream; all others take the whole team.
     """
     sharing = Sharing(types, frozenset(p.value for p in inputs))
     launches = tuple(r for r in regions if not sharing.view(r))
@@ -137,7 +137,7 @@ def make_program(
         tuple(inputs),
         tuple(outputs),
         dict(types),
-        sharing.places(),
+        sharing.buffer_views(),
         plan_memory(lives, meet),
         launches,
         ordered,
@@ -163,7 +163,10 @@ def _dag(launches: Sequence[Region], sharing: Sharing) -> Dag:
 def _meet(
     steps: Sequence[Step], ordered: Ordered, inputs: Sequence[int], ends: Collection[int]
 ) -> Callable[[int, int], bool]:
-    """Whether two values may exist at once: unless the last use of one ends before the other is written."""
+    """A function that tells whether two values may exist at once.
+
+    They may not where the last use of one ends before the other is written.
+    """
     uses: dict[int, int] = {value: 1 << len(steps) for value in ends}  # a launch after all others
     begins: dict[int, int] = dict.fromkeys(inputs, 0)  # what has ended when it is first written
     for number, (reads, writes) in enumerate(steps):
@@ -172,7 +175,7 @@ def _meet(
         for value in writes:
             begins[value] = begins.get(value, ordered.before[number]) & ordered.before[number]
     for value in inputs:
-        uses.setdefault(value, 1 << len(steps))  # nobody reads it, but it is copied to its place
+        uses.setdefault(value, 1 << len(steps))  # no launch reads it, but it is copied into its buffer
 
     def meet(a: int, b: int) -> bool:
         return bool(uses.get(a, 0) & ~begins.get(b, 0)) and bool(uses.get(b, 0) & ~begins.get(a, 0))

@@ -1,4 +1,4 @@
-"""A region: the part of the model that one kernel runs, as it stands in the schedule."""
+"""A region: the part of the model that one kernel runs, with its position in the schedule."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ TRANSFORM = ("layout",)
 
 @dataclass(frozen=True)
 class CandidateId:
-    """What tells a candidate from all others of a model: its nodes, its backend and what it is built for.
+    """The identity of a candidate of a model: its nodes, its backend and what it is built for.
 
-    ``layout`` and ``split`` are those of the variant, ``threads`` what it may use. An ``original`` one is the model as
-    its author wrote it, in the place of all nodes, with a ``profile`` of the backend.
+    ``layout`` and ``split`` are those of the variant, and ``threads`` are the threads that it may use. An ``original``
+    candidate is the model as its author wrote it, instead of all nodes, with a ``profile`` of the backend.
     """
 
     nodes: tuple[int, ...]
@@ -31,18 +31,17 @@ class CandidateId:
 
 @dataclass(frozen=True)
 class Region:
-    """``nodes`` are graph node ids; ``sources`` names of the ONNX nodes they came from, each once.
+    """The part of the model that one kernel runs: ``nodes`` are ids, ``sources`` names of the ONNX nodes of these.
 
-    ``inputs`` and ``outputs`` are buffer ids in the order of the kernel's parameters: a plain value's own id, a new
-    one for each other storage of it. ``layout`` tells the storages of inputs and outputs, ``split`` how the work is
-    divided, ``threads`` what the kernel may use, ``stream`` where it runs; ``cost_us`` its measured median in
-    microseconds and ``noise_us`` the half-width of the 95 % interval. ``in_place`` are the positions of inputs that
-    the kernel may overwrite with its one output. ``exclusive`` and ``profile`` are those of BuildOptions, and an
-    ``original`` region is the model as its author wrote it.
+    ``inputs`` and ``outputs`` are buffer ids in the order of the kernel's parameters: a plain value's own id, or a new
+    one for each other storage of it. ``layout`` has the storages of inputs and outputs as text, and ``split`` says how
+    the work is divided. The kernel may use ``threads`` threads and runs on ``stream``. ``cost_us`` is its measured
+    median in microseconds, and ``noise_us`` the half-width of the 95 % interval. ``in_place`` are the positions of
+    inputs that the kernel may overwrite with its one output. ``exclusive`` and ``profile`` are those of BuildOptions,
+    and an ``original`` region is the model as its author wrote it.
 
     A ``finite_only`` kernel is not right on NaN and infinities (``Measurement.finite_only``). ``scans`` are buffers
-    whose elements are looked at right before the launch, so that no such kernel gets any; see
-    ``collage.schedule.guards``.
+    that are scanned right before the launch, so that no such kernel gets any; see ``collage.schedule.guards``.
     ``reassociates`` is ``Backend.reassociates``.
     """
 
@@ -73,7 +72,7 @@ class Region:
 
     @property
     def candidate(self) -> CandidateId:
-        """What it was chosen from the candidates as."""
+        """The identity of the candidate that was chosen."""
         about = self.layout, self.split, self.threads, self.original, self.profile
         return CandidateId(self.nodes, self.backend, *about)
 
@@ -87,7 +86,7 @@ class Region:
         return typed(Region, data)
 
     def summary(self) -> dict[str, Any]:
-        """The region as the JSON contract of ``show --json`` has it."""
+        """The region in the form of the JSON contract of ``show --json``."""
         return {
             "backend": self.backend,
             "ops": list(self.ops),

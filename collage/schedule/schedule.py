@@ -1,4 +1,4 @@
-"""A schedule: on which stream each launch runs, in which order, and what waits for what. It knows no device."""
+"""A schedule: the stream of each launch, the order, and which launch waits for which. It knows no device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEAM = -1
 
 @dataclass(frozen=True)
 class Schedule:
-    """``streams[v]`` is that of launch v, from 0 on, or TEAM; ``order`` a topological order of the launches.
+    """A topological ``order`` of the launches, and their streams: ``streams[v]`` is that of launch v, or TEAM.
 
     The launches of a stream run in this order.
     """
@@ -24,33 +24,33 @@ class Schedule:
 
     @staticmethod
     def sequential(count: int) -> Schedule:
-        """Everything on the whole team, one after another."""
+        """A schedule that runs all launches on the whole team, one after another."""
         return Schedule(tuple(range(count)), (TEAM,) * count)
 
     @property
     def count(self) -> int:
-        """How many streams run side by side; 0 where every launch takes the whole team."""
+        """The number of concurrent streams; 0 where every launch takes the whole team."""
         return max(self.streams, default=TEAM) + 1
 
 
 @dataclass(frozen=True)
 class Ordered:
-    """What a schedule guarantees: ``events`` (u, v) across streams, and what has ended before each launch begins."""
+    """A schedule of a graph, with the events that it needs, and the launches that have ended when each one begins."""
 
     dag: Dag
     schedule: Schedule
 
     @cached_property
     def events(self) -> tuple[tuple[int, int], ...]:
-        """Launch v waits for launch u: the edges that no stream's order, whole team or other event implies.
+        """The pairs (u, v) where launch v waits for launch u, in the order of the launches that wait.
 
-        In the order of the launches that wait.
+        They are the edges that no stream's order, launch of the whole team or other event implies.
         """
         return self._walk[0]
 
     @cached_property
     def before(self) -> tuple[int, ...]:
-        """For each launch, the set of those that have ended when it begins: bit u stands for launch u."""
+        """For each launch, the set of launches that have ended when it begins: bit u stands for launch u."""
         return self._walk[1]
 
     @cached_property
@@ -81,7 +81,7 @@ class Ordered:
 
 
 def check(dag: Dag, schedule: Schedule) -> None:
-    """Raises ValueError unless the order is one of all launches that respects the graph."""
+    """Raise ValueError unless the order has all launches and respects the graph."""
     if sorted(schedule.order) != list(range(len(dag))) or len(schedule.streams) != len(dag):
         raise ValueError(f"a schedule of {len(schedule.order)} launches for a graph of {len(dag)}")
     place = {v: position for position, v in enumerate(schedule.order)}
@@ -91,13 +91,13 @@ def check(dag: Dag, schedule: Schedule) -> None:
 
 
 def concurrency(dag: Dag, schedule: Schedule, cost_us: Sequence[float]) -> float:
-    """Degree of concurrency: the launches' times added up, over the time that the schedule takes by them."""
+    """The degree of concurrency: the sum of the launches' times, divided by the time of the schedule."""
     total = sum(cost_us)
     return total / makespan_us(dag, schedule, cost_us) if total else 1.0
 
 
 def critical_path_us(dag: Dag, cost_us: Sequence[float]) -> float:
-    """The longest way through the graph, in microseconds."""
+    """The time of the longest path through the graph, in microseconds."""
     ends: list[float] = []
     for v, before in enumerate(dag.predecessors):
         ends.append(cost_us[v] + max((ends[u] for u in before), default=0.0))
@@ -105,7 +105,7 @@ def critical_path_us(dag: Dag, cost_us: Sequence[float]) -> float:
 
 
 def makespan_us(dag: Dag, schedule: Schedule, cost_us: Sequence[float]) -> float:
-    """When the last launch ends, in microseconds, if each takes its time and waiting costs nothing."""
+    """The end of the last launch in microseconds, if each takes its time and waiting costs nothing."""
     ends = [0.0] * len(dag)
     free: dict[int, float] = {}
     all_free = latest = 0.0

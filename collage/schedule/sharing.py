@@ -1,4 +1,4 @@
-"""Which values share memory: other names and parts of a value, and results that overwrite what nobody reads again."""
+"""Values that share memory: other names and parts of a value, and results that overwrite inputs not read again."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from collage.schedule.region import Region
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a value is: ``offset`` bytes into the buffer of the value ``base``."""
+class BufferView:
+    """Where a value is stored: ``offset`` bytes into the buffer of the value ``base``."""
 
     base: int
     offset: int
@@ -21,38 +21,41 @@ class Place:
 
 @dataclass
 class Sharing:
-    """Values that have no buffer of their own, in that of others; built up region by region.
+    """The values that have no buffer of their own, but are in the buffers of others; it is built region by region.
 
-    ``inputs`` are the model's: they may be in their caller's memory, so they are parts of nothing.
+    ``inputs`` are the model's. They may be in their caller's memory, so they are never parts of other values.
     """
 
     types: Mapping[int, TensorType]
     inputs: frozenset[int]
-    _parents: dict[int, Place] = field(default_factory=dict)
+    _parents: dict[int, BufferView] = field(default_factory=dict)
     _made_of: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
-    def place(self, value: int) -> Place:
-        """Where the value is; at the start of its own buffer where it has one."""
+    def buffer_view(self, value: int) -> BufferView:
+        """Where the value is stored; at the start of its own buffer where it has one."""
         offset = 0
         while value in self._parents:
             parent = self._parents[value]
             value, offset = parent.base, offset + parent.offset
-        return Place(value, offset)
+        return BufferView(value, offset)
 
     def base(self, value: int) -> int:
-        """The value whose buffer it is in."""
-        return self.place(value).base
+        """The value whose buffer holds this one."""
+        return self.buffer_view(value).base
 
     def made_of(self, value: int) -> tuple[int, ...]:
-        """The values that launches write (or the caller) of which this one consists."""
+        """The values that this one consists of, each written by a launch or the caller."""
         return self._made_of.get(value, (value,))
 
-    def places(self) -> dict[int, Place]:
-        """Of all values without a buffer of their own."""
-        return {value: self.place(value) for value in self._parents}
+    def buffer_views(self) -> dict[int, BufferView]:
+        """The buffer views of all values without a buffer of their own."""
+        return {value: self.buffer_view(value) for value in self._parents}
 
     def view(self, region: Region) -> bool:
-        """Let a view's values share a buffer; False, and nothing is changed, where that cannot be."""
+        """Let the inputs and outputs of a view share a buffer.
+
+        Returns False, and changes nothing, where the region is no view or they cannot share one.
+        """
         if region.backend != VIEW:
             return False
         if len(region.inputs) == 1:
@@ -75,22 +78,22 @@ class Sharing:
 
     def overwrite(self, result: int, taken: int) -> None:
         """Let ``result``, which has a buffer of its own and the same size, take the buffer that ``taken`` fills."""
-        self._parents[result] = Place(self.base(taken), 0)
+        self._parents[result] = BufferView(self.base(taken), 0)
 
     def _put(self, parts: Sequence[int], whole: int) -> None:
         offset = 0
         for part in parts:
-            self._parents[part] = Place(whole, offset)
+            self._parents[part] = BufferView(whole, offset)
             offset += self.types[part].nbytes
 
 
 def overwrite_in_place(
     sharing: Sharing, launches: Sequence[Region], before: Sequence[int], kept: Collection[int]
 ) -> None:
-    """Let results take the place of inputs that nobody reads afterwards, where the kernel allows it.
+    """Let results overwrite inputs that no launch reads afterwards, where the kernel allows it.
 
-    ``before`` are the launches that have ended when each begins (bit u: launch u), ``kept`` the values that must
-    last to the end.
+    ``before[v]`` is the set of launches that have ended when launch v begins (bit u stands for launch u). ``kept`` are
+    the values that must last to the end.
     """
     uses: dict[int, int] = {}
     for value in kept:
@@ -106,8 +109,8 @@ def overwrite_in_place(
         read = [sharing.base(v) for v in region.inputs]
         for position in region.in_place:
             base = read[position]
-            alone = read.count(base) == 1 and sharing.base(result) == result != base
-            fits = alone and _fits(sharing, region.inputs[position], result)
+            once = read.count(base) == 1 and sharing.base(result) == result != base
+            fits = once and _fits(sharing, region.inputs[position], result)
             if fits and not uses[base] & ~(before[number] | 1 << number):
                 uses[base] |= uses[result]
                 sharing.overwrite(result, base)

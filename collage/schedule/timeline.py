@@ -1,4 +1,4 @@
-"""A schedule in the making: when each thread is free and when each launch ends, by measured cost."""
+"""A schedule that is being made: when each thread is free, and when each launch ends, by measured cost."""
 
 from __future__ import annotations
 
@@ -12,46 +12,49 @@ from collage.schedule.schedule import TEAM, Schedule
 
 @dataclass(frozen=True)
 class Costs:
-    """Microseconds of each launch on the whole team, and on one thread (None where it cannot).
+    """Microseconds of each launch on the whole team, and on one thread (None where it cannot run on one).
 
-    ``meeting_us`` is what it takes all threads to meet after launches side by side, ``event_us`` what one waits for
-    another's event.
+    ``meeting_us`` is the time of a barrier after concurrent launches, and ``event_us`` the time from one thread's event
+    to the launch on another thread that waits for it.
     """
 
     team_us: tuple[float, ...]
-    alone_us: tuple[float | None, ...]
+    single_threaded_us: tuple[float | None, ...]
     meeting_us: float = 0.0
     event_us: float = 0.0
 
 
 @dataclass(frozen=True)
-class Found:
+class TimedSchedule:
     """A schedule and its time by the costs, in microseconds."""
 
     schedule: Schedule
     time_us: float
 
 
-Algorithm: TypeAlias = Callable[[Dag, Costs, int, frozenset[int]], Found]
+Algorithm: TypeAlias = Callable[[Dag, Costs, int, frozenset[int]], TimedSchedule]
 """Streams and order for a number of threads, given which launches run on one thread each."""
 
 
 class Timeline:
-    """Launches are added one after another, in the order of the schedule; ``threads`` is the team's size."""
+    """The times of a schedule, to which launches are added one after another; ``threads`` is the team's size.
 
-    def __init__(self, dag: Dag, costs: Costs, threads: int, alone: frozenset[int]) -> None:
-        self._dag, self._costs, self._alone = dag, costs, alone
+    ``single_threaded`` are the launches that run on one thread each.
+    """
+
+    def __init__(self, dag: Dag, costs: Costs, threads: int, single_threaded: frozenset[int]) -> None:
+        self._dag, self._costs, self._single_threaded = dag, costs, single_threaded
         self.time_us = [self._time_of(v) for v in range(len(dag))]
         self.free = [0.0] * threads
-        self.apart = False
-        """Whether something has run on a single thread since all threads met."""
+        self.concurrent = False
+        """Whether some launch has run on a single thread since the last barrier."""
         self._ready_us = [0.0] * len(dag)
         self._waiting = [len(before) for before in dag.predecessors]
         self._streams = [TEAM] * len(dag)
         self._order: list[int] = []
 
     def ready(self) -> list[int]:
-        """What can be added first."""
+        """The launches that depend on no other one."""
         return [v for v, count in enumerate(self._waiting) if not count]
 
     def start(self, v: int) -> float:
@@ -59,28 +62,31 @@ class Timeline:
         return max(min(self.free), self._ready_us[v])
 
     def thread(self, v: int) -> int:
-        """The thread on which a ready launch begins first; of equals one that ran what it reads, then the lowest."""
+        """The thread on which a ready launch begins first.
+
+        Of equal ones it is one that ran a launch whose result is read, and then the lowest.
+        """
         before = self._before(v)
         return min(range(len(self.free)), key=lambda t: (self._begin(v, t, before), t not in before, t))
 
-    def add_alone(self, v: int, thread: int) -> list[int]:
-        """Run a launch on one thread; what is ready for it now."""
+    def add_single_threaded(self, v: int, thread: int) -> list[int]:
+        """Add a launch on one thread, and return the launches that are ready because of it."""
         self._streams[v] = thread
         end = self.free[thread] = self._begin(v, thread, self._before(v)) + self.time_us[v]
-        self.apart = True
+        self.concurrent = True
         return self._added(v, end)
 
     def add_on_team(self, v: int) -> list[int]:
-        """Run a launch on all threads; what is ready for it now."""
+        """Add a launch on all threads, and return the launches that are ready because of it."""
         self._meet()
         end = self.free[0] + self.time_us[v]
         self.free = [end] * len(self.free)
         return self._added(v, end)
 
-    def finish(self) -> Found:
-        """The schedule of all that was added."""
+    def finish(self) -> TimedSchedule:
+        """The schedule of all launches that were added."""
         self._meet()
-        return Found(Schedule(tuple(self._order), tuple(self._streams)), self.free[0])
+        return TimedSchedule(Schedule(tuple(self._order), tuple(self._streams)), self.free[0])
 
     def _added(self, v: int, end: float) -> list[int]:
         self._order.append(v)
@@ -100,13 +106,13 @@ class Timeline:
         return max(self.free[thread], self._ready_us[v] + waits)
 
     def _meet(self) -> None:
-        if self.apart:
+        if self.concurrent:
             self.free = [max(self.free) + self._costs.meeting_us] * len(self.free)
-            self.apart = False
+            self.concurrent = False
 
     def _time_of(self, v: int) -> float:
-        alone = self._costs.alone_us[v]
-        if v not in self._alone:
+        if v not in self._single_threaded:
             return self._costs.team_us[v]
-        assert alone is not None
-        return alone
+        us = self._costs.single_threaded_us[v]
+        assert us is not None
+        return us

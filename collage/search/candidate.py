@@ -1,4 +1,4 @@
-"""What the search chooses from (section 2.4.1)."""
+"""Candidates, from which the search chooses (section 2.4.1)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from collage.kernel.options import ALL_PLAIN, Variant
 class Candidate:
     """A matched subgraph on a backend, (g_i, b_i) in section 2.4.1, with its measured cost M(P(g_i)).
 
-    ``nodes`` are ascending ids; ``cost_us`` and ``noise_us``, the measurement's spread, are microseconds.
-    ``switches`` counts the context switches it pays for: none for a kernel on Collage's own team of threads, and
-    none for what runs nothing. ``reads`` and ``writes`` are the values that it takes and gives in another
-    storage than the plain one, by ascending id, as its ``variant`` says. ``finite_only`` is that of its measurement.
+    ``nodes`` are ascending ids. ``cost_us`` and ``noise_us``, the measurement's spread, are microseconds. ``switches``
+    counts the context switches that it pays for: none for a kernel on Collage's own team of threads, and none for a
+    view, which runs nothing. ``reads`` and ``writes`` are the values that it reads and writes in another storage than
+    the plain one, by ascending id, as its ``variant`` says. ``finite_only`` is that of its measurement.
     """
 
     nodes: tuple[int, ...]

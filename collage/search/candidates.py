@@ -1,4 +1,4 @@
-"""From offers and measurements to what the search chooses from."""
+"""Making offers of matches, and candidates of offers and their measurements."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from collage.search.candidate import Candidate
 from collage.search.transforms import ValueTransform
 
 NOISE_FLOOR = 0.02
-"""Least noise of a measurement, as a share of it: fresh processes differ by 2-5 %, which no repeat shows."""
+"""The least noise of a measurement, as a share of it: fresh processes differ by 2-5 %, which no repeat shows."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What can be measured: a request, and the pattern that it came from."""
+    """A request for a measurement, and the name of the pattern that it came from."""
 
     request: Request
     pattern: str
@@ -33,11 +33,10 @@ class Offer:
 def offers_of(
     model: Model, matches: Sequence[Match], backends: Mapping[str, Backend], build: BuildOptions
 ) -> tuple[list[Offer], list[RejectedMatch]]:
-    """An offer for each variant of each match, and the matches that their backend does not take after all.
+    """An offer for each variant of each match, and the matches for which the backend offers no variant.
 
-    With ``build.exact`` no variant whose algorithm reassociates, whether its backend leaves it out or not.
-
-    Views are left out: there is nothing to measure.
+    With ``build.exact`` there is no variant whose algorithm reassociates, even where its backend offers one. Views are
+    left out, because they run nothing that could be measured.
     """
     found: list[Offer] = []
     refused: list[RejectedMatch] = []
@@ -68,9 +67,9 @@ def candidates_of(
     outcomes: Mapping[Request, Outcome],
     on_team: Collection[str],
 ) -> list[Candidate]:
-    """Candidates of what was measured, and of ``views``, which cost nothing and launch nothing.
+    """Candidates of the offers that were measured, and of ``views``, which cost nothing and launch nothing.
 
-    A view is offered in each storage that some kernel takes or gives and that it is free in. ``on_team`` are the
+    A view is offered in each storage in which it is free and which some kernel reads or writes. ``on_team`` are the
     backends whose kernels pay no context switch.
     """
     storages = storages_of(offer.request.variant for offer in offers)
@@ -95,7 +94,7 @@ def candidates_of(
 
 
 def storages_of(variants: Iterable[Variant]) -> tuple[Storage, ...]:
-    """The built-in storages, and the others that the variants have."""
+    """The built-in storages, and the other ones that the variants name."""
     named = {storage for each in set(variants) for storage in (*each.inputs, *each.outputs)}
     return (*STORAGES, *sorted(named.difference(STORAGES)))
 
@@ -114,7 +113,7 @@ def ports_of(
 
 
 def candidate_of(model: Model, request: Request, outcome: Measurement, switches: int = 1) -> Candidate:
-    """The candidate that was measured."""
+    """The candidate of a measured request; ``switches`` are the context switches that it pays for."""
     reads, writes = ports_of(model, request)
     return Candidate(
         request.nodes,
@@ -130,7 +129,7 @@ def candidate_of(model: Model, request: Request, outcome: Measurement, switches:
 
 
 def with_floor(outcome: Measurement) -> Measurement:
-    """The measurement with the least noise that any has."""
+    """The measurement, with at least the noise that every measurement has (``NOISE_FLOOR``)."""
     return replace(outcome, noise_us=max(outcome.noise_us, NOISE_FLOOR * outcome.median_us))
 
 

@@ -1,9 +1,9 @@
 """Op-level placement by dynamic programming: Algorithm 1, Eq. 2.2-2.4.
 
-The nodes are walked in branch order. A state says which nodes are covered: all before the first uncovered
-one, and a few after it (the mask). The first uncovered node has to be covered by some candidate that begins
-there, which gives the next states; the cheapest way into each state is kept (Eq. 2.3). The paper's S, the
-subgraphs that hold all nodes before v_s, are these states.
+The nodes are visited in branch order. A state says which nodes are covered: all before the first uncovered one, and a
+few after it (the mask). The first uncovered node has to be covered by some candidate that begins there, which gives the
+next states. The cheapest way into each state is kept (Eq. 2.3). These states are the paper's S, the subgraphs that hold
+all nodes before v_s.
 
 **Circles.** A cover may be made of convex candidates and still not be runnable: with a -> b and c -> d,
 {a, d} and {b, c} wait for each other. Algorithm 1 overlooks that; here the state carries what is needed to
@@ -25,9 +25,9 @@ all its nodes reach is tight.
 Most candidates are tight, and a candidate that is an interval of the order never has nodes ahead, so nearly
 all states carry nothing of the kind.
 
-**Storages.** A state also carries the storages of the values that cross its edge: of those that some candidate
-takes or gives in another storage than the plain one, and some node of which is still to be covered. A copy to another
-device is priced like a change of layout, so that what is offloaded is decided here, too. See ``storages.py``.
+**Storages.** A state also carries the storages of some values that cross its edge: those that some candidate reads or
+writes in another storage than the plain one, while a node that uses them is uncovered. A copy to another device has a
+price like a change of format, so the search also decides what is offloaded. See ``storages.py``.
 """
 
 from __future__ import annotations
@@ -47,25 +47,27 @@ from collage.search.transforms import ValueTransform
 
 _MOST_STATES_PLAIN = 512
 _MOST_STATES = 128
-"""With layouts there are more states of much the same cost, and each costs more to follow: on a NASNet-A of 1,188
-nodes with three layouts 64 states give a placement 0.02 % dearer than 128, and 512 none that is cheaper."""
+"""The most states at one node where values have several storages. Then there are more states of about equal cost, and
+each takes longer to follow. On a NASNet-A of 1,188 nodes with three layouts, 64 states give a placement that costs
+0.02 %
+more than with 128, and 512 states give none that costs less."""
 
 _Loose: TypeAlias = "tuple[tuple[int, int], ...]"
 """Loose candidates with nodes ahead: (mask of these nodes, mask of the nodes it reaches), ascending."""
 
 _State: TypeAlias = tuple[int, _Loose, Held]
-"""Mask of the covered nodes, the loose candidates, and the storages. Bit i of a mask is i places after the state's."""
+"""The mask of covered nodes, the loose candidates, and the storages. Bit i is the position i after the state's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """A candidate as the walk sees it. Masks are relative to its first node in the order."""
+    """A candidate with what the walk needs to know of it. Bit 0 of a mask is its first node in the order."""
 
     candidate: Candidate
     mask: int
     weight: int
     reaches: int
-    """What a loose candidate's nodes reach outside of it; 0 for a tight one."""
+    """The mask of nodes that a loose candidate's nodes reach outside of it; 0 for a tight candidate."""
     ports: Ports
 
 
@@ -89,12 +91,11 @@ def place(
 ) -> Placement:
     """The placement with the least sum of ``cost_us + epsilon_us + margin * noise_us`` and layout transforms.
 
-    ``epsilon_us`` is the cost of a context switch (Eq. 2.2), ``transforms_us`` those of layout transforms;
-    one that it does not have cannot be made. Of placements with the same sum the one with
-    fewer candidates wins; the result does not depend on the order of ``candidates``. Candidates that are not
-    convex are ignored. With more than ``max_states`` states at one node (512; 128 where storages matter) only the
-    most promising are followed and the placement says ``exact=False``. Raises ``NoPlacementError`` when no
-    placement exists.
+    ``epsilon_us`` is the cost of a context switch (Eq. 2.2), and ``transforms_us`` has those of layout transforms; a
+    transform without a cost cannot be made. Of placements with the same sum the one with fewer candidates wins. The
+    result does not depend on the order of ``candidates``. Candidates that are not convex are ignored. With more than
+    ``max_states`` states at one node (by default 512, or 128 where storages matter) only the most promising ones are
+    followed, and the placement has ``exact=False``. Raises ``NoPlacementError`` when no placement exists.
     """
     order = branch_order(graph)
     usable = contenders(graph, candidates, epsilon_us, margin)
@@ -126,7 +127,7 @@ def _options(
 ) -> list[list[_Option]]:
     """For each position in the order, the candidates that begin there.
 
-    Those are left out that another one for the same nodes, with layout transforms of its own, does not cost more than.
+    A candidate is left out where another one for the same nodes costs no more, its own layout transforms included.
     """
     position = [0] * len(order)
     for at, node in enumerate(order):
@@ -138,12 +139,12 @@ def _options(
 
     options: list[list[_Option]] = [[] for _ in order]
     for nodes, alike in _by_nodes(usable).items():
-        places = sorted(position[node] for node in nodes)
-        first = places[0]
-        mask = sum(1 << (each - first) for each in places)
+        positions = sorted(position[node] for node in nodes)
+        first = positions[0]
+        mask = sum(1 << (each - first) for each in positions)
         reaches = 0
         if _is_loose(graph, nodes):
-            for each in places:
+            for each in positions:
                 reaches |= below[each] >> first
         kept: list[_Option] = []
         found = [(weight(charge_us(candidate, epsilon_us, margin)), candidate) for candidate in alike]
@@ -220,10 +221,10 @@ def _walk(
                 cost = way.weight + option.weight
                 next_held = held
                 if held or option.ports:
-                    settled = rules.settle(held, option.ports, at, covered, at + step)
-                    if settled is None:
+                    after = rules.transition(held, option.ports, at, covered, at + step)
+                    if after is None:
                         continue
-                    next_held, extra = settled
+                    next_held, extra = after
                     cost += extra
                 state = (ahead >> step, next_loose, next_held)
                 layer = layers[at + step]
@@ -234,9 +235,9 @@ def _walk(
 
 
 def _undominated(states: Mapping[_State, _Way], rules: StorageRules) -> list[tuple[_State, _Way]]:
-    """The states without those that another one, with the same nodes covered, can become for no more.
+    """The states without dominated ones: those that a state with the same nodes covered can become at no more cost.
 
-    Only the cheapest of each group is tried as the better one.
+    Of each group of states with the same nodes covered, only the cheapest is tried as the better one.
     """
     if all(not held for _, _, held in states):
         return list(states.items())
@@ -272,15 +273,15 @@ def _join(loose: _Loose, option: _Option) -> _Loose | None:
 
 
 def _advance(loose: _Loose, step: int) -> _Loose:
-    """The same, seen from ``step`` places on, without those whose nodes have all been passed."""
+    """The loose candidates ``step`` positions further on, without those whose nodes have all been passed."""
     return tuple(sorted((nodes >> step, reach >> step) for nodes, reach in loose if nodes >> step))
 
 
 class _Bound:
-    """A lower bound for what covering some nodes costs, to compare states that cover different ones.
+    """A lower bound on the cost of covering some nodes, to compare states that cover different nodes.
 
-    Each node costs at least its equal share of the cheapest candidate, per node, that covers it. What a
-    state has paid beyond the bound of what it covers is what ranks it.
+    Each node costs at least its equal share of that candidate which is cheapest per node. States are ranked by what
+    they have paid beyond the bound of the nodes that they cover.
     """
 
     def __init__(self, options: Sequence[Sequence[_Option]]) -> None:
@@ -297,5 +298,5 @@ class _Bound:
             self._before.append(self._before[-1] + each)
 
     def covered(self, at: int, mask: int) -> int:
-        """Bound for all nodes before position ``at`` and those of the mask from there on."""
+        """The bound for all nodes before position ``at`` and those of the mask from there on."""
         return self._before[at] + sum(self._share[at + bit] for bit in bits(mask))

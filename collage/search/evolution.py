@@ -1,20 +1,21 @@
 """The evolutionary search over strings of digits (section 2.4.3): mutation, tournament, two-point crossover.
 
-Pure: what a string costs is asked of a judge, and chance comes from a generator that is handed in. Costs are noisy,
-and the best of many noisy costs is mostly the luckiest. So a string that looks better than the best known one is
-run against it once more, and replaces it only when it wins that by more than the noise.
+The search is pure: a judge tells what a string costs, and random numbers come from a generator that is passed in.
+Costs are noisy, and the best of many noisy costs is mostly the luckiest. So a string that looks better than the best
+known one is run against it once more, and replaces it only when it wins that by more than the noise.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from types import FunctionType
+from typing import Any, Protocol
 
-from deap import base, tools
+from deap import base
+from deap.tools import crossover, selection
 
 from collage.search.offload import Gene, Genome
 
@@ -24,17 +25,17 @@ _MUTATION = 0.8
 _AGAIN = 0.3
 """Chance of one more mutation of the same child."""
 _BRED = 8
-"""Children of a generation by tournament, crossover and mutation."""
+"""Children of a generation that are made by tournament, crossover and mutation."""
 _CLIMBING = 8
-"""Children of a generation that differ in one digit from the best of it. Crossover finds the hill, these its top: on
-graphs of ten operators with 19,683 placements and a budget of 400, 8 and 8 find the best in 155 of 160 searches,
-4 and 12 in 149, and breeding alone in 114."""
+"""Children of a generation that differ in one digit from its best string. Crossover finds the hill, and these climb it:
+on graphs of ten operators with 19,683 placements and a budget of 400, 8 and 8 find the best placement in 155 of 160
+searches, 4 and 12 in 149, and only children of the first kind in 114."""
 _IDLE = 4
 """Generations without a gain, after which a population is done and a fresh one begins."""
 _MEETING = 3
-"""Every so many populations the best of the last ones meet in one."""
+"""After so many populations, the best strings of the last ones take part in the next one."""
 _TRIES = 20
-"""Mutations of a child that is known already, before there is one less of them."""
+"""How often a child that is known already is mutated, before it is given up."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Trial:
-    """What a string costs (None: it cannot be run, ``reason`` says why), and the seconds it took to find out.
+    """What a string costs, and the seconds it took to find out; None for one that cannot be run, with the ``reason``.
 
     A judge that remembers a trial gives the seconds that it once took, so that a budget ends at the same point.
     """
@@ -61,18 +62,21 @@ class Trial:
 
 
 class Judge(Protocol):
-    """Tells what strings of digits cost."""
+    """The interface of what tells the costs of strings."""
 
     def run(self, genome: Genome) -> Trial:
-        """One string by itself."""
+        """Run one string by itself."""
 
     def compare(self, challenger: Genome, champion: Genome) -> tuple[Trial, Trial]:
-        """Two strings in one long run; the seconds are with the first."""
+        """Run two strings against each other for longer; the first trial has the seconds of both."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """When the search ends: after ``budget_s`` seconds of trials, or ``patience`` populations without a gain."""
+    """The search ends after ``budget_s`` seconds of trials, or after ``patience`` populations without a gain.
+
+    A population has ``population`` strings.
+    """
 
     budget_s: float
     patience: int = 4
@@ -81,7 +85,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class State:
-    """How far it is. ``history`` has, for each new best, the seconds of trials up to then and its cost."""
+    """How far the search is; ``history`` has, for each new best string, the seconds of trials so far and its cost."""
 
     champion: Genome
     cost: Cost
@@ -92,7 +96,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Found:
+class EvolutionResult:
     """The best string, and why the search ended."""
 
     state: State
@@ -107,21 +111,21 @@ def evolve(
     rng: random.Random,
     limits: Limits,
     show: Callable[[State], None] = lambda _: None,
-) -> Found:
-    """Search from the ``seeds``, the first of which is the op level (1.0) and the champion to begin with.
+) -> EvolutionResult:
+    """Search from the ``seeds``; the first one is the op level, which costs 1.0 and is the first champion.
 
-    Ctrl-C ends it with the best found so far. With equal answers of the judge it repeats exactly.
+    Ctrl-C ends the search with the best string so far. With equal answers of the judge it repeats exactly.
     """
     search = _Search(genes, judge, rng, limits, show, State(seeds[0], Cost(1.0), history=((0.0, 1.0),)))
     try:
         ended = search.run(seeds)
     except KeyboardInterrupt:
-        return Found(search.state, "interrupted", interrupted=True)
-    return Found(search.state, ended)
+        return EvolutionResult(search.state, "interrupted", interrupted=True)
+    return EvolutionResult(search.state, ended)
 
 
-class _Budget(Exception):
-    """The time is up."""
+class _BudgetUsedUpError(Exception):
+    """Ends the search when the trials have taken the seconds that they may."""
 
 
 class _Fitness(base.Fitness):  # type: ignore[misc]
@@ -129,7 +133,7 @@ class _Fitness(base.Fitness):  # type: ignore[misc]
 
 
 class _Individual(list[int]):
-    """What DEAP's operators work on."""
+    """A string with its fitness, in the form that DEAP's operators need."""
 
     def __init__(self, digits: Sequence[int], cost: float | None = None) -> None:
         super().__init__(digits)
@@ -149,12 +153,12 @@ class _Search:
     def run(self, seeds: Sequence[Genome]) -> str:
         try:
             return self._generations(seeds)
-        except _Budget:
+        except _BudgetUsedUpError:
             return "the budget was used up"
 
     def _generations(self, seeds: Sequence[Genome]) -> str:
         people = self._grown(seeds)
-        settled: list[Genome] = []
+        winners: list[Genome] = []
         best, champion, idle, failed = math.inf, self.state.champion, 0, 0
         while True:
             people = sorted(dict.fromkeys(people), key=self._cost)[: self.limits.population]
@@ -170,21 +174,21 @@ class _Search:
             failed = failed + 1 if self.state.champion == champion else 0
             if failed > self.limits.patience:
                 return f"no gain in {self.limits.patience} populations"
-            settled.append(people[0])
+            winners.append(people[0])
             best, champion, idle = math.inf, self.state.champion, 0
             people = self._grown([self._anyone() for _ in range(_MEETING + 1)])
-            if len(settled) % _MEETING == 0:
-                people += settled[-_MEETING:]
+            if len(winners) % _MEETING == 0:
+                people += winners[-_MEETING:]
 
     def _grown(self, some: Sequence[Genome]) -> list[Genome]:
-        """A population from a few."""
+        """A population made of some strings and mutations of them."""
         people = list(some)
         while len(people) < self.limits.population:
             people.append(self._mutated(self.rng.choice(people)))
         return people
 
     def _climbing(self, people: Sequence[Genome]) -> list[Genome]:
-        """Strings not tried yet that differ in one digit from the best, or the next best where these are used up."""
+        """Untried strings that differ in one digit from the best, or from the next best where there are none left."""
         found: dict[Genome, None] = {}
         for each in people:
             near = [
@@ -201,13 +205,13 @@ class _Search:
         return list(found)
 
     def _bred(self, people: Sequence[Genome]) -> list[Genome]:
-        """Strings not tried yet by tournament, two-point crossover and mutation."""
+        """Untried strings that come from tournament, two-point crossover and mutation."""
         fit = [_Individual(each, self._cost(each)) for each in people if each in self.known]
-        with _lent(self.rng):
-            chosen = [_Individual(each) for each in tools.selTournament(fit, _BRED, _TOURNAMENT)]
-            for one, other in zip(chosen[::2], chosen[1::2], strict=True):
-                if len(self.genes) > 1 and random.random() < _CROSSOVER:
-                    tools.cxTwoPoint(one, other)
+        tournament, cross = _operators(self.rng)
+        chosen = [_Individual(each) for each in tournament(fit, _BRED, _TOURNAMENT)]
+        for one, other in zip(chosen[::2], chosen[1::2], strict=True):
+            if len(self.genes) > 1 and self.rng.random() < _CROSSOVER:
+                cross(one, other)
         found: dict[Genome, None] = {}
         for each in map(tuple, chosen):
             child = self._mutated(each) if self.rng.random() < _MUTATION else each
@@ -219,7 +223,7 @@ class _Search:
         return list(found)
 
     def _cost(self, genome: Genome) -> float:
-        """To rank it by; what cannot be run is last in every tournament."""
+        """The cost to rank the string by; it is infinite for one that cannot be run."""
         if genome not in self.known:
             self._try(genome)
         cost = self.known[genome]
@@ -227,7 +231,7 @@ class _Search:
 
     def _try(self, genome: Genome) -> None:
         if self.state.seconds >= self.limits.budget_s:
-            raise _Budget
+            raise _BudgetUsedUpError
         trial = self.judge.run(genome)
         self.known[genome] = trial.cost
         self._count(trial)
@@ -236,9 +240,8 @@ class _Search:
             ours, theirs = self.judge.compare(genome, champion)
             self.known[genome], self.known[champion] = ours.cost, theirs.cost
             best = self.state.cost if theirs.cost is None else theirs.cost
-            limit = min(
-                1.0, best.times - best.noise
-            )  # with much noise a loser to the op level may beat another
+            # With much noise, a string that is slower than the op level may beat another one.
+            limit = min(1.0, best.times - best.noise)
             wins = ours.cost is not None and ours.cost.times + ours.cost.noise < limit
             if wins and ours.cost is not None:
                 champion, best = genome, ours.cost
@@ -256,7 +259,10 @@ class _Search:
         return tuple(self.rng.choice(gene.choices) for gene in self.genes)
 
     def _mutated(self, genome: Genome) -> Genome:
-        """Another digit for one gene, for a run of neighbours, or for all of its kind; now and then several times."""
+        """The string with another digit for one gene, for a run of neighbours, or for all genes of one kind.
+
+        Sometimes this is done several times.
+        """
         changed = list(genome)
         while True:
             at = self.rng.randrange(len(self.genes))
@@ -277,13 +283,13 @@ class _Search:
         return [index for index, gene in enumerate(self.genes) if gene.kind == self.genes[at].kind]
 
 
-@contextmanager
-def _lent(rng: random.Random) -> Iterator[None]:
-    """Let DEAP draw from our generator: its operators know only the one of the module ``random``."""
-    theirs = random.getstate()
-    random.setstate(rng.getstate())
-    try:
-        yield
-    finally:
-        rng.setstate(random.getstate())
-        random.setstate(theirs)
+def _operators(rng: random.Random) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """DEAP's tournament selection and two-point crossover, which draw from ``rng``.
+
+    DEAP's own functions draw from the module ``random``, whose state is shared by all threads of the process. These are
+    copies of them, in which the name ``random`` means our generator.
+    """
+    names: dict[str, Any] = {**vars(selection), **vars(crossover), "random": rng}
+    for each in (selection.selRandom, selection.selTournament, crossover.cxTwoPoint):
+        names[each.__name__] = FunctionType(each.__code__, names, each.__name__, each.__defaults__)
+    return names["selTournament"], names["cxTwoPoint"]

@@ -1,10 +1,10 @@
-"""The op-level problem as an integer program: an independent answer to check the dynamic program with.
+"""The op-level problem as an integer program, which gives an independent answer to check the dynamic program with.
 
-Set partitioning: one binary variable per candidate, each node in exactly one candidate that is taken,
-least sum of the charges (Eq. 2.1 with the cost of Eq. 2.2). A layout transform is a variable that cannot be 0 when one
-candidate that is taken gives a value in one storage and another one wants it in the other. Circles are cut off
-as they turn up: of the candidates of a circle at least one must go. This uses nothing of what the dynamic
-program knows about which candidates can be in a circle.
+It is set partitioning: there is one binary variable for each candidate, each node is in exactly one chosen candidate,
+and the sum of the charges is minimal (Eq. 2.1 with the cost of Eq. 2.2). A layout transform is a variable that cannot
+be 0 when one chosen candidate writes a value in one storage and another one reads it in the other. When a solution has
+a circle, a constraint excludes that circle, and the program is solved again. Nothing that the dynamic program knows
+about circles is used here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def place_exact(
 ) -> Placement:
     """The placement with the least sum of charges and layout transforms, like ``dp.place``.
 
-    Needs scipy (the extra ``exact``). Raises ``NoPlacementError`` when no placement exists.
+    It needs scipy (the extra ``exact``). Raises ``NoPlacementError`` when no placement exists, and ``CollageError``
+    when scipy is missing or the solver gives up.
     """
     optimize, sparse = _scipy()
     usable = contenders(graph, candidates, epsilon_us, margin)
@@ -51,7 +52,7 @@ def place_exact(
     columns = [index for index, candidate in enumerate(usable) for _ in candidate.nodes]
     covers = sparse.csr_array((np.ones(len(rows)), (rows, columns)), shape=(len(graph.nodes), width))
     constraints = [optimize.LinearConstraint(covers, 1, 1)]
-    for each, needing in demands:  # not all of these, or the transform
+    for each, needing in demands:  # not all of these candidates, unless the transform is chosen, too
         columns = [*needing, *([len(usable) + transforms.index(each)] if each in transforms_us else [])]
         row = sparse.csr_array(
             ([1.0] * len(needing) + [-1.0] * (len(columns) - len(needing)), ([0] * len(columns), columns)),
@@ -84,23 +85,23 @@ def place_exact(
 
 
 def _demands(graph: Graph, usable: Sequence[Candidate]) -> Iterator[tuple[ValueTransform, tuple[int, ...]]]:
-    """Layout transforms, each with the candidates (one or two, by index) that need it when they are all taken."""
-    gives: dict[int, list[tuple[Storage, tuple[int, ...]]]] = {}
+    """Layout transforms, each with the candidates (one or two, by index) that need it when they are all chosen."""
+    written: dict[int, list[tuple[Storage, tuple[int, ...]]]] = {}
     wants: dict[int, list[tuple[Storage, tuple[int, ...]]]] = {v: [(PLAIN, ())] for v in graph.outputs}
     for value in graph.inputs:
-        gives[value] = [(PLAIN, ())]
+        written[value] = [(PLAIN, ())]
     for index, candidate in enumerate(usable):
         inside = set(candidate.nodes)
         reads, writes = dict(candidate.reads), dict(candidate.writes)
         for node in candidate.nodes:
             for value in graph.nodes[node].outputs:
-                gives.setdefault(value, []).append((writes.get(value, PLAIN), (index,)))
+                written.setdefault(value, []).append((writes.get(value, PLAIN), (index,)))
             for value in dict.fromkeys(graph.nodes[node].inputs):
                 if graph.values[value].producer not in inside and not graph.is_constant(value):
                     wants.setdefault(value, []).append((reads.get(value, PLAIN), (index,)))
     for value, wanted in wants.items():
         for target, reader in wanted:
-            for source, writer in gives[value]:
+            for source, writer in written[value]:
                 if source != target and writer != reader:
                     yield (
                         (value, LayoutTransform(graph.type_of(value), source, target)),

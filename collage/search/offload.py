@@ -1,12 +1,12 @@
-"""Which operators go to a graph engine, as a string of digits, and the placement that such a string means.
+"""Strings of digits that say which operators go to a graph engine, and the placement that such a string means.
 
-Section 2.4.3: each digit is for something that the op-level placement left to kernels; 0 keeps that decision, any other
-digit names the engine that takes it over. What the op-level placement gave to an engine has no digit.
+Section 2.4.3: each digit is for something that the op-level placement left to kernels. The digit 0 keeps that decision;
+any other digit names the engine that takes it over. What the op-level placement gave to an engine has no digit.
 
-Engines gain from having much in one region, but a region has to be convex, and regions must not wait for each
-other. So a string is read with repair: parts are taken in an order in which they can run, parts without an engine
-first, then all that is ready of one engine, then again. Each region is a run of that order, hence convex, and none
-waits for a later one. Two parts on one engine with another between them become two regions.
+Engines are faster with much in one region, but a region has to be convex, and regions must not wait for each other. So
+a string is repaired when it is decoded. Parts are taken in an order in which they can run: first those without an
+engine, then all ready ones of one engine, and so on. Each region is an interval of that order, hence convex, and none
+waits for a later one. Two parts on one engine with another one between them become two regions.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Genome: TypeAlias = tuple[int, ...]
 """A digit for each gene."""
 
 MOST_GENES = 48
-"""With more, neighbours between the network's narrow places (the layers of a transformer) share one. A trial takes
-seconds, so that a few hundred of them have to do."""
+"""The most genes. With more parts than that, all parts between two cuts of the network (the layers of a transformer)
+share one gene, because a trial takes seconds, so that there is time for a few hundred only."""
 
 
 @dataclass(frozen=True)
 class Gene:
-    """What moves together: indices of ``parts``, and the digits it may have (0 first).
+    """The indices of ``parts`` that move together, and the digits that they may have (0 first).
 
-    Genes of equal ``kind`` are the same work at another place, such as a layer that repeats.
+    Genes of equal ``kind`` do the same work in another part of the network, such as a layer that repeats.
     """
 
     parts: tuple[int, ...]
@@ -44,9 +44,9 @@ class Gene:
 
 @dataclass(frozen=True)
 class Offloaded:
-    """What a string of digits means: candidates of the op level that stay, and regions of engines.
+    """The meaning of a string of digits: candidates of the op level that stay, and regions of engines.
 
-    A region is ascending node ids and an engine's name. Both are in an order in which they can run.
+    A region has ascending node ids and an engine's name. Candidates and regions are in an order in which they can run.
     """
 
     kept: tuple[Candidate, ...]
@@ -57,7 +57,7 @@ class Offloaded:
 class Encoding:
     """The op-level placement's ``parts`` in launch order, the engines (digit 1 is the first), and the genes.
 
-    Backends in ``free`` run nothing (views): such a part goes along with an engine that needs it inside a region.
+    Backends in ``free`` run nothing (views): such a part joins an engine's region that reads it and is read by it.
     """
 
     graph: Graph
@@ -68,11 +68,11 @@ class Encoding:
 
     @property
     def op_level(self) -> Genome:
-        """All zeros: the op-level placement itself."""
+        """The string of zeros, which means the op-level placement itself."""
         return (0,) * len(self.genes)
 
     def all_on(self, engine: str) -> Genome:
-        """The engine wherever it can be: its natural partition of the graph, where it cannot take everything."""
+        """The string that gives the engine all that it can run."""
         digit = self.engines.index(engine) + 1
         return tuple(digit if digit in gene.choices else 0 for gene in self.genes)
 
@@ -93,7 +93,7 @@ class Encoding:
         return Offloaded(tuple(kept), tuple(regions))
 
     def _groups(self, wanted: Sequence[str]) -> list[list[int]]:
-        """Parts that become one launch, in launch order; the first of each tells its engine."""
+        """Groups of parts that each become one launch, in launch order; the first part of a group has its engine."""
         before = [set(each) for each in self._before]
         ready = {index for index, waits in enumerate(before) if not waits}
         groups: list[list[int]] = []
@@ -107,10 +107,10 @@ class Encoding:
                     ready.add(user)
 
         while ready:
-            alone = [index for index in ready if not wanted[index]]
-            if alone:
+            on_kernels = [index for index in ready if not wanted[index]]
+            if on_kernels:
                 groups.append([])
-                take(min(alone))
+                take(min(on_kernels))
                 continue
             engine = wanted[min(ready)]
             groups.append([])
@@ -124,7 +124,7 @@ class Encoding:
         return self.parts[index].backend in self.free and not self._before[index].isdisjoint(group)
 
     def _without_loose_ends(self, group: list[int]) -> list[list[int]]:
-        """The group without what runs nothing and that nothing in the group reads; these by themselves after it."""
+        """The group without its views that nothing in it reads, followed by each of these as a group of its own."""
         inside, ends = set(group), []
         for index in reversed(group):
             if self.parts[index].backend in self.free and inside.isdisjoint(self._after[index]):
@@ -134,7 +134,7 @@ class Encoding:
 
     @cached_property
     def _before(self) -> tuple[frozenset[int], ...]:
-        """For each part, those that it reads from."""
+        """For each part, the parts that it reads from."""
         part_of = {node: index for index, part in enumerate(self.parts) for node in part.nodes}
         return tuple(
             frozenset(part_of[p] for node in part.nodes for p in self.graph.predecessors[node]) - {index}
@@ -143,7 +143,7 @@ class Encoding:
 
     @cached_property
     def _after(self) -> tuple[frozenset[int], ...]:
-        """For each part, those that read from it."""
+        """For each part, the parts that read from it."""
         after: list[set[int]] = [set() for _ in self.parts]
         for index, those in enumerate(self._before):
             for other in those:
@@ -160,9 +160,10 @@ def encode(
     *,
     most_genes: int = MOST_GENES,
 ) -> Encoding:
-    """The genes of an op-level placement.
+    """Encode an op-level placement.
 
-    ``able`` has the nodes that each engine can run; ``kind_of`` tells kernels apart (``Subgraph.digest``).
+    ``able`` has the nodes that each engine can run. ``kind_of`` gives equal texts for candidates that do the same work
+    (``Subgraph.digest``), and ``free`` are the backends that run nothing. There are at most ``most_genes`` genes.
     """
     parts, engines = placement.candidates, tuple(able)
     movable = [
@@ -187,7 +188,7 @@ def encode(
 
 
 def _blocks(graph: Graph, parts: Sequence[Candidate], most: int) -> list[list[int]]:
-    """The parts between narrow places of the graph, ``most`` runs of them or fewer."""
+    """The indices of the parts between cuts of the graph, in ``most`` blocks or fewer."""
     order = [node for part in parts for node in part.nodes]
     edges = {0: 0}
     for index, part in enumerate(parts):

@@ -1,4 +1,4 @@
-"""What the search chooses from and what it returns: candidates and placements (section 2.4.1)."""
+"""Placements, which the search returns, and checks of them and of candidates (section 2.4.1)."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ from collage.search.transforms import PlacedTransform, ValueTransform, placed_tr
 _Interface = tuple[tuple[int, ...], tuple[tuple[int, Storage], ...], tuple[tuple[int, Storage], ...]]
 
 NO_TRANSFORMS: Mapping[ValueTransform, float] = MappingProxyType({})
-"""Where all candidates are plain there is nothing to transform."""
+"""The costs of layout transforms where all candidates are plain, so that none is needed."""
 
 _NAMED = 20
-"""How many nodes an error message names before it only counts the rest."""
+"""The most nodes that an error message names; it counts the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Candidates that cover each node once, in an order in which they can be launched, and the layout
-    transforms between them.
+    """Candidates that cover each node once, in launch order, and the layout transforms between them.
 
-    ``predicted_us`` is Cost(P(G)) of Eq. 2.2: their costs, context switches and layout transforms. ``exact`` is False
-    when the search had to drop states, so that a cheaper placement may exist.
+    ``predicted_us`` is Cost(P(G)) of Eq. 2.2 in microseconds: their costs, context switches and layout transforms.
+    ``exact`` is False when the search had to drop states, so that a cheaper placement may exist.
     """
 
     candidates: tuple[Candidate, ...]
@@ -39,10 +38,10 @@ class Placement:
 
 
 def check_placement(graph: Graph, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """The candidates in launch order.
+    """Check that the candidates are a placement, and return them in launch order.
 
-    Raises ``ValueError`` unless they cover each node exactly once, and its subclass
-    ``CyclicPlacementError`` when they wait for each other in a circle.
+    Raises ``ValueError`` unless they cover each node exactly once, and its subclass ``CyclicPlacementError`` when they
+    wait for each other in a circle.
     """
     times = [0] * len(graph.nodes)
     for candidate in candidates:
@@ -67,9 +66,10 @@ def finish(
     exact: bool = True,
     transforms_us: Mapping[ValueTransform, float] = NO_TRANSFORMS,
 ) -> Placement:
-    """The checked placement with its predicted cost, Eq. 2.2, and that of its layout transforms.
+    """Check chosen candidates, and make a placement of them, with the predicted cost of Eq. 2.2.
 
-    Raises KeyError when a layout transform is needed that ``transforms_us`` has no cost for.
+    Raises what ``check_placement`` does, and KeyError when a layout transform is needed that ``transforms_us`` has no
+    cost for.
     """
     launch = check_placement(graph, chosen)
     between = placed_transforms(graph, launch, transforms_us)
@@ -78,12 +78,12 @@ def finish(
 
 
 def charge_us(candidate: Candidate, epsilon_us: float, margin: float) -> float:
-    """What the search minimizes the sum of: M(P(g)) + epsilon (Eq. 2.3) + margin * noise, in microseconds.
+    """The candidate's term of the sum that the search minimises, in microseconds.
 
-    The last term is how a challenger is made to beat the noise: with ``margin`` = 1 a candidate counts as
-    one standard deviation (or whatever the spread is) slower than measured. Between two ways that are about
-    as fast the one measured with more certainty wins, and a way in many pieces collects the noise of each.
-    The charge stays additive, so the search stays exact; with ``margin`` = 0 the problem is the paper's.
+    It is M(P(g)) + epsilon (Eq. 2.3) + margin * noise. With the last term a candidate has to win by more than the
+    noise: with ``margin`` = 1 it counts as slower than measured by its ``noise_us``. Of two placements that are about
+    as fast, the one measured with more certainty wins, and one in many pieces is charged the noise of each. The charge
+    is additive, so the search stays exact. With ``margin`` = 0 the problem is the paper's.
     """
     return candidate.cost_us + epsilon_us * candidate.switches + margin * candidate.noise_us
 
@@ -91,10 +91,11 @@ def charge_us(candidate: Candidate, epsilon_us: float, margin: float) -> float:
 def contenders(
     graph: Graph, candidates: Sequence[Candidate], epsilon_us: float, margin: float
 ) -> tuple[Candidate, ...]:
-    """The candidates that can be part of a best placement: convex, the best for their nodes and layouts.
+    """The candidates that can be part of a best placement: convex, and the best for their nodes and storages.
 
-    Ties go to less noise, then to the backend's name. In an order that depends on the candidates alone, not
-    on the order they come in. Raises ``NoPlacementError`` with the nodes that none of them covers.
+    Of equal candidates the one with less noise is kept, then the one with the first backend name. The order of the
+    result does not depend on the order of ``candidates``. Raises ``NoPlacementError`` with the nodes that none of them
+    covers.
     """
     best: dict[_Interface, tuple[tuple[float, float, str], Candidate]] = {}
     for candidate in candidates:
@@ -125,7 +126,7 @@ def contenders(
 
 
 def no_cover(graph: Graph, stuck_at: int | None = None) -> NoPlacementError:
-    """The error for a graph whose every node is covered, but by no combination of candidates."""
+    """The error for a graph in which each node has candidates, but which no combination of them covers."""
     where = "" if stuck_at is None else f"; none gets past {_name(graph, stuck_at)}"
     return NoPlacementError(
         "each node has candidates, but no combination of them covers each node exactly once "
@@ -136,7 +137,7 @@ def no_cover(graph: Graph, stuck_at: int | None = None) -> NoPlacementError:
 def _check_ids(graph: Graph, candidate: Candidate) -> None:
     if candidate.nodes[0] < 0 or candidate.nodes[-1] >= len(graph.nodes):
         raise ValueError(
-            f"a {candidate.backend} candidate has nodes that the graph of {len(graph.nodes)} nodes has not: "
+            f"a {candidate.backend} candidate has nodes that the graph of {len(graph.nodes)} nodes does not have: "
             f"{candidate.nodes[0]} to {candidate.nodes[-1]}"
         )
 

@@ -1,10 +1,10 @@
-"""The storages in a state of the dynamic program: which values are held where, and what a candidate adds.
+"""The storages in a state of the dynamic program: where values are held, and what a candidate adds to the cost.
 
-A value matters when some candidate takes or gives it in another storage than the plain one. Its storages are those
-that candidates name for it, and the plain one; they are numbered for each value, so that nothing here knows what
-devices and formats there are. While the value crosses the edge between covered and uncovered nodes, a state holds for
-it the storage it was given in, and those that it has been brought to or is wanted in. Its readers may be covered
-before its writer; then only what they want is known, and the transforms are paid for when the writer is.
+A value matters when some candidate reads or writes it in another storage than the plain one. Its storages are those
+that candidates name for it, and the plain one. They are numbered for each value, so that nothing here knows which
+devices and formats exist. While the value crosses the edge between covered and uncovered nodes, a state holds the
+storage that it was written in, and those that it has been brought to or is wanted in. Its readers may be covered
+before its writer; then only what they want is known, and the transforms are paid for when the writer is covered.
 
 **Dominance.** State B can become what state A is: for each value that they hold differently it is brought from its
 own storage to those that A has the value in. Later it pays for a storage that neither has the value in yet at most
@@ -31,22 +31,22 @@ _NEVER = 1 << 200
 """The weight of a layout transform that cannot be made."""
 
 Held: TypeAlias = "tuple[tuple[int, int, int], ...]"
-"""Ascending by value: (value, storage it was given in or -1, mask of other storages it is wanted in).
+"""For each held value, ascending: (value, storage that it was written in or -1, mask of other storages wanted).
 
-Storages are the value's numbers for them. A covered value that is plain and wanted in nothing else is left out.
+A storage is its number for the value. A covered value that is plain and wanted in nothing else is left out.
 """
 
 Ports: TypeAlias = "tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]] | None"
-"""(value, number of the storage) of what a candidate reads and writes of the values that matter; None if nothing."""
+"""What a candidate reads and what it writes of the values that matter, as (value, number of the storage), or None."""
 
 _COUNT_BITS = 24
 _UNITS_PER_US = 1_000_000
 
 
 def weight(charge_us: float) -> int:
-    """Picoseconds, with a count of one in the low bits: sums compare by cost, then by number of kernels.
+    """The charge in picoseconds, with a count of one in the low bits: sums compare by cost, then by number of kernels.
 
-    Integers add up to the same sum in any order, so equal costs are equal, and ties are broken by the rule
+    Integers add up to the same sum in any order. So equal costs are equal, and ties are broken by the number of kernels
     and not by rounding.
     """
     return round(charge_us * _UNITS_PER_US) << _COUNT_BITS | 1
@@ -92,20 +92,20 @@ class StorageRules:
             return None
         graph, inside = self._graph, set(candidate.nodes)
         reads, writes = dict(candidate.reads), dict(candidate.writes)
-        takes: dict[int, int] = {}
-        gives: dict[int, int] = {}
+        read: dict[int, int] = {}
+        written: dict[int, int] = {}
         for node in candidate.nodes:
             for value in graph.nodes[node].inputs:
                 if value in self._last and graph.values[value].producer not in inside:
-                    takes[value] = self._numbers[value][reads.get(value, PLAIN)]
+                    read[value] = self._numbers[value][reads.get(value, PLAIN)]
             for value in graph.nodes[node].outputs:
                 escapes = value in graph.output_set or any(u not in inside for u in graph.users[value])
                 if value in self._last and escapes:
-                    gives[value] = self._numbers[value][writes.get(value, PLAIN)]
-        return (tuple(sorted(takes.items())), tuple(sorted(gives.items()))) if takes or gives else None
+                    written[value] = self._numbers[value][writes.get(value, PLAIN)]
+        return (tuple(sorted(read.items())), tuple(sorted(written.items()))) if read or written else None
 
     def instead_of(self, better: Ports, worse: Ports) -> int:
-        """The most that one candidate for some nodes adds in layout transforms when it stands in for another."""
+        """The most weight of layout transforms that one candidate adds when it replaces another for the same nodes."""
         if better is None or worse is None:
             return 0
         total = 0
@@ -120,23 +120,25 @@ class StorageRules:
                     total += max(0, costs[third] - other_costs[third])
         return total
 
-    def settle(self, held: Held, ports: Ports, at: int, covered: int, then: int) -> tuple[Held, int] | None:
-        """What is held after a candidate, and the weight of the layout transforms it brings; None when impossible.
+    def transition(
+        self, held: Held, ports: Ports, at: int, covered: int, then: int
+    ) -> tuple[Held, int] | None:
+        """What a state holds after a candidate, and the weight of the layout transforms that this needs.
 
-        ``covered`` is the mask of covered nodes from position ``at`` on, before the candidate; ``then`` the
-        position of the next uncovered node after it.
+        ``covered`` is the mask of covered nodes from position ``at`` on, before the candidate. ``then`` is the position
+        of the next uncovered node after it. The result is None when a transform that is needed cannot be made.
         """
-        takes, gives = ports if ports is not None else ((), ())
+        read, written = ports if ports is not None else ((), ())
         now = {entry[0]: entry[1:] for entry in held}
         extra = 0
-        for value, storage in takes:
+        for value, storage in read:
             given, wanted = now.get(value) or self._before(value, at, covered)
             if given == storage or wanted >> storage & 1:
                 continue
             if given != _UNKNOWN:
                 extra += self._costs[value][given][storage]
             now[value] = (given, wanted | 1 << storage)
-        for value, storage in gives:
+        for value, storage in written:
             wanted = now[value][1] if value in now else 0
             if value in self._graph.output_set:
                 wanted |= 1 << _PLAIN
@@ -156,7 +158,7 @@ class StorageRules:
         return tuple(sorted(kept)), extra
 
     def becoming(self, held: Held, other: Held) -> int:
-        """The most that it takes to go on from one state like from the other (see the top)."""
+        """An upper bound on the weight of becoming the other state (see the top of this file)."""
         mine = {value: (given, wanted) for value, given, wanted in held}
         theirs = {value: (given, wanted) for value, given, wanted in other}
         total = 0
@@ -178,7 +180,7 @@ class StorageRules:
         return total
 
     def _before(self, value: int, at: int, covered: int) -> tuple[int, int]:
-        """What holds of a value that is not held: plain when its writer is covered, else unknown."""
+        """The storages of a value that is not held: it is plain when its writer is covered, else unknown."""
         writer = self._writer[value]
         done = writer < at or covered >> (writer - at) & 1
         return (_PLAIN, 0) if done else (_UNKNOWN, 0)

@@ -1,8 +1,8 @@
 """Layout transforms between kernels: which of them a set of candidates needs, and what they cost.
 
-A candidate takes and gives its values in storages of its own. Where a reader wants another storage than the
-writer's, a layout transform stands between them: a kernel with a measured cost, made once for all readers that want
-the same. It changes the format, or copies to another device. Graph inputs and outputs are plain, on the host.
+A candidate reads and writes its values in storages of its own. Where a reader wants another storage than the writer's,
+there is a layout transform between them: a kernel with a measured cost, which runs once for all readers that want the
+same storage. It changes the format, or copies to another device. Graph inputs and outputs are plain, on the host.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PlacedTransform:
 
 
 def needed_transforms(graph: Graph, candidates: Iterable[Candidate]) -> list[ValueTransform]:
-    """The layout transforms that the candidates need among them, each once, by value."""
+    """The layout transforms that are needed between the candidates, each once, in the order of values."""
     chosen = list(candidates)
     stored = {value: storage for c in chosen for value, storage in c.writes}
     wanted: set[tuple[int, Storage]] = {(v, PLAIN) for v in graph.outputs}
@@ -53,5 +53,5 @@ def needed_transforms(graph: Graph, candidates: Iterable[Candidate]) -> list[Val
 def placed_transforms(
     graph: Graph, candidates: Iterable[Candidate], costs: Mapping[ValueTransform, float]
 ) -> tuple[PlacedTransform, ...]:
-    """The needed ones with their costs. Raises KeyError for a transform that cannot be made."""
+    """The needed layout transforms with their ``costs`` in microseconds. Raises KeyError for one without a cost."""
     return tuple(PlacedTransform(*each, costs[each]) for each in needed_transforms(graph, candidates))

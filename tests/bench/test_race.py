@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from collage.bench.engines import bench, prepare, reference
+from collage.bench.engines import Contest, bench, prepare, reference
 from collage.bench.race import Race, race
 from collage.core.progress import Progress
 from collage.errors import CollageError, UsageError
@@ -89,7 +89,8 @@ def test_nobody_runs(network: Path) -> None:
 
 def test_bench_takes_others(network: Path, tmp_path: Path) -> None:
     others = {"numpy": f"{HERE}:right", "broken": f"{HERE}:broken", "nowhere": "tests.nowhere:run"}
-    found = bench(network, engines=["onnxruntime"], others=others, rounds=1, threads=1, db=tmp_path / "db")
+    contest = Contest(engines=["onnxruntime"], others=others, rounds=1, threads=1)
+    found = bench(network, contest, db=tmp_path / "db")
     assert list(found["engines"]) == ["onnxruntime", "numpy", "collage"]
     assert found["engines"]["numpy"]["max_relative_error"] < 1e-6
     assert found["failed"].keys() == {"broken", "nowhere"}
@@ -100,4 +101,4 @@ def test_bench_takes_others(network: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("others", [{"collage": f"{HERE}:right"}, {"numpy": "rubbish"}])
 def test_names_of_others(network: Path, others: dict[str, str]) -> None:
     with pytest.raises(UsageError, match=r"collage|rubbish"):
-        bench(network, others=others)
+        bench(network, Contest(others=others))

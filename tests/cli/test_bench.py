@@ -83,7 +83,7 @@ def test_an_engine_that_fails_is_named(
 def test_a_registered_engine_takes_part(network: Path, module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from collage import api
     from collage.backends.registry import builtin_registry
-    from collage.bench.engines import bench
+    from collage.bench.engines import Contest, bench
     from tests.beside import Slow
 
     class Named(Slow):
@@ -95,7 +95,7 @@ def test_a_registered_engine_takes_part(network: Path, module: Path, monkeypatch
     registry = builtin_registry(with_entry_points=False)
     registry.register(Named())
     monkeypatch.setattr(api, "default_registry", lambda: registry)
-    found = bench(network, module=module, engines=["named"], rounds=1)
+    found = bench(network, Contest(engines=["named"], rounds=1), module=module)
     assert set(found["engines"]) == {"collage", "named"}
     assert found["engines"]["named"]["max_relative_error"] < 1e-4
     assert not found["failed"]

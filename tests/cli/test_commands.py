@@ -6,9 +6,11 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from importlib import metadata
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import pytest
 
 import collage as package
 from collage.cli import doctor_checks as doctor
+from collage.measure_db.database import Database
 from tests.cli.helpers import collage, fails, json_of, succeeds
 
 COMMANDS = (["compile"], ["run"], ["show"], ["bench"], ["backends"], ["db", "stats"], ["doctor"])
@@ -74,6 +77,28 @@ def test_db_stats_of_no_database(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     (tmp_path / "bad.sqlite").write_bytes(b"no database " * 500)
     fails(1, "db", "stats", "--db", tmp_path / "bad.sqlite", words=("bad.sqlite", "--db"))
+
+
+def test_names_in_a_database_of_others_do_not_reach_the_terminal_as_commands(tmp_path: Path) -> None:
+    path = tmp_path / "foreign.sqlite"
+    with Database(path):
+        pass
+    row = "INSERT INTO kernels (digest, backend, backend_version, settings, threads, hardware, tvm_version, created, "
+    row += "description, rejection, gate) VALUES (?, ?, '1', '', 1, ?, '1', 0, '', ?, 1)"
+    with closing(sqlite3.connect(path)) as foreign, foreign:
+        foreign.execute(
+            row, ("a", "\x1b[2Jmkl\n999 on gold", "cpu\x1b]0;title\x07\nrejected: 0", "cra\x9bshed")
+        )
+        foreign.execute(row, ("b", b"\xff", "cpu\u202e", None))
+    text = succeeds("db", "stats", "--db", path)
+    assert "mkl" in text and "title" in text and "shed" in text
+    assert not [
+        each
+        for each in text
+        if each != "\n" and not each.isprintable() and each != "\N{REPLACEMENT CHARACTER}"
+    ]
+    assert not [line for line in text.splitlines() if line.startswith(("999 on gold", "rejected: 0"))]
+    assert set(json_of("db", "stats", "--db", path, "--json")["rejections"].values()) == {1}
 
 
 @pytest.fixture

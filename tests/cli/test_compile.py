@@ -10,6 +10,8 @@ import onnx
 import pytest
 from onnx import helper
 
+from collage import api
+from collage.errors import UsageError
 from tests.cli.helpers import collage, fails, json_of, succeeds
 from tests.models import conv_net, elementwise_net, make_model
 
@@ -158,6 +160,14 @@ def test_bad_option(flags: list[str], word: str, network: Path, tmp_path: Path) 
     fails(
         2, "compile", network, "-o", tmp_path / "out.collage", *flags, words=(word, "collage compile --help")
     )
+
+
+def test_a_quick_compile_does_not_tune(network: Path, tmp_path: Path) -> None:
+    flags = ["--quick", "--tune-trials", "8", "--db", tmp_path / "db.sqlite", "-q"]
+    fails(2, "compile", network, "-o", tmp_path / "out.collage", *flags, words=("--quick", "--tune-trials"))
+    assert not list(tmp_path.glob("*.sqlite"))
+    with pytest.raises(UsageError, match="leave out either quick or tune_trials"):
+        api.compile(network, quick=True, tune_trials=8, db=tmp_path / "db.sqlite")
 
 
 def test_output_is_needed(network: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -9,13 +10,12 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from collage.schedule.tail import Tail
 from rich.console import Console
 
 from collage.graph.dataflow import TensorType
 from collage.report.report import CandidateReport, NodeReport, Report
 from collage.report.show import (
-    as_html,
-    as_page,
     duration,
     facts,
     rejected,
@@ -24,6 +24,7 @@ from collage.report.show import (
     shorten_ops,
     size,
 )
+from collage.report.show_html import as_html, as_page
 from collage.report.show_terminal import report_view
 from collage.schedule.program import Port, Program, make_program
 from collage.schedule.region import Region
@@ -90,6 +91,24 @@ def test_facts(report: Report, program: Program) -> None:
     assert found["not converted"] == "and 4 ONNX nodes more"
 
 
+def test_what_was_not_measured_is_not_said_to_take_no_time(report: Report) -> None:
+    kind = TensorType((4,), "float32")
+    tail = Tail(Region("one", ("onnx.Reshape",), (0,), ("r",), (), ()), (), (), (), ())
+    program = make_program([], [], [], {0: kind}).followed_by(tail)
+    bare = replace(report, measured_us=0.0, predicted_us=0.0, finalists={}, max_abs_error=math.inf)
+    found = dict(facts(replace(bare, unmeasured="nobody could", notes=("a note",)), program))
+    assert found["measured"] == "not measured: nobody could"
+    assert found["max error"] == "not checked"
+    assert "predicted" not in found
+    assert dict(facts(bare, program))["measured"] == "not measured"
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(report_view(bare, program))
+    text = console.export_text() + as_html(bare, program)
+    assert not re.search(r"0\.0 us|0\.0%|\binf\b", text)
+    told = replace(bare, candidates=()).summary(program.regions)
+    assert (told["measured_us"], told["predicted_us"]) == (None, None)
+
+
 def test_streams_are_told(report: Report) -> None:
     kind = TensorType((4,), "float32")
     regions = [
@@ -104,7 +123,7 @@ def test_streams_are_told(report: Report) -> None:
     assert [row.stream for row in rows(program)] == ["team", "0", "1", "0"]
     told = dict(facts(replace(report, schedule="opara"), program))["streams"]
     assert told.startswith(
-        "Opara's, folded: 3 launches on 2 streams, 1 on the whole team; 1 event; 1.44 launches"
+        "Opara's, mapped to threads: 3 launches on 2 streams, 1 on the whole team; 1 event; 1.44 launches"
     )
     assert told.endswith("critical path 45.0 us of 65.0 us in all")
     console = Console(width=200, record=True, file=StringIO())

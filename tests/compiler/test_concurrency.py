@@ -16,17 +16,17 @@ LIBRARY = NullBackend("lib", team=True)
 ON_TEAM: Costs = {("lib", (0,)): 100.0, ("lib", (1,)): 100.0, ("lib", (2,)): 10.0}
 
 
-def prepared(alone_us: float, **options: Any) -> tuple[Made, Compilation]:
+def prepared(single_threaded_us: float, **options: Any) -> tuple[Made, Compilation]:
     """Two kernels that do not depend on each other, and take this long on one thread."""
     made = Made(ON_TEAM, LIBRARY, model=fork, **options)
-    alone = {("lib", (node,)): alone_us for node in range(3)}
+    alone = {("lib", (node,)): single_threaded_us for node in range(3)}
     made.measurer.single = NullMeasurer(made.model, alone, made.context.backends)
     matches = tuple(Match((node,), "lib", "pattern") for node in range(3))
     start = Place()(made.context, made.measured())
     return made, replace(start, matches=matches)
 
 
-def test_what_is_faster_side_by_side_is_planned() -> None:
+def test_what_is_faster_concurrently_is_planned() -> None:
     made, start = prepared(110.0)
     found = Concurrency()(made.context, start)
     (plan,) = found.plans
@@ -51,5 +51,5 @@ def test_nothing_is_planned_without_streams() -> None:
 
 def test_a_plan_that_fails_as_a_whole_is_left_out() -> None:
     made, start = prepared(110.0)
-    made.runs.dropped = {"side by side": "crashed"}
+    made.runs.dropped = {"concurrent": "crashed"}
     assert Concurrency()(made.context, start).plans == ()

@@ -12,8 +12,8 @@ import pytest
 
 import collage.compiler
 from collage.compiler import pipeline
+from collage.compiler.build_report import report_of
 from collage.compiler.events import Failed, Measured
-from collage.compiler.fold_report import report_of
 from collage.compiler.pipeline import FULL, QUICK, compiled
 from collage.compiler.state import Compilation, Pass
 from collage.errors import NoPlacementError

@@ -23,6 +23,8 @@ from collage.backends.onnxruntime import OnnxRuntime
 from collage.errors import CollageError, InputError, ModelError, UsageError
 from collage.kernel.kernel import Session
 from collage.kernel.options import BuildOptions
+from collage.module.file import read_summary
+from collage.report.show import facts
 from tests.models import make_model, positive_rows
 
 RNG = np.random.default_rng(0)
@@ -325,6 +327,13 @@ def test_large_inputs_that_differ_in_the_middle_are_measured_each(database: Path
 def test_a_model_that_random_inputs_cannot_run_is_loaded_unmeasured(database: Path) -> None:
     module = compiled(reshape(), database)
     assert any("neither measured nor checked" in note for note in module.report.notes)
+    told = dict(facts(module.report, module.program))
+    assert told["measured"].startswith("not measured: no engine runs the model on made-up inputs")
+    assert told["max error"] == "not checked"
+    assert "not measured" in repr(module) and module.summary()["measured_us"] is None
+    path = database.with_name("unmeasured.collage")
+    module.save(path)
+    assert dict(facts(*read_summary(path).first)) == told
     x = np.arange(12, dtype=np.float32).reshape(2, 6)
     np.testing.assert_array_equal(module(x, np.array([4, 3])), x.reshape(4, 3))
     with pytest.raises(CollageError, match=r"fails on these inputs: .*[Rr]eshape"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from collage.frontend.model import import_model
 from collage.graph.dataflow import OpKind
 from collage.patterns.context import MatchContext, OpNode
 from collage.patterns.fusion import FusionRule
-from collage.patterns.generator import generate, pattern_of, text_of
+from collage.patterns.generator import generate, text_of
+from collage.patterns.language import is_op, is_tuple, wildcard
 from collage.patterns.rules import BasePatternRule, check_path
 from tests.models import conv_net, make_model
 
@@ -76,6 +78,37 @@ def test_a_refused_seed_carries_its_reason(figure: MatchContext) -> None:
     reasons = {g.text: g.reason for g in generate(figure, OnlyConv())}
     assert reasons["conv2d"] == ""
     assert reasons["tanh"] == "no tanh here"
+
+
+def pattern_of(context: MatchContext, nodes: Sequence[int]) -> Any:
+    """The group as a pattern of the pattern language, rooted at its last node.
+
+    An example is ``is_op("conv2d")(wildcard(), wildcard())``. Each value from outside is one wildcard, and so is each
+    argument that is no tensor, such as a shape.
+    """
+    graph = context.graph
+    made: dict[int, Any] = {}
+
+    def value_pattern(value: int) -> Any:
+        producer = graph.values[value].producer
+        if producer in made:
+            return made[producer]
+        return made.setdefault(-1 - value, wildcard())
+
+    for node_id in nodes:
+        node = graph.nodes[node_id]
+        arguments: list[Any] = []
+        remaining = list(node.inputs)
+        for arg in context.model.calls[node_id].args:
+            fields = getattr(arg, "fields", None)
+            if fields is not None and remaining:
+                arguments.append(is_tuple([value_pattern(remaining.pop(0)) for _ in fields]))
+            elif type(arg).__name__ in ("ShapeExpr", "IntImm", "FloatImm") or not remaining:
+                arguments.append(wildcard())
+            else:
+                arguments.append(value_pattern(remaining.pop(0)))
+        made[node_id] = is_op(f"relax.{node.op}")(*arguments)
+    return made[nodes[-1]]
 
 
 def test_generated_patterns_match_where_they_were_generated(figure: MatchContext) -> None:

@@ -10,7 +10,7 @@ from collage.schedule.memory import ALIGNMENT, Lifetime, lifetimes, plan_memory
 from collage.schedule.program import Port, make_program
 from collage.schedule.read_program import read_program
 from collage.schedule.region import Region
-from collage.schedule.sharing import Place
+from collage.schedule.sharing import BufferView
 
 
 @st.composite
@@ -67,7 +67,7 @@ def test_views_share_the_buffer_of_what_they_view() -> None:
         region("b", (3,), (4,)),
     ]
     program = make_program(regions, [Port("x", 0, tensor)], [Port("y", 4, flat)], types)
-    assert program.aliases == {2: Place(1, 0), 3: Place(1, 0)}
+    assert program.aliases == {2: BufferView(1, 0), 3: BufferView(1, 0)}
     assert [r.backend for r in program.launches] == ["a", "b"]
     assert 3 not in program.memory.offsets
     assert read_program(program.to_json()) == program

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from collage.schedule.dag import Dag, maximum_logical_concurrency
+from collage.schedule.dag import Dag
 from collage.schedule.nimble import maximum_matching, nimble_streams
 from collage.schedule.opara import opara_order, opara_streams
 from collage.schedule.schedule import Ordered, Schedule, check
-from tests.schedule.dags import dags
+from tests.schedule.dags import dags, maximum_logical_concurrency
 
 
 def reachable(dag: Dag) -> np.ndarray:

@@ -9,7 +9,7 @@ from itertools import product
 
 import pytest
 
-from collage.search.evolution import Cost, Found, Limits, State, Trial, evolve
+from collage.search.evolution import Cost, EvolutionResult, Limits, State, Trial, evolve
 from collage.search.offload import Encoding, Genome
 from tests.search.test_offload import encoding_of, singles
 from tests.strategies import graph_of
@@ -80,7 +80,7 @@ def network(seed: int) -> Encoding:
 
 def search(
     judge: MadeUp, seed: int, limits: Limits = LIMITS, show: Callable[[State], None] = lambda _: None
-) -> Found:
+) -> EvolutionResult:
     encoding = judge.encoding
     seeds = [encoding.op_level, *(encoding.all_on(engine) for engine in encoding.engines)]
     return evolve(encoding.genes, seeds, judge, random.Random(seed), limits, show)
@@ -122,6 +122,18 @@ def test_others_draw_from_their_own_generator() -> None:
     expected = random.Random(3).random()
     search(MadeUp(network(1), 1), 0)
     assert random.random() == expected
+
+
+def test_the_generator_of_the_process_is_not_used_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may draw from it at the same time."""
+
+    def used(*_: object) -> None:
+        raise AssertionError("the search used the generator of the process")
+
+    for name in ("choice", "getstate", "randint", "random", "sample", "seed", "setstate", "shuffle"):
+        monkeypatch.setattr(random, name, used)
+    judge = MadeUp(network(1), 1)
+    assert search(judge, 0).state.cost.times < 1.0
 
 
 def test_noise_alone_dethrones_nobody() -> None:

@@ -30,7 +30,7 @@ def test_a_circle_is_refused() -> None:
 
 
 def test_ids_outside_the_graph_are_refused() -> None:
-    with pytest.raises(ValueError, match="graph of 4 nodes has not: 3 to 4"):
+    with pytest.raises(ValueError, match="graph of 4 nodes does not have: 3 to 4"):
         check_placement(CHAIN, [Candidate((3, 4), "a", 1.0)])
 
 

@@ -14,7 +14,7 @@ from collage.backends.mkl_kernels.limits import Product, read_shares
 from collage.backends.native_kernels.geometry import shape_struct
 from collage.graph.dataflow import Array
 from collage.kernel.buffers import aligned_bytes
-from collage.native import NativeKernel, Step, Task, in_turn
+from collage.native import NativeKernel, Step, Task, in_sequence
 from collage.native.kernel_library import kernel_function
 from collage.native.library import address_of, core
 from collage.native.packed import Packed
@@ -50,7 +50,7 @@ class MklKernel(NativeKernel):
         for call in (call for calls in self._shares for call in calls):
             call.check(left, right, residual, dst)
         shares = range(len(self._shares))
-        return [Step(tuple(in_turn(tuple(self._share(i, inputs, dst))) for i in shares))]
+        return [Step(tuple(in_sequence(tuple(self._share(i, inputs, dst))) for i in shares))]
 
     def _share(self, share: int, inputs: Sequence[Array], dst: Array) -> Iterator[Task]:
         for call in self._shares[share]:

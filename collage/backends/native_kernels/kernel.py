@@ -13,7 +13,7 @@ from collage.backends.native_kernels.limits import Limits, check_shares
 from collage.core.typed import typed
 from collage.graph.dataflow import Array
 from collage.kernel.buffers import aligned_bytes
-from collage.native import NativeKernel, Step, Task, in_turn
+from collage.native import NativeKernel, Step, Task, in_sequence
 from collage.native.kernel_library import kernel_function
 from collage.native.packed import Packed
 from collage.native.reach import check_floats, picked
@@ -86,7 +86,7 @@ class SharedKernel(NativeKernel):
         pieces, tasks = self._pieces, []
         for thread in range(numbers["shares"] // pieces):
             mine = [*arrays, *([self._scratch(thread)] if self._scratch_bytes else [])]
-            tasks.append(in_turn([self._task(thread * pieces + piece, mine) for piece in range(pieces)]))
+            tasks.append(in_sequence([self._task(thread * pieces + piece, mine) for piece in range(pieces)]))
         return [Step(tuple(tasks))]
 
     def _task(self, share: int, arrays: Sequence[Array | None]) -> Task:

@@ -23,18 +23,18 @@ from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
 from collage.measure_db.protocol import Request
 from collage.schedule.dag import Dag
-from collage.schedule.fold import nimble, opara
+from collage.schedule.inter_op import schedule_inter_op
 from collage.schedule.list_schedule import list_schedule
 from collage.schedule.schedule import TEAM, Schedule, makespan_us
-from collage.schedule.side_by_side import schedule_side_by_side
-from collage.schedule.timeline import Algorithm, Costs, Found
+from collage.schedule.stream_mapping import nimble, opara
+from collage.schedule.timeline import Algorithm, Costs, TimedSchedule
 from collage.search.candidate import Candidate
 from collage.search.placement import Placement
 from collage.search.transforms import PlacedTransform
 
 log = logging.getLogger(__name__)
 
-LABEL = "side by side"
+LABEL = "concurrent"
 
 _LEAST_GAIN = 0.03
 """The share of the time on the whole team that a schedule has to save. A smaller gain is lost in the noise."""
@@ -72,12 +72,12 @@ class Concurrency:
         base, single = launches.base, launches.single_threaded
         dag, threads = base.program.ordered.dag, base.program.threads
         team_us = [_team_us(each, launches.epsilon_us) for each in base.launches]
-        alone_us: list[float | None] = [None if each is None else each.cost_us for each in single]
+        single_threaded_us: list[float | None] = [None if each is None else each.cost_us for each in single]
         moved = [_moved_bytes(bench.model, base, v) for v in range(len(dag))]
         best: Plan | None = None
         tried: set[Schedule] = set()
         for number in range(self.rounds):
-            costs = Costs(tuple(team_us), tuple(alone_us), _MEETING_US, _EVENT_US)
+            costs = Costs(tuple(team_us), tuple(single_threaded_us), _MEETING_US, _EVENT_US)
             proposals = _proposals(dag, costs, threads, moved)[: None if number == 0 else 1]
             new = [(name, found) for name, found in proposals if found.schedule not in tried]
             if not new:
@@ -97,7 +97,7 @@ class Concurrency:
                     if schedule.streams[v] == TEAM:
                         team_us[v] = us
                     else:
-                        alone_us[v] = us
+                        single_threaded_us[v] = us
                 total_us = makespan_us(dag, schedule, [times[v] for v in range(len(dag))])
                 log.info("%s: %.1f us by the costs, %.1f us when run", name, found.time_us, total_us)
                 if best is None or total_us < best.placement.predicted_us:
@@ -132,7 +132,9 @@ class _Launches:
         )
 
 
-def _proposals(dag: Dag, costs: Costs, threads: int, moved_bytes: Sequence[int]) -> list[tuple[str, Found]]:
+def _proposals(
+    dag: Dag, costs: Costs, threads: int, moved_bytes: Sequence[int]
+) -> list[tuple[str, TimedSchedule]]:
     """Schedules with the names of their algorithms, the shortest by the costs first.
 
     Those that promise too little to be run are left out.
@@ -142,7 +144,7 @@ def _proposals(dag: Dag, costs: Costs, threads: int, moved_bytes: Sequence[int])
         "nimble": nimble(dag, costs),
         "opara": opara(dag, costs, moved_bytes),
     }
-    found = {name: schedule_side_by_side(dag, costs, threads, each) for name, each in algorithms.items()}
+    found = {name: schedule_inter_op(dag, costs, threads, each) for name, each in algorithms.items()}
     ranked = sorted(found.items(), key=lambda item: item[1].time_us)
     limit = min((1 - _LEAST_GAIN) * sum(costs.team_us), _CLOSE * ranked[0][1].time_us)
     return [(name, each) for name, each in ranked if each.time_us <= limit]

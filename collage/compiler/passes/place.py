@@ -19,10 +19,10 @@ from collage.measure_db.protocol import Request
 from collage.measure_db.results import IN_NETWORK, Outcome, Rejection
 from collage.search.candidate import Candidate
 from collage.search.candidates import Offer, candidates_of, possible_transforms
-from collage.search.carve import carvings
 from collage.search.dp import place
-from collage.search.merge import unions
+from collage.search.merge_regions import region_merges
 from collage.search.placement import Placement
+from collage.search.split_regions import region_splits
 from collage.search.transforms import ValueTransform
 
 NOISE_MARGIN = 1.0
@@ -101,11 +101,11 @@ class Place:
         graph, proposal = compilation.imported.graph, compilation.placed
         engines = context.engines.keys()
         suggested: dict[Request, str] = {}
-        for nodes, name in unions(proposal.mix, engines, {VIEW}) if proposal.mix else []:
+        for nodes, name in region_merges(proposal.mix, engines, {VIEW}) if proposal.mix else []:
             suggested[Request(nodes, name)] = "neighbours on one engine"
         order = branch_order(graph)
         for region in self._large_regions(context, proposal, len(graph.nodes)):
-            for nodes in carvings(order, proposal.candidates, region, compilation.epsilon_us):
+            for nodes in region_splits(order, proposal.candidates, region, compilation.epsilon_us):
                 suggested.setdefault(
                     Request(nodes, region.backend), "beside a kernel that another does faster"
                 )

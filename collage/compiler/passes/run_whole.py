@@ -27,6 +27,10 @@ from collage.runtime.parts import Parts, load_parts
 from collage.schedule.program import make_program
 from collage.schedule.suffix import Suffix
 
+_UNMEASURED = (
+    "no engine runs the model on made-up inputs; give inputs of your own with --input (inputs= in Python)"
+)
+
 
 @dataclass(frozen=True)
 class RunWhole:
@@ -117,4 +121,5 @@ def _selected(context: Context, form: WholeForm, engine: str, trial: Trial) -> S
         max_abs_error=absolute,
         relative_error=relative,
         schedule=SEQUENTIAL,
+        unmeasured="" if engine in trial.timings else _UNMEASURED,
     )

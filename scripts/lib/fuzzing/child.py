@@ -119,10 +119,10 @@ def _show(path: Path) -> None:
     from rich.console import Console
 
     from collage.cli.console import Printable
-    from collage.cli.summary_view import summary_view
+    from collage.cli.show import summary_view
     from collage.module.file import read_summary
     from collage.module.module import summary_of
-    from collage.report.show import as_page
+    from collage.report.show_html import as_page
     from collage.report.show_terminal import explanation
 
     summary = read_summary(path)

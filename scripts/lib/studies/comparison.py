@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from collage.bench.compiled import Compiled, Options, compile_to
-from collage.bench.engines import OURS, bench
+from collage.bench.engines import OURS, Contest, bench
 from collage.bench.hot_regions import hot_regions
 from collage.bench.peak import Peak
 from collage.bench.work import Work, node_work
@@ -25,14 +25,8 @@ def compare(
     """The JSON object of ``collage bench`` for the model, with what ``describe`` adds."""
     with tempfile.TemporaryDirectory(prefix="collage-bench-") as folder:
         compiled = compile_to(Path(folder) / "module.collage", model, options, show)
-        found = bench(
-            model,
-            engines=contenders.engines,
-            others=contenders.others,
-            rounds=options.rounds,
-            module=compiled.file,
-            progress=show,
-        )
+        contest = Contest(engines=contenders.engines, others=contenders.others, rounds=options.rounds)
+        found = bench(model, contest, module=compiled.file, progress=show)
     work = node_work(simplify(load_onnx(model)))
     return {**found, **describe(compiled, found["engines"][OURS]["median_us"], work, peak)}
 

@@ -1,8 +1,7 @@
-"""Carving: what an engine is slow at, inside a region that it is otherwise best at.
+"""Splitting regions: an engine's region may hold operators that another backend runs much faster.
 
-An engine's region may hold a kernel that another backend runs much faster (a first convolution on three
-channels, say). The fixed windows rarely offer just the rest of the region, so it is asked for: the part of the
-region before the kernel and the part after it, on the same engine.
+One example is a first convolution on three channels. The fixed windows of operators rarely offer just the rest of the
+region. So the part of the region before these operators and the part after them are measured on the same engine.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ _LEAST_GAIN = 0.01
 """Least gain, as a share of the region's cost, that is worth measuring."""
 
 
-def carvings(
+def region_splits(
     order: Sequence[int], candidates: Sequence[Candidate], region: Candidate, epsilon_us: float, most: int = 3
 ) -> list[tuple[int, ...]]:
-    """Node sets (ascending ids) to measure on the region's backend, for the ``most`` most promising kernels.
+    """Node sets (ascending ids) to measure on the region's backend, for the ``most`` most promising kernels in it.
 
-    ``order`` is a topological order: intervals of it are convex, and so are the parts of an interval. A kernel
-    promises the difference between its cost on the region's own backend and on the best other one, less two
-    context switches (``epsilon_us``, Eq. 2.2).
+    ``order`` is a topological order, so its intervals are convex, and so are the parts of an interval. The promised
+    gain of a kernel is the difference between its cost on the region's own backend and its cost on the best other one,
+    less two context switches (``epsilon_us`` microseconds each, Eq. 2.2).
     """
     position = {node: at for at, node in enumerate(order)}
     begin, end = _interval(position, region.nodes)
@@ -54,6 +53,6 @@ def carvings(
 
 
 def _interval(position: dict[int, int], nodes: Sequence[int]) -> tuple[int, int]:
-    """Begin and end of the nodes in the order, or (-1, -1) when they are not all next to each other."""
+    """The begin and end of the nodes in the order, or (-1, -1) when they are not all next to each other."""
     at = sorted(position[node] for node in nodes)
     return (at[0], at[-1] + 1) if at[-1] - at[0] + 1 == len(at) else (-1, -1)

@@ -1,11 +1,10 @@
-"""Whole team or one thread each: which launches run side by side, by measured cost.
+"""Inter-op parallelism: which launches run at the same time, on one thread each, by measured cost.
 
-A launch takes the whole team for ``team_us`` or one thread for ``alone_us`` (moldable tasks). Which is better depends
-on what else could run meanwhile, so modes and streams are chosen together: an algorithm (list scheduling; Nimble's or
-Opara's streams, folded) decides streams and order for given modes, and a local search changes the modes. It starts
-from the sequential schedule and keeps what is better, so the result is never longer than that by the costs given; with
-p threads it is at least the larger of the critical path of the shorter times and 1/p of the work, which
-``lower_bound_us`` tells.
+A launch takes the whole team for ``team_us`` or one thread for ``single_threaded_us`` (moldable tasks). Which is better
+depends on what else could run meanwhile, so modes and streams are chosen together. An algorithm (list scheduling, or
+Nimble's or Opara's streams mapped to threads) decides streams and order for given modes, and a local search changes the
+modes. It starts from the sequential schedule and keeps what is better, so by the given costs the result is never longer
+than that. ``lower_bound_us`` is what no schedule is shorter than.
 """
 
 from __future__ import annotations
@@ -15,51 +14,51 @@ from collections.abc import Sequence
 from collage.schedule.dag import Dag
 from collage.schedule.list_schedule import list_schedule
 from collage.schedule.schedule import Schedule
-from collage.schedule.timeline import Algorithm, Costs, Found
+from collage.schedule.timeline import Algorithm, Costs, TimedSchedule
 
 _ROUNDS = 4
 _LAUNCHES_TRIED, _LEAST_TRIES = 100_000, 100
 """How much is tried in large networks: some 10 us a launch, so about a second."""
 
 
-def schedule_side_by_side(
+def schedule_inter_op(
     dag: Dag, costs: Costs, threads: int, algorithm: Algorithm = list_schedule
-) -> Found:
-    """The best schedule found for a team of ``threads`` threads; the sequential one where nothing is gained."""
+) -> TimedSchedule:
+    """The best schedule found for a team of ``threads`` threads; the sequential one where no other is shorter."""
     count = len(dag)
-    best = Found(Schedule.sequential(count), sum(costs.team_us))
+    best = TimedSchedule(Schedule.sequential(count), sum(costs.team_us))
     if threads < 2 or count < 2:
         return best
-    possible = [v for v in range(count) if costs.alone_us[v] is not None]
+    possible = [v for v in range(count) if costs.single_threaded_us[v] is not None]
     everybody = frozenset(possible)
     starts = [everybody, frozenset(v for v in possible if _scales_badly(costs, v, threads)), frozenset[int]()]
-    alone = min(starts, key=lambda each: algorithm(dag, costs, threads, each).time_us)
-    found = algorithm(dag, costs, threads, alone)
+    single_threaded = min(starts, key=lambda each: algorithm(dag, costs, threads, each).time_us)
+    found = algorithm(dag, costs, threads, single_threaded)
     groups = _groups(dag, possible)
     groups.sort(key=lambda group: (-sum(costs.team_us[v] for v in group), min(group)))
     left = max(_LEAST_TRIES, _LAUNCHES_TRIED // count)
     for _ in range(_ROUNDS):
         before = found.time_us
         for group in groups:
-            for changed in (alone | group, alone - group):
-                if changed == alone or not left:
+            for changed in (single_threaded | group, single_threaded - group):
+                if changed == single_threaded or not left:
                     continue
                 left -= 1
                 tried = algorithm(dag, costs, threads, changed)
                 if tried.time_us < found.time_us:
-                    found, alone = tried, changed
+                    found, single_threaded = tried, changed
         if found.time_us >= before:
             break
     return found if found.time_us < best.time_us else best
 
 
 def _scales_badly(costs: Costs, v: int, threads: int) -> bool:
-    alone = costs.alone_us[v]
-    return alone is not None and alone < costs.team_us[v] * (1 + threads) / 2
+    us = costs.single_threaded_us[v]
+    return us is not None and us < costs.team_us[v] * (1 + threads) / 2
 
 
 def _groups(dag: Dag, possible: Sequence[int]) -> list[frozenset[int]]:
-    """What changes its mode together: single launches, chains of them, and all that is at one depth."""
+    """Sets of launches that change their mode together: single ones, chains of them, and all at one depth."""
     can = set(possible)
     depth: list[int] = []
     chains: dict[int, list[int]] = {}
@@ -84,13 +83,18 @@ def _groups(dag: Dag, possible: Sequence[int]) -> list[frozenset[int]]:
 
 
 def lower_bound_us(dag: Dag, costs: Costs, threads: int) -> float:
-    """No schedule takes less: the critical path of the shorter times, and the least work over the threads."""
-    least = [min(t, t if a is None else a) for t, a in zip(costs.team_us, costs.alone_us, strict=True)]
+    """A time in microseconds that no schedule is shorter than.
+
+    It is the larger one of the critical path by each launch's shorter time, and the least work divided by ``threads``.
+    """
+    least = [
+        min(t, t if a is None else a) for t, a in zip(costs.team_us, costs.single_threaded_us, strict=True)
+    ]
     ways = [0.0] * len(dag)
     for v, before in enumerate(dag.predecessors):
         ways[v] = least[v] + max((ways[u] for u in before), default=0.0)
     work = [
         min(t * threads, t * threads if a is None else a)
-        for t, a in zip(costs.team_us, costs.alone_us, strict=True)
+        for t, a in zip(costs.team_us, costs.single_threaded_us, strict=True)
     ]
     return max(max(ways, default=0.0), sum(work) / threads)

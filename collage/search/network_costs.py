@@ -1,4 +1,4 @@
-"""Times inside the network, which count instead of those of kernels measured alone."""
+"""Costs by calibration: times that launches took inside the network, instead of times of kernels by themselves."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ log = logging.getLogger(__name__)
 
 _OFF = 0.05
 _OFF_US = 0.5
-"""Differences below this share, or this many microseconds, are no news."""
+"""Differences below this share, or below so many microseconds, change no cost."""
 
 
 @dataclass(frozen=True)
-class Corrections:
-    """Times inside the network in microseconds, of kernels and of layout transforms."""
+class NetworkCosts:
+    """Times of kernels and layout transforms inside the network, in microseconds."""
 
     kernels_us: Mapping[Request, float] = field(default_factory=dict)
     transforms_us: Mapping[ValueTransform, float] = field(default_factory=dict)
@@ -36,10 +36,10 @@ class Corrections:
 
     def learn(
         self, launches: Sequence[Candidate | PlacedTransform], times_us: Sequence[float], epsilon_us: float
-    ) -> Corrections:
-        """These and what a run of the network shows: ``times_us`` are those of its launches.
+    ) -> NetworkCosts:
+        """These costs, with what a run of the network shows; ``times_us`` are the times of its ``launches``.
 
-        A switch between libraries (``epsilon_us``, Eq. 2.2) is part of such a time, and is taken off again.
+        Such a time includes a context switch (``epsilon_us`` microseconds, Eq. 2.2), which is subtracted.
         """
         kernels, transforms = dict(self.kernels_us), dict(self.transforms_us)
         for launch, us in zip(launches, times_us, strict=True):
@@ -47,14 +47,14 @@ class Corrections:
                 if _is_off(us, launch.cost_us, 0.0):
                     transforms[launch.value, launch.transform] = us
                 continue
-            alone = max(0.0, us - epsilon_us * launch.switches)
-            if _is_off(alone, launch.cost_us, launch.noise_us):
-                kernels[Request(launch.nodes, launch.backend, launch.variant)] = alone
-        log.debug("%d kernels and %d layout transforms corrected", len(kernels), len(transforms))
-        return Corrections(kernels, transforms)
+            own_us = max(0.0, us - epsilon_us * launch.switches)
+            if _is_off(own_us, launch.cost_us, launch.noise_us):
+                kernels[Request(launch.nodes, launch.backend, launch.variant)] = own_us
+        log.debug("%d kernels and %d layout transforms calibrated", len(kernels), len(transforms))
+        return NetworkCosts(kernels, transforms)
 
 
-NO_CORRECTIONS = Corrections()
+UNCALIBRATED = NetworkCosts()
 
 
 def _is_off(us: float, expected_us: float, noise_us: float) -> bool:

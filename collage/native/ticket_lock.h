@@ -1,7 +1,7 @@
-// A lock that callers get in the order in which they came, asleep until it is their turn.
+// A ticket lock: callers get it in the order in which they came, and sleep until then.
 
-#ifndef COLLAGE_NATIVE_TURNS_H
-#define COLLAGE_NATIVE_TURNS_H
+#ifndef COLLAGE_NATIVE_TICKET_LOCK_H
+#define COLLAGE_NATIVE_TICKET_LOCK_H
 
 #include <linux/futex.h>
 #include <stdint.h>
@@ -13,9 +13,9 @@
 
 namespace collage {
 
-// With a std::mutex whoever has just run comes back before a sleeping thread is awake, and runs again: of eight
-// callers one may get all.
-class Turns {
+// With a std::mutex the thread that has just run comes back before a sleeping one is awake, and runs again: one of eight
+// callers may get all runs.
+class TicketLock {
  public:
   void lock() {
     const uint32_t mine = next_.fetch_add(1, std::memory_order_seq_cst);
@@ -31,7 +31,7 @@ class Turns {
   }
 
  private:
-  // Wakes one of 32 waiting threads, not all.
+  // The bit that wakes one of 32 waiting threads, instead of all.
   static uint32_t bit(uint32_t ticket) { return 1u << ticket % 32; }
 
   std::atomic<uint32_t> next_{0}, serving_{0};

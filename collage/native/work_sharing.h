@@ -1,12 +1,12 @@
-// A walk through a launch list that whoever has a core carries on.
+// Work sharing under contention: a walk through a launch list that any thread with a core carries on.
 //
-// Where others use our cores, too, the system takes a core away from a thread in the middle of a task, for some
-// milliseconds, and all that meet with it wait. So nobody meets here: threads take parts of the step that is open, and one
-// of them, any one, leads on to the next step. Each gives its core away by itself, between two tasks, before the system
-// would; the others go on with what it has left.
+// Where other processes use our cores, too, the system takes a core away from a thread in the middle of a task, for some
+// milliseconds. With barriers all threads of the team would then wait for it. So there are no barriers here: threads take
+// parts of the step that is open, and any one of them leads on to the next step. Each gives its core away by itself,
+// between two tasks, before the system would do it, and the others go on with what it has left.
 
-#ifndef COLLAGE_NATIVE_RELAY_H
-#define COLLAGE_NATIVE_RELAY_H
+#ifndef COLLAGE_NATIVE_WORK_SHARING_H
+#define COLLAGE_NATIVE_WORK_SHARING_H
 
 #include "core.h"
 #include "wait.h"
@@ -19,17 +19,17 @@
 
 namespace collage {
 
-// How long a thread goes on before it gives others its core. Who has not seen the clock for a while was without a core,
-// and has a new one for as long.
-constexpr int64_t kTurn = 500000, kGap = 1000000;  // ns
+// A thread goes on for kTimeSlice before it gives others its core. A thread that has not looked at the clock for kGap was
+// without a core, and begins a new time slice.
+constexpr int64_t kTimeSlice = 500000, kGap = 1000000;  // ns
 
 inline int run_task(const collage_task &task) { return task.fn(task.a, task.b, task.n, task.c); }
 
-class Relay {
+class WorkSharing {
  public:
-  // One walk at a time; run() by as many threads as there are, until it is over.
+  // Begins a walk. There is one at a time, and all threads of the team call run() until it is over.
   void begin(const collage_step *steps, int64_t count) {
-    while (led_.exchange(true, std::memory_order_acquire)) relax();  // somebody may still be leaving the last walk
+    while (led_.exchange(true, std::memory_order_acquire)) relax();  // a thread may still be leaving the last walk
     steps_ = steps;
     count_ = count;
     at_ = 0;
@@ -50,30 +50,30 @@ class Relay {
       } else {
         relax();
       }
-      if (turn_is_over()) give_way();
+      if (slice_is_over()) give_way();
     }
   }
 
-  // Of the walk that is over: the status of the task that failed, or 0, and its step.
+  // After the walk: the status of the task that failed, or 0, and its step, or -1.
   int status() const { return status_; }
   int64_t failed() const { return status_ != 0 ? at_ : -1; }
 
  private:
-  // A stream, or a single task, that others may take over between two of its tasks.
+  // A stream, or a single task, of a step. Another thread may take it over between two of its tasks.
   struct Part {
     std::atomic<bool> taken{false};
     std::atomic<bool> done{false};
-    intptr_t at = 0;  // whoever has taken it goes on from here
+    intptr_t at = 0;  // the task that comes next
     int status = 0;
   };
 
   static thread_local int64_t since_, seen_;
 
-  static bool turn_is_over() {
+  static bool slice_is_over() {
     const int64_t now = now_ns();
     if (now - seen_ > kGap) since_ = now;
     seen_ = now;
-    return now - since_ > kTurn;
+    return now - since_ > kTimeSlice;
   }
 
   static void give_way() {
@@ -81,32 +81,32 @@ class Relay {
     since_ = seen_ = now_ns();
   }
 
-  // Whether a task that waits would not.
+  // Whether the event that the task waits for has been recorded.
   static bool recorded(const collage_task &t) {
     return static_cast<std::atomic<uint32_t> *>(t.a)->load(std::memory_order_acquire) != *static_cast<uint32_t *>(t.b);
   }
 
-  // Walks on until the list ends or the turn is over.
+  // Walks on until the list ends or the time slice is over.
   void lead() {
     while (at_ < count_) {
       const collage_step &step = steps_[at_];
       const bool whole = step.mode == COLLAGE_LEAD || step.count == 1;
       if (!whole && !with_others(step)) return;
-      status_ = whole ? alone(step) : first_failure(step);
+      status_ = whole ? run_whole(step) : first_failure(step);
       if (status_ != 0) break;
       ++at_;
-      if (at_ < count_ && turn_is_over()) return;
+      if (at_ < count_ && slice_is_over()) return;
     }
     over_.store(true, std::memory_order_release);
   }
 
-  static int alone(const collage_step &step) {
+  static int run_whole(const collage_step &step) {
     int code = 0;
     for (int i = 0; i < step.count && code == 0; ++i) code = run_task(step.tasks[i]);
     return code;
   }
 
-  // Whether the step is done; else the turn was over first.
+  // Returns whether the step is done; if not, the time slice was over first.
   bool with_others(const collage_step &step) {
     if (open_.load(std::memory_order_relaxed) == nullptr) {
       if (size_t(step.count) > parts_.size()) parts_ = std::vector<Part>(size_t(step.count));
@@ -120,7 +120,7 @@ class Relay {
     while (any_left(step)) {
       take_parts(step);
       if (!any_left(step)) break;
-      if (turn_is_over()) return false;
+      if (slice_is_over()) return false;
       relax();
     }
     open_.store(nullptr, std::memory_order_seq_cst);
@@ -140,7 +140,7 @@ class Relay {
     return 0;
   }
 
-  // Whoever has time takes a part that nobody else has.
+  // Takes parts that no other thread has taken.
   void take_parts(const collage_step &step) {
     for (int i = 0; i < step.count; ++i) {
       Part &part = parts_[size_t(i)];
@@ -150,7 +150,7 @@ class Relay {
     }
   }
 
-  // Goes on with part i of the step as far as it comes without waiting, until the turn is over.
+  // Goes on with part i of the step until it would have to wait, or until the time slice is over.
   static void go_on(const collage_step &step, int i, Part &part) {
     const bool stream = step.tasks[i].fn == collage_stream;
     const collage_task *const tasks = stream ? static_cast<const collage_task *>(step.tasks[i].a) : &step.tasks[i];
@@ -160,27 +160,27 @@ class Relay {
       const bool event = stream && (t.fn == collage_record || t.fn == collage_await);
       if (event && t.fn == collage_await && !recorded(t)) return;
       if (part.status != 0 && !event) continue;
-      if (!event && turn_is_over()) return;
+      if (!event && slice_is_over()) return;
       const int code = run_task(t);
       if (part.status == 0) part.status = code;
     }
     part.done.store(true, std::memory_order_release);
   }
 
-  // Of the walk; changed by whoever leads.
+  // The state of the walk, which only the thread that leads changes.
   std::atomic<bool> led_{false};
   std::atomic<bool> over_{true};
   const collage_step *steps_ = nullptr;
   int64_t count_ = 0, at_ = 0;
   int status_ = 0;
 
-  alignas(128) std::atomic<const collage_step *> open_{nullptr};  // the step whose parts are there to be taken
-  alignas(128) std::atomic<int> inside_{0};                       // how many look for parts, the one that leads aside
+  alignas(128) std::atomic<const collage_step *> open_{nullptr};  // the step whose parts can be taken
+  alignas(128) std::atomic<int> inside_{0};                       // threads that look for parts, without the leading one
   std::vector<Part> parts_;
 };
 
-inline thread_local int64_t Relay::since_ = 0;
-inline thread_local int64_t Relay::seen_ = 0;
+inline thread_local int64_t WorkSharing::since_ = 0;
+inline thread_local int64_t WorkSharing::seen_ = 0;
 
 }  // namespace collage
 #endif

@@ -1,4 +1,4 @@
-"""The report of a compile, folded once from its state and its log."""
+"""The report of a compile, which is built once, from its state and its log."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ def report_of(context: Context, compilation: Compilation, started: float) -> Rep
         value_bytes=program.value_bytes,
         schedule=selected.schedule,
         graph_level=evolved[-1] if evolved else None,
+        unmeasured=selected.unmeasured,
     )
 
 

@@ -16,7 +16,7 @@ from collage.backends.native import Native
 from collage.backends.onednn import OneDnn
 from collage.compiler.passes import concurrency, select
 from collage.schedule.dag import Dag
-from collage.schedule.timeline import Algorithm, Costs, Found
+from collage.schedule.timeline import Algorithm, Costs, TimedSchedule
 from tests.models import make_model
 
 pytestmark = pytest.mark.skipif(not OneDnn().available(), reason=OneDnn().available().reason)
@@ -58,12 +58,12 @@ def module(
     """Compiled with everything on a stream that can be, whatever it costs, and that schedule as the winner."""
     propose, ranked = concurrency._proposals, select._ranked
 
-    def all_alone(dag: Dag, costs: Costs, threads: int, algorithm: Algorithm) -> Found:
-        able = frozenset(v for v, us in enumerate(costs.alone_us) if us is not None)
-        return Found(algorithm(dag, costs, threads, able).schedule, 0.0)
+    def all_alone(dag: Dag, costs: Costs, threads: int, algorithm: Algorithm) -> TimedSchedule:
+        able = frozenset(v for v, us in enumerate(costs.single_threaded_us) if us is not None)
+        return TimedSchedule(algorithm(dag, costs, threads, able).schedule, 0.0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(concurrency, "schedule_side_by_side", all_alone)
+        patch.setattr(concurrency, "schedule_inter_op", all_alone)
         patch.setattr(
             concurrency,
             "_proposals",

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collage.schedule.dag import Dag
-from collage.schedule.exact import shortest_us
-from collage.schedule.fold import Folded, nimble, opara
+from collage.schedule.inter_op import lower_bound_us, schedule_inter_op
 from collage.schedule.list_schedule import list_schedule
 from collage.schedule.schedule import TEAM, Schedule, check, concurrency, makespan_us
-from collage.schedule.side_by_side import lower_bound_us, schedule_side_by_side
+from collage.schedule.stream_mapping import MappedStreams, nimble, opara
 from collage.schedule.timeline import Costs
 from tests.schedule.dags import dags
+from tests.schedule.shortest import shortest_us
 
 
 @st.composite
@@ -33,7 +33,7 @@ def priced(draw: st.DrawFn, most: int) -> tuple[Dag, Costs]:
 def times(costs: Costs, schedule: Schedule) -> list[float]:
     found = [
         team if stream == TEAM else alone
-        for team, alone, stream in zip(costs.team_us, costs.alone_us, schedule.streams, strict=True)
+        for team, alone, stream in zip(costs.team_us, costs.single_threaded_us, schedule.streams, strict=True)
     ]
     return [us for us in found if us is not None]
 
@@ -64,7 +64,7 @@ def test_the_exact_answer_is_that_of_trying_everything(drawn: tuple[Dag, Costs])
 @given(priced(7))
 def test_between_the_exact_answer_and_one_after_another(drawn: tuple[Dag, Costs]) -> None:
     dag, costs = drawn
-    found = schedule_side_by_side(dag, costs, 2)
+    found = schedule_inter_op(dag, costs, 2)
     check(dag, found.schedule)
     sequential = sum(costs.team_us)
     exact = shortest_us(dag, costs)
@@ -79,17 +79,17 @@ def test_between_the_exact_answer_and_one_after_another(drawn: tuple[Dag, Costs]
 @given(priced(12), st.integers(2, 4))
 def test_more_threads_and_costs_of_meeting(drawn: tuple[Dag, Costs], threads: int) -> None:
     dag, costs = drawn
-    dear = Costs(costs.team_us, costs.alone_us, meeting_us=3.0, event_us=1.0)
-    found = schedule_side_by_side(dag, dear, threads)
+    dear = Costs(costs.team_us, costs.single_threaded_us, meeting_us=3.0, event_us=1.0)
+    found = schedule_inter_op(dag, dear, threads)
     check(dag, found.schedule)
     assert max(found.schedule.streams, default=TEAM) < threads
     assert lower_bound_us(dag, costs, threads) <= found.time_us + 1e-6
     assert found.time_us <= sum(costs.team_us) + 1e-6
     for v, stream in enumerate(found.schedule.streams):
-        assert stream == TEAM or costs.alone_us[v] is not None
+        assert stream == TEAM or costs.single_threaded_us[v] is not None
 
 
-def folded(dag: Dag, costs: Costs) -> dict[str, Folded]:
+def folded(dag: Dag, costs: Costs) -> dict[str, MappedStreams]:
     moved = [(v * 37 + 11) % 101 for v in range(len(dag))]
     return {"nimble": nimble(dag, costs), "opara": opara(dag, costs, moved)}
 
@@ -99,7 +99,7 @@ def folded(dag: Dag, costs: Costs) -> dict[str, Folded]:
 def test_streams_are_folded_onto_threads(drawn: tuple[Dag, Costs], threads: int, data: st.DataObject) -> None:
     """Whatever runs on one thread each, a stream keeps its thread until another takes it or all threads meet."""
     dag, costs = drawn
-    able = [v for v, us in enumerate(costs.alone_us) if us is not None]
+    able = [v for v, us in enumerate(costs.single_threaded_us) if us is not None]
     alone = frozenset(data.draw(st.lists(st.sampled_from(able)))) if able else frozenset()
     for algorithm in folded(dag, costs).values():
         found = algorithm(dag, costs, threads, alone)
@@ -123,7 +123,7 @@ def test_folded_streams_are_between_the_exact_answer_and_one_after_another(drawn
     dag, costs = drawn
     exact = shortest_us(dag, costs)
     for algorithm in folded(dag, costs).values():
-        found = schedule_side_by_side(dag, costs, 2, algorithm)
+        found = schedule_inter_op(dag, costs, 2, algorithm)
         check(dag, found.schedule)
         assert exact - 1e-6 <= found.time_us <= sum(costs.team_us) + 1e-6
 
@@ -145,7 +145,7 @@ def test_nimble_runs_the_longest_chain_first_and_opara_in_turns() -> None:
 def test_two_equal_branches_run_side_by_side() -> None:
     dag = Dag.of_edges(6, [(0, 1), (0, 2), (1, 3), (2, 4), (3, 5), (4, 5)])
     costs = Costs((10.0,) * 6, (15.0,) * 6)
-    found = schedule_side_by_side(dag, costs, 2)
+    found = schedule_inter_op(dag, costs, 2)
     assert found.schedule.streams[0] == found.schedule.streams[5] == TEAM
     assert {found.schedule.streams[1], found.schedule.streams[2]} == {0, 1}
     assert found.time_us == 10 + 30 + 10
@@ -155,7 +155,7 @@ def test_two_equal_branches_run_side_by_side() -> None:
 def test_perfectly_split_kernels_stay_one_after_another() -> None:
     dag = Dag.of_edges(3, [])
     costs = Costs((10.0,) * 3, (20.0,) * 3)
-    assert set(schedule_side_by_side(dag, costs, 2).schedule.streams) == {TEAM}
+    assert set(schedule_inter_op(dag, costs, 2).schedule.streams) == {TEAM}
 
 
 def test_large_networks_are_scheduled_in_seconds() -> None:
@@ -166,6 +166,6 @@ def test_large_networks_are_scheduled_in_seconds() -> None:
     dag = Dag.of_edges(600, edges)
     team = rng.uniform(5, 50, 600)
     costs = Costs(tuple(team), tuple(team * rng.uniform(1, 2, 600)))
-    found = schedule_side_by_side(dag, costs, 2)
+    found = schedule_inter_op(dag, costs, 2)
     everything = list_schedule(dag, costs, 2, frozenset(range(600)))
     assert found.time_us <= min(sum(team), everything.time_us)

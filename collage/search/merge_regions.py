@@ -1,7 +1,7 @@
-"""Neighbouring parts that the search gave to the same engine: would the engine rather have them as one?
+"""Merging regions: neighbouring parts that the search gave to the same engine may be faster as one region.
 
-The additive model (Eq. 2.2) prices parts alone. An engine handed two neighbours as one region saves a launch
-and keeps its own layout between them, so the union is measured and offered to the next round of the search.
+The additive model (Eq. 2.2) prices each part by itself. With two neighbours in one region the engine saves a launch and
+keeps its own layout between them. So the merged region is measured and offered to the next round of the search.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from collage.search.candidate import Candidate
 from collage.search.placement import Placement
 
 
-def unions(
+def region_merges(
     placement: Placement, engines: Collection[str], free: Collection[str]
 ) -> list[tuple[tuple[int, ...], str]]:
     """Node sets (ascending ids) and backends of the runs of neighbours on the same engine.
 
-    Neighbours follow each other in launch order, which is topological, so a union is convex and the placement
-    with it has no circle. Parts on backends in ``free`` (views) launch nothing and
-    join the run they lie in.
+    Neighbours follow each other in launch order, which is topological. So a merged region is convex, and the placement
+    with it has no circle. Parts on backends in ``free`` (views) launch nothing; one inside a run is merged with it.
     """
     found: list[tuple[tuple[int, ...], str]] = []
     run: list[Candidate] = []
