@@ -197,6 +197,11 @@ class Database:
             self._roll_back()
             raise
 
+    def run(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """The rows of a query on the tables themselves, for what looks after whole databases."""
+        with self._errors():
+            return self._connection.execute(query, values).fetchall()
+
     def _roll_back(self) -> None:
         """End a transaction that failed, which SQLite may have done by itself (where the disk is full)."""
         if self._connection.in_transaction:
