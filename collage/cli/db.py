@@ -1,72 +1,28 @@
-"""The command ``collage db``."""
+"""``collage db``: the group of commands; each is in a file of its own beside this one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
-
 import click
 
-from collage.cli.console import print_json, print_rich, say
-from collage.cli.options import DB_OPTION, JSON_OPTION
-from collage.core.printable import printable
-from collage.errors import DatabaseError
+from collage.cli.db_contents import list_rows, stats, why
+from collage.cli.db_exchange import export_rows, import_rows, merge
+from collage.cli.db_upkeep import prune, verify
 
 
 @click.group()
 def db() -> None:
-    """Look at the database of measurements."""
+    """The database of measurements: what is in it, and how it travels.
 
-
-@db.command()
-@DB_OPTION
-@JSON_OPTION
-def stats(db: Path | None, as_json: bool) -> None:
-    """Count the measurements in the database.
+    A compile measures each kernel once and keeps the result in this file, so that the next compile measures nothing.
+    Two databases of the same kind of machine can be merged; of two measurements the more certain one stays.
 
     \b
-    Examples:
-      collage db stats
-      collage db stats --db team.sqlite --json
+    collage db stats                      how much is in it
+    collage db why "conv2d + relu"        what was measured for such a region
+    collage db export team.sqlite         write a file to give away
+    collage db import team.sqlite         take what this machine can use
     """
-    from collage.measure_db.database import Database
-    from collage.measure_db.database_file import default_path
-
-    path = db or default_path()
-    if not path.exists():  # opening would create it
-        raise DatabaseError(f"there is no measurement database at {path} yet: `collage compile` makes it.")
-    with Database(path) as database:
-        found = database.stats()
-    if as_json:
-        print_json(asdict(found))
-        return
-    from rich.text import Text
-
-    from collage.report.show import size
-    from collage.report.show_terminal import plain_table
-
-    measured, rejected = _by_name(found.measured), _by_name(found.rejected)
-    table = plain_table()
-    table.add_column("backend")
-    table.add_column("measured", justify="right")
-    table.add_column("rejected", justify="right")
-    for name in sorted({*measured, *rejected}):
-        table.add_row(Text(name), str(measured.get(name, 0)), str(rejected.get(name, 0)))
-    say(f"{found.path} ({size(found.file_bytes)})")
-    print_rich(table)
-    reasons = ", ".join(f"{count} {kind}" for kind, count in _by_name(found.rejections).items())
-    say(f"rejected: {reasons}" if reasons else "nothing rejected")
-    say(f"whole networks: {found.networks}; facts: {found.facts}")
-    for name, count in _by_name(found.hardware).items():
-        say(f"{count} on {name}")
 
 
-def _by_name(counts: Mapping[Any, int]) -> dict[str, int]:
-    """Counts by printable name: the database may come from others, and SQLite's columns may hold anything."""
-    found: dict[str, int] = {}
-    for name, count in counts.items():
-        text = printable(str(name))
-        found[text] = found.get(text, 0) + count
-    return found
+for _command in (stats, list_rows, why, export_rows, import_rows, merge, prune, verify):
+    db.add_command(_command)

@@ -96,6 +96,10 @@ class DatabaseFile:
             self._roll_back()
             raise
 
+    def run(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run a statement on the tables themselves, and return its rows, for what looks after whole databases."""
+        return self._rows(query, tuple(values))
+
     def _rows(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
         """All rows that a query gives."""
         with self._errors():

@@ -1,0 +1,180 @@
+"""``collage db stats``, ``collage db list`` and ``collage db why``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from collage.cli.console import print_json, print_rich, say
+from collage.cli.db_options import date_of, existing, this_machine
+from collage.cli.options import DB_OPTION, JSON_OPTION
+from collage.core.printable import printable
+from collage.errors import DatabaseError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from collage.measure_db.rows import Row
+
+_BACKEND_OPTION = click.option("--backend", metavar="NAME", default="", help="Only what this backend has.")
+_ALL_OPTION = click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Also what was measured on other machines, or with an earlier edition of the numerics gate.",
+)
+
+
+@click.command()
+@DB_OPTION
+@JSON_OPTION
+def stats(db: Path | None, as_json: bool) -> None:
+    """Count the measurements in the database.
+
+    \b
+    Examples:
+      collage db stats
+      collage db stats --db team.sqlite --json
+    """
+    with existing(db) as database:
+        found = database.stats()
+    if as_json:
+        print_json(asdict(found))
+        return
+    from rich.text import Text
+
+    from collage.report.show import size
+    from collage.report.show_terminal import plain_table
+
+    measured, rejected = _by_name(found.measured), _by_name(found.rejected)
+    table = plain_table()
+    table.add_column("backend")
+    table.add_column("measured", justify="right")
+    table.add_column("rejected", justify="right")
+    for name in sorted({*measured, *rejected}):
+        table.add_row(Text(name), str(measured.get(name, 0)), str(rejected.get(name, 0)))
+    say(f"{found.path} ({size(found.file_bytes)})")
+    print_rich(table)
+    reasons = ", ".join(f"{count} {kind}" for kind, count in _by_name(found.rejections).items())
+    say(f"rejected: {reasons}" if reasons else "nothing rejected")
+    say(f"whole networks: {found.networks}; facts: {found.facts}")
+    for name, count in _by_name(found.hardware).items():
+        say(f"{count} on {name}")
+
+
+@click.command("list")
+@DB_OPTION
+@_BACKEND_OPTION
+@click.option(
+    "--rejected", "only", flag_value="rejected", default="", help="Only what cannot be used, and why."
+)
+@click.option("--limit", type=click.IntRange(min=1), default=30, show_default=True, help="How many at most.")
+@_ALL_OPTION
+@JSON_OPTION
+def list_rows(db: Path | None, backend: str, only: str, limit: int, everything: bool, as_json: bool) -> None:
+    """List the newest measurements.
+
+    \b
+    Examples:
+      collage db list
+      collage db list --backend tvm --rejected
+    """
+    from collage.measure_db.listing import Choice, latest
+
+    choice = Choice(backend, "" if everything else this_machine(), only, old=everything)
+    with existing(db) as database:
+        rows = latest(database, choice, limit)
+    if as_json:
+        print_json({"rows": [_as_json(row) for row in rows]})
+        return
+    if not rows:
+        say(
+            "nothing of that kind is in the database"
+            + ("" if everything else " for this machine (see --all)")
+        )
+        return
+    table = _table("when", "backend", "operators", "variant and settings", "threads", "us", "noise")
+    for row in rows:
+        table.add_row(date_of(row["created"]), row["backend"], row["description"], *_figures(row))
+    print_rich(table)
+
+
+@click.command()
+@click.argument("text", metavar="OPERATORS")
+@DB_OPTION
+@_BACKEND_OPTION
+@_ALL_OPTION
+@JSON_OPTION
+def why(text: str, db: Path | None, backend: str, everything: bool, as_json: bool) -> None:
+    """Show all candidates that were measured for regions whose operators hold OPERATORS.
+
+    The fastest comes first, and what was rejected comes last, with the reason. A digest of a region, as in the output
+    of --json, selects that region.
+
+    \b
+    Examples:
+      collage db why "conv2d + add + relu"
+      collage db why matmul --backend mkl --json
+    """
+    from collage.measure_db.listing import Choice, candidates
+
+    choice = Choice(backend, "" if everything else this_machine(), old=everything)
+    with existing(db) as database:
+        regions = candidates(database, text, choice)
+    if not regions:
+        hint = "" if everything else " on this machine (see --all)"
+        raise DatabaseError(
+            f"no region with {text!r} was measured{hint}. `collage db list` shows what there is."
+        )
+    if as_json:
+        print_json({"regions": {digest: [_as_json(row) for row in rows] for digest, rows in regions.items()}})
+        return
+    for digest, rows in regions.items():
+        say(f"{rows[0]['description']}  ({digest[:12]})")
+        table = _table("backend", "variant and settings", "threads", "us", "noise", "", "when")
+        best: dict[int, float] = {}
+        for row in rows:
+            if not row.rejected:
+                best.setdefault(row["threads"], row["median_us"])
+            compared = "" if row.rejected else _compared(row["median_us"], best[row["threads"]])
+            table.add_row(row["backend"], *_figures(row), compared, date_of(row["created"]))
+        print_rich(table)
+        say("")
+
+
+def _table(*columns: str) -> Table:
+    from collage.report.show_terminal import plain_table
+
+    table = plain_table()
+    for name in columns:
+        table.add_column(name, justify="right" if name in ("us", "noise", "threads") else "left")
+    return table
+
+
+def _figures(row: Row) -> tuple[str, str, str, str]:
+    """Settings, threads, time and noise, or why it was rejected."""
+    settings, threads = str(row["settings"]), str(row["threads"])
+    if row.rejected:
+        return f"{row['rejection']}: {row['message']}"[:120], threads, "-", ""
+    return settings[:120], threads, f"{row['median_us']:.1f}", f"{row.relative_noise:.1%}"
+
+
+def _compared(median_us: float, best_us: float) -> str:
+    return "fastest" if median_us <= best_us else f"slower by {median_us / max(best_us, 1e-9) - 1:.0%}"
+
+
+def _as_json(row: Row) -> dict[str, Any]:
+    return dict(zip(row.table.columns, row.values, strict=True))
+
+
+def _by_name(counts: Mapping[Any, int]) -> dict[str, int]:
+    """Counts by printable name: the database may come from others, and SQLite's columns may hold anything."""
+    found: dict[str, int] = {}
+    for name, count in counts.items():
+        text = printable(str(name))
+        found[text] = found.get(text, 0) + count
+    return found

@@ -1,0 +1,203 @@
+"""Rows of a database as values: read one by one out of a file that anybody may have written, and checked."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from collage.core.temporary import TemporaryFolder
+from collage.errors import DatabaseError
+from collage.measure_db.database import Database
+from collage.measure_db.migrations import APPLICATION_ID
+from collage.measure_db.results import RejectionKind
+
+_VERSION = re.compile(r"(\w+)=([^=]+?)(?= \w+=|$)")
+"""One of the versions of a network: ``onednn=3.2.0``."""
+_LONGEST = 1 << 20
+"""Characters of a text. The longest that Collage writes are records of tuning, of some 20,000."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the schema: its name, its columns, and how many of them, the first ones, are the key."""
+
+    name: str
+    columns: tuple[str, ...]
+    keys: int
+
+    @property
+    def select(self) -> str:
+        """A query of all rows, in the order of their keys."""
+        return f"SELECT {', '.join(self.columns)} FROM {self.name} ORDER BY {', '.join(self.columns[: self.keys])}"
+
+    @property
+    def put(self) -> str:
+        """A statement that writes a row, in the place of one with the same key."""
+        marks = ", ".join("?" * len(self.columns))
+        return f"INSERT OR REPLACE INTO {self.name} ({', '.join(self.columns)}) VALUES ({marks})"
+
+    @property
+    def delete(self) -> str:
+        """A statement that removes the row of a key."""
+        return f"DELETE FROM {self.name} WHERE {' AND '.join(f'{c} = ?' for c in self.columns[: self.keys])}"
+
+
+KERNELS = Table(
+    "kernels",
+    (
+        *("digest", "backend", "backend_version", "settings", "threads", "hardware", "tvm_version"),
+        *("median_us", "noise_us", "min_us", "repeats", "max_error", "tuning", "finite_only"),
+        *("rejection", "message", "gate", "created", "description"),
+    ),
+    keys=7,
+)
+NETWORKS = Table(
+    "networks",
+    (
+        *("graph", "placement", "threads", "hardware", "versions"),
+        *("median_us", "noise_us", "min_us", "p90_us", "repeats", "created", "description"),
+    ),
+    keys=5,
+)
+FACTS = Table("facts", ("name", "key", "value", "created"), keys=2)
+TABLES = (KERNELS, NETWORKS, FACTS)
+
+_INTEGERS = frozenset({"threads", "repeats", "finite_only", "gate"})
+_NUMBERS = frozenset({"median_us", "noise_us", "min_us", "p90_us", "max_error", "created"})
+_OPTIONAL = frozenset({"median_us", "noise_us", "min_us", "repeats", "max_error", "rejection", "message"})
+"""Columns of ``kernels`` that are empty in a rejection or in a measurement."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table, as it lies there. ``row["created"]`` is one of its values."""
+
+    table: Table
+    values: tuple[Any, ...]
+
+    def __getitem__(self, column: str) -> Any:
+        return self.values[self.table.columns.index(column)]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The values that no other row of the table has."""
+        return self.values[: self.table.keys]
+
+    @property
+    def rejected(self) -> bool:
+        """Whether it says that a kernel cannot be used."""
+        return self.table is KERNELS and self["rejection"] is not None
+
+    @property
+    def relative_noise(self) -> float:
+        """The half-width of the confidence interval of a measurement's median, as a share of the median."""
+        return float(self["noise_us"]) / max(float(self["median_us"]), 1e-9)
+
+    def problem(self) -> str:
+        """What is wrong with the row, or ""; nothing of it is used before this was asked."""
+        for column, value in zip(self.table.columns, self.values, strict=True):
+            if problem := _problem(self.table, column, value):
+                return f"{column}: {problem}"
+        if self.table is KERNELS and not self.rejected:
+            empty = next((each for each in _OPTIONAL - {"rejection", "message"} if self[each] is None), None)
+            return f"{empty}: a measurement without a number" if empty else ""
+        return ""
+
+
+def missing_version(row: Row, versions: Mapping[str, str]) -> str:
+    """A library and its version that made the kernel or network, where ``versions`` has another or none; else ""."""
+    if row.table is KERNELS:
+        used = [(row["backend"], row["backend_version"])]
+    else:
+        used = _VERSION.findall(row["versions"])
+    return next((f"{name} {version}" for name, version in used if versions.get(name) != version), "")
+
+
+def _problem(table: Table, column: str, value: Any) -> str:
+    if value is None:
+        return "" if table is KERNELS and column in _OPTIONAL else "empty"
+    if column in _INTEGERS:
+        return "" if isinstance(value, int) and value >= 0 else f"{value!r:.40} is no count"
+    if column in _NUMBERS:
+        usable = isinstance(value, (int, float)) and math.isfinite(value) and value >= 0
+        return "" if usable else f"{value!r:.40} is no time or error"
+    if not isinstance(value, str) or len(value) > _LONGEST:
+        return f"{value!r:.40} is no text of Collage's"
+    if column == "rejection" and value not in {kind.value for kind in RejectionKind}:
+        return f"{value!r:.40} is no kind of rejection"
+    if column == "value":
+        try:
+            json.loads(value)
+        except (ValueError, RecursionError):
+            return f"{value!r:.40} is no JSON"
+    return ""
+
+
+@contextmanager
+def snapshot(path: Path) -> Iterator[Database]:
+    """A copy of a database as it is now, brought to this schema; the file itself is only read.
+
+    It is removed at the end. Raises DatabaseError, with the way out, for a file that is no database of Collage's, is
+    damaged, or was written by a newer Collage.
+    """
+    if not path.is_file():
+        raise DatabaseError(f"there is no measurement database at {path}.")
+    with TemporaryFolder("rows") as folder:
+        copy = folder / "copy.sqlite"
+        try:
+            with closing(_read_only(path)) as source, closing(sqlite3.connect(copy)) as target:
+                (owner,) = source.execute("PRAGMA application_id").fetchone()
+                if owner != APPLICATION_ID:
+                    raise DatabaseError(f"{path} is no measurement database of Collage's.")
+                source.backup(target)
+                target.execute("PRAGMA trusted_schema = OFF")
+                _refuse_programs(target, path)
+        except sqlite3.Error as error:
+            raise DatabaseError(
+                f"the measurement database {path} cannot be read. It is damaged, or no database (SQLite: {error})."
+            ) from error
+        try:
+            database = Database(copy)
+        except DatabaseError as error:
+            raise DatabaseError(str(error).replace(str(copy), str(path))) from error
+        with database:
+            yield database
+
+
+def _read_only(path: Path) -> sqlite3.Connection:
+    """The file opened for reading, also in a folder where SQLite can keep no files beside it."""
+    uri = f"file:{quote(str(path.resolve()))}?mode=ro"
+    connection = sqlite3.connect(uri, uri=True)
+    try:
+        connection.execute("PRAGMA schema_version").fetchone()
+    except sqlite3.OperationalError:
+        connection.close()
+        if path.with_name(path.name + "-wal").exists():
+            raise
+        return sqlite3.connect(uri + "&immutable=1", uri=True)
+    return connection
+
+
+def _refuse_programs(connection: sqlite3.Connection, path: Path) -> None:
+    """Raise DatabaseError where the file has views or triggers, which are expressions that SQLite evaluates."""
+    names = {table.name for table in TABLES}
+    for kind, name in connection.execute("SELECT type, name FROM sqlite_master").fetchall():
+        if kind in ("view", "trigger") or (kind == "table" and name not in names):
+            raise DatabaseError(
+                f"{path} has the {kind} {str(name)[:40]!r}, which no database of Collage's has. It is not read."
+            )
+
+
+def rows_of(database: Database, tables: Sequence[Table] = TABLES) -> Iterator[Row]:
+    """All rows of the tables, in the order of their keys, unchecked."""
+    for table in tables:
+        for values in database.run(table.select):
+            yield Row(table, tuple(values))

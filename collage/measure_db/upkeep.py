@@ -1,0 +1,89 @@
+"""Looking after a database: removing what no compile uses any more, and checking the whole file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from collage.errors import DatabaseError
+from collage.measure_db.certainty import race_of
+from collage.measure_db.database import Database
+from collage.measure_db.results import GATE
+from collage.measure_db.rows import FACTS, KERNELS, NETWORKS, TABLES, Row, missing_version, rows_of
+
+OLD_GATE = "of an earlier edition of the numerics gate"
+
+_MOST_PROBLEMS = 20
+
+
+@dataclass(frozen=True)
+class PruneRule:
+    """What is removed beside rows of earlier editions of the numerics gate; None means that it does not matter.
+
+    ``before`` is a time as of ``time.time()``, ``hardware`` the only one to keep (Target.measured_on), ``versions``
+    the only ones to keep, by backend.
+    """
+
+    before: float | None = None
+    hardware: str | None = None
+    versions: Mapping[str, str] | None = None
+
+    def why(self, row: Row) -> str:
+        """Why the row is removed, or ""."""
+        if row.table is KERNELS and row["gate"] < GATE:
+            return OLD_GATE
+        if self.before is not None and row["created"] < self.before:
+            return "too old"
+        if row.table is FACTS:
+            return ""  # those of plans go with the plans
+        if self.hardware is not None and row["hardware"] != self.hardware:
+            return "of other machines"
+        if self.versions is not None and missing_version(row, self.versions):
+            return "of versions that are not installed"
+        return ""
+
+
+def prune(database: Database, rule: PruneRule, *, dry_run: bool = False) -> dict[str, int]:
+    """Remove rows, in one transaction; how many, by reason. With ``dry_run`` they are only counted.
+
+    Facts that belong to plans of which none is left are removed with them. Raises DatabaseError.
+    """
+    removed: Counter[str] = Counter()
+    rows = list(rows_of(database))
+    gone = [(row, why) for row in rows if (why := rule.why(row))]
+    leaving = {race_of(row) for row, _ in gone if row.table is NETWORKS}
+    staying = {race_of(row) for row in rows if row.table is NETWORKS and not rule.why(row)}
+    gone += [
+        (row, "of plans that are removed")
+        for row in rows
+        if row.table is FACTS and race_of(row) in leaving - staying and not rule.why(row)
+    ]
+    for _, why in gone:
+        removed[why] += 1
+    if gone and not dry_run:
+        with database.together():
+            for row, _ in gone:
+                database.run(row.table.delete, row.key)
+        database.run("VACUUM")
+    return dict(removed)
+
+
+def verify(database: Database) -> Sequence[str]:
+    """What is wrong in the file, a line each; nothing where all of it is as Collage writes it."""
+    problems: list[str] = []
+    try:
+        found = [str(row[0]) for row in database.run(f"PRAGMA integrity_check({_MOST_PROBLEMS})")]
+        problems += [f"SQLite: {each}" for each in found if each != "ok"]
+    except DatabaseError as error:
+        problems.append(str(error))
+    for table in TABLES:
+        try:
+            for row in rows_of(database, (table,)):
+                if problem := row.problem():
+                    problems.append(
+                        f"{table.name}: {' '.join(str(each) for each in row.key)[:100]}: {problem}"
+                    )
+        except DatabaseError as error:
+            problems.append(f"{table.name}: not all of it can be read: {error}")
+    return problems

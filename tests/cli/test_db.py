@@ -1,0 +1,116 @@
+"""``collage db``: what its commands print, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from collage.cli.db_options import installed_versions, this_machine
+from collage.measure_db.database import Database, KernelKey
+from collage.measure_db.results import Measurement, Rejection, RejectionKind
+from tests.cli.helpers import collage, fails, json_of, succeeds
+
+FAST, SLOW = Measurement(10.0, 0.1, 9.0, 31, 0.0), Measurement(15.0, 0.1, 9.0, 31, 0.0)
+
+
+@pytest.fixture
+def key() -> KernelKey:
+    """Of a kernel that a compile on this machine can use."""
+    version = installed_versions()["onnxruntime"]
+    return KernelKey("d1", "onnxruntime", version, "", 2, this_machine(), "0.27.0")
+
+
+@pytest.fixture
+def db(tmp_path: Path, key: KernelKey) -> Path:
+    path = tmp_path / "team.sqlite"
+    with Database(path) as database:
+        database.put(key, SLOW, "conv2d+relu")
+        database.put(replace(key, settings="other"), FAST, "conv2d+relu")
+        database.put(
+            replace(key, settings="no"), Rejection(RejectionKind.CRASHED, "SIGSEGV\x1b[2J"), "conv2d+relu"
+        )
+        database.put(replace(key, hardware="Xeon"), FAST, "conv2d+relu")
+    return path
+
+
+def test_why_shows_all_candidates_with_what_they_lose_by(db: Path) -> None:
+    text = succeeds("db", "why", "conv2d + relu", "--db", db)
+    lines = [line.split() for line in text.splitlines() if "onnxruntime" in line]
+    assert [("fastest" in each, "50%" in each) for each in lines] == [
+        (True, False),
+        (False, True),
+        (False, False),
+    ]
+    assert "crashed: SIGSEGV" in text and "\x1b" not in text
+    found = json_of("db", "why", "conv2d + relu", "--db", db, "--all", "--json")
+    assert [row["median_us"] for row in found["regions"]["d1"]] == [10.0, 10.0, 15.0, None]
+    fails(1, "db", "why", "softmax", "--db", db, words=("'softmax'", "collage db list"))
+
+
+def test_list_shows_the_newest(db: Path) -> None:
+    assert len(json_of("db", "list", "--db", db, "--json")["rows"]) == 3
+    assert len(json_of("db", "list", "--db", db, "--all", "--limit", "2", "--json")["rows"]) == 2
+    (row,) = json_of("db", "list", "--db", db, "--rejected", "--json")["rows"]
+    assert row["rejection"] == "crashed"
+    assert time.strftime("%Y-") in succeeds("db", "list", "--db", db)
+    assert "nothing of that kind" in succeeds("db", "list", "--db", db, "--backend", "mkl")
+
+
+def test_what_is_exported_is_imported_by_the_same_machine(db: Path, tmp_path: Path) -> None:
+    out, mine = tmp_path / "out.sqlite", tmp_path / "mine.sqlite"
+    assert "4 taken" in succeeds("db", "export", out, "--db", db)
+    fails(1, "db", "export", out, "--db", db, words=("out.sqlite exists", "--force"))
+    text = succeeds("db", "import", out, "--db", mine)
+    assert "3 taken" in text and "1 not taken: of another machine (Xeon)" in text
+    assert json_of("db", "stats", "--db", mine, "--json")["measured"] == {"onnxruntime": 2}
+    assert json_of("db", "import", out, "--db", mine, "--json", "--all")["files"][str(out)]["taken"] == 1
+
+
+def test_a_file_of_which_nothing_can_be_used_is_an_error(tmp_path: Path, key: KernelKey) -> None:
+    path = tmp_path / "xeon.sqlite"
+    with Database(path) as database:
+        database.put(replace(key, hardware="Xeon"), FAST)
+    found = collage("db", "import", path, "--db", tmp_path / "mine.sqlite")
+    assert found.exit_code == 1
+    assert "1 not taken: of another machine (Xeon)" in found.stdout
+    assert "xeon.sqlite can be used on this machine" in found.stderr and "--all" in found.stderr
+
+
+def test_merge_tells_of_several_machines(db: Path, tmp_path: Path) -> None:
+    text = succeeds("db", "merge", tmp_path / "all.sqlite", db, db)
+    assert "4 taken" in text and "4 already there" in text and "measurements of 2 machines" in text
+    fails(1, "db", "merge", db, db, words=("cannot be merged into itself",))
+    fails(1, "db", "merge", db, tmp_path / "none", words=("no measurement database at",))
+    (tmp_path / "text").write_text("text")
+    fails(1, "db", "merge", db, tmp_path / "text", words=("damaged, or no database",))
+
+
+def test_a_locked_database_is_named(db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        Database.__init__, "__kwdefaults__", {**Database.__init__.__kwdefaults__, "busy_s": 0.1}
+    )
+    other = tmp_path / "other.sqlite"
+    Database(other).close()
+    with closing(sqlite3.connect(other, isolation_level=None)) as holder:
+        holder.execute("BEGIN IMMEDIATE")
+        fails(1, "db", "merge", other, db, words=("other.sqlite is locked by another process",))
+    assert json_of("db", "stats", "--db", other, "--json")["measured"] == {}
+
+
+def test_prune_and_verify(db: Path) -> None:
+    assert "is whole" in succeeds("db", "verify", "--db", db)
+    would = json_of("db", "prune", "--other-machines", "--dry-run", "--db", db, "--json")
+    assert would == {"removed": {"of other machines": 1}, "kernels_left": 4, "dry_run": True}
+    assert "1 removed: of other machines" in succeeds("db", "prune", "--other-machines", "--db", db)
+    assert json_of("db", "prune", "--db", db, "--json")["kernels_left"] == 3
+    with closing(sqlite3.connect(db)) as connection, connection:
+        connection.execute("UPDATE kernels SET noise_us = -1 WHERE settings = 'other'")
+    found = collage("db", "verify", "--db", db, "--json")
+    assert found.exit_code == 1 and len(json.loads(found.stdout)["problems"]) == 1
+    assert "collage db merge NEW.sqlite" in found.stderr
