@@ -16,6 +16,15 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
 
+_LONG = ("tests/scripts/", "tests/integration/", "tests/cli/", "tests/native/")
+"""Where single tests take long. They come first, so that no process is left with them at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort the files: those with long tests first."""
+    items.sort(key=lambda item: not item.nodeid.startswith(_LONG))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def little_effort() -> Iterator[None]:
     """Tests check what comes of measurements, not that they are precise. Everything else is as in a full compile.

@@ -97,6 +97,10 @@ class WorkerProcess(ChildProcess):
         tail = self._tail()
         if code is None:
             return Rejection(RejectionKind.CRASHED, f"closed the worker's pipe{tail}")
+        if code == 0:  # the worker ends so by itself where its pipe is closed
+            return Rejection(
+                RejectionKind.CRASHED, f"closed the worker's pipe, or ended the process with status 0{tail}"
+            )
         if code >= 0:
             return Rejection(RejectionKind.CRASHED, f"ended the process with status {code}{tail}")
         name = signal_name(-code)
