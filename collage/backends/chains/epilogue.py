@@ -51,13 +51,15 @@ def read_epilogue(chain: Chain, ops: Sequence[EpilogueOp], shape: tuple[int, ...
     for each in ops:
         if isinstance(each, Combine):
             if each.algorithm is not Function.ADD or each.shape != shape or residual is not None:
-                raise UnsupportedError(f"{each.algorithm.name.lower()} of {each.shape} after the sum")
+                raise UnsupportedError(
+                    f"the kernels have no {each.algorithm.name.lower()} of {each.shape} after the sum"
+                )
             if each.operand not in chain.inputs:
-                raise UnsupportedError("a constant is added")
+                raise UnsupportedError("the kernels add no constant of the result's shape")
             residual, first = each.operand, activation is Activation.NONE and not clamped
             continue
         if residual is not None and not first:
-            raise UnsupportedError("functions of the sum with a residual, after another function")
+            raise UnsupportedError("a function follows the residual, and another one comes before it")
         if (found := _ACTIVATIONS.get(each)) is not None and activation is Activation.NONE and not clamped:
             activation = found
             continue
@@ -72,4 +74,4 @@ def bounds(each: Eltwise) -> tuple[float, float]:
         return 0.0, inf
     if each.algorithm == Function.CLIP:
         return each.alpha, each.beta
-    raise UnsupportedError(f"{Function(each.algorithm).name.lower()} after the sum")
+    raise UnsupportedError(f"the kernels have no {Function(each.algorithm).name.lower()} after the sum")

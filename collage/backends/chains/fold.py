@@ -43,8 +43,8 @@ def fold(chain: Chain, shape: tuple[int, ...], axis: int, *, scales: bool = True
             if array is None or any(n != 1 for i, n in enumerate(step.shape) if i != axis % len(shape)):
                 break
             number = np.broadcast_to(array.reshape(-1).astype(np.float64), (channels,))
-            made = _linear(step.algorithm.name, number)
-            if made is None or (not scales and step.algorithm.name in ("MULTIPLY", "DIVIDE")):
+            made = _linear(step.algorithm, number)
+            if made is None or (not scales and step.algorithm in (Algorithm.MULTIPLY, Algorithm.DIVIDE)):
                 break
             factor, term = made
         scale, bias = scale * factor, bias * factor + term
@@ -58,16 +58,16 @@ def fold(chain: Chain, shape: tuple[int, ...], axis: int, *, scales: bool = True
     )
 
 
-def _linear(name: str, number: _Doubles) -> tuple[_Doubles, _Doubles] | None:
+def _linear(algorithm: Algorithm, number: _Doubles) -> tuple[_Doubles, _Doubles] | None:
     """The factor and the term that combining with a number means."""
     ones, zeros = np.ones(number.shape), np.zeros(number.shape)
-    if name == "DIVIDE":
+    if algorithm is Algorithm.DIVIDE:
         with np.errstate(divide="ignore", over="ignore"):
             factor = 1 / number
             # Quotients are infinite where the factor is, but zeros among the weights would become NaN.
             return (factor, zeros) if np.isfinite(factor.astype(np.float32)).all() else None
     return {
-        "ADD": (ones, number),
-        "SUBTRACT": (ones, -number),
-        "MULTIPLY": (number, zeros),
-    }.get(name)
+        Algorithm.ADD: (ones, number),
+        Algorithm.SUBTRACT: (ones, -number),
+        Algorithm.MULTIPLY: (number, zeros),
+    }.get(algorithm)

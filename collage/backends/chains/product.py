@@ -38,9 +38,9 @@ class Product:
 def matmul_problem(graph: Graph, node: Node) -> str:
     """Why a matrix product cannot be taken, or ""."""
     if any(len(graph.type_of(v).shape) < 2 for v in node.inputs):
-        return "a vector operand"
+        return "an operand is a vector"
     if graph.is_constant(node.inputs[0]):
-        return "a constant on the left"
+        return "the left operand is a constant"
     return ""
 
 
@@ -75,14 +75,14 @@ def views_of(chain: Chain, product: Product) -> Views:
     values = [node.inputs[0], node.inputs[1]]
     if isinstance(chain, ProductChain) and (chain.operands or chain.result_axes):
         if len(product.dst) != len(chain.shape):
-            raise UnsupportedError("a product of all rows does not see them transposed")
+            raise UnsupportedError("a product of all rows takes no transposed operands")
         views = [left, right]
         for place, value in enumerate(node.inputs):
             source = chain.operands.get(value)
             if source is None:
                 continue
             if len(source.axes) != len(product.dst):
-                raise UnsupportedError("a transposed operand of fewer axes")
+                raise UnsupportedError("a transposed operand has fewer axes than the result")
             views[place] = operand_view(chain.type_of(source.value).shape, source.axes)
             values[place] = source.value
         left, right = views

@@ -67,7 +67,7 @@ def read_product_chain(subgraph: Subgraph) -> ProductChain:
     """The subgraph as a product with transposes before and after it. Raises UnsupportedError when it is none."""
     graph, root = subgraph.model.graph, product_of(subgraph)
     if root is None:
-        raise UnsupportedError("transposes alone")
+        raise UnsupportedError("there are transposes without a product")
     before = [n for n in operand_transposes(graph, root) if n in subgraph.members]
     left = {n.id: n for n in subgraph.operators if n.id != root.id and n.id not in before}
     last = next((n for n in left.values() if n.op == TRANSPOSE), None)
@@ -78,7 +78,7 @@ def read_product_chain(subgraph: Subgraph) -> ProductChain:
     output = chain.output
     for node in tail:
         if node.inputs != (output,) or not (node is last or is_view(graph, node)):
-            raise UnsupportedError(f"{node.op} after a transpose")
+            raise UnsupportedError(f"{node.op} follows a transpose")
         output = node.outputs[0]
     if subgraph.outputs != (output,):
         raise UnsupportedError("a result inside the chain is used outside")
@@ -86,9 +86,9 @@ def read_product_chain(subgraph: Subgraph) -> ProductChain:
     if last is not None:
         axes = _axes(graph, last)
         if len(axes) < 3 or graph.type_of(last.inputs[0]).shape != chain.shape:
-            raise UnsupportedError("a transpose of matrices or of a reshaped result")
+            raise UnsupportedError("the transposed result is one matrix, or was reshaped")
         if axes[-1] != len(axes) - 1:
-            raise UnsupportedError("a result whose rows do not lie together")
+            raise UnsupportedError("the rows of the result do not lie together")
         if any(isinstance(each, Combine) for each in chain.epilogue):
             raise UnsupportedError("a result that is combined with others is not transposed")
     operands = {

@@ -97,9 +97,9 @@ def _call(task: MklTask, box: Box) -> dict[str, Any]:
     right = _matrices(views.right, [*box[:-2], everything, columns])
     dst = _matrices(views.dst, box)
     if dst.transposed:
-        raise UnsupportedError("a result whose rows do not lie together")
+        raise UnsupportedError("the rows of the result do not lie together")
     if max(left.row, right.row, dst.row, *task.product.dst) > _MOST:
-        raise UnsupportedError("a matrix larger than MKL's 32-bit integers")
+        raise UnsupportedError("a matrix is larger than MKL's 32-bit integers")
     return {
         "rows": rows[1] - rows[0],
         "columns": columns[1] - columns[0],
@@ -130,7 +130,7 @@ def _matrices(whole: Strided, box: Box) -> _Matrices:
     elif row == 1 or len(rows) == 1:
         distance, transposed = column, True
     else:
-        raise UnsupportedError("neither rows nor columns lie together")
+        raise UnsupportedError("neither rows nor columns of a matrix lie together")
     first = rows.start * row + columns.start * column
     counts = [range(*span) for span in box[:-2]]
     steps = [0 if extent == 1 else stride for extent, stride in zip(whole.dims, whole.strides, strict=True)]

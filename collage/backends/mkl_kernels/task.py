@@ -81,10 +81,10 @@ def _matmul(chain: ProductChain) -> MklTask:
     elif folded.scale is not None:
         factor = float(folded.scale[0])
         if (folded.scale != folded.scale[0]).any():
-            raise UnsupportedError("a factor for each column, of two computed matrices")
+            raise UnsupportedError("the columns of two computed matrices' product have factors")
     epilogue = read_epilogue(chain, folded.epilogue, shape)
     if epilogue.residual is not None and views.dst != dense(product.dst):
-        raise UnsupportedError("a residual of a transposed result")
+        raise UnsupportedError("a residual is added to a transposed result")
     return MklTask(chain, product, views, matrix, folded.scale, factor, folded.bias, epilogue, PLAIN)
 
 
@@ -92,11 +92,11 @@ def _convolution(chain: Chain, conv: Conv) -> MklTask:
     """A convolution of single pixels, with channels innermost."""
     data = chain.root.inputs[0]
     if conv.groups > 1 or conv.transposed or math.prod(conv.weights.shape[2:]) != 1:
-        raise UnsupportedError("windows of more than a pixel, or grouped")
+        raise UnsupportedError("the windows have more than a pixel, or the convolution is grouped")
     if max(conv.strides) > 1 or any((*conv.pad_begin, *conv.pad_end)):
-        raise UnsupportedError("pixels at distances, or padding")
+        raise UnsupportedError("the pixels are at distances, or there is padding")
     if chain.viewed or chain.graph.is_constant(data):
-        raise UnsupportedError("a reshaped result, or a constant")
+        raise UnsupportedError("the result is reshaped, or the data is a constant")
     folded = fold(chain, conv.dst, 1)
     outputs, inputs = conv.weights.shape[:2]
     rows = conv.dst[0] * math.prod(conv.dst[2:])

@@ -41,7 +41,7 @@ def read_convolution(chain: Chain, conv: Conv, folded: Folded) -> Convolution:
     """The chain of a convolution as one. Raises UnsupportedError when there is more to it."""
     data = chain.root.inputs[0]
     if chain.graph.is_constant(data):
-        raise UnsupportedError("convolution of a constant")
+        raise UnsupportedError("the data is a constant")
     if chain.viewed:
         raise UnsupportedError("the result is reshaped")
     rest = list(folded.epilogue)
@@ -51,7 +51,9 @@ def read_convolution(chain: Chain, conv: Conv, folded: Folded) -> Convolution:
     low, high = -inf, inf
     for each in rest:
         if isinstance(each, Combine):
-            raise UnsupportedError(f"{each.algorithm.name.lower()} of {each.shape} after the convolution")
+            raise UnsupportedError(
+                f"the kernels have no {each.algorithm.name.lower()} of {each.shape} after the convolution"
+            )
         least, most = bounds(each)
         low, high = min(max(low, least), most), min(max(high, least), most)
     return Convolution(replace(conv, bias=folded.bias), folded.scale, data, residual, low, high)

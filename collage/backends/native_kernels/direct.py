@@ -105,13 +105,13 @@ def problem_of(conv: Conv) -> str:
     """Why the kernel does not take a convolution, or ""."""
     ins, outs = conv.src[1] // conv.groups, conv.dst[1] // conv.groups
     if conv.transposed or conv.groups == 1 or ins > _MOST_INPUTS:
-        return f"{conv.groups} groups of {ins} channels"
+        return f"there are {conv.groups} groups of {ins} channels"
     if any(each != 1 for each in conv.dilation):
-        return "dilated"
+        return "the window is dilated"
     if conv.weights.shape[-1] > _MOST_WIDTH or conv.strides[-1] > 2:
-        return f"a window {conv.weights.shape[-1]} wide at every {conv.strides[-1]} columns"
+        return f"there is a window {conv.weights.shape[-1]} wide at every {conv.strides[-1]} columns"
     if sources_of(conv).per_output > _MOST_WASTE * ins:
-        return f"groups of {ins} and {outs} channels"
+        return f"there are groups of {ins} and {outs} channels"
     return ""
 
 

@@ -46,7 +46,8 @@ class Gemm(Algorithm):
         """The shape of the kernel, the weights in the order in which they are read, and the bias."""
         product = task.product
         depth, columns = product.matrix.shape
-        deep = -(-depth // (-(-depth // _SLICE) * BLOCK)) * BLOCK
+        slices = -(-depth // _SLICE)
+        deep = -(-depth // (slices * BLOCK)) * BLOCK
         shares = 1 if variant.split == WHOLE else threads
         epilogue = product.epilogue
         numbers = {

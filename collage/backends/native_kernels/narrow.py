@@ -99,19 +99,19 @@ def _checked(task: NativeTask) -> tuple[Conv, Epilogue]:
         or conv.dilation != (1, 1)
     ):
         raise UnsupportedError(
-            f"a window of {conv.weights.shape[2:]} at distances of {conv.strides}, grouped or dilated"
+            f"the window is {conv.weights.shape[2:]} at distances of {conv.strides}, or it is grouped or dilated"
         )
     if conv.dst[1] > _MOST_OUTPUTS:
         raise UnsupportedError(f"{conv.dst[1]} output channels are not few")
     if conv.src[1] % BLOCK:
-        raise UnsupportedError(f"{conv.src[1]} input channels, which are no multiple of {BLOCK}")
+        raise UnsupportedError(f"{conv.src[1]} input channels are no multiple of {BLOCK}")
     if max(conv.pad_begin) > 2:
-        raise UnsupportedError(f"a padding of {conv.pad_begin}")
+        raise UnsupportedError(f"there is a padding of {conv.pad_begin}")
     if chain.graph.is_constant(chain.root.inputs[0]):
-        raise UnsupportedError("convolution of a constant")
+        raise UnsupportedError("the data is a constant")
     epilogue = read_epilogue(chain, task.folded.epilogue, conv.dst)
     if epilogue.residual is not None:
-        raise UnsupportedError("a residual")
+        raise UnsupportedError("the kernel adds no residual")
     return conv, epilogue
 
 

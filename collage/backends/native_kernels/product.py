@@ -38,9 +38,9 @@ def read_product(chain: Chain) -> Product:
     left, right = chain.root.inputs
     matrix = chain.constant(right)
     if matrix is None or matrix.ndim != 2:
-        raise UnsupportedError("its right operand is no constant matrix")
+        raise UnsupportedError("the right operand is no constant matrix")
     if chain.graph.is_constant(left):
-        raise UnsupportedError("product of constants")
+        raise UnsupportedError("both operands are constants")
     shape = chain.type_of(chain.root.outputs[0]).shape
     folded = fold(chain, shape, len(shape) - 1)
     epilogue = read_epilogue(chain, folded.epilogue, shape)

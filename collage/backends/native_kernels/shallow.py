@@ -134,17 +134,17 @@ def _checked(task: NativeTask) -> Convolution:
     """The task as a convolution. Raises UnsupportedError when it is none that the kernel takes."""
     conv = task.convolution.conv
     if conv.groups > 1 or conv.transposed:
-        raise UnsupportedError("grouped or transposed")
+        raise UnsupportedError("the convolution is grouped or transposed")
     if conv.src[1] > _MOST_INPUTS:
         raise UnsupportedError(f"{conv.src[1]} input channels are not few")
     if conv.dst[1] % BLOCK:
-        raise UnsupportedError(f"{conv.dst[1]} output channels, which are no multiple of {BLOCK}")
+        raise UnsupportedError(f"{conv.dst[1]} output channels are no multiple of {BLOCK}")
     if any(each != 1 for each in conv.dilation):
-        raise UnsupportedError("dilated")
+        raise UnsupportedError("the window is dilated")
     if conv.strides[-1] > 2:
-        raise UnsupportedError(f"a window at every {conv.strides[-1]} columns")
+        raise UnsupportedError(f"there is a window at every {conv.strides[-1]} columns only")
     if len(conv.src) == 5 and conv.weights.shape[2] > 16:
-        raise UnsupportedError(f"a window of {conv.weights.shape[2]} planes")
+        raise UnsupportedError(f"the window has {conv.weights.shape[2]} planes")
     return task.convolution
 
 

@@ -124,7 +124,7 @@ class _AnyStrassen(Algorithm):
         bias = np.zeros(columns, np.float32) if product.bias is None else product.bias
         weights = product.weights
         if not np.isfinite(weights).all():
-            raise UnsupportedError("weights that are not finite")
+            raise UnsupportedError("the weights are not finite")
         scaled = balanced(weights)
         arrays = {
             "weights": right_factors(scaled.weights, deep * BLOCK),
@@ -161,9 +161,11 @@ class StrassenConv(_AnyStrassen):
         convolution = task.convolution
         conv = convolution.conv
         if conv.groups > 1 or conv.transposed or math.prod(conv.weights.shape[2:]) != 1:
-            raise UnsupportedError("windows of more than a pixel, grouped or transposed")
+            raise UnsupportedError(
+                "the windows have more than a pixel, or the convolution is grouped or transposed"
+            )
         if any(pad > 0 for pad in (*conv.pad_begin, *conv.pad_end)):
-            raise UnsupportedError("padding")
+            raise UnsupportedError("the convolution has padding")
         residual = convolution.residual
         product = Product(
             data=convolution.data,
@@ -225,9 +227,7 @@ def _checked(pixels: _Pixels) -> _Pixels:
     product = pixels.product
     depth, columns = product.matrix.shape
     if depth % _HALF or columns % _HALF:
-        raise UnsupportedError(
-            f"a matrix of {depth}x{columns}, which does not fall into halves of whole blocks"
-        )
+        raise UnsupportedError(f"a matrix of {depth}x{columns} does not fall into halves of whole blocks")
     small = depth < _LEAST_DEPTH or columns < _LEAST_COLUMNS or product.rows < _LEAST_ROWS
     if small or product.flop < _LEAST_FLOP:
         raise UnsupportedError(

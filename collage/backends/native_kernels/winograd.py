@@ -77,15 +77,15 @@ class Winograd(_AnyWinograd):
     def plan(self, conv: Conv) -> Plan:
         """A plan with one convolution of whole planes."""
         if conv.groups > 1 or conv.transposed:
-            raise UnsupportedError("grouped or transposed")
+            raise UnsupportedError("the convolution is grouped or transposed")
         if conv.weights.shape[-2:] != (3, 3):
-            raise UnsupportedError(f"a window of {conv.weights.shape[-2]}x{conv.weights.shape[-1]}")
+            raise UnsupportedError(f"there is a window of {conv.weights.shape[-2]}x{conv.weights.shape[-1]}")
         if {*conv.strides, *conv.dilation} != {1}:
-            raise UnsupportedError("windows or their elements at distances other than 1")
+            raise UnsupportedError("the windows or their elements are at distances other than 1")
         check_channels(conv.src[1], conv.dst[1])
         planes = _planes(conv)
         if planes.products == 0:
-            raise UnsupportedError("windows see nothing but padding")
+            raise UnsupportedError("the windows see nothing but padding")
         rows, columns = (
             Axis(conv.src[i], conv.dst[i], (0,), (conv.dst[i],), (conv.pad_begin[i],)) for i in (-2, -1)
         )
@@ -104,10 +104,10 @@ class TransposedWinograd(_AnyWinograd):
         """A plan with four convolutions, one each for even and odd rows and columns."""
         if conv.groups > 1 or conv.weights.shape[-2:] != (4, 4) or conv.strides != (2, 2):
             raise UnsupportedError(
-                f"a window of {conv.weights.shape[2:]} at distances of {conv.strides}, grouped"
+                f"the window is {conv.weights.shape[2:]} at distances of {conv.strides}, or it is grouped"
             )
         if conv.dilation != (1, 1):
-            raise UnsupportedError("dilated")
+            raise UnsupportedError("the window is dilated")
         check_channels(conv.src[1], conv.dst[1])
         rows, columns = (_phases(conv, axis) for axis in (0, 1))
         # The window of phase i sees first what element i + 2 multiplies, and then element i.

@@ -138,7 +138,7 @@ class Plan:
 def check_channels(inputs: int, outputs: int) -> None:
     """Raises UnsupportedError when the channels do not fill blocks."""
     if inputs % BLOCK or outputs % BLOCK:
-        raise UnsupportedError(f"{inputs} to {outputs} channels, which are no multiples of {BLOCK}")
+        raise UnsupportedError(f"{inputs} to {outputs} channels are no multiples of {BLOCK}")
 
 
 def ways(plan: Plan, threads: int) -> Iterator[Way]:

@@ -129,7 +129,7 @@ class Builder:
             return self._constant_operand(array.reshape(step.shape), layout, where if cuts else None)
         given = self.input_layout(step.operand)
         if given != layout and not _same_bytes(step.shape, given, layout):
-            raise UnsupportedError(f"an operand in {given} layout, not {layout}")
+            raise UnsupportedError(f"an operand is in {given} layout, not {layout}")
         description, offset = self._part(step.shape, layout, where if cuts else None)
         return description, Input(self.chain.inputs.index(step.operand), offset)
 

@@ -28,8 +28,8 @@ _LINE = 16  # elements in a cache line
 def concat_problem(graph: Graph, node: Node) -> str:
     """Why a concatenation cannot be taken, or ""."""
     if any(graph.is_constant(v) for v in node.inputs):
-        return "concatenation of constants"
-    return "" if len(node.inputs) > 1 else "concatenation of one tensor"
+        return "an input is a constant"
+    return "" if len(node.inputs) > 1 else "there is one input only"
 
 
 def variants(chain: Chain, threads: int) -> list[Variant]:
@@ -51,9 +51,9 @@ def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
     builder = Builder(chain, variant, kind.shape, ())
     layout = builder.output_layout
     if any(builder.input_layout(value) != layout for value in chain.inputs):
-        raise UnsupportedError("concatenation of several layouts")
+        raise UnsupportedError("the inputs have several layouts")
     if _cuts_blocks(chain, layout) or (chain.viewed and layout != PLAIN):
-        raise UnsupportedError(f"concatenation in {layout} layout")
+        raise UnsupportedError(f"the inputs cannot be joined in {layout} layout")
     axis, rank = _axis(chain), len(kind.shape)
     if layout == CHANNELS_LAST and axis > 0:
         axis = rank - 1 if axis == 1 else axis - 1

@@ -94,7 +94,7 @@ def plan(task: ConvTask, variant: Variant, threads: int) -> Draft:
     builder = Builder(chain, variant, conv.dst, epilogue)
     data = chain.root.inputs[0]
     if chain.graph.is_constant(data):
-        raise UnsupportedError("convolution of a constant")
+        raise UnsupportedError("the data is a constant")
     source, target = builder.input_layout(data), builder.output_layout
     conv = scaled(conv, folded.scale, folded.bias)
     if source == target == BLOCKED:

@@ -27,7 +27,7 @@ def elementwise_problem(graph: Graph, node: Node) -> str:
     """Why no chain of functions begins with an operator, or ""."""
     out = graph.type_of(node.outputs[0]).shape
     if not any(graph.type_of(v).shape == out and not graph.is_constant(v) for v in node.inputs):
-        return f"{node.op} to another shape"
+        return f"{node.op} gives another shape"
     return "" if node.op in (*FUNCTIONS, *BINARY, "nn.batch_norm") else f"oneDNN has no {node.op}"
 
 
@@ -51,7 +51,7 @@ def variants(chain: Chain, threads: int) -> list[Variant]:
 def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
     """The shares of the variant."""
     if not chain.epilogue:
-        raise UnsupportedError("nothing to compute")
+        raise UnsupportedError("there is nothing to compute")
     first, *rest = chain.epilogue
     alone = _alone(chain)
     shape = chain.shape or (1,)
@@ -60,7 +60,9 @@ def plan(chain: Chain, variant: Variant, threads: int) -> Draft:
     if chain.viewed and layout != PLAIN:
         raise UnsupportedError("a reshaped result has only the plain layout")
     if builder.input_layout(chain.base) != layout:
-        raise UnsupportedError(f"elementwise from {builder.input_layout(chain.base)} to {layout}")
+        raise UnsupportedError(
+            f"an elementwise kernel cannot go from {builder.input_layout(chain.base)} to {layout}"
+        )
     builder.flat = variant.split == ELEMENTS and threads > 1
     for where in _ranges(chain, variant.split, layout, threads):
         src, source = builder.input_part(chain.base, shape, where)

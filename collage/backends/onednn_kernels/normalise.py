@@ -31,9 +31,13 @@ def normalise_problem(graph: Graph, node: Node) -> str:
     if node.op in SOFTMAXES:
         return ""
     if [axis % rank for axis in integers(node.attrs["axes"])] != [rank - 1]:
-        return "normalises over other axes than the last"
+        return "it normalises over other axes than the last"
     known = all(graph.is_constant(v) for v in node.inputs[1:])
-    return "" if known and node.attrs.get("center") and node.attrs.get("scale") else "computed factors"
+    return (
+        ""
+        if known and node.attrs.get("center") and node.attrs.get("scale")
+        else "its factors and terms are not constant"
+    )
 
 
 def variants(chain: Chain, threads: int) -> list[Variant]:

@@ -71,19 +71,19 @@ def read_pool(graph: Graph, node: Node) -> Pool:
     src, dst = graph.type_of(node.inputs[0]).shape, graph.type_of(node.outputs[0]).shape
     rank = len(src) - 2
     if not 1 <= rank <= 3:
-        raise UnsupportedError(f"pooling of {len(src)} axes")
+        raise UnsupportedError(f"the pooling has {len(src) - 2} spatial axes")
     if node.op in ("mean", "max"):
         axes = node.attrs["axis"]
         given = range(len(src)) if axes is None else integers(axes)
         if sorted(axis % len(src) for axis in given) != list(range(2, len(src))):
-            raise UnsupportedError("a reduction over other axes than the spatial ones")
+            raise UnsupportedError("it reduces other axes than the spatial ones")
         return _global(Algorithm.AVERAGE_POOL if node.op == "mean" else Algorithm.MAX_POOL, src)
     layout = node.attrs.get("layout")
     if layout not in DATA_LAYOUTS or node.attrs.get("out_layout") not in ("", layout):
         raise UnsupportedError(f"layout {layout}")
     if node.op.startswith("nn.adaptive"):
         if any(extent != 1 for extent in dst[2:]):
-            raise UnsupportedError("adaptive pooling to more than one element")
+            raise UnsupportedError("the adaptive pooling gives more than one element")
         return _global(Algorithm.AVERAGE_POOL, src)
     kernel, strides = integers(node.attrs["pool_size"]), integers(node.attrs["strides"])
     dilation = integers(node.attrs["dilation"])
@@ -96,7 +96,7 @@ def read_pool(graph: Graph, node: Node) -> Pool:
     ends = tuple(pad_end(pool.window(axis), dst[axis]) for axis in range(2, len(src)))
     over = any(mine > asked for mine, asked in zip(ends, end, strict=True))
     if algorithm is Algorithm.AVERAGE_POOL_WITH_PADDING and over:
-        raise UnsupportedError("windows that reach past the padding they count")
+        raise UnsupportedError("windows reach past the padding that they count")
     return Pool(algorithm, src, dst, kernel, strides, dilation, begin, ends)
 
 
@@ -146,12 +146,12 @@ def plan(task: PoolTask, variant: Variant, threads: int) -> Draft:
     if any(isinstance(each, Combine) for each in chain.epilogue) and (
         pool.to_points or len(chain.type_of(chain.root.outputs[0]).shape) != len(pool.dst)
     ):
-        raise UnsupportedError("an operand for single elements")
+        raise UnsupportedError("an operand is combined with single elements")
     builder = Builder(chain, variant, pool.dst, chain.epilogue)
     data = chain.root.inputs[0]
     layout, index = builder.input_layout(data), chain.inputs.index(data)
     if not pool.to_points and builder.output_layout != layout:
-        raise UnsupportedError(f"pooling from {layout} to {builder.output_layout}")
+        raise UnsupportedError(f"a pooling cannot go from {layout} to {builder.output_layout}")
     if chain.viewed and builder.output_layout != PLAIN:
         raise UnsupportedError("a reshaped result has only the plain layout")
     for dst_range, src_range, pads in _shares(pool, variant.split, layout, threads):
