@@ -42,7 +42,7 @@ class MeasurementError(CollageError):
 
 
 class NoPlacementError(CollageError):
-    """There is no placement: an operator has no measured candidate, or no plan has the right outputs."""
+    """The model has no placement: an operator has no measured candidate, or no plan has the right outputs."""
 
 
 def unknown_names(what: str, unknown: Iterable[str], valid: Iterable[str]) -> UsageError:

@@ -1,4 +1,4 @@
-"""The tools of the makers in ``export_ops``: they write ONNX nodes and initializers named after graph values."""
+"""The tools of the makers of ``exporter``: they write ONNX nodes and initializers named after graph values."""
 
 from __future__ import annotations
 

@@ -38,6 +38,8 @@ class Binder:
             self._records[u], waits = self._events.make(len(those))
             for v, wait in zip(those, waits, strict=True):
                 self._waits.setdefault(v, []).append(wait)
+        self.names: list[str] = []
+        """A name for each of the calls, for errors."""
         self._calls: list[Call] = []
         self._steps: list[Step] = []
         self._lists: dict[int, list[Task]] = {}
@@ -64,13 +66,13 @@ class Binder:
         records = [self._records[number]] if number in self._records else []
         self._lists.setdefault(stream, []).extend([*self._waits.get(number, ()), *tasks, *records])
 
-    def call(self, call: Call, scans: Sequence[Array] = ()) -> None:
-        """Add a call that does not run on the team, after a scan of the arrays ``scans``."""
+    def call(self, call: Call, name: str, scans: Sequence[Array] = ()) -> None:
+        """Add a call that does not run on the team, after a scan of the arrays ``scans``. Errors have its ``name``."""
         if scan := self._scan(scans, self._lane[0]):
             self._meet()
             self._steps += scan
         self._flush()
-        self._calls.append(call)
+        self._add(call, name)
 
     def _scan(self, arrays: Sequence[Array], threads: int) -> list[Step]:
         """The steps of a scan by the team. Where there is no team or no native scan, a call is added instead."""
@@ -78,7 +80,7 @@ class Binder:
             return []
         step = None if self._team is None else scan_step(arrays, self._found, threads)
         if step is None:
-            self.call(scan_call(arrays, self._found))
+            self.call(scan_call(arrays, self._found), "scan of values")
         return [] if step is None else [step]
 
     def finish(self) -> list[Call]:
@@ -96,8 +98,12 @@ class Binder:
         self._meet()
         if self._steps:
             assert self._team is not None
-            self._calls.append(LaunchList(self._team, self._steps, self._events))
+            self._add(LaunchList(self._team, self._steps, self._events), "launch list")
             self._steps = []
+
+    def _add(self, call: Call, name: str) -> None:
+        self._calls.append(call)
+        self.names.append(name)
 
 
 def noted(

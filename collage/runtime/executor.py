@@ -10,6 +10,7 @@ import os
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import length_hint
 from weakref import WeakSet
 
 import numpy as np
@@ -26,6 +27,10 @@ from collage.runtime.binder import Binder, noted, timed
 from collage.runtime.careful import Careful, no_original
 from collage.runtime.ticket_lock import TicketLock
 from collage.schedule.program import Program
+from collage.schedule.region import Region
+
+_NAMED_OPS = 6
+"""The most operators in the name of a kernel."""
 
 _made: WeakSet[Executor] = WeakSet()
 _lanes = itertools.count(1)
@@ -65,8 +70,10 @@ class Executor:
                 self._lane, self._team = self._own_team()
             else:
                 self._team = team_of(program.threads)
-        self.calls = self.bind()
+        binder = self._bound()
+        self.calls = binder.finish()
         """The calls of a run, in order."""
+        self._names = binder.names
         self._inputs = [self.array(p.value) for p in program.inputs]
         self._outputs = [self.output(p.value) for p in program.outputs]
         self.lock = TicketLock()
@@ -84,6 +91,10 @@ class Executor:
         nanoseconds of ``time.monotonic_ns``. With ``starts`` they write the time before it. What the scans of such
         calls find is ignored. Raises CollageError for a kernel that does not fit its buffers.
         """
+        return self._bound(ends, starts).finish()
+
+    def _bound(self, ends: Array | None = None, starts: Array | None = None) -> Binder:
+        """A binder with all kernels."""
         noting = starts is not None or ends is not None
         found = new_flag() if noting or self._found is None else self._found
         binder = Binder(self.program, self._team, self._lane, found)
@@ -100,12 +111,10 @@ class Executor:
             except CollageError:
                 raise
             except Exception as error:  # a backend raises anything
-                raise CollageError(
-                    f"the {region.backend} kernel {'+'.join(region.ops[:6])} does not fit its buffers: {error}"
-                ) from error
+                raise CollageError(f"the {kernel_name(region)} does not fit its buffers: {error}") from error
             call = call if self._team is None else beside_team(call, self.program.threads)
-            binder.call(timed(call, before, after), scans)
-        return binder.finish()
+            binder.call(timed(call, before, after), kernel_name(region), scans)
+        return binder
 
     def _own_team(self) -> tuple[int, Team]:
         """A lane, and a team of one thread, so that callers of several modules do not wait for each other."""
@@ -135,15 +144,17 @@ class Executor:
     def launch(self) -> None:
         """Run the kernels on the contents of the input buffers, which may be overwritten after their last use.
 
-        Raises CollageError with the kernel's message.
+        Raises CollageError with the kernel's name and its message.
         """
+        calls = iter(self.calls)
         try:
-            for call in self.calls:
+            for call in calls:
                 call()
         except CollageError:
             raise
         except Exception as error:  # the kernels of plug-ins and engines raise anything
-            raise CollageError(f"a kernel fails on these inputs: {library_text(error)}") from error
+            name = self._names[len(self.calls) - length_hint(calls) - 1]
+            raise CollageError(f"the {name} fails on these inputs: {library_text(error)}") from error
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         """Outputs in order, as new arrays that belong to the caller. Raises CollageError as ``launch`` does."""
@@ -191,6 +202,11 @@ class Executor:
         ]
         if lost:
             self.calls = [partial(_refuse, ", ".join(dict.fromkeys(lost)))]
+
+
+def kernel_name(region: Region) -> str:
+    """The name of a region's kernel in errors, such as ``onednn kernel conv2d+relu``."""
+    return f"{region.backend} kernel {'+'.join(region.ops[:_NAMED_OPS])}"
 
 
 def _refuse(backends: str) -> None:

@@ -15,7 +15,7 @@ from collage.kernel.kernel import Kernel
 from collage.kernel.options import BuildOptions
 from collage.kernel.target import Target
 from collage.runtime.careful import Careful
-from collage.runtime.executor import Executor
+from collage.runtime.executor import Executor, kernel_name
 from collage.runtime.suffix import SuffixExecutor
 from collage.schedule.program import Program
 
@@ -102,7 +102,5 @@ def load_kernels(
                 load = backend.load_transform if region.is_transform else backend.load
                 loaded[key] = load(whole, options)
         except Exception as error:  # a backend raises anything
-            raise CollageError(
-                f"the {region.backend} kernel {'+'.join(region.ops[:6])} cannot be loaded: {error}"
-            ) from error
+            raise CollageError(f"the {kernel_name(region)} cannot be loaded: {error}") from error
         yield loaded[key]

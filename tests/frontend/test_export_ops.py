@@ -17,7 +17,7 @@ from tvm import relax
 from tvm.relax import op as ops
 
 from collage.frontend.build import build_graph
-from collage.frontend.export_ops import MAKERS
+from collage.frontend.exporter import MAKERS
 from collage.frontend.importer import RelaxImport
 from collage.frontend.model import Model
 from collage.frontend.to_onnx import ExportError, can_export, export_onnx

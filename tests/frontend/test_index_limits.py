@@ -207,7 +207,7 @@ def test_columns_that_are_moved() -> None:
 
 
 def test_indices_of_a_model_that_an_engine_runs_whole(tmp_path: Path) -> None:
-    """Not every engine checks indices, and kernels before the suffix do not."""
+    """Indices are checked before a run, since neither all engines nor the kernels before the suffix check them."""
     nodes = [
         helper.make_node("Gather", ["table", "ids"], ["rows"]),
         helper.make_node("NonZero", ["rows"], ["places"]),

@@ -208,7 +208,7 @@ def test_openvino_is_offered_what_it_has_right() -> None:
 
 
 def test_openvino_alone_refuses_what_it_would_get_wrong(tmp_path: Path) -> None:
-    """No other backend may run the model: the user leaves out ONNX Runtime, which could."""
+    """The user leaves out ONNX Runtime, which could run the model, and no other backend may."""
     pytest.importorskip("openvino")
     with pytest.raises(ModelError, match=r"openvino.*int64"):
         collage.compile(wide(), backends=["openvino"], quick=True, db=tmp_path / "db.sqlite")

@@ -289,7 +289,7 @@ def test_what_overflows_on_the_way_is_noticed(folder: Path, registry: collage.Re
 
 
 def test_overflow_inside_a_kernel(folder: Path, registry: collage.Registry) -> None:
-    """No scan of the inputs helps, so other kernels have the products."""
+    """Other kernels have the products, since no scan of the inputs would help."""
     small = ordinary() * np.float32(1e-20)
     model = network(scale=1e20)
     options: dict[str, Any] = {"quick": True, "inputs": {"x": small}}

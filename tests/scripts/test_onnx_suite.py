@@ -79,7 +79,7 @@ def test_results_are_kept_and_compared(tmp_path: Path) -> None:
 
 
 class Crashing(Runner):
-    """Its child dies in the middle of a test."""
+    """The backend's child dies in the middle of a test."""
 
     def run(self, test: str) -> Result:
         self.tests()

@@ -30,7 +30,7 @@ class Case:
 
 
 class UnknownModelError(Exception):
-    """There are no real inputs for the model."""
+    """The model has no known real inputs."""
 
 
 def cases_of(name: str, model: onnx.ModelProto) -> list[Case]:

@@ -16,7 +16,7 @@ HINT = (
 
 
 class NoModelsError(Exception):
-    """There is no model to check. The message is one line for the user."""
+    """The search has found no model to check. The message is one line for the user."""
 
 
 @dataclass(frozen=True)
