@@ -17,10 +17,10 @@ tight.
 2. By the same argument a circle that passes through tight parts between two loose ones, A and B, implies a
    path in the graph from A to B. Conversely such a path makes B wait for A, whichever parts cover it. So a
    cover has a circle exactly when its loose parts do under "some node of A reaches some node of B".
-3. A state therefore carries, for each loose candidate with uncovered positions before its last node, its nodes there
-   and all nodes that it reaches so far: its descendants, and what another loose candidate among them reaches. There
-   is a circle when a candidate reaches itself. A candidate whose nodes have all been passed can be forgotten:
-   candidates that are placed later begin later, so they do not reach it, and those that reach it have its reach.
+3. A state therefore carries, for each loose candidate with nodes after the first uncovered one, these nodes and all
+   nodes that it reaches so far: its descendants, and what another loose candidate among them reaches. There is a
+   circle when a candidate reaches itself. A candidate whose nodes have all been passed can be forgotten: candidates
+   that are placed later begin later, so it no longer reaches them, and those that reach it have its reach as well.
 
 Most candidates are tight, and a candidate that is an interval of the order is passed as soon as it is placed, so nearly
 all states carry no loose candidates.
