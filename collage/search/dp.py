@@ -20,7 +20,7 @@ tight.
 3. A state therefore carries, for each loose candidate with nodes after the first uncovered one, these nodes and all
    nodes that it reaches so far: its descendants, and what another loose candidate among them reaches. There is a
    circle when a candidate reaches itself. A candidate whose nodes have all been passed can be forgotten: candidates
-   that are placed later begin later, so it no longer reaches them, and those that reach it have its reach as well.
+   that are placed later begin later, so they cannot reach it, and those that reach it have its reach as well.
 
 Most candidates are tight, and a candidate that is an interval of the order is passed as soon as it is placed, so nearly
 all states carry no loose candidates.
