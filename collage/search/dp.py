@@ -5,25 +5,25 @@ few after it (the mask). The first uncovered node has to be covered by some cand
 next states. The cheapest way into each state is kept (Eq. 2.3). These states are the paper's S, the subgraphs that hold
 all nodes before v_s.
 
-**Circles.** A cover may be made of convex candidates and still not be runnable: with a -> b and c -> d,
-{a, d} and {b, c} wait for each other. Algorithm 1 overlooks that; here the state carries what is needed to
-refuse exactly those covers. Call a candidate *tight* when each of its entries (nodes that read from outside)
-reaches each of its exits (nodes read from outside), and *loose* otherwise. A candidate with one sink that
-all its nodes reach is tight.
+**Circles.** A cover may consist of convex candidates and still not be runnable: with a -> b and c -> d, {a, d} and
+{b, c} wait for each other. Algorithm 1 does not exclude such covers. Here the state carries what is needed to refuse
+exactly these. A candidate is called *tight* when each of its entries (nodes that read from outside) reaches each of its
+exits (nodes that are read from outside), and *loose* otherwise. A candidate with one sink that all its nodes reach is
+tight.
 
-1. Tight candidates alone form no circle. Let P1 -> ... -> Pk -> P1 be one. Each edge goes from an exit of a
+1. Tight candidates by themselves form no circle. Let P1 -> ... -> Pk -> P1 be one. Each edge goes from an exit of a
    part to an entry of the next, which reaches the exit that the next edge leaves from, within its part or
    not. Joined, these paths lead from a node back to itself, but the graph has no cycle.
 2. By the same argument a circle that passes through tight parts between two loose ones, A and B, implies a
    path in the graph from A to B. Conversely such a path makes B wait for A, whichever parts cover it. So a
    cover has a circle exactly when its loose parts do under "some node of A reaches some node of B".
-3. A state therefore carries, for each loose candidate with nodes still ahead, these nodes and all it reaches
-   so far: its descendants, and through another loose candidate among them what that one reaches. It closes a
-   circle when it comes to reach itself. One whose nodes have all been passed can be forgotten: what is
-   placed later begins later, so it can no longer reach it, and what reached it has taken over its reach.
+3. A state therefore carries, for each loose candidate with nodes after the first uncovered one, these nodes and all
+   nodes that it reaches so far: its descendants, and what another loose candidate among them reaches. There is a
+   circle when a candidate reaches itself. A candidate whose nodes have all been passed can be forgotten: candidates
+   that are placed later begin later, so they cannot reach it, and those that reach it have its reach as well.
 
-Most candidates are tight, and a candidate that is an interval of the order never has nodes ahead, so nearly
-all states carry nothing of the kind.
+Most candidates are tight, and a candidate that is an interval of the order is passed as soon as it is placed, so nearly
+all states carry no loose candidates.
 
 **Storages.** A state also carries the storages of some values that cross its edge: those that some candidate reads or
 writes in another storage than the plain one, while a node that uses them is uncovered. A copy to another device has a
@@ -49,8 +49,7 @@ _MOST_STATES_PLAIN = 512
 _MOST_STATES = 128
 """The most states at one node where values have several storages. Then there are more states of about equal cost, and
 each takes longer to follow. On a NASNet-A of 1,188 nodes with three layouts, 64 states give a placement that costs
-0.02 %
-more than with 128, and 512 states give none that costs less."""
+0.02 % more than with 128, and 512 states give none that costs less."""
 
 _Loose: TypeAlias = "tuple[tuple[int, int], ...]"
 """Loose candidates with nodes ahead: (mask of these nodes, mask of the nodes it reaches), ascending."""

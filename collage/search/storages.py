@@ -6,10 +6,9 @@ devices and formats exist. While the value crosses the edge between covered and 
 storage that it was written in, and those that it has been brought to or is wanted in. Its readers may be covered
 before its writer; then only what they want is known, and the transforms are paid for when the writer is covered.
 
-**Dominance.** State B can become what state A is: for each value that they hold differently it is brought from its
-own storage to those that A has the value in. Later it pays for a storage that neither has the value in yet at most
-the difference of the two transforms more than A. Where B's cost and all this come to no more than A's cost, A
-can be dropped.
+**Dominance.** State B can become like state A: each value that they hold differently is brought from B's own storage
+to those that A has the value in. For a storage that neither has the value in yet, B later pays at most the difference
+of the two transforms more than A. Where B's cost and these sums are no more than A's cost, A can be dropped.
 """
 
 from __future__ import annotations

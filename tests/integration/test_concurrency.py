@@ -1,4 +1,4 @@
-"""Real kernels side by side: a network with branches, every launch on a stream, against ONNX Runtime."""
+"""Real kernels on streams: a network with branches, every launch on a stream, against ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def soon(threads: int) -> bool:
 
 
 def test_steps_compute_one_after_the_other(team: Team, tasks: ctypes.CDLL) -> None:
-    """Scaled in parts side by side, negated by parallel loops, scaled as a whole; the step between them waits."""
+    """Scaled in parts at the same time, negated by parallel loops, scaled as a whole; each step waits for the last."""
     n = 1000
     factor, launch = ctypes.c_float(3), address_of(core().collage_parallel_launch)
     arrays = [np.arange(n, dtype=np.float32), *(np.full(n, np.nan, np.float32) for _ in range(3))]

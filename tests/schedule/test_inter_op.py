@@ -1,4 +1,4 @@
-"""Launches side by side: the heuristic against the exact answer and its bounds, on random graphs and costs."""
+"""Inter-op parallelism: the heuristic against the exact answer and its bounds, on random graphs and costs."""
 
 from __future__ import annotations
 
