@@ -114,8 +114,8 @@ class ChildProcess:
     def kill(self) -> None:
         """Kill the child and all processes that it started, and wait for it. The child has nothing to save.
 
-        The pipes are closed last: a measuring worker that sees them close takes its parent for dead, and
-        removes the folder that the next worker needs.
+        The pipes are closed last: a measuring worker that sees them close assumes that its parent is dead, and removes
+        the folder that the next worker needs.
         """
         if self._process.returncode is None:  # nobody has waited for it yet, so its id is still its own
             with suppress(ProcessLookupError, PermissionError):

@@ -33,7 +33,7 @@ def measure_candidate(
     hopeless_us: float = math.inf,
     keep: Keep | None = None,
 ) -> Outcome:
-    """Tune and build the kernel, compare its runs with the reference, and time it with cold weights.
+    """Tune and build the kernel, compare its runs with the reference, and time it in the cache state of its network.
 
     Sampling takes about ``sample_s`` seconds; see ``time_calls``. A kernel that takes longer than ``hopeless_us``
     microseconds is not timed precisely: a tenth of the time is enough, with its weights in the cache. ``keep`` is

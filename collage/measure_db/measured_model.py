@@ -1,4 +1,4 @@
-"""The model whose candidates are measured, with what is known of it besides the graph."""
+"""The model whose candidates are measured, and the other forms of it that engines and guards need."""
 
 from __future__ import annotations
 

@@ -148,14 +148,14 @@ class PlansCompared:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Run an open plan on the inputs in the file ``given``. Reply: PlanRan or PlanFailed.
+    """Run an open plan on the inputs in a file. Reply: PlanRan or PlanFailed.
 
-    Its outputs are written to the file ``made``: pickled lists of arrays.
+    Its outputs are written to another file. Both files hold a pickled list of arrays.
     """
 
     name: str
-    given: str
-    made: str
+    inputs_path: str
+    outputs_path: str
     limit_s: float
 
 

@@ -170,12 +170,12 @@ class PlanWorker:
         return PlansCompared(tuple(timings[name] for name in opened), tuple(noted))
 
     def _run(self, message: RunPlan) -> PlanRan:
-        inputs = pickle.loads(Path(message.given).read_bytes())
+        inputs = pickle.loads(Path(message.inputs_path).read_bytes())
         self._place.mark(0)
         executor = self._plans[message.name].executor
         before = executor.careful_runs
         outputs = executor.run(inputs)
-        Path(message.made).write_bytes(pickle.dumps(outputs, protocol=pickle.HIGHEST_PROTOCOL))
+        Path(message.outputs_path).write_bytes(pickle.dumps(outputs, protocol=pickle.HIGHEST_PROTOCOL))
         return PlanRan(executor.careful_runs > before)
 
     def _timed(self, number: int, opened: _Open) -> Call:

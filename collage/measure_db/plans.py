@@ -105,14 +105,15 @@ class Plans:
         self._open([plan])
         folder = plan_folder(self._session.folder)
         number = next(self._files)
-        given, made = folder / f"inputs-{number}", folder / f"outputs-{number}"
+        inputs_path, outputs_path = folder / f"inputs-{number}", folder / f"outputs-{number}"
         try:
-            given.write_bytes(pickle.dumps(list(inputs), protocol=pickle.HIGHEST_PROTOCOL))
-            ran: PlanRan = self._ask(RunPlan(plan.name, str(given), str(made), self._limit_s(plan)), [plan])
-            return pickle.loads(made.read_bytes()), ran.careful
+            inputs_path.write_bytes(pickle.dumps(list(inputs), protocol=pickle.HIGHEST_PROTOCOL))
+            message = RunPlan(plan.name, str(inputs_path), str(outputs_path), self._limit_s(plan))
+            ran: PlanRan = self._ask(message, [plan])
+            return pickle.loads(outputs_path.read_bytes()), ran.careful
         finally:
-            given.unlink(missing_ok=True)
-            made.unlink(missing_ok=True)
+            inputs_path.unlink(missing_ok=True)
+            outputs_path.unlink(missing_ok=True)
 
     def timing(self, plan: Plan, sample_s: float) -> Timing:
         """The timing of the plan by itself, from samples for about ``sample_s`` seconds."""

@@ -26,7 +26,7 @@ class RejectionKind(Enum):
 
 @dataclass(frozen=True)
 class Measurement:
-    """Time of one call of a kernel, in microseconds, over ``repeats`` calls with cold weights.
+    """Time of one call of a kernel, in microseconds, over ``repeats`` calls, in the cache state of its network.
 
     ``noise_us`` is the half-width of the 95 % confidence interval of the median. ``max_error`` is the largest absolute
     error against the reference on ordinary inputs, in units of the element's scale (see ``scales``). ``tuning`` is the

@@ -1,7 +1,7 @@
 """The scale that the error of each element of an array is told in: the largest magnitude in its slice.
 
 Each element shares its scale with its neighbours: those in the same item and channel, row or column. One scale for a
-whole tensor would let scores be anything beside boxes in pixels.
+whole tensor would be too coarse: where it holds boxes in pixels and scores, wrong scores would pass.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def _slow(
     clock: Clock,
     overhead: int,
 ) -> Timing:
-    """Sample calls that are so slow that warming up has used the time; the median stands one cold start."""
+    """Sample calls that are so slow that warming up has used the time; the median tolerates one slow first call."""
     rest = islice(cycle(calls), len(samples), None)
     for call in rest:
         passed = (clock() - start) / 1e9

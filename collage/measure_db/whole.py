@@ -119,18 +119,19 @@ class WholeMeasurer:
 
     def _finite_only(self, engines: Iterable[str]) -> tuple[str, ...]:
         """The engines that differ from ONNX Runtime where inputs hold NaN or infinities."""
-        given = [
+        arrays = [
             each if isinstance(each, np.ndarray) and each.dtype.kind != "O" else np.zeros(0)
             for each in self._inputs
         ]
         found: list[str] = []
         rng = np.random.default_rng(0)
         for kind in KINDS:
-            changed = None if kind.ordinary else kind.inputs(given, [False] * len(given), rng)
+            changed = None if kind.ordinary else kind.inputs(arrays, [False] * len(arrays), rng)
             if changed is None:
                 continue
             inputs = tuple(
-                new if old.size else each for each, old, new in zip(self._inputs, given, changed, strict=True)
+                new if old.size else each
+                for each, old, new in zip(self._inputs, arrays, changed, strict=True)
             )
             expected = self._ask(RunWhole("", inputs, self._limit_s)).outputs
             for name in engines if expected is not None else ():
@@ -149,7 +150,7 @@ class WholeMeasurer:
     ) -> tuple[str, ...]:
         """Run engines whose arithmetic is too narrow, where nothing else runs the model, not even ONNX Runtime.
 
-        Adds to ``outputs``, takes from ``refused``, and returns notes.
+        Adds to ``outputs``, removes from ``refused``, and returns notes.
         """
         notes: list[str] = []
         if not narrow or self._ask(ReferWhole(False, self._limit_s)).outputs is not None:

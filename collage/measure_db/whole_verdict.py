@@ -48,7 +48,7 @@ def compared(
     judge: str,
 ) -> Verdict:
     """What a judge, who expects these outputs of the model for the inputs, says of each engine's outputs."""
-    errors = {name: difference(given, expected) for name, given in outputs.items()}
+    errors = {name: difference(made, expected) for name, made in outputs.items()}
     allowed = region_tolerance(dtypes_of([*inputs, *expected]))
     notes = [] if judge == JUDGES[0] else [f"outputs are checked with {judge}"]
     right = {name for name, error in errors.items() if error[1] <= allowed}
@@ -56,7 +56,7 @@ def compared(
         right = {name for name, error in errors.items() if error[1] <= tolerance("float32")}
         notes += ["computes in float32 what the model has in float64"] if right else []
     if not right and any("Quantize" in node.op_type for node in all_nodes(model.graph)):
-        steps = {name: difference(g, expected, rounded=True) for name, g in outputs.items()}
+        steps = {name: difference(made, expected, rounded=True) for name, made in outputs.items()}
         right = {name for name, error in steps.items() if error[1] <= region_tolerance((), rounded=True)}
         notes += ["rounds to integers another way"] if right else []
         errors = {name: steps[name] if name in right else error for name, error in errors.items()}
