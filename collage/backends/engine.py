@@ -56,11 +56,11 @@ class Engine(Backend):
         return ("",)
 
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
-        """By default there are none: the engine is offered no parts of models."""
+        """The engine is offered no parts of models by default."""
         return ()
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
-        """By default it raises UnsupportedError."""
+        """Raises UnsupportedError by default."""
         raise UnsupportedError(f"{self.name} takes whole models only")
 
 

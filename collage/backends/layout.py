@@ -35,11 +35,11 @@ class LayoutTransforms(Backend):
         return OneDnn().available()
 
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
-        """There are none, since no operator of a model changes a layout."""
+        """The backend is offered nothing, since no operator of a model changes a layout."""
         return ()
 
     def on_team(self) -> bool:
-        """Its kernels always do."""
+        """Layout transforms always run on the team."""
         return True
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:

@@ -41,7 +41,7 @@ class Mkl(Backend):
         return (MklRule(),)
 
     def on_team(self) -> bool:
-        """Its kernels always do."""
+        """Kernels of MKL always run on the team."""
         return True
 
     def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:

@@ -35,7 +35,7 @@ class Native(Backend):
         return (NativeRule(exact=options.exact),)
 
     def on_team(self) -> bool:
-        """Its kernels always do."""
+        """Native kernels always run on the team."""
         return True
 
     def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:

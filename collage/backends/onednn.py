@@ -41,7 +41,7 @@ class OneDnn(Backend):
         return (OneDnnRule(),)
 
     def on_team(self) -> bool:
-        """Its kernels always do."""
+        """Kernels of oneDNN always run on the team."""
         return True
 
     def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:

@@ -57,7 +57,7 @@ class TensorRt(OnnxEngine):
     narrow = True
 
     def available(self) -> Availability:
-        """Its version and the GPU that engines are built for, or what is missing."""
+        """The version of TensorRT and the GPU that engines are built for, or what is missing."""
         installed = next(filter(None, map(_version, _DISTRIBUTIONS)), "")
         if not installed:
             return Availability(reason=f"not installed: pip install {self.requirement}; needs an NVIDIA GPU")

@@ -28,7 +28,7 @@ class View(Backend):
     kind = BackendKind.LIBRARY
 
     def available(self) -> Availability:
-        """It is always available."""
+        """Views are always available."""
         return Availability(version="1")
 
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:

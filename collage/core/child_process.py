@@ -142,7 +142,7 @@ def _end(code: int | None) -> str:
 
 
 def take_over_pipes() -> tuple[int, int]:
-    """In the child: keep the pipes out of the way of libraries that print to stdout or read stdin.
+    """Keep the pipes of a child out of the way of libraries that print to stdout or read stdin.
 
     Returns the descriptors to read from and to write to. What a library prints goes to stderr.
     """
@@ -155,7 +155,7 @@ def take_over_pipes() -> tuple[int, int]:
 
 
 def parent_id() -> int:
-    """In the child: the id of the process that started it, which may be gone by now."""
+    """The id of the process that started this child. That process may have ended."""
     return int(sys.argv[1])
 
 

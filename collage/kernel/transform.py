@@ -57,7 +57,7 @@ class FormatKernel(Kernel):
         self._types = [stored_type(transform.kind, each) for each in (transform.source, transform.target)]
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call:
-        """See ``Kernel.bind``."""
+        """Bind the arrays as ``Kernel.bind`` says."""
         for array, kind in zip((*inputs, *outputs), self._types, strict=True):
             if TensorType(array.shape, array.dtype.name) != kind:
                 raise ValueError(f"a layout transform takes or gives {kind}")

@@ -217,7 +217,7 @@ def _outcome(row: Sequence[Any]) -> Outcome:
 
 
 def _numbers(row: Sequence[Any]) -> Sequence[Any]:
-    """The row. Raises TypeError where a damaged page has made something else of a number."""
+    """Return the row. Raises TypeError where a damaged page has made something else of a number."""
     for each in row:
         if not isinstance(each, (int, float)):
             raise TypeError(f"{each!r:.80} is no number")

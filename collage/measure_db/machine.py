@@ -63,7 +63,7 @@ def last_level_cache() -> int:
 
 
 def worker_environment(threads: int) -> dict[str, str]:
-    """This process's environment with every library's thread pool set to ``threads``.
+    """The environment of this process with every library's thread pool set to ``threads``.
 
     Idle threads of Intel's OpenMP runtime must sleep at once. When they spin they slow down the next library's kernel
     by 2x or more (269 us became 777 us for MKL between others).

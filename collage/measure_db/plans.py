@@ -157,7 +157,7 @@ class Plans:
         return self._session.settings.limits.time_s + _RUNS * run_s
 
     def _meet(self) -> WorkerProcess:
-        """The worker. A new one has no plans open."""
+        """Return the worker that the plans are in. A new one has no plans open."""
         worker = self._session.worker(self._session.settings.threads)
         if worker is not self._worker:
             self._worker = worker

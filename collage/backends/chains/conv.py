@@ -24,7 +24,7 @@ _MAX_MERGED = 16
 
 @dataclass(frozen=True)
 class Conv:
-    """A convolution. ``weights`` are (O, I / groups, spatial...), as oneDNN has them also for transposed ones.
+    """A convolution of a chain. ``weights`` are (O, I / groups, spatial...), as oneDNN has them also for transposed ones.
 
     ``dst`` is (N, O, spatial...), ``pad_end`` is what makes the output as large as that.
     """
@@ -42,7 +42,7 @@ class Conv:
 
     @property
     def flop(self) -> int:
-        """Floating-point operations."""
+        """The number of floating-point operations."""
         outer = self.src if self.transposed else self.dst
         per_channel = self.weights.shape[0] // self.groups if self.transposed else self.weights.shape[1]
         flop: int = 2 * math.prod(outer) * per_channel * math.prod(self.weights.shape[2:])

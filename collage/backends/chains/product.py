@@ -31,7 +31,7 @@ class Product:
 
     @property
     def flop(self) -> int:
-        """Floating-point operations."""
+        """The number of floating-point operations."""
         return 2 * math.prod(self.dst) * self.left[-1]
 
 

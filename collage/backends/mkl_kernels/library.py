@@ -25,7 +25,7 @@ _PACK = "cblas_sgemm_pack_get_size"
 
 
 class _Blas(ctypes.Structure):
-    """``collage_blas`` (blas.h)."""
+    """The C structure ``collage_blas`` of blas.h."""
 
     _fields_ = tuple((n, ctypes.c_void_p) for n in ("sgemm", "sgemm_compute", "sgemm_batch", "set_threads"))
 

@@ -122,7 +122,7 @@ def _taps(n: Numbers, plane: int) -> int:
 
 @dataclass(frozen=True)
 class _Axis:
-    """``collage_winograd_axis``."""
+    """The C structure ``collage_winograd_axis``."""
 
     inputs: int
     phases: int

@@ -29,7 +29,7 @@ class Product:
 
     @property
     def flop(self) -> int:
-        """Floating-point operations."""
+        """The number of floating-point operations."""
         return 2 * self.rows * self.matrix.size
 
 

@@ -153,7 +153,7 @@ class StrassenConv(_AnyStrassen):
     roots = frozenset({"nn.conv1d", "nn.conv2d", "nn.conv3d"})
 
     def layouts(self) -> Sequence[Storage]:
-        """Those with channels innermost."""
+        """Storages with channels innermost."""
         return BLOCKED, CHANNELS_LAST
 
     def read(self, task: NativeTask) -> _Pixels:

@@ -105,7 +105,7 @@ def _broadcasts(operand: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 
 
 def _split(chain: Chain, layout: Storage) -> str:
-    """By even shares of the elements as they lie, if all tensors lie alike and have no padding."""
+    """Split into even shares of the elements as they lie, if all tensors lie alike and have no padding."""
     whole = all(isinstance(each, Eltwise) or each.shape == chain.shape for each in chain.epilogue)
     padded = layout == BLOCKED and chain.shape[1] % BLOCK
     return ELEMENTS if whole and not padded else OUTERMOST

@@ -57,7 +57,7 @@ class Handle:
 
 @dataclass(frozen=True)
 class Form:
-    """Everything that tells where an element of a tensor lies. Equal forms of equal types are interchangeable."""
+    """The values that tell where an element of a tensor lies. Equal forms of equal types are interchangeable."""
 
     dims: tuple[int, ...]
     padded: tuple[int, ...]
@@ -68,7 +68,7 @@ class Form:
 
 
 def extents(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
-    """``dnnl_dims_t``."""
+    """The C type ``dnnl_dims_t``."""
     return (ctypes.c_int64 * MAX_DIMS)(*values)
 
 

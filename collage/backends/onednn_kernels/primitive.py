@@ -34,7 +34,7 @@ _IMPLEMENTATION, _ARGUMENT_MD = 8, 255  # dnnl_query_t
 
 
 class Argument(ctypes.Structure):
-    """``dnnl_exec_arg_t``."""
+    """The C structure ``dnnl_exec_arg_t``."""
 
     _fields_ = (("number", ctypes.c_int), ("memory", ctypes.c_void_p))
 

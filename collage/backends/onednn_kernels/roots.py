@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def _nothing(task: Any) -> None:
-    """There is no input that the result may overwrite."""
+    """No input may be overwritten by the result."""
 
 
 @dataclass(frozen=True)

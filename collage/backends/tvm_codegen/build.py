@@ -1,4 +1,4 @@
-"""From lowered PrimFuncs to bytes: they are scheduled, compiled for this CPU, and written as LLVM IR."""
+"""The way of lowered PrimFuncs to bytes: they are scheduled, compiled for this CPU, and written as LLVM IR."""
 
 from __future__ import annotations
 

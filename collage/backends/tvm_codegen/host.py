@@ -1,4 +1,4 @@
-"""This machine as TVM sees it: the CPU code is compiled for, and the threads it runs on."""
+"""The machine as TVM sees it: the CPU that code is compiled for, and the threads that it runs on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From one Relax function to PrimFuncs in call order, and the buffers that they touch."""
+"""Lowering of a Relax function to PrimFuncs in call order, and the buffers that they touch."""
 
 from __future__ import annotations
 

@@ -43,13 +43,13 @@ class RegisterModel(PyCostModel):  # type: ignore[misc]
         return noise * [self._score(_innermost_tile(each.sch.trace)) for each in candidates]
 
     def update(self, context: Any, candidates: Sequence[Any], results: Sequence[Any]) -> None:
-        """It does not learn."""
+        """This cost model does not learn."""
 
     def load(self, path: str) -> None:
-        """It has nothing to keep."""
+        """This cost model has nothing to load."""
 
     def save(self, path: str) -> None:
-        """It has nothing to keep."""
+        """This cost model has nothing to save."""
 
     def _score(self, tile: Sequence[int]) -> float:
         if not tile:

@@ -46,7 +46,7 @@ _HOPELESS = 3.0  # a trial whose second run takes so many times the best is not 
 
 
 class TuningError(Exception):
-    """No trial gave a kernel that runs."""
+    """Raised where no trial gave a kernel that runs."""
 
 
 def tune(lowered: LoweredKernel, threads: int, trials: int, limit_s: float, seed: int = 0) -> str:
