@@ -106,7 +106,7 @@ class PlanRuns:
         return Plans(self.measurer.session, self.measurer.kernels)
 
     def why_dropped(self, executables: Sequence[Executable]) -> Mapping[str, str]:
-        """The reasons why plans were dropped, by label, now or in an earlier compile. Plans that were not are left out."""
+        """The reasons why plans were dropped, by label, now or in an earlier compile. Others are left out."""
         return {error.label: str(error) for error in self.failures.dropped(executables)}
 
     def launch_times_us(self, executable: Executable) -> tuple[float, ...]:

@@ -24,7 +24,9 @@ _MAX_MERGED = 16
 
 @dataclass(frozen=True)
 class Conv:
-    """A convolution of a chain. ``weights`` are (O, I / groups, spatial...), as oneDNN has them also for transposed ones.
+    """A convolution of a chain.
+
+    ``weights`` are (O, I / groups, spatial...), as oneDNN has them also for transposed ones.
 
     ``dst`` is (N, O, spatial...), ``pad_end`` is what makes the output as large as that.
     """

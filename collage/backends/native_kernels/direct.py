@@ -116,7 +116,7 @@ def problem_of(conv: Conv) -> str:
 
 
 def _split(conv: Conv, threads: int) -> str:
-    """Split by channels where weights are many, since each core then reads only its own; else choose the more even split."""
+    """Choose channels where weights are many, since each core then reads only its own; else the more even split."""
     if conv.weights.nbytes >= _MANY_WEIGHTS:
         return CHANNELS
     rows, vectors = conv.dst[0] * math.prod(conv.dst[2:-1]), -(-conv.dst[1] // BLOCK)

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def _nothing(task: Any) -> None:
-    """No input may be overwritten by the result."""
+    """The result may overwrite none of the inputs."""
 
 
 @dataclass(frozen=True)

@@ -46,10 +46,10 @@ class RegisterModel(PyCostModel):  # type: ignore[misc]
         """This cost model does not learn."""
 
     def load(self, path: str) -> None:
-        """This cost model has nothing to load."""
+        """Load nothing, since this model has no state."""
 
     def save(self, path: str) -> None:
-        """This cost model has nothing to save."""
+        """Save nothing, since this model has no state."""
 
     def _score(self, tile: Sequence[int]) -> float:
         if not tile:
