@@ -23,7 +23,7 @@ from collage.errors import ModelError, NoPlacementError, UsageError
 from collage.frontend.load import ModelSource, load_onnx
 from collage.frontend.original import AsLoaded
 from collage.frontend.shapes import fix_shapes
-from collage.frontend.value_types import check_samples, shapes_of
+from collage.frontend.value_types import check_example_inputs, shapes_of
 from collage.kernel.target import Target, cores, host
 from collage.measure_db.database import Database
 from collage.measure_db.process import Workers
@@ -54,9 +54,9 @@ def compile_model(
     progress(Progress("import", 0, 1, name))
     sweep()
     original = load_onnx(source)
-    samples = check_samples(original, options.inputs)
-    loaded = Source(original, AsLoaded.of(original), name, samples)
-    shapes = {**shapes_of(samples), **options.shapes}
+    example_inputs = check_example_inputs(original, options.inputs)
+    loaded = Source(original, AsLoaded.of(original), name, example_inputs)
+    shapes = {**shapes_of(example_inputs), **options.shapes}
     fix_shapes(original, shapes)
     with ExitStack() as stack:
         kept = workers if workers is not None else stack.enter_context(Workers())

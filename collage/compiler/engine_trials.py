@@ -17,10 +17,10 @@ from collage.measure_db.keys import Fact
 from collage.measure_db.results import GATE
 from collage.measure_db.timing import Timing
 from collage.measure_db.whole import WholeMeasurer, WholeSettings
-from collage.measure_db.whole_trial import Trial
+from collage.measure_db.whole_trial import EngineTrial
 from collage.schedule.region import Region
 
-_TRIAL: Fact[Trial] = Fact("whole_model", Trial.to_json, Trial.from_json)
+_TRIAL: Fact[EngineTrial] = Fact("whole_model", EngineTrial.to_json, EngineTrial.from_json)
 _UNMEASURED = Timing(0.0, 0.0, 0.0, 0.0, 0)
 
 
@@ -46,7 +46,7 @@ def mark(context: Context, *about: str) -> str:
     return f"{'; '.join(about)}; {hardware}; {threads} threads; {used}; gate {GATE}{effort}"
 
 
-def trial_of(context: Context, asked: OnEngines) -> tuple[Trial, Measured]:
+def trial_of(context: Context, asked: OnEngines) -> tuple[EngineTrial, Measured]:
     """The trial of all engines on the model, from the database or made now, and how many measurements were made."""
     key = _TRIAL.at(asked.key)
     known = key.look_up(context.database)
@@ -54,7 +54,7 @@ def trial_of(context: Context, asked: OnEngines) -> tuple[Trial, Measured]:
     return trial, Measured(0 if known is not None else len(context.engines))
 
 
-def _measured(context: Context, asked: OnEngines) -> Trial:
+def _measured(context: Context, asked: OnEngines) -> EngineTrial:
     engines = context.engines
     context.progress(Progress("measure", 0, 1, f"{asked.what} on {', '.join(engines)}"))
     options = context.options
@@ -64,7 +64,7 @@ def _measured(context: Context, asked: OnEngines) -> Trial:
 
 
 def engine_region(
-    engine: str, nodes: Sequence[onnx.NodeProto], first: int, trial: Trial, options: BuildOptions
+    engine: str, nodes: Sequence[onnx.NodeProto], first: int, trial: EngineTrial, options: BuildOptions
 ) -> Region:
     """The region of ONNX nodes that an engine runs. The nodes are numbered from ``first`` on."""
     timing = trial.timings.get(engine, _UNMEASURED)
@@ -83,7 +83,7 @@ def engine_region(
     )
 
 
-def events_of(trial: Trial, nodes: tuple[int, ...]) -> list[Event]:
+def events_of(trial: EngineTrial, nodes: tuple[int, ...]) -> list[Event]:
     """The trial as events for the log; ``nodes`` are those that the engines ran."""
     measured = [TriedEngine(nodes, name, timing) for name, timing in trial.timings.items()]
     return [*measured, *(TriedEngine(nodes, name, None, text) for name, text in trial.refused.items())]

@@ -37,13 +37,14 @@ class Calibration:
     """What runs of proposed mixes have shown so far.
 
     ``rounds`` are the proposals, with the times that the launches of their mixes took in the network. ``seen`` are the
-    mixes that were run, without their costs. The calibration is ``settled`` when another round would show nothing new.
+    mixes that were run, without their costs. The calibration is ``converged`` when another round
+    would show nothing new.
     """
 
     corrections: NetworkCosts = UNCALIBRATED
     rounds: tuple[Proposal, ...] = ()
     seen: tuple[tuple[Candidate, ...], ...] = ()
-    settled: bool = False
+    converged: bool = False
 
 
 NOT_CALIBRATED = Calibration()

@@ -35,13 +35,13 @@ from collage.search.candidates import Offer
 class Source:
     """What is compiled: the model with its shapes fixed, the model as it was loaded, and a name.
 
-    ``samples`` are the user's inputs by name.
+    ``example_inputs`` are the user's inputs by name.
     """
 
     original: onnx.ModelProto
     as_loaded: AsLoaded
     name: str
-    samples: Mapping[str, Any] = field(default_factory=dict)
+    example_inputs: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Lab(Protocol):

@@ -26,7 +26,7 @@ from collage.measure_db.interleave import ties
 from collage.measure_db.keys import Fact, read_timings, write_timings
 from collage.measure_db.timing import Timing
 from collage.measure_db.whole import WholeMeasurer, WholeSettings
-from collage.measure_db.whole_trial import Trial
+from collage.measure_db.whole_trial import EngineTrial
 from collage.report.words import split_words
 from collage.runtime.executor import Executor
 from collage.runtime.parts import Parts, load_suffix
@@ -129,7 +129,7 @@ class SuffixComparison:
         """The number of the suffix's first node in the report."""
         return len(self.prefix.imported.graph.nodes)
 
-    def _staged(self, engine: str, data: bytes, trial: Trial) -> Parts:
+    def _staged(self, engine: str, data: bytes, trial: EngineTrial) -> Parts:
         """The prefix's module with the suffix, as ``data``, on an engine after it."""
         prefix = self.prefix.result.parts
         options = BuildOptions(self.context.target.threads)

@@ -22,7 +22,7 @@ from collage.schedule.suffix import ValuePort
 
 @dataclass(frozen=True)
 class WholeForm:
-    """The model as Collage loaded it, or as its author wrote it. ``samples`` are the user's inputs by name.
+    """The model as Collage loaded it, or as its author wrote it. ``example_inputs`` are the user's inputs by name.
 
     ``reason`` says in one sentence why there is no placement. Inputs that the user does not give are made up from
     ``seed``. They have the ``shapes`` (elements per axis, by name) where the model leaves extents open, and all their
@@ -30,7 +30,7 @@ class WholeForm:
     """
 
     original: onnx.ModelProto
-    samples: Mapping[str, Any]
+    example_inputs: Mapping[str, Any]
     reason: str
     seed: int
     shapes: Shapes = field(default_factory=dict)
@@ -46,9 +46,9 @@ class WholeForm:
     def digest(self) -> str:
         """A hash of the model and of the inputs that it is tried on."""
         digest = hashlib.sha256(self.data)
-        for name in sorted(self.samples):
+        for name in sorted(self.example_inputs):
             # Pickled, since the text of a large array leaves out most of its elements.
-            digest.update(pickle.dumps((name, self.samples[name])))
+            digest.update(pickle.dumps((name, self.example_inputs[name])))
         for made_up in (self.shapes, self.numbers):
             if made_up:
                 digest.update(repr(sorted(made_up.items())).encode())
@@ -64,8 +64,8 @@ class WholeForm:
         found = {}
         for port in self.ports[0]:
             name = port.name
-            if name in self.samples:
-                found[name] = self.samples[name]
+            if name in self.example_inputs:
+                found[name] = self.example_inputs[name]
                 continue
             try:
                 found[name] = random_value(port.type, rng)

@@ -31,8 +31,8 @@ class Model:
 
     ``onnx_values`` maps names of ONNX values to value ids. Several names may share an id, since an Identity vanishes.
     ``prim_funcs`` has the PrimFuncs of call_tir nodes by name. ``opaque`` has, for each ONNX node that TVM's importer
-    could not convert, its index and the reason. ``samples`` are the user's inputs to measure and check with, by name;
-    other inputs are made up.
+    could not convert, its index and the reason. ``example_inputs`` are the user's inputs by name;
+    other inputs are made up to measure and check with.
     """
 
     onnx: onnx.ModelProto
@@ -42,7 +42,7 @@ class Model:
     prim_funcs: Mapping[str, Any]
     opaque: Mapping[int, str]
     name: str = "model"
-    samples: Mapping[str, Array] = field(default_factory=dict)
+    example_inputs: Mapping[str, Array] = field(default_factory=dict)
 
     @cached_property
     def input_names(self) -> tuple[str, ...]:
@@ -141,7 +141,7 @@ def from_simplified(
     simple: onnx.ModelProto,
     name: str = "model",
     wrong: Mapping[int, str] = {},
-    samples: Mapping[str, Array] = {},
+    example_inputs: Mapping[str, Array] = {},
 ) -> Model:
     """The model of a simplified ONNX graph. The same graph gives the same ids in every process.
 
@@ -159,5 +159,12 @@ def from_simplified(
     if packed:
         raise ModelError(f"the model has values of type {', '.join(packed)}, several of which share a byte.")
     return Model(
-        simple, built.graph, built.calls, built.onnx_values, built.prim_funcs, imported.opaque, name, samples
+        simple,
+        built.graph,
+        built.calls,
+        built.onnx_values,
+        built.prim_funcs,
+        imported.opaque,
+        name,
+        example_inputs,
     )

@@ -68,7 +68,7 @@ def random_inputs(model: Model, rng: np.random.Generator) -> tuple[Array, ...]:
     1 or 2 where they divide something.
     """
     return tuple(
-        model.samples[name] if name in model.samples else _random_input(model, value, rng)
+        model.example_inputs[name] if name in model.example_inputs else _random_input(model, value, rng)
         for name, value in zip(model.input_names, model.graph.inputs, strict=True)
     )
 

@@ -30,7 +30,7 @@ def value_type(proto: onnx.TypeProto) -> ValueType:
     return ValueType(which.removesuffix("_type"))
 
 
-def check_samples(model: onnx.ModelProto, given: Mapping[str, Any]) -> dict[str, Any]:
+def check_example_inputs(model: onnx.ModelProto, given: Mapping[str, Any]) -> dict[str, Any]:
     """The given input values by name, in the form that engines take.
 
     Raises UsageError for a name that is no input, and InputError for a value of the wrong type or shape.
@@ -48,9 +48,9 @@ def check_samples(model: onnx.ModelProto, given: Mapping[str, Any]) -> dict[str,
     return found
 
 
-def shapes_of(samples: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The shapes (elements per axis) of the samples that are arrays, by name."""
-    return {name: value.shape for name, value in samples.items() if isinstance(value, np.ndarray)}
+def shapes_of(example_inputs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shapes (elements per axis) of the example inputs that are arrays, by name."""
+    return {name: value.shape for name, value in example_inputs.items() if isinstance(value, np.ndarray)}
 
 
 def _dtype(element: int) -> str:

@@ -19,7 +19,7 @@ from collage.measure_db.results import Measurement, Outcome, Rejection, Rejectio
 from collage.measure_db.samples import Samples
 from collage.measure_db.stages import RejectedError, rejection_of
 from collage.measure_db.timing import Clocked, Timing, time_calls, time_clocked
-from collage.native import LaunchList, NativeKernel, note_time, team_of, touch_in_turns
+from collage.native import LaunchList, NativeKernel, note_time, team_of, touch_interleaved
 
 Keep: TypeAlias = Callable[[BuildOptions, bytes], None]
 """Takes an artifact, and the options that it was built with."""
@@ -72,7 +72,7 @@ def clocked(kernel: Kernel, inputs: Sequence[Array], outputs: Sequence[Array]) -
     assert isinstance(kernel, NativeKernel)
     clock = np.zeros(2, np.int64)
     before, after = (note_time(int(clock[side:].ctypes.data)) for side in (0, 1))
-    touches = [touch_in_turns(array) for array in (*outputs, *inputs) if array.nbytes]
+    touches = [touch_interleaved(array) for array in (*outputs, *inputs) if array.nbytes]
     run = LaunchList(team_of(kernel.threads), [*touches, before, *kernel.steps(inputs, outputs), after])
 
     def call() -> int:

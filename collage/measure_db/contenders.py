@@ -33,7 +33,7 @@ class Contenders:
         """On each region that is complete: the logarithm of the candidate's time over that of the fastest one."""
         self._new: set[tuple[int, ...]] = set()
 
-    def in_turn(self, requests: Iterable[Request]) -> list[Request]:
+    def in_order(self, requests: Iterable[Request]) -> list[Request]:
         """The requests of one region, in the order of how fast their backends were on other regions."""
         for nodes in self._new:
             fastest = min(self._times[nodes].values())

@@ -11,7 +11,7 @@ from collage.measure_db.database import Database
 from collage.measure_db.keys import Fact, as_number, write_number
 from collage.measure_db.plan_kernels import PlanKernels
 from collage.measure_db.plan_protocol import PlanKernel, Stage
-from collage.measure_db.plan_trace import Place
+from collage.measure_db.plan_trace import WorkerPosition
 from collage.measure_db.process import WorkerDiedError
 from collage.measure_db.protocol import MeasureSwitch, Request, SwitchCost, plan_folder
 from collage.measure_db.request_keys import RequestKeys
@@ -64,7 +64,7 @@ class LaunchCost:
 
     def _blamed(self, requests: Sequence[Request], died: WorkerDiedError) -> Request:
         """The request whose kernel was loaded, or ran, when the worker died. It is rejected."""
-        stage, number, launch = Place(plan_folder(self._session.folder)).now
+        stage, number, launch = WorkerPosition(plan_folder(self._session.folder)).now
         culprit = requests[launch if stage is Stage.SWITCH else number]
         log.info("%s among other kernels: %s", culprit.backend, died.rejection)
         text = f"beside kernels of other backends: {died.rejection.message}"

@@ -160,7 +160,7 @@ class Measurer:
         done = 0
         # Candidates of one region follow each other, so that the worker makes the region's samples once.
         for _, region in groupby(sorted(key_of, key=lambda r: r.nodes), key=lambda r: r.nodes):
-            for request in contenders.in_turn(region):
+            for request in contenders.in_order(region):
                 text = self.measured.describe(request)
                 show(Progress("measure", done, len(missing), f"{request.backend}: {text}"))
                 outcome = self._measure_one(request, contenders.hopeless_us(request))

@@ -27,7 +27,7 @@ from collage.measure_db.bound_kernel import BoundKernel, KernelSource, build, lo
 from collage.measure_db.candidate import measure_candidate
 from collage.measure_db.fingerprint import fingerprint
 from collage.measure_db.plan_protocol import Made, Make, PlanKernel, Stage
-from collage.measure_db.plan_trace import Place
+from collage.measure_db.plan_trace import WorkerPosition
 from collage.measure_db.plan_worker import PlanWorker
 from collage.measure_db.protocol import (
     ORIGINAL_FILE,
@@ -73,14 +73,14 @@ class ModelWorker:
         self._backends: dict[str, Backend] = {}
         self._store = ValueStore(Path(init.folder) / VALUES)
         self._samples = Samples(self._store)
-        self._place = Place(plan_folder(init.folder))
+        self._place = WorkerPosition(plan_folder(init.folder))
 
     @cached_property
     def model(self) -> Model:
         """The model, imported on first use. Raises MeasurementError where it differs from the compiler's."""
         sent = self._init.model
         simple = onnx.load(str(Path(self._init.folder) / "model.onnx"))
-        model = from_simplified(simple, sent.name, sent.opaque, sent.samples)
+        model = from_simplified(simple, sent.name, sent.opaque, sent.example_inputs)
         if fingerprint(model.graph) != sent.fingerprint:
             raise MeasurementError("the worker's import of the model differs from the compiler's")
         return model

@@ -14,7 +14,7 @@ from collage.kernel.buffers import as_bytes, poison
 from collage.kernel.kernel import Call, Kernel
 from collage.measure_db.gate import allowed_error, may_be_rounding
 from collage.measure_db.plan_protocol import Plan, Stage
-from collage.measure_db.plan_trace import Place
+from collage.measure_db.plan_trace import WorkerPosition
 from collage.measure_db.results import Rejection, RejectionKind
 from collage.measure_db.samples import Samples
 from collage.measure_db.stages import RejectedError, stage
@@ -38,7 +38,7 @@ class PlanCheck:
         self._references: dict[int, Array | None] = {}
         self._kept_bytes = 0
 
-    def run(self, kernels: Sequence[Kernel], place: Place) -> None:
+    def run(self, kernels: Sequence[Kernel], place: WorkerPosition) -> None:
         """Run all launches a few times. Raises RejectedError; ``place`` then tells which launch is wrong."""
         launches = [_Launch(self, number, kernel) for number, kernel in enumerate(kernels)]
         for run in range(_RUNS):

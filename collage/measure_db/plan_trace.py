@@ -14,7 +14,7 @@ from collage.schedule.schedule import Ordered
 _STAGES = 16
 
 
-class Place:
+class WorkerPosition:
     """The stage and the plan's number in one element, so that one store tells both, and the launch in another."""
 
     def __init__(self, folder: str | Path) -> None:
@@ -45,7 +45,7 @@ def clock_of(folder: str | Path, name: str, launches: int) -> Array:
 
 def blame(folder: str | Path, plans: Sequence[Plan]) -> tuple[int, int | None]:
     """The number of the plan that the worker was in when it died, and the launch, or None where that is not known."""
-    stage, number, launch = Place(folder).now
+    stage, number, launch = WorkerPosition(folder).now
     plan = plans[number]
     if stage in (Stage.LOAD, Stage.CHECK):
         return number, launch

@@ -35,7 +35,7 @@ from collage.measure_db.plan_protocol import (
     Stage,
     TimePlan,
 )
-from collage.measure_db.plan_trace import Place, blame, clock_of
+from collage.measure_db.plan_trace import WorkerPosition, blame, clock_of
 from collage.measure_db.protocol import AS_LOADED
 from collage.measure_db.samples import Samples
 from collage.measure_db.stages import RejectedError, stage
@@ -68,7 +68,7 @@ class PlanWorker:
         self._backends = backends
         self._artifacts = artifacts
         self._samples = samples
-        self._place = Place(folder)
+        self._place = WorkerPosition(folder)
         self._plans: dict[str, _Open] = {}
         self._artifact_of: dict[str, Artifact] = {}
         self._loaded: Loaded = {}

@@ -53,13 +53,13 @@ class SentModel:
     """What the worker needs besides the ONNX file to import the same model.
 
     ``opaque`` are the ONNX nodes (by index) that are not converted, with the reasons. ``fingerprint`` is that of the
-    graph which the worker must get. ``samples`` are the model's example inputs by name.
+    graph which the worker must get. ``example_inputs`` are the user's inputs by name.
     """
 
     name: str
     opaque: Mapping[int, str]
     fingerprint: str
-    samples: Mapping[str, Array] = field(default_factory=dict)
+    example_inputs: Mapping[str, Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -106,15 +106,15 @@ class RequestKeys:
         """The key of which ONNX nodes of the model the importer converts wrongly, with these libraries."""
         model = self._measured.model
         versions = f"tvm {tvm.__version__} onnxruntime {onnxruntime.__version__}"
-        return f"{model_digest(model)}{_digest(model.samples)} {versions}"
+        return f"{model_digest(model)}{_digest(model.example_inputs)} {versions}"
 
 
-def _digest(samples: Mapping[str, Array]) -> str:
-    """A hash of the samples' content, or "" without any: on other inputs other conversions may be wrong."""
-    if not samples:
+def _digest(example_inputs: Mapping[str, Array]) -> str:
+    """A hash of the example inputs' content, or "" without any: on other inputs other conversions may be wrong."""
+    if not example_inputs:
         return ""
     hasher = hashlib.sha256()
-    for name, array in sorted(samples.items()):
+    for name, array in sorted(example_inputs.items()):
         hasher.update(f"{name}{array.dtype}{array.shape}".encode() + array.tobytes())
     return f" on {hasher.hexdigest()}"
 

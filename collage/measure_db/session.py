@@ -121,7 +121,7 @@ class WorkerSession:
             save_proto(self.measured.original, folder / ORIGINAL_FILE)
         return Init(
             folder=str(folder),
-            model=SentModel(model.name, dict(model.opaque), fingerprint(model.graph), model.samples),
+            model=SentModel(model.name, dict(model.opaque), fingerprint(model.graph), model.example_inputs),
             backends=pickles,
             carried=carried_modules(settings.backends.values()),
             threads=settings.threads,

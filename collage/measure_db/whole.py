@@ -32,7 +32,7 @@ from collage.measure_db.whole_protocol import (
     ReferWhole,
     RunWhole,
 )
-from collage.measure_db.whole_trial import Trial
+from collage.measure_db.whole_trial import EngineTrial
 from collage.measure_db.whole_verdict import JUDGES, Verdict, compared, is_random
 from collage.runtime.parts import Parts
 
@@ -89,7 +89,7 @@ class WholeMeasurer:
             if self._folder is not None:
                 self._folder.remove()
 
-    def trial(self) -> Trial:
+    def trial(self) -> EngineTrial:
         """Load the model in each engine, compare their outputs for the inputs, and time those that are right."""
         assert self._folder is not None
         save_proto(self._model, self._folder.path / "model.onnx")
@@ -110,12 +110,14 @@ class WholeMeasurer:
         notes = self._last_resort(narrow, outputs, refused) if not outputs else ()
         if not outputs:
             note = "no engine runs it on the inputs that were made up, so it is neither measured nor checked: give some"
-            return Trial(refused=refused, loaded=tuple(loaded), notes=(note,) if loaded else ())
+            return EngineTrial(refused=refused, loaded=tuple(loaded), notes=(note,) if loaded else ())
         verdict = self._judged(outputs)
         verdict = replace(verdict, notes=(*verdict.notes, *notes))
         finite_only = self._finite_only(verdict.errors)
         timings = self._timings(list(verdict.errors), refused)
-        return Trial(timings, verdict.errors, {**refused, **verdict.wrong}, (), verdict.notes, finite_only)
+        return EngineTrial(
+            timings, verdict.errors, {**refused, **verdict.wrong}, (), verdict.notes, finite_only
+        )
 
     def _finite_only(self, engines: Iterable[str]) -> tuple[str, ...]:
         """The engines that differ from ONNX Runtime where inputs hold NaN or infinities."""

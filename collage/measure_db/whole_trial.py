@@ -10,7 +10,7 @@ from collage.measure_db.timing import Timing
 
 
 @dataclass(frozen=True)
-class Trial:
+class EngineTrial:
     """Timings and errors of the engines that are right, and why the others are not, each by engine.
 
     ``errors`` are the largest absolute and relative error. ``loaded`` are engines that load the model, but fail on the
@@ -29,9 +29,9 @@ class Trial:
         return {**asdict(self), "errors": {n: list(e) for n, e in self.errors.items()}}
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Trial:
+    def from_json(data: Mapping[str, Any]) -> EngineTrial:
         """The inverse of ``to_json``. Raises KeyError, TypeError and the like for other values."""
-        return Trial(
+        return EngineTrial(
             {n: Timing(**t) for n, t in data["timings"].items()},
             {n: (e[0], e[1]) for n, e in data["errors"].items()},
             data["refused"],

@@ -10,7 +10,7 @@ from collage.native.launch import (
     TaskError,
     in_sequence,
     note_time,
-    touch_in_turns,
+    touch_interleaved,
 )
 from collage.native.library import core_problem
 from collage.native.scratch import sharing_scratch
@@ -31,5 +31,5 @@ __all__ = [
     "note_time",
     "sharing_scratch",
     "team_of",
-    "touch_in_turns",
+    "touch_interleaved",
 ]

@@ -62,7 +62,7 @@ def note_time(where: int) -> Step:
     return Step((Task(address_of(core().collage_note_time), a=where),))
 
 
-def touch_in_turns(array: Array) -> Step:
+def touch_interleaved(array: Array) -> Step:
     """A step after which each core owns every n-th piece of an array's cache lines; a piece has 4 KiB or more."""
     piece = max(4096, -(-array.nbytes // (_MOST_PIECES * 4096)) * 4096)
     function, start = address_of(core().collage_touch), int(array.ctypes.data)

@@ -10,7 +10,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from collage.schedule.tail import Tail
+from collage.schedule.suffix import Suffix
 from rich.console import Console
 
 from collage.graph.dataflow import TensorType
@@ -93,8 +93,8 @@ def test_facts(report: Report, program: Program) -> None:
 
 def test_what_was_not_measured_is_not_said_to_take_no_time(report: Report) -> None:
     kind = TensorType((4,), "float32")
-    tail = Tail(Region("one", ("onnx.Reshape",), (0,), ("r",), (), ()), (), (), (), ())
-    program = make_program([], [], [], {0: kind}).followed_by(tail)
+    suffix = Suffix(Region("one", ("onnx.Reshape",), (0,), ("r",), (), ()), (), (), (), ())
+    program = make_program([], [], [], {0: kind}).followed_by(suffix)
     bare = replace(report, measured_us=0.0, predicted_us=0.0, finalists={}, max_abs_error=math.inf)
     found = dict(facts(replace(bare, unmeasured="nobody could", notes=("a note",)), program))
     assert found["measured"] == "not measured: nobody could"

@@ -30,7 +30,7 @@ def test_a_mix_that_was_seen_is_settled() -> None:
     placed = Place()(made.context, made.measured())
     once = Calibrate()(made.context, placed)
     again = Calibrate()(made.context, replace(once, proposal=placed.proposal))
-    assert (once.calibration.settled, again.calibration.settled) == (False, True)
+    assert (once.calibration.converged, again.calibration.converged) == (False, True)
     assert made.runs.ran == ["mix"]
     assert again.placed == once.placed
 

@@ -39,7 +39,7 @@ def test_without_a_mix_the_engine_is_planned() -> None:
     found = Fixpoint(Place(), Calibrate())(made.context, made.measured())
     assert [plan.label for plan in found.plans] == ["collage"]
     assert made.runs.ran == []
-    assert found.calibration.settled
+    assert found.calibration.converged
 
 
 def test_where_the_mix_fails_as_a_whole_a_backend_is_left_out() -> None:

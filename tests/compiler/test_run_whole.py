@@ -17,7 +17,7 @@ from collage.compiler.state import run
 from collage.errors import ModelError
 from collage.measure_db.database import Database
 from collage.measure_db.timing import Timing
-from collage.measure_db.whole_trial import Trial
+from collage.measure_db.whole_trial import EngineTrial
 from tests.compiler.null import Made, NullBackend, NullEngine, chain
 
 REASON = "TVM cannot import Pow."
@@ -35,9 +35,9 @@ def made(tmp_path: Path) -> Iterator[Made]:
 
 
 @pytest.fixture
-def trial(made: Made, monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
+def trial(made: Made, monkeypatch: pytest.MonkeyPatch) -> list[EngineTrial]:
     """The trials of the engines, which the test fills in. Each is used once."""
-    trials: list[Trial] = []
+    trials: list[EngineTrial] = []
 
     class Measurer:
         def __init__(self, model: object, inputs: object, engines: Mapping[str, Any], *rest: object) -> None:
@@ -48,16 +48,18 @@ def trial(made: Made, monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
 
         def __exit__(self, *about: object) -> None: ...
 
-        def trial(self) -> Trial:
+        def trial(self) -> EngineTrial:
             return trials.pop(0)
 
     monkeypatch.setattr(engine_trials, "WholeMeasurer", Measurer)
     return trials
 
 
-def test_the_fastest_engine_that_is_right_is_selected_and_remembered(made: Made, trial: list[Trial]) -> None:
+def test_the_fastest_engine_that_is_right_is_selected_and_remembered(
+    made: Made, trial: list[EngineTrial]
+) -> None:
     errors = {"slow": (0.1, 0.2), "fast": (0.3, 0.4)}
-    trial.append(Trial({"slow": timing(9.0), "fast": timing(4.0)}, errors, notes=("by the judge",)))
+    trial.append(EngineTrial({"slow": timing(9.0), "fast": timing(4.0)}, errors, notes=("by the judge",)))
     for measurements in (2, 0):
         found = RunWhole(REASON, chain())(made.context, made.start)
         assert (found.result.label, found.result.measured_us, found.result.relative_error) == (
@@ -75,26 +77,26 @@ def test_the_fastest_engine_that_is_right_is_selected_and_remembered(made: Made,
     assert tried == {"slow": timing(9.0), "fast": timing(4.0)}
 
 
-def test_where_no_engine_runs_it_each_says_why(made: Made, trial: list[Trial]) -> None:
-    trial.append(Trial(refused={"slow": "no Relu", "fast": "no Tanh"}))
+def test_where_no_engine_runs_it_each_says_why(made: Made, trial: list[EngineTrial]) -> None:
+    trial.append(EngineTrial(refused={"slow": "no Relu", "fast": "no Tanh"}))
     with pytest.raises(
         ModelError, match=r"TVM cannot import Pow\. And no engine.*slow: no Relu; fast: no Tanh"
     ):
         RunWhole(REASON, made.start.source.original)(made.context, made.start)
 
 
-def test_what_no_engine_takes_runs_as_its_author_wrote_it(made: Made, trial: list[Trial]) -> None:
+def test_what_no_engine_takes_runs_as_its_author_wrote_it(made: Made, trial: list[EngineTrial]) -> None:
     written = chain()
     written.producer_name = "its author"
-    trial += [Trial(refused={"slow": "no", "fast": "no"}), Trial({"slow": timing(7.0)})]
+    trial += [EngineTrial(refused={"slow": "no", "fast": "no"}), EngineTrial({"slow": timing(7.0)})]
     found = RunWhole(REASON, written)(made.context, made.start)
     assert found.result.label == "slow"
     assert found.on_engine is not None and found.on_engine.producer_name == "its author"
     assert any("as its author wrote it" in e.text for e in found.log if isinstance(e, Noted))
 
 
-def test_the_suffix_is_for_shapes_that_depend_on_data(made: Made, trial: list[Trial]) -> None:
-    trial.append(Trial({"slow": timing(9.0)}))
+def test_the_suffix_is_for_shapes_that_depend_on_data(made: Made, trial: list[EngineTrial]) -> None:
+    trial.append(EngineTrial({"slow": timing(9.0)}))
     problem = ModelError(REASON)
     passes = RunWhole(REASON, chain()), DynamicSuffix(problem), CheckIndices()
     found = run(passes, made.context, made.start)

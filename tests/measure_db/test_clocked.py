@@ -12,7 +12,7 @@ from collage.graph.dataflow import Array
 from collage.kernel.buffers import aligned_empty
 from collage.measure_db.candidate import clocked
 from collage.measure_db.timing import time_clocked
-from collage.native import NativeKernel, Step, Task, core_problem, touch_in_turns
+from collage.native import NativeKernel, Step, Task, core_problem, touch_interleaved
 from collage.native.library import address_of, core
 
 pytestmark = pytest.mark.skipif(bool(core_problem()), reason=core_problem())
@@ -46,7 +46,7 @@ def test_the_kernel_alone_is_timed() -> None:
 def test_touching_covers_an_array_and_leaves_it_as_it_is() -> None:
     array = aligned_empty((300_001,), "uint8")
     array[:] = np.arange(300_001) % 251
-    step = touch_in_turns(array)
+    step = touch_interleaved(array)
     assert sum(task.n for task in step.tasks) == array.nbytes
     assert [task.a for task in step.tasks] == list(
         range(array.ctypes.data, array.ctypes.data + array.nbytes, step.tasks[0].n)

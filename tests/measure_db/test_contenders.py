@@ -30,6 +30,6 @@ def test_those_that_were_fast_come_first() -> None:
             contenders.note(Request((node,), backend), took(us))
     contenders.note(Request((2,), "a"), Rejection(RejectionKind.CRASHED, "SIGSEGV"))
     requests = [Request((3,), backend) for backend in "abc"]
-    assert [each.backend for each in contenders.in_turn(requests)] == ["b", "c", "a"]
+    assert [each.backend for each in contenders.in_order(requests)] == ["b", "c", "a"]
     new = Request((3,), "new")
-    assert contenders.in_turn([requests[0], new])[0] == new
+    assert contenders.in_order([requests[0], new])[0] == new

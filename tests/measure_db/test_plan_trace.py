@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from collage.measure_db.plan_protocol import Stage
-from collage.measure_db.plan_trace import Place, clock_of, running
+from collage.measure_db.plan_trace import WorkerPosition, clock_of, running
 from collage.schedule.dag import Dag
 from collage.schedule.schedule import TEAM, Ordered, Schedule
 
@@ -15,7 +15,7 @@ DIAMOND = Dag.of_edges(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
 
 
 def test_the_place_is_seen_from_outside(tmp_path: Path) -> None:
-    worker, compiler = Place(tmp_path), Place(tmp_path)
+    worker, compiler = WorkerPosition(tmp_path), WorkerPosition(tmp_path)
     worker.enter(Stage.CHECK, launch=7)
     assert compiler.now == (Stage.CHECK, 0, 7)
     worker.enter(Stage.NOTED, 3)

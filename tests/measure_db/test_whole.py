@@ -19,7 +19,7 @@ from collage.kernel.options import BuildOptions
 from collage.measure_db.effort import QUICK
 from collage.measure_db.process import Workers
 from collage.measure_db.whole import WholeMeasurer, WholeSettings
-from collage.measure_db.whole_trial import Trial
+from collage.measure_db.whole_trial import EngineTrial
 from collage.measure_db.whole_verdict import JUDGES, Verdict, compared, is_random
 from tests.backends_for_tests import onnx_model
 
@@ -88,7 +88,7 @@ def tanh(element: int = TensorProto.FLOAT) -> onnx.ModelProto:
     return onnx_model([helper.make_node("Tanh", ["x"], ["y"])], {"x": kind}, {"y": kind})
 
 
-def trial(workers: Workers, *engines: OnnxEngine) -> Trial:
+def trial(workers: Workers, *engines: OnnxEngine) -> EngineTrial:
     named = {engine.name: engine for engine in engines}
     with WholeMeasurer(tanh(), [X], named, WholeSettings(1, QUICK, 20.0), workers) as measurer:
         return measurer.trial()
@@ -103,7 +103,7 @@ def test_who_is_right_is_timed_and_the_others_say_why(workers: Workers) -> None:
     assert sorted(found.refused) == ["crashes", "wrong"]
     assert "SIGABRT" in found.refused["crashes"]
     assert found.refused["wrong"].startswith(f"inaccurate: differs from {JUDGES[1]} by 0.1")
-    assert Trial.from_json(found.to_json()) == found
+    assert EngineTrial.from_json(found.to_json()) == found
 
 
 def test_without_any_engine_that_runs_it_only_the_reasons_are_known(workers: Workers) -> None:

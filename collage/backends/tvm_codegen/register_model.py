@@ -43,7 +43,7 @@ class RegisterModel(PyCostModel):  # type: ignore[misc]
         return noise * [self._score(_innermost_tile(each.sch.trace)) for each in candidates]
 
     def update(self, context: Any, candidates: Sequence[Any], results: Sequence[Any]) -> None:
-        """This cost model does not learn."""
+        """Learn nothing, since this model has no state."""
 
     def load(self, path: str) -> None:
         """Load nothing, since this model has no state."""

@@ -61,7 +61,7 @@ class Calibrate:
         return self._best(context, replace(compilation, calibration=calibration))
 
     def _settled(self, context: Context, compilation: Compilation) -> Compilation:
-        calibration = replace(compilation.calibration, settled=True)
+        calibration = replace(compilation.calibration, converged=True)
         return self._best(context, replace(compilation, calibration=calibration))
 
     def _best(self, context: Context, compilation: Compilation) -> Compilation:

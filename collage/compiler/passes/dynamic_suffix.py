@@ -44,8 +44,8 @@ class DynamicSuffix:
         if parts is None:
             return compilation
         wanted = {info.name for info in parts.prefix.graph.input}
-        samples = {n: v for n, v in form.samples.items() if n in wanted}
-        source = Source(parts.prefix, AsLoaded.of(parts.prefix), compilation.source.name, samples)
+        example_inputs = {n: v for n, v in form.example_inputs.items() if n in wanted}
+        source = Source(parts.prefix, AsLoaded.of(parts.prefix), compilation.source.name, example_inputs)
         try:
             prefix = compiled(context, source)
         except (ModelError, NoPlacementError) as error:

@@ -48,7 +48,7 @@ class Fixpoint:
         """Run the rounds. Raises PlanDroppedError where the first mix fails as a whole."""
         for _ in range(self.rounds):
             compilation = self.calibrate(context, self.place(context, compilation))
-            if compilation.calibration.settled:
+            if compilation.calibration.converged:
                 break
         return compilation
 

@@ -22,7 +22,7 @@ from collage.frontend.compared import compared_numbers
 from collage.frontend.load import ModelSource, as_written
 from collage.frontend.shapes import Shapes, model_inputs
 from collage.kernel.options import BuildOptions
-from collage.measure_db.whole_trial import Trial
+from collage.measure_db.whole_trial import EngineTrial
 from collage.runtime.parts import Parts, load_parts
 from collage.schedule.program import make_program
 from collage.schedule.suffix import Suffix
@@ -48,7 +48,7 @@ class RunWhole:
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
         """Sets the selection: the fastest engine that is right. Raises ModelError with all reasons if there is none."""
         source = compilation.source
-        form = WholeForm(source.original, source.samples, self.reason, context.options.seed)
+        form = WholeForm(source.original, source.example_inputs, self.reason, context.options.seed)
         try:
             return _on_likely_numbers(context, compilation, form)
         except ModelError as error:
@@ -87,7 +87,7 @@ def _fastest(context: Context, compilation: Compilation, form: WholeForm) -> Com
     asked = OnEngines(form.original, [*form.inputs.values()], key, "the whole model")
     trial, measured = trial_of(context, asked)
     ranked = sorted(trial.timings, key=lambda n: (trial.timings[n].median_us, n))
-    if not ranked and len(form.samples) < len(model_inputs(form.original)):
+    if not ranked and len(form.example_inputs) < len(model_inputs(form.original)):
         ranked = list(trial.loaded)  # the user's inputs may work where made-up inputs did not
     if not ranked:
         reasons = "; ".join(f"{n}: {library_text(text)}" for n, text in trial.refused.items())
@@ -103,7 +103,7 @@ def _fastest(context: Context, compilation: Compilation, form: WholeForm) -> Com
     )
 
 
-def _selected(context: Context, form: WholeForm, engine: str, trial: Trial) -> Selection:
+def _selected(context: Context, form: WholeForm, engine: str, trial: EngineTrial) -> Selection:
     options = BuildOptions(context.target.threads, exclusive=True)
     region = engine_region(engine, form.original.graph.node, 0, trial, options)
     names = [tuple(port.name for port in side) for side in form.ports]
