@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import pytest
-from collage.measure_db.travel import pickle_backend
 
 import collage
 from collage.backends import registry as registries
@@ -19,6 +18,7 @@ from collage.backends.tvm import Tvm
 from collage.errors import RegistrationError
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import BuildOptions
+from collage.measure_db.serialisation import pickle_backend
 from tests.backends_for_tests import NumpyBackend, chain_model
 
 

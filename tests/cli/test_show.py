@@ -10,7 +10,6 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from collage.schedule.suffix import Suffix
 from rich.console import Console
 
 from collage.graph.dataflow import TensorType
@@ -28,6 +27,7 @@ from collage.report.show_html import as_html, as_page
 from collage.report.show_terminal import report_view
 from collage.schedule.program import Port, Program, make_program
 from collage.schedule.region import Region
+from collage.schedule.suffix import Suffix
 from tests.cli.helpers import fails, json_of, succeeds
 
 NASTY = "<script>alert('&\"')</script>"

@@ -34,7 +34,7 @@ np.testing.assert_allclose(module(x), expected, rtol=1e-5, atol=1e-6)
 (whole,) = [each for each in module.report.candidates if each.backend == "reference"]
 assert whole.cost_us > 0 and len(whole.nodes) == 1, whole
 alone = collage.compile("model.onnx", backends=["reference"], db="db.sqlite", progress=False)
-assert alone.program.tail.region.backend == "reference"
+assert alone.program.suffix.region.backend == "reference"
 np.testing.assert_allclose(alone(x), expected, rtol=1e-5, atol=1e-6)
 """
 
