@@ -14,6 +14,7 @@ pytest.importorskip("tvm")
 
 from tvm import relax, tirx
 
+from collage.backends.tvm_codegen.blocks import collect
 from collage.backends.tvm_codegen.lower import lower
 from collage.backends.tvm_codegen.schedule import schedule
 from tests.tvm_functions import (
@@ -149,6 +150,22 @@ def test_long_chain_stays_small() -> None:
         return x + x
 
     check(build, reference, f32(6, 50))
+
+
+def test_deep_chains_of_polynomials_compile() -> None:
+    """TVM's code generator takes time exponential in their depth: half a minute for three, and for ever for four."""
+
+    def mish(emit: Any, x: Any) -> Any:
+        softplus = emit(op.log(emit(op.add(emit(op.exp(x)), relax.const(1.0)))))
+        return op.multiply(x, emit(op.sigmoid(emit(op.tanh(softplus)))))
+
+    def by_numpy(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return x / (1 + np.exp(-np.tanh(np.log1p(np.exp(x)))))
+
+    for func in lower(function(mish, f32(3, 41))).funcs.values():
+        for store in collect(schedule(func, 1), tirx.BufferStore):
+            assert len(collect(store.value, tirx.Let)) < 20  # all four in one store have 23
+    check(mish, by_numpy, f32(3, 41))
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from tvm import tirx
 
 from collage.backends.tvm_codegen.blocks import op_name
 
-__all__ = ["let", "vector_math"]
+__all__ = ["is_polynomial", "let", "vector_math"]
 
 
 def vector_math(func: Any) -> Any:
@@ -30,6 +30,11 @@ def vector_math(func: Any) -> Any:
         return tirx.Cast("float16", let(tirx.Cast("float32", call.args[0]), _MATH[name]))
 
     return tvm_ffi.structural_map(func, (tvm.ir.Call, rewrite), order="post")
+
+
+def is_polynomial(call: Any) -> bool:
+    """Whether ``vector_math`` makes a polynomial of the call."""
+    return op_name(call) in _MATH and str(getattr(call.ty, "dtype", "")) in ("float32", "float16")
 
 
 def let(value: Any, body: Callable[[Any], Any]) -> Any:

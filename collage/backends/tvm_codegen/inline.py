@@ -9,6 +9,7 @@ from typing import Any
 
 import tvm
 
+from collage.backends.tvm_codegen.arithmetic import is_polynomial
 from collage.backends.tvm_codegen.blocks import Block, blocks_of, collect, describe, users_of
 
 __all__ = ["MAX_EXTRA_COST", "inline_cheap"]
@@ -16,6 +17,7 @@ __all__ = ["MAX_EXTRA_COST", "inline_cheap"]
 logger = logging.getLogger(__name__)
 
 MAX_NODES = 1500  # expression size past which inlining stops: producers used twice grow it exponentially
+MAX_DEPTH = 2  # polynomials within polynomials: see _depth
 MAX_EXTRA_COST = 6.0  # recomputing so many simple operations an element beats a trip through memory
 
 
@@ -34,6 +36,7 @@ def inline_cheap(sch: Any, outputs: set[int]) -> None:
             copies > MAX_NODES
             or not all(u.regular for u in users)
             or _extra_cost(block, users) > MAX_EXTRA_COST
+            or not all(_depth(sch, u, key) + _depth(sch, block) <= MAX_DEPTH for u in users)
         ):
             continue
         try:
@@ -43,6 +46,26 @@ def inline_cheap(sch: Any, outputs: set[int]) -> None:
             continue
         del blocks[key]
         blocks |= {u.store.buffer: describe(sch, u.rv) for u in users}
+
+
+def _depth(sch: Any, block: Block, buffer: int | None = None) -> int:
+    """How many functions that become polynomials are nested in a block, or around its reads of a buffer.
+
+    Each has a few variables that are used several times. TVM's code generator puts their values in the place of the
+    variables to simplify what is around them, so that its time grows exponentially with the depth: a tenth of a second
+    for softplus (a log of an exp), and half a minute for Mish (a tanh of that).
+    """
+    deepest: list[tuple[Any, int]] = []
+    for call in collect(sch.get(block.rv).body, tvm.ir.Call):  # inner ones come first
+        if not is_polynomial(call):
+            continue
+        if buffer is not None and all(
+            hash(load.source) != buffer for load in collect(call, tvm.ir.expr.TensorLoad)
+        ):
+            continue
+        inner = {hash(each) for argument in call.args for each in collect(argument, tvm.ir.Call)}
+        deepest.append((call, 1 + max((depth for each, depth in deepest if hash(each) in inner), default=0)))
+    return max((depth for _, depth in deepest), default=0)
 
 
 def _extra_cost(block: Block, users: Iterable[Block]) -> float:
