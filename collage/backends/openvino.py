@@ -66,6 +66,14 @@ class OpenVino(OnnxEngine):
             raise UnsupportedError(str(error)) from error
         return super().codegen_model(model, options)
 
+    def compile_onnx(self, model: ModelProto, options: BuildOptions) -> bytes:
+        """The serialised model. Raises UnsupportedError also where a size is below 1, which OpenVINO does not check."""
+        from collage.frontend.free_sizes import impossible_size
+
+        if where := impossible_size(model):
+            raise UnsupportedError(f"OpenVINO does not check sizes, and there is {where}")
+        return super().compile_onnx(model, options)
+
     @staticmethod
     def _compile(model: bytes, options: BuildOptions) -> Any:
         config = {
@@ -89,8 +97,10 @@ def _refuse_unsafe(model: ModelProto) -> None:
     """
     from onnx.checker import ValidationError, check_model
 
-    from collage.frontend.free_sizes import free_size
+    from collage.frontend.free_sizes import free_size, impossible_size
 
+    if where := impossible_size(model):
+        raise ValueError(f"OpenVINO does not check sizes, and there is {where}")
     where = free_size(model)
     if where:
         raise ValueError(f"OpenVINO does not check the sizes that the model's inputs give to {where}")

@@ -1,4 +1,4 @@
-"""Sizes that callers choose: operators whose sizes are calculated from the values of the model's inputs."""
+"""Sizes that engines do not check: those that callers choose, and those that no operator can have."""
 
 from __future__ import annotations
 
@@ -24,6 +24,25 @@ _SIZES: Mapping[str, Sequence[int]] = {
 
 _EXTENTS = frozenset({"Shape", "Size"})
 """Operators whose results depend on extents only, which engines know."""
+
+
+_SIZE_ATTRIBUTES = frozenset(
+    "block_size blocksize dilations group kernel_shape num_groups num_outputs output_height output_width "
+    "pooled_shape size strides".split()
+)
+"""Attributes that are numbers of elements or of steps, of which there is at least one."""
+
+
+def impossible_size(model: onnx.ModelProto) -> str:
+    """The first operator with a size below 1 among its attributes, such as ``RoiAlign output_width=0``, or ""."""
+    for node in all_nodes(model.graph):
+        for attribute in node.attribute:
+            if attribute.name not in _SIZE_ATTRIBUTES:
+                continue
+            sizes = [*attribute.ints, *([attribute.i] if attribute.type == onnx.AttributeProto.INT else [])]
+            if any(size < 1 for size in sizes):
+                return f"{node.op_type} {attribute.name}={min(sizes)}"
+    return ""
 
 
 def free_size(model: onnx.ModelProto) -> str:

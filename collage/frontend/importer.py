@@ -82,6 +82,21 @@ def import_onnx(model: onnx.ModelProto, force_opaque: Mapping[int, str] = {}) ->
     return RelaxImport(module, importer.binding_sources(module), dict(importer._nodes), importer.reasons)
 
 
+def lacks_variadic_input(node: onnx.NodeProto, opset: int) -> bool:
+    """Whether a node leaves out one of the inputs of which its operator takes any number, as Concat does.
+
+    ONNX has no meaning for that, but its checker does not look.
+    """
+    if "" not in node.input or not onnx.defs.has(node.op_type, node.domain):
+        return False
+    try:
+        inputs = onnx.defs.get_schema(node.op_type, opset, node.domain).inputs
+    except onnx.defs.SchemaError:
+        return False
+    variadic = bool(inputs) and inputs[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic
+    return variadic and "" in node.input[len(inputs) - 1 :]
+
+
 class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
     def __init__(self, model: onnx.ModelProto, force_opaque: Mapping[int, str]) -> None:
         super().__init__({}, None, keep_params_in_input=False, sanitize=True)
@@ -144,6 +159,9 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
             return None
         if node.domain not in ("", "ai.onnx"):
             self.reasons[index] = f"operator domain {node.domain} is unknown to TVM's importer"
+            return None
+        if lacks_variadic_input(node, self.opset):
+            self.reasons[index] = "one of any number of inputs is left out"  # TVM's importer ends the process
             return None
         try:
             results = self._convert(node)

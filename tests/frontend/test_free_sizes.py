@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 
 from collage.backends.base import UnsupportedError
 from collage.backends.openvino import OpenVino
-from collage.frontend.free_sizes import free_size
+from collage.frontend.free_sizes import free_size, impossible_size
 from collage.kernel.options import BuildOptions
 from tests.backends_for_tests import onnx_model
 
@@ -39,6 +39,28 @@ def test_free_size(model: onnx.ModelProto, where: str) -> None:
             OpenVino().check_model(model.SerializeToString())
     else:
         OpenVino().check_model(model.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("width", "where"), [(5, ""), (0, "RoiAlign output_width=0"), (-1, "RoiAlign output_width=-1")]
+)
+def test_impossible_size(width: int, where: str) -> None:
+    """With a width of 0 OpenVINO 2026.4 writes beside its buffers, and a later model crashes."""
+    node = helper.make_node("RoiAlign", ["x", "rois", "items"], ["y"], output_height=5, output_width=width)
+    inputs = {
+        "x": ((1, 1, 10, 10), TensorProto.FLOAT),
+        "rois": ((3, 4), TensorProto.FLOAT),
+        "items": ((3,), TensorProto.INT64),
+    }
+    model = onnx_model([node], inputs, {"y": ((3, 1, 5, 5), TensorProto.FLOAT)})
+    assert impossible_size(model) == where
+    if where:
+        with pytest.raises(ValueError, match=f"does not check sizes.*{where}"):
+            OpenVino().check_model(model.SerializeToString())
+        with pytest.raises(UnsupportedError, match=f"does not check sizes.*{where}"):
+            OpenVino().compile_onnx(model, BuildOptions(threads=1))
+    else:
+        assert OpenVino().compile_onnx(model, BuildOptions(threads=1))
 
 
 def test_openvino_gets_valid_models_only() -> None:

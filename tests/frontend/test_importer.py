@@ -25,3 +25,10 @@ def test_the_end_of_a_long_reason_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
     assert reason.endswith("a frame of TVM's stack Relu of nothing")
     assert len(reason) < 300 and "\n" not in reason
     assert [node.op for node in model.graph.nodes] == ["onnx.Relu", "exp"]
+
+
+def test_a_concatenation_without_one_of_its_inputs_stays_opaque() -> None:
+    """TVM's importer would end the process."""
+    node = helper.make_node("Concat", ["x", ""], ["y"], "join", axis=0)
+    model = import_model(make_model([node], {"x": [2, 3]}, {"y": [2, 3]}))
+    assert list(model.opaque.values()) == ["one of any number of inputs is left out"]
