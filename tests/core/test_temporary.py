@@ -337,7 +337,7 @@ def test_a_compile_killed_within_seconds_leaves_nothing_for_long(
             process.send_signal(number)
         process.communicate(timeout=30)
         assert process.returncode in (0, -number, 128 + number)
-        end = time.monotonic() + 10.0
+        end = time.monotonic() + 60.0  # a busy machine starts a worker slowly
         while number == signal.SIGKILL and names(place) and time.monotonic() < end:
             sweep()  # a worker that had just been forked holds what it inherited until it notices
             time.sleep(0.1)

@@ -310,7 +310,8 @@ def test_nothing_is_allocated_between_the_first_kernel_and_the_last(folder: Path
     found = counted(file)
     assert (found["launches"], found["calls_from_python"]) == (11, 1)
     assert not _in_every_run(found["allocations_per_run"])
-    assert sum(counted(file, control=True)["allocations_per_run"].values()) == 2
+    # The dynamic linker may allocate once in all runs.
+    assert sum(counted(file, control=True)["allocations_per_run"].values()) == pytest.approx(2, abs=0.1)
 
 
 @needs_onednn
