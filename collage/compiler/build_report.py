@@ -13,7 +13,7 @@ from collage.backends.base import VIEW
 from collage.compiler.events import Considered, Evolved, Failed, Measured, Noted, Searched, TriedEngine
 from collage.compiler.state import Compilation, Context
 from collage.measure_db.protocol import Request
-from collage.measure_db.results import Measurement, Outcome
+from collage.measure_db.results import Measurement, Outcome, Slower
 from collage.report.report import CandidateReport, NodeReport, Report, figures
 
 
@@ -82,7 +82,7 @@ def _candidates(compilation: Compilation, threads: int) -> Iterator[CandidateRep
                 yield CandidateReport(*about, cost_us=0.0, noise_us=0.0, threads=threads)
         outcomes = compilation.proposal.corrections.outcomes(compilation.outcomes)
         for offer in compilation.offers:
-            found = _candidate(offer.request, offer.pattern, outcomes[offer.request])
+            found = _candidate(offer.request, offer.pattern, outcomes.get(offer.request))
             yield replace(found, threads=threads)
     for each in compilation.refused:
         yield CandidateReport(each.nodes, each.backend, each.pattern, reason=f"no match: {each.reason}")
@@ -94,7 +94,7 @@ def _candidates(compilation: Compilation, threads: int) -> Iterator[CandidateRep
             yield replace(_on_engine(event), threads=threads)
 
 
-def _candidate(request: Request, pattern: str, outcome: Outcome) -> CandidateReport:
+def _candidate(request: Request, pattern: str, outcome: Outcome | None) -> CandidateReport:
     variant = request.variant
     found = CandidateReport(
         request.nodes,
@@ -112,6 +112,10 @@ def _candidate(request: Request, pattern: str, outcome: Outcome) -> CandidateRep
             noise_us=outcome.noise_us,
             finite_only=outcome.finite_only,
         )
+    if outcome is None:
+        return replace(found, verdict="not measured: it had no chance")
+    if isinstance(outcome, Slower):
+        return replace(found, least_us=outcome.least_us, verdict=str(outcome))
     return replace(found, reason=f"{outcome.kind.value}: {outcome.message}")
 
 

@@ -18,7 +18,7 @@ from collage.compiler.workbench import Workbench
 from collage.frontend.model import Model
 from collage.frontend.original import as_region
 from collage.frontend.to_onnx import ExportError
-from collage.measure_db.effort import FULL
+from collage.measure_db.effort import QUICK
 from collage.measure_db.measured_model import MeasuredModel
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.session import WorkerSession
@@ -58,7 +58,7 @@ def _workbench(context: Context, compilation: Compilation) -> Workbench:
     source, options = compilation.source, context.options
     measured = MeasuredModel(
         compilation.imported,
-        original=_as_region(source.original, compilation.imported) if options.effort is FULL else None,
+        original=_as_region(source.original, compilation.imported) if options.effort is not QUICK else None,
         as_loaded=source.as_loaded,
         guards=source.original.ByteSize() < MAX_BYTES,
     )

@@ -166,9 +166,10 @@ class OffloadJudge:
             if request not in compilation.outcomes:
                 floored = with_floor(outcome) if isinstance(outcome, Measurement) else outcome
                 self._tell(request, floored)
-            if not isinstance(outcome, Measurement):
+            if isinstance(outcome, Rejection):
                 reason = f"{outcome.kind.value}: {outcome.message}"
                 raise CollageError(f"{request.backend} on {len(request.nodes)} operators: {reason}")
+            assert isinstance(outcome, Measurement)  # nothing races here
             chosen.append(candidate_of(compilation.imported, request, outcome))
         same = {(c.nodes, c.backend, c.variant) for c in offloaded.kept}
         stay = {c.nodes for c in offloaded.kept}
@@ -191,7 +192,7 @@ class OffloadJudge:
     def _usable(self, candidate: Candidate) -> bool:
         """Whether the candidate was not rejected since the search began."""
         request = Request(candidate.nodes, candidate.backend, candidate.variant)
-        return not isinstance(self._outcomes.get(request), Rejection)
+        return not candidate.outrun and not isinstance(self._outcomes.get(request), Rejection)
 
     def _tell(self, request: Request, outcome: Outcome) -> None:
         self.considered[request] = Considered(request, LABEL, outcome)

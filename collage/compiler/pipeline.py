@@ -1,6 +1,7 @@
 """The pipeline: a compile is a list of passes over its state.
 
-``FULL`` measures whatever may be part of the fastest mix. ``QUICK`` measures few candidates, for a placement that is
+``FULL`` measures the most promising offers first and places the model with these, and then whatever may be part of a
+faster mix. ``QUICK`` measures few candidates, for a placement that is
 right and perhaps not the fastest. A model that has no placement goes to the engines whole (see ``compile``).
 """
 
@@ -18,7 +19,7 @@ from collage.compiler.passes.measure import Measure
 from collage.compiler.passes.measure_few import MeasureFew
 from collage.compiler.passes.place import Place
 from collage.compiler.passes.refine import Refine
-from collage.compiler.passes.repeat import Either, Repeat
+from collage.compiler.passes.repeat import Either, IfPlaced, Repeat
 from collage.compiler.passes.select import Select
 from collage.compiler.passes.select_only import SelectOnly
 from collage.compiler.passes.verify import Verify
@@ -29,6 +30,8 @@ FULL: tuple[Pass, ...] = (
     Import(),
     Verify(),
     Match(),
+    Measure(few=True),
+    IfPlaced((Repeat((Fixpoint(Place(), Calibrate()),)),)),
     Measure(),
     Repeat(
         (

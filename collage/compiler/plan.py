@@ -67,7 +67,8 @@ def plans_of(
         placements["mix"] = proposal.mix
     for candidate in sorted(proposal.candidates, key=lambda c: c.cost_us):
         plain = not (candidate.reads or candidate.writes)  # the model's inputs and outputs are plain
-        if candidate.nodes == everything and plain and proposal.placement.candidates != (candidate,):
+        whole = candidate.nodes == everything and not candidate.outrun
+        if whole and plain and proposal.placement.candidates != (candidate,):
             placements.setdefault(candidate.backend, finish(graph, [candidate], epsilon_us))
     plans = [plan for label, each in placements.items() for plan in variants_of(label, each, backends)]
     return plans + [Plan(f"mix {n}", mix, exclusive=False) for n, mix in enumerate(close, start=2)]

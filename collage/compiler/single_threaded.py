@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -23,31 +23,37 @@ _Work: TypeAlias = "tuple[tuple[int, ...], _Storages, _Storages]"
 
 
 def single_threaded(
-    context: Context, compilation: Compilation, launches: Sequence[Launch]
+    context: Context, compilation: Compilation, launches: Sequence[Launch], beside: Collection[int]
 ) -> tuple[list[Launch | None], list[Considered]]:
-    """Measure the counterpart of each launch, in the same storages. There is None for a launch of an engine.
+    """Measure the counterparts of the launches with the indices ``beside``, in the same storages.
 
-    The second result are the candidates that were measured for it.
+    There is None for the others, and for launches of engines. The second result are the candidates that were measured
+    for it.
     """
     measurer = context.workbench(compilation).measurer.on_threads(1)
     model = compilation.imported
-    nodes = {each.nodes for each in launches if isinstance(each, Candidate)}
+    wanted_launches = [each for at, each in enumerate(launches) if at in beside]
+    nodes = {each.nodes for each in wanted_launches if isinstance(each, Candidate)}
     matches = [m for m in compilation.matches if m.nodes in nodes and m.backend in context.on_team]
-    wanted = {_work(each) for each in launches if isinstance(each, Candidate)}
+    wanted = {_work(each) for each in wanted_launches if isinstance(each, Candidate)}
     build = BuildOptions(threads=1, exact=context.options.exact)
     offers, _ = offers_of(model, matches, context.backends, build)
     offers = [o for o in offers if (o.request.nodes, *ports_of(model, o.request)) in wanted]
-    outcomes = measurer.measure([offer.request for offer in offers])
+    outcomes = measurer.race([offer.request for offer in offers])
     fastest: dict[_Work, Candidate] = {}
     for candidate in candidates_of(model, offers, (), outcomes, context.on_team):
+        if candidate.outrun:
+            continue
         known = fastest.get(_work(candidate))
         if known is None or candidate.cost_us < known.cost_us:
             fastest[_work(candidate)] = candidate
-    transforms = {each.transform: None for each in launches if isinstance(each, PlacedTransform)}
+    transforms = {each.transform: None for each in wanted_launches if isinstance(each, PlacedTransform)}
     costs = measurer.measure_transforms([each for each in transforms if _runs_on_team(measurer, each)])
     found: list[Launch | None] = []
-    for each in launches:
-        if isinstance(each, Candidate):
+    for at, each in enumerate(launches):
+        if at not in beside:
+            found.append(None)
+        elif isinstance(each, Candidate):
             found.append(fastest.get(_work(each)))
         else:
             cost = costs.get(each.transform)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from typing import TypeAlias
 
 import numpy as np
@@ -15,10 +16,11 @@ from collage.measure_db.bound_kernel import BoundKernel, KernelSource, build
 from collage.measure_db.cache_state import instance_count, weight_bytes, weights_among
 from collage.measure_db.gate import Gate
 from collage.measure_db.machine import last_level_cache
-from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
+from collage.measure_db.race import race
+from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind, Slower
 from collage.measure_db.samples import Samples
 from collage.measure_db.stages import RejectedError, rejection_of
-from collage.measure_db.timing import Clocked, Timing, time_calls, time_clocked
+from collage.measure_db.timing import Clocked, Timing, no_gc, samples_ns, time_calls, time_clocked
 from collage.native import LaunchList, NativeKernel, note_time, team_of, touch_interleaved
 
 Keep: TypeAlias = Callable[[BuildOptions, bytes], None]
@@ -30,23 +32,31 @@ def measure_candidate(
     samples: Samples,
     *,
     sample_s: float = 0.25,
-    hopeless_us: float = math.inf,
+    rival_us: float = math.inf,
     keep: Keep | None = None,
 ) -> Outcome:
     """Tune and build the kernel, compare its runs with the reference, and time it in the cache state of its network.
 
-    Sampling takes about ``sample_s`` seconds; see ``time_calls``. A kernel that takes longer than ``hopeless_us``
-    microseconds is not timed precisely: a tenth of the time is enough, with its weights in the cache. ``keep`` is
-    called with what was measured. Nothing is raised: whatever goes wrong is a Rejection.
+    Sampling takes about ``sample_s`` seconds; see ``time_calls``. A kernel that turns out to be slower than one which
+    takes ``rival_us`` microseconds is let go at once, unless it was tuned: see ``race``. It races with its weights in
+    the cache first, where it is not slower than in its network, and then as it is timed. ``keep`` is called with what
+    was measured to the end. Nothing is raised: whatever goes wrong is a Rejection.
     """
     try:
         source = source.tuned()
         kernel = build(source, samples)
         gate = Gate(kernel, samples)
-        checked = gate.check()
-        timing = _quick_time(kernel, sample_s, hopeless_us) if gate.fastest_us > hopeless_us else None
-        if timing is None:
-            timing = _time(_instances(kernel), sample_s)
+        error = gate.check_first()
+        rival_us = math.inf if source.options.tuning else rival_us
+        instances = [kernel]
+        slower = _raced(instances, rival_us)
+        if slower is None:
+            instances = _instances(kernel)
+            slower = _raced(instances, rival_us) if len(instances) > 1 else None
+        if slower is not None:
+            return slower
+        checked = gate.check_rest(error)
+        timing = _time(instances, sample_s)
         gate.check_again("after being timed, ")
         if keep is not None:
             keep(source.options, kernel.artifact)
@@ -90,10 +100,15 @@ def _instances(kernel: BoundKernel) -> list[BoundKernel]:
     return [kernel, *(kernel.another() for _ in range(count - 1))]
 
 
-def _quick_time(kernel: BoundKernel, sample_s: float, hopeless_us: float) -> Timing | None:
-    """The time from a few samples, or None where it turns out to be shorter than ``hopeless_us``."""
-    found = _time([kernel], 0.1 * sample_s)
-    return found if found.min_us > hopeless_us else None
+def _raced(instances: Sequence[BoundKernel], rival_us: float) -> Slower | None:
+    """What a race of the kernel's instances shows: that it takes more than ``rival_us`` microseconds, or None."""
+    if math.isinf(rival_us):
+        return None
+    with no_gc():
+        if not isinstance(instances[0].kernel, NativeKernel):
+            return race(samples_ns([each.call for each in instances]), rival_us)
+        calls = [clocked(each.kernel, each.buffers.inputs, each.buffers.outputs) for each in instances]
+        return race((float(call()) for call in cycle(calls)), rival_us)
 
 
 def _time(instances: Sequence[BoundKernel], sample_s: float) -> Timing:

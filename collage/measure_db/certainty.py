@@ -28,14 +28,17 @@ def certainty(row: Row) -> tuple[Any, ...]:
     """A value that is larger for a more certain row.
 
     Of kernels: the later edition of the numerics gate; then a kernel that was found wrong or broken, for it may be so
-    only now and then; then the measurement with less noise. Of facts: the newer one. What is still equal is decided by
+    only now and then; then the measurement with less noise; then a
+    kernel that is only known to be slower than another. Of facts: the newer one. What is still equal is decided by
     the newer date, and at last by the values themselves.
     """
     last = (row["created"], tuple(map(str, row.values)))
     if row.table is KERNELS:
         if row.rejected:
-            return (row["gate"], 0 if row["rejection"] in _OF_THE_DAY else 2, 0.0, *last)
-        return (row["gate"], 1, -row.relative_noise, *last)
+            return (row["gate"], 0 if row["rejection"] in _OF_THE_DAY else 3, 0.0, *last)
+        if row.outrun:
+            return (row["gate"], 1, float(row["repeats"]), *last)
+        return (row["gate"], 2, -row.relative_noise, *last)
     if row.table is NETWORKS:
         return (-row.relative_noise, *last)
     return last

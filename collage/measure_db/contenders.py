@@ -1,56 +1,130 @@
-"""Which candidates of a region deserve many samples: those whose time is near that of the fastest so far.
+"""The races of a model's candidates: which of a region's run first, and which time the others have to beat.
 
-The fastest one is found sooner when the candidates come first that were fast on the regions before.
+The fastest one is found sooner when the candidates come first that were fast on similar regions before: on regions of
+the same operators, else on all regions. Nothing is left out for that reason, since measurements decide.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TypeAlias
 
 from collage.kernel.options import Variant
 from collage.measure_db.protocol import Request
-from collage.measure_db.results import Measurement, Outcome
+from collage.measure_db.results import Measurement, Outcome, Slower
 
-_HOPELESS = 1.5
-"""A candidate is hopeless when it takes this many times as long as the fastest one of the same operators. A layout that
-suits the neighbours is seldom worth as much."""
-_SLACK_US = 20.0
-"""This is added, for regions that take no longer than a context switch or a layout transform."""
-
+Nodes: TypeAlias = "tuple[int, ...]"
 _Kind: TypeAlias = "tuple[str, Variant]"
+
+_MANY = 5
+_HOPELESS = math.log(1.4)
+"""A kernel that was slower by this factor on so many regions of the same operators is not measured on others."""
+_ENGINE_PRIOR, _PRIOR = 1.0, 0.1
+"""Losses (see ``Losses``) that are expected where nothing is known: engines cost a context switch for each call."""
+
+
+class Losses:
+    """How much slower than the fastest one candidates were: logarithms of ratios of times.
+
+    They are kept by operators, backend and variant, by backend and variant, and by backend.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[tuple[object, ...], list[float]] = defaultdict(list)
+
+    def note(self, operators: str, kind: _Kind, loss: float) -> None:
+        """Record a loss."""
+        backend, variant = kind
+        for key in ((operators, backend, variant), (backend, variant), (backend,)):
+            self._of[key].append(loss)
+
+    def hopeless(self, operators: str, kind: _Kind) -> bool:
+        """Whether the backend's variant lost by far on every region of these operators, and on many."""
+        found = self._of.get((operators, *kind), ())
+        return len(found) >= _MANY and min(found) > _HOPELESS
+
+    def expected(self, operators: str, kind: _Kind, prior: float) -> float:
+        """The mean loss of the most similar candidates, or ``prior`` where none is known."""
+        backend, variant = kind
+        for key in ((operators, backend, variant), (backend, variant), (backend,)):
+            if key in self._of:
+                return fmean(self._of[key])
+        return prior
+
+
+@dataclass(frozen=True)
+class Field:
+    """What is known before a race. ``operators`` describes a region's operators, and ``engines`` are backends' names.
+
+    ``rivals_us`` are times by nodes, in microseconds, that candidates have to beat from the beginning. ``losses`` are
+    those of earlier races, and those of this race are added. A call of an engine costs ``switch_us`` microseconds on
+    top of its own time, and rivals' times have such costs in them.
+    """
+
+    operators: Callable[[Nodes], str] = str
+    engines: frozenset[str] = frozenset()
+    rivals_us: Mapping[Nodes, float] = field(default_factory=dict)
+    losses: Losses = field(default_factory=Losses)
+    switch_us: float = 0.0
 
 
 class Contenders:
     """What was measured of the regions of one model, on the same number of threads."""
 
-    def __init__(self) -> None:
-        self._times: dict[tuple[int, ...], dict[_Kind, float]] = {}
-        self._losses: dict[_Kind, list[float]] = defaultdict(list)
-        """On each region that is complete: the logarithm of the candidate's time over that of the fastest one."""
-        self._new: set[tuple[int, ...]] = set()
+    def __init__(self, about: Field | None = None) -> None:
+        self._field = about or Field()
+        self._rivals_us = dict(self._field.rivals_us)
+        self._times: dict[Nodes, dict[_Kind, float]] = {}
+        self._new: set[Nodes] = set()
 
     def in_order(self, requests: Iterable[Request]) -> list[Request]:
-        """The requests of one region, in the order of how fast their backends were on other regions."""
+        """The requests of one region, the one that is expected to be the fastest first."""
         for nodes in self._new:
             fastest = min(self._times[nodes].values())
             for kind, us in self._times[nodes].items():
-                self._losses[kind].append(math.log(us / fastest))
+                self._field.losses.note(self._field.operators(nodes), kind, math.log(us / fastest))
         self._new.clear()
-        return sorted(requests, key=lambda request: fmean(self._losses.get(_kind(request), (0.0,))))
+        return sorted(requests, key=self._expected)
 
-    def hopeless_us(self, request: Request) -> float:
-        """The microseconds above which the candidate's time need not be precise; infinite for a region's first one."""
-        times = self._times.get(request.nodes)
-        return _HOPELESS * min(times.values()) + _SLACK_US if times else math.inf
+    def hopeless(self, request: Request) -> bool:
+        """Whether the candidate is known to lose before it is built: by earlier races, or by what a call costs."""
+        about, rival_us = self._field, self.rival_us(request)
+        if math.isinf(rival_us):
+            return False
+        if rival_us <= 0:
+            return True
+        return about.losses.hopeless(about.operators(request.nodes), _kind(request))
+
+    def _expected(self, request: Request) -> float:
+        prior = _ENGINE_PRIOR if request.backend in self._field.engines else _PRIOR
+        return self._field.losses.expected(self._field.operators(request.nodes), _kind(request), prior)
+
+    def rival_us(self, request: Request) -> float:
+        """The microseconds that the candidate has to beat; infinite for a region's first one.
+
+        It is negative where the rival takes less than a call of the candidate's engine costs.
+        """
+        return self._rivals_us.get(request.nodes, math.inf) - self._switch_us(request)
+
+    def _switch_us(self, request: Request) -> float:
+        return self._field.switch_us if request.backend in self._field.engines else 0.0
 
     def note(self, request: Request, outcome: Outcome) -> None:
-        """Record the candidate's time, where it has one."""
-        if isinstance(outcome, Measurement) and outcome.median_us > 0:
-            self._times.setdefault(request.nodes, {})[_kind(request)] = outcome.median_us
+        """Record the candidate's time, where it has one. Only what was measured to the end is a rival of others."""
+        if isinstance(outcome, Measurement):
+            us = outcome.median_us
+            charged_us = us + self._switch_us(request)
+            self._rivals_us[request.nodes] = min(charged_us, self._rivals_us.get(request.nodes, math.inf))
+        elif isinstance(outcome, Slower):
+            us = outcome.least_us
+        else:
+            return
+        if us > 0:
+            self._times.setdefault(request.nodes, {})[_kind(request)] = us
             self._new.add(request.nodes)
 
 

@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from collage.measure_db.database_file import DatabaseFile
-from collage.measure_db.results import GATE, Measurement, Outcome, Rejection, RejectionKind
+from collage.measure_db.results import GATE, Measurement, Outcome, Rejection, RejectionKind, Slower
 from collage.measure_db.timing import Timing
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
@@ -102,9 +102,12 @@ class Database(DatabaseFile):
     def put(self, key: KernelKey, outcome: Outcome, description: str = "") -> None:
         """Record an outcome, replacing an earlier one; ``description`` is for people: ``conv2d+add+relu``."""
         if isinstance(outcome, Measurement):
-            found: tuple[Any, ...] = (*astuple(outcome), None, None)
+            found: tuple[Any, ...] = (*astuple(outcome), None, None, None)
+        elif isinstance(outcome, Slower):
+            least_us = outcome.least_us
+            found = (least_us, 0.0, least_us, outcome.repeats, 0.0, "", False, outcome.rival_us, None, None)
         else:
-            found = (None, None, None, None, None, "", False, outcome.kind.value, outcome.message)
+            found = (None, None, None, None, None, "", False, None, outcome.kind.value, outcome.message)
         self._write(_PUT, (*astuple(key), *found, GATE, time.time(), description))
 
     def get_networks(self, keys: Iterable[NetworkKey]) -> dict[NetworkKey, Timing]:
@@ -177,7 +180,9 @@ def _matches(columns: str) -> str:
 
 
 _KEY = "digest, backend, backend_version, settings, threads, hardware, tvm_version"
-_OUTCOME = "median_us, noise_us, min_us, repeats, max_error, tuning, finite_only, rejection, message"
+_OUTCOME = (
+    "median_us, noise_us, min_us, repeats, max_error, tuning, finite_only, rival_us, rejection, message"
+)
 # CROSS JOIN keeps SQLite to this order: one look-up in the primary key for each wanted key.
 _GET = (
     f"SELECT wanted.key, {_OUTCOME} FROM json_each(?) AS wanted CROSS JOIN kernels ON {_matches(_KEY)} "
@@ -185,7 +190,7 @@ _GET = (
 )
 _PUT = (
     f"INSERT OR REPLACE INTO kernels ({_KEY}, {_OUTCOME}, gate, created, description) "
-    f"VALUES ({', '.join('?' * 19)})"
+    f"VALUES ({', '.join('?' * 20)})"
 )
 _TIMING = "median_us, noise_us, min_us, p90_us, repeats"
 _NETWORK_KEY = "graph, placement, threads, hardware, versions"
@@ -209,9 +214,12 @@ def _asked(keys: Sequence[KernelKey] | Sequence[NetworkKey]) -> str:
 
 
 def _outcome(row: Sequence[Any]) -> Outcome:
-    *numbers, tuning, finite_only, rejection, message = row
+    *numbers, tuning, finite_only, rival_us, rejection, message = row
     if rejection is None:
         median_us, noise_us, min_us, repeats, max_error = _numbers(numbers)
+        if rival_us is not None:
+            (rival_us,) = _numbers([rival_us])
+            return Slower(min_us, rival_us, repeats)
         return Measurement(median_us, noise_us, min_us, repeats, max_error, tuning, bool(finite_only))
     return Rejection(RejectionKind(rejection), message)
 

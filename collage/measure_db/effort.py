@@ -14,9 +14,11 @@ from collage.measure_db.timing import Timing
 class Effort:
     """How long kernels and whole models are measured; all times are in seconds.
 
+    Where it ``races``, kernels that are slower than another of the same operators are let go after a few samples.
+
     Measurements of different efforts are kept apart by ``name``, which is "" for the usual one. Samples of a kernel are
-    taken for ``kernel_s``. Whole models are compared in at most ``rounds`` rounds, and for at most ``compare_s``.
-    ``settle_s`` and ``turn_s`` are those of ``interleave``.
+    taken for ``kernel_s``, and those of a layout transform for ``transform_s``. Whole models are compared in at most
+    ``rounds`` rounds, and for at most ``compare_s``. ``settle_s`` and ``turn_s`` are those of ``interleave``.
     """
 
     name: str
@@ -25,6 +27,8 @@ class Effort:
     compare_s: float
     settle_s: float
     turn_s: float
+    transform_s: float
+    races: bool = True
 
     @property
     def mark(self) -> str:
@@ -45,6 +49,10 @@ class Effort:
         return interleave(calls, pace, Decision(early, least), after=after)
 
 
-FULL = Effort("", kernel_s=0.25, rounds=60, compare_s=30.0, settle_s=0.05, turn_s=0.02)
-QUICK = Effort("quick", kernel_s=0.005, rounds=3, compare_s=0.5, settle_s=0.0, turn_s=0.0)
+FULL = Effort("", kernel_s=0.25, rounds=30, compare_s=10.0, settle_s=0.05, turn_s=0.02, transform_s=0.05)
+EXHAUSTIVE = Effort(
+    "", kernel_s=0.25, rounds=60, compare_s=30.0, settle_s=0.05, turn_s=0.02, transform_s=0.25, races=False
+)
+"""Measures every candidate to the end. What it finds is as certain as what the usual effort measures to the end."""
+QUICK = Effort("quick", kernel_s=0.005, rounds=3, compare_s=0.5, settle_s=0.0, turn_s=0.0, transform_s=0.005)
 """The effort of a quick compile (``collage.compiler.passes.measure_few``), which also measures fewer candidates."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
@@ -10,20 +11,20 @@ from typing import Any
 
 import onnx
 
-from collage.backends.base import Backend
+from collage.backends.base import Backend, BackendKind
 from collage.backends.tuner import TRIAL_LIMIT_S
 from collage.core.progress import Progress
 from collage.errors import unknown_names
 from collage.frontend.model import Model
 from collage.kernel.transform import LayoutTransform
-from collage.measure_db.contenders import Contenders
+from collage.measure_db.contenders import Contenders, Field, Losses
 from collage.measure_db.database import Database, Json, KernelKey
 from collage.measure_db.keys import Fact
 from collage.measure_db.launch_cost import LaunchCost
 from collage.measure_db.plan_kernels import PlanKernels
 from collage.measure_db.protocol import Measure, MeasureTransform, Request
 from collage.measure_db.request_keys import RequestKeys
-from collage.measure_db.results import Measurement, Outcome
+from collage.measure_db.results import Measurement, Outcome, Rejection, Slower
 from collage.measure_db.session import WorkerSession
 
 
@@ -64,6 +65,8 @@ class Measurer:
         self._progress = progress or _silent
         self._keys = RequestKeys(self.measured, self.settings)
         self._others: dict[int, Measurer] = {}
+        self._losses = Losses()
+        self._engines = frozenset(n for n, b in self.backends.items() if b.kind is BackendKind.ENGINE)
 
     def __enter__(self) -> Measurer:
         return self
@@ -129,31 +132,66 @@ class Measurer:
             if key in found
         }
 
+    def race(
+        self,
+        requests: Sequence[Request],
+        rivals_us: Mapping[tuple[int, ...], float] | None = None,
+        switch_us: float = 0.0,
+    ) -> dict[Request, Outcome]:
+        """Outcomes of the requests, where those of the same nodes race against each other.
+
+        One that is slower than another of the same nodes is let go after a few samples (``Slower``), unless the
+        settings' effort measures all to the end. One that is hopeless by what is known is not measured, and has no
+        outcome (see ``Contenders``). ``rivals_us`` are times in microseconds, by nodes, that candidates have to beat as
+        well, and ``switch_us`` is what a call of an engine costs on top. All else is as in ``measure``.
+        """
+        if not self.settings.effort.races:
+            return self.measure(requests)
+        about = Field(self._operators, self._engines, rivals_us or {}, self._losses, switch_us)
+        return self._outcomes(requests, Contenders(about), self._progress)
+
     def measure(self, requests: Sequence[Request], progress: Show | None = None) -> dict[Request, Outcome]:
-        """An outcome for each request. Candidates that are the same subgraph are measured once.
+        """An outcome for each request, each measured to the end. Candidates of the same subgraph are measured once.
 
         What is known is looked up in one query. A candidate that crashes, hangs, or runs out of memory or time is
         rejected, which is remembered like a measurement, and the next one gets a fresh worker. Each outcome is in the
         database before the next candidate starts, so that an interruption loses nothing. ``progress`` is called
         instead of the measurer's own. Raises UsageError for an unknown backend.
         """
+        return self._outcomes(requests, None, progress or self._progress)
+
+    def _operators(self, nodes: tuple[int, ...]) -> str:
+        return str(self.measured.subgraph(nodes))
+
+    def _outcomes(
+        self, requests: Sequence[Request], races: Contenders | None, show: Show
+    ) -> dict[Request, Outcome]:
+        """The outcomes, known or measured. Without ``races`` no candidate is let go."""
         unknown = {request.backend for request in requests} - self.backends.keys()
         if unknown:
             raise unknown_names("backends", unknown, self.backends)
         keys = {request: self.key(request) for request in requests}
         outcomes = self._database.get(keys.values())
-        contenders = Contenders()
-        missing: dict[KernelKey, Request] = {}
+        contenders = Contenders() if races is None else races
         for request, key in keys.items():
             if key in outcomes:
                 contenders.note(request, outcomes[key])
-            else:
+        missing: dict[KernelKey, Request] = {}
+        for request, key in keys.items():
+            known = outcomes.get(key)
+            if isinstance(known, Slower) and (races is None or math.isinf(contenders.rival_us(request))):
+                known = None  # nothing that it lost against takes part in this compile
+            if known is None:
                 missing.setdefault(key, request)
-        outcomes.update(self._measure_missing(missing, contenders, progress or self._progress))
-        return {request: self.measured.usable(request, outcomes[key]) for request, key in keys.items()}
+        outcomes.update(self._measure_missing(missing, contenders, show, to_the_end=races is None))
+        return {
+            request: self.measured.usable(request, outcomes[key])
+            for request, key in keys.items()
+            if key in outcomes
+        }
 
     def _measure_missing(
-        self, missing: Mapping[KernelKey, Request], contenders: Contenders, show: Show
+        self, missing: Mapping[KernelKey, Request], contenders: Contenders, show: Show, *, to_the_end: bool
     ) -> Iterable[tuple[KernelKey, Outcome]]:
         """Outcomes of what is not known, each measured and recorded."""
         key_of = {request: key for key, request in missing.items()}
@@ -161,12 +199,14 @@ class Measurer:
         # Candidates of one region follow each other, so that the worker makes the region's samples once.
         for _, region in groupby(sorted(key_of, key=lambda r: r.nodes), key=lambda r: r.nodes):
             for request in contenders.in_order(region):
+                done += 1
+                if not to_the_end and contenders.hopeless(request):
+                    continue
                 text = self.measured.describe(request)
-                show(Progress("measure", done, len(missing), f"{request.backend}: {text}"))
-                outcome = self._measure_one(request, contenders.hopeless_us(request))
+                show(Progress("measure", done - 1, len(missing), f"{request.backend}: {text}"))
+                outcome = self._measure_one(request, math.inf if to_the_end else contenders.rival_us(request))
                 contenders.note(request, outcome)
                 self._record(key_of[request], outcome, text)
-                done += 1
                 yield key_of[request], outcome
         if missing:
             show(Progress("measure", len(missing), len(missing)))
@@ -175,15 +215,15 @@ class Measurer:
         self._database.put(key, outcome, text)
         self.measurements_made += 1
 
-    def _measure_one(self, request: Request, hopeless_us: float) -> Outcome:
+    def _measure_one(self, request: Request, rival_us: float) -> Outcome:
         options, settings = self._keys.options(request), self.settings
         limit_s = settings.limits.time_s + TRIAL_LIMIT_S * options.tune_trials
         what = f"{request.backend} on {self.measured.subgraph(request.nodes)}"
-        message = Measure(request, options, limit_s, settings.effort.kernel_s, hopeless_us)
+        message = Measure(request, options, limit_s, settings.effort.kernel_s, rival_us)
         while True:
             known = self.session.fatal_samples()
             outcome: Outcome = self.session.ask(message, what, settings.threads)
-            if isinstance(outcome, Measurement) or self.session.fatal_samples() == known:
+            if not isinstance(outcome, Rejection) or self.session.fatal_samples() == known:
                 return outcome
             # The reference has ended the worker, not the candidate. The next worker leaves out that sample.
 
@@ -202,7 +242,7 @@ class Measurer:
             text = str(transform)
             self._progress(Progress("measure", done, len(missing), f"{key.backend}: {text}"))
             message = MeasureTransform(
-                transform, key.backend, settings.build, settings.limits.time_s, settings.effort.kernel_s
+                transform, key.backend, settings.build, settings.limits.time_s, settings.effort.transform_s
             )
             known[key] = self.session.ask(message, text, settings.threads)
             self._record(key, known[key], text)

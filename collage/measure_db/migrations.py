@@ -52,4 +52,9 @@ def _gate(connection: sqlite3.Connection) -> None:
     connection.execute("ALTER TABLE kernels ADD COLUMN gate INTEGER NOT NULL DEFAULT 1")
 
 
-MIGRATIONS: Sequence[Callable[[sqlite3.Connection], None]] = (_first, _tuning, _gate)
+def _slower(connection: sqlite3.Connection) -> None:
+    """Kernels that were let go because a rival of this time is faster (``results.Slower``)."""
+    connection.execute("ALTER TABLE kernels ADD COLUMN rival_us REAL")
+
+
+MIGRATIONS: Sequence[Callable[[sqlite3.Connection], None]] = (_first, _tuning, _gate, _slower)

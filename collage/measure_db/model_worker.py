@@ -133,7 +133,7 @@ class ModelWorker:
             self._source(request, message.options),
             self._samples,
             sample_s=message.sample_s,
-            hopeless_us=message.hopeless_us,
+            rival_us=message.rival_us,
             keep=keep,
         )
 

@@ -93,15 +93,15 @@ class Evaluate:
 class Measure:
     """Measure one candidate, with samples for ``sample_s`` seconds, and keep its artifact. Reply: an Outcome.
 
-    A candidate that takes longer than ``hopeless_us`` microseconds needs no precise time. The worker ends itself long
-    after ``limit_s`` seconds.
+    A candidate that is known to take longer than ``rival_us`` microseconds after a few samples is let go: the reply is
+    Slower. The worker ends itself long after ``limit_s`` seconds.
     """
 
     request: Request
     options: BuildOptions
     limit_s: float
     sample_s: float
-    hopeless_us: float = math.inf
+    rival_us: float = math.inf
 
 
 @dataclass(frozen=True)

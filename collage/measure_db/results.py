@@ -52,4 +52,23 @@ class Rejection:
     message: str
 
 
-Outcome: TypeAlias = Measurement | Rejection
+@dataclass(frozen=True)
+class Slower:
+    """A kernel that lost a race: it takes ``least_us`` microseconds or more, and a rival of it takes ``rival_us``.
+
+    The rival computes the same operators, perhaps in other storage formats. ``repeats`` is the number of samples, after
+    which the kernel was known to be slower and was let go. Its outputs were compared with the reference on the usual
+    inputs only, so it has to be measured to the end before it may run in a network.
+    """
+
+    least_us: float
+    rival_us: float
+    repeats: int
+
+    def __str__(self) -> str:
+        percent = (self.least_us / self.rival_us - 1) * 100 if self.rival_us > 0 else 0.0
+        return f"slower by at least {percent:.0f} % than another kernel of the same operators"
+
+
+Outcome: TypeAlias = Measurement | Rejection | Slower
+"""What came of measuring a candidate."""

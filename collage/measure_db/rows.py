@@ -55,7 +55,7 @@ KERNELS = Table(
     (
         *("digest", "backend", "backend_version", "settings", "threads", "hardware", "tvm_version"),
         *("median_us", "noise_us", "min_us", "repeats", "max_error", "tuning", "finite_only"),
-        *("rejection", "message", "gate", "created", "description"),
+        *("rival_us", "rejection", "message", "gate", "created", "description"),
     ),
     keys=7,
 )
@@ -71,9 +71,10 @@ FACTS = Table("facts", ("name", "key", "value", "created"), keys=2)
 TABLES = (KERNELS, NETWORKS, FACTS)
 
 _INTEGERS = frozenset({"threads", "repeats", "finite_only", "gate"})
-_NUMBERS = frozenset({"median_us", "noise_us", "min_us", "p90_us", "max_error", "created"})
-_OPTIONAL = frozenset({"median_us", "noise_us", "min_us", "repeats", "max_error", "rejection", "message"})
-"""Columns of ``kernels`` that are empty in a rejection or in a measurement."""
+_NUMBERS = frozenset({"median_us", "noise_us", "min_us", "p90_us", "max_error", "created", "rival_us"})
+_MEASURED = frozenset({"median_us", "noise_us", "min_us", "repeats", "max_error"})
+_OPTIONAL = _MEASURED | {"rival_us", "rejection", "message"}
+"""Columns of ``kernels`` that are empty in a rejection, and columns that are empty in a measurement, too."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,11 @@ class Row:
         return self.table is KERNELS and self["rejection"] is not None
 
     @property
+    def outrun(self) -> bool:
+        """Whether it says that a kernel is slower than another by a share at least, and no more."""
+        return self.table is KERNELS and not self.rejected and self["rival_us"] is not None
+
+    @property
     def relative_noise(self) -> float:
         """The half-width of the confidence interval of a measurement's median, as a share of the median."""
         return float(self["noise_us"]) / max(float(self["median_us"]), 1e-9)
@@ -107,7 +113,7 @@ class Row:
             if problem := _problem(self.table, column, value):
                 return f"{column}: {problem}"
         if self.table is KERNELS and not self.rejected:
-            empty = next((each for each in _OPTIONAL - {"rejection", "message"} if self[each] is None), None)
+            empty = next((each for each in sorted(_MEASURED) if self[each] is None), None)
             return f"{empty}: a measurement without a number" if empty else ""
         return ""
 

@@ -65,7 +65,7 @@ def time_calls(
     with no_gc():
         overhead = clock_overhead(clock)
         start = clock()
-        warm = []
+        warm: list[float] = []
         for call in calls:
             warm.append(batch_ns([call], clock, overhead))
             if clock() - start > limit_s * 1e9:
@@ -95,6 +95,13 @@ def time_clocked(
             (call() for call in cycle(calls)), limit_s, _LEAST_CLOCKED, target_relative_ci, clock
         )
     return summary(samples)
+
+
+def samples_ns(calls: Sequence[Call], clock: Clock = time.perf_counter_ns) -> Iterator[float]:
+    """Nanoseconds of one call, sample by sample, without end; short calls are timed several at once."""
+    overhead = clock_overhead(clock)
+    for batch in cycle(_batches(calls, clock, overhead)):
+        yield batch_ns(batch, clock, overhead) / len(batch)
 
 
 def _enough(

@@ -17,7 +17,8 @@ class CandidateReport:
     """A candidate with its nodes, backend, pattern, layout and split, and its cost or the reason why it has none.
 
     ``threads``, ``original`` and ``profile`` are as in ``CandidateId``. A ``finite_only`` candidate needs a guard where
-    NaN and infinities may occur.
+    NaN and infinities may occur. One that lost a race has no cost: it takes ``least_us`` microseconds or more, and its
+    ``verdict`` tells by how much it is slower.
     """
 
     nodes: tuple[int, ...]
@@ -32,6 +33,8 @@ class CandidateReport:
     threads: int = 1
     original: bool = False
     profile: str = ""
+    least_us: float | None = None
+    verdict: str = ""
 
     @property
     def candidate(self) -> CandidateId:
@@ -197,10 +200,12 @@ def _entry(candidate: CandidateReport, region: Region | None, threads: int) -> d
         entry["cost_us"] = round(candidate.cost_us, 3)
         entry["noise_us"] = round(candidate.noise_us or 0.0, 3)
         entry["finite_only"] = candidate.finite_only
+    if candidate.least_us is not None:
+        entry["least_us"] = round(candidate.least_us, 3)
     if region is not None and candidate.candidate == region.candidate:
         entry["verdict"] = "chosen"
-    elif candidate.reason:
-        entry["verdict"] = candidate.reason
+    elif candidate.reason or candidate.verdict:
+        entry["verdict"] = candidate.reason or candidate.verdict
     elif region is not None and region.nodes == candidate.nodes and candidate.cost_us is not None:
         slower = (candidate.cost_us / region.cost_us - 1) * 100 if region.cost_us > 0 else 0.0
         entry["verdict"] = f"slower by {slower:.0f} %"

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from collage.graph.convexity import bits
+
 
 @dataclass(frozen=True)
 class Dag:
@@ -43,14 +45,23 @@ class Dag:
         return tuple(map(tuple, found))
 
     @cached_property
+    def beside_others(self) -> frozenset[int]:
+        """The nodes for each of which there is another node that neither comes before it nor after it."""
+        counts = [mask.bit_count() for mask in self.ancestors]
+        for mask in self.ancestors:
+            for ancestor in bits(mask):
+                counts[ancestor] += 1
+        return frozenset(v for v, count in enumerate(counts) if count < len(counts) - 1)
+
+    @cached_property
     def ancestors(self) -> tuple[int, ...]:
         """For each node, the set of all nodes that must run before it: bit u stands for node u."""
         found: list[int] = []
         for before in self.predecessors:
-            bits = 0
+            mask = 0
             for u in before:
-                bits |= found[u] | 1 << u
-            found.append(bits)
+                mask |= found[u] | 1 << u
+            found.append(mask)
         return tuple(found)
 
     def minimum_equivalent(self) -> Dag:

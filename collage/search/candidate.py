@@ -17,7 +17,8 @@ class Candidate:
     ``nodes`` are ascending ids. ``cost_us`` and ``noise_us``, the measurement's spread, are microseconds. ``switches``
     counts the context switches that it pays for: none for a kernel on Collage's own team of threads, and none for a
     view, which runs nothing. ``reads`` and ``writes`` are the values that it reads and writes in another storage than
-    the plain one, by ascending id, as its ``variant`` says. ``finite_only`` is that of its measurement.
+    the plain one, by ascending id, as its ``variant`` says. ``finite_only`` is that of its measurement. The cost of
+    one that was ``outrun`` is a lower bound (``results.Slower``): it shows whether measuring it to the end could pay.
     """
 
     nodes: tuple[int, ...]
@@ -29,6 +30,7 @@ class Candidate:
     reads: tuple[tuple[int, Storage], ...] = ()
     writes: tuple[tuple[int, Storage], ...] = ()
     finite_only: bool = False
+    outrun: bool = False
 
     def __post_init__(self) -> None:
         if not self.nodes or any(a >= b for a, b in pairwise(self.nodes)):

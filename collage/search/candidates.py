@@ -13,7 +13,7 @@ from collage.graph.views import free_storages
 from collage.kernel.options import BuildOptions, Variant
 from collage.kernel.transform import LayoutTransform
 from collage.measure_db.protocol import Request
-from collage.measure_db.results import Measurement, Outcome
+from collage.measure_db.results import Measurement, Outcome, Rejection, Slower
 from collage.patterns.match import Match, RejectedMatch
 from collage.search.candidate import Candidate
 from collage.search.transforms import ValueTransform
@@ -67,7 +67,9 @@ def candidates_of(
     outcomes: Mapping[Request, Outcome],
     on_team: Collection[str],
 ) -> list[Candidate]:
-    """Candidates of the offers that were measured, and of ``views``, which cost nothing and launch nothing.
+    """Candidates of the offers that have an outcome, and of ``views``, which cost nothing and launch nothing.
+
+    Offers that lost a race are ``outrun`` ones. No placement may run these.
 
     A view is offered in each storage in which it is free and which some kernel reads or writes. ``on_team`` are the
     backends whose kernels pay no context switch.
@@ -86,8 +88,8 @@ def candidates_of(
                 )
             )
     for offer in offers:
-        request, outcome = offer.request, outcomes[offer.request]
-        if isinstance(outcome, Measurement):
+        request, outcome = offer.request, outcomes.get(offer.request)
+        if outcome is not None and not isinstance(outcome, Rejection):
             switches = 0 if request.backend in on_team else 1
             candidates.append(candidate_of(model, request, outcome, switches))
     return candidates
@@ -112,9 +114,23 @@ def ports_of(
     )
 
 
-def candidate_of(model: Model, request: Request, outcome: Measurement, switches: int = 1) -> Candidate:
+def candidate_of(
+    model: Model, request: Request, outcome: Measurement | Slower, switches: int = 1
+) -> Candidate:
     """The candidate of a measured request; ``switches`` are the context switches that it pays for."""
     reads, writes = ports_of(model, request)
+    if isinstance(outcome, Slower):
+        return Candidate(
+            request.nodes,
+            request.backend,
+            outcome.least_us,
+            NOISE_FLOOR * outcome.least_us,
+            switches,
+            request.variant,
+            reads,
+            writes,
+            outrun=True,
+        )
     return Candidate(
         request.nodes,
         request.backend,

@@ -34,7 +34,7 @@ def test_what_is_faster_concurrently_is_planned() -> None:
     assert sum(stream > 0 for stream in plan.streams.schedule.streams) >= 1
     assert 100.0 < plan.placement.predicted_us < 150.0
     told = [event for event in found.log if isinstance(event, Considered)]
-    assert [event.request.nodes for event in told] == [(0,), (1,), (2,)]
+    assert [event.request.nodes for event in told] == [(0,), (1,)]  # (2,) waits for both
     assert all(event.single_threaded for event in told)
 
 

@@ -27,7 +27,7 @@ def test_one_round_takes_the_first_mix() -> None:
 
 def test_mixes_that_came_close_are_planned_too() -> None:
     made = two_libraries()
-    made.runs.network_us = {("one", (node,)): 12.8 for node in range(4)}
+    made.runs.network_us = {("one", (node,)): 12.4 for node in range(4)}
     found = Fixpoint(Place(), Calibrate())(made.context, made.measured())
     assert [plan.label for plan in found.plans] == ["collage", "mix 2"]
     far = Fixpoint(Place(), Calibrate(close=1.01))(made.context, made.measured())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from collage.compiler.passes.measure import Measure
+from collage.compiler.passes.place import Place
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Rejection
 from collage.search.candidates import Offer
@@ -33,3 +35,25 @@ def test_a_switch_is_measured_with_typical_kernels_of_each_backend_in_turn() -> 
         ("other", (3,)),
         ("lib", (2,)),
     ]
+
+
+def test_few_offers_are_measured_first_and_the_rest_against_the_placed_mix() -> None:
+    costs = {**each_node("lib", 10.0), ("lib", (0, 1)): 15.0}
+    made = Made(costs, LIBRARY)
+    start = replace(made.measured(), outcomes={})
+    few = Measure(few=True)(made.context, start)
+    assert {request.nodes for request in few.outcomes} == {(0, 1), (2,), (3,)}
+    placed = Place()(made.context, few)
+    asked: list[Mapping[tuple[int, ...], float]] = []
+    race = made.measurer.race
+
+    def noted(requests, rivals_us=None, switch_us=0.0):  # type: ignore[no-untyped-def]
+        asked.append(rivals_us)
+        return race(requests, rivals_us, switch_us)
+
+    made.measurer.race = noted  # type: ignore[method-assign]
+    found = Measure(slack=2.0)(made.context, placed)
+    assert len(found.outcomes) == len(costs)
+    (rivals_us,) = asked
+    assert rivals_us[0,] == rivals_us[0, 1] == 2.0 * (15.0 + found.epsilon_us)
+    assert rivals_us[2,] == 2.0 * (10.0 + found.epsilon_us)

@@ -9,7 +9,7 @@ import pytest
 from collage.compiler.events import Searched
 from collage.compiler.passes.place import Place, without_mix
 from collage.errors import NoPlacementError
-from collage.measure_db.results import IN_NETWORK, Rejection, RejectionKind
+from collage.measure_db.results import IN_NETWORK, Measurement, Rejection, RejectionKind, Slower
 from tests.compiler.null import WHOLE, Made, NullBackend, each_node, regions
 
 LIBRARY, ENGINE = NullBackend("lib", team=True), NullBackend("engine", engine=True)
@@ -43,6 +43,29 @@ def test_neighbours_on_one_engine_are_measured_as_one_region() -> None:
     assert ("engine", (1, 2)) in [(request.backend, request.nodes) for request in made.measurer.asked]
     assert "neighbours on one engine" in [offer.pattern for offer in found.offers]
     assert Place(rounds=1)(made.context, start).placed.mix != found.placed.mix
+
+
+def test_what_lost_a_race_is_measured_to_the_end_where_it_could_gain() -> None:
+    made = Made({**each_node("lib", 10.0), ("lib", (1, 2)): 12.0}, LIBRARY)
+    start = made.measured()
+    fused = next(offer.request for offer in start.offers if offer.request.nodes == (1, 2))
+    start = replace(start, outcomes={**start.outcomes, fused: Slower(11.5, 11.0, 3)})
+    found = Place()(made.context, start)
+    assert made.measurer.asked == [fused]
+    assert found.outcomes[fused] == Measurement(12.0, 0.0, 12.0, 9, 0.0)
+    assert regions(found) == [("lib", (0,)), ("lib", (1, 2)), ("lib", (3,))]
+
+
+def test_what_lost_a_race_is_let_be_where_it_could_gain_nothing() -> None:
+    made = Made({**each_node("lib", 10.0), ("lib", (1, 2)): 1.0}, LIBRARY)
+    start = made.measured()
+    fused = next(offer.request for offer in start.offers if offer.request.nodes == (1, 2))
+    start = replace(start, outcomes={**start.outcomes, fused: Slower(30.0, 11.0, 3)})
+    found = Place()(made.context, start)
+    assert made.measurer.asked == []
+    assert len(regions(found)) == 4
+    (outrun,) = [c for c in found.placed.candidates if c.outrun]
+    assert (outrun.nodes, outrun.cost_us) == ((1, 2), 30.0)
 
 
 def test_a_backend_with_many_faults_is_left_out() -> None:

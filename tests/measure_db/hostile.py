@@ -44,6 +44,18 @@ class Misbehaving(NumpyBackend):
         call()
 
 
+class Slow(Misbehaving):
+    """Right, and takes a millisecond longer than others."""
+
+    name: ClassVar[str] = "slow"
+
+    def run(
+        self, call: Call, inputs: Sequence[Array], outputs: Sequence[Array], state: dict[str, Any]
+    ) -> None:
+        time.sleep(0.001)
+        call()
+
+
 class Segfault(Misbehaving):
     name: ClassVar[str] = "segfault"
 

@@ -1,35 +1,79 @@
-"""Which candidates are measured first, and which need no precise time."""
+"""Which candidates of a region are measured first, what they have to beat, and which are not measured at all."""
 
 from __future__ import annotations
 
 import math
 
-from collage.measure_db.contenders import Contenders
+from collage.measure_db.contenders import Contenders, Field
 from collage.measure_db.protocol import Request
-from collage.measure_db.results import Measurement, Rejection, RejectionKind
+from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind, Slower
 
 
 def took(us: float) -> Measurement:
     return Measurement(us, 0.1, us, 21, 0.0)
 
 
-def test_slower_ones_of_the_same_operators_are_hopeless() -> None:
+def noted(contenders: Contenders, *found: tuple[int, str, Outcome]) -> Contenders:
+    for node, backend, outcome in found:
+        contenders.note(Request((node,), backend), outcome)
+    return contenders
+
+
+def test_the_fastest_of_the_same_operators_is_to_beat() -> None:
     contenders = Contenders()
-    assert contenders.hopeless_us(Request((0,), "a")) == math.inf
-    contenders.note(Request((0,), "a"), took(100.0))
-    contenders.note(Request((0,), "b"), took(80.0))
-    contenders.note(Request((0,), "c"), took(500.0))
-    assert contenders.hopeless_us(Request((0,), "d")) == 1.5 * 80.0 + 20.0
-    assert contenders.hopeless_us(Request((0, 1), "d")) == math.inf
+    assert contenders.rival_us(Request((0,), "a")) == math.inf
+    noted(contenders, (0, "a", took(100.0)), (0, "b", took(80.0)), (0, "c", took(500.0)))
+    noted(contenders, (0, "e", Slower(10.0, 5.0, 12)))  # it was not measured to the end
+    assert contenders.rival_us(Request((0,), "d")) == 80.0
+    assert contenders.rival_us(Request((0, 1), "d")) == math.inf
+
+
+def test_engines_have_to_make_up_for_the_cost_of_a_call() -> None:
+    contenders = Contenders(Field(engines=frozenset(["e"]), rivals_us={(1,): 50.0}, switch_us=20.0))
+    noted(contenders, (0, "e", took(30.0)))
+    assert contenders.rival_us(Request((0,), "lib")) == 50.0
+    noted(contenders, (0, "lib", took(10.0)))
+    assert contenders.rival_us(Request((0,), "e")) == -10.0
+    assert contenders.hopeless(Request((0,), "e"))
+    assert contenders.rival_us(Request((1,), "e")) == 30.0
+    assert not contenders.hopeless(Request((1,), "e"))
 
 
 def test_those_that_were_fast_come_first() -> None:
-    contenders = Contenders()
+    contenders = Contenders(Field(engines=frozenset(["engine"])))
     for node, times in enumerate([(300.0, 100.0, 120.0), (90.0, 30.0, 31.0)]):
         for backend, us in zip("abc", times, strict=True):
-            contenders.note(Request((node,), backend), took(us))
-    contenders.note(Request((2,), "a"), Rejection(RejectionKind.CRASHED, "SIGSEGV"))
+            noted(contenders, (node, backend, took(us)))
+    noted(contenders, (2, "a", Rejection(RejectionKind.CRASHED, "SIGSEGV")))
     requests = [Request((3,), backend) for backend in "abc"]
     assert [each.backend for each in contenders.in_order(requests)] == ["b", "c", "a"]
-    new = Request((3,), "new")
-    assert contenders.in_order([requests[0], new])[0] == new
+    unknown = [Request((3,), "engine"), Request((3,), "library")]
+    assert [each.backend for each in contenders.in_order([requests[0], *unknown])] == [
+        "library",
+        "engine",
+        "a",
+    ]
+
+
+def test_similar_operators_tell_more_than_others() -> None:
+    contenders = Contenders(Field(operators=lambda nodes: "conv" if nodes[0] < 10 else "add"))
+    noted(contenders, (0, "a", took(10.0)), (0, "b", took(40.0)))
+    for node in (10, 11, 12):
+        noted(contenders, (node, "a", took(90.0)), (node, "b", took(10.0)))
+    requests = {kind: [Request((node,), name) for name in "ab"] for kind, node in (("conv", 5), ("add", 20))}
+    assert contenders.in_order(requests["conv"])[0].backend == "a"
+    assert contenders.in_order(requests["add"])[0].backend == "b"
+
+
+def test_what_lost_by_far_on_many_regions_is_not_measured_on_more() -> None:
+    contenders = Contenders(Field(operators=lambda nodes: "conv"))
+    for node in range(5):
+        assert not contenders.hopeless(Request((9,), "slow"))
+        noted(contenders, (node, "fast", took(10.0)), (node, "slow", Slower(20.0, 10.0, 3)))
+        contenders.in_order([])
+    assert not contenders.hopeless(Request((9,), "slow"))  # nothing else of that region is known
+    noted(contenders, (9, "fast", took(10.0)))
+    assert contenders.hopeless(Request((9,), "slow"))
+    noted(contenders, (6, "slow", took(9.0)), (6, "fast", took(10.0)))
+    contenders.in_order([])
+    assert not contenders.hopeless(Request((9,), "slow"))  # it has won once

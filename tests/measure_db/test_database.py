@@ -19,7 +19,7 @@ from collage.errors import DatabaseError
 from collage.measure_db.database import Database, KernelKey, NetworkKey
 from collage.measure_db.database_file import default_path
 from collage.measure_db.migrations import APPLICATION_ID, MIGRATIONS
-from collage.measure_db.results import GATE, Measurement, Rejection, RejectionKind
+from collage.measure_db.results import GATE, Measurement, Rejection, RejectionKind, Slower
 from collage.measure_db.timing import Timing
 from tests.small_disk import no_file_above
 
@@ -57,6 +57,15 @@ def test_each_part_of_the_key_counts(path: Path, part: str) -> None:
     with Database(path) as database:
         database.put(KEY, MEASURED)
         assert database.get([_with(part)]) == {}
+
+
+def test_a_kernel_that_lost_a_race(path: Path) -> None:
+    slower = Slower(20.0, 12.5, 6)
+    with Database(path) as database:
+        database.put(KEY, slower, "conv2d")
+        assert database.get([KEY]) == {KEY: slower}
+        database.put(KEY, MEASURED)
+        assert database.get([KEY]) == {KEY: MEASURED}
 
 
 def test_a_later_outcome_replaces_an_earlier_one(path: Path) -> None:

@@ -227,6 +227,7 @@ def test_an_older_database_is_read_and_not_changed(tmp_path: Path) -> None:
     with closing(sqlite3.connect(file)) as connection, connection:
         connection.execute("ALTER TABLE kernels DROP COLUMN gate")
         connection.execute("ALTER TABLE kernels DROP COLUMN finite_only")
+        connection.execute("ALTER TABLE kernels DROP COLUMN rival_us")
         connection.execute("PRAGMA user_version = 2")
         connection.execute("PRAGMA journal_mode = DELETE")
     before = file.read_bytes()

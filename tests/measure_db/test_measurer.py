@@ -19,11 +19,12 @@ from collage.errors import MeasurementError, UsageError
 from collage.frontend.model import Model
 from collage.kernel.options import BuildOptions
 from collage.measure_db.database import Database
+from collage.measure_db.effort import EXHAUSTIVE, FULL, Effort
 from collage.measure_db.measured_model import MeasuredModel
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.process import WorkerProcess
 from collage.measure_db.protocol import Evaluate, Request
-from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
+from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind, Slower
 from collage.measure_db.session import WorkerSession
 from collage.measure_db.settings import Limits, MeasureSettings
 from tests.backends_for_tests import NumpyBackend, chain_model
@@ -60,11 +61,51 @@ def measurer(
     limits: Limits = LIMITS,
     progress: Callable[[Progress], None] | None = None,
     version: str = "1.0",
+    effort: Effort = FULL,
 ) -> Measurer:
     named = {backend.name: backend for backend in backends or (NumpyBackend(),)}
     versions = dict.fromkeys(named, version)
-    settings = MeasureSettings(named, versions, OPTIONS, "test machine", limits=limits)
+    settings = MeasureSettings(named, versions, OPTIONS, "test machine", effort, limits)
     return Measurer(WorkerSession(MeasuredModel(model), settings), database, progress)
+
+
+def test_the_slower_kernel_of_a_race_is_let_go(model: Model, database: Database) -> None:
+    numpy, slow = Request((0,), "numpy"), Request((0,), "slow")
+    with measurer(model, database, NumpyBackend(), hostile.Slow()) as first:
+        found = first.race([numpy, slow])
+        assert first.measurements_made == 2
+        lost = found[slow]
+        assert isinstance(found[numpy], Measurement) and isinstance(lost, Slower)
+        assert lost.least_us >= 1000.0 > lost.rival_us == found[numpy].median_us
+    with measurer(model, database, NumpyBackend(), hostile.Slow()) as second:
+        assert second.race([numpy, slow]) == found
+        assert second.measurements_made == 0
+        to_the_end = second.measure([slow])[slow]
+        assert isinstance(to_the_end, Measurement) and to_the_end.min_us >= 1000.0
+        assert second.race([numpy, slow])[slow] == to_the_end
+
+
+def test_what_lost_against_a_backend_that_is_not_used_now_is_measured(
+    model: Model, database: Database
+) -> None:
+    requests = [Request((0,), "numpy"), Request((0,), "slow")]
+    with measurer(model, database, NumpyBackend(), hostile.Slow()) as both:
+        assert isinstance(both.race(requests)[requests[1]], Slower)
+    with measurer(model, database, hostile.Slow()) as alone:
+        assert isinstance(alone.race(requests[1:])[requests[1]], Measurement)
+
+
+def test_rivals_that_are_given_have_to_be_beaten(model: Model, database: Database) -> None:
+    request = Request((0,), "slow")
+    with measurer(model, database, hostile.Slow()) as first:
+        assert isinstance(first.race([request], {(0,): 10.0})[request], Slower)
+        assert isinstance(first.race([Request((0, 1), "slow")], {(0, 1): 1e9}).popitem()[1], Measurement)
+
+
+def test_an_exhaustive_effort_lets_nothing_go(model: Model, database: Database) -> None:
+    requests = [Request((0,), "numpy"), Request((0,), "slow")]
+    with measurer(model, database, NumpyBackend(), hostile.Slow(), effort=EXHAUSTIVE) as first:
+        assert all(isinstance(each, Measurement) for each in first.race(requests).values())
 
 
 def test_a_good_backend_is_measured(model: Model, database: Database) -> None:

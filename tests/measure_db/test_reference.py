@@ -25,7 +25,7 @@ from collage.measure_db import reference
 from collage.measure_db.bound_kernel import KernelSource
 from collage.measure_db.candidate import measure_candidate
 from collage.measure_db.reference import evaluate
-from collage.measure_db.results import Measurement, Rejection, RejectionKind
+from collage.measure_db.results import Measurement, Rejection, RejectionKind, Slower
 from collage.measure_db.samples import Samples
 from collage.measure_db.store import ValueStore
 from tests.backends_for_tests import NumpyBackend, chain_model, onnx_model
@@ -221,8 +221,11 @@ def test_weights_of_instances_rotate(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert isinstance(outcome, Measurement)
     assert len(loads) == 8
     loads.clear()
-    assert isinstance(measure_candidate(source, Samples(store), hopeless_us=0.1), Measurement)
-    assert len(loads) == 1  # one that takes far longer than another needs no precise time
+    outcome = measure_candidate(source, Samples(store), rival_us=0.1)
+    assert isinstance(outcome, Slower)
+    assert outcome.least_us > outcome.rival_us == 0.1
+    assert len(loads) == 1  # what takes far longer than another is let go before its weights rotate
+    assert isinstance(measure_candidate(source, Samples(store), rival_us=1e9), Measurement)
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (5,), (300, 100)])

@@ -27,11 +27,13 @@ class Calibrate:
     """Runs the proposed mix, unless it was run before, and learns from the times of its launches.
 
     The proposal is then the one of all rounds whose mix takes the least time. Its costs are those in the network, so
-    that their sum predicts the whole. A mix of another round is planned, too, where its time is less than ``close``
-    times the least. The rounds were run at different times, so the last comparison decides between them.
+    that their sum predicts the whole. At most ``most_close`` mixes of other rounds are planned, too, where their time
+    is less than ``close`` times the least. The rounds were run at different times, so the last comparison decides
+    between them.
     """
 
-    close: float = 1.1
+    close: float = 1.05
+    most_close: int = 3
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
         """Sets the calibration, the proposal and its plans.
@@ -70,6 +72,7 @@ class Calibrate:
         best = rounds[0] if rounds else compilation.placed
         limit_us = self.close * best.mix_us
         close = [each.mix for each in rounds[1:] if each.mix is not None and each.mix_us < limit_us]
+        close = close[: self.most_close]
         graph = compilation.imported.graph
         plans = plans_of(graph, best, close, compilation.epsilon_us, context.backends)
         return replace(compilation, proposal=best, plans=tuple(plans))

@@ -61,7 +61,8 @@ class Concurrency:
         base = bench.assembler.assemble(Plan("mix", mix, exclusive=False), compilation.tunings)
         if base.program.ordered.dag.width < 2:
             return compilation
-        single, considered = single_threaded(context, compilation, base.launches)
+        beside = base.program.ordered.dag.beside_others
+        single, considered = single_threaded(context, compilation, base.launches, beside)
         launches = _Launches(compilation.epsilon_us, mix, base, tuple(single))
         plan = self._best(bench, launches, compilation.tunings)
         plans = (*compilation.plans, *([] if plan is None else [plan]))

@@ -3,33 +3,63 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from collage.compiler.state import Compilation, Context
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome
+from collage.search.candidates import Offer
+from collage.search.promising import promising
 
 
 @dataclass(frozen=True)
 class Measure:
-    """Measures all offers, or looks them up.
+    """Measures all offers, or looks them up; with ``few`` only the most promising ones (``search.promising``).
+
+    Where the model is placed already, an offer has to beat the kernels of the placed mix that it could replace, with
+    ``slack`` for the layout transforms that it could save.
 
     The cost of a switch is measured with ``switched`` candidates of each backend: those whose time is nearest to
     ``typical_us`` microseconds. The quickest candidates run on one thread, so they would not show the cost of waking
     the threads of one library after those of another.
     """
 
+    few: bool = False
+    slack: float = 1.1
     typical_us: float = 200.0
     switched: int = 4
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
-        """Sets the outcomes and the cost of a switch."""
+        """Adds outcomes, and sets the cost of a switch. What is placed already has to be calibrated again."""
         measurer = context.workbench(compilation).measurer
-        outcomes = measurer.measure([offer.request for offer in compilation.offers])
+        offers: Sequence[Offer] = compilation.offers
+        if self.few:
+            done = {node for view in compilation.views for node in view.nodes}
+            offers = promising(offers, len(compilation.imported.graph.nodes), context.engines, done)
+        requests = [offer.request for offer in offers]
+        rivals_us = self._rivals_us(compilation, requests)
+        measured = measurer.race(requests, rivals_us, compilation.epsilon_us)
+        outcomes = {**compilation.outcomes, **measured}
         epsilon_us = measurer.epsilon_us(self._typical(outcomes))
-        return replace(compilation, outcomes=outcomes, epsilon_us=epsilon_us)
+        calibration = replace(compilation.calibration, converged=False)
+        return replace(compilation, outcomes=outcomes, epsilon_us=epsilon_us, calibration=calibration)
+
+    def _rivals_us(
+        self, compilation: Compilation, requests: Sequence[Request]
+    ) -> Mapping[tuple[int, ...], float]:
+        """The time of all kernels of the mix that share nodes with a request, in microseconds, by its nodes."""
+        mix = None if compilation.proposal is None else compilation.proposal.mix
+        if mix is None:
+            return {}
+        kernels = [(c.cost_us + compilation.epsilon_us * c.switches, c.nodes) for c in mix.candidates]
+        kernel_of = {node: at for at, (_, nodes) in enumerate(kernels) for node in nodes}
+        found: dict[tuple[int, ...], float] = {}
+        for nodes in {request.nodes for request in requests}:
+            shared = {kernel_of[node] for node in nodes}
+            found[nodes] = self.slack * sum(kernels[at][0] for at in shared)
+        return found
 
     def _typical(self, outcomes: Mapping[Request, Outcome]) -> list[Request]:
         """A few candidates of each backend, one backend after another."""

@@ -7,12 +7,12 @@ comparison.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from collage.compiler.state import Compilation, Context
 from collage.graph.storage import PLAIN
 from collage.search.candidates import Offer
+from collage.search.promising import promising
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class MeasureFew:
         offers = [offer for offer in compilation.offers if _is_plain(offer)]
         if not self.every:
             done = {node for view in compilation.views for node in view.nodes}
-            offers = _few(offers, len(compilation.imported.graph.nodes), context.engines, done)
-        outcomes = measurer.measure([offer.request for offer in offers])
+            offers = promising(offers, len(compilation.imported.graph.nodes), context.engines, done)
+        outcomes = measurer.race([offer.request for offer in offers])
         epsilon_us = measurer.epsilon_us(())
         return replace(compilation, offers=tuple(offers), outcomes=outcomes, epsilon_us=epsilon_us)
 
@@ -36,28 +36,3 @@ class MeasureFew:
 def _is_plain(offer: Offer) -> bool:
     variant = offer.request.variant
     return all(layout == PLAIN for layout in (*variant.inputs, *variant.outputs))
-
-
-def _few(offers: Sequence[Offer], count: int, engines: Collection[str], done: Collection[int]) -> list[Offer]:
-    """The most promising offers.
-
-    They are each engine on the whole model, each library on its largest subgraphs, and engines on single nodes that no
-    library takes. ``count`` is the number of all nodes, and ``done`` are the nodes of views, which cost nothing.
-    """
-    nodes_of: dict[str, set[tuple[int, ...]]] = {}
-    for offer in offers:
-        nodes_of.setdefault(offer.request.backend, set()).add(offer.request.nodes)
-    largest = {
-        name: {n for n in sets if not any(set(n) < set(other) for other in sets)}
-        for name, sets in nodes_of.items()
-        if name not in engines
-    }
-    covered = set(done).union(*(nodes for sets in largest.values() for nodes in sets))
-
-    def wanted(offer: Offer) -> bool:
-        nodes = offer.request.nodes
-        if offer.request.backend in engines:
-            return len(nodes) == count or (len(nodes) == 1 and nodes[0] not in covered)
-        return nodes in largest[offer.request.backend]
-
-    return [offer for offer in offers if wanted(offer)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,8 @@ from collage.search.placement import Placement
 from collage.search.split_regions import region_splits
 from collage.search.transforms import ValueTransform
 
+log = logging.getLogger(__name__)
+
 NOISE_MARGIN = 1.0
 """The number of half-widths of its confidence interval that a candidate is charged, so that noise decides nothing."""
 
@@ -38,12 +41,17 @@ class Place:
     measured, and the model is placed again, in at most ``rounds`` rounds, until no candidate is new. Layout transforms
     that a placement may need are measured, too.
 
+    Kernels that lost a race (``results.Slower``) are not placed. Their lower bounds show what they could gain at most:
+    where a placement with them would cost less by a share of more than ``least_gain``, those in it are measured to the
+    end, and the model is placed again.
+
     A backend is left out when ``most_faults`` of its kernels have failed in networks, since each failure costs a worker
     or a time limit. A pass that is not ``thorough`` places once, in the plain format.
     """
 
     thorough: bool = True
     rounds: int = 6
+    least_gain: float = 0.003
     most_faults: int = 5
     large: float = 0.25
 
@@ -52,11 +60,15 @@ class Place:
         if not self.thorough:
             return _placed_once(context, compilation)
         for _ in range(self.rounds):
-            compilation, searched = self._search(context, compilation)
+            compilation, searched = self._certain(context, compilation)
             new = self._suggestions(context, compilation)
             if not new:
                 break
-            measured = context.workbench(compilation).measurer.measure([offer.request for offer in new])
+            rivals_us = _rivals_us(compilation.placed.mix, new, compilation.epsilon_us)
+            measurer = context.workbench(compilation).measurer
+            measured = measurer.race([offer.request for offer in new], rivals_us, compilation.epsilon_us)
+            if not measured:
+                break
             compilation = replace(
                 compilation,
                 offers=(*compilation.offers, *new),
@@ -64,7 +76,20 @@ class Place:
             )
         return compilation.told(searched)
 
-    def _search(self, context: Context, compilation: Compilation) -> tuple[Compilation, Searched]:
+    def _certain(self, context: Context, compilation: Compilation) -> tuple[Compilation, Searched]:
+        """Search, and measure to the end what lost a race and could be part of a better placement all the same."""
+        while True:
+            compilation, searched, doubtful = self._search(context, compilation)
+            if not doubtful:
+                return compilation, searched
+            log.info("%d kernels that lost a race are measured to the end", len(doubtful))
+            measured = context.workbench(compilation).measurer.measure(doubtful)
+            compilation = replace(compilation, outcomes={**compilation.outcomes, **measured})
+
+    def _search(
+        self, context: Context, compilation: Compilation
+    ) -> tuple[Compilation, Searched, list[Request]]:
+        """The compilation with a proposal, and the requests that are worth measuring to the end."""
         measurer = context.workbench(compilation).measurer
         graph, corrections = compilation.imported.graph, compilation.calibration.corrections
         candidates = _candidates(context, compilation, corrections.outcomes(compilation.outcomes))
@@ -75,7 +100,8 @@ class Place:
             place, graph, epsilon_us=compilation.epsilon_us, margin=NOISE_MARGIN, transforms_us=transforms_us
         )
         left_out = compilation.left_out | self._faulty(measurer, compilation.outcomes)
-        usable = [c for c in candidates if c.backend not in left_out]
+        possible = [c for c in candidates if c.backend not in left_out]
+        usable = [c for c in possible if not c.outrun]
         placement = best(usable)
         mix: Placement | None = placement
         if len(placement.candidates) == 1:
@@ -83,8 +109,19 @@ class Place:
                 mix = best([c for c in usable if len(c.nodes) < len(graph.nodes)])
             except NoPlacementError:
                 mix = None  # some operator has no candidate of its own
-        proposal = Proposal(placement, mix, tuple(candidates), transforms_us, corrections)
-        return replace(compilation, proposal=proposal), Searched(time.perf_counter() - started)
+        hoped = (
+            best([c for c in possible if len(c.nodes) < len(graph.nodes)]) if mix is not None else placement
+        )
+        proposal = Proposal(placement, mix, tuple(candidates), transforms_us, corrections, hoped.predicted_us)
+        doubtful = self._doubtful(proposal, hoped)
+        return replace(compilation, proposal=proposal), Searched(time.perf_counter() - started), doubtful
+
+    def _doubtful(self, proposal: Proposal, hoped: Placement) -> list[Request]:
+        """The kernels of the hoped-for placement that lost a race, where it gains enough beside the proposal's mix."""
+        known = proposal.placement if proposal.mix is None else proposal.mix
+        if _charged_us(hoped) > (1 - self.least_gain) * _charged_us(known):
+            return []
+        return [Request(c.nodes, c.backend, c.variant) for c in hoped.candidates if c.outrun]
 
     def _faulty(self, measurer: Measurer, outcomes: Mapping[Request, Outcome]) -> frozenset[str]:
         """The backends with ``most_faults`` or more kernels that failed in networks."""
@@ -130,6 +167,24 @@ class Place:
         return list(dict.fromkeys(found))
 
 
+def _charged_us(placement: Placement) -> float:
+    """The cost that the search gives a placement in microseconds, with the noise of its kernels."""
+    return placement.predicted_us + NOISE_MARGIN * sum(c.noise_us for c in placement.candidates)
+
+
+def _rivals_us(
+    mix: Placement | None, offers: Sequence[Offer], epsilon_us: float
+) -> dict[tuple[int, ...], float]:
+    """What the offers have to beat, by nodes, in microseconds: the kernels of the mix that do the same together."""
+    found: dict[tuple[int, ...], float] = {}
+    for nodes in {offer.request.nodes for offer in offers}:
+        inside = set(nodes)
+        parts = [c for c in mix.candidates if inside.issuperset(c.nodes)] if mix is not None else []
+        if sum(len(c.nodes) for c in parts) == len(nodes):
+            found[nodes] = sum(c.cost_us + epsilon_us * c.switches for c in parts)
+    return found
+
+
 def without_mix(compilation: Compilation) -> Compilation:
     """The same compilation without a mix: one kernel runs all of the model. Raises NoPlacementError."""
     proposal = compilation.placed
@@ -137,7 +192,7 @@ def without_mix(compilation: Compilation) -> Compilation:
         return replace(compilation, proposal=replace(proposal, mix=None))
     graph = compilation.imported.graph
     idle = {n for view in compilation.views for n in view.nodes}
-    whole = [c for c in proposal.candidates if len({*c.nodes, *idle}) == len(graph.nodes)]
+    whole = [c for c in proposal.candidates if not c.outrun and len({*c.nodes, *idle}) == len(graph.nodes)]
     placement = place(
         graph, whole, compilation.epsilon_us, margin=NOISE_MARGIN, transforms_us=proposal.transforms_us
     )
@@ -147,8 +202,9 @@ def without_mix(compilation: Compilation) -> Compilation:
 def _placed_once(context: Context, compilation: Compilation) -> Compilation:
     graph = compilation.imported.graph
     candidates = _candidates(context, compilation, compilation.outcomes)
+    usable = [c for c in candidates if not c.outrun]
     started = time.perf_counter()
-    placement = place(graph, candidates, compilation.epsilon_us, margin=NOISE_MARGIN)
+    placement = place(graph, usable, compilation.epsilon_us, margin=NOISE_MARGIN)
     proposal = Proposal(placement, None, tuple(candidates))
     return replace(compilation, proposal=proposal).told(Searched(time.perf_counter() - started))
 

@@ -34,6 +34,21 @@ class Repeat:
 
 
 @dataclass(frozen=True)
+class IfPlaced:
+    """Runs the passes, and leaves everything as it was where they find no placement; later passes find more offers."""
+
+    passes: tuple[Pass, ...]
+
+    def __call__(self, context: Context, compilation: Compilation) -> Compilation:
+        """Sets what the passes set, or nothing."""
+        try:
+            return run(self.passes, context, compilation)
+        except NoPlacementError as error:
+            log.info("no placement yet: %s", error)
+            return compilation
+
+
+@dataclass(frozen=True)
 class Either:
     """Runs the first pass, or the second one where the first finds no placement."""
 

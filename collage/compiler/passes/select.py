@@ -19,7 +19,6 @@ from collage.compiler.state import Compilation, Context
 from collage.compiler.workbench import Workbench
 from collage.core.progress import Progress
 from collage.errors import NoPlacementError
-from collage.measure_db.effort import FULL
 from collage.measure_db.interleave import ties
 from collage.measure_db.keys import Raced
 from collage.measure_db.timing import Timing
@@ -52,7 +51,7 @@ class Select:
         notes = [f"{label}: {reason}; not used" for label, reason in reasons.items()]
         usable = [each for each in executables if each.label not in reasons]
         if usable:
-            raced = bench.runs.race(usable, Race(FULL, noted=True, shown=True))
+            raced = bench.runs.race(usable, Race(context.options.effort, noted=True, shown=True))
             timings = {label: each.timing for label, each in raced.items()}
             context.progress(Progress("check", 0, 1))
             for executable in _ranked(usable, timings):

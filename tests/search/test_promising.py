@@ -1,0 +1,44 @@
+"""The most promising offers: they cover what all offers cover, and are few."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collage.measure_db.protocol import Request
+from collage.search.candidates import Offer
+from collage.search.promising import promising
+
+
+def offers(backend: str, *node_sets: Iterable[int]) -> list[Offer]:
+    return [Offer(Request(tuple(sorted(nodes)), backend), "pattern") for nodes in node_sets]
+
+
+def chosen(found: Iterable[Offer]) -> set[tuple[str, tuple[int, ...]]]:
+    return {(each.request.backend, each.request.nodes) for each in found}
+
+
+def test_libraries_on_their_largest_subgraphs_and_engines_on_the_rest() -> None:
+    library = offers("lib", [0], [0, 1], [0, 1, 2])
+    engine = offers("engine", [0], [3], [0, 1, 2, 3], [2, 3])
+    assert chosen(promising([*library, *engine], 5, {"engine"}, {4})) == {
+        ("lib", (0, 1, 2)),
+        ("engine", (3,)),
+    }
+    assert ("engine", (0, 1, 2, 3)) in chosen(promising([*library, *engine], 4, {"engine"}, ()))
+
+
+def test_what_is_left_of_largest_subgraphs_that_overlap_is_taken() -> None:
+    """Two convolutions (0 and 1) before a sum (2): only one of them can take the sum."""
+    found = promising(offers("lib", [0], [1], [2], [0, 2], [1, 2]), 3, (), ())
+    assert chosen(found) == {("lib", (0, 2)), ("lib", (1, 2)), ("lib", (0,)), ("lib", (1,))}
+
+
+@given(st.sets(st.frozensets(st.integers(0, 7), min_size=1, max_size=4), min_size=1, max_size=20))
+def test_every_node_that_a_library_can_take_is_covered(sets: set[frozenset[int]]) -> None:
+    every = offers("lib", *sets)
+    found = promising(every, 9, (), ())
+    assert chosen(found) <= chosen(every)
+    assert {n for each in found for n in each.request.nodes} == {n for nodes in sets for n in nodes}
