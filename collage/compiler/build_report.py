@@ -13,8 +13,11 @@ from collage.backends.base import VIEW
 from collage.compiler.events import Considered, Evolved, Failed, Measured, Noted, Searched, TriedEngine
 from collage.compiler.state import Compilation, Context
 from collage.measure_db.protocol import Request
-from collage.measure_db.results import Measurement, Outcome
+from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
 from collage.report.report import CandidateReport, NodeReport, Report, figures
+
+_UNKNOWN = Rejection(RejectionKind.UNSUPPORTED, "not measured before the compile was stopped")
+"""What is reported of a candidate that was not measured. It is not recorded anywhere."""
 
 
 def report_of(context: Context, compilation: Compilation, started: float) -> Report:
@@ -46,6 +49,9 @@ def report_of(context: Context, compilation: Compilation, started: float) -> Rep
         schedule=selected.schedule,
         graph_level=evolved[-1] if evolved else None,
         unmeasured=selected.unmeasured,
+        best_so_far=tuple(context.course.best),
+        ended=context.course.ended,
+        budget_s=context.options.budget_s,
     )
 
 
@@ -82,7 +88,7 @@ def _candidates(compilation: Compilation, threads: int) -> Iterator[CandidateRep
                 yield CandidateReport(*about, cost_us=0.0, noise_us=0.0, threads=threads)
         outcomes = compilation.proposal.corrections.outcomes(compilation.outcomes)
         for offer in compilation.offers:
-            found = _candidate(offer.request, offer.pattern, outcomes[offer.request])
+            found = _candidate(offer.request, offer.pattern, outcomes.get(offer.request, _UNKNOWN))
             yield replace(found, threads=threads)
     for each in compilation.refused:
         yield CandidateReport(each.nodes, each.backend, each.pattern, reason=f"no match: {each.reason}")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from collage.compiler.passes.measure_few import MeasureFew
+import pytest
+
+from collage.compiler.passes.measure_few import MeasureCover, MeasureFew
 from collage.graph.storage import BLOCKED
 from collage.kernel.options import Variant
 from collage.measure_db.protocol import Request
@@ -38,3 +40,19 @@ def test_every_plain_offer_is_measured_where_a_few_do_not_do() -> None:
     made = Made(costs, LIBRARY, ENGINE)
     found = MeasureFew(every=True)(made.context, made.measured())
     assert len(found.outcomes) == len(costs)
+
+
+@pytest.mark.parametrize("budget_s", [None, 60.0])
+def test_a_cover_is_measured_first_where_the_time_is_short(budget_s: float | None) -> None:
+    costs = {
+        **each_node("lib", 1.0, 3),
+        ("lib", (0, 1)): 1.0,
+        **each_node("engine", 1.0),
+        ("engine", WHOLE): 9.0,
+    }
+    made = Made(costs, LIBRARY, ENGINE, budget_s=budget_s)
+    start = made.measured()
+    assert MeasureCover()(made.context, start) is start
+    asked = [(request.backend, request.nodes) for request in made.measurer.asked]
+    first = [("engine", WHOLE), ("engine", (3,)), ("lib", (0, 1)), ("lib", (2,))]
+    assert (asked[:1], sorted(asked)) == (([], []) if budget_s is None else (first[:1], first))

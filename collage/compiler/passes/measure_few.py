@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 
 from collage.compiler.state import Compilation, Context
 from collage.graph.storage import PLAIN
+from collage.measure_db.protocol import Request
+from collage.measure_db.results import Outcome
 from collage.search.candidates import Offer
 
 
@@ -23,14 +25,42 @@ class MeasureFew:
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
         """Sets the outcomes and the cost of a switch, and keeps only the offers that it has measured."""
-        measurer = context.workbench(compilation).measurer
         offers = [offer for offer in compilation.offers if _is_plain(offer)]
         if not self.every:
-            done = {node for view in compilation.views for node in view.nodes}
-            offers = _few(offers, len(compilation.imported.graph.nodes), context.engines, done)
-        outcomes = measurer.measure([offer.request for offer in offers])
-        epsilon_us = measurer.epsilon_us(())
-        return replace(compilation, offers=tuple(offers), outcomes=outcomes, epsilon_us=epsilon_us)
+            offers = _promising(context, compilation, offers)
+        compilation = replace(compilation, offers=tuple(offers))
+        context.course.reached(compilation)
+        outcomes = _measured(context, compilation, offers)
+        epsilon_us = context.workbench(compilation).measurer.epsilon_us(())
+        return replace(compilation, outcomes=outcomes, epsilon_us=epsilon_us)
+
+
+@dataclass(frozen=True)
+class MeasureCover:
+    """Measures the most promising offers first where the compile has a budget.
+
+    They cover the graph, so that there is a placement when the budget is over before all candidates are measured.
+    """
+
+    def __call__(self, context: Context, compilation: Compilation) -> Compilation:
+        """Sets nothing: what is measured here is looked up by the pass that measures all offers."""
+        if context.options.budget_s is not None:
+            plain = [offer for offer in compilation.offers if _is_plain(offer)]
+            _measured(context, compilation, _promising(context, compilation, plain))
+        return compilation
+
+
+def _measured(context: Context, compilation: Compilation, offers: Sequence[Offer]) -> dict[Request, Outcome]:
+    """The outcomes. Each engine on the whole model comes first, so that there is a placement as soon as possible."""
+    measurer, count = context.workbench(compilation).measurer, len(compilation.imported.graph.nodes)
+    requests = [offer.request for offer in offers]
+    whole = measurer.measure([request for request in requests if len(request.nodes) == count])
+    return {**whole, **measurer.measure([request for request in requests if len(request.nodes) < count])}
+
+
+def _promising(context: Context, compilation: Compilation, offers: Sequence[Offer]) -> list[Offer]:
+    done = {node for view in compilation.views for node in view.nodes}
+    return _few(offers, len(compilation.imported.graph.nodes), context.engines, done)
 
 
 def _is_plain(offer: Offer) -> bool:
