@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 LEVELS = ("op", "graph")
 GRAPH_LEVEL_S = 300.0
 """The default seconds of trials at graph level. Most searches of the paper's workloads settle within this time."""
+BUDGET_S: float | None = None
+"""The default budget of a compile in seconds; None for as many as it takes."""
+QUICK_BUDGET_S = 10.0
+"""The default budget of a quick compile in seconds."""
 
 
 @cache
@@ -87,7 +92,9 @@ def compile(
     - ``time_limit_s``: the seconds that a candidate may take to be built and measured.
     - ``streams``: False has kernels run one after another, never side by side.
     - ``level``: "op", or "graph" for an evolutionary search after it (§2.4.3), which runs whole networks.
-    - ``budget_s``: the seconds of that search (default: 300). Ctrl-C ends it with the best placement so far.
+    - ``budget_s``: the seconds of the whole compile (default: as many as it takes, but 300 for that search; 10 where it
+      is ``quick``). When they are over the compile hands over the best module so far, which is at least the fastest
+      engine on the whole model.
     - ``inputs``: values to measure and check with, by name, for inputs where random values make no sense, such as a
       shape. They fix symbolic shapes, too.
     - ``quick``: take few samples of few candidates. Outputs are checked as always, but the choice is not sure.
@@ -100,6 +107,10 @@ def compile(
     Without ``strict``, operators that TVM cannot import run on an engine, and so does everything from where shapes
     depend on data. A model that cannot be cut into parts runs whole on the fastest engine. The report gives the reason.
 
+    Ctrl-C (KeyboardInterrupt) returns the best module so far, too, with a warning that says so. What was measured is
+    kept, and the next compile goes on from there. KeyboardInterrupt is raised where there is no module yet, in the
+    first seconds, and by a second Ctrl-C.
+
     Raises ModelError, UsageError, DatabaseError, MeasurementError or NoPlacementError; all are CollageErrors.
     """
     from collage.compiler.compile import compile_model
@@ -108,13 +119,15 @@ def compile(
 
     if level not in LEVELS:
         raise unknown_names("level", [level], LEVELS)
-    if budget_s is not None and (level != "graph" or not budget_s > 0):
-        raise UsageError("budget_s is for level='graph', and more than 0 seconds.")
+    if budget_s is not None and not budget_s > 0:
+        raise UsageError("budget_s must be more than 0 seconds.")
     if quick and tune_trials:
         raise UsageError(
             "a quick compile does not tune: leave out either quick or tune_trials (--quick or --tune-trials)."
         )
     graph_level_s = (GRAPH_LEVEL_S if budget_s is None else budget_s) if level == "graph" else None
+    if budget_s is None:
+        budget_s = QUICK_BUDGET_S if quick else BUDGET_S
     options = CompileOptions(
         backends=backends,
         shapes=dict(shapes or {}),
@@ -125,6 +138,7 @@ def compile(
         time_limit_s=time_limit_s,
         streams=streams,
         graph_level_s=graph_level_s,
+        budget_s=None if budget_s == math.inf else budget_s,
         inputs=dict(inputs or {}),
         effort=QUICK if quick else FULL,
         strict=strict,
@@ -142,20 +156,23 @@ def compile_shapes(
     *,
     strict: bool = False,
     progress: Callable[[Progress], None] | bool | None = None,
+    budget_s: float | None = None,
     **options: Any,
 ) -> ShapedModule:
     """Compile an ONNX model for several sets of shapes. The result is one module, with a placement for each set.
 
     A call runs the placement for exactly the shapes of its inputs. Calls with other shapes run on ONNX Runtime, with
     one warning. ``strict`` makes such calls errors, and is handed on to ``compile``. ``options`` are those of
-    ``compile``, which is called for each set.
+    ``compile``, which is called for each set. The sets share ``budget_s`` seconds. After Ctrl-C the set that is
+    compiled gets its best module so far, and those after it their first one.
 
     Raises what ``compile`` raises, and UsageError when two sets are the same.
     """
     from collage.compiler.shape_sets import compile_each
 
     with _shown(progress) as show:
-        return compile_each(model, shapes, strict, partial(compile, progress=show, strict=strict, **options))
+        one = partial(compile, progress=show, strict=strict, **options)
+        return compile_each(model, shapes, strict, one, budget_s)
 
 
 def _shown(

@@ -71,7 +71,8 @@ from collage.cli.options import (
     "--budget",
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="Time for --level graph (default: 300). Ctrl-C ends it early and keeps the best found.",
+    help="Time for the whole compile; the best module by then is written. Default: as long as it takes "
+    "(300 for the search of --level graph), 10 with --quick.",
 )
 @click.option(
     "--input",
@@ -127,7 +128,8 @@ def compile(
     """Compile an ONNX model to the fastest mix of backends, and write one file.
 
     Every way of running each part of the model is measured once, in a worker process; the measurements are
-    kept, so a second compile makes none. The result is checked against ONNX Runtime and is never slower than
+    kept, so a second compile makes none. Ctrl-C, or the end of --budget, writes the best module so far: within seconds
+    that is the fastest engine. The result is checked against ONNX Runtime and is never slower than
     the best engine that is installed. Where shapes depend on data, an engine runs the model from there on. A model
     that cannot be cut into parts at all runs whole on the fastest engine. `collage show` tells why.
 
@@ -138,6 +140,7 @@ def compile(
       collage compile bert.onnx -o bert.collage --shape input_ids:1x128 --shape attention_mask:1x128
       collage compile detector.onnx -o detector.collage --input image=image.npy
       collage compile model.onnx -o model.collage --json > report.json
+      collage compile model.onnx -o model.collage --budget 60
       collage compile model.onnx -o model.collage --level graph --budget 600
 
     \b
@@ -145,8 +148,6 @@ def compile(
       collage compile bert.onnx -o bert.collage --shape input_ids:1x64 --shape attention_mask:1x64 \\
                                                 --shape input_ids:1x128 --shape attention_mask:1x128
     """
-    if budget is not None and level != "graph":
-        raise click.UsageError("--budget is for --level graph", click.get_current_context())
     sets = sets_of(shapes)
     files = once_each("--input", inputs)
     if files and len(sets) > 1:

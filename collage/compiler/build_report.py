@@ -46,6 +46,9 @@ def report_of(context: Context, compilation: Compilation, started: float) -> Rep
         schedule=selected.schedule,
         graph_level=evolved[-1] if evolved else None,
         unmeasured=selected.unmeasured,
+        best_so_far=tuple(context.course.best),
+        ended=context.course.ended,
+        budget_s=context.options.budget_s,
     )
 
 
@@ -113,7 +116,9 @@ def _candidate(request: Request, pattern: str, outcome: Outcome | None) -> Candi
             finite_only=outcome.finite_only,
         )
     if outcome is None:
-        return replace(found, verdict="not measured: it had no chance")
+        return replace(
+            found, verdict="not measured: it had no chance by what was known, or the compile was stopped"
+        )
     if isinstance(outcome, Slower):
         return replace(found, least_us=outcome.least_us, verdict=str(outcome))
     return replace(found, reason=f"{outcome.kind.value}: {outcome.message}")

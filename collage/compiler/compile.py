@@ -10,12 +10,16 @@ from pathlib import Path
 
 from collage.backends.registry import Registry
 from collage.compiler.build_report import report_of
+from collage.compiler.course import Course
 from collage.compiler.lab import WorkerLab
 from collage.compiler.options import CompileOptions
+from collage.compiler.passes.anytime import Anytime
 from collage.compiler.passes.check_indices import CheckIndices
 from collage.compiler.passes.dynamic_suffix import DynamicSuffix
+from collage.compiler.passes.first_module import FirstModule
 from collage.compiler.passes.run_whole import RunWhole
-from collage.compiler.pipeline import compiled
+from collage.compiler.passes.settle import Settle
+from collage.compiler.pipeline import compiled_anytime
 from collage.compiler.state import Compilation, Context, Source, run
 from collage.core.progress import Progress
 from collage.core.temporary import sweep
@@ -26,6 +30,7 @@ from collage.frontend.shapes import fix_shapes
 from collage.frontend.value_types import check_example_inputs, shapes_of
 from collage.kernel.target import Target, cores, host
 from collage.measure_db.database import Database
+from collage.measure_db.effort import QUICK
 from collage.measure_db.process import Workers
 from collage.module.module import CompiledModule
 
@@ -42,10 +47,12 @@ def compile_model(
     """Compile the model to the fastest mix of the registry's backends.
 
     A model that has no placement runs on the fastest engine; with ``options.strict`` that is an error. ``workers``
-    lends the measuring worker; without it a worker is started and ended here. Raises ModelError, UsageError,
-    DatabaseError, MeasurementError or, with ``options.strict``, NoPlacementError.
+    lends the measuring worker; without it a worker is started and ended here. When the compile is stopped, by its
+    budget or by Ctrl-C, it hands over the best module so far; Ctrl-C before there is one raises KeyboardInterrupt.
+    Raises ModelError, UsageError, DatabaseError, MeasurementError or, with ``options.strict``, NoPlacementError.
     """
     started = time.perf_counter()
+    course: Course[Compilation] = Course(progress)
     backends = registry.select(options.backends)
     target = _target(options.threads)
     versions = {name: backend.available().version for name, backend in backends.items()}
@@ -60,18 +67,22 @@ def compile_model(
     fix_shapes(original, shapes)
     with ExitStack() as stack:
         kept = workers if workers is not None else stack.enter_context(Workers())
+        kept.deadline = course.deadline
         database = stack.enter_context(Database(options.db, since=options.since))
         context = Context(
-            registry, backends, versions, target, options, database, kept, progress, WorkerLab()
+            registry, backends, versions, target, options, database, kept, course.show, WorkerLab(), course
         )
+        start = Compilation(loaded)
+        if options.effort is not QUICK:  # a quick compile takes as long as a first module
+            start = FirstModule()(context, start)
         try:
-            compilation = compiled(context, loaded)
+            compilation = compiled_anytime(context, start)
         except (ModelError, NoPlacementError) as error:
             if options.strict:
                 raise
             log.info("%s: no placement (%s); trying the engines on the whole model", name, error)
             whole = RunWhole(str(error), source, shapes), DynamicSuffix(error), CheckIndices()
-            compilation = run(whole, context, Compilation(loaded))
+            compilation = run((Anytime(whole, Settle()),), context, start)
         report = report_of(context, compilation, started)
     return CompiledModule(compilation.result.parts, report, compilation.result.executor)
 

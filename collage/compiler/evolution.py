@@ -9,7 +9,6 @@ same search on the same database makes the same choices, and no measurement.
 
 from __future__ import annotations
 
-import logging
 import random
 
 from collage.backends.base import VIEW
@@ -17,14 +16,13 @@ from collage.compiler.events import Event, Evolved
 from collage.compiler.offload_judge import LABEL, OffloadJudge
 from collage.compiler.plan import Plan, variants_of
 from collage.compiler.state import Compilation, Context
+from collage.core.deadline import BudgetOverError
 from collage.core.progress import Progress
 from collage.frontend.subgraph import Subgraph
 from collage.report.report import GraphLevelReport
 from collage.search.candidate import Candidate
 from collage.search.evolution import Cost, EvolutionResult, Limits, State, evolve
 from collage.search.offload import Encoding, Genome, encode
-
-log = logging.getLogger(__name__)
 
 _ABOUT_AS_FAST = 1.1
 """An engine is about as fast as the op level on a part when it takes at most this many times as long."""
@@ -46,11 +44,14 @@ class GraphLevel:
         self.encoding: Encoding = encode(compilation.imported.graph, mix, able, self._kind, {VIEW})
         self._judge = OffloadJudge(context, compilation, self.encoding)
 
-    def search(self, budget_s: float, seed: int) -> tuple[list[Plan], list[Event]]:
+    def search(
+        self, budget_s: float, seed: int
+    ) -> tuple[list[Plan], list[Event], KeyboardInterrupt | BudgetOverError | None]:
         """Search for ``budget_s`` seconds of trials. Returns plans of the best placement, and events for the log.
 
-        There are no plans where nothing is faster than the op level by more than the noise. Ctrl-C ends the search
-        with the best so far. Raises KernelRejectedError or PlanDroppedError where the op-level placement fails.
+        There are no plans where nothing is faster than the op level by more than the noise. Ctrl-C, or the end of the
+        time for the whole compile, ends the search with the best so far, and is the last thing that is returned. Raises
+        KernelRejectedError or PlanDroppedError where the op-level placement fails.
         """
 
         def show(state: State) -> None:
@@ -61,15 +62,14 @@ class GraphLevel:
         encoding, judge = self.encoding, self._judge
         if not encoding.genes:
             nothing = "nothing is left that an engine could take over"
-            return [], [Evolved(GraphLevelReport(0, 0, 0, 0.0, 1.0, nothing, ()))]
+            return [], [Evolved(GraphLevelReport(0, 0, 0, 0.0, 1.0, nothing, ()))], None
         show(State(encoding.op_level, Cost(1.0)))
         found = evolve(encoding.genes, self._seeds(), judge, random.Random(seed), Limits(budget_s), show)
-        if found.interrupted:
-            log.warning("the graph-level search was interrupted; going on with the best placement it found")
         plans = []
         if found.state.champion != encoding.op_level:
             plans = variants_of(LABEL, judge.placement(found.state.champion), self._context.backends)
-        return plans, [*judge.considered.values(), Evolved(_report(found, len(encoding.genes)))]
+        events: list[Event] = [*judge.considered.values(), Evolved(_report(found, len(encoding.genes)))]
+        return plans, events, found.stopped
 
     def _candidates(self, backend: str) -> list[Candidate]:
         return [c for c in self._compilation.placed.candidates if c.backend == backend]

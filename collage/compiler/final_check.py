@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx
 
+from collage.core.deadline import Deadline
 from collage.core.library_text import library_text
 from collage.errors import ModelError
 from collage.frontend.model import Model
@@ -93,14 +94,14 @@ class FinalCheck:
     rules: tuple[OutputRule, ...]
 
     @staticmethod
-    def of(original: onnx.ModelProto, model: Model, seed: int) -> FinalCheck:
+    def of(original: onnx.ModelProto, model: Model, seed: int, deadline: Deadline) -> FinalCheck:
         """Run the original model on inputs of all kinds, which are made from ``seed``.
 
-        Raises ModelError where ONNX Runtime does not run it on usual inputs.
+        Raises ModelError where ONNX Runtime does not run it on usual inputs, and BudgetOverError after ``deadline``.
         """
         names = tuple(model.input_names)
         try:
-            samples = tuple(_samples(original, model, seed))
+            samples = tuple(_samples(original, model, seed, deadline))
         except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
             text = library_text(error)
             raise ModelError(f"ONNX Runtime cannot run the model: {text}") from error
@@ -158,13 +159,16 @@ class FinalCheck:
         )
 
 
-def _samples(original: onnx.ModelProto, model: Model, seed: int) -> Iterator[CheckedSample]:
+def _samples(
+    original: onnx.ModelProto, model: Model, seed: int, deadline: Deadline
+) -> Iterator[CheckedSample]:
     graph = model.graph
     rng = np.random.default_rng([_SEED, seed])
     usual = random_inputs(model, rng)
     reference = Reference(original)
 
     def run(inputs: Sequence[Array]) -> tuple[Array, ...]:
+        deadline.check()
         return tuple(reference.run(dict(zip(model.input_names, inputs, strict=True))))
 
     yield CheckedSample(USUAL, tuple(usual), run(usual), True)

@@ -74,7 +74,7 @@ def _workbench(context: Context, compilation: Compilation) -> Workbench:
     measurer = Measurer(session, context.database, context.progress)
     assembler = Assembler(measurer, context.backends, context.build, context.target, context.versions)
     runs = PlanRuns(measurer, context.database, context.target, options.seed, context.progress)
-    return Workbench(measurer, assembler, runs, source.original)
+    return Workbench(measurer, assembler, runs, source.original, context.course.deadline)
 
 
 def _as_region(original: onnx.ModelProto, model: Model) -> onnx.ModelProto | None:

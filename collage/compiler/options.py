@@ -24,6 +24,8 @@ class CompileOptions:
     streams: bool = True
     graph_level_s: float | None = None
     """Seconds of trials for the graph-level search. None stands for the op level only."""
+    budget_s: float | None = None
+    """Seconds for the whole compile, or None for as many as it takes."""
     inputs: Mapping[str, Any] = field(default_factory=dict)
     effort: Effort = FULL
     strict: bool = False

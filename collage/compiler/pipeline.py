@@ -1,18 +1,21 @@
 """The pipeline: a compile is a list of passes over its state.
 
 ``FULL`` measures the most promising offers first and places the model with these, and then whatever may be part of a
-faster mix. ``QUICK`` measures few candidates, for a placement that is
-right and perhaps not the fastest. A model that has no placement goes to the engines whole (see ``compile``).
+faster mix. ``QUICK`` measures few candidates, for a placement that is right and perhaps not the fastest. Both may be
+stopped at any moment (``ANYTIME``, ``ANYTIME_QUICK``). A model that has no placement goes to the engines whole (see
+``compile``).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from collage.compiler.passes.anytime import Anytime
 from collage.compiler.passes.baselines import Baselines
 from collage.compiler.passes.calibrate import Calibrate
 from collage.compiler.passes.concurrency import Concurrency
 from collage.compiler.passes.fixpoint import Fixpoint
+from collage.compiler.passes.glance import Glance
 from collage.compiler.passes.import_model import Import
 from collage.compiler.passes.match import Match
 from collage.compiler.passes.measure import Measure
@@ -22,6 +25,7 @@ from collage.compiler.passes.refine import Refine
 from collage.compiler.passes.repeat import Either, IfPlaced, Repeat
 from collage.compiler.passes.select import Select
 from collage.compiler.passes.select_only import SelectOnly
+from collage.compiler.passes.settle import Settle
 from collage.compiler.passes.verify import Verify
 from collage.compiler.state import Compilation, Context, Pass, Source, run
 from collage.measure_db.effort import QUICK as QUICK_EFFORT
@@ -31,7 +35,7 @@ FULL: tuple[Pass, ...] = (
     Verify(),
     Match(),
     Measure(few=True),
-    IfPlaced((Repeat((Fixpoint(Place(), Calibrate()),)),)),
+    IfPlaced((Repeat((Fixpoint(Place(), Calibrate()), Glance())),)),
     Measure(),
     Repeat(
         (
@@ -54,16 +58,32 @@ QUICK: tuple[Pass, ...] = (
     ),
 )
 
+ANYTIME: tuple[Pass, ...] = (Anytime(FULL, Settle()),)
+
+ANYTIME_QUICK: tuple[Pass, ...] = (Anytime(QUICK, Settle(select=SelectOnly())),)
+
 
 def compiled(context: Context, source: Source) -> Compilation:
     """Run the passes that the context's effort asks for on the source.
 
     Events of the worker come first in the log, whichever attempt they belong to. Raises ModelError, NoPlacementError,
-    DatabaseError and MeasurementError.
+    DatabaseError, MeasurementError, and BudgetOverError when the compile has to end.
     """
-    passes = QUICK if context.options.effort is QUICK_EFFORT else FULL
+    return _run(QUICK if context.options.effort is QUICK_EFFORT else FULL, context, Compilation(source))
+
+
+def compiled_anytime(context: Context, start: Compilation) -> Compilation:
+    """The same from a compilation that may have a first module. When the passes are stopped, the best is handed over.
+
+    Raises what ``compiled`` raises but BudgetOverError, and KeyboardInterrupt where there is no module yet.
+    """
+    quick = context.options.effort is QUICK_EFFORT
+    return _run(ANYTIME_QUICK if quick else ANYTIME, context, start)
+
+
+def _run(passes: tuple[Pass, ...], context: Context, start: Compilation) -> Compilation:
     try:
-        compilation = run(passes, context, Compilation(source))
+        compilation = run(passes, context, start)
     finally:
         journal = context.lab.close()
     return replace(compilation, log=(*journal, *compilation.log))

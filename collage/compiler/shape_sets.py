@@ -9,27 +9,38 @@ from typing import Protocol
 import onnx
 
 from collage.backends.onnx_engine import MAX_BYTES
+from collage.core.deadline import Deadline
 from collage.errors import UsageError
 from collage.frontend.load import ModelSource, load_onnx
 from collage.frontend.shapes import Shapes, fix_shapes
 from collage.module.module import CompiledModule
 from collage.module.shaped import ShapedModule
+from collage.report.best_so_far import INTERRUPT
 from collage.runtime.fallback import Fallback
 
 log = logging.getLogger(__name__)
+
+_LEAST_S = 1e-3
+"""A budget for the first module only, in seconds."""
 
 
 class Compile(Protocol):
     """Compiles a model for one set of shapes."""
 
-    def __call__(self, model: ModelSource, *, shapes: Mapping[str, Sequence[int]]) -> CompiledModule: ...
+    def __call__(
+        self, model: ModelSource, *, shapes: Mapping[str, Sequence[int]], budget_s: float | None
+    ) -> CompiledModule: ...
 
 
-def compile_each(source: ModelSource, sets: Sequence[Shapes], strict: bool, compile: Compile) -> ShapedModule:
+def compile_each(
+    source: ModelSource, sets: Sequence[Shapes], strict: bool, compile: Compile, budget_s: float | None = None
+) -> ShapedModule:
     """A module with a placement for each set of shapes.
 
-    Calls with other shapes run the original model on ONNX Runtime, unless ``strict``. All sets are checked before
-    anything is measured. Raises UsageError for no sets or equal ones, and what ``compile`` raises.
+    Each set has the same share of ``budget_s`` seconds, and of what the sets before it have left. After Ctrl-C the
+    other sets get their first modules. Calls with other shapes run the original model on ONNX Runtime, unless
+    ``strict``. All sets are checked before anything is measured. Raises UsageError for no sets or equal ones, and what
+    ``compile`` raises.
     """
     if not sets:
         raise UsageError("give at least one set of shapes.")
@@ -42,7 +53,15 @@ def compile_each(source: ModelSource, sets: Sequence[Shapes], strict: bool, comp
         if each in seen[:number]:
             text = " ".join(f"{name}:{'x'.join(map(str, shape))}" for name, shape in sets[number].items())
             raise UsageError(f"two sets of shapes are the same: {text}.")
-    modules = [compile(source, shapes=shapes) for shapes in sets]
+    modules: list[CompiledModule] = []
+    course = Deadline()
+    for number, shapes in enumerate(sets):
+        share = (
+            None if budget_s is None else max((budget_s - course.elapsed_s) / (len(sets) - number), _LEAST_S)
+        )
+        if any(each.report.ended == INTERRUPT for each in modules):
+            share = _LEAST_S
+        modules.append(compile(source, shapes=shapes, budget_s=share))
     fallback = None
     if not strict:
         if original.ByteSize() < MAX_BYTES:

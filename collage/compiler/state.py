@@ -11,12 +11,14 @@ import onnx
 
 from collage.backends.base import VIEW, Backend, BackendKind
 from collage.backends.registry import Registry
+from collage.compiler.course import Course
 from collage.compiler.events import Event
 from collage.compiler.options import CompileOptions
 from collage.compiler.plan import Plan
 from collage.compiler.proposal import NOT_CALIBRATED, Calibration, Proposal
 from collage.compiler.selection import Selection
 from collage.compiler.whole_form import WholeForm
+from collage.compiler.whole_model import WholeModel
 from collage.compiler.workbench import Workbench
 from collage.core.progress import Progress
 from collage.frontend.model import Model
@@ -58,7 +60,8 @@ class Lab(Protocol):
 class Context:
     """What is the same for all passes of a compile.
 
-    ``backends`` are the chosen ones of the registry by name, and ``versions`` their library versions.
+    ``backends`` are the chosen ones of the registry by name, and ``versions`` their library versions. ``course`` has
+    the deadline, and remembers what would be lost when a pass is stopped.
     """
 
     registry: Registry
@@ -70,6 +73,7 @@ class Context:
     workers: Workers
     progress: Callable[[Progress], None]
     lab: Lab
+    course: Course[Compilation] = field(default_factory=lambda: Course())
 
     @property
     def build(self) -> BuildOptions:
@@ -95,6 +99,7 @@ class Context:
 class Compilation:
     """What is known so far in a compile. Each pass returns a new one.
 
+    - ``first``: the fastest engine on the whole model, which can be handed over whenever the compile is stopped.
     - ``model``: the dataflow graph, which Import makes.
     - ``matches``, ``refused``, ``offers``: subgraphs that backends can run; those that they refuse; what is measured.
     - ``outcomes``, ``epsilon_us``: the outcome of each measurement, and the cost of a switch between libraries in
@@ -107,6 +112,7 @@ class Compilation:
     """
 
     source: Source
+    first: WholeModel | None = None
     model: Model | None = None
     matches: tuple[Match, ...] = ()
     refused: tuple[RejectedMatch, ...] = ()
@@ -169,7 +175,13 @@ class Pass(Protocol):
 
 
 def run(passes: tuple[Pass, ...], context: Context, compilation: Compilation) -> Compilation:
-    """Run the passes one after another, each on the result of the one before."""
+    """Run the passes one after another, each on the result of the one before.
+
+    The course learns of each result. Raises BudgetOverError where the time is over before a pass.
+    """
     for each in passes:
+        context.course.deadline.check()
         compilation = each(context, compilation)
+        proposal = compilation.proposal
+        context.course.reached(compilation, None if proposal is None else proposal.placement.predicted_us)
     return compilation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import onnx
@@ -14,6 +14,7 @@ from collage.compiler.events import Event, Measured
 from collage.compiler.executable import Executable
 from collage.compiler.final_check import FinalCheck, Finding
 from collage.compiler.plan_runs import PlanRuns
+from collage.core.deadline import Deadline
 from collage.frontend.model import Model
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.protocol import Request
@@ -23,12 +24,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Workbench:
-    """The tools for one model; ``original`` is the ONNX model that it was made from."""
+    """The tools for one model; ``original`` is the ONNX model that it was made from, and ``deadline`` the compile's."""
 
     measurer: Measurer
     assembler: Assembler
     runs: PlanRuns
     original: onnx.ModelProto
+    deadline: Deadline = field(default_factory=Deadline)
 
     @property
     def model(self) -> Model:
@@ -38,7 +40,7 @@ class Workbench:
     @cached_property
     def final_check(self) -> FinalCheck:
         """What is expected of the model's modules. It is made on first use, which takes runs of the original."""
-        return FinalCheck.of(self.original, self.model, self.runs.seed)
+        return FinalCheck.of(self.original, self.model, self.runs.seed, self.deadline)
 
     def checked(self, executable: Executable, tunings: Mapping[Request, str]) -> tuple[Executable, Finding]:
         """The executable, and what the last check finds.

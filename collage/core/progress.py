@@ -9,10 +9,12 @@ from dataclasses import dataclass
 class Progress:
     """``done`` of ``total`` steps of a stage; a total of 0 means that the number of steps is not known.
 
-    ``text`` names the current step for people: ``openvino conv2d+add+relu``.
+    ``text`` names the current step for people: ``openvino conv2d+add+relu``. ``best`` is the best result so far in
+    words, where there is one already.
     """
 
     stage: str
     done: int
     total: int
     text: str = ""
+    best: str = ""

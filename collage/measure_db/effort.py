@@ -54,5 +54,9 @@ EXHAUSTIVE = Effort(
     "", kernel_s=0.25, rounds=60, compare_s=30.0, settle_s=0.05, turn_s=0.02, transform_s=0.25, races=False
 )
 """Measures every candidate to the end. What it finds is as certain as what the usual effort measures to the end."""
+FIRST = Effort(
+    "first", kernel_s=0.005, rounds=8, compare_s=1.0, settle_s=0.05, turn_s=0.02, transform_s=0.005
+)
+"""The effort of comparing the engines on the whole model, so that there is a first module within seconds."""
 QUICK = Effort("quick", kernel_s=0.005, rounds=3, compare_s=0.5, settle_s=0.0, turn_s=0.0, transform_s=0.005)
 """The effort of a quick compile (``collage.compiler.passes.measure_few``), which also measures fewer candidates."""

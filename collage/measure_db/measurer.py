@@ -251,6 +251,14 @@ class Measurer:
         outcomes = {transform: known[key] for transform, key in keys.items()}
         return {each: found.median_us for each, found in outcomes.items() if isinstance(found, Measurement)}
 
+    def known_transforms(self, transforms: Collection[LayoutTransform]) -> dict[LayoutTransform, float]:
+        """Look up the costs that ``measure_transforms`` would not measure."""
+        made = [each for each in transforms if self.transform_backend(each) is not None]
+        keys = {transform: self._keys.transform_key(transform) for transform in made}
+        known = self._database.get(keys.values())
+        outcomes = {transform: known.get(key) for transform, key in keys.items()}
+        return {each: found.median_us for each, found in outcomes.items() if isinstance(found, Measurement)}
+
     def transform_backend(self, transform: LayoutTransform) -> Backend | None:
         """The first of the backends that makes the transform, or None."""
         return self._keys.transform_backend(transform)

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from collage.core.child_process import ChannelError, ChildEndedError, ChildError, ChildProcess, signal_name
+from collage.core.deadline import BudgetOverError, Deadline
 from collage.core.temporary import TemporaryFolder
 from collage.errors import MeasurementError
 from collage.measure_db.machine import worker_environment
@@ -22,6 +23,8 @@ from collage.measure_db.whole_protocol import InitWhole
 
 _START_LIMIT_S = 600.0
 _TAIL_CHARS = 600
+_GRACE_S = 1.0
+"""Seconds beyond the deadline that an answer may take. A worker that is killed has to import TVM again."""
 
 
 class WorkerDiedError(Exception):
@@ -33,10 +36,14 @@ class WorkerDiedError(Exception):
 
 
 class WorkerProcess(ChildProcess):
-    """A running worker. ``begin`` sends it a model; it can have several models, one after another."""
+    """A running worker. ``begin`` sends it a model; it can have several models, one after another.
+
+    ``deadline`` is that of the compile that uses it.
+    """
 
     def __init__(self, threads: int) -> None:
         """Start the worker, with the libraries' thread pools set to ``threads``."""
+        self.deadline = Deadline()
         self._carried: tuple[str, ...] = ()
         # The folder is the worker's own. What a killed worker leaves there is removed with it.
         self._folder = TemporaryFolder("worker")
@@ -67,12 +74,16 @@ class WorkerProcess(ChildProcess):
         """Send a message and wait for the reply.
 
         Raises WorkerDiedError when the worker crashes or takes more than ``limit_s`` seconds (it is killed then), and
-        MeasurementError when it says that it failed and no candidate is to blame. After any other exception, such as
-        KeyboardInterrupt, the worker is killed, too.
+        MeasurementError when it says that it failed and no candidate is to blame. Raises BudgetOverError where the
+        deadline is over: before anything is sent, or a moment after it has passed, and then the worker is killed. After
+        any other exception, such as KeyboardInterrupt, it is killed, too.
         """
+        self.deadline.check()
         try:
-            return super().ask(message, limit_s)
+            return super().ask(message, min(limit_s, self.deadline.remaining_s + _GRACE_S))
         except TimeoutError as late:
+            if self.deadline.over:
+                raise BudgetOverError("the time is over, and a worker was busy") from late
             text = f"took more than {limit_s:g} s"
             raise WorkerDiedError(Rejection(RejectionKind.TIMEOUT, text + self._tail())) from late
         except ChildEndedError as ended:
@@ -127,10 +138,12 @@ class WorkerProcess(ChildProcess):
 class Workers:
     """Starts workers, and keeps one for each number of threads for the next model: most of a start is importing TVM.
 
-    It is a context manager that ends the workers. A worker that a candidate has brought down is not kept.
+    It is a context manager that ends the workers. A worker that a candidate has brought down is not kept. ``deadline``
+    is that of the compile that workers are started for.
     """
 
     def __init__(self) -> None:
+        self.deadline = Deadline()
         self._idle: dict[int, WorkerProcess] = {}
 
     def __enter__(self) -> Workers:
@@ -146,7 +159,12 @@ class Workers:
         worker = self._idle.pop(init.threads, None)
         if worker is None or not worker.alive:
             worker = WorkerProcess(init.threads)
-        worker.begin(init)
+        worker.deadline = self.deadline
+        try:
+            worker.begin(init)
+        except BaseException:  # nobody else knows of it yet
+            worker.kill()
+            raise
         return worker
 
     def release(self, worker: WorkerProcess, threads: int) -> None:

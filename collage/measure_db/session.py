@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from collage.core.deadline import BudgetOverError
 from collage.core.temporary import TemporaryFolder
 from collage.errors import MeasurementError
 from collage.frontend.simplify import save_proto
@@ -87,6 +88,9 @@ class WorkerSession:
             raise MeasurementError(
                 f"computing reference values with ONNX Runtime: {died.rejection.message}"
             ) from died
+        except BudgetOverError:
+            worker.kill()  # the next one computes what this one has not
+            raise
         self._wrong = evaluated.wrong
         return worker
 

@@ -13,16 +13,18 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from collage.core.child_process import Failure, parent_id, read_message, take_over_pipes, write_message
 from collage.core.temporary import sweep
 from collage.errors import CollageError
 from collage.measure_db.machine import limit_memory, spare_memory
-from collage.measure_db.model_worker import ModelWorker
 from collage.measure_db.protocol import Init, Ready
 from collage.measure_db.whole_protocol import InitWhole
 from collage.measure_db.whole_worker import WholeWorker
+
+if TYPE_CHECKING:
+    from collage.measure_db.model_worker import ModelWorker
 
 
 def main() -> None:
@@ -31,8 +33,6 @@ def main() -> None:
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # The parent handles these. If the worker did, a stopped service would look like a bad kernel.
         signal.signal(each, signal.SIG_IGN)
-    # TVM's handler prints a page of stack, which would push what the library said out of the message.
-    signal.signal(signal.SIGSEGV, signal.SIG_DFL)
     messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(source, messages), daemon=True).start()
     worker: ModelWorker | WholeWorker | None = None
@@ -61,6 +61,12 @@ def _begin(init: Init | InitWhole) -> ModelWorker | WholeWorker:
     limit_memory(spare_memory() if init.memory_bytes is None else init.memory_bytes)
     if isinstance(init, InitWhole):
         return WholeWorker(init)
+    from collage.measure_db.model_worker import (
+        ModelWorker,
+    )  # imports TVM, which takes seconds; engines do without
+
+    # TVM's handler prints a page of stack, which would push what the library said out of the message.
+    signal.signal(signal.SIGSEGV, signal.SIG_DFL)
     worker = ModelWorker(init)
     worker.model  # noqa: B018  (imported before the parent's clock for the first candidate starts)
     return worker

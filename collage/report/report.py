@@ -8,6 +8,7 @@ from typing import Any
 
 from collage.core.typed import MalformedError, typed
 from collage.measure_db.timing import Timing
+from collage.report.best_so_far import FINISHED, BestSoFar
 from collage.report.words import split_words
 from collage.schedule.region import CandidateId, Region
 
@@ -86,8 +87,9 @@ class Report:
     the placements that ran against each other in one interleaved run. ``max_abs_error`` is an absolute error, and
     ``relative_error`` is relative to the output's largest absolute value. ``schedule`` names the algorithm that chose
     streams and order. ``arena_bytes`` is the size of the arena, ``arena_lower_bound_bytes`` the most bytes that are
-    alive at once, and ``value_bytes`` the sum of all values. ``unmeasured`` is the reason why the module was neither
-    measured nor checked, or "" if it was; the times are then 0 and the errors infinite.
+    alive at once, and ``value_bytes`` the sum of all values. ``best_so_far`` has an entry for each new best module.
+    ``ended`` tells what ended the compile, whose budget was ``budget_s`` seconds. ``unmeasured`` is the reason why the
+    module was neither measured nor checked, or "" if it was; the times are then 0 and the errors infinite.
     """
 
     model: str
@@ -114,6 +116,10 @@ class Report:
     graph_level: GraphLevelReport | None = None
     """None for a compile at op level."""
     unmeasured: str = ""
+    best_so_far: Sequence[BestSoFar] = ()
+    ended: str = FINISHED
+    budget_s: float | None = None
+    """None for a compile without a budget."""
 
     @property
     def is_measured(self) -> bool:
@@ -153,6 +159,9 @@ class Report:
             "measurements_made": self.measurements_made,
             "search_s": round(self.search_s, 4),
             "compile_s": round(self.compile_s, 3),
+            "budget_s": self.budget_s,
+            "ended": self.ended,
+            "best_so_far": [asdict(each) for each in self.best_so_far],
             "epsilon_us": round(self.epsilon_us, 3),
             "arena_bytes": self.arena_bytes,
             "arena_lower_bound_bytes": self.arena_lower_bound_bytes,

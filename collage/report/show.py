@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from collage.graph.magnitudes import LIMIT
+from collage.report.best_so_far import FINISHED, course_words, ended_words
 from collage.report.report import CandidateReport, GraphLevelReport, Report
 from collage.schedule.program import Program
 from collage.schedule.schedule import TEAM, concurrency, critical_path_us
@@ -104,6 +105,10 @@ def facts(report: Report, program: Program) -> list[tuple[str, str]]:
         )
     if report.finalists:
         found.append(("finalists", "; ".join(_finalists(report.finalists))))
+    if len(report.best_so_far) > 1:
+        found.append(("best so far", course_words(report.best_so_far)))
+    if report.ended != FINISHED:
+        found.append(("stopped", ended_words(report.ended, report.budget_s)))
     if report.graph_level is not None:
         found.append(("graph level", _graph_level(report.graph_level)))
     if program.is_guarded:

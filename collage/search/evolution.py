@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from deap import base
 from deap.tools import crossover, selection
 
+from collage.core.deadline import BudgetOverError
 from collage.search.offload import Gene, Genome
 
 _TOURNAMENT = 2
@@ -97,11 +98,14 @@ class State:
 
 @dataclass(frozen=True)
 class EvolutionResult:
-    """The best string, and why the search ended."""
+    """The best string, and why the search ended.
+
+    ``stopped`` is the exception that ended it from outside: Ctrl-C, or the end of the time for the whole compile.
+    """
 
     state: State
     ended: str
-    interrupted: bool = False
+    stopped: KeyboardInterrupt | BudgetOverError | None = None
 
 
 def evolve(
@@ -114,13 +118,16 @@ def evolve(
 ) -> EvolutionResult:
     """Search from the ``seeds``; the first one is the op level, which costs 1.0 and is the first champion.
 
-    Ctrl-C ends the search with the best string so far. With equal answers of the judge it repeats exactly.
+    Ctrl-C and BudgetOverError end the search with the best string so far. With equal answers of the judge it repeats
+    exactly.
     """
     search = _Search(genes, judge, rng, limits, show, State(seeds[0], Cost(1.0), history=((0.0, 1.0),)))
     try:
         ended = search.run(seeds)
-    except KeyboardInterrupt:
-        return EvolutionResult(search.state, "interrupted", interrupted=True)
+    except KeyboardInterrupt as stop:
+        return EvolutionResult(search.state, "interrupted", stop)
+    except BudgetOverError as stop:
+        return EvolutionResult(search.state, "the time for the compile was over", stop)
     return EvolutionResult(search.state, ended)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -197,23 +196,6 @@ def test_a_reader_that_goes_away_is_no_error(module: Path) -> None:
     command = f"'{sys.executable}' -m collage show '{module}' --json | head -c 10"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stderr == ""
-
-
-def test_ctrl_c_keeps_the_measurements(network: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out.collage"
-    command = [sys.executable, "-m", "collage", "compile", network, "-o", out, "--db", tmp_path / "db.sqlite"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    assert process.stderr.readline().startswith("collage: measure")
-    process.send_signal(signal.SIGINT)
-    printed, line = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert printed == ""
-    assert (
-        line
-        == "collage: interrupted; the measurements made so far are kept, so the next run goes on from here.\n"
-    )
-    assert not out.exists()
 
 
 def test_an_unexpected_failure_is_one_line_too(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:

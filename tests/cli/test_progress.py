@@ -17,7 +17,7 @@ from collage.core.progress import Progress
 from collage.report.progress_display import display
 with display(None) as show:
     for done in range(3):
-        show(Progress("measure", done, 3, "tvm [bold]relu"))
+        show(Progress("measure", done, 3, "tvm [bold]relu", best="best so far 4 ms"))
     show(Progress("place", 0, 0, "x" * 500))
 """
 
@@ -36,6 +36,15 @@ def test_one_line_for_a_stage_of_several_steps(capsys: pytest.CaptureFixture[str
             show(Progress("measure", done, 3, "tvm relu"))
         show(Progress("place", 0, 1))
     assert capsys.readouterr() == ("", "collage: measure (3)\n")
+
+
+def test_one_line_for_each_new_best_result(capsys: pytest.CaptureFixture[str]) -> None:
+    with display(True) as show:
+        show(Progress("verify", 0, 1, best="best so far 4 ms"))
+        for best in ("best so far 4 ms", "best so far 3 ms"):
+            show(Progress("measure", 0, 3, best=best))
+    text = "collage: best so far 4 ms\ncollage: measure (3)\ncollage: best so far 3 ms\n"
+    assert capsys.readouterr() == ("", text)
 
 
 def test_a_bar_in_a_terminal() -> None:
@@ -57,5 +66,5 @@ def test_a_bar_in_a_terminal() -> None:
     os.close(leader)
     assert process.communicate()[0] == b""
     assert process.returncode == 0
-    for word in (b"measure", b"tvm [bold]relu", b"place"):
+    for word in (b"measure", b"best so far 4 ms | tvm [bold]relu", b"place"):
         assert word in text

@@ -14,7 +14,7 @@ import collage.compiler
 from collage.compiler import pipeline
 from collage.compiler.build_report import report_of
 from collage.compiler.events import Failed, Measured
-from collage.compiler.pipeline import FULL, QUICK, compiled
+from collage.compiler.pipeline import ANYTIME, ANYTIME_QUICK, FULL, QUICK, compiled
 from collage.compiler.state import Compilation, Pass
 from collage.errors import NoPlacementError
 from collage.kernel.options import BuildOptions
@@ -53,20 +53,28 @@ def leaves(passes: Sequence[Any]) -> Iterator[str]:
     for each in passes:
         inner = [getattr(each, field.name) for field in fields(each)]
         inner = [
-            p for value in inner for p in (value if isinstance(value, tuple) else [value]) if is_dataclass(p)
+            p
+            for value in inner
+            for p in (value if isinstance(value, tuple) else [value])
+            if is_dataclass(p) and callable(p)
         ]
         yield from leaves(inner) if inner else [type(each).__name__]
 
 
 def test_a_full_compile_is_this_list_of_passes() -> None:
     search = ["Place", "Calibrate", "Baselines", "Refine", "Concurrency", "Select"]
-    first = ["Measure", "Place", "Calibrate"]
+    first = ["Measure", "Place", "Calibrate", "Glance"]
     assert list(leaves(FULL)) == ["Import", "Verify", "Match", *first, "Measure", *search]
 
 
 def test_a_quick_compile_is_this_list_of_passes() -> None:
     search = ["MeasureFew", "Place", "SelectOnly"]
     assert list(leaves(QUICK)) == ["Import", "Verify", "Match", *search, *search]
+
+
+def test_a_compile_that_is_stopped_settles() -> None:
+    assert list(leaves(ANYTIME)) == [*leaves(FULL), "Select"]
+    assert list(leaves(ANYTIME_QUICK)) == [*leaves(QUICK), "SelectOnly"]
 
 
 def test_a_full_compile() -> None:

@@ -13,6 +13,7 @@ import onnxruntime as ort
 import pytest
 
 import collage
+from collage import api
 from collage.backends.openvino import OpenVino
 from collage.compiler import offload_judge
 from collage.compiler.passes import select
@@ -26,11 +27,11 @@ BACKENDS = ["tvm", "onednn", "onnxruntime", *(["openvino"] if OpenVino().availab
 
 
 def compiled(
-    db: Path, progress: Callable[[Progress], None] | bool = False, budget_s: float = 8.0
+    db: Path, progress: Callable[[Progress], None] | bool = False, search_s: float = 8.0
 ) -> collage.CompiledModule:
-    return collage.compile(
-        conv_net(), backends=BACKENDS, level="graph", budget_s=budget_s, db=db, progress=progress
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, "GRAPH_LEVEL_S", search_s)
+        return collage.compile(conv_net(), backends=BACKENDS, level="graph", db=db, progress=progress)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def every_trial_runs_and_takes_a_second() -> Iterator[None]:
-    """So that a budget is a number of trials, however busy the machine is and however small the network."""
+    """So that the time of the search is a number of trials, however busy the machine is."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(offload_judge, "_HOPELESS", math.inf)
         patch.setattr(offload_judge, "time", SimpleNamespace(perf_counter=count().__next__))
@@ -74,9 +75,9 @@ def test_a_second_compile_repeats_it_without_a_measurement(
     assert [r.nodes for r in again.program.regions] == [r.nodes for r in module.program.regions]
 
 
-def test_a_larger_budget_goes_on_from_there(module: collage.CompiledModule, database: Path) -> None:
+def test_a_longer_search_goes_on_from_there(module: collage.CompiledModule, database: Path) -> None:
     assert module.report.graph_level is not None
-    more = compiled(database, budget_s=11.0)
+    more = compiled(database, search_s=11.0)
     assert more.report.graph_level is not None
     history = module.report.graph_level.history
     assert more.report.graph_level.history[: len(history)] == history
@@ -94,6 +95,7 @@ def test_ctrl_c_keeps_the_best_and_finishes(tmp_path: Path) -> None:
     assert module.report.graph_level is not None
     assert module.report.graph_level.ended == "interrupted"
     assert module.report.graph_level.trials == 2
+    assert module.report.ended == "interrupt"
     x = np.random.default_rng(0).standard_normal((1, 3, 16, 16)).astype(np.float32)
     assert module(x).shape == (1, 10)
 
@@ -113,6 +115,7 @@ def test_what_wins_is_handed_over_with_the_right_numbers(
         return found
 
     monkeypatch.setattr(offload_judge.OffloadJudge, "_timings", timings)
+    monkeypatch.setattr(api, "GRAPH_LEVEL_S", 60.0)
     ranked = select._ranked
     monkeypatch.setattr(
         select,
@@ -123,7 +126,6 @@ def test_what_wins_is_handed_over_with_the_right_numbers(
         conv_net(),
         backends=["tvm", "onednn", "onnxruntime"],
         level="graph",
-        budget_s=60.0,
         db=like,
         progress=False,
     )
@@ -152,7 +154,7 @@ def test_proposals_whose_parts_take_too_long_are_not_run(
         known._connection.execute("VACUUM INTO ?", (str(copy),))
     monkeypatch.setattr(offload_judge, "_HOPELESS", 0.0)
     before = networks(copy)
-    found = compiled(copy, budget_s=15.0).report
+    found = compiled(copy, search_s=15.0).report
     assert found.graph_level is not None and module.report.graph_level is not None
     assert found.graph_level.trials > module.report.graph_level.trials
     assert found.finalists == module.report.finalists
@@ -170,7 +172,5 @@ def test_without_an_engine_nothing_is_left_to_hand_over(tmp_path: Path) -> None:
 def test_levels_and_budgets_that_make_no_sense() -> None:
     with pytest.raises(UsageError, match=r"unknown level: kernel\. Valid: graph, op"):
         collage.compile(elementwise_net(), level="kernel", progress=False)
-    with pytest.raises(UsageError, match="budget_s is for"):
-        collage.compile(elementwise_net(), budget_s=3.0, progress=False)
     with pytest.raises(UsageError, match="more than 0"):
         collage.compile(elementwise_net(), level="graph", budget_s=0.0, progress=False)

@@ -9,6 +9,7 @@ from itertools import product
 
 import pytest
 
+from collage.core.deadline import BudgetOverError
 from collage.search.evolution import Cost, EvolutionResult, Limits, State, Trial, evolve
 from collage.search.offload import Encoding, Genome
 from tests.search.test_offload import encoding_of, singles
@@ -178,16 +179,17 @@ def test_one_gene_is_enough() -> None:
     assert search(MadeUp(encoding_of(graph, singles(graph)), 0), 0).ended == "every placement was tried"
 
 
-def test_ctrl_c_keeps_the_best() -> None:
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), BudgetOverError()])
+def test_what_stops_it_keeps_the_best(stop: KeyboardInterrupt | BudgetOverError) -> None:
     class Interrupted(MadeUp):
         def run(self, genome: Genome) -> Trial:
             if len(self.trials) == 60:
-                raise KeyboardInterrupt
+                raise stop
             return super().run(genome)
 
     judge = Interrupted(network(0), 0)
     found = search(judge, 0)
-    assert found.interrupted
+    assert found.stopped is stop
     tried = [judge.cost(genome) for genome in judge.trials]
     assert judge.cost(found.state.champion) == min(tried) < judge.cost(judge.encoding.op_level)
 

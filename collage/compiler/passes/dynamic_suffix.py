@@ -7,8 +7,9 @@ whole model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from collage.compiler.course import Course
 from collage.compiler.events import Noted
 from collage.compiler.pipeline import compiled
 from collage.compiler.state import Compilation, Context, Source
@@ -46,8 +47,10 @@ class DynamicSuffix:
         wanted = {info.name for info in parts.prefix.graph.input}
         example_inputs = {n: v for n, v in form.example_inputs.items() if n in wanted}
         source = Source(parts.prefix, AsLoaded.of(parts.prefix), compilation.source.name, example_inputs)
+        # The course of the prefix is not that of the whole: its times are those of a part.
+        apart = replace(context, course=Course(context.course.show, context.course.deadline))
         try:
-            prefix = compiled(context, source)
+            prefix = compiled(apart, source)
         except (ModelError, NoPlacementError) as error:
             return compilation.told(Noted(f"its static part has no placement: {error}"))
         return SuffixComparison(context, compilation, prefix, parts, form, problem).select()

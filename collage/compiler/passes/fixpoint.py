@@ -11,7 +11,7 @@ from collage.backends.base import VIEW
 from collage.compiler.passes.calibrate import Calibrate
 from collage.compiler.passes.place import Place, without_mix
 from collage.compiler.plan_failures import PlanDroppedError
-from collage.compiler.state import Compilation, Context
+from collage.compiler.state import Compilation, Context, run
 from collage.core.progress import Progress
 from collage.errors import NoPlacementError
 from collage.search.placement import Placement
@@ -47,7 +47,7 @@ class Fixpoint:
     def _rounds(self, context: Context, compilation: Compilation) -> Compilation:
         """Run the rounds. Raises PlanDroppedError where the first mix fails as a whole."""
         for _ in range(self.rounds):
-            compilation = self.calibrate(context, self.place(context, compilation))
+            compilation = run((self.place, self.calibrate), context, compilation)
             if compilation.calibration.converged:
                 break
         return compilation

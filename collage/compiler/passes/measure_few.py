@@ -7,10 +7,13 @@ comparison.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from collage.compiler.state import Compilation, Context
 from collage.graph.storage import PLAIN
+from collage.measure_db.protocol import Request
+from collage.measure_db.results import Outcome
 from collage.search.candidates import Offer
 from collage.search.promising import promising
 
@@ -23,14 +26,23 @@ class MeasureFew:
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
         """Sets the outcomes and the cost of a switch, and keeps only the offers that it has measured."""
-        measurer = context.workbench(compilation).measurer
         offers = [offer for offer in compilation.offers if _is_plain(offer)]
         if not self.every:
             done = {node for view in compilation.views for node in view.nodes}
             offers = promising(offers, len(compilation.imported.graph.nodes), context.engines, done)
-        outcomes = measurer.race([offer.request for offer in offers])
-        epsilon_us = measurer.epsilon_us(())
-        return replace(compilation, offers=tuple(offers), outcomes=outcomes, epsilon_us=epsilon_us)
+        compilation = replace(compilation, offers=tuple(offers))
+        context.course.reached(compilation)
+        outcomes = _measured(context, compilation, offers)
+        epsilon_us = context.workbench(compilation).measurer.epsilon_us(())
+        return replace(compilation, outcomes=outcomes, epsilon_us=epsilon_us)
+
+
+def _measured(context: Context, compilation: Compilation, offers: Sequence[Offer]) -> dict[Request, Outcome]:
+    """Measure the offers, each engine on the whole model first, so that there is a placement as soon as possible."""
+    measurer, count = context.workbench(compilation).measurer, len(compilation.imported.graph.nodes)
+    requests = [offer.request for offer in offers]
+    whole = measurer.race([request for request in requests if len(request.nodes) == count])
+    return {**whole, **measurer.race([request for request in requests if len(request.nodes) < count])}
 
 
 def _is_plain(offer: Offer) -> bool:

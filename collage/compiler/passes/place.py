@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,6 +15,7 @@ from collage.compiler.proposal import Proposal
 from collage.compiler.state import Compilation, Context
 from collage.errors import NoPlacementError
 from collage.graph.order import branch_order
+from collage.kernel.transform import LayoutTransform
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import IN_NETWORK, Outcome, Rejection
@@ -93,7 +94,9 @@ class Place:
         measurer = context.workbench(compilation).measurer
         graph, corrections = compilation.imported.graph, compilation.calibration.corrections
         candidates = _candidates(context, compilation, corrections.outcomes(compilation.outcomes))
-        transforms_us = _transforms_us(measurer, candidates, compilation.epsilon_us)
+        transforms_us = _transforms_us(
+            measurer, candidates, compilation.epsilon_us, measurer.measure_transforms
+        )
         transforms_us |= {each: us for each, us in corrections.transforms_us.items() if each in transforms_us}
         started = time.perf_counter()
         best = partial(
@@ -199,6 +202,27 @@ def without_mix(compilation: Compilation) -> Compilation:
     return replace(compilation, proposal=replace(proposal, mix=None, placement=placement))
 
 
+def placed_by_known(context: Context, compilation: Compilation) -> Compilation:
+    """The compilation with a placement of what is known, in the database or in its outcomes. Nothing is measured.
+
+    Without outcomes of the pass that measures, the cost of a switch is that of a launch. Raises NoPlacementError.
+    """
+    measurer = context.workbench(compilation).measurer
+    asked = [offer.request for offer in compilation.offers]
+    outcomes = {**compilation.outcomes, **measurer.known(asked)}
+    epsilon_us = compilation.epsilon_us if compilation.outcomes else measurer.epsilon_us(())
+    known = replace(compilation, outcomes=outcomes, epsilon_us=epsilon_us)
+    corrections = compilation.calibration.corrections
+    candidates = _candidates(context, known, corrections.outcomes(outcomes))
+    usable = [c for c in candidates if c.backend not in compilation.left_out and not c.outrun]
+    transforms_us = _transforms_us(measurer, usable, epsilon_us, measurer.known_transforms)
+    transforms_us |= {each: us for each, us in corrections.transforms_us.items() if each in transforms_us}
+    graph, started = compilation.imported.graph, time.perf_counter()
+    placement = place(graph, usable, epsilon_us, margin=NOISE_MARGIN, transforms_us=transforms_us)
+    proposal = Proposal(placement, placement, tuple(candidates), transforms_us, corrections)
+    return replace(known, proposal=proposal).told(Searched(time.perf_counter() - started))
+
+
 def _placed_once(context: Context, compilation: Compilation) -> Compilation:
     graph = compilation.imported.graph
     candidates = _candidates(context, compilation, compilation.outcomes)
@@ -219,14 +243,17 @@ def _candidates(
 
 
 def _transforms_us(
-    measurer: Measurer, candidates: Sequence[Candidate], epsilon_us: float
+    measurer: Measurer,
+    candidates: Sequence[Candidate],
+    epsilon_us: float,
+    costs_of: Callable[[Collection[LayoutTransform]], Mapping[LayoutTransform, float]],
 ) -> dict[ValueTransform, float]:
-    """Costs in microseconds of the layout transforms that a placement may need.
+    """Costs in microseconds of the layout transforms that a placement may need, as far as ``costs_of`` has them.
 
     A transform that does not run on the team pays for a switch.
     """
     possible = possible_transforms(measurer.model, candidates)
-    costs = measurer.measure_transforms(dict.fromkeys(transform for _, transform in possible))
+    costs = costs_of(dict.fromkeys(transform for _, transform in possible))
     makers = {each: measurer.transform_backend(each) for each in costs}
     switch_us = {
         each: 0.0 if maker is None or maker.on_team() else epsilon_us for each, maker in makers.items()

@@ -7,7 +7,7 @@ one second to the next by more than the sum of the launches differs from the who
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from collage.compiler.events import Event, Noted
@@ -34,10 +34,13 @@ class Select:
 
     Of the plans that tie with the best, the simplest wins (see ``_ranked``). Plans that have failed as a whole are left
     out. A note says so where the launches took longer or shorter than the search predicted, by more than a share of
-    ``drift``.
+    ``drift``. ``race`` says how the plans are run; None stands for the
+    compile's effort. With ``except_baselines`` nothing is selected unless it beats them.
     """
 
     drift: float = 0.1
+    race: Race | None = None
+    except_baselines: bool = False
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
         """Sets the selection.
@@ -51,13 +54,21 @@ class Select:
         notes = [f"{label}: {reason}; not used" for label, reason in reasons.items()]
         usable = [each for each in executables if each.label not in reasons]
         if usable:
-            raced = bench.runs.race(usable, Race(context.options.effort, noted=True, shown=True))
+            race = self.race or Race(context.options.effort, noted=True, shown=True)
+            raced = bench.runs.race(usable, race)
             timings = {label: each.timing for label, each in raced.items()}
             context.progress(Progress("check", 0, 1))
+            if self.except_baselines:
+                _refuse_baselines(usable, timings)
             for executable in _ranked(usable, timings):
+                if self.except_baselines and executable.plan.original:
+                    break
                 right, finding = bench.checked(executable, compilation.tunings)
                 if not finding.complaint:
                     selected = _selected(bench, right, finding, raced)
+                    best = min((e for e in usable if e.plan.original), key=_time_in(timings), default=None)
+                    engine = None if best is None else (best.label, timings[best.label].median_us)
+                    context.course.improved(selected.label, selected.measured_us, engine)
                     told: list[Event] = [Noted(text) for text in (*notes, *self._drift(right, selected))]
                     return replace(compilation, selected=selected).told(*told)
                 notes.append(f"{executable.label}: {finding.complaint}; not used")
@@ -110,6 +121,18 @@ def _with_times(executable: Executable, times: Sequence[float]) -> tuple[Program
         launches=tuple(found[each] for each in program.launches),
     )
     return timed, makespan_us(program.ordered.dag, program.ordered.schedule, list(times))
+
+
+def _refuse_baselines(executables: Sequence[Executable], timings: Mapping[str, Timing]) -> None:
+    """Raise NoPlacementError where a baseline is the fastest, or ties with it."""
+    best = ties(timings)
+    for each in executables:
+        if each.plan.original and each.label in best:
+            raise NoPlacementError(f"nothing is faster than {each.label}")
+
+
+def _time_in(timings: Mapping[str, Timing]) -> Callable[[Executable], float]:
+    return lambda executable: timings[executable.label].median_us
 
 
 def _ranked(executables: Sequence[Executable], timings: Mapping[str, Timing]) -> list[Executable]:

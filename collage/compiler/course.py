@@ -1,0 +1,62 @@
+"""The course of a compile: its best modules so far, how far the state has come, and what ended it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
+
+from collage.core.deadline import Deadline
+from collage.core.progress import Progress
+from collage.report.best_so_far import FINISHED, BestSoFar, best_words
+
+State = TypeVar("State")
+
+
+def _silent(_: Progress) -> None:
+    """Nobody is told."""
+
+
+@dataclass
+class Course(Generic[State]):
+    """What a compile that may be stopped at any moment has to remember outside the state that passes hand on.
+
+    ``latest`` is the last state that is whole. It is there for what is lost when a pass is stopped.
+    """
+
+    tell: Callable[[Progress], None] = _silent
+    deadline: Deadline = field(default_factory=Deadline)
+    latest: State | None = None
+    ended: str = FINISHED
+    best: list[BestSoFar] = field(default_factory=list)
+    expected_us: float | None = None
+    """The predicted time of the placement that is being worked on, in microseconds."""
+    _engine: tuple[str, float] | None = None
+
+    def begin(self, state: State) -> None:
+        """A list of passes begins with this state."""
+        self.latest, self.expected_us = state, None
+
+    def reached(self, state: State, expected_us: float | None = None) -> None:
+        """A pass has handed on this state. A placement in it is predicted to take ``expected_us`` microseconds."""
+        self.latest = state
+        self.expected_us = expected_us
+
+    def improved(self, label: str, us: float, engine: tuple[str, float] | None) -> None:
+        """Remember a new best module, whose call takes ``us`` microseconds.
+
+        ``engine`` is the best engine on the whole model, by the same run, with its microseconds.
+        """
+        self._engine = engine or self._engine
+        if self.best and self.best[-1].label == label:
+            return
+        self.best.append(BestSoFar(round(self.deadline.elapsed_s, 3), round(us / 1e3, 6), label))
+
+    def show(self, progress: Progress) -> None:
+        """Tell the user how far the work has come, and what the best module so far is."""
+        self.tell(replace(progress, best=self.best_text or progress.best))
+
+    @property
+    def best_text(self) -> str:
+        """The best module so far in words, or "" before there is one."""
+        return best_words(self.best[-1], self._engine, self.expected_us) if self.best else ""

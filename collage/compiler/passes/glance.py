@@ -1,0 +1,43 @@
+"""Glance: how the placement so far compares with the best engine, while the search goes on.
+
+It is for people who wait: they see what they would get if they stopped the compile now. The comparison is the one that
+a stopped compile would make, and the database keeps it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+
+from collage.compiler.plan_failures import PlanDroppedError
+from collage.compiler.short_list import SHORT, short_list
+from collage.compiler.state import Compilation, Context
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Glance:
+    """Runs the best plan so far and the best engine in one short comparison."""
+
+    def __call__(self, context: Context, compilation: Compilation) -> Compilation:
+        """Sets nothing, and tells the course of the compile. Raises KernelRejectedError where a kernel fails."""
+        if compilation.proposal is None or compilation.first is None:
+            return compilation
+        bench = context.workbench(compilation)
+        plans = short_list(context, compilation, compilation.plans, 1)
+        executables = [bench.assembler.assemble(plan, compilation.tunings) for plan in plans]
+        try:
+            raced = bench.runs.race(executables, SHORT)
+        except PlanDroppedError as dropped:
+            log.info("the placement so far %s", dropped)
+            return compilation
+        times = {label: each.timing.median_us for label, each in raced.items()}
+        ours, *engines = (each.label for each in executables)
+        first = compilation.first.timing
+        known_us = math.inf if first is None else first.median_us
+        engine = (engines[0], times[engines[0]]) if engines else None
+        if times[ours] < (known_us if engine is None else engine[1]):
+            context.course.improved(ours, times[ours], engine)
+        return compilation

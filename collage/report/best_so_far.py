@@ -1,0 +1,48 @@
+"""The best module so far of a compile, and what has ended the compile, in values and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+FINISHED, BUDGET, INTERRUPT = "finished", "budget", "interrupt"
+"""What ends a compile: there was nothing left to try, its budget was over, or somebody pressed Ctrl-C."""
+
+
+@dataclass(frozen=True)
+class BestSoFar:
+    """A module that was the best one from ``seconds`` after the start of the compile on; ``label`` names its plan.
+
+    Its latency is in milliseconds, and was measured in the run that made it the best one.
+    """
+
+    seconds: float
+    latency_ms: float
+    label: str
+
+
+def best_words(best: BestSoFar, engine: tuple[str, float] | None, expected_us: float | None) -> str:
+    """The best module against the best engine (its label, and its microseconds in the same run), and what is expected.
+
+    What is expected is the predicted time of the placement that is being worked on, where that is less.
+    """
+    text = f"best so far {best.latency_ms:.4g} ms"
+    if engine is not None and engine[0] == best.label:
+        text += f" ({best.label})"
+    elif engine is not None:
+        text += f", {engine[1] / 1e3 / best.latency_ms:.2f}x the best engine ({engine[0]})"
+    if expected_us is not None and expected_us / 1e3 < best.latency_ms:
+        text += f"; the placement in hand is predicted to take {expected_us / 1e3:.4g} ms"
+    return text
+
+
+def ended_words(ended: str, budget_s: float | None) -> str:
+    """What has ended a compile that was stopped, in words."""
+    if ended == INTERRUPT:
+        return "interrupted; what was measured is kept, and the next compile goes on from there"
+    return f"the budget of {budget_s:g} s was over; the next compile goes on from there"
+
+
+def course_words(course: Sequence[BestSoFar]) -> str:
+    """The best modules in the order in which they were found."""
+    return "; ".join(f"{each.latency_ms:.4g} ms ({each.label}) after {each.seconds:.1f} s" for each in course)

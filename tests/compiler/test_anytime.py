@@ -1,0 +1,158 @@
+"""A compile that is stopped, with made-up costs: by its budget or by Ctrl-C, before and after there is a module."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from collage.compiler.passes import anytime
+from collage.compiler.passes.anytime import Anytime
+from collage.compiler.passes.settle import Settle
+from collage.compiler.state import Compilation, Context, Pass
+from collage.compiler.whole_model import WholeModel
+from collage.core.deadline import BudgetOverError
+from collage.errors import NoPlacementError
+from tests.compiler.null import Made, whole_on_engine
+from tests.compiler.test_settle import made
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A pass that is stopped."""
+
+    why: BaseException
+
+    def __call__(self, context: Context, compilation: Compilation) -> Compilation:
+        raise self.why
+
+
+@dataclass(frozen=True)
+class Hand:
+    """A pass that hands on a given state."""
+
+    on: Compilation
+
+    def __call__(self, context: Context, compilation: Compilation) -> Compilation:
+        return self.on
+
+
+def stopped(why: BaseException, budget_s: float | None = 60.0, **changes: Any) -> tuple[Made, Compilation]:
+    """A compile that is stopped after it has matched."""
+    each, start = made()
+    each = with_budget(each, budget_s)
+    start = replace(start, **changes)
+    begin = Compilation(start.source, first=start.first)
+    return each, Anytime((Hand(start), Stop(why)), Settle())(each.context, begin)
+
+
+def with_budget(each: Made, budget_s: float | None) -> Made:
+    each.context = replace(each.context, options=replace(each.context.options, budget_s=budget_s))
+    return each
+
+
+@pytest.fixture
+def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The reasons why the first module was handed over, which is not loaded."""
+    reasons: list[str] = []
+
+    def chosen(context: Context, compilation: Compilation, whole: WholeModel) -> Compilation:
+        reasons.append(whole.form.reason)
+        return whole_on_engine(compilation.source.original)
+
+    monkeypatch.setattr(anytime, "chosen", chosen)
+    return reasons
+
+
+@pytest.mark.parametrize(
+    ("why", "ended"), [(BudgetOverError(), "budget"), (KeyboardInterrupt(), "interrupt")]
+)
+def test_what_is_known_is_handed_over(
+    why: BaseException, ended: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        each, found = stopped(why)
+    assert found.result.label == "collage"
+    assert each.context.course.ended == ended
+    assert ("interrupted; handing over" in caplog.text) == (ended == "interrupt")
+
+
+@pytest.mark.parametrize("why", [BudgetOverError(), KeyboardInterrupt()])
+def test_the_first_module_is_handed_over_where_nothing_else_is_known(
+    why: BaseException, handed_over: list[str]
+) -> None:
+    each, found = stopped(why, offers=())
+    assert found.result.label == "engine"
+    assert handed_over == [anytime._REASONS[each.context.course.ended]]
+
+
+def test_ctrl_c_before_the_first_module_ends_the_compile() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        stopped(KeyboardInterrupt(), first=None)
+
+
+def test_ctrl_c_again_ends_the_compile() -> None:
+    each, start = made()
+    passes: tuple[Pass, ...] = (Stop(KeyboardInterrupt("first")),)
+    with pytest.raises(KeyboardInterrupt, match="second"):
+        Anytime(passes, Stop(KeyboardInterrupt("second")))(each.context, start)
+
+
+def test_without_a_module_the_budget_is_exceeded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No engine runs the model, so the placement has to be found, however long it takes."""
+    each, start = made()
+    each = with_budget(each, 60.0)
+    start = replace(start, first=None)
+    done = whole_on_engine(start.source.original)
+
+    @dataclass(frozen=True)
+    class StopOnce:
+        def __call__(self, context: Context, compilation: Compilation) -> Compilation:
+            if context.course.deadline.remaining_s < 100:
+                raise BudgetOverError
+            return done
+
+    monkeypatch.setattr(anytime, "FirstModule", lambda: lambda context, compilation: compilation)
+    with caplog.at_level(logging.WARNING):
+        found = Anytime((StopOnce(),), Stop(NoPlacementError("nothing")))(each.context, start)
+    assert found is done
+    assert "the compile goes on until there is a placement" in caplog.text
+
+
+def test_passes_that_come_to_their_end_are_left_alone() -> None:
+    each, start = made()
+    assert Anytime((Hand(start),), Stop(AssertionError()))(each.context, start) is start
+    assert each.context.course.ended == "finished"
+
+
+def test_finishing_has_the_rest_of_the_budget() -> None:
+    each, start = made()
+    each = with_budget(each, 40.0)
+    left: list[float] = []
+
+    @dataclass(frozen=True)
+    class Note:
+        def __call__(self, context: Context, compilation: Compilation) -> Compilation:
+            left.append(context.course.deadline.remaining_s)
+            return whole_on_engine(start.source.original)
+
+    Anytime((Note(), Stop(BudgetOverError())), Note())(each.context, start)
+    assert left == pytest.approx([30.0, 40.0], abs=1.0)
+    each.context.course.deadline.end_after(0.0)
+    Anytime((Stop(KeyboardInterrupt()),), Note())(each.context, start)
+    assert left[-1] == pytest.approx(20.0, abs=1.0)
+
+
+def test_a_budget_that_the_first_module_has_used_up_is_told(
+    caplog: pytest.LogCaptureFixture, handed_over: list[str]
+) -> None:
+    each, start = made()
+    each = with_budget(each, 1e-9)
+    with caplog.at_level(logging.WARNING):
+        found = Anytime((Hand(start),), Settle())(each.context, start)
+    assert found.result.label == "engine"
+    assert "more than the budget of 1e-09 s" in caplog.text

@@ -1,0 +1,127 @@
+"""What is known when a compile is stopped becomes a module, where it is faster than the first one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import onnx
+import pytest
+
+from collage.compiler.events import Measured
+from collage.compiler.passes.settle import SHORT, Settle
+from collage.compiler.plan_failures import PlanDroppedError
+from collage.compiler.state import Compilation
+from collage.compiler.whole_form import WholeForm
+from collage.compiler.whole_model import WholeModel
+from collage.core.deadline import BudgetOverError
+from collage.errors import NoPlacementError
+from collage.measure_db.timing import Timing
+from collage.measure_db.whole_trial import EngineTrial
+from tests.compiler.null import WHOLE, WRONG, Costs, Made, NullBackend, NullEngine, each_node, planned
+
+COSTS: Costs = {**each_node("lib", 10.0), **each_node("slow", 30.0), ("engine as written", WHOLE): 70.0}
+ENGINE = "engine, as written"
+
+
+def made(first_us: float = 70.0, raced: bool = True) -> tuple[Made, Compilation]:
+    """Offers that were matched and not measured yet, and an engine on the whole model as the first module."""
+    found = Made(COSTS, NullBackend("lib", team=True), NullBackend("slow", team=True), NullEngine("engine"))
+    model = found.start.source.original
+    if raced:
+        found.measurer.original = model
+    found.runs.whole_us[ENGINE] = first_us
+    start = replace(found.measured(), outcomes={}, epsilon_us=0.0, first=first_module(model, first_us))
+    return found, start
+
+
+def first_module(model: onnx.ModelProto, us: float) -> WholeModel:
+    trial = EngineTrial({"engine": Timing(us, 1.0, us, us, 20)}, {"engine": (0.0, 0.0)})
+    return WholeModel(WholeForm(model, {}, "", 0), "engine", trial)
+
+
+def test_what_is_known_is_placed_and_raced_against_the_first_module() -> None:
+    each, start = made()
+    found = Settle()(each.context, start)
+    assert found.result.label == "collage"
+    assert {region.backend for region in found.result.parts.program.launches} == {"lib"}
+    assert each.measurer.asked == []
+    assert each.runs.raced == [(["collage", ENGINE], SHORT)]
+    assert [(b.label, b.latency_ms) for b in each.context.course.best] == [("collage", 0.04)]
+    assert each.context.course.best_text == f"best so far 0.04 ms, 1.75x the best engine ({ENGINE})"
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    each, start = made(first_us=300.0)
+    each.measurer.unknown = {("lib", (1,)), ("lib", (2,))}
+    found = Settle()(each.context, start)
+    assert [r.backend for r in found.result.parts.program.launches] == ["lib", "slow", "slow", "lib"]
+
+
+def test_without_a_cover_there_is_nothing() -> None:
+    each, start = made()
+    each.measurer.unknown = {("lib", (1,)), ("slow", (1,))}
+    with pytest.raises(NoPlacementError):
+        Settle()(each.context, start)
+    with pytest.raises(NoPlacementError, match="not known yet"):
+        Settle()(each.context, Compilation(start.source))
+
+
+@pytest.mark.parametrize("raced", [True, False])
+def test_the_first_module_stays_where_nothing_is_faster(raced: bool) -> None:
+    each, start = made(first_us=40.0, raced=raced)
+    with pytest.raises(NoPlacementError, match=r"nothing is faster than|not faster than the first"):
+        Settle()(each.context, start)
+    assert not each.context.course.best or not raced
+
+
+def test_a_module_that_is_selected_already_stays() -> None:
+    each, start = made()
+    selected = Settle()(each.context, start)
+    assert Settle()(each.context, selected) is selected
+
+
+def test_plans_that_were_found_are_raced_the_latest_ones_too() -> None:
+    each, compilation = planned()
+    plans = [replace(compilation.plans[0], label=f"plan {number}") for number in range(6)]
+    Settle()(each.context, replace(compilation, plans=tuple(plans)))
+    assert each.runs.raced[0][0] == ["plan 0", "plan 4", "plan 5"]
+
+
+def test_a_kernel_that_fails_in_the_network_is_placed_around() -> None:
+    each, start = made(first_us=300.0)
+    each.runs.worn_out = ("lib", (2,))
+    found = Settle()(each.context, start)
+    assert [r.backend for r in found.result.parts.program.launches] == ["lib", "lib", "slow", "lib"]
+
+
+def test_wrong_outputs_are_not_handed_over() -> None:
+    each, start = made()
+    each.runs.findings = {"collage": WRONG}
+    with pytest.raises(NoPlacementError):
+        Settle()(each.context, start)
+
+
+def test_it_ends_when_the_time_is_over() -> None:
+    each, start = made()
+    each.context.course.deadline.allow(0.0)
+    with pytest.raises(BudgetOverError):
+        Settle()(each.context, start)
+
+
+def test_failing_plans_come_to_an_end() -> None:
+    each, start = made()
+    tries = []
+
+    def fail(*about: object) -> Compilation:
+        tries.append(about)
+        if len(tries) == 3:
+            return start.told(Measured(1))
+        raise PlanDroppedError("collage", "crashed")
+
+    found = Settle(select=lambda context, known: replace(fail(), selected=selected(each, start)))
+    assert found(each.context, start).selected is not None
+    assert len(tries) == 3
+
+
+def selected(each: Made, start: Compilation):  # type: ignore[no-untyped-def]
+    return Settle()(each.context, start).result

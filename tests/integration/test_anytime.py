@@ -1,0 +1,169 @@
+"""Compiles that are stopped, with real backends: what they hand over is right, and the next one goes on from there."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+import collage
+from collage.backends.registry import builtin_registry
+from collage.core.deadline import Deadline
+from collage.core.progress import Progress
+from collage.frontend.subgraph import Subgraph
+from collage.kernel.options import BuildOptions
+from collage.measure_db.database import Database
+from tests.backends_for_tests import NumpyBackend
+from tests.beside import TakeAll
+from tests.models import conv_net, elementwise_net
+
+Show = Callable[[Progress], None]
+BACKENDS = ["tvm", "onednn", "onnxruntime"]
+
+
+def check(module: collage.CompiledModule) -> None:
+    session = ort.InferenceSession(conv_net().SerializeToString(), providers=["CPUExecutionProvider"])
+    for seed in range(3):
+        x = np.random.default_rng(seed).standard_normal((1, 3, 16, 16)).astype(np.float32)
+        (expected,) = session.run(None, {"x": x})
+        np.testing.assert_allclose(module(x), expected, atol=1e-4 * np.abs(expected).max())
+
+
+def interrupting(stage: str, times: int = 1) -> Show:
+    """Raises KeyboardInterrupt when a stage is shown for that time."""
+    left = [times]
+
+    def show(progress: Progress) -> None:
+        if progress.stage == stage and progress.best:
+            left[0] -= 1
+            if not left[0]:
+                raise KeyboardInterrupt
+
+    return show
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The database of compiles that are interrupted one after another, each a little later than the one before."""
+    return tmp_path_factory.mktemp("db") / "db.sqlite"
+
+
+@pytest.mark.parametrize(
+    ("stage", "times"), [("verify", 1), ("measure", 3), ("run", 1), ("compare", 1), ("check", 1)]
+)
+def test_ctrl_c_at_any_stage(
+    stage: str, times: int, database: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        module = collage.compile(
+            conv_net(), backends=BACKENDS, db=database, progress=interrupting(stage, times)
+        )
+    assert "interrupted; handing over the best module so far" in caplog.text
+    assert module.report.ended == "interrupt"
+    assert module.report.best_so_far[0].label == "onnxruntime, as written"
+    check(module)
+
+
+def test_then_a_compile_comes_to_its_end_and_the_next_one_measures_nothing(database: Path) -> None:
+    done = collage.compile(conv_net(), backends=BACKENDS, db=database, progress=False)
+    again = collage.compile(conv_net(), backends=BACKENDS, db=database, progress=False)
+    assert done.report.ended == again.report.ended == "finished"
+    assert again.report.measurements_made == 0
+    assert [r.nodes for r in again.program.regions] == [r.nodes for r in done.program.regions]
+    check(again)
+
+
+def test_ctrl_c_before_the_first_module(tmp_path: Path) -> None:
+    def show(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        collage.compile(conv_net(), backends=BACKENDS, db=tmp_path / "db.sqlite", progress=show)
+
+
+@pytest.mark.parametrize("level", ["op", "graph"])
+def test_a_budget_that_ends_while_candidates_are_measured(
+    level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock leaps ahead at the twentieth candidate. All candidates before it are known to the next compile."""
+    leap = [0.0]
+    real = Deadline.__init__
+
+    def begin(self: Deadline) -> None:
+        real(self, lambda: time.monotonic() + leap[0])
+
+    seen: list[int] = []
+
+    def show(progress: Progress) -> None:
+        if progress.stage == "measure" and progress.total > 1:
+            seen.append(progress.done)
+            if len(seen) == 20:
+                leap[0] = 990.0 - 15.0
+
+    monkeypatch.setattr(Deadline, "__init__", begin)
+    module = collage.compile(
+        conv_net(), backends=BACKENDS, db=tmp_path / "db.sqlite", progress=show, budget_s=990.0, level=level
+    )
+    assert module.report.ended == "budget"
+    assert module.report.budget_s == 990.0
+    assert len(seen) == 20
+    check(module)
+    with Database(tmp_path / "db.sqlite") as known:
+        assert sum(known.stats().measured.values()) + sum(known.stats().rejected.values()) >= 19
+        assert "timeout" not in known.stats().rejections
+
+
+class Sleeper(NumpyBackend):
+    """Takes every operator, and a minute for each."""
+
+    name: ClassVar[str] = "sleeper"
+
+    def sources(self, options: BuildOptions) -> Sequence[Any]:
+        return (TakeAll(),)
+
+    def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
+        time.sleep(60)
+        return super().codegen(subgraph, options)
+
+
+def test_a_candidate_that_takes_longer_than_the_budget_is_stopped_and_not_rejected(tmp_path: Path) -> None:
+    registry = builtin_registry()
+    registry.register(Sleeper())
+    module = collage.compile(
+        elementwise_net(),
+        registry=registry,
+        backends=["sleeper", "onnxruntime"],
+        db=tmp_path / "db.sqlite",
+        progress=False,
+        budget_s=8.0,
+        time_limit_s=300.0,
+    )
+    assert module.report.ended == "budget"
+    assert {r.backend for r in module.program.executed} == {"onnxruntime"}
+    assert module.report.compile_s < 60
+    with Database(tmp_path / "db.sqlite") as known:
+        assert "sleeper" not in known.stats().rejected
+
+
+def test_a_quick_compile_without_engines_goes_on_until_there_is_a_placement(tmp_path: Path) -> None:
+    module = collage.compile(
+        elementwise_net(),
+        backends=["tvm"],
+        db=tmp_path / "db.sqlite",
+        progress=False,
+        budget_s=0.01,
+        quick=True,
+    )
+    assert {r.backend for r in module.program.launches} == {"tvm"}
+
+
+def test_a_quick_compile_that_is_stopped_is_right(tmp_path: Path) -> None:
+    module = collage.compile(conv_net(), db=tmp_path / "db.sqlite", progress=False, budget_s=0.01, quick=True)
+    assert module.report.ended == "budget"
+    check(module)
