@@ -27,6 +27,7 @@ from collage.frontend.value_types import check_example_inputs, shapes_of
 from collage.kernel.target import Target, cores, host
 from collage.measure_db.database import Database
 from collage.measure_db.process import Workers
+from collage.measure_db.speeds import machine_speeds
 from collage.module.module import CompiledModule
 
 log = logging.getLogger(__name__)
@@ -61,8 +62,9 @@ def compile_model(
     with ExitStack() as stack:
         kept = workers if workers is not None else stack.enter_context(Workers())
         database = stack.enter_context(Database(options.db, since=options.since))
+        speeds = machine_speeds(target, database, kept, options.effort.calibrate_s)
         context = Context(
-            registry, backends, versions, target, options, database, kept, progress, WorkerLab()
+            registry, backends, versions, target, options, database, kept, progress, WorkerLab(), speeds
         )
         try:
             compilation = compiled(context, loaded)

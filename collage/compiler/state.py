@@ -21,6 +21,7 @@ from collage.compiler.workbench import Workbench
 from collage.core.progress import Progress
 from collage.frontend.model import Model
 from collage.frontend.original import AsLoaded
+from collage.kernel.machine_speeds import WRITTEN_DOWN, MachineSpeeds
 from collage.kernel.options import BuildOptions
 from collage.kernel.target import Target
 from collage.measure_db.database import Database
@@ -58,7 +59,8 @@ class Lab(Protocol):
 class Context:
     """What is the same for all passes of a compile.
 
-    ``backends`` are the chosen ones of the registry by name, and ``versions`` their library versions.
+    ``backends`` are the chosen ones of the registry by name, and ``versions`` their library versions. ``speeds`` are
+    what is known of the machine.
     """
 
     registry: Registry
@@ -70,11 +72,14 @@ class Context:
     workers: Workers
     progress: Callable[[Progress], None]
     lab: Lab
+    speeds: MachineSpeeds = WRITTEN_DOWN
 
     @property
     def build(self) -> BuildOptions:
         """The build options of kernels."""
-        return BuildOptions(self.target.threads, self.options.tune_trials, exact=self.options.exact)
+        return BuildOptions(
+            self.target.threads, self.options.tune_trials, exact=self.options.exact, speeds=self.speeds
+        )
 
     @cached_property
     def engines(self) -> Mapping[str, Backend]:

@@ -143,11 +143,14 @@ class Workers:
 
     def start(self, init: Init | InitWhole) -> WorkerProcess:
         """A worker that has imported the model. Raises MeasurementError when it cannot be started."""
-        worker = self._idle.pop(init.threads, None)
-        if worker is None or not worker.alive:
-            worker = WorkerProcess(init.threads)
+        worker = self.lend(init.threads)
         worker.begin(init)
         return worker
+
+    def lend(self, threads: int) -> WorkerProcess:
+        """A worker for ``threads`` without a model. Raises MeasurementError when it cannot be started."""
+        worker = self._idle.pop(threads, None)
+        return worker if worker is not None and worker.alive else WorkerProcess(threads)
 
     def release(self, worker: WorkerProcess, threads: int) -> None:
         """Take back a worker for ``threads`` that nobody needs now."""

@@ -18,9 +18,10 @@ from typing import Any
 from collage.core.child_process import Failure, parent_id, read_message, take_over_pipes, write_message
 from collage.core.temporary import sweep
 from collage.errors import CollageError
+from collage.measure_db.calibration import measure_speeds
 from collage.measure_db.machine import limit_memory, spare_memory
 from collage.measure_db.model_worker import ModelWorker
-from collage.measure_db.protocol import Init, Ready
+from collage.measure_db.protocol import Init, MeasureSpeeds, Ready
 from collage.measure_db.whole_protocol import InitWhole
 from collage.measure_db.whole_worker import WholeWorker
 
@@ -45,6 +46,8 @@ def main() -> None:
             if isinstance(message, (Init, InitWhole)):
                 worker = _begin(message)
                 reply: object = Ready()
+            elif isinstance(message, MeasureSpeeds):
+                reply = measure_speeds(message.threads, message.sample_s)
             else:
                 assert worker is not None
                 reply = worker.answer(message)

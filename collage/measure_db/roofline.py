@@ -1,0 +1,111 @@
+"""The roofline: a time that no kernel of a subgraph can be faster than, by the machine's arithmetic and bandwidth.
+
+The bound holds for float32 arithmetic (an engine that computes in bfloat16 may be faster), and for all algorithms that
+kernels have: Winograd's and Strassen's savings are taken off. What is read and written may be in any cache, as far as
+it fits there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+from collage.frontend.op_kinds import op_kind
+from collage.frontend.subgraph import Subgraph
+from collage.graph.arithmetic import CONVOLUTIONS, arithmetic_of, convolution_axes
+from collage.graph.dataflow import Graph, Node, OpKind
+from collage.graph.views import RENAMING
+from collage.kernel.machine_speeds import Level, MachineSpeeds
+
+_ROOM = 1.1
+"""Kernels may be so many times faster than the loops that measured the machine, which it may have slowed down."""
+
+_READ_ALL = (
+    frozenset(
+        "matmul permute_dims concat split nn.pad sum mean prod max min std variance argmax argmin nn.softmax "
+        "nn.log_softmax nn.layer_norm nn.group_norm nn.instance_norm nn.rms_norm cumsum".split()
+    )
+    | RENAMING
+)
+"""Operators besides convolutions and element-wise ones whose results take all elements of their inputs."""
+_EACH = (OpKind.ELEMWISE, OpKind.BROADCAST)
+_SOME = frozenset("where nn.dropout broadcast_to".split())
+"""Element-wise operators whose results may be made without all elements of each input."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a kernel of a subgraph has to do at least: arithmetic, and the bytes that it reads and writes.
+
+    ``footprint`` are the bytes of memory that these are, where results overwrite inputs of their size.
+    """
+
+    flop: float
+    read_bytes: int
+    written_bytes: int
+    footprint: int
+
+
+def least_us(subgraph: Subgraph, speeds: MachineSpeeds) -> float:
+    """Microseconds that any kernel of the subgraph takes at least, with all threads of the team.
+
+    It is 0 where the speeds of the machine were not measured.
+    """
+    if not speeds.measured:
+        return 0.0
+    work = work_of(subgraph)
+    arithmetic_us = work.flop / (speeds.threads * speeds.peak_gflops * 1e3)
+    return max(arithmetic_us, _transfer_us(work, speeds)) / _ROOM
+
+
+def work_of(subgraph: Subgraph) -> Work:
+    """The work of the subgraph's definition that cannot be avoided.
+
+    An operator's arithmetic counts where all of its result is needed: a slice behind it could leave a part out.
+    """
+    graph, needed = subgraph.model.graph, set(subgraph.outputs)
+    flop, read = 0.0, set[int]()
+    for node in reversed(subgraph.operators):
+        if not needed.issuperset(node.outputs if node.op == "split" else node.outputs[:1]):
+            continue
+        flop += arithmetic_of(graph, node).least_flop
+        taken = [*_read_whole(graph, node)]
+        needed.update(taken)
+        read.update(taken)
+    outside = [v for v in (*subgraph.inputs, *subgraph.constants) if v in read]
+    sizes = [graph.type_of(v).nbytes for v in outside]
+    written = [graph.type_of(v).nbytes for v in subgraph.outputs]
+    overwritten = sum(nbytes for nbytes in written if nbytes in sizes)
+    return Work(flop, sum(sizes), sum(written), sum(sizes) + sum(written) - overwritten)
+
+
+def _read_whole(graph: Graph, node: Node) -> Iterator[int]:
+    """The inputs all of whose elements are needed for all elements of the outputs."""
+    if node.op in CONVOLUTIONS:
+        axes = convolution_axes(graph, node)
+        if axes is not None and not node.op.endswith("_transpose") and all(each.sees_all for each in axes):
+            yield node.inputs[0]
+        yield node.inputs[1]
+    elif node.op in _READ_ALL or (op_kind(node.op) in _EACH and node.op not in _SOME):
+        yield from node.inputs
+
+
+def _transfer_us(work: Work, speeds: MachineSpeeds) -> float:
+    """The time of reading and writing: in the first cache, or of what does not fit into the caches so far."""
+    levels = speeds.levels
+    held_bytes = accumulate(each.nbytes * (1 if each.shared else speeds.threads) for each in levels[:-1])
+    fastest = [*accumulate(map(_gbs, reversed(levels)), max)][::-1]
+    least = max(work.read_bytes, work.written_bytes) / max(_one_way_gbs(each) for each in levels)
+    for gbs, held in zip(fastest[1:], held_bytes, strict=True):
+        least = max(least, (work.footprint - held) / gbs)
+    return least / 1e3
+
+
+def _gbs(level: Level) -> float:
+    """What a level may read or write at a time. A cache may do both at once; memory has one path for both."""
+    return _one_way_gbs(level) * (2 if level.nbytes else 1)
+
+
+def _one_way_gbs(level: Level) -> float:
+    return max(level.team_read_gbs, level.team_write_gbs)
