@@ -73,11 +73,13 @@ def work_of(subgraph: Subgraph) -> Work:
         taken = [*_read_whole(graph, node)]
         needed.update(taken)
         read.update(taken)
-    outside = [v for v in (*subgraph.inputs, *subgraph.constants) if v in read]
-    sizes = [graph.type_of(v).nbytes for v in outside]
+    inputs, constants = (
+        [graph.type_of(v).nbytes for v in some if v in read] for some in (subgraph.inputs, subgraph.constants)
+    )
     written = [graph.type_of(v).nbytes for v in subgraph.outputs]
-    overwritten = sum(nbytes for nbytes in written if nbytes in sizes)
-    return Work(flop, sum(sizes), sum(written), sum(sizes) + sum(written) - overwritten)
+    overwritten = sum(nbytes for nbytes in written if nbytes in inputs)
+    taken_bytes, written_bytes = sum(inputs) + sum(constants), sum(written)
+    return Work(flop, taken_bytes, written_bytes, taken_bytes + written_bytes - overwritten)
 
 
 def _read_whole(graph: Graph, node: Node) -> Iterator[int]:

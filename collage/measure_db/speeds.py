@@ -19,7 +19,7 @@ from collage.native.kernel_library import REVISION
 log = logging.getLogger(__name__)
 
 _LIMIT_S = 30.0
-_MOST = 1e9
+_MOST = 1e12
 """More than any speed, time or size: a row with such a number is damaged."""
 
 
@@ -75,15 +75,20 @@ def read_speeds(value: Any) -> MachineSpeeds:
 
 def _of(kind: Any, value: Mapping[str, Any]) -> Any:
     """A dataclass of numbers. Raises ValueError for another set of fields, and for numbers that cannot be."""
-    wanted = {field.name for field in fields(kind)}
-    if wanted != set(value):
+    wanted = {field.name: field.type for field in fields(kind)}
+    if set(wanted) != set(value):
         raise ValueError(f"{kind.__name__} has the fields {sorted(wanted)}, not {sorted(value)}")
     for name, each in value.items():
-        if isinstance(each, (int, float)) and not (
-            0 <= each <= _MOST if name == "nbytes" else 0 < each <= _MOST
-        ):
-            raise ValueError(f"{name} is {each}")
+        types = _TYPES.get(str(wanted[name]))
+        if types is None:
+            continue
+        least = 0.0 if name == "nbytes" else 1e-9
+        if type(each) not in types or (bool not in types and not least <= each <= _MOST):
+            raise ValueError(f"{name} is {each!r:.80}")
     return kind(**value)
 
+
+_TYPES: Mapping[str, tuple[type, ...]] = {"int": (int,), "float": (float, int), "bool": (bool,)}
+"""The types that a field may have in JSON, by its type in the dataclass."""
 
 MACHINE_SPEEDS: Fact[MachineSpeeds] = Fact("machine_speeds", write_speeds, read_speeds)
