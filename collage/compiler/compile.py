@@ -62,7 +62,7 @@ def compile_model(
     with ExitStack() as stack:
         kept = workers if workers is not None else stack.enter_context(Workers())
         database = stack.enter_context(Database(options.db, since=options.since))
-        speeds = machine_speeds(target, database, kept, options.effort.calibrate_s)
+        speeds = machine_speeds(target, database, kept, options.effort.speeds_s)
         context = Context(
             registry, backends, versions, target, options, database, kept, progress, WorkerLab(), speeds
         )

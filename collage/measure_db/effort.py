@@ -16,7 +16,7 @@ class Effort:
 
     Measurements of different efforts are kept apart by ``name``, which is "" for the usual one. Samples of a kernel are
     taken for ``kernel_s``. Whole models are compared in at most ``rounds`` rounds, and for at most ``compare_s``.
-    ``settle_s`` and ``turn_s`` are those of ``interleave``. The machine's speeds are measured for ``calibrate_s``, the
+    ``settle_s`` and ``turn_s`` are those of ``interleave``. The machine's speeds are measured for ``speeds_s``, the
     first time; with 0 they are only looked up.
     """
 
@@ -26,7 +26,7 @@ class Effort:
     compare_s: float
     settle_s: float
     turn_s: float
-    calibrate_s: float = 0.0
+    speeds_s: float = 0.0
 
     @property
     def mark(self) -> str:
@@ -47,6 +47,6 @@ class Effort:
         return interleave(calls, pace, Decision(early, least), after=after)
 
 
-FULL = Effort("", kernel_s=0.25, rounds=60, compare_s=30.0, settle_s=0.05, turn_s=0.02, calibrate_s=0.6)
+FULL = Effort("", kernel_s=0.25, rounds=60, compare_s=30.0, settle_s=0.05, turn_s=0.02, speeds_s=0.6)
 QUICK = Effort("quick", kernel_s=0.005, rounds=3, compare_s=0.5, settle_s=0.0, turn_s=0.0)
 """The effort of a quick compile (``collage.compiler.passes.measure_few``), which also measures fewer candidates."""

@@ -18,8 +18,8 @@ from typing import Any
 from collage.core.child_process import Failure, parent_id, read_message, take_over_pipes, write_message
 from collage.core.temporary import sweep
 from collage.errors import CollageError
-from collage.measure_db.calibration import measure_speeds
 from collage.measure_db.machine import limit_memory, spare_memory
+from collage.measure_db.measure_speeds import measure_speeds
 from collage.measure_db.model_worker import ModelWorker
 from collage.measure_db.protocol import Init, MeasureSpeeds, Ready
 from collage.measure_db.whole_protocol import InitWhole

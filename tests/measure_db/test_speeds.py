@@ -15,8 +15,8 @@ import pytest
 from collage.kernel.buffers import aligned_bytes
 from collage.kernel.machine_speeds import WRITTEN_DOWN, Blocking, rounded
 from collage.kernel.target import Target
-from collage.measure_db.calibration import _best_size
 from collage.measure_db.database import Database
+from collage.measure_db.measure_speeds import _best_size
 from collage.measure_db.process import WorkerProcess, Workers
 from collage.measure_db.speeds import MACHINE_SPEEDS, machine_speeds, read_speeds, speeds_key, write_speeds
 from collage.native import LaunchList, Step, core_problem, team_of

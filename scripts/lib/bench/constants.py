@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from scripts.lib.kernels.plans import Made, Planned
 
 WRITTEN, MEASURED = "written", "measured"
-_CALIBRATE_S = 2.0
+_SPEEDS_S = 2.0
+"""The time for the machine's speeds, in units of the time for a layer."""
 
 
 @click.command("constants")
@@ -51,14 +52,14 @@ def command(
     from collage.errors import CollageError
     from collage.frontend.model import import_model
     from collage.kernel.machine_speeds import WRITTEN_DOWN
-    from collage.measure_db.calibration import measure_speeds
+    from collage.measure_db.measure_speeds import measure_speeds
     from scripts.lib.kernels.layers import BACKENDS, layers
     from scripts.lib.kernels.plans import planned
 
     for backend in BACKENDS:
         if not backend.available():
             raise CollageError(f"{backend.name} is not available: {backend.available().reason}")
-    speeds = measure_speeds(threads, _CALIBRATE_S)
+    speeds = measure_speeds(threads, _SPEEDS_S * seconds)
     if not speeds.measured:
         raise CollageError(
             "the speeds of this machine cannot be measured: install Collage again with a compiler."

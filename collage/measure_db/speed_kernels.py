@@ -1,4 +1,4 @@
-"""The kernels that a calibration runs: our own, on shapes of real networks, made on the way that all kernels are."""
+"""The kernels that measure a machine: our own, on shapes of real networks, made on the way that all kernels are."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ BLOCKS: Mapping[str, Sequence[_Layer]] = {
 _FACTORS = (0.5, 1.0, 2.0)
 
 
-class CalibrationKernels:
+class SpeedKernels:
     """Bound kernels by what is learnt from them.
 
     ``products`` are by the number of threads, and ``blocks`` by the field of ``Blocking`` and its value. ``winograd``
@@ -153,7 +153,7 @@ def _subgraphs(layers: Sequence[_Layer]) -> dict[_Layer, Subgraph]:
         inputs.append(helper.make_tensor_value_info(x, TensorProto.FLOAT, layer.data))
         outputs.append(helper.make_tensor_value_info(y, TensorProto.FLOAT, None))
         weights.append(numpy_helper.from_array(rng.random(layer.weights, np.float32) - 0.5, w))
-    graph = helper.make_graph(nodes, "calibration", inputs, outputs, weights)
+    graph = helper.make_graph(nodes, "speeds", inputs, outputs, weights)
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
-    model = from_simplified(proto, "calibration")
+    model = from_simplified(proto, "speeds")
     return {layer: Subgraph(model, (number,)) for number, layer in enumerate(layers)}

@@ -17,7 +17,7 @@ from statistics import median
 
 from collage.core.caches import Cache, caches
 from collage.kernel.machine_speeds import WRITTEN_DOWN, Blocking, Level, MachineSpeeds, rounded
-from collage.measure_db.calibration_kernels import BLOCKS, CalibrationKernels
+from collage.measure_db.speed_kernels import BLOCKS, SpeedKernels
 from collage.native import core_problem
 from collage.native.kernel_library import kernels_problem
 from collage.native.speed import Memory, Sampled, arithmetic, barrier, can_measure, transfer, wake
@@ -46,7 +46,7 @@ def measure_speeds(threads: int, seconds: float) -> MachineSpeeds:
     if core_problem() or not can_measure():
         return replace(WRITTEN_DOWN, threads=threads)
     try:
-        return rounded(_Calibration(threads).run(seconds))
+        return rounded(_SpeedMeasurement(threads).run(seconds))
     except MemoryError:
         log.info("there is too little memory to measure the machine's speeds")
         return replace(WRITTEN_DOWN, threads=threads)
@@ -60,14 +60,14 @@ class _Loops:
     transfers: _Transfers
 
 
-class _Calibration:
+class _SpeedMeasurement:
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._counts = tuple(dict.fromkeys((1, threads)))
         self._arithmetic = {count: arithmetic(count) for count in self._counts}
         self._barrier, self._wake = barrier(threads), wake(threads)
         self._levels = self._loops(caches())
-        self._kernels = None if kernels_problem() else CalibrationKernels(threads)
+        self._kernels = None if kernels_problem() else SpeedKernels(threads)
 
     def run(self, seconds: float) -> MachineSpeeds:
         """Take samples for so long, and tell what they say."""
@@ -91,7 +91,7 @@ class _Calibration:
         )
         return found if self._kernels is None else self._with_kernels(self._kernels, found)
 
-    def _with_kernels(self, kernels: CalibrationKernels, found: MachineSpeeds) -> MachineSpeeds:
+    def _with_kernels(self, kernels: SpeedKernels, found: MachineSpeeds) -> MachineSpeeds:
         gemm, team = (kernels.products[count].per_second / 1e9 for count in (1, self._threads))
         transforms_s = kernels.winograd.best_s - kernels.winograd_flop / (gemm * 1e9)
         least, most = _PLAUSIBLE_NS
