@@ -13,7 +13,10 @@ _PRODUCT = "matmul"
 _TILE = 4
 """The most outputs of a tile, along an axis, in any kernel of Winograd's algorithm, ours or a library's: F(4, r)."""
 _STRASSEN = 8 / 7
-"""What one step of Strassen's algorithm saves. No kernel makes more steps."""
+"""What one step of Strassen's algorithm saves. No kernel makes more steps.
+
+Whoever adds a kernel that saves more raises these numbers, or it falls below the bound (`measure_db/roofline.py`).
+"""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,9 @@ def arithmetic_of(graph: Graph, node: Node) -> Arithmetic:
     # The weights of a transposed convolution are (inputs, outputs / groups, ...), of others (outputs, inputs / groups).
     channels = (src if node.op.endswith("_transpose") else dst)[1] * weights[1]
     products = dst[0] * channels * math.prod(each.pairs for each in axes)
-    return Arithmetic(2 * products, max(_STRASSEN, math.prod(each.saving for each in axes)))
+    # Neither Winograd's nor Strassen's algorithm is used for groups, by us or by any library.
+    saving = max(_STRASSEN, math.prod(each.saving for each in axes))
+    return Arithmetic(2 * products, saving if node.attrs.get("groups") in (1, (1,)) else 1.0)
 
 
 @dataclass(frozen=True)
@@ -68,8 +73,7 @@ class Axis:
     stride: int
     dilation: int
     pad: int
-    results: int
-    """The number of elements of the result."""
+    transposed: bool
 
     @property
     def pairs(self) -> int:
@@ -77,9 +81,20 @@ class Axis:
         return sum(self._seeing(tap * self.dilation - self.pad) for tap in range(self.taps))
 
     @property
+    def takes_all(self) -> bool:
+        """Whether each tap sees an input somewhere, so that all weights are read."""
+        return all(self._seeing(tap * self.dilation - self.pad) for tap in range(self.taps))
+
+    @property
     def saving(self) -> float:
-        """What Winograd's algorithm saves. A stride divides the windows into several with fewer taps each."""
-        taps, tile = -(-self.taps // self.stride), min(_TILE, max(1, self.results))
+        """What Winograd's algorithm saves, which no kernel has for windows at distances.
+
+        A transposed convolution at distances is several others at none, with fewer taps each.
+        """
+        if self.stride > 1 and not self.transposed:
+            return 1.0
+        taps, results = -(-self.taps // self.stride), self.inputs if self.transposed else self.outputs
+        tile = min(_TILE, max(1, results))
         return tile * taps / (tile + taps - 1)
 
     @property
@@ -105,9 +120,10 @@ def convolution_axes(graph: Graph, node: Node) -> tuple[Axis, ...] | None:
     if any(each is None for each in numbers):
         return None
     strides, dilation, pads = (each for each in numbers if each is not None)
-    inside, outside = (dst, src) if node.op.endswith("_transpose") else (src, dst)
+    transposed = node.op.endswith("_transpose")
+    inside, outside = (dst, src) if transposed else (src, dst)
     return tuple(
-        Axis(inside[i + 2], outside[i + 2], weights[i + 2], strides[i], dilation[i], pads[i], dst[i + 2])
+        Axis(inside[i + 2], outside[i + 2], weights[i + 2], strides[i], dilation[i], pads[i], transposed)
         for i in range(rank)
     )
 

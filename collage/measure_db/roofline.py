@@ -1,8 +1,8 @@
 """The roofline: a time that no kernel of a subgraph can be faster than, by the machine's arithmetic and bandwidth.
 
-The bound holds for float32 arithmetic (an engine that computes in bfloat16 may be faster), and for all algorithms that
-kernels have: Winograd's and Strassen's savings are taken off. What is read and written may be in any cache, as far as
-it fits there.
+The bound holds for float32 arithmetic on the CPU, and not for kernels in fewer bits or on another device. It holds for
+all algorithms that kernels have: Winograd's and Strassen's savings are taken off. What is read and written may be in
+any cache, as far as it fits there.
 """
 
 from __future__ import annotations
@@ -86,9 +86,10 @@ def _read_whole(graph: Graph, node: Node) -> Iterator[int]:
     """The inputs all of whose elements are needed for all elements of the outputs."""
     if node.op in CONVOLUTIONS:
         axes = convolution_axes(graph, node)
-        if axes is not None and not node.op.endswith("_transpose") and all(each.sees_all for each in axes):
+        if axes and not axes[0].transposed and all(each.sees_all for each in axes):
             yield node.inputs[0]
-        yield node.inputs[1]
+        if axes and all(each.takes_all for each in axes):
+            yield node.inputs[1]
     elif node.op in _READ_ALL or (op_kind(node.op) in _EACH and node.op not in _SOME):
         yield from node.inputs
 

@@ -83,7 +83,7 @@ def test_products_and_others() -> None:
     [
         (3, 1, 56, 4.0),  # F(4x4, 3x3): 36 products for 144
         (1, 1, 56, 8 / 7),
-        (3, 2, 56, 2.56),  # at distances of 2 there are windows of at most 2x2
+        (3, 2, 56, 8 / 7),  # at distances there is no such algorithm
         (3, 1, 4, 16 * 9 / 36),
         (3, 1, 3, 9 * 9 / 25),  # and three results make no tile of four
     ],
@@ -93,6 +93,22 @@ def test_what_algorithms_save(kernel: int, stride: int, size: int, saving: float
     proto = conv((16, 16, kernel, kernel), (1, 16, size, size), pads=pads, strides=[stride] * 2)
     _, graph, node = one_node(proto)
     assert arithmetic_of(graph, node).saving == pytest.approx(saving)
+
+
+def test_groups_save_nothing_and_transposed_ones_have_windows_of_half_the_size() -> None:
+    _, graph, node = one_node(conv((16, 8, 3, 3), (1, 16, 56, 56), pads=[1] * 4, group=2))
+    assert arithmetic_of(graph, node).saving == 1.0
+    _, graph, node = one_node(
+        conv((16, 8, 4, 4), (1, 16, 9, 9), "ConvTranspose", strides=[2, 2], pads=[1] * 4)
+    )
+    assert arithmetic_of(graph, node).saving == pytest.approx(2.56)  # F(4x4, 2x2): 25 products for 64
+
+
+def test_taps_that_see_nothing_but_padding() -> None:
+    for size, all_taps in ((1, False), (2, True), (8, True)):
+        _, graph, node = one_node(conv((4, 4, 3, 3), (1, 4, size, 8), pads=[1] * 4))
+        axes = convolution_axes(graph, node)
+        assert axes is not None and [each.takes_all for each in axes] == [all_taps, True]
 
 
 def test_gaps_between_windows() -> None:
