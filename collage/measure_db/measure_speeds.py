@@ -98,6 +98,7 @@ class _SpeedMeasurement:
         sizes = {name: _best_size(kernels.blocks[name], getattr(Blocking(), name)) for name in BLOCKS}
         return replace(
             found,
+            peak_gflops=max(found.peak_gflops, gemm, team / self._threads),
             gemm_gflops=gemm,
             team_gemm_gflops=team,
             winograd_ns=min(most, max(least, 1e9 * transforms_s / kernels.winograd_points)),

@@ -47,19 +47,20 @@ class Work:
     footprint: int
 
 
-def least_us(subgraph: Subgraph, speeds: MachineSpeeds) -> float:
+def least_us(subgraph: Subgraph, speeds: MachineSpeeds, *, direct: bool = False) -> float:
     """Microseconds that any kernel of the subgraph takes at least, with all threads of the team.
 
-    It is 0 where the speeds of the machine were not measured.
+    With ``direct`` it is a bound for kernels whose algorithm does not reassociate (``Backend.reassociates``), which is
+    the larger one. It is 0 where the speeds of the machine were not measured.
     """
     if not speeds.measured:
         return 0.0
-    work = work_of(subgraph)
+    work = work_of(subgraph, direct=direct)
     arithmetic_us = work.flop / (speeds.threads * speeds.peak_gflops * 1e3)
     return max(arithmetic_us, _transfer_us(work, speeds)) / _ROOM
 
 
-def work_of(subgraph: Subgraph) -> Work:
+def work_of(subgraph: Subgraph, *, direct: bool = False) -> Work:
     """The work of the subgraph's definition that cannot be avoided.
 
     An operator's arithmetic counts where all of its result is needed: a slice behind it could leave a part out.
@@ -69,7 +70,8 @@ def work_of(subgraph: Subgraph) -> Work:
     for node in reversed(subgraph.operators):
         if not needed.issuperset(node.outputs if node.op == "split" else node.outputs[:1]):
             continue
-        flop += arithmetic_of(graph, node).least_flop
+        arithmetic = arithmetic_of(graph, node)
+        flop += arithmetic.flop if direct else arithmetic.least_flop
         taken = [*_read_whole(graph, node)]
         needed.update(taken)
         read.update(taken)
@@ -95,20 +97,25 @@ def _read_whole(graph: Graph, node: Node) -> Iterator[int]:
 
 
 def _transfer_us(work: Work, speeds: MachineSpeeds) -> float:
-    """The time of reading and writing: in the first cache, or of what does not fit into the caches so far."""
+    """The time of reading and writing: in the first cache, or of what does not fit into the caches so far.
+
+    A cache may read and write at once; memory has one path for both.
+    """
     levels = speeds.levels
     held_bytes = accumulate(each.nbytes * (1 if each.shared else speeds.threads) for each in levels[:-1])
-    fastest = [*accumulate(map(_gbs, reversed(levels)), max)][::-1]
-    least = max(work.read_bytes, work.written_bytes) / max(_one_way_gbs(each) for each in levels)
+    one_way = [_one_way_gbs(each, speeds.threads) for each in levels]
+    both_ways = [gbs * (2 if each.nbytes else 1) for gbs, each in zip(one_way, levels, strict=True)]
+    fastest = [*accumulate(reversed(both_ways), max)][::-1]
+    least = max(work.read_bytes, work.written_bytes) / max(one_way)
     for gbs, held in zip(fastest[1:], held_bytes, strict=True):
         least = max(least, (work.footprint - held) / gbs)
     return least / 1e3
 
 
-def _gbs(level: Level) -> float:
-    """What a level may read or write at a time. A cache may do both at once; memory has one path for both."""
-    return _one_way_gbs(level) * (2 if level.nbytes else 1)
+def _one_way_gbs(level: Level, threads: int) -> float:
+    """What the team may read from a level, or write there.
 
-
-def _one_way_gbs(level: Level) -> float:
-    return max(level.team_read_gbs, level.team_write_gbs)
+    A team is disturbed more easily than one thread; caches that cores have to themselves add up.
+    """
+    one = max(level.read_gbs, level.write_gbs) * (1 if level.shared else threads)
+    return max(one, level.team_read_gbs, level.team_write_gbs)
