@@ -43,7 +43,7 @@ class Native(Backend):
         from collage.backends.native_kernels.algorithms import offers
 
         try:
-            return tuple(offers(subgraph, options.threads, options.exact))
+            return tuple(offers(subgraph, options))
         except UnsupportedError:
             return ()
 
@@ -53,15 +53,19 @@ class Native(Backend):
 
         return reassociates(variant)
 
+    def settings(self, options: BuildOptions) -> str:
+        """How much of their operands the kernels work on at a time, where that is not the usual."""
+        return str(options.speeds.blocking)
+
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
         """An artifact with the kernel's numbers and its packed weights."""
         from collage.backends.native_kernels.algorithms import offers, task_of
         from collage.native.packed import to_bytes
 
-        algorithm = offers(subgraph, options.threads, options.exact).get(options.variant)
+        algorithm = offers(subgraph, options).get(options.variant)
         if algorithm is None:
             raise UnsupportedError(f"there is no kernel for the variant {options.variant}")
-        return to_bytes(algorithm.name, algorithm.pack(task_of(subgraph), options.variant, options.threads))
+        return to_bytes(algorithm.name, algorithm.pack(task_of(subgraph), options))
 
     def load(self, artifact: Artifact, options: BuildOptions) -> Kernel:
         """The kernel on its weights."""

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from collage.backends.registry import Registry
@@ -32,6 +33,7 @@ from collage.kernel.target import Target, cores, host
 from collage.measure_db.database import Database
 from collage.measure_db.effort import QUICK
 from collage.measure_db.process import Workers
+from collage.measure_db.speeds import machine_speeds
 from collage.module.module import CompiledModule
 
 log = logging.getLogger(__name__)
@@ -75,6 +77,8 @@ def compile_model(
         start = Compilation(loaded)
         if options.effort is not QUICK:  # a quick compile takes as long as a first module
             start = FirstModule()(context, start)
+        speeds = machine_speeds(target, database, kept, options.effort.speeds_s)
+        context = replace(context, speeds=speeds)
         try:
             compilation = compiled_anytime(context, start)
         except (ModelError, NoPlacementError) as error:

@@ -36,7 +36,7 @@ def single_threaded(
     nodes = {each.nodes for each in wanted_launches if isinstance(each, Candidate)}
     matches = [m for m in compilation.matches if m.nodes in nodes and m.backend in context.on_team]
     wanted = {_work(each) for each in wanted_launches if isinstance(each, Candidate)}
-    build = BuildOptions(threads=1, exact=context.options.exact)
+    build = BuildOptions(threads=1, exact=context.options.exact, speeds=context.speeds)
     offers, _ = offers_of(model, matches, context.backends, build)
     offers = [o for o in offers if (o.request.nodes, *ports_of(model, o.request)) in wanted]
     outcomes = measurer.race([offer.request for offer in offers])

@@ -23,6 +23,7 @@ from collage.compiler.workbench import Workbench
 from collage.core.progress import Progress
 from collage.frontend.model import Model
 from collage.frontend.original import AsLoaded
+from collage.kernel.machine_speeds import WRITTEN_DOWN, MachineSpeeds
 from collage.kernel.options import BuildOptions
 from collage.kernel.target import Target
 from collage.measure_db.database import Database
@@ -61,7 +62,7 @@ class Context:
     """What is the same for all passes of a compile.
 
     ``backends`` are the chosen ones of the registry by name, and ``versions`` their library versions. ``course`` has
-    the deadline, and remembers what would be lost when a pass is stopped.
+    the deadline, and remembers what would be lost when a pass is stopped. ``speeds`` are what is known of the machine.
     """
 
     registry: Registry
@@ -74,11 +75,14 @@ class Context:
     progress: Callable[[Progress], None]
     lab: Lab
     course: Course[Compilation] = field(default_factory=lambda: Course())
+    speeds: MachineSpeeds = WRITTEN_DOWN
 
     @property
     def build(self) -> BuildOptions:
         """The build options of kernels."""
-        return BuildOptions(self.target.threads, self.options.tune_trials, exact=self.options.exact)
+        return BuildOptions(
+            self.target.threads, self.options.tune_trials, exact=self.options.exact, speeds=self.speeds
+        )
 
     @cached_property
     def engines(self) -> Mapping[str, Backend]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from collage.graph.storage import PLAIN, Storage
+from collage.kernel.machine_speeds import WRITTEN_DOWN, MachineSpeeds
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,9 @@ class BuildOptions:
     ``exact`` asks for direct algorithms only. What reassociates (``Backend.reassociates``) is then not measured; a
     backend that has a direct kernel for such a subgraph, but does not offer it otherwise, offers it in its place. It
     is no part of a measurement's key: a variant is the same kernel with and without, or ``Backend.settings`` says so.
+
+    ``speeds`` are what is known of the machine. A backend may leave out variants because of them; where they change a
+    variant's kernel, ``Backend.settings`` says so.
     """
 
     threads: int = 1
@@ -60,3 +64,4 @@ class BuildOptions:
     variant: Variant = ALL_PLAIN
     profile: str = ""
     exact: bool = False
+    speeds: MachineSpeeds = WRITTEN_DOWN

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from collage.kernel.kernel import Call
 from collage.measure_db.interleave import FEWEST, SURE, Decision, Pace, interleave
@@ -18,7 +18,8 @@ class Effort:
 
     Measurements of different efforts are kept apart by ``name``, which is "" for the usual one. Samples of a kernel are
     taken for ``kernel_s``, and those of a layout transform for ``transform_s``. Whole models are compared in at most
-    ``rounds`` rounds, and for at most ``compare_s``. ``settle_s`` and ``turn_s`` are those of ``interleave``.
+    ``rounds`` rounds, and for at most ``compare_s``. ``settle_s`` and ``turn_s`` are those of ``interleave``. The
+    machine's speeds are measured for ``speeds_s``, the first time; with 0 they are only looked up.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Effort:
     settle_s: float
     turn_s: float
     transform_s: float
+    speeds_s: float = 0.0
     races: bool = True
 
     @property
@@ -49,10 +51,10 @@ class Effort:
         return interleave(calls, pace, Decision(early, least), after=after)
 
 
-FULL = Effort("", kernel_s=0.25, rounds=30, compare_s=10.0, settle_s=0.05, turn_s=0.02, transform_s=0.05)
-EXHAUSTIVE = Effort(
-    "", kernel_s=0.25, rounds=60, compare_s=30.0, settle_s=0.05, turn_s=0.02, transform_s=0.25, races=False
+FULL = Effort(
+    "", kernel_s=0.25, rounds=30, compare_s=10.0, settle_s=0.05, turn_s=0.02, transform_s=0.05, speeds_s=0.6
 )
+EXHAUSTIVE = replace(FULL, rounds=60, compare_s=30.0, transform_s=0.25, races=False)
 """Measures every candidate to the end. What it finds is as certain as what the usual effort measures to the end."""
 FIRST = Effort(
     "first", kernel_s=0.005, rounds=8, compare_s=1.0, settle_s=0.05, turn_s=0.02, transform_s=0.005

@@ -156,15 +156,20 @@ class Workers:
 
     def start(self, init: Init | InitWhole) -> WorkerProcess:
         """A worker that has imported the model. Raises MeasurementError when it cannot be started."""
-        worker = self._idle.pop(init.threads, None)
-        if worker is None or not worker.alive:
-            worker = WorkerProcess(init.threads)
-        worker.deadline = self.deadline
+        worker = self.lend(init.threads)
         try:
             worker.begin(init)
         except BaseException:  # nobody else knows of it yet
             worker.kill()
             raise
+        return worker
+
+    def lend(self, threads: int) -> WorkerProcess:
+        """A worker for ``threads`` without a model. Raises MeasurementError when it cannot be started."""
+        worker = self._idle.pop(threads, None)
+        if worker is None or not worker.alive:
+            worker = WorkerProcess(threads)
+        worker.deadline = self.deadline
         return worker
 
     def release(self, worker: WorkerProcess, threads: int) -> None:

@@ -126,6 +126,15 @@ class MeasureSwitch:
 
 
 @dataclass(frozen=True)
+class MeasureSpeeds:
+    """Measure the machine's speeds, with samples for ``sample_s`` seconds. It needs no model. Reply: MachineSpeeds."""
+
+    threads: int
+    sample_s: float
+    limit_s: float
+
+
+@dataclass(frozen=True)
 class Ready:
     """The worker has imported the model."""
 

@@ -58,4 +58,5 @@ class MeasureSettings:
         """The settings for kernels on that many threads. On another number of threads than now nothing is tuned."""
         if threads == self.threads:
             return self
-        return replace(self, build=BuildOptions(threads=threads, exact=self.build.exact))
+        build = self.build
+        return replace(self, build=BuildOptions(threads=threads, exact=build.exact, speeds=build.speeds))

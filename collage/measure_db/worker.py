@@ -19,7 +19,7 @@ from collage.core.child_process import Failure, parent_id, read_message, take_ov
 from collage.core.temporary import sweep
 from collage.errors import CollageError
 from collage.measure_db.machine import limit_memory, spare_memory
-from collage.measure_db.protocol import Init, Ready
+from collage.measure_db.protocol import Init, MeasureSpeeds, Ready
 from collage.measure_db.whole_protocol import InitWhole
 from collage.measure_db.whole_worker import WholeWorker
 
@@ -45,6 +45,10 @@ def main() -> None:
             if isinstance(message, (Init, InitWhole)):
                 worker = _begin(message)
                 reply: object = Ready()
+            elif isinstance(message, MeasureSpeeds):
+                from collage.measure_db.measure_speeds import measure_speeds  # imports TVM, as below
+
+                reply = measure_speeds(message.threads, message.sample_s)
             else:
                 assert worker is not None
                 reply = worker.answer(message)
@@ -61,9 +65,7 @@ def _begin(init: Init | InitWhole) -> ModelWorker | WholeWorker:
     limit_memory(spare_memory() if init.memory_bytes is None else init.memory_bytes)
     if isinstance(init, InitWhole):
         return WholeWorker(init)
-    from collage.measure_db.model_worker import (
-        ModelWorker,
-    )  # imports TVM, which takes seconds; engines do without
+    from collage.measure_db.model_worker import ModelWorker  # imports TVM; engines do without these seconds
 
     # TVM's handler prints a page of stack, which would push what the library said out of the message.
     signal.signal(signal.SIGSEGV, signal.SIG_DFL)

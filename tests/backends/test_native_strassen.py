@@ -31,8 +31,9 @@ pytestmark = needs_native
 def any_size() -> Iterator[None]:
     """Small work is taken, too."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("_LEAST_MATRIX_ROWS", "_LEAST_ROWS", "_LEAST_DEPTH", "_LEAST_COLUMNS", "_LEAST_FLOP"):
+        for name in ("_LEAST_ROWS", "_LEAST_DEPTH", "_LEAST_COLUMNS", "_LEAST_FLOP"):
             patch.setattr(strassen, name, 1)
+        patch.setattr(strassen, "_LEAST_BALANCE", 0)
         yield
 
 

@@ -7,19 +7,27 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from click import Command, Context
+from onnx import helper
 
 from collage.backends.onednn import OneDnn
 from collage.bench.compiled import Options
+from collage.frontend.model import import_model
+from collage.frontend.subgraph import Subgraph
+from collage.kernel.machine_speeds import WRITTEN_DOWN, Blocking
 from collage.native import core_problem
 from scripts.lib.bench.main import COMMANDS, main
+from scripts.lib.kernels.layers import Layer
+from scripts.lib.kernels.plans import planned
 from scripts.lib.kernels.turns import Turn, in_turns
 from scripts.lib.studies import versions
-from tests.models import conv_net
+from tests.models import conv_net, make_model
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts"
@@ -181,3 +189,36 @@ def test_the_layers_of_a_model(tmp_path: Path) -> None:
     done = bench("native-layers", tmp_path / "net.onnx", "--seconds", "0.01", "--threads", "1", "--cold")
     assert done.returncode == 0, done.stderr
     assert "ratio" in done.stdout and "sum of native: " in done.stdout
+
+
+@needs_core
+@pytest.mark.skipif(not OneDnn().available(), reason=OneDnn().available().reason)
+def test_plans_for_this_machine_and_for_the_one_that_is_written_down(tmp_path: Path) -> None:
+    onnx.save_model(conv_net(), str(tmp_path / "net.onnx"))
+    done = bench("constants", tmp_path / "net.onnx", "--seconds", "0.01", "--hot", "--all", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["speeds"]["measured"] and found["threads"] == 2
+    (model,) = found["models"]
+    assert model["same_plan"] == 0 and model["layers"]
+    for layer in model["layers"]:
+        assert layer["flop"] > 0 and min(layer["us"].values()) > 0
+        assert layer["differ"] or layer["ratio"] == 1.0  # a kernel of both plans is run once
+    assert model["share_of_peak"].keys() == model["ms"].keys() == {"written", "measured"}
+
+
+@needs_core
+def test_layers_whose_plans_differ() -> None:
+    speeds = {"written": WRITTEN_DOWN, "other": replace(WRITTEN_DOWN, blocking=Blocking(gemm_depth=64))}
+    weights = np.ones((512, 64), np.float32)
+    proto = make_model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": [16, 512]}, {"y": [16, 64]}, {"w": weights}
+    )
+    layer = Layer("product", Subgraph(import_model(proto), (0,)), 1, weights.nbytes)
+    found = planned(layer, speeds, 2)
+    assert found.differ and found.flop == 2 * 16 * 512 * 64
+    only = found.kernels["other"] - found.kernels["written"]
+    assert only and all(made.name.startswith("native: ") for made in only)
+    us = found.race(0.0, cold=True)
+    assert us.keys() == found.kernels["written"] | found.kernels["other"] and min(us.values()) > 0
+    assert not planned(layer, dict.fromkeys(speeds, WRITTEN_DOWN), 2).differ

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 from collage.backends.native_kernels.task import NativeTask
 from collage.graph.storage import Storage
-from collage.kernel.options import Variant
+from collage.kernel.options import BuildOptions, Variant
 from collage.native import NativeKernel
 from collage.native.packed import Packed
 
-SMALL_FLOP = 40_000_000
-"""Below this, one thread may do all of it: some 100 us, which can run beside another branch of the model."""
+_SMALL_US = 500 / 3
+"""Work that takes one thread less than this may be left to it: that can run beside another branch of the model."""
 
 
 class Algorithm(ABC):
@@ -32,21 +32,26 @@ class Algorithm(ABC):
         """Whether a variant is one of its own that reassociates (see ``Backend.reassociates``)."""
         return False
 
-    def direct_variants(self, task: NativeTask, threads: int) -> Sequence[Variant]:
+    def direct_variants(self, task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
         """The variants for ``BuildOptions.exact``: those that do not reassociate. There may be none."""
-        return [each for each in self.variants(task, threads) if not self.reassociates(each)]
+        return [each for each in self.variants(task, build) if not self.reassociates(each)]
 
     @abstractmethod
-    def variants(self, task: NativeTask, threads: int) -> Sequence[Variant]:
-        """Layouts and splits, at least one, among which the fastest may be."""
+    def variants(self, task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
+        """Layouts and splits, at least one, among which the fastest may be on the threads that ``build`` names."""
 
     @abstractmethod
-    def pack(self, task: NativeTask, variant: Variant, threads: int) -> Packed:
-        """The numbers and arrays of the kernel for one of these variants."""
+    def pack(self, task: NativeTask, build: BuildOptions) -> Packed:
+        """The numbers and arrays of the kernel for ``build.variant``, which is one of these."""
 
     @abstractmethod
     def load(self, packed: Packed, threads: int) -> NativeKernel:
         """The kernel for a team of ``threads`` threads. The arrays begin at multiples of 64 bytes."""
+
+
+def is_small(flop: float, build: BuildOptions) -> bool:
+    """Whether one thread may do all of that work, since there is only one, or since it takes little time."""
+    return build.threads == 1 or flop < build.speeds.flop_in(_SMALL_US)
 
 
 def in_layout(task: NativeTask, layout: Storage, split: str) -> Variant:

@@ -15,7 +15,7 @@ from collage.backends.native_kernels.strassen import StrassenConv, StrassenGemm
 from collage.backends.native_kernels.task import NativeTask, read_task
 from collage.backends.native_kernels.winograd import TransposedWinograd, Winograd
 from collage.errors import unknown_names
-from collage.kernel.options import Variant
+from collage.kernel.options import BuildOptions, Variant
 
 if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph
@@ -34,8 +34,8 @@ ALGORITHMS: tuple[Algorithm, ...] = (
 ROOTS = frozenset().union(*(each.roots for each in ALGORITHMS))
 
 
-def offers(subgraph: Subgraph, threads: int, exact: bool = False) -> dict[Variant, Algorithm]:
-    """Every variant of the subgraph and the algorithm that offers it, only direct ones if ``exact``.
+def offers(subgraph: Subgraph, build: BuildOptions) -> dict[Variant, Algorithm]:
+    """Every variant of the subgraph and the algorithm that offers it, only direct ones if ``build.exact``.
 
     Raises UnsupportedError when there is none.
     """
@@ -44,7 +44,7 @@ def offers(subgraph: Subgraph, threads: int, exact: bool = False) -> dict[Varian
     reasons = []
     for algorithm in _of_root(task):
         try:
-            variants = (algorithm.direct_variants if exact else algorithm.variants)(task, threads)
+            variants = (algorithm.direct_variants if build.exact else algorithm.variants)(task, build)
             if not variants:
                 reasons.append(f"{algorithm.name}: {NOT_EXACT}")
             for variant in variants:

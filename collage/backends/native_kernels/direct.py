@@ -9,7 +9,7 @@ import numpy as np
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.conv import Conv
-from collage.backends.native_kernels.algorithm import SMALL_FLOP, Algorithm, in_layout
+from collage.backends.native_kernels.algorithm import Algorithm, in_layout, is_small
 from collage.backends.native_kernels.direct_weights import packed_weights, sources_of
 from collage.backends.native_kernels.geometry import shape_struct, strides, three
 from collage.backends.native_kernels.kernel import SharedKernel
@@ -17,7 +17,7 @@ from collage.backends.native_kernels.limits import direct_limits
 from collage.backends.native_kernels.task import NativeTask
 from collage.core.typed import typed
 from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST
-from collage.kernel.options import Variant
+from collage.kernel.options import BuildOptions, Variant
 from collage.native import NativeKernel
 from collage.native.packed import Packed
 
@@ -27,10 +27,11 @@ _MOST_INPUTS = 32
 _MOST_WASTE = 8
 """The most multiplications for each one that counts. The others are with zeros, where groups do not fill vectors."""
 _MOST_WIDTH = 7
-_MANY_WEIGHTS = 1 << 18
-"""Bytes of weights from which on channels are split: 1024 channels of 7x7 in groups of 32 take 56 us, 71 by rows.
+_MANY_WEIGHTS = 0.25
+"""The share of a core's own cache from which on weights are many, so that channels are split.
 
-With fewer weights both splits take the same time.
+1024 channels of 7x7 in groups of 32 take 56 us, and 71 by rows, on cores with 1 MB of L2. With fewer weights both
+splits take the same time.
 """
 
 
@@ -40,20 +41,20 @@ class DirectConv(Algorithm):
     name = "direct_conv"
     roots = frozenset({"nn.conv1d", "nn.conv2d", "nn.conv3d"})
 
-    def variants(self, task: NativeTask, threads: int) -> Sequence[Variant]:
+    def variants(self, task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
         """Both layouts with channels innermost and the more even split, and one thread alone for small work."""
         conv = task.convolution.conv
         if problem := problem_of(conv):
             raise UnsupportedError(problem)
-        splits = [_split(conv, threads)] if threads > 1 else []
-        if threads == 1 or conv.flop < SMALL_FLOP:
+        splits = [_split(conv, build)] if build.threads > 1 else []
+        if is_small(conv.flop, build):
             splits.append(WHOLE)
         layouts = BLOCKED, CHANNELS_LAST
         return [in_layout(task, layout, split) for layout in layouts for split in splits]
 
-    def pack(self, task: NativeTask, variant: Variant, threads: int) -> Packed:
+    def pack(self, task: NativeTask, build: BuildOptions) -> Packed:
         """The shape of the kernel, weights in the order in which they are read, and the bias."""
-        convolution = task.convolution
+        convolution, variant = task.convolution, build.variant
         conv = convolution.scaled
         sources = sources_of(conv)
         (layout,) = variant.outputs
@@ -77,7 +78,7 @@ class DirectConv(Algorithm):
             "to": strides(outputs, spatial["out"], layout),
             "blocked": layout == BLOCKED,
             "by_vectors": variant.split == CHANNELS,
-            "shares": 1 if variant.split == WHOLE else threads,
+            "shares": 1 if variant.split == WHOLE else build.threads,
             "low": convolution.low,
             "high": convolution.high,
             "data": task.place(convolution.data),
@@ -115,12 +116,14 @@ def problem_of(conv: Conv) -> str:
     return ""
 
 
-def _split(conv: Conv, threads: int) -> str:
+def _split(conv: Conv, build: BuildOptions) -> str:
     """Choose channels where weights are many, since each core then reads only its own; else the more even split."""
-    if conv.weights.nbytes >= _MANY_WEIGHTS:
+    if conv.weights.nbytes >= _MANY_WEIGHTS * build.speeds.own_cache_bytes:
         return CHANNELS
     rows, vectors = conv.dst[0] * math.prod(conv.dst[2:-1]), -(-conv.dst[1] // BLOCK)
-    return min((ROWS, CHANNELS), key=lambda split: _longest(rows if split == ROWS else vectors, threads))
+    return min(
+        (ROWS, CHANNELS), key=lambda split: _longest(rows if split == ROWS else vectors, build.threads)
+    )
 
 
 def _longest(units: int, threads: int) -> float:

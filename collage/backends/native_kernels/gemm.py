@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from collage.backends.chains.chain import Floats
-from collage.backends.native_kernels.algorithm import SMALL_FLOP, Algorithm
+from collage.backends.native_kernels.algorithm import Algorithm, is_small
 from collage.backends.native_kernels.geometry import shape_struct
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.limits import gemm_limits
 from collage.backends.native_kernels.task import NativeTask
 from collage.graph.storage import BLOCK
-from collage.kernel.options import Variant
+from collage.kernel.options import BuildOptions, Variant
 from collage.native import NativeKernel
 from collage.native.packed import Packed
 
@@ -21,8 +21,6 @@ COLUMNS, ROWS, WHOLE = "columns", "rows", ""
 
 _PANEL = 3
 _ROW_CHUNK = 128
-_SLICE = 1024
-"""The most of the depth at a time, with which a panel of 48 columns has 200 kB, and 64 rows have 256 kB."""
 
 
 class Gemm(Algorithm):
@@ -31,24 +29,24 @@ class Gemm(Algorithm):
     name = "gemm"
     roots = frozenset({"matmul"})
 
-    def variants(self, task: NativeTask, threads: int) -> Sequence[Variant]:
+    def variants(self, task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
         """Plain variants, split by columns, so that each thread reads its part of the weights, or by rows."""
-        product = task.product
+        product, threads = task.product, build.threads
         splits = []
         if threads > 1:
             splits += [COLUMNS] if product.matrix.shape[1] >= BLOCK * threads else []
             splits += [ROWS] if product.rows >= 8 * threads else []
-        if not splits or product.flop < SMALL_FLOP:
+        if not splits or is_small(product.flop, build):
             splits.append(WHOLE)
         return [Variant(split=split) for split in splits]
 
-    def pack(self, task: NativeTask, variant: Variant, threads: int) -> Packed:
+    def pack(self, task: NativeTask, build: BuildOptions) -> Packed:
         """The shape of the kernel, the weights in the order in which they are read, and the bias."""
-        product = task.product
+        product, variant = task.product, build.variant
         depth, columns = product.matrix.shape
-        slices = -(-depth // _SLICE)
+        slices = -(-depth // build.speeds.blocking.gemm_depth)
         deep = -(-depth // (slices * BLOCK)) * BLOCK
-        shares = 1 if variant.split == WHOLE else threads
+        shares = 1 if variant.split == WHOLE else build.threads
         epilogue = product.epilogue
         numbers = {
             "rows": product.rows,

@@ -11,21 +11,19 @@ from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
 from collage.backends.chains.conv import Conv, scaled
 from collage.backends.chains.epilogue import Epilogue, read_epilogue
-from collage.backends.native_kernels.algorithm import SMALL_FLOP, Algorithm
+from collage.backends.native_kernels.algorithm import Algorithm, is_small
 from collage.backends.native_kernels.geometry import shape_struct, strides
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.limits import narrow_limits
 from collage.backends.native_kernels.task import NativeTask
 from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST, PLAIN
-from collage.kernel.options import Variant
+from collage.kernel.options import BuildOptions, Variant
 from collage.native import NativeKernel
 from collage.native.packed import Packed
 
 ROWS, WHOLE = "rows", ""
 
 _MOST_OUTPUTS = 4
-_CHUNK_BYTES = 500_000
-"""The size of the input's rows with pixels innermost, which is half of a core's L2."""
 _LANES, _VECTORS = 16, 2
 
 
@@ -35,25 +33,27 @@ class NarrowTransposed(Algorithm):
     name = "narrow_transposed"
     roots = frozenset({"nn.conv2d_transpose"})
 
-    def variants(self, task: NativeTask, threads: int) -> Sequence[Variant]:
+    def variants(self, task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
         """Both layouts with channels innermost for the input, split by rows, and one thread alone for small work."""
         conv, _ = _checked(task)
-        splits = [ROWS] if threads > 1 else []
-        if threads == 1 or conv.flop < SMALL_FLOP:
+        splits = [ROWS] if build.threads > 1 else []
+        if is_small(conv.flop, build):
             splits.append(WHOLE)
         layouts = BLOCKED, CHANNELS_LAST
         return [Variant((layout,), (PLAIN,), split) for layout in layouts for split in splits]
 
-    def pack(self, task: NativeTask, variant: Variant, threads: int) -> Packed:
+    def pack(self, task: NativeTask, build: BuildOptions) -> Packed:
         """The shape of the kernel, weights in the order in which they are read, and the bias."""
+        variant = build.variant
         conv, epilogue = _checked(task)
         conv = scaled(conv, task.folded.scale, task.folded.bias)
         batch, inputs, *inside = conv.src
         outputs, *outside = conv.dst[1:]
         pads = [[_before(pad, phase) for phase in (0, 1)] for pad in conv.pad_begin]
         row_floats = _row_floats(inside[1], outside[1])
-        shares = threads if variant.split == ROWS else 1
+        shares = build.threads if variant.split == ROWS else 1
         pairs = -(-outside[0] // 2)
+        chunk_bytes = build.speeds.blocking.narrow_bytes
         image, block, _, row, pixel = strides(inputs, (1, inside[0], inside[1]), variant.inputs[0])
         numbers = {
             "batch": batch,
@@ -64,7 +64,7 @@ class NarrowTransposed(Algorithm):
             "row_pad": pads[0],
             "column_pad": pads[1],
             **{"from_batch": image, "from_block": block, "from_row": row, "from_pixel": pixel},
-            "row_chunk": max(2, min(-(-pairs // shares), _CHUNK_BYTES // (4 * inputs * row_floats))),
+            "row_chunk": max(2, min(-(-pairs // shares), chunk_bytes // (4 * inputs * row_floats))),
             "activation": epilogue.activation,
             "shares": shares,
             "data": task.place(task.chain.root.inputs[0]),

@@ -9,6 +9,7 @@ from collage.backends.base import UnsupportedError
 from collage.backends.chains.growth import grown
 from collage.backends.native_kernels.algorithms import offers
 from collage.frontend.subgraph import Subgraph
+from collage.kernel.options import BuildOptions
 from collage.patterns.context import MatchContext
 from collage.patterns.generator import text_of
 from collage.patterns.match import Found
@@ -28,7 +29,7 @@ class NativeRule:
             for nodes in ((seed,), *grown(context, seed, self.max_nodes)):
                 name = f"{type(self).__name__}: {text_of(context, nodes)}"
                 try:
-                    offers(Subgraph(context.model, nodes), 1, self.exact)
+                    offers(Subgraph(context.model, nodes), BuildOptions(exact=self.exact))
                     yield Found(nodes, name)
                 except UnsupportedError as error:
                     if len(nodes) == 1:

@@ -10,7 +10,7 @@ import numpy as np
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
 from collage.backends.chains.conv import Conv
-from collage.backends.native_kernels.algorithm import SMALL_FLOP, Algorithm
+from collage.backends.native_kernels.algorithm import Algorithm, is_small
 from collage.backends.native_kernels.convolution import Convolution
 from collage.backends.native_kernels.geometry import shape_struct, strides, three
 from collage.backends.native_kernels.kernel import SharedKernel, pieces_of_share
@@ -18,7 +18,7 @@ from collage.backends.native_kernels.limits import shallow_limits
 from collage.backends.native_kernels.points import POINTS, Transforms, transforms
 from collage.backends.native_kernels.task import NativeTask
 from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST, PLAIN
-from collage.kernel.options import Variant
+from collage.kernel.options import BuildOptions, Variant
 from collage.native import NativeKernel
 from collage.native.packed import Packed
 
@@ -28,8 +28,6 @@ WINOGRAD = "winograd over planes"
 _MOST_INPUTS = 8
 _PLANES = 4
 _PANEL = 2 * BLOCK
-_CHUNK_BYTES = 600_000
-"""The size of transformed rows and products. With the weights they fill half of a core's L2."""
 
 
 class ShallowConv(Algorithm):
@@ -42,20 +40,20 @@ class ShallowConv(Algorithm):
         """Whether it uses Winograd's algorithm, which sums planes."""
         return variant.split.endswith(WINOGRAD)
 
-    def variants(self, task: NativeTask, threads: int) -> Sequence[Variant]:
+    def variants(self, task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
         """Both layouts with channels innermost for the result, direct or with Winograd's algorithm over planes."""
-        splits = _splits(task, threads)
+        splits = _splits(task, build)
         if _transforms(_checked(task).conv) is not None:
             splits = [f"{split}, {WINOGRAD}" if split else WINOGRAD for split in splits]
         return _variants(task, splits)
 
-    def direct_variants(self, task: NativeTask, threads: int) -> Sequence[Variant]:
+    def direct_variants(self, task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
         """The same without Winograd's algorithm."""
-        return _variants(task, _splits(task, threads))
+        return _variants(task, _splits(task, build))
 
-    def pack(self, task: NativeTask, variant: Variant, threads: int) -> Packed:
+    def pack(self, task: NativeTask, build: BuildOptions) -> Packed:
         """The shape of the kernel, the weights in the order in which they are read, transforms and bias."""
-        convolution = _checked(task)
+        convolution, variant = _checked(task), build.variant
         conv = convolution.scaled
         batch, channels, *_ = conv.dst
         inside, outside = three(conv.src[2:]), three(conv.dst[2:])
@@ -70,8 +68,8 @@ class ShallowConv(Algorithm):
             points * conv.src[1] * stride[1] * outside[2] * stride[2]
             + (points if planes > 1 else 1) * channels * outside[2]
         )
-        shares = threads if ROWS in variant.split else 1
-        row_chunk = max(1, min(outside[1], _CHUNK_BYTES // row_bytes))
+        shares = build.threads if ROWS in variant.split else 1
+        row_chunk = max(1, min(outside[1], build.speeds.blocking.shallow_bytes // row_bytes))
         chunks = batch * -(-outside[0] // planes) * outside[1] // row_chunk
         pieces = pieces_of_share(conv.flop / shares, chunks // shares) if shares > 1 else 1
         numbers = {
@@ -157,9 +155,9 @@ def _transforms(conv: Conv) -> Transforms | None:
     return None if points is None or taps < 3 else transforms(points, _PLANES, taps)
 
 
-def _splits(task: NativeTask, threads: int) -> list[str]:
-    splits = [ROWS] if threads > 1 else []
-    if threads == 1 or _checked(task).conv.flop < SMALL_FLOP:
+def _splits(task: NativeTask, build: BuildOptions) -> list[str]:
+    splits = [ROWS] if build.threads > 1 else []
+    if is_small(_checked(task).conv.flop, build):
         splits.append(WHOLE)
     return splits
 

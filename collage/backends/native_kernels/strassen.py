@@ -25,7 +25,7 @@ from collage.backends.native_kernels.product import Product
 from collage.backends.native_kernels.strassen_scales import balanced
 from collage.backends.native_kernels.task import NativeTask
 from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST, PLAIN, Storage
-from collage.kernel.options import Variant
+from collage.kernel.options import BuildOptions, Variant
 from collage.native import NativeKernel
 from collage.native.packed import Packed
 
@@ -37,9 +37,6 @@ _PANEL = 2 * BLOCK
 _ROWS = 14
 """The number of rows of the register tile."""
 _MOST_ROWS = 8 * _ROWS
-_CHUNK_BYTES = 450_000
-"""The size of the left factors. The right ones of a panel need as much of a core's L2 again."""
-
 _SLICE = 1024
 """The most of the depth at a time."""
 _FEW_ROWS = 128
@@ -47,10 +44,12 @@ _FEW_ROWS = 128
 
 _LEAST_ROWS, _LEAST_DEPTH, _LEAST_COLUMNS, _LEAST_FLOP = 14, 128, 64, 10_000_000
 """Below these numbers, sums and results that are stored on the way cost what the eighth product saves."""
-_LEAST_MATRIX_ROWS = 128
-"""With 64 rows, the kernel gains 3% with weights in the caches (768x3072), and loses 5% with weights from memory.
+_LEAST_BALANCE = 32 / 3
+"""The fewest rows of a matrix product, in units of the arithmetic for each byte that is read from memory.
 
-Its weights are seven quarters of the matrix.
+Its weights are seven quarters of the matrix. Reading the other three quarters takes as long as an eighth of the
+arithmetic of 12 times as many rows. With 480 GFLOP/s and 40 GB/s that is 144 rows; some of the reading is hidden. With
+64 rows, the kernel gains 3% with weights in the caches (768x3072), and loses 5% with weights from memory.
 """
 
 
@@ -67,7 +66,7 @@ class _Pixels:
 
 class _AnyStrassen(Algorithm):
     @abstractmethod
-    def read(self, task: NativeTask) -> _Pixels:
+    def read(self, task: NativeTask, build: BuildOptions) -> _Pixels:
         """The task as a product. Raises UnsupportedError when it is none that the kernel takes."""
 
     @abstractmethod
@@ -78,9 +77,9 @@ class _AnyStrassen(Algorithm):
         """Always, for it sums rows, columns and channels."""
         return variant.split.startswith(NAME)
 
-    def variants(self, task: NativeTask, threads: int) -> Sequence[Variant]:
+    def variants(self, task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
         """Splits by rows of the product, where there are enough for a register tile each, and by columns."""
-        product = _checked(self.read(task)).product
+        product, threads = _checked(self.read(task, build)).product, build.threads
         splits = [ROWS] * (product.rows >= threads * _LEAST_ROWS)
         splits += [CHANNELS] * (product.matrix.shape[1] >= 2 * threads * _PANEL)
         names = [NAME] if threads == 1 or not splits else [f"{NAME}, {split}" for split in splits]
@@ -90,9 +89,9 @@ class _AnyStrassen(Algorithm):
         """The variant with everything in that layout."""
         return in_layout(task, layout, name)
 
-    def pack(self, task: NativeTask, variant: Variant, threads: int) -> Packed:
+    def pack(self, task: NativeTask, build: BuildOptions) -> Packed:
         """The shape of the kernel, the right factors in the order in which they are read, and the bias."""
-        pixels = _checked(self.read(task))
+        pixels, variant = _checked(self.read(task, build)), build.variant
         product = pixels.product
         depth, columns = product.matrix.shape
         layout = variant.outputs[0] if variant.outputs else CHANNELS_LAST
@@ -100,7 +99,7 @@ class _AnyStrassen(Algorithm):
         epilogue = product.epilogue
         slices = -(-depth // _SLICE)
         deep = -(-depth // (_HALF * slices))
-        fit = max(1, _CHUNK_BYTES // (4 * 7 * deep * BLOCK * _ROWS)) * _ROWS
+        fit = max(1, build.speeds.blocking.strassen_bytes // (4 * 7 * deep * BLOCK * _ROWS)) * _ROWS
         chunk = -(-product.rows // 2) if product.rows <= _FEW_ROWS else min(_MOST_ROWS, fit)
         source = strides(depth, pixels.inside, layout)
         numbers = {
@@ -113,7 +112,7 @@ class _AnyStrassen(Algorithm):
             "row_chunk": chunk,
             "slice": deep,
             "by_channels": CHANNELS in split,
-            "shares": threads if split else 1,
+            "shares": build.threads if split else 1,
             "activation": epilogue.activation,
             "residual_first": epilogue.residual_first,
             "low": epilogue.low,
@@ -156,7 +155,7 @@ class StrassenConv(_AnyStrassen):
         """Storages with channels innermost."""
         return BLOCKED, CHANNELS_LAST
 
-    def read(self, task: NativeTask) -> _Pixels:
+    def read(self, task: NativeTask, build: BuildOptions) -> _Pixels:
         """The convolution, whose pixels are rows of the product."""
         convolution = task.convolution
         conv = convolution.conv
@@ -194,13 +193,19 @@ class StrassenGemm(_AnyStrassen):
         """The variant with everything plain."""
         return Variant(split=name)
 
-    def read(self, task: NativeTask) -> _Pixels:
+    def read(self, task: NativeTask, build: BuildOptions) -> _Pixels:
         """The product, whose rows are those of one matrix."""
         product = task.product
-        if product.rows < _LEAST_MATRIX_ROWS:
+        if product.rows < least_rows(build):
             raise UnsupportedError(f"{product.rows} rows are few for Strassen's algorithm")
         rows = 1, 1, product.rows
         return _Pixels(product, 1, rows, (1, 1, 1), rows)
+
+
+def least_rows(build: BuildOptions) -> int:
+    """The fewest rows of a matrix product that is worth it on this machine: 128 where nothing is measured."""
+    speeds = build.speeds
+    return max(_LEAST_ROWS, round(_LEAST_BALANCE * speeds.team_gemm_gflops / speeds.memory.team_read_gbs))
 
 
 def right_factors(weights: Floats, deep: int) -> Floats:

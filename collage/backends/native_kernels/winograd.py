@@ -28,7 +28,7 @@ from collage.backends.native_kernels.winograd_plan import (
     ways,
 )
 from collage.graph.storage import BLOCKED, CHANNELS_LAST
-from collage.kernel.options import Variant
+from collage.kernel.options import BuildOptions, Variant
 from collage.native import NativeKernel
 from collage.native.packed import Packed
 
@@ -42,19 +42,19 @@ class _AnyWinograd(Algorithm):
         """Always, for it sums the pixels of a tile."""
         return variant.split.startswith(NAME)
 
-    def variants(self, task: NativeTask, threads: int) -> Sequence[Variant]:
+    def variants(self, task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
         """Both layouts with channels innermost, and the tiles and splits that might be the fastest."""
         plan = self.plan(task.convolution.conv)
         layouts = BLOCKED, CHANNELS_LAST
-        return [in_layout(task, layout, str(way)) for layout in layouts for way in ways(plan, threads)]
+        return [in_layout(task, layout, str(way)) for layout in layouts for way in ways(plan, build)]
 
-    def pack(self, task: NativeTask, variant: Variant, threads: int) -> Packed:
+    def pack(self, task: NativeTask, build: BuildOptions) -> Packed:
         """The shape of the kernel, the transformed weights, and the bias."""
-        convolution = task.convolution
+        convolution, variant = task.convolution, build.variant
         conv = convolution.scaled
         plan, way = self.plan(conv), way_named(variant.split)
         numbers = {
-            **numbers_of(plan, way, variant.outputs[0], threads),
+            **numbers_of(plan, way, build),
             "low": convolution.low,
             "high": convolution.high,
             "data": task.place(convolution.data),

@@ -11,10 +11,12 @@ import numpy as np
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
-from collage.backends.native_kernels.algorithm import SMALL_FLOP
+from collage.backends.native_kernels.algorithm import is_small
 from collage.backends.native_kernels.geometry import strides
 from collage.backends.native_kernels.points import POINTS, transforms
-from collage.graph.storage import BLOCK, Storage
+from collage.graph.storage import BLOCK
+from collage.kernel.machine_speeds import Blocking
+from collage.kernel.options import BuildOptions
 
 NAME = "winograd"
 TILES, CHANNELS, WHOLE = "tiles", "output channels", ""
@@ -23,15 +25,8 @@ _PANEL = 2 * BLOCK
 _ROWS = 14
 """The number of rows of the register tile. Chunks of tiles are multiples of it."""
 
-_CHUNK_BYTES = 1_200_000
-"""The size of transformed values at a time.
-
-64 to 256 channels take as long with half as much, and twice as much loses 3% (1.25 MB for 14 tiles of 4x4 of 64
-channels, 4 planes of 28x28, on a core with 1 MB of L2).
-"""
 _CHUNK_DEPTHS = 4
 
-_GFLOP_PER_THREAD, _CYCLES_PER_POINT, _GHZ, _GB_PER_S = 240.0, 3.0, 4.0, 40.0
 _SLOWER = 1.5
 """Ways that are estimated to be so many times slower than the best one are not offered."""
 
@@ -141,16 +136,14 @@ def check_channels(inputs: int, outputs: int) -> None:
         raise UnsupportedError(f"{inputs} to {outputs} channels are no multiples of {BLOCK}")
 
 
-def ways(plan: Plan, threads: int) -> Iterator[Way]:
+def ways(plan: Plan, build: BuildOptions) -> Iterator[Way]:
     """The ways that might be the fastest, by a rough count of arithmetic and memory traffic."""
-    groups = [[TILES, CHANNELS]] if threads > 1 else []
-    if threads == 1 or plan.flop < 4 * SMALL_FLOP:
+    groups = [[TILES, CHANNELS]] if build.threads > 1 else []
+    if is_small(plan.flop / 4, build):
         groups.append([WHOLE])
     for splits in groups:
         costs = {
-            way: _milliseconds(plan, way, threads)
-            for tile in (4, 2)
-            for way in (Way(tile, s) for s in splits)
+            way: _milliseconds(plan, way, build) for tile in (4, 2) for way in (Way(tile, s) for s in splits)
         }
         yield from (way for way, cost in costs.items() if cost <= _SLOWER * min(costs.values()))
 
@@ -164,9 +157,10 @@ def way_named(name: str) -> Way:
     raise UnsupportedError(f"{name!r} is no way of Winograd's")
 
 
-def numbers_of(plan: Plan, way: Way, layout: Storage, threads: int) -> dict[str, Any]:
-    """The kernel's parameters by name."""
-    chunk_tiles, chunk_depths = _chunk(plan, way.tile)
+def numbers_of(plan: Plan, way: Way, build: BuildOptions) -> dict[str, Any]:
+    """The kernel's parameters by name, with the layout of the variant's result."""
+    (layout,) = build.variant.outputs
+    chunk_tiles, chunk_depths = _chunk(plan, way.tile, build.speeds.blocking)
     return {
         "batch": plan.batch,
         "in_blocks": plan.inputs // BLOCK,
@@ -183,7 +177,7 @@ def numbers_of(plan: Plan, way: Way, layout: Storage, threads: int) -> dict[str,
         "chunk_tiles": chunk_tiles,
         "chunk_depths": chunk_depths,
         "by_channels": way.split == CHANNELS,
-        "shares": 1 if way.split == WHOLE else threads,
+        "shares": 1 if way.split == WHOLE else build.threads,
     }
 
 
@@ -202,24 +196,31 @@ def transformed_weights(plan: Plan, tile: int) -> Floats:
     return found
 
 
-def _chunk(plan: Plan, tile: int) -> tuple[int, int]:
+def _chunk(plan: Plan, tile: int, blocking: Blocking) -> tuple[int, int]:
     """Tiles and planes of the result that are transformed and multiplied at a time."""
     depths = min(plan.planes.outputs, _CHUNK_DEPTHS)
     seen = min(plan.planes.inputs, depths + plan.planes.taps - 1)
-    fit = _CHUNK_BYTES // (4 * plan.points(tile) ** 2 * (plan.inputs * seen + plan.outputs * depths))
+    fit = blocking.winograd_bytes // (
+        4 * plan.points(tile) ** 2 * (plan.inputs * seen + plan.outputs * depths)
+    )
     return min(plan.tiles(tile), max(1, fit // _ROWS) * _ROWS), depths
 
 
-def _milliseconds(plan: Plan, way: Way, threads: int) -> float:
-    """A rough estimate: the time of the products, or of reading their weights from memory, and of the transforms."""
+def _milliseconds(plan: Plan, way: Way, build: BuildOptions) -> float:
+    """A rough estimate: the time of the products, or of reading their weights from memory, and of the transforms.
+
+    With few rows a product waits for its weights, which are read from the last cache.
+    """
+    speeds, threads = build.speeds, build.threads
     channels, planes = plan.inputs * plan.outputs, plan.planes
     points, tiles = plan.phases * plan.points(way.tile) ** 2, plan.tiles(way.tile)
     shares = 1 if way.split == WHOLE else threads
     rows = min(plan.batch * tiles / (shares if way.split == TILES else 1), tiles, _ROWS)
-    speed = 1e6 * _GFLOP_PER_THREAD * shares * min(1.0, rows / 4)
+    enough = 2 * speeds.gemm_gflops / speeds.last_cache.read_gbs
+    speed = 1e6 * speeds.gemm_gflops * shares * min(1.0, rows / enough)
     multiply = 2 * points * plan.batch * tiles * planes.products * channels / speed
-    stream = 4 * points * planes.taps * channels / (1e6 * _GB_PER_S)
+    stream = 4 * points * planes.taps * channels / (1e6 * speeds.memory_gbs(threads))
     values = planes.inputs * plan.inputs / (1 if way.split == CHANNELS else shares)
     values += planes.outputs * plan.outputs / shares
-    transform = plan.batch * tiles * points * values / BLOCK * _CYCLES_PER_POINT / (1e6 * _GHZ)
+    transform = plan.batch * tiles * points * values / BLOCK * speeds.winograd_ns / 1e6
     return max(multiply, stream) + transform

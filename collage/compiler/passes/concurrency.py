@@ -40,10 +40,8 @@ _LEAST_GAIN = 0.03
 """The share of the time on the whole team that a schedule has to save. A smaller gain is lost in the noise."""
 _CLOSE = 1.1
 """A factor on the shortest schedule by the costs: longer ones are not run. Costs are off by as much in the network."""
-_MEETING_US = 0.5
-"""Microseconds that the whole team takes to meet after streams."""
-_EVENT_US = 0.2
-"""Microseconds that a stream takes to wait for an event of another one."""
+_EVENT = 0.4
+"""The share of a barrier's time that a stream takes to wait for an event of another one."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +62,13 @@ class Concurrency:
         beside = base.program.ordered.dag.beside_others
         single, considered = single_threaded(context, compilation, base.launches, beside)
         launches = _Launches(compilation.epsilon_us, mix, base, tuple(single))
-        plan = self._best(bench, launches, compilation.tunings)
+        plan = self._best(bench, launches, compilation.tunings, context.speeds.barrier_us)
         plans = (*compilation.plans, *([] if plan is None else [plan]))
         return replace(compilation, plans=plans).told(*considered)
 
-    def _best(self, bench: Workbench, launches: _Launches, tunings: Mapping[Request, str]) -> Plan | None:
+    def _best(
+        self, bench: Workbench, launches: _Launches, tunings: Mapping[Request, str], barrier_us: float
+    ) -> Plan | None:
         """The plan of the schedule that took the least time when it was run, or None where none was run."""
         base, single = launches.base, launches.single_threaded
         dag, threads = base.program.ordered.dag, base.program.threads
@@ -78,7 +78,7 @@ class Concurrency:
         best: Plan | None = None
         tried: set[Schedule] = set()
         for number in range(self.rounds):
-            costs = Costs(tuple(team_us), tuple(single_threaded_us), _MEETING_US, _EVENT_US)
+            costs = Costs(tuple(team_us), tuple(single_threaded_us), barrier_us, _EVENT * barrier_us)
             proposals = _proposals(dag, costs, threads, moved)[: None if number == 0 else 1]
             new = [(name, found) for name, found in proposals if found.schedule not in tried]
             if not new:

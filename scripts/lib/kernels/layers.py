@@ -62,7 +62,6 @@ def layers(model: Model) -> Iterator[Layer]:
 
 def kernels(layer: Layer, threads: int, copies: int) -> dict[str, LaunchList]:
     """``copies`` kernels in sequence, with weights of their own, by backend and variant."""
-    rng = np.random.default_rng(0)
     made = {}
     for backend in BACKENDS:
         for variant in backend.variants(layer.subgraph, BuildOptions(threads=threads)):
@@ -71,22 +70,35 @@ def kernels(layer: Layer, threads: int, copies: int) -> dict[str, LaunchList]:
                 artifact = backend.codegen(layer.subgraph, options)
             except UnsupportedError:
                 continue
-            sides = []
-            types = layer.subgraph.input_types, layer.subgraph.output_types
-            for kinds, layouts in zip(types, (variant.inputs, variant.outputs), strict=True):
-                arrays = []
-                for kind, layout in zip(kinds, layouts or (PLAIN,) * len(kinds), strict=True):
-                    stored = stored_type(kind, layout)
-                    arrays.append(aligned_bytes(4 * stored.size).view(np.float32).reshape(stored.shape))
-                    arrays[-1][...] = rng.standard_normal(stored.shape)
-                sides.append(arrays)
-            steps: list[Step] = []
-            for _ in range(copies):
-                kernel = backend.load(artifact, options)
-                assert isinstance(kernel, NativeKernel)
-                steps += kernel.steps(*sides)
-            made[f"{backend.name}: {variant}"] = LaunchList(team_of(threads), steps)
+            made[f"{backend.name}: {variant}"] = launch_list(layer, backend, artifact, options, copies)
     return made
+
+
+def launch_list(
+    layer: Layer, backend: Backend, artifact: bytes, options: BuildOptions, copies: int
+) -> LaunchList:
+    """``copies`` kernels of an artifact in sequence, on random data and with weights of their own."""
+    rng, sides = np.random.default_rng(0), []
+    variant, subgraph = options.variant, layer.subgraph
+    types = subgraph.input_types, subgraph.output_types
+    for kinds, layouts in zip(types, (variant.inputs, variant.outputs), strict=True):
+        arrays = []
+        for kind, layout in zip(kinds, layouts or (PLAIN,) * len(kinds), strict=True):
+            stored = stored_type(kind, layout)
+            arrays.append(aligned_bytes(4 * stored.size).view(np.float32).reshape(stored.shape))
+            arrays[-1][...] = rng.standard_normal(stored.shape, np.float32)
+        sides.append(arrays)
+    steps: list[Step] = []
+    for _ in range(copies):
+        kernel = backend.load(artifact, options)
+        assert isinstance(kernel, NativeKernel)
+        steps += kernel.steps(*sides)
+    return LaunchList(team_of(options.threads), steps)
+
+
+def copies_of(layer: Layer, cold: bool) -> int:
+    """How many kernels follow each other: so many that the last cache does not hold all weights, if they are cold."""
+    return min(16, max(3, COLD_BYTES // layer.weight_bytes)) if cold else 1
 
 
 def race(layer: Layer, threads: int, seconds: float, *, cold: bool) -> dict[str, float]:
@@ -96,6 +108,6 @@ def race(layer: Layer, threads: int, seconds: float, *, cold: bool) -> dict[str,
     is what a layer meets inside its network. Times are the 15th percentile of the rounds, since other processes only
     ever add to them.
     """
-    copies = min(16, max(3, COLD_BYTES // layer.weight_bytes)) if cold else 1
+    copies = copies_of(layer, cold)
     times = in_turns(kernels(layer, threads, copies), seconds, Turn(), rounds=LEAST_ROUNDS)
     return {name: 1e6 * float(np.quantile(each, 0.15)) / copies for name, each in times.items()}
