@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from collage.measure_db.effort import FULL
+from collage.measure_db.effort import FIRST, FULL
 
 # A job in the background is started with SIGINT ignored, one under nohup with SIGHUP, and children inherit that: tests
 # could not interrupt or hang up on theirs. What has a handler here is as usual in children.
@@ -31,7 +31,9 @@ def little_effort() -> Iterator[None]:
 
     It reaches workers, which are told, but no ``collage`` that a test starts.
     """
-    usual = vars(FULL).copy()
+    usual = {effort: vars(effort).copy() for effort in (FULL, FIRST)}
     vars(FULL).update(kernel_s=0.03, rounds=8, compare_s=2.0, settle_s=0.01, turn_s=0.01, speeds_s=0.0)
+    vars(FIRST).update(rounds=3, compare_s=0.2, settle_s=0.0, turn_s=0.01)
     yield
-    vars(FULL).update(usual)
+    for effort, settings in usual.items():
+        vars(effort).update(settings)

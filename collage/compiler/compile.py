@@ -75,7 +75,9 @@ def compile_model(
             registry, backends, versions, target, options, database, kept, course.show, WorkerLab(), course
         )
         start = Compilation(loaded)
-        if options.effort is not QUICK:  # a quick compile takes as long as a first module
+        if (
+            options.effort is not QUICK or options.budget_s is not None
+        ):  # else it takes as long as a first module
             start = FirstModule()(context, start)
         speeds = machine_speeds(target, database, kept, options.effort.speeds_s)
         context = replace(context, speeds=speeds)

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from collage.core.deadline import Deadline
 from collage.core.progress import Progress
-from collage.report.best_so_far import FINISHED, BestSoFar, best_words
+from collage.report.best_so_far import FINISHED, BestSoFar, best_words, expected_words
 
 State = TypeVar("State")
 
@@ -53,10 +53,13 @@ class Course(Generic[State]):
         self.best.append(BestSoFar(round(self.deadline.elapsed_s, 3), round(us / 1e3, 6), label))
 
     def show(self, progress: Progress) -> None:
-        """Tell the user how far the work has come, and what the best module so far is."""
-        self.tell(replace(progress, best=self.best_text or progress.best))
+        """Tell the user how far the work has come, what the best module so far is, and what is expected."""
+        if self.best:
+            expected = expected_words(self.best[-1], self.expected_us)
+            progress = replace(progress, best=self.best_text, expected=expected)
+        self.tell(progress)
 
     @property
     def best_text(self) -> str:
         """The best module so far in words, or "" before there is one."""
-        return best_words(self.best[-1], self._engine, self.expected_us) if self.best else ""
+        return best_words(self.best[-1], self._engine) if self.best else ""

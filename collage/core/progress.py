@@ -10,7 +10,7 @@ class Progress:
     """``done`` of ``total`` steps of a stage; a total of 0 means that the number of steps is not known.
 
     ``text`` names the current step for people: ``openvino conv2d+add+relu``. ``best`` is the best result so far in
-    words, where there is one already.
+    words, where there is one already, and ``expected`` what going on may give.
     """
 
     stage: str
@@ -18,3 +18,4 @@ class Progress:
     total: int
     text: str = ""
     best: str = ""
+    expected: str = ""

@@ -21,19 +21,21 @@ class BestSoFar:
     label: str
 
 
-def best_words(best: BestSoFar, engine: tuple[str, float] | None, expected_us: float | None) -> str:
-    """The best module against the best engine (its label, and its microseconds in the same run), and what is expected.
-
-    What is expected is the predicted time of the placement that is being worked on, where that is less.
-    """
+def best_words(best: BestSoFar, engine: tuple[str, float] | None) -> str:
+    """The best module against the best engine, of which there are the label and the microseconds in the same run."""
     text = f"best so far {best.latency_ms:.4g} ms"
     if engine is not None and engine[0] == best.label:
         text += f" ({best.label})"
     elif engine is not None:
         text += f", {engine[1] / 1e3 / best.latency_ms:.2f}x the best engine ({engine[0]})"
-    if expected_us is not None and expected_us / 1e3 < best.latency_ms:
-        text += f"; the placement in hand is predicted to take {expected_us / 1e3:.4g} ms"
     return text
+
+
+def expected_words(best: BestSoFar, expected_us: float | None) -> str:
+    """The predicted time of the placement that is being worked on, or "" where it promises nothing better."""
+    if expected_us is None or expected_us / 1e3 >= best.latency_ms:
+        return ""
+    return f"{expected_us / 1e3:.4g} ms predicted for the placement in hand"
 
 
 def ended_words(ended: str, budget_s: float | None) -> str:

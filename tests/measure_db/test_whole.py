@@ -20,7 +20,7 @@ from collage.measure_db.effort import QUICK
 from collage.measure_db.process import Workers
 from collage.measure_db.whole import WholeMeasurer, WholeSettings
 from collage.measure_db.whole_trial import EngineTrial
-from collage.measure_db.whole_verdict import JUDGES, Verdict, compared, is_random
+from collage.measure_db.whole_verdict import JUDGES, Verdict, compared, forgiven, is_random
 from tests.backends_for_tests import onnx_model
 
 FLOATS = ((2, 3), TensorProto.FLOAT)
@@ -121,6 +121,18 @@ def test_the_judge_is_named_in_notes_and_reasons() -> None:
     }
     assert found.notes == (f"outputs are checked with {JUDGES[1]}",)
     assert compared(tanh(), [X], outputs, [X], JUDGES[0]).notes == ()
+
+
+def test_who_is_as_good_as_float_arithmetic_can_be_is_forgiven() -> None:
+    expected = np.array([[1.0, 2.0, -1.0], [0.5, 1.0, 3.0]], np.float32)
+    nearby = [[expected + np.float32(0.3)], [expected - np.float32(0.2)]]
+    outputs = {"near": [expected + np.float32(0.4)], "far": [expected + np.float32(40)], "none": [None]}
+    found = compared(tanh(), [X], outputs, [expected], JUDGES[0])
+    assert sorted(found.wrong) == ["far", "near", "none"]
+    better = forgiven(tanh(), found, outputs, [expected], nearby)
+    assert sorted(better.wrong) == ["far", "none"]
+    assert better.errors["near"][0] == pytest.approx(0.4)
+    assert forgiven(tanh(), found, outputs, [expected], []) == found
 
 
 def test_float32_arithmetic_is_better_than_nothing_for_a_model_in_float64() -> None:

@@ -16,12 +16,14 @@ import pytest
 from onnx import helper
 
 import collage
+from collage.core.progress import Progress
 from collage.errors import InputError, UsageError
 from tests.cli.helpers import fails, json_of, succeeds
 from tests.models import make_model
 
 ROOT = Path(__file__).resolve().parents[2]
 RNG = np.random.default_rng(0)
+BACKENDS = ["onednn", "onnxruntime", "tvm"]
 WEIGHT = RNG.standard_normal((16, 16)).astype(np.float32)
 
 
@@ -227,3 +229,37 @@ def test_run(file: Path, tmp_path: Path) -> None:
     assert found["outputs"][0]["shape"] == [8, 16]
     np.save(tmp_path / "a.npy", arrays(3)["a"].astype(np.float64))
     fails(2, "run", file, "--input", f"a={tmp_path}/a.npy", "--random", words=("float64",))
+
+
+def test_after_ctrl_c_the_other_shapes_get_their_first_modules(model: Path, tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def interrupt(progress: Progress) -> None:
+        if progress.stage == "measure" and progress.best and not seen:
+            seen.append(progress.text)
+            raise KeyboardInterrupt
+
+    found = collage.compile_shapes(
+        model, [shapes(4), shapes(8)], db=tmp_path / "db.sqlite", progress=interrupt, backends=BACKENDS
+    )
+    assert [each.report.ended for each in found.modules] == ["interrupt", "budget"]
+    for rows in (4, 8):
+        inputs = arrays(rows)
+        np.testing.assert_allclose(found(**inputs), expected(inputs), atol=1e-5)
+
+
+def test_the_shapes_share_a_budget(model: Path, tmp_path: Path) -> None:
+    found = collage.compile_shapes(
+        model,
+        [shapes(4), shapes(8)],
+        db=tmp_path / "db.sqlite",
+        progress=False,
+        backends=BACKENDS,
+        budget_s=0.01,
+    )
+    assert [each.report.ended for each in found.modules] == ["budget", "budget"]
+    budgets = [each.report.budget_s for each in found.modules]
+    assert budgets[0] is not None and budgets[0] <= 0.005
+    for rows in (4, 8):
+        inputs = arrays(rows)
+        np.testing.assert_allclose(found(**inputs), expected(inputs), atol=1e-5)

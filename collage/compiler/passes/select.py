@@ -69,6 +69,7 @@ class Select:
                     best = min((e for e in usable if e.plan.original), key=_time_in(timings), default=None)
                     engine = None if best is None else (best.label, timings[best.label].median_us)
                     context.course.improved(selected.label, selected.measured_us, engine)
+                    context.progress(Progress("check", 1, 1))
                     told: list[Event] = [Noted(text) for text in (*notes, *self._drift(right, selected))]
                     return replace(compilation, selected=selected).told(*told)
                 notes.append(f"{executable.label}: {finding.complaint}; not used")

@@ -33,6 +33,7 @@ class SelectOnly:
             raise NoPlacementError(f"the placement {dropped}") from dropped
         if finding.complaint:
             raise NoPlacementError(f"the {finding.complaint}")
+        context.course.improved(_LABEL, timing.median_us, None)
         selected = Selection(
             label=_LABEL,
             parts=parts,

@@ -31,7 +31,7 @@ def search_of(budget: float, shapes: Shapes) -> tuple[float, dict[str, tuple[int
     default=300.0,
     show_default=True,
     metavar="SECONDS",
-    help="Time of the graph-level search of each model.",
+    help="Time of the graph-level compile of each model, nearly all of which is the search.",
 )
 @SHAPES_OPTION
 @packed("search", search_of)
