@@ -25,7 +25,9 @@ _BATCH_NS = 20_000
 _LARGEST_BATCH = 1 << 14
 _HARD_FACTOR = 4
 _FEWEST = 3
-_LEAST_CLOCKED = 21
+_LEAST_CLOCKED = 15
+_LEAST_SHARE = 0.04
+"""The share of the time limit that samples take at least. In a shorter time they may all lie in one burst of noise."""
 _BLOCKS = 10
 _BLOCK_SAMPLES = 6
 
@@ -58,7 +60,7 @@ def time_calls(
     the network will (53 convolutions that sum to 27.5 ms in loops take 32 ms in sequence).
 
     Sampling ends when the interval's half-width is within ``target_relative_ci`` of the median (but not in
-    the first tenth of ``limit_s``), or when ``limit_s`` and ``min_repeats`` are both reached, or after
+    the first 4 % of ``limit_s``), or when ``limit_s`` and ``min_repeats`` are both reached, or after
     ``4 * limit_s`` seconds with 3 samples. Every instance is called once beforehand; where that takes longer
     than ``limit_s`` those calls count as samples, so a kernel of 2 s runs just 3 times.
     """
@@ -86,7 +88,7 @@ def time_clocked(
 ) -> Timing:
     """The time of one call, over instances that return how many nanoseconds each call took.
 
-    Sampling ends like that of ``time_calls``, but after 21 samples at least, or 3 that take four times ``limit_s``.
+    Sampling ends like that of ``time_calls``, but after 15 samples at least, or 3 that take four times ``limit_s``.
     """
     with no_gc():
         for call in calls:
@@ -121,7 +123,7 @@ def _enough(
             continue
         if passed >= limit_s:
             break
-        if count >= check and passed >= 0.1 * limit_s:
+        if count >= check and passed >= _LEAST_SHARE * limit_s:
             check = count + max(1, count // 4)
             if noise(samples) <= target_relative_ci * median(samples):
                 break

@@ -16,13 +16,13 @@ ENGINE = NullEngine("engine", ["", "turbo"])
 PROFILES = {"usual": "", "turbo": "turbo"}
 
 
-def planned(ours_us: float, **original_us: float) -> Compilation:
+def planned(ours_us: float, far: float = 3.0, **original_us: float) -> Compilation:
     """The plans where the library is fastest, and the engine takes these microseconds on the original, by profile."""
     written = {(f"engine as written{PROFILES[key]}", WHOLE): us for key, us in original_us.items()}
-    made = Made({**each_node("lib", 1.0), ("engine", WHOLE): ours_us, **written}, LIBRARY, ENGINE)
+    made = Made({**each_node("lib", 20.0), ("engine", WHOLE): ours_us, **written}, LIBRARY, ENGINE)
     start = Fixpoint(Place(), Calibrate())(made.context, made.measured())
     made.measurer.original = chain()
-    return Baselines()(made.context, start)
+    return Baselines(far=far)(made.context, start)
 
 
 def labels(compilation: Compilation) -> list[str]:
@@ -44,6 +44,14 @@ def test_the_best_profile_beats_collages_form_and_runs_beside_the_usual_one() ->
 def test_an_original_that_is_slower_beyond_doubt_is_left_out() -> None:
     found = planned(80.0, usual=200.0, turbo=210.0)
     assert labels(found) == ["collage", "engine"]
+
+
+def test_of_engines_that_are_far_slower_only_the_fastest_baseline_is_planned() -> None:
+    assert labels(planned(100.0, far=1.1, usual=120.0, turbo=99.0)) == [
+        "collage",
+        "engine, as written, turbo",
+    ]
+    assert labels(planned(81.0, far=1.1, usual=99.0)) == ["collage", "engine"]  # its own form is faster
 
 
 def test_what_was_measured_is_told() -> None:

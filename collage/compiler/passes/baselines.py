@@ -9,7 +9,7 @@ settings, which a user of the engine would compare with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from collage.backends.engine import Engine
@@ -35,7 +35,14 @@ processes differ by 2 to 5 %."""
 
 @dataclass(frozen=True)
 class Baselines:
-    """Measures each engine that takes whole models on the original, where that has the graph's inputs and outputs."""
+    """Measures each engine that takes whole models on the original, where that has the graph's inputs and outputs.
+
+    Settings other than the usual ones race against all that is known to run the whole model. Of the plans that run an
+    engine on the whole model, the fastest baseline is kept, and those that are slower than the best plan by a factor of
+    ``far`` at most.
+    """
+
+    far: float = 1.15
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
         """Adds plans of baselines, and drops plans of engines that are slower on the form from Collage."""
@@ -63,10 +70,20 @@ class Baselines:
                 placement = finish(graph, [profiles[profile]], compilation.epsilon_us)
                 label = f"{name}, {as_written(profile)}"
                 plans.append(Plan(label, placement, exclusive=True, original=True, profile=profile))
-        kept = (plan for plan in compilation.plans if plan.label not in beaten)
-        return replace(compilation, plans=(*kept, *plans)).told(
+        kept = [plan for plan in compilation.plans if plan.label not in beaten]
+        return replace(compilation, plans=tuple(self._near([*kept, *plans]))).told(
             *(Considered(request, "whole model", _floored(each)) for request, each in outcomes.items())
         )
+
+    def _near(self, plans: Sequence[Plan]) -> list[Plan]:
+        """The plans without engines on the whole model that are known to be far slower than others."""
+        limit_us = self.far * min(map(_predicted_us, plans))
+        fastest = min((plan for plan in plans if plan.original), key=_predicted_us, default=None)
+        return [
+            plan
+            for plan in plans
+            if plan is fastest or len(plan.placement.candidates) > 1 or _predicted_us(plan) <= limit_us
+        ]
 
     def _outcomes(
         self, context: Context, compilation: Compilation, everything: tuple[int, ...]
@@ -79,7 +96,16 @@ class Baselines:
             if isinstance(backend, Engine) and not (build.exact and backend.reassociates(whole, ALL_PLAIN))
             for profile in backend.profiles(build)
         ]
-        return context.workbench(compilation).measurer.measure(requests)
+        measurer = context.workbench(compilation).measurer
+        usual = measurer.measure([each for each in requests if each.profile == USUAL])
+        times = [each.median_us for each in usual.values() if isinstance(each, Measurement)]
+        rivals_us = {everything: min(compilation.placed.mix_us, *times)} if times else {}
+        others = measurer.race([each for each in requests if each.profile != USUAL], rivals_us)
+        return {**usual, **others}
+
+
+def _predicted_us(plan: Plan) -> float:
+    return plan.placement.predicted_us
 
 
 def best_profile(profiles: Mapping[str, Candidate]) -> str:

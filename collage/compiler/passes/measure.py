@@ -37,7 +37,10 @@ class Measure:
         offers: Sequence[Offer] = compilation.offers
         if self.few:
             done = {node for view in compilation.views for node in view.nodes}
-            offers = promising(offers, len(compilation.imported.graph.nodes), context.engines, done)
+            count = len(compilation.imported.graph.nodes)
+            offers = promising(offers, count, context.engines, done)
+            # The engines on the whole model are known from the first module, as far as that matters now.
+            offers = [each for each in offers if len(each.request.nodes) < count]
         requests = [offer.request for offer in offers]
         rivals_us = self._rivals_us(compilation, requests)
         measured = measurer.race(requests, rivals_us, compilation.epsilon_us)
