@@ -66,7 +66,7 @@ class _Lines:
         self._best = ""
 
     def __call__(self, progress: Progress) -> None:
-        if progress.best and progress.best != self._best:
+        if progress.best not in ("", self._best):
             self._best = progress.best
             sys.stderr.write(f"collage: {printable(progress.best)}\n")
             sys.stderr.flush()
