@@ -1,0 +1,50 @@
+"""The course of a compile: which modules count as the best so far, and what the user is told."""
+
+from __future__ import annotations
+
+from collage.compiler.course import Course
+from collage.core.progress import Progress
+
+ENGINE = ("engine, as written", 12e3)
+
+
+def course() -> tuple[Course[str], list[Progress]]:
+    shown: list[Progress] = []
+    return Course(shown.append), shown
+
+
+def test_each_new_best_module_has_an_entry() -> None:
+    found, _ = course()
+    found.improved(ENGINE[0], 12e3, ENGINE)
+    found.improved("collage", 10e3, ENGINE)
+    found.improved("collage", 9e3, ENGINE)
+    assert [(each.label, each.latency_ms) for each in found.best] == [(ENGINE[0], 12.0), ("collage", 10.0)]
+    assert 0 <= found.best[0].seconds <= found.best[1].seconds
+
+
+def test_what_was_not_compared_counts_only_where_it_is_faster() -> None:
+    found, _ = course()
+    found.improved(ENGINE[0], 12e3, ENGINE)
+    found.improved("slower", 13e3, None)
+    found.improved("faster", 11e3, None)
+    assert [each.label for each in found.best] == [ENGINE[0], "faster"]
+
+
+def test_progress_tells_the_best_module_and_what_is_expected() -> None:
+    found, shown = course()
+    found.show(Progress("import", 0, 1))
+    found.improved(ENGINE[0], 12e3, ENGINE)
+    found.show(Progress("measure", 0, 1))
+    found.improved("collage", 10e3, ENGINE)
+    found.reached("placed", 8e3)
+    found.show(Progress("place", 0, 1))
+    found.reached("placed again", 11e3)
+    found.show(Progress("place", 0, 1))
+    assert [each.best for each in shown] == [
+        "",
+        "best so far 12 ms (engine, as written)",
+        "best so far 10 ms, 1.20x the best engine (engine, as written)",
+        "best so far 10 ms, 1.20x the best engine (engine, as written)",
+    ]
+    assert [each.expected for each in shown] == ["", "", "8 ms predicted for the placement in hand", ""]
+    assert found.latest == "placed again"
