@@ -158,7 +158,6 @@ def snapshot(path: Path) -> Iterator[Database]:
                 if owner != APPLICATION_ID:
                     raise DatabaseError(f"{path} is no measurement database of Collage's.")
                 source.backup(target)
-                target.execute("PRAGMA trusted_schema = OFF")
                 _refuse_programs(target, path)
         except sqlite3.Error as error:
             raise DatabaseError(
@@ -187,10 +186,14 @@ def _read_only(path: Path) -> sqlite3.Connection:
 
 
 def _refuse_programs(connection: sqlite3.Connection, path: Path) -> None:
-    """Raise DatabaseError where the file has views or triggers, which are expressions that SQLite evaluates."""
+    """Raise DatabaseError where the file has views, triggers or indexes of its own.
+
+    These have expressions that SQLite evaluates. Indexes that SQLite makes for keys have no text.
+    """
     names = {table.name for table in TABLES}
-    for kind, name in connection.execute("SELECT type, name FROM sqlite_master").fetchall():
-        if kind in ("view", "trigger") or (kind == "table" and name not in names):
+    for kind, name, text in connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall():
+        ours = name in names if kind == "table" else kind == "index" and text is None
+        if not ours:
             raise DatabaseError(
                 f"{path} has the {kind} {str(name)[:40]!r}, which no database of Collage's has. It is not read."
             )
