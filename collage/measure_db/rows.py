@@ -70,6 +70,9 @@ NETWORKS = Table(
 FACTS = Table("facts", ("name", "key", "value", "created"), keys=2)
 TABLES = (KERNELS, NETWORKS, FACTS)
 
+NOT_OURS = "that are no rows of Collage's"
+"""What ``Row.problem`` finds something wrong with, in counts for people."""
+
 _INTEGERS = frozenset({"threads", "repeats", "finite_only", "gate"})
 _NUMBERS = frozenset({"median_us", "noise_us", "min_us", "p90_us", "max_error", "created"})
 _OPTIONAL = frozenset({"median_us", "noise_us", "min_us", "repeats", "max_error", "rejection", "message"})
