@@ -9,10 +9,12 @@ from dataclasses import dataclass
 class Progress:
     """``done`` of ``total`` steps of a stage; a total of 0 means that the number of steps is not known.
 
-    ``text`` names the current step for people: ``openvino conv2d+add+relu``.
+    ``text`` names the current step for people: ``openvino conv2d+add+relu``. ``note`` is what they should know besides,
+    such as why it takes so long.
     """
 
     stage: str
     done: int
     total: int
     text: str = ""
+    note: str = ""

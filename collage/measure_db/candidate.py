@@ -15,6 +15,7 @@ from collage.measure_db.bound_kernel import BoundKernel, KernelSource, build
 from collage.measure_db.cache_state import instance_count, weight_bytes, weights_among
 from collage.measure_db.gate import Gate
 from collage.measure_db.machine import last_level_cache
+from collage.measure_db.quiet import timed_quietly
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
 from collage.measure_db.samples import Samples
 from collage.measure_db.stages import RejectedError, rejection_of
@@ -64,6 +65,7 @@ def measure_candidate(
         checked.error,
         source.options.tuning,
         bool(checked.finite_only),
+        timing.busy,
     )
 
 
@@ -102,6 +104,7 @@ def _time(instances: Sequence[BoundKernel], sample_s: float) -> Timing:
     A kernel on the team finds its buffers' cache lines on all cores, as the network's kernels leave them.
     """
     if not isinstance(instances[0].kernel, NativeKernel):
-        return time_calls([each.call for each in instances], limit_s=sample_s)
+        plain = [each.call for each in instances]
+        return timed_quietly(lambda patience: time_calls(plain, limit_s=patience * sample_s))
     calls = [clocked(each.kernel, each.buffers.inputs, each.buffers.outputs) for each in instances]
-    return time_clocked(calls, limit_s=sample_s)
+    return timed_quietly(lambda patience: time_clocked(calls, limit_s=patience * sample_s))

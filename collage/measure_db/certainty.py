@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+from collage.measure_db.busy import quietness
 from collage.measure_db.results import RejectionKind
 from collage.measure_db.rows import FACTS, KERNELS, NETWORKS, Row
 
@@ -28,17 +29,23 @@ def certainty(row: Row) -> tuple[Any, ...]:
     """A value that is larger for a more certain row.
 
     Of kernels: the later edition of the numerics gate; then a kernel that was found wrong or broken, for it may be so
-    only now and then; then the measurement with less noise. Of facts: the newer one. What is still equal is decided by
-    the newer date, and at last by the values themselves.
+    only now and then; then a measurement that no busy machine disturbed; then the one with less noise; then that of the
+    quieter machine. Of facts: the newer one. What is still equal is decided by the newer date, and at last by the
+    values themselves.
     """
     last = (row["created"], tuple(map(str, row.values)))
     if row.table is KERNELS:
         if row.rejected:
-            return (row["gate"], 0 if row["rejection"] in _OF_THE_DAY else 2, 0.0, *last)
-        return (row["gate"], 1, -row.relative_noise, *last)
+            return (row["gate"], 0 if row["rejection"] in _OF_THE_DAY else 2, False, 0.0, 0.0, *last)
+        return (row["gate"], 1, *_precision(row), *last)
     if row.table is NETWORKS:
-        return (-row.relative_noise, *last)
+        return (*_precision(row), *last)
     return last
+
+
+def _precision(row: Row) -> tuple[bool, float, float]:
+    undisturbed, quiet = quietness(row["busy"])
+    return undisturbed, -row.relative_noise, quiet
 
 
 def race_of(row: Row) -> Race | None:

@@ -7,6 +7,7 @@ import os
 import signal
 import tempfile
 import weakref
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -132,6 +133,8 @@ class Workers:
 
     def __init__(self) -> None:
         self._idle: dict[int, WorkerProcess] = {}
+        self.calibration_us: float | None = None
+        """The best calibration that is known of the machine, which workers are told."""
 
     def __enter__(self) -> Workers:
         return self
@@ -146,7 +149,7 @@ class Workers:
         worker = self._idle.pop(init.threads, None)
         if worker is None or not worker.alive:
             worker = WorkerProcess(init.threads)
-        worker.begin(init)
+        worker.begin(replace(init, calibration_us=self.calibration_us))
         return worker
 
     def release(self, worker: WorkerProcess, threads: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from collage.core.temporary import TemporaryFolder
-from collage.errors import DatabaseError
+from collage.errors import DatabaseError, DatabaseLockedError
 from collage.measure_db.database import Database
 from collage.measure_db.migrations import APPLICATION_ID
 from collage.measure_db.results import RejectionKind
@@ -54,7 +54,7 @@ KERNELS = Table(
     "kernels",
     (
         *("digest", "backend", "backend_version", "settings", "threads", "hardware", "tvm_version"),
-        *("median_us", "noise_us", "min_us", "repeats", "max_error", "tuning", "finite_only"),
+        *("median_us", "noise_us", "min_us", "repeats", "max_error", "tuning", "finite_only", "busy"),
         *("rejection", "message", "gate", "created", "description"),
     ),
     keys=7,
@@ -63,7 +63,7 @@ NETWORKS = Table(
     "networks",
     (
         *("graph", "placement", "threads", "hardware", "versions"),
-        *("median_us", "noise_us", "min_us", "p90_us", "repeats", "created", "description"),
+        *("median_us", "noise_us", "min_us", "p90_us", "repeats", "busy", "created", "description"),
     ),
     keys=5,
 )
@@ -74,7 +74,7 @@ NOT_OURS = "that are no rows of Collage's"
 """What ``Row.problem`` finds something wrong with, in counts for people."""
 
 _INTEGERS = frozenset({"threads", "repeats", "finite_only", "gate"})
-_NUMBERS = frozenset({"median_us", "noise_us", "min_us", "p90_us", "max_error", "created"})
+_NUMBERS = frozenset({"median_us", "noise_us", "min_us", "p90_us", "max_error", "busy", "created"})
 _OPTIONAL = frozenset({"median_us", "noise_us", "min_us", "repeats", "max_error", "rejection", "message"})
 """Columns of ``kernels`` that are empty in a rejection or in a measurement."""
 
@@ -126,7 +126,7 @@ def missing_version(row: Row, versions: Mapping[str, str]) -> str:
 
 def _problem(table: Table, column: str, value: Any) -> str:
     if value is None:
-        return "" if table is KERNELS and column in _OPTIONAL else "empty"
+        return "" if column == "busy" or (table is KERNELS and column in _OPTIONAL) else "empty"
     if column in _INTEGERS:
         return "" if isinstance(value, int) and value >= 0 else f"{value!r:.40} is no count"
     if column in _NUMBERS:
@@ -163,6 +163,10 @@ def snapshot(path: Path) -> Iterator[Database]:
                 source.backup(target)
                 _refuse_programs(target, path)
         except sqlite3.Error as error:
+            if "locked" in str(error):
+                raise DatabaseLockedError(
+                    f"the measurement database {path} is locked by another process. Try again later (SQLite: {error})."
+                ) from error
             raise DatabaseError(
                 f"the measurement database {path} cannot be read. It is damaged, or no database (SQLite: {error})."
             ) from error
@@ -180,9 +184,9 @@ def _read_only(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(uri, uri=True)
     try:
         connection.execute("PRAGMA schema_version").fetchone()
-    except sqlite3.OperationalError:
+    except sqlite3.OperationalError as error:
         connection.close()
-        if path.with_name(path.name + "-wal").exists():
+        if "locked" in str(error) or path.with_name(path.name + "-wal").exists():
             raise
         return sqlite3.connect(uri + "&immutable=1", uri=True)
     return connection

@@ -12,15 +12,27 @@ import signal
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from collage.core.child_process import Failure, parent_id, read_message, take_over_pipes, write_message
+from collage.core.child_process import (
+    Failure,
+    GoesOn,
+    Waits,
+    parent_id,
+    read_message,
+    take_over_pipes,
+    write_message,
+)
 from collage.core.temporary import sweep
 from collage.errors import CollageError
 from collage.measure_db.machine import limit_memory, spare_memory
 from collage.measure_db.model_worker import ModelWorker
 from collage.measure_db.protocol import Init, Ready
+from collage.measure_db.quiet import Machine, use_machine
 from collage.measure_db.whole_protocol import InitWhole
 from collage.measure_db.whole_worker import WholeWorker
 
@@ -43,6 +55,8 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_REAL, 2 * message.limit_s + 30 if hasattr(message, "limit_s") else 0)
         try:
             if isinstance(message, (Init, InitWhole)):
+                waiting = partial(without_limits, sink)
+                use_machine(Machine(message.threads, message.calibration_us, waiting))
                 worker = _begin(message)
                 reply: object = Ready()
             else:
@@ -55,6 +69,18 @@ def main() -> None:
         if isinstance(message, Init):
             gc.freeze()  # the model stays, so that collections after each candidate need not look at it
         write_message(sink, reply)
+
+
+@contextmanager
+def without_limits(sink: int) -> Iterator[None]:
+    """While this process waits for others, neither its own time limit runs nor that of its parent, who is told."""
+    left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
+    write_message(sink, Waits())
+    try:
+        yield
+    finally:
+        write_message(sink, GoesOn())
+        signal.setitimer(signal.ITIMER_REAL, left)
 
 
 def _begin(init: Init | InitWhole) -> ModelWorker | WholeWorker:

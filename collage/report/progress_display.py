@@ -56,12 +56,20 @@ def _ignore(progress: Progress) -> None:
 
 
 class _Lines:
-    """Writes one line when a stage of several steps begins; stages of one step are too short for a log."""
+    """Writes one line when a stage of several steps begins; stages of one step are too short for a log.
+
+    A note is written once in each stage, when it appears first.
+    """
 
     def __init__(self) -> None:
         self._stage = ""
+        self._noted = ""
 
     def __call__(self, progress: Progress) -> None:
+        if progress.note and progress.stage != self._noted:
+            self._noted = progress.stage
+            sys.stderr.write(f"collage: {printable(progress.note)}\n")
+            sys.stderr.flush()
         if progress.stage != self._stage and progress.total > 1:
             self._stage = progress.stage
             sys.stderr.write(f"collage: {printable(progress.stage)} ({progress.total})\n")
@@ -81,7 +89,7 @@ class _Live:
         fields: dict[str, Any] = {
             "completed": progress.done,
             "total": progress.total or None,
-            "text": printable(progress.text),
+            "text": printable(f"{progress.note}; {progress.text}" if progress.note else progress.text),
         }
         begins = progress.stage != self._stage
         if begins or self._task is None:

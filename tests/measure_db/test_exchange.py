@@ -92,8 +92,9 @@ def test_plans_that_ran_against_each_other_stay_together(tmp_path: Path) -> None
 
 
 _noises = st.sampled_from([0.1, 0.5, 2.0])
+_busy = st.sampled_from([None, 0.0, 0.05, 0.4])
 _outcomes = st.one_of(
-    st.builds(lambda noise: Measurement(10.0, noise, 9.0, 31, 0.0), _noises),
+    st.builds(lambda noise, busy: Measurement(10.0, noise, 9.0, 31, 0.0, busy=busy), _noises, _busy),
     st.sampled_from([Rejection(kind, "why") for kind in RejectionKind]),
 )
 _keys = st.builds(
@@ -102,7 +103,7 @@ _keys = st.builds(
 _plans = st.builds(
     lambda g, p: replace(PLAN, graph=g, placement=p), st.sampled_from("gh"), st.sampled_from("pq")
 )
-_timings = st.builds(lambda noise: Timing(10.0, noise, 9.0, 12.0, 8), _noises)
+_timings = st.builds(lambda noise, busy: Timing(10.0, noise, 9.0, 12.0, 8, busy), _noises, _busy)
 _facts = st.one_of(
     st.tuples(st.just("epsilon_us"), st.sampled_from("xy")),
     st.tuples(st.just("launches_us"), _plans.map(str)),
@@ -264,6 +265,8 @@ def test_what_is_no_database_is_named(tmp_path: Path) -> None:
 def test_an_older_database_is_read_and_not_changed(tmp_path: Path) -> None:
     file = filled(tmp_path / "old", {KEY: SURE})
     with closing(sqlite3.connect(file)) as connection, connection:
+        for table in ("kernels", "networks"):
+            connection.execute(f"ALTER TABLE {table} DROP COLUMN busy")
         connection.execute("ALTER TABLE kernels DROP COLUMN gate")
         connection.execute("ALTER TABLE kernels DROP COLUMN finite_only")
         connection.execute("PRAGMA user_version = 2")
