@@ -21,6 +21,7 @@ from collage.measure_db.results import RejectionKind
 
 _VERSION = re.compile(r"(\w+)=([^=]+?)(?= \w+=|$)")
 """One of the versions of a network: ``onednn=3.2.0``."""
+_BUSY_S = 10.0
 _LONGEST = 1 << 20
 """Characters of a text. The longest that Collage writes are records of tuning, of some 20,000."""
 
@@ -181,7 +182,7 @@ def snapshot(path: Path) -> Iterator[Database]:
 def _read_only(path: Path) -> sqlite3.Connection:
     """The file opened for reading, also in a folder where SQLite can keep no files beside it."""
     uri = f"file:{quote(str(path.resolve()))}?mode=ro"
-    connection = sqlite3.connect(uri, uri=True)
+    connection = sqlite3.connect(uri, uri=True, timeout=_BUSY_S)
     try:
         connection.execute("PRAGMA schema_version").fetchone()
     except sqlite3.OperationalError as error:

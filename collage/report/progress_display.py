@@ -66,13 +66,13 @@ class _Lines:
         self._noted = ""
 
     def __call__(self, progress: Progress) -> None:
-        if progress.note and progress.stage != self._noted:
-            self._noted = progress.stage
-            sys.stderr.write(f"collage: {printable(progress.note)}\n")
-            sys.stderr.flush()
         if progress.stage != self._stage and progress.total > 1:
             self._stage = progress.stage
             sys.stderr.write(f"collage: {printable(progress.stage)} ({progress.total})\n")
+            sys.stderr.flush()
+        if progress.note and progress.stage != self._noted:
+            self._noted = progress.stage
+            sys.stderr.write(f"collage: {printable(progress.note)}\n")
             sys.stderr.flush()
 
 

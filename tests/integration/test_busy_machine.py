@@ -1,0 +1,81 @@
+"""Compiles on busy machines: what was disturbed is measured again on a quiet one, and two at once take turns."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import onnx
+import pytest
+
+import collage
+from collage.compiler import compile as compile_module
+from collage.core.machine_lock import LOCK_VARIABLE
+from collage.measure_db.busy import BUSY_VARIABLE
+from tests.models import elementwise_net
+
+
+def rows(database: Path, query: str) -> list[tuple[float, ...]]:
+    with closing(sqlite3.connect(database)) as connection, connection:
+        return connection.execute(query).fetchall()
+
+
+def test_what_was_disturbed_is_measured_again_on_a_quiet_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = tmp_path / "db.sqlite"
+    quiet = False
+
+    def made() -> int:
+        module = collage.compile(elementwise_net(), db=database, progress=False)
+        return module.report.measurements_made
+
+    monkeypatch.setattr(compile_module, "quiet_now", lambda best_us: quiet)
+    first = made()
+    for table in ("kernels WHERE rejection IS NULL", "networks"):
+        ((every, known),) = rows(database, f"SELECT count(*), count(busy) FROM {table}")
+        assert every == known > 0
+    for table in ("kernels", "networks"):
+        rows(database, f"UPDATE {table} SET busy = 0.5, created = 5.0")
+    monkeypatch.delenv(BUSY_VARIABLE)
+    assert made() == 0  # the machine is as busy as before
+    quiet = True
+    again = made()
+    assert 0 < again <= first
+    old = "SELECT count(*) FROM kernels WHERE rejection IS NULL AND busy = 0.5 AND created = 5.0"
+    assert rows(database, old) == [(0,)]
+    monkeypatch.setenv(BUSY_VARIABLE, "1")  # however busy this machine is now
+    assert made() == 0
+
+
+def test_two_compiles_at_once_take_turns_and_both_end(tmp_path: Path) -> None:
+    onnx.save_model(elementwise_net(), str(tmp_path / "net.onnx"))
+    environment = os.environ | {
+        LOCK_VARIABLE: str(tmp_path / "lock"),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    compiles = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "collage", "compile", "net.onnx", "--quick", "--quiet"),
+                *("-o", f"{name}.collage", "--db", f"{name}.sqlite"),
+            ],
+            cwd=tmp_path,
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in "ab"
+    ]
+    for each in compiles:
+        _, errors = each.communicate(timeout=300)
+        assert each.returncode == 0, errors
+    assert (tmp_path / "lock").exists()
+    for name in "ab":
+        assert rows(
+            tmp_path / f"{name}.sqlite", "SELECT count(*) FROM kernels WHERE rejection = 'timeout'"
+        ) == [(0,)]
