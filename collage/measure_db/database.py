@@ -92,8 +92,8 @@ class Database(DatabaseFile):
         """Take for unknown what was measured before now while the machine was busy, if it is quiet now (``Doubt``)."""
         self._doubt = Doubt(quiet_now)
 
-    def _doubts(self, found: Outcome | Timing, created: float) -> bool:
-        return self._doubt is not None and self._doubt(found, created)
+    def _doubts(self, busy: float | None, created: float) -> bool:
+        return self._doubt is not None and self._doubt(busy, created)
 
     def get(self, keys: Iterable[KernelKey]) -> dict[KernelKey, Outcome]:
         """The outcomes known for these keys, in one query; keys never measured are left out.
@@ -107,9 +107,9 @@ class Database(DatabaseFile):
         rows = self._rows(_GET, (_asked(wanted), self._since, GATE))
         try:
             return {
-                wanted[number]: outcome
-                for number, created, *row in rows
-                if not self._doubts((outcome := _outcome(row)), created)
+                wanted[number]: _outcome(row)
+                for number, created, busy, *row in rows
+                if not self._doubts(_busy(busy), created)
             }
         except (TypeError, ValueError) as error:
             raise self._damaged(str(error)) from error
@@ -133,9 +133,9 @@ class Database(DatabaseFile):
         rows = self._rows(_GET_NETWORKS, (_asked(wanted), self._since))
         try:
             return {
-                wanted[number]: timing
-                for number, created, *row in rows
-                if not self._doubts((timing := _timing(row)), created)
+                wanted[number]: _timing(row)
+                for number, created, busy, *row in rows
+                if not self._doubts(_busy(busy), created)
             }
         except TypeError as error:
             raise self._damaged(str(error)) from error
@@ -151,25 +151,26 @@ class Database(DatabaseFile):
     def get_facts(self, name: str, keys: Iterable[str]) -> dict[str, Json]:
         """Small values recorded under a name (``"epsilon_us"``) and these keys (machine, versions), in one query.
 
-        Keys without a value are left out.
+        Keys without a value are left out, and those whose value is doubted (see ``doubt``).
         """
         wanted = list(dict.fromkeys(keys))
         if not wanted:
             return {}
         rows = self._rows(_GET_FACTS, (json.dumps(wanted), name, self._since))
         found: dict[str, Json] = {}
-        for number, value in rows:
+        for number, value, busy, created in rows:
             try:
-                found[wanted[number]] = json.loads(value)
+                if not self._doubts(_busy(busy), created):
+                    found[wanted[number]] = json.loads(value)
             except (TypeError, ValueError) as error:
                 raise self._damaged(f"{value!r:.80} is no value of {name}") from error
         return found
 
-    def put_fact(self, name: str, key: str, value: Json) -> None:
-        """Record a small value, replacing an earlier one."""
+    def put_fact(self, name: str, key: str, value: Json, busy: float | None = None) -> None:
+        """Record a small value, replacing an earlier one; ``busy`` is for one that was measured."""
         self._write(
-            "INSERT OR REPLACE INTO facts (name, key, value, created) VALUES (?, ?, ?, ?)",
-            (name, key, json.dumps(value), time.time()),
+            "INSERT OR REPLACE INTO facts (name, key, value, busy, created) VALUES (?, ?, ?, ?, ?)",
+            (name, key, json.dumps(value), busy, time.time()),
         )
 
     def stats(self) -> Stats:
@@ -202,7 +203,7 @@ _KEY = "digest, backend, backend_version, settings, threads, hardware, tvm_versi
 _OUTCOME = "median_us, noise_us, min_us, repeats, max_error, tuning, finite_only, busy, rejection, message"
 # CROSS JOIN keeps SQLite to this order: one look-up in the primary key for each wanted key.
 _GET = (
-    f"SELECT wanted.key, created, {_OUTCOME} FROM json_each(?) AS wanted CROSS JOIN kernels ON {_matches(_KEY)} "
+    f"SELECT wanted.key, created, busy, {_OUTCOME} FROM json_each(?) AS wanted CROSS JOIN kernels ON {_matches(_KEY)} "
     "AND created >= ? AND gate = ?"
 )
 _PUT = (
@@ -212,7 +213,7 @@ _PUT = (
 _TIMING = "median_us, noise_us, min_us, p90_us, repeats, busy"
 _NETWORK_KEY = "graph, placement, threads, hardware, versions"
 _GET_NETWORKS = (
-    f"SELECT wanted.key, created, {_TIMING} FROM json_each(?) AS wanted CROSS JOIN networks "
+    f"SELECT wanted.key, created, busy, {_TIMING} FROM json_each(?) AS wanted CROSS JOIN networks "
     f"ON {_matches(_NETWORK_KEY)} AND created >= ?"
 )
 _PUT_NETWORK = (
@@ -220,8 +221,8 @@ _PUT_NETWORK = (
     f"VALUES ({', '.join('?' * 13)})"
 )
 _GET_FACTS = (
-    "SELECT wanted.key, facts.value FROM json_each(?) AS wanted CROSS JOIN facts ON facts.key = wanted.value "
-    "AND facts.name = ? AND facts.created >= ?"
+    "SELECT wanted.key, facts.value, busy, created FROM json_each(?) AS wanted CROSS JOIN facts "
+    "ON facts.key = wanted.value AND facts.name = ? AND facts.created >= ?"
 )
 
 

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from functools import cached_property
 
 from collage.measure_db.busy import is_busy
-from collage.measure_db.results import Measurement, Outcome
-from collage.measure_db.timing import Timing
 
 
 class Doubt:
@@ -22,11 +20,9 @@ class Doubt:
         self._ask = quiet_now
         self._since = time.time()
 
-    def __call__(self, found: Outcome | Timing, created: float) -> bool:
-        """Whether what was found, and recorded at that ``time.time()``, is doubted."""
-        if not isinstance(found, (Measurement, Timing)) or not is_busy(found.busy) or created >= self._since:
-            return False
-        return self._quiet
+    def __call__(self, busy: float | None, created: float) -> bool:
+        """Whether a measurement is doubted that was recorded at that ``time.time()``, on a machine that busy."""
+        return is_busy(busy) and created < self._since and self._quiet
 
     @cached_property
     def _quiet(self) -> bool:

@@ -56,6 +56,7 @@ def _busy(connection: sqlite3.Connection) -> None:
     """How busy the machine was is not known of what was measured so far."""
     connection.execute("ALTER TABLE kernels ADD COLUMN busy REAL")
     connection.execute("ALTER TABLE networks ADD COLUMN busy REAL")
+    connection.execute("ALTER TABLE facts ADD COLUMN busy REAL")
 
 
 MIGRATIONS: Sequence[Callable[[sqlite3.Connection], None]] = (_first, _tuning, _gate, _busy)

@@ -184,8 +184,9 @@ class ModelWorker:
             else:
                 calls.append(beside_team(call, message.options.threads))
                 switches += 1
-        with quiet_machine():
-            return SwitchCost(switch_cost_us(calls, switches, 0.4 * message.sample_s))
+        with quiet_machine() as watch:
+            cost_us = switch_cost_us(calls, switches, 0.4 * message.sample_s)
+        return SwitchCost(cost_us, watch.busy)
 
     def _marked(self, number: int, call: Call) -> Call:
         """The call, with a mark before it that tells which of the requests runs."""

@@ -153,9 +153,9 @@ class PlanWorker:
     def _note(self, message: NotePlan) -> PlanTimes:
         opened = self._plans[message.name]
         opened.noted.forget()
-        with quiet_machine():
+        with quiet_machine() as watch:
             run_in_turns(self._noted(0, opened), message.seconds)
-        return PlanTimes(tuple(opened.noted.launches_us()))
+        return PlanTimes(tuple(opened.noted.launches_us()), watch.busy)
 
     def _compare(self, message: ComparePlans) -> PlansCompared:
         opened = {name: self._plans[name] for name in message.names}

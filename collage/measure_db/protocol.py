@@ -141,6 +141,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class SwitchCost:
-    """Eq. 2.2's cost of one more launch, in microseconds."""
+    """Eq. 2.2's cost of one more launch, in microseconds, and how busy the machine was."""
 
     us: float
+    busy: float | None = None

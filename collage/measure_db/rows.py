@@ -68,7 +68,7 @@ NETWORKS = Table(
     ),
     keys=5,
 )
-FACTS = Table("facts", ("name", "key", "value", "created"), keys=2)
+FACTS = Table("facts", ("name", "key", "value", "busy", "created"), keys=2)
 TABLES = (KERNELS, NETWORKS, FACTS)
 
 NOT_OURS = "that are no rows of Collage's"

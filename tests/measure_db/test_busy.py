@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -24,14 +25,16 @@ from collage.measure_db.busy_progress import BusyProgress
 from collage.measure_db.calibration import best_calibration_us, known_calibration_us, slowed
 from collage.measure_db.database import Database
 from collage.measure_db.effort import QUICK
+from collage.measure_db.keys import Fact, read_text, write_text
 from collage.measure_db.measured_model import MeasuredModel
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.migrations import MIGRATIONS
-from collage.measure_db.protocol import Request
+from collage.measure_db.protocol import Request, SwitchCost
 from collage.measure_db.quiet import Machine
 from collage.measure_db.results import Measurement, Rejection, RejectionKind
 from collage.measure_db.session import WorkerSession
 from collage.measure_db.settings import Limits, MeasureSettings
+from collage.measure_db.whole_trial import EngineTrial
 from tests.backends_for_tests import NumpyBackend, chain_model
 from tests.measure_db.test_exchange import KEY, PLAN, SURE, TIMING, UNSURE, filled, merged
 
@@ -109,6 +112,24 @@ def test_a_row_with_an_impossible_number_is_not_taken(tmp_path: Path) -> None:
     assert merged(tmp_path, file) == []
     with Database(file) as database, pytest.raises(DatabaseError, match="'very' is no number"):
         database.get([KEY])
+
+
+def test_facts_that_were_timed_are_doubted_too(tmp_path: Path) -> None:
+    """A launch's cost and an engine's trial are kept as facts. Others are not about time."""
+    trial = EngineTrial({"a": replace(TIMING, busy=0.02), "b": replace(TIMING, busy=BUSY)})
+    assert trial.busy() == BUSY and EngineTrial().busy() is None
+    cost: Fact[SwitchCost] = Fact("cost", attrgetter("us"), SwitchCost, attrgetter("busy"))
+    plain: Fact[str] = Fact("plain", write_text, read_text)
+    with Database(tmp_path / "db.sqlite") as database:
+        cost.at("x").record(database, SwitchCost(1.5, BUSY))
+        cost.at("y").record(database, SwitchCost(2.5, 0.02))
+        plain.at("x").record(database, "text")
+        assert cost.known(database, "xy") == {"x": SwitchCost(1.5), "y": SwitchCost(2.5)}
+        database.doubt(lambda: True)
+        assert cost.known(database, "xy") == {"y": SwitchCost(2.5)}
+        assert plain.at("x").look_up(database) == "text"
+        cost.at("x").record(database, SwitchCost(1.7, BUSY))
+        assert cost.at("x").look_up(database) == SwitchCost(1.7)
 
 
 class Clocks(Cpu):

@@ -265,7 +265,7 @@ def test_what_is_no_database_is_named(tmp_path: Path) -> None:
 def test_an_older_database_is_read_and_not_changed(tmp_path: Path) -> None:
     file = filled(tmp_path / "old", {KEY: SURE})
     with closing(sqlite3.connect(file)) as connection, connection:
-        for table in ("kernels", "networks"):
+        for table in ("kernels", "networks", "facts"):
             connection.execute(f"ALTER TABLE {table} DROP COLUMN busy")
         connection.execute("ALTER TABLE kernels DROP COLUMN gate")
         connection.execute("ALTER TABLE kernels DROP COLUMN finite_only")
