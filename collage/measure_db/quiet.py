@@ -107,7 +107,7 @@ class Machine:
             return 0.0
         since = begin if end.wall - begin.wall >= _LEAST_S else self._before(end)
         found = taken(since, end, self._cpu.count, self._threads)
-        return max(min(found, queued(begin, end)), stolen(begin, end, self._cpu.count))
+        return max(min(found, queued(begin, end)), stolen(since, end, self._cpu.count))
 
 
 _machine: ContextVar[Machine] = ContextVar("machine")

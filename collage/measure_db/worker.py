@@ -27,6 +27,7 @@ from collage.core.child_process import (
     take_over_pipes,
     write_message,
 )
+from collage.core.cpu_time import Cpu
 from collage.core.temporary import sweep
 from collage.errors import CollageError
 from collage.measure_db.machine import limit_memory, spare_memory
@@ -47,6 +48,7 @@ def main() -> None:
     signal.signal(signal.SIGSEGV, signal.SIG_DFL)
     messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(source, messages), daemon=True).start()
+    cpu = Cpu()  # libraries may pin this thread later
     worker: ModelWorker | WholeWorker | None = None
     while True:
         message = messages.get()
@@ -56,7 +58,7 @@ def main() -> None:
         try:
             if isinstance(message, (Init, InitWhole)):
                 waiting = partial(without_limits, sink)
-                use_machine(Machine(message.threads, message.calibration_us, waiting))
+                use_machine(Machine(message.threads, message.calibration_us, waiting, cpu))
                 worker = _begin(message)
                 reply: object = Ready()
             else:

@@ -47,8 +47,8 @@ def test_what_was_disturbed_is_measured_again_on_a_quiet_machine(
     assert made() == 0  # the machine is as busy as before
     quiet = True
     assert made() > 0
-    old = "SELECT count(*) FROM kernels WHERE rejection IS NULL AND busy = 0.5 AND created = 5.0"
-    assert rows(database, old) == [(0,)]
+    measured = "SELECT total(created = 5.0) < 0.5 * count(*) FROM kernels WHERE rejection IS NULL"
+    assert rows(database, measured) == [(1,)]  # some may be of regions that are not proposed this time
     monkeypatch.setenv(BUSY_VARIABLE, "1")  # however busy this machine is now
     assert made() == 0
 
