@@ -33,6 +33,10 @@ class DatabaseError(CollageError):
     """The measurement database cannot be opened, read or written."""
 
 
+class DatabaseLockedError(DatabaseError):
+    """Another process has held the measurement database for too long."""
+
+
 class RegistrationError(UsageError, ValueError):
     """A backend or pattern cannot be registered, because its name is taken or it is malformed."""
 

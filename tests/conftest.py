@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 
 import pytest
 
+from collage.core.machine_lock import LOCK_VARIABLE
+from collage.measure_db.busy import BUSY_VARIABLE
 from collage.measure_db.effort import FIRST, FULL
+
+# Tests that run beside each other neither wait for each other's measurements, nor make them again on a quiet machine.
+# What is about that sets its own values. Workers and commands that tests start inherit these.
+os.environ[LOCK_VARIABLE] = ""
+os.environ[BUSY_VARIABLE] = "1"
 
 # A job in the background is started with SIGINT ignored, one under nohup with SIGHUP, and children inherit that: tests
 # could not interrupt or hang up on theirs. What has a handler here is as usual in children.

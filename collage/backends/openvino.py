@@ -55,7 +55,9 @@ class OpenVino(OnnxEngine):
         """Raises ValueError, too, where running the model could corrupt this process's memory."""
         import onnx
 
-        _refuse_unsafe(onnx.load_model_from_string(model))
+        proto = onnx.load_model_from_string(model)
+        _refuse_impossible_size(proto)
+        _refuse_unsafe(proto)
         super().check_model(model)
 
     def codegen_model(self, model: ModelProto, options: BuildOptions) -> bytes:
@@ -68,10 +70,10 @@ class OpenVino(OnnxEngine):
 
     def compile_onnx(self, model: ModelProto, options: BuildOptions) -> bytes:
         """The serialised model. Raises UnsupportedError also where a size is below 1, which OpenVINO does not check."""
-        from collage.frontend.free_sizes import impossible_size
-
-        if where := impossible_size(model):
-            raise UnsupportedError(f"OpenVINO does not check sizes, and there is {where}")
+        try:
+            _refuse_impossible_size(model)
+        except ValueError as error:
+            raise UnsupportedError(str(error)) from error
         return super().compile_onnx(model, options)
 
     @staticmethod
@@ -88,6 +90,14 @@ class OpenVino(OnnxEngine):
         return core.compile_model(core.read_model(model), "CPU", config)
 
 
+def _refuse_impossible_size(model: ModelProto) -> None:
+    """Raises ValueError for a size below 1: with a RoiAlign of no columns OpenVINO 2026.4 writes beside its buffers."""
+    from collage.frontend.free_sizes import impossible_size
+
+    if where := impossible_size(model):
+        raise ValueError(f"OpenVINO does not check sizes, and there is {where}")
+
+
 def _refuse_unsafe(model: ModelProto) -> None:
     """Raises ValueError for models that OpenVINO 2026.4 takes unchecked, and that make it write beside its buffers.
 
@@ -97,10 +107,8 @@ def _refuse_unsafe(model: ModelProto) -> None:
     """
     from onnx.checker import ValidationError, check_model
 
-    from collage.frontend.free_sizes import free_size, impossible_size
+    from collage.frontend.free_sizes import free_size
 
-    if where := impossible_size(model):
-        raise ValueError(f"OpenVINO does not check sizes, and there is {where}")
     where = free_size(model)
     if where:
         raise ValueError(f"OpenVINO does not check the sizes that the model's inputs give to {where}")

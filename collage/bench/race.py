@@ -17,6 +17,7 @@ from typing import Any
 
 from collage.bench.worker import Burst, Loaded, Samples, Setup
 from collage.core.child_process import ChildError, ChildProcess
+from collage.core.machine_lock import machine_lock
 from collage.core.progress import Progress
 from collage.errors import CollageError
 from collage.graph.dataflow import Array
@@ -130,7 +131,7 @@ def _rounds(
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:
             show(Progress("run", number, rounds, name))
-            with beside.get(name, nullcontext)():
+            with machine_lock(), beside.get(name, nullcontext)():
                 time.sleep(_SETTLE_S)
                 try:
                     bursts[name].append(contenders[name].burst(_BURST_S))

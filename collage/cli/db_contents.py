@@ -78,6 +78,9 @@ def stats(db: Path | None, as_json: bool) -> None:
 def list_rows(db: Path | None, backend: str, only: str, limit: int, everything: bool, as_json: bool) -> None:
     """List the newest measurements.
 
+    A mark (!) in the column "busy" says that the machine was too busy. A compile that needs such a measurement makes it
+    again when the machine is quiet.
+
     \b
     Examples:
       collage db list
@@ -97,7 +100,7 @@ def list_rows(db: Path | None, backend: str, only: str, limit: int, everything: 
             + ("" if everything else " for this machine (see --all)")
         )
         return
-    table = _table("when", "backend", "operators", "variant and settings", "threads", "us", "noise")
+    table = _table("when", "backend", "operators", "variant and settings", "threads", "us", "noise", "busy")
     for row in rows:
         table.add_row(date_of(row["created"]), row["backend"], row["description"], *_figures(row))
     print_rich(table)
@@ -135,7 +138,7 @@ def why(text: str, db: Path | None, backend: str, everything: bool, as_json: boo
         return
     for digest, rows in regions.items():
         say(f"{rows[0]['description']}  ({digest[:12]})")
-        table = _table("backend", "variant and settings", "threads", "us", "noise", "", "when")
+        table = _table("backend", "variant and settings", "threads", "us", "noise", "busy", "", "when")
         best: dict[int, float] = {}
         for row in rows:
             if not row.rejected:
@@ -151,16 +154,19 @@ def _table(*columns: str) -> Table:
 
     table = plain_table()
     for name in columns:
-        table.add_column(name, justify="right" if name in ("us", "noise", "threads") else "left")
+        table.add_column(name, justify="right" if name in ("us", "noise", "busy", "threads") else "left")
     return table
 
 
-def _figures(row: Row) -> tuple[str, str, str, str]:
-    """Settings, threads, time and noise, or why it was rejected."""
+def _figures(row: Row) -> tuple[str, str, str, str, str]:
+    """Settings, threads, time, noise, and how busy the machine was; or why it was rejected."""
+    from collage.measure_db.busy import is_busy
+
     settings, threads = str(row["settings"]), str(row["threads"])
     if row.rejected:
-        return f"{row['rejection']}: {row['message']}"[:120], threads, "-", ""
-    return settings[:120], threads, f"{row['median_us']:.1f}", f"{row.relative_noise:.1%}"
+        return f"{row['rejection']}: {row['message']}"[:120], threads, "-", "", ""
+    busy = "" if row["busy"] is None else f"{row['busy']:.0%}{'!' if is_busy(row['busy']) else ''}"
+    return settings[:120], threads, f"{row['median_us']:.1f}", f"{row.relative_noise:.1%}", busy
 
 
 def _compared(median_us: float, best_us: float) -> str:

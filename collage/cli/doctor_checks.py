@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -17,7 +18,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from collage.errors import CollageError
+from collage.errors import CollageError, DatabaseLockedError
 from collage.kernel.target import cores, host, usable_cores
 
 
@@ -53,7 +54,8 @@ _WHY = {
     "apache-tvm": "other versions have another interface",
 }
 _IMPORT_LIMIT_S = 120
-_BUSY = 0.5
+_PROBE_S = 1.0
+_LOCKED_S = 2.0
 
 
 def checks(database: Path | None = None) -> Sequence[Callable[[], Check]]:
@@ -62,7 +64,7 @@ def checks(database: Path | None = None) -> Sequence[Callable[[], Check]]:
         *_requirement_checks(),
         cpu_check,
         native_check,
-        load_check,
+        lambda: load_check(database),
         quota_check,
         memory_check,
         lambda: cache_check(database),
@@ -165,20 +167,39 @@ def native_check() -> Check:
     return Check("native core", Status.OK, "built")
 
 
-def load_check() -> Check:
-    """Whether other processes keep the cores busy, which makes measurements noisy."""
+def load_check(database: Path | None) -> Check:
+    """How busy others keep the machine now, and what that means for measurements."""
+    from collage.measure_db.busy import is_busy, patience
+    from collage.measure_db.quiet import Machine
+
     cores = usable_cores()
-    try:
-        load = os.getloadavg()[0]
-    except OSError:
-        return Check("load", Status.OK, f"{cores} usable cores")
-    everywhere = os.cpu_count() or cores
-    detail = f"{cores} usable cores of {everywhere}, load average {load:.1f}"
-    if load > _BUSY * everywhere:
-        return Check(
-            "load", Status.WARN, detail, "measurements get noisy: compile while the machine is quiet"
+    busy = Machine(cores, _known_calibration_us(database)).probe(_PROBE_S)
+    detail = f"{cores} usable cores of {os.cpu_count() or cores}, others take {busy:.0%} of them now"
+    with suppress(OSError):
+        detail += f", load average {os.getloadavg()[0]:.1f}"
+    if is_busy(busy):
+        fix = (
+            f"the machine is too busy to tell kernels apart: measuring takes {patience(busy):.1f} times as long, and "
+            "is done again later. Compile while the machine is quiet"
         )
+        return Check("load", Status.WARN, detail, fix)
     return Check("load", Status.OK, detail)
+
+
+def _known_calibration_us(database: Path | None) -> float | None:
+    """The best calibration of this machine that the database knows, if there is one."""
+    from collage.measure_db.calibration import known_calibration_us
+    from collage.measure_db.database import Database
+    from collage.measure_db.database_file import default_path
+
+    path = database or default_path()
+    if not path.exists():
+        return None
+    try:
+        with Database(path, busy_s=_LOCKED_S) as opened:
+            return known_calibration_us(opened, host().measured_on)
+    except CollageError:  # the check of the database tells
+        return None
 
 
 def quota_check() -> Check:
@@ -240,8 +261,12 @@ def database_check(database: Path | None) -> Check:
     if not path.exists():
         return Check("database", Status.OK, f"none yet at {path}; the first compile makes it")
     try:
-        with Database(path) as opened:
+        with Database(path, busy_s=_LOCKED_S) as opened:
             stats = opened.stats()
+    except DatabaseLockedError:
+        return Check(
+            "database", Status.WARN, f"{path}: another process holds it", "wait for that, or use --db PATH"
+        )
     except CollageError as error:
         return Check("database", Status.FAIL, str(error), f"move {path} away, or use --db PATH")
     count = sum(stats.measured.values())

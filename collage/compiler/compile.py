@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from collage.backends.registry import Registry
@@ -30,9 +31,11 @@ from collage.frontend.original import AsLoaded
 from collage.frontend.shapes import fix_shapes
 from collage.frontend.value_types import check_example_inputs, shapes_of
 from collage.kernel.target import Target, cores, host
+from collage.measure_db.calibration import best_calibration_us
 from collage.measure_db.database import Database
 from collage.measure_db.effort import QUICK
 from collage.measure_db.process import Workers
+from collage.measure_db.quiet import quiet_now
 from collage.measure_db.speeds import machine_speeds
 from collage.module.module import CompiledModule
 
@@ -71,6 +74,8 @@ def compile_model(
         kept = workers if workers is not None else stack.enter_context(Workers())
         kept.deadline = course.deadline
         database = stack.enter_context(Database(options.db, since=options.since))
+        kept.calibration_us = best_calibration_us(database, target.measured_on)
+        database.doubt(partial(quiet_now, kept.calibration_us))
         context = Context(
             registry, backends, versions, target, options, database, kept, course.show, WorkerLab(), course
         )

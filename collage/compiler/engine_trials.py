@@ -20,7 +20,7 @@ from collage.measure_db.whole import WholeMeasurer, WholeSettings
 from collage.measure_db.whole_trial import EngineTrial
 from collage.schedule.region import Region
 
-_TRIAL: Fact[EngineTrial] = Fact("whole_model", EngineTrial.to_json, EngineTrial.from_json)
+_TRIAL: Fact[EngineTrial] = Fact("whole_model", EngineTrial.to_json, EngineTrial.from_json, EngineTrial.busy)
 _UNMEASURED = Timing(0.0, 0.0, 0.0, 0.0, 0)
 
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any
 
 import onnxruntime
@@ -19,7 +20,7 @@ from collage.core.progress import Progress
 from collage.graph.dataflow import Array
 from collage.kernel.kernel import Kernel
 from collage.kernel.target import Target
-from collage.measure_db.database import Database
+from collage.measure_db.database import Database, Json
 from collage.measure_db.effort import Effort
 from collage.measure_db.interleave import FEWEST, SURE
 from collage.measure_db.keys import (
@@ -31,6 +32,7 @@ from collage.measure_db.keys import (
     write_numbers,
 )
 from collage.measure_db.measurer import Measurer
+from collage.measure_db.plan_protocol import PlanTimes
 from collage.measure_db.plans import Plans
 from collage.measure_db.results import GATE
 from collage.measure_db.timing import Timing
@@ -39,7 +41,16 @@ from collage.runtime.parts import Parts, executor_of, load_kernels
 
 log = logging.getLogger(__name__)
 
-_LAUNCH_TIMES: Fact[tuple[float, ...]] = Fact("launch_times_us", write_numbers, read_numbers)
+
+def _write_times(times: PlanTimes) -> Json:
+    return write_numbers(times.launches_us)
+
+
+def _read_times(value: Any) -> PlanTimes:
+    return PlanTimes(read_numbers(value))
+
+
+_LAUNCH_TIMES: Fact[PlanTimes] = Fact("launch_times_us", _write_times, _read_times, attrgetter("busy"))
 
 
 def _read_finding(value: Any) -> Finding:
@@ -56,11 +67,11 @@ class _LaunchTimes:
     key: str
     count: int
 
-    def look_up(self, database: Database) -> tuple[float, ...] | None:
+    def look_up(self, database: Database) -> PlanTimes | None:
         found = _LAUNCH_TIMES.at(self.key).look_up(database)
-        return found if found is not None and len(found) == self.count else None
+        return found if found is not None and len(found.launches_us) == self.count else None
 
-    def record(self, database: Database, value: tuple[float, ...]) -> None:
+    def record(self, database: Database, value: PlanTimes) -> None:
         _LAUNCH_TIMES.at(self.key).record(database, value)
 
 
@@ -113,14 +124,14 @@ class PlanRuns:
         """Microseconds of each launch in its place in the network, measured now or in an earlier compile."""
         self.failures.refuse_dropped(executable)
         key = _LaunchTimes(self.failures.key(executable), len(executable.launches))
-        return self.database.remember(key, partial(self._time_launches, executable))
+        return self.database.remember(key, partial(self._time_launches, executable)).launches_us
 
-    def _time_launches(self, executable: Executable) -> tuple[float, ...]:
+    def _time_launches(self, executable: Executable) -> PlanTimes:
         self.progress(Progress("run", 0, 1, f"a mix of {len(executable.launches)} kernels"))
         with self.failures.blaming([executable]):
-            found = self.plans.times_us(executable.job)
+            found = self.plans.times(executable.job)
         self.made += 1
-        return tuple(round(each, 3) for each in found)
+        return replace(found, launches_us=tuple(round(each, 3) for each in found.launches_us))
 
     def race(self, executables: Sequence[Executable], race: Race) -> Mapping[str, Raced]:
         """Timings of one interleaved run, by label, measured now or in an earlier compile."""

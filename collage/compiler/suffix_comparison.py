@@ -23,7 +23,7 @@ from collage.frontend.split import Split
 from collage.kernel.options import BuildOptions
 from collage.measure_db.compare import difference, dtypes_of, region_tolerance
 from collage.measure_db.interleave import ties
-from collage.measure_db.keys import Fact, read_timings, write_timings
+from collage.measure_db.keys import Fact, busiest, read_timings, write_timings
 from collage.measure_db.timing import Timing
 from collage.measure_db.whole import WholeMeasurer, WholeSettings
 from collage.measure_db.whole_trial import EngineTrial
@@ -33,7 +33,7 @@ from collage.runtime.parts import Parts, load_suffix
 from collage.schedule.region import Region
 from collage.schedule.suffix import Suffix
 
-_TIMINGS: Fact[Mapping[str, Timing]] = Fact("static_part", write_timings, read_timings)
+_TIMINGS: Fact[Mapping[str, Timing]] = Fact("static_part", write_timings, read_timings, busiest)
 """The name, and the words in keys and labels, are those that databases have had from the start."""
 
 

@@ -53,6 +53,16 @@ class Failure:
     message: str
 
 
+@dataclass(frozen=True)
+class Waits:
+    """What a child sends when it begins to wait for others, and its time limit shall not run."""
+
+
+@dataclass(frozen=True)
+class GoesOn:
+    """What a child sends after ``Waits`` when it goes on. Its time limit runs again."""
+
+
 class ChildProcess:
     """The parent's side of a child that runs ``main`` of a module."""
 
@@ -80,7 +90,7 @@ class ChildProcess:
         return self._process.poll() is None
 
     def ask(self, message: object, limit_s: float) -> Any:
-        """Send a message and wait for the reply, at most ``limit_s`` seconds.
+        """Send a message and wait for the reply, at most ``limit_s`` seconds besides those in which the child waits.
 
         Raises ChildError when the reply is a Failure; the child lives on. Raises TimeoutError, ChildEndedError and
         ChannelError. After these, and after any other exception (such as KeyboardInterrupt), the child is killed.
@@ -88,7 +98,7 @@ class ChildProcess:
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             write_pickle(self._process.stdin.fileno(), self.pickled(message))
-            reply = read_message(self._process.stdout.fileno(), limit_s)
+            reply = _read_reply(self._process.stdout.fileno(), limit_s)
         except (EOFError, BrokenPipeError) as error:
             raise ChildEndedError(self._code()) from error
         except BaseException:
@@ -185,6 +195,19 @@ def read_message(fd: int, limit_s: float = math.inf) -> Any:
         return pickle.loads(body)
     except Exception as error:  # unpickling damaged bytes may raise anything
         raise ChannelError(f"damaged message: {error}") from error
+
+
+def _read_reply(fd: int, limit_s: float) -> Any:
+    """Wait for the next message that is a reply. The limit does not run between ``Waits`` and ``GoesOn``."""
+    left = limit_s
+    while True:
+        start = time.monotonic()
+        reply = read_message(fd, left)
+        if isinstance(reply, Waits):
+            left -= time.monotonic() - start
+            reply = read_message(fd)
+        if not isinstance(reply, GoesOn):
+            return reply
 
 
 def _read(fd: int, size: int, deadline: float) -> bytes:

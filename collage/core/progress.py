@@ -10,7 +10,8 @@ class Progress:
     """``done`` of ``total`` steps of a stage; a total of 0 means that the number of steps is not known.
 
     ``text`` names the current step for people: ``openvino conv2d+add+relu``. ``best`` is the best result so far in
-    words, where there is one already, and ``expected`` what going on may give.
+    words, where there is one already, and ``expected`` what going on may give. ``note`` is what they should know
+    besides, such as why it takes so long.
     """
 
     stage: str
@@ -19,3 +20,4 @@ class Progress:
     text: str = ""
     best: str = ""
     expected: str = ""
+    note: str = ""

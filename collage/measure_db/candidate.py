@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import cycle
 from typing import TypeAlias
 
@@ -16,6 +17,7 @@ from collage.measure_db.bound_kernel import BoundKernel, KernelSource, build
 from collage.measure_db.cache_state import instance_count, weight_bytes, weights_among
 from collage.measure_db.gate import Gate
 from collage.measure_db.machine import last_level_cache
+from collage.measure_db.quiet import quiet_machine, timed_quietly
 from collage.measure_db.race import race
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind, Slower
 from collage.measure_db.samples import Samples
@@ -74,6 +76,7 @@ def measure_candidate(
         checked.error,
         source.options.tuning,
         bool(checked.finite_only),
+        timing.busy,
     )
 
 
@@ -104,11 +107,13 @@ def _raced(instances: Sequence[BoundKernel], rival_us: float) -> Slower | None:
     """What a race of the kernel's instances shows: that it takes more than ``rival_us`` microseconds, or None."""
     if math.isinf(rival_us):
         return None
-    with no_gc():
+    with quiet_machine() as watch, no_gc():
         if not isinstance(instances[0].kernel, NativeKernel):
-            return race(samples_ns([each.call for each in instances]), rival_us)
-        calls = [clocked(each.kernel, each.buffers.inputs, each.buffers.outputs) for each in instances]
-        return race((float(call()) for call in cycle(calls)), rival_us)
+            slower = race(samples_ns([each.call for each in instances]), rival_us)
+        else:
+            calls = [clocked(each.kernel, each.buffers.inputs, each.buffers.outputs) for each in instances]
+            slower = race((float(call()) for call in cycle(calls)), rival_us)
+    return None if slower is None else replace(slower, busy=watch.busy)
 
 
 def _time(instances: Sequence[BoundKernel], sample_s: float) -> Timing:
@@ -117,6 +122,7 @@ def _time(instances: Sequence[BoundKernel], sample_s: float) -> Timing:
     A kernel on the team finds its buffers' cache lines on all cores, as the network's kernels leave them.
     """
     if not isinstance(instances[0].kernel, NativeKernel):
-        return time_calls([each.call for each in instances], limit_s=sample_s)
+        plain = [each.call for each in instances]
+        return timed_quietly(lambda patience: time_calls(plain, limit_s=patience * sample_s))
     calls = [clocked(each.kernel, each.buffers.inputs, each.buffers.outputs) for each in instances]
-    return time_clocked(calls, limit_s=sample_s)
+    return timed_quietly(lambda patience: time_clocked(calls, limit_s=patience * sample_s))

@@ -13,6 +13,7 @@ from dataclasses import astuple, dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from collage.measure_db.database_file import DatabaseFile
+from collage.measure_db.doubt import Doubt
 from collage.measure_db.results import GATE, Measurement, Outcome, Rejection, RejectionKind, Slower
 from collage.measure_db.timing import Timing
 
@@ -77,6 +78,8 @@ class Key(Protocol[T]):
 class Database(DatabaseFile):
     """The tables of an open database: kernels, networks, and facts. All methods raise DatabaseError."""
 
+    _doubt: Doubt | None = None
+
     def remember(self, key: Key[T], make: Callable[[], T]) -> T:
         """The value recorded under the key, else what ``make`` returns, which is recorded."""
         known = key.look_up(self)
@@ -85,17 +88,29 @@ class Database(DatabaseFile):
             key.record(self, known)
         return known
 
+    def doubt(self, quiet_now: Callable[[], bool]) -> None:
+        """Take for unknown what was measured before now while the machine was busy, if it is quiet now (``Doubt``)."""
+        self._doubt = Doubt(quiet_now)
+
+    def _doubts(self, busy: float | None, created: float) -> bool:
+        return self._doubt is not None and self._doubt(busy, created)
+
     def get(self, keys: Iterable[KernelKey]) -> dict[KernelKey, Outcome]:
         """The outcomes known for these keys, in one query; keys never measured are left out.
 
-        Outcomes that an earlier edition of the numerics gate made are left out, too (see ``results.GATE``).
+        Outcomes that an earlier edition of the numerics gate made are left out, too (see ``results.GATE``), and those
+        that are doubted (see ``doubt``).
         """
         wanted = list(dict.fromkeys(keys))
         if not wanted:
             return {}
         rows = self._rows(_GET, (_asked(wanted), self._since, GATE))
         try:
-            return {wanted[row[0]]: _outcome(row[1:]) for row in rows}
+            return {
+                wanted[number]: _outcome(row)
+                for number, created, busy, *row in rows
+                if not self._doubts(_busy(busy), created)
+            }
         except (TypeError, ValueError) as error:
             raise self._damaged(str(error)) from error
 
@@ -105,19 +120,28 @@ class Database(DatabaseFile):
             found: tuple[Any, ...] = (*astuple(outcome), None, None, None)
         elif isinstance(outcome, Slower):
             least_us = outcome.least_us
-            found = (least_us, 0.0, least_us, outcome.repeats, 0.0, "", False, outcome.rival_us, None, None)
+            found = (least_us, 0.0, least_us, outcome.repeats, 0.0, "", False)
+            found = (*found, outcome.busy, outcome.rival_us, None, None)
         else:
-            found = (None, None, None, None, None, "", False, None, outcome.kind.value, outcome.message)
+            found = (None, None, None, None, None, "", False, None, None)
+            found = (*found, outcome.kind.value, outcome.message)
         self._write(_PUT, (*astuple(key), *found, GATE, time.time(), description))
 
     def get_networks(self, keys: Iterable[NetworkKey]) -> dict[NetworkKey, Timing]:
-        """The end-to-end timings known for these keys, in one query; keys without one are left out."""
+        """The end-to-end timings known for these keys, in one query; keys without one are left out.
+
+        Those that are doubted are left out, too (see ``doubt``).
+        """
         wanted = list(dict.fromkeys(keys))
         if not wanted:
             return {}
         rows = self._rows(_GET_NETWORKS, (_asked(wanted), self._since))
         try:
-            return {wanted[row[0]]: Timing(*_numbers(row[1:])) for row in rows}
+            return {
+                wanted[number]: _timing(row)
+                for number, created, busy, *row in rows
+                if not self._doubts(_busy(busy), created)
+            }
         except TypeError as error:
             raise self._damaged(str(error)) from error
 
@@ -132,25 +156,26 @@ class Database(DatabaseFile):
     def get_facts(self, name: str, keys: Iterable[str]) -> dict[str, Json]:
         """Small values recorded under a name (``"epsilon_us"``) and these keys (machine, versions), in one query.
 
-        Keys without a value are left out.
+        Keys without a value are left out, and those whose value is doubted (see ``doubt``).
         """
         wanted = list(dict.fromkeys(keys))
         if not wanted:
             return {}
         rows = self._rows(_GET_FACTS, (json.dumps(wanted), name, self._since))
         found: dict[str, Json] = {}
-        for number, value in rows:
+        for number, value, busy, created in rows:
             try:
-                found[wanted[number]] = json.loads(value)
+                if not self._doubts(_busy(busy), created):
+                    found[wanted[number]] = json.loads(value)
             except (TypeError, ValueError) as error:
                 raise self._damaged(f"{value!r:.80} is no value of {name}") from error
         return found
 
-    def put_fact(self, name: str, key: str, value: Json) -> None:
-        """Record a small value, replacing an earlier one."""
+    def put_fact(self, name: str, key: str, value: Json, busy: float | None = None) -> None:
+        """Record a small value, replacing an earlier one; ``busy`` is for one that was measured."""
         self._write(
-            "INSERT OR REPLACE INTO facts (name, key, value, created) VALUES (?, ?, ?, ?)",
-            (name, key, json.dumps(value), time.time()),
+            "INSERT OR REPLACE INTO facts (name, key, value, busy, created) VALUES (?, ?, ?, ?, ?)",
+            (name, key, json.dumps(value), busy, time.time()),
         )
 
     def stats(self) -> Stats:
@@ -181,30 +206,30 @@ def _matches(columns: str) -> str:
 
 _KEY = "digest, backend, backend_version, settings, threads, hardware, tvm_version"
 _OUTCOME = (
-    "median_us, noise_us, min_us, repeats, max_error, tuning, finite_only, rival_us, rejection, message"
+    "median_us, noise_us, min_us, repeats, max_error, tuning, finite_only, busy, rival_us, rejection, message"
 )
 # CROSS JOIN keeps SQLite to this order: one look-up in the primary key for each wanted key.
 _GET = (
-    f"SELECT wanted.key, {_OUTCOME} FROM json_each(?) AS wanted CROSS JOIN kernels ON {_matches(_KEY)} "
+    f"SELECT wanted.key, created, busy, {_OUTCOME} FROM json_each(?) AS wanted CROSS JOIN kernels ON {_matches(_KEY)} "
     "AND created >= ? AND gate = ?"
 )
 _PUT = (
     f"INSERT OR REPLACE INTO kernels ({_KEY}, {_OUTCOME}, gate, created, description) "
-    f"VALUES ({', '.join('?' * 20)})"
+    f"VALUES ({', '.join('?' * 21)})"
 )
-_TIMING = "median_us, noise_us, min_us, p90_us, repeats"
+_TIMING = "median_us, noise_us, min_us, p90_us, repeats, busy"
 _NETWORK_KEY = "graph, placement, threads, hardware, versions"
 _GET_NETWORKS = (
-    f"SELECT wanted.key, {_TIMING} FROM json_each(?) AS wanted CROSS JOIN networks ON {_matches(_NETWORK_KEY)} "
-    "AND created >= ?"
+    f"SELECT wanted.key, created, busy, {_TIMING} FROM json_each(?) AS wanted CROSS JOIN networks "
+    f"ON {_matches(_NETWORK_KEY)} AND created >= ?"
 )
 _PUT_NETWORK = (
     f"INSERT OR REPLACE INTO networks ({_NETWORK_KEY}, {_TIMING}, created, description) "
-    f"VALUES ({', '.join('?' * 12)})"
+    f"VALUES ({', '.join('?' * 13)})"
 )
 _GET_FACTS = (
-    "SELECT wanted.key, facts.value FROM json_each(?) AS wanted CROSS JOIN facts ON facts.key = wanted.value "
-    "AND facts.name = ? AND facts.created >= ?"
+    "SELECT wanted.key, facts.value, busy, created FROM json_each(?) AS wanted CROSS JOIN facts "
+    "ON facts.key = wanted.value AND facts.name = ? AND facts.created >= ?"
 )
 
 
@@ -214,14 +239,27 @@ def _asked(keys: Sequence[KernelKey] | Sequence[NetworkKey]) -> str:
 
 
 def _outcome(row: Sequence[Any]) -> Outcome:
-    *numbers, tuning, finite_only, rival_us, rejection, message = row
+    *numbers, tuning, finite_only, busy, rival_us, rejection, message = row
     if rejection is None:
         median_us, noise_us, min_us, repeats, max_error = _numbers(numbers)
         if rival_us is not None:
             (rival_us,) = _numbers([rival_us])
-            return Slower(min_us, rival_us, repeats)
-        return Measurement(median_us, noise_us, min_us, repeats, max_error, tuning, bool(finite_only))
+            return Slower(min_us, rival_us, repeats, _busy(busy))
+        return Measurement(
+            median_us, noise_us, min_us, repeats, max_error, tuning, bool(finite_only), _busy(busy)
+        )
     return Rejection(RejectionKind(rejection), message)
+
+
+def _timing(row: Sequence[Any]) -> Timing:
+    *numbers, busy = row
+    median_us, noise_us, min_us, p90_us, repeats = _numbers(numbers)
+    return Timing(median_us, noise_us, min_us, p90_us, repeats, _busy(busy))
+
+
+def _busy(value: Any) -> float | None:
+    """How busy the machine was. Raises TypeError like ``_numbers``."""
+    return None if value is None else float(_numbers((value,))[0])
 
 
 def _numbers(row: Sequence[Any]) -> Sequence[Any]:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import platformdirs
 
-from collage.errors import DatabaseError
+from collage.errors import DatabaseError, DatabaseLockedError
 from collage.measure_db.migrations import APPLICATION_ID, MIGRATIONS
 
 log = logging.getLogger(__name__)
@@ -173,10 +173,13 @@ class DatabaseFile:
             raise self._damaged(str(error)) from error
         except sqlite3.Error as error:
             text = str(error)
+            if "locked" in text:
+                raise DatabaseLockedError(
+                    f"the measurement database {self.path} is locked by another process. Try again later, or give "
+                    f"another path with --db (SQLite: {text})."
+                ) from error
             if "unable to open" in text or "readonly" in text:
                 hint = "cannot be opened for writing. Make it writable, or give another path with --db"
-            elif "locked" in text:
-                hint = "is locked by another process. Try again later, or give another path with --db"
             elif "full" in text or "disk I/O" in text:
                 hint = "cannot be written: the disk is full or failing. Give another path with --db"
             elif isinstance(error, sqlite3.ProgrammingError):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from collage.kernel.kernel import Call
 from collage.measure_db.interleave import FEWEST, SURE, Decision, Pace, interleave
+from collage.measure_db.quiet import quiet_machine
 from collage.measure_db.timing import Timing
 
 
@@ -45,10 +46,15 @@ class Effort:
         least: int = SURE,
         after: Mapping[str, Call] | None = None,
     ) -> dict[str, Timing]:
-        """Timings of whole models in one interleaved run, until the order is beyond doubt; see ``interleave``."""
+        """Timings of whole models in one interleaved run, until the order is beyond doubt; see ``interleave``.
+
+        The run has the machine alone. It is fair to all of the models, so that it is no longer on a busy machine.
+        """
         settle_s = self.settle_s if len(calls) > 1 else 0.0
         pace = Pace(self.rounds, self.compare_s, settle_s, self.turn_s)
-        return interleave(calls, pace, Decision(early, least), after=after)
+        with quiet_machine() as watch:
+            found = interleave(calls, pace, Decision(early, least), after=after)
+        return {name: replace(timing, busy=watch.busy) for name, timing in found.items()}
 
 
 FULL = Effort(

@@ -19,7 +19,7 @@ from collage.errors import DatabaseError
 from collage.measure_db.certainty import Race, certainty, race_certainty, race_of
 from collage.measure_db.database import Database
 from collage.measure_db.results import GATE
-from collage.measure_db.rows import FACTS, KERNELS, TABLES, Row, missing_version, rows_of
+from collage.measure_db.rows import FACTS, KERNELS, NOT_OURS, TABLES, Row, missing_version, rows_of
 
 Filter: TypeAlias = Callable[[Row], str]
 """Why a row is not taken, or "" for one that is."""
@@ -30,7 +30,10 @@ JUDGEMENTS = frozenset({"final_check", "wrong_conversions"})
 
 @dataclass(frozen=True)
 class Exchange:
-    """What came of a merge. All are numbers of rows; ``refused`` has them by reason."""
+    """What came of a merge. All are numbers of rows; ``refused`` has them by reason.
+
+    Those that were ``same`` were there already, with the same values.
+    """
 
     taken: int = 0
     same: int = 0
@@ -46,12 +49,13 @@ class Exchange:
 def merge(target: Database, source: Database, wanted: Filter = lambda _: "") -> Exchange:
     """Bring the rows of ``source`` that are ``wanted`` into ``target``, where they are new or more certain.
 
-    Rows that Collage cannot have written are refused. Raises DatabaseError, with nothing changed.
+    Rows that Collage cannot have written are refused, and those of the target make room for any that has their key.
+    Raises DatabaseError, with nothing changed.
     """
     refused: Counter[str] = Counter()
     offered = list(_usable(source, wanted, refused))
     with target.together():
-        known = {(row.table.name, row.key): row for row in rows_of(target)}
+        known = {(row.table.name, row.key): row for row in rows_of(target) if not row.problem()}
         taken, removed = _better(offered, known)
         for row in removed:
             target.run(row.table.delete, row.key)
@@ -109,7 +113,7 @@ def _usable(source: Database, wanted: Filter, refused: Counter[str]) -> Iterator
     for table in TABLES:
         try:
             for row in rows_of(source, (table,)):
-                why_not = "that are no rows of Collage's" if row.problem() else wanted(row)
+                why_not = NOT_OURS if row.problem() else wanted(row)
                 if why_not:
                     refused[why_not] += 1
                 else:
@@ -119,7 +123,7 @@ def _usable(source: Database, wanted: Filter, refused: Counter[str]) -> Iterator
 
 
 def _better(offered: Sequence[Row], known: Mapping[Any, Row]) -> tuple[list[Row], list[Row]]:
-    """The offered rows to be written, and the known ones to be removed first.
+    """The offered rows to be written, and the known ones to be removed first. Rows that stay are in neither.
 
     Plans of one network that ran against each other are taken or left together, with what is known of their launches.
     """
@@ -129,8 +133,8 @@ def _better(offered: Sequence[Row], known: Mapping[Any, Row]) -> tuple[list[Row]
     for race, rows in _races(offered).items():
         mine = ours.get(race, [])
         if mine != rows and (not mine or race_certainty(rows) > race_certainty(mine)):
-            removed += mine
-            taken += rows
+            removed += [row for row in mine if row not in rows]
+            taken += [row for row in rows if row not in mine]
     for row in offered:
         if race_of(row) is None:
             mine_row = known.get((row.table.name, row.key))

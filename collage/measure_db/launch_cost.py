@@ -6,14 +6,17 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
+from typing import Any
 
-from collage.measure_db.database import Database
-from collage.measure_db.keys import Fact, as_number, write_number
+from collage.measure_db.database import Database, Json
+from collage.measure_db.keys import Fact, as_number
 from collage.measure_db.plan_kernels import PlanKernels
 from collage.measure_db.plan_protocol import PlanKernel, Stage
 from collage.measure_db.plan_trace import WorkerPosition
 from collage.measure_db.process import WorkerDiedError
 from collage.measure_db.protocol import MeasureSwitch, Request, SwitchCost, plan_folder
+from collage.measure_db.quiet import quiet_machine
 from collage.measure_db.request_keys import RequestKeys
 from collage.measure_db.session import WorkerSession
 from collage.measure_db.settings import MeasureSettings
@@ -21,8 +24,18 @@ from collage.measure_db.switch_cost import switch_cost_us
 
 log = logging.getLogger(__name__)
 
-_EPSILON_US: Fact[float] = Fact("epsilon_us", write_number, as_number)
-_LAUNCH_US: Fact[float] = Fact("launch_us", write_number, as_number)
+
+def _write_cost(cost: SwitchCost) -> Json:
+    return cost.us
+
+
+def _read_cost(value: Any) -> SwitchCost | None:
+    us = as_number(value)
+    return None if us is None else SwitchCost(us)
+
+
+_EPSILON_US: Fact[SwitchCost] = Fact("epsilon_us", _write_cost, _read_cost, attrgetter("busy"))
+_LAUNCH_US: Fact[SwitchCost] = Fact("launch_us", _write_cost, _read_cost, attrgetter("busy"))
 
 
 class LaunchCost:
@@ -47,20 +60,20 @@ class LaunchCost:
         """
         if len(requests) < 2:
             key = _LAUNCH_US.at(self._settings.hardware)
-            return self._database.remember(key, partial(switch_cost_us, ()))
+            return self._database.remember(key, _empty_launch).us
         measure = partial(self._measure, tuple(requests))
         try:
-            return self._database.remember(_EPSILON_US.at(self._key), measure)
+            return self._database.remember(_EPSILON_US.at(self._key), measure).us
         except WorkerDiedError as died:
             culprit = self._blamed(requests, died)
         return self.epsilon_us([each for each in requests if each != culprit])
 
-    def _measure(self, requests: tuple[Request, ...]) -> float:
+    def _measure(self, requests: tuple[Request, ...]) -> SwitchCost:
         """The cost, measured in the worker. Raises WorkerDiedError."""
         settings = self._settings
         message = MeasureSwitch(requests, settings.build, settings.limits.time_s, settings.effort.kernel_s)
         found: SwitchCost = self._session.worker(settings.threads).ask(message, message.limit_s)
-        return found.us
+        return found
 
     def _blamed(self, requests: Sequence[Request], died: WorkerDiedError) -> Request:
         """The request whose kernel was loaded, or ran, when the worker died. It is rejected."""
@@ -71,3 +84,10 @@ class LaunchCost:
         rejection = replace(died.rejection, message=text)
         self._kernels.reject(PlanKernel(culprit, self._settings.build), rejection)
         return culprit
+
+
+def _empty_launch() -> SwitchCost:
+    """The cost of a launch that does nothing, measured in this process."""
+    with quiet_machine() as watch:
+        us = switch_cost_us(())
+    return SwitchCost(us, watch.busy)

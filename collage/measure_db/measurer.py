@@ -17,6 +17,7 @@ from collage.core.progress import Progress
 from collage.errors import unknown_names
 from collage.frontend.model import Model
 from collage.kernel.transform import LayoutTransform
+from collage.measure_db.busy_progress import BusyProgress
 from collage.measure_db.contenders import Contenders, Field, Losses
 from collage.measure_db.database import Database, Json, KernelKey
 from collage.measure_db.keys import Fact
@@ -62,7 +63,7 @@ class Measurer:
         self.settings = session.settings if threads is None else session.settings.on_threads(threads)
         self.measurements_made = 0
         self._database = database
-        self._progress = progress or _silent
+        self._progress = BusyProgress(progress or _silent)
         self._keys = RequestKeys(self.measured, self.settings)
         self._others: dict[int, Measurer] = {}
         self._losses = Losses()
@@ -213,6 +214,7 @@ class Measurer:
 
     def _record(self, key: KernelKey, outcome: Outcome, text: str) -> None:
         self._database.put(key, outcome, text)
+        self._progress.note(outcome)
         self.measurements_made += 1
 
     def _measure_one(self, request: Request, rival_us: float) -> Outcome:

@@ -52,9 +52,16 @@ def _gate(connection: sqlite3.Connection) -> None:
     connection.execute("ALTER TABLE kernels ADD COLUMN gate INTEGER NOT NULL DEFAULT 1")
 
 
+def _busy(connection: sqlite3.Connection) -> None:
+    """How busy the machine was is not known of what was measured so far."""
+    connection.execute("ALTER TABLE kernels ADD COLUMN busy REAL")
+    connection.execute("ALTER TABLE networks ADD COLUMN busy REAL")
+    connection.execute("ALTER TABLE facts ADD COLUMN busy REAL")
+
+
 def _slower(connection: sqlite3.Connection) -> None:
     """Kernels that were let go because a rival of this time is faster (``results.Slower``)."""
     connection.execute("ALTER TABLE kernels ADD COLUMN rival_us REAL")
 
 
-MIGRATIONS: Sequence[Callable[[sqlite3.Connection], None]] = (_first, _tuning, _gate, _slower)
+MIGRATIONS: Sequence[Callable[[sqlite3.Connection], None]] = (_first, _tuning, _gate, _busy, _slower)

@@ -43,6 +43,7 @@ from collage.measure_db.protocol import (
     artifact_folder,
     plan_folder,
 )
+from collage.measure_db.quiet import quiet_machine
 from collage.measure_db.reference import evaluate
 from collage.measure_db.results import Outcome, Rejection
 from collage.measure_db.samples import Samples
@@ -183,7 +184,9 @@ class ModelWorker:
             else:
                 calls.append(beside_team(call, message.options.threads))
                 switches += 1
-        return SwitchCost(switch_cost_us(calls, switches, 0.4 * message.sample_s))
+        with quiet_machine() as watch:
+            cost_us = switch_cost_us(calls, switches, 0.4 * message.sample_s)
+        return SwitchCost(cost_us, watch.busy)
 
     def _marked(self, number: int, call: Call) -> Call:
         """The call, with a mark before it that tells which of the requests runs."""

@@ -117,9 +117,10 @@ class NotePlan:
 
 @dataclass(frozen=True)
 class PlanTimes:
-    """The microseconds of each launch."""
+    """The microseconds of each launch, and how busy the machine was."""
 
     launches_us: tuple[float, ...]
+    busy: float | None = None
 
 
 @dataclass(frozen=True)

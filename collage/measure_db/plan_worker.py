@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from collage.measure_db.plan_protocol import (
 )
 from collage.measure_db.plan_trace import WorkerPosition, blame, clock_of
 from collage.measure_db.protocol import AS_LOADED
+from collage.measure_db.quiet import quiet_machine, timed_quietly
 from collage.measure_db.samples import Samples
 from collage.measure_db.stages import RejectedError, stage
 from collage.measure_db.timing import time_calls
@@ -85,7 +87,8 @@ class PlanWorker:
             return self._about([message.name], lambda: self._run(message))
         if isinstance(message, TimePlan):
             call = self._timed(0, self._plans[message.name])
-            return self._about([message.name], lambda: time_calls([call], limit_s=message.sample_s))
+            work = partial(timed_quietly, lambda _: time_calls([call], limit_s=message.sample_s))
+            return self._about([message.name], work)
         return None
 
     def _about(self, names: Sequence[str], work: Callable[[], object]) -> object:
@@ -150,8 +153,9 @@ class PlanWorker:
     def _note(self, message: NotePlan) -> PlanTimes:
         opened = self._plans[message.name]
         opened.noted.forget()
-        run_in_turns(self._noted(0, opened), message.seconds)
-        return PlanTimes(tuple(opened.noted.launches_us()))
+        with quiet_machine() as watch:
+            run_in_turns(self._noted(0, opened), message.seconds)
+        return PlanTimes(tuple(opened.noted.launches_us()), watch.busy)
 
     def _compare(self, message: ComparePlans) -> PlansCompared:
         opened = {name: self._plans[name] for name in message.names}

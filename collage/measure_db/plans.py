@@ -73,9 +73,9 @@ class Plans:
         """Seconds of a run by the plan's name, the one that was used last at the end."""
         self._files = itertools.count()
 
-    def times_us(self, plan: Plan) -> tuple[float, ...]:
+    def times(self, plan: Plan) -> PlanTimes:
         """The microseconds that each launch takes in its place in the network."""
-        return self._times_us(plan, _NOTED_S, search=True)
+        return self._times(plan, _NOTED_S, search=True)
 
     def compare(
         self,
@@ -121,11 +121,11 @@ class Plans:
         found: Timing = self._ask(TimePlan(plan.name, sample_s, self._limit_s(plan) + 8 * sample_s), [plan])
         return found
 
-    def _times_us(self, plan: Plan, seconds: float, *, search: bool) -> tuple[float, ...]:
+    def _times(self, plan: Plan, seconds: float, *, search: bool) -> PlanTimes:
         self._open([plan], search=search)
         message = NotePlan(plan.name, seconds, self._limit_s(plan) + 2 * seconds)
         found: PlanTimes = self._ask(message, [plan], search=search)
-        return found.launches_us
+        return found
 
     def _open(self, plans: Sequence[Plan], *, search: bool = True) -> None:
         """Make the kernels that are missing, and have the worker open what is not open yet."""
@@ -183,7 +183,7 @@ class Plans:
     def _find(self, plan: Plan) -> None:
         """Run the plan again with notes of each launch. Raises PlanFailedError where that shows which one fails."""
         try:
-            self._times_us(plan, _SEARCH_S, search=False)
+            self._times(plan, _SEARCH_S, search=False)
         except PlanFailedError as failed:
             if failed.launch is not None:
                 raise

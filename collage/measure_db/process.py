@@ -7,6 +7,7 @@ import os
 import signal
 import tempfile
 import weakref
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -145,6 +146,8 @@ class Workers:
     def __init__(self) -> None:
         self.deadline = Deadline()
         self._idle: dict[int, WorkerProcess] = {}
+        self.calibration_us: float | None = None
+        """The best calibration that is known of the machine, which workers are told."""
 
     def __enter__(self) -> Workers:
         return self
@@ -158,7 +161,7 @@ class Workers:
         """A worker that has imported the model. Raises MeasurementError when it cannot be started."""
         worker = self.lend(init.threads)
         try:
-            worker.begin(init)
+            worker.begin(replace(init, calibration_us=self.calibration_us))
         except BaseException:  # nobody else knows of it yet
             worker.kill()
             raise

@@ -69,6 +69,7 @@ class Init:
     ``folder`` holds ``model.onnx`` and maybe ``original.onnx``; the worker writes the reference values there.
     ``backends`` holds pickles by name. ``carried`` are modules that the worker cannot import, so that objects of their
     classes are sent with the code. ``memory_bytes`` limits the worker's data; None means what the machine can spare.
+    ``calibration_us`` is the best calibration that is known of the machine.
     """
 
     folder: str
@@ -77,6 +78,7 @@ class Init:
     carried: tuple[str, ...]
     threads: int
     memory_bytes: int | None
+    calibration_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class SwitchCost:
-    """Eq. 2.2's cost of one more launch, in microseconds."""
+    """Eq. 2.2's cost of one more launch, in microseconds, and how busy the machine was."""
 
     us: float
+    busy: float | None = None

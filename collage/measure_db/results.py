@@ -32,7 +32,8 @@ class Measurement:
     error against the reference on ordinary inputs, in units of the element's scale (see ``scales``). ``tuning`` is the
     record of Tuner.tune that builds the kernel again, or "" where nothing was tuned.
     ``finite_only`` tells that its outputs differ from ONNX Runtime's where inputs hold NaN, infinities or large
-    integers (see ``InputKind``), so that a module has to guard it.
+    integers (see ``InputKind``), so that a module has to guard it. ``busy`` says how busy the machine was (see
+    ``collage.measure_db.busy``), or is None where that is not known.
     """
 
     median_us: float
@@ -42,6 +43,7 @@ class Measurement:
     max_error: float
     tuning: str = ""
     finite_only: bool = False
+    busy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,13 @@ class Slower:
 
     The rival computes the same operators, perhaps in other storage formats. ``repeats`` is the number of samples, after
     which the kernel was known to be slower and was let go. Its outputs were compared with the reference on the usual
-    inputs only, so it has to be measured to the end before it may run in a network.
+    inputs only, so it has to be measured to the end before it may run in a network. ``busy`` is as in ``Measurement``.
     """
 
     least_us: float
     rival_us: float
     repeats: int
+    busy: float | None = None
 
     def __str__(self) -> str:
         percent = (self.least_us / self.rival_us - 1) * 100 if self.rival_us > 0 else 0.0

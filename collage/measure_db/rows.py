@@ -14,13 +14,14 @@ from typing import Any
 from urllib.parse import quote
 
 from collage.core.temporary import TemporaryFolder
-from collage.errors import DatabaseError
+from collage.errors import DatabaseError, DatabaseLockedError
 from collage.measure_db.database import Database
 from collage.measure_db.migrations import APPLICATION_ID
 from collage.measure_db.results import RejectionKind
 
 _VERSION = re.compile(r"(\w+)=([^=]+?)(?= \w+=|$)")
 """One of the versions of a network: ``onednn=3.2.0``."""
+_BUSY_S = 10.0
 _LONGEST = 1 << 20
 """Characters of a text. The longest that Collage writes are records of tuning, of some 20,000."""
 
@@ -54,7 +55,7 @@ KERNELS = Table(
     "kernels",
     (
         *("digest", "backend", "backend_version", "settings", "threads", "hardware", "tvm_version"),
-        *("median_us", "noise_us", "min_us", "repeats", "max_error", "tuning", "finite_only"),
+        *("median_us", "noise_us", "min_us", "repeats", "max_error", "tuning", "finite_only", "busy"),
         *("rival_us", "rejection", "message", "gate", "created", "description"),
     ),
     keys=7,
@@ -63,15 +64,20 @@ NETWORKS = Table(
     "networks",
     (
         *("graph", "placement", "threads", "hardware", "versions"),
-        *("median_us", "noise_us", "min_us", "p90_us", "repeats", "created", "description"),
+        *("median_us", "noise_us", "min_us", "p90_us", "repeats", "busy", "created", "description"),
     ),
     keys=5,
 )
-FACTS = Table("facts", ("name", "key", "value", "created"), keys=2)
+FACTS = Table("facts", ("name", "key", "value", "busy", "created"), keys=2)
 TABLES = (KERNELS, NETWORKS, FACTS)
 
+NOT_OURS = "that are no rows of Collage's"
+"""What ``Row.problem`` finds something wrong with, in counts for people."""
+
 _INTEGERS = frozenset({"threads", "repeats", "finite_only", "gate"})
-_NUMBERS = frozenset({"median_us", "noise_us", "min_us", "p90_us", "max_error", "created", "rival_us"})
+_NUMBERS = frozenset(
+    {"median_us", "noise_us", "min_us", "p90_us", "max_error", "busy", "created", "rival_us"}
+)
 _MEASURED = frozenset({"median_us", "noise_us", "min_us", "repeats", "max_error"})
 _OPTIONAL = _MEASURED | {"rival_us", "rejection", "message"}
 """Columns of ``kernels`` that are empty in a rejection, and columns that are empty in a measurement, too."""
@@ -129,7 +135,7 @@ def missing_version(row: Row, versions: Mapping[str, str]) -> str:
 
 def _problem(table: Table, column: str, value: Any) -> str:
     if value is None:
-        return "" if table is KERNELS and column in _OPTIONAL else "empty"
+        return "" if column == "busy" or (table is KERNELS and column in _OPTIONAL) else "empty"
     if column in _INTEGERS:
         return "" if isinstance(value, int) and value >= 0 else f"{value!r:.40} is no count"
     if column in _NUMBERS:
@@ -164,9 +170,12 @@ def snapshot(path: Path) -> Iterator[Database]:
                 if owner != APPLICATION_ID:
                     raise DatabaseError(f"{path} is no measurement database of Collage's.")
                 source.backup(target)
-                target.execute("PRAGMA trusted_schema = OFF")
                 _refuse_programs(target, path)
         except sqlite3.Error as error:
+            if "locked" in str(error):
+                raise DatabaseLockedError(
+                    f"the measurement database {path} is locked by another process. Try again later (SQLite: {error})."
+                ) from error
             raise DatabaseError(
                 f"the measurement database {path} cannot be read. It is damaged, or no database (SQLite: {error})."
             ) from error
@@ -181,22 +190,26 @@ def snapshot(path: Path) -> Iterator[Database]:
 def _read_only(path: Path) -> sqlite3.Connection:
     """The file opened for reading, also in a folder where SQLite can keep no files beside it."""
     uri = f"file:{quote(str(path.resolve()))}?mode=ro"
-    connection = sqlite3.connect(uri, uri=True)
+    connection = sqlite3.connect(uri, uri=True, timeout=_BUSY_S)
     try:
         connection.execute("PRAGMA schema_version").fetchone()
-    except sqlite3.OperationalError:
+    except sqlite3.OperationalError as error:
         connection.close()
-        if path.with_name(path.name + "-wal").exists():
+        if "locked" in str(error) or path.with_name(path.name + "-wal").exists():
             raise
         return sqlite3.connect(uri + "&immutable=1", uri=True)
     return connection
 
 
 def _refuse_programs(connection: sqlite3.Connection, path: Path) -> None:
-    """Raise DatabaseError where the file has views or triggers, which are expressions that SQLite evaluates."""
+    """Raise DatabaseError where the file has views, triggers or indexes of its own.
+
+    These have expressions that SQLite evaluates. Indexes that SQLite makes for keys have no text.
+    """
     names = {table.name for table in TABLES}
-    for kind, name in connection.execute("SELECT type, name FROM sqlite_master").fetchall():
-        if kind in ("view", "trigger") or (kind == "table" and name not in names):
+    for kind, name, text in connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall():
+        ours = name in names if kind == "table" else kind == "index" and text is None
+        if not ours:
             raise DatabaseError(
                 f"{path} has the {kind} {str(name)[:40]!r}, which no database of Collage's has. It is not read."
             )

@@ -36,7 +36,8 @@ _BLOCK_SAMPLES = 6
 class Timing:
     """The time of one call in microseconds, from ``repeats`` samples.
 
-    ``noise_us`` is the half-width of the 95 % confidence interval of the median; see ``noise``.
+    ``noise_us`` is the half-width of the 95 % confidence interval of the median; see ``noise``. ``busy`` says how busy
+    the machine was (see ``collage.measure_db.busy``), or is None where that is not known.
     """
 
     median_us: float
@@ -44,6 +45,7 @@ class Timing:
     min_us: float
     p90_us: float
     repeats: int
+    busy: float | None = None
 
 
 def time_calls(

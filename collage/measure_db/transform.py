@@ -14,6 +14,7 @@ from collage.kernel.buffers import aligned_array, aligned_copy, as_bytes, poison
 from collage.kernel.options import BuildOptions
 from collage.kernel.transform import LayoutTransform
 from collage.measure_db.candidate import clocked
+from collage.measure_db.quiet import timed_quietly
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
 from collage.measure_db.stages import RejectedError, stage
 from collage.measure_db.timing import time_calls, time_clocked
@@ -54,9 +55,12 @@ def measure_transform(
     if not np.array_equal(as_bytes(target_array), as_bytes(to_layout(plain, target))):
         return Rejection(RejectionKind.INACCURATE, str(transform))
     if isinstance(kernel, NativeKernel):
-        timing = time_clocked([clocked(kernel, [source_array], [target_array])], limit_s=sample_s)
+        calls = [clocked(kernel, [source_array], [target_array])]
+        timing = timed_quietly(lambda patience: time_clocked(calls, limit_s=patience * sample_s))
     else:
-        timing = time_calls([call], limit_s=sample_s)
+        timing = timed_quietly(lambda patience: time_calls([call], limit_s=patience * sample_s))
     if keep is not None:
         keep(artifact)
-    return Measurement(timing.median_us, timing.noise_us, timing.min_us, timing.repeats, 0.0)
+    return Measurement(
+        timing.median_us, timing.noise_us, timing.min_us, timing.repeats, 0.0, busy=timing.busy
+    )

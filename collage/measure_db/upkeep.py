@@ -10,7 +10,7 @@ from collage.errors import DatabaseError
 from collage.measure_db.certainty import race_of
 from collage.measure_db.database import Database
 from collage.measure_db.results import GATE
-from collage.measure_db.rows import FACTS, KERNELS, NETWORKS, TABLES, Row, missing_version, rows_of
+from collage.measure_db.rows import FACTS, KERNELS, NETWORKS, NOT_OURS, TABLES, Row, missing_version, rows_of
 
 OLD_GATE = "of an earlier edition of the numerics gate"
 
@@ -19,7 +19,9 @@ _MOST_PROBLEMS = 20
 
 @dataclass(frozen=True)
 class PruneRule:
-    """What is removed beside rows of earlier editions of the numerics gate; None means that it does not matter.
+    """What is removed beside rows of earlier editions of the numerics gate, and rows that Collage cannot have written.
+
+    None means that it does not matter.
 
     ``before`` is a time as of ``time.time()``, ``hardware`` the only one to keep (Target.measured_on), ``versions``
     the only ones to keep, by backend.
@@ -31,6 +33,8 @@ class PruneRule:
 
     def why(self, row: Row) -> str:
         """Why the row is removed, or ""."""
+        if row.problem():
+            return NOT_OURS
         if row.table is KERNELS and row["gate"] < GATE:
             return OLD_GATE
         if self.before is not None and row["created"] < self.before:
@@ -50,14 +54,15 @@ def prune(database: Database, rule: PruneRule, *, dry_run: bool = False) -> dict
     Facts that belong to plans of which none is left are removed with them. Raises DatabaseError.
     """
     removed: Counter[str] = Counter()
-    rows = list(rows_of(database))
-    gone = [(row, why) for row in rows if (why := rule.why(row))]
-    leaving = {race_of(row) for row, _ in gone if row.table is NETWORKS}
-    staying = {race_of(row) for row in rows if row.table is NETWORKS and not rule.why(row)}
+    judged = [(row, rule.why(row)) for row in rows_of(database)]
+    gone = [(row, why) for row, why in judged if why]
+    kept = [row for row, why in judged if not why]
+    leaving = {race_of(row) for row, why in gone if row.table is NETWORKS and why != NOT_OURS}
+    staying = {race_of(row) for row in kept if row.table is NETWORKS}
     gone += [
         (row, "of plans that are removed")
-        for row in rows
-        if row.table is FACTS and race_of(row) in leaving - staying and not rule.why(row)
+        for row in kept
+        if row.table is FACTS and race_of(row) in leaving - staying
     ]
     for _, why in gone:
         removed[why] += 1

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from collage.measure_db.keys import busiest
 from collage.measure_db.timing import Timing
 
 
@@ -23,6 +24,10 @@ class EngineTrial:
     loaded: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     finite_only: tuple[str, ...] = ()
+
+    def busy(self) -> float | None:
+        """How busy the machine was, or None where nothing was timed."""
+        return busiest(self.timings)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for the database."""

@@ -12,14 +12,27 @@ import signal
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from collage.core.child_process import Failure, parent_id, read_message, take_over_pipes, write_message
+from collage.core.child_process import (
+    Failure,
+    GoesOn,
+    Waits,
+    parent_id,
+    read_message,
+    take_over_pipes,
+    write_message,
+)
+from collage.core.cpu_time import Cpu
 from collage.core.temporary import sweep
 from collage.errors import CollageError
 from collage.measure_db.machine import limit_memory, spare_memory
 from collage.measure_db.protocol import Init, MeasureSpeeds, Ready
+from collage.measure_db.quiet import Machine, use_machine
 from collage.measure_db.whole_protocol import InitWhole
 from collage.measure_db.whole_worker import WholeWorker
 
@@ -35,6 +48,7 @@ def main() -> None:
         signal.signal(each, signal.SIG_IGN)
     messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(source, messages), daemon=True).start()
+    cpu = Cpu()  # libraries may pin this thread later
     worker: ModelWorker | WholeWorker | None = None
     while True:
         message = messages.get()
@@ -43,6 +57,8 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_REAL, 2 * message.limit_s + 30 if hasattr(message, "limit_s") else 0)
         try:
             if isinstance(message, (Init, InitWhole)):
+                waiting = partial(without_limits, sink)
+                use_machine(Machine(message.threads, message.calibration_us, waiting, cpu))
                 worker = _begin(message)
                 reply: object = Ready()
             elif isinstance(message, MeasureSpeeds):
@@ -59,6 +75,18 @@ def main() -> None:
         if isinstance(message, Init):
             gc.freeze()  # the model stays, so that collections after each candidate need not look at it
         write_message(sink, reply)
+
+
+@contextmanager
+def without_limits(sink: int) -> Iterator[None]:
+    """While this process waits for others, neither its own time limit runs nor that of its parent, who is told."""
+    left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
+    write_message(sink, Waits())
+    try:
+        yield
+    finally:
+        write_message(sink, GoesOn())
+        signal.setitimer(signal.ITIMER_REAL, left)
 
 
 def _begin(init: Init | InitWhole) -> ModelWorker | WholeWorker:

@@ -58,12 +58,13 @@ def _ignore(progress: Progress) -> None:
 class _Lines:
     """Writes one line when a stage of several steps begins; stages of one step are too short for a log.
 
-    It writes one for each new best result, too.
+    It writes one for each new best result, too, and one for a note when it appears first in a stage.
     """
 
     def __init__(self) -> None:
         self._stage = ""
         self._best = ""
+        self._noted = ""
 
     def __call__(self, progress: Progress) -> None:
         if progress.best not in ("", self._best):
@@ -73,6 +74,10 @@ class _Lines:
         if progress.stage != self._stage and progress.total > 1:
             self._stage = progress.stage
             sys.stderr.write(f"collage: {printable(progress.stage)} ({progress.total})\n")
+            sys.stderr.flush()
+        if progress.note and progress.stage != self._noted:
+            self._noted = progress.stage
+            sys.stderr.write(f"collage: {printable(progress.note)}\n")
             sys.stderr.flush()
 
 
@@ -89,7 +94,9 @@ class _Live:
         fields: dict[str, Any] = {
             "completed": progress.done,
             "total": progress.total or None,
-            "text": printable(" | ".join(filter(None, (progress.best, progress.expected, progress.text)))),
+            "text": printable(
+                " | ".join(filter(None, (progress.note, progress.best, progress.expected, progress.text)))
+            ),
         }
         begins = progress.stage != self._stage
         if begins or self._task is None:

@@ -11,6 +11,7 @@ from onnx import helper
 
 from collage.backends.native_kernels.gemm import packed_weights
 from collage.kernel.options import BuildOptions
+from collage.native.packed import from_artifact
 from tests.backends.native_checks import (
     BACKEND,
     check_all_variants,
@@ -71,6 +72,16 @@ def test_weights_lie_as_they_are_read() -> None:
     second = packed[4 * 32 :].reshape(2, 2, 48)
     np.testing.assert_array_equal(second[0, :, :38], weights[:2, 32:])
     assert not second[:, :, 38:].any()
+
+
+def test_artifacts_keep_the_order_of_their_numbers() -> None:
+    """A module file that was written before has the same bytes."""
+    chain = subgraphs_of(product_model([300, 64], 96, then=("Residual", "Relu")))[-1]
+    for variant in BACKEND.variants(chain, BuildOptions()):
+        _, packed = from_artifact(BACKEND.codegen(chain, BuildOptions(variant=variant)))
+        names = list(dict(packed.numbers))
+        assert names[-6:] == ["activation", "residual_first", "low", "high", "data", "residual"]
+        assert packed.numbers["residual"] is not None and packed.numbers["low"] == 0.0
 
 
 def test_refusals() -> None:

@@ -47,6 +47,15 @@ def test_one_line_for_each_new_best_result(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr() == ("", text)
 
 
+def test_a_note_is_a_line_of_its_own_once_in_each_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    with display(True) as show:
+        for done in range(3):
+            show(Progress("measure", done, 3, "tvm relu", "the machine is busy" if done else ""))
+        show(Progress("place", 0, 2, note="the machine is busy"))
+    lines = ["measure (3)", "the machine is busy", "place (2)", "the machine is busy"]
+    assert capsys.readouterr() == ("", "".join(f"collage: {line}\n" for line in lines))
+
+
 def test_a_bar_in_a_terminal() -> None:
     leader, follower = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}

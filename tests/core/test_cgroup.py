@@ -192,7 +192,7 @@ def test_doctor_tells_the_quota() -> None:
     assert found.detail == (
         "1.5 cores, by /sys/fs/cgroup/cpu.max: compiles use 1 thread unless --threads says otherwise"
     )
-    assert "1 usable core" in doctor_checks.load_check().detail
+    assert "1 usable core" in doctor_checks.load_check(None).detail
 
 
 def test_doctor_warns_of_less_than_a_core(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,8 @@ from collage.core.child_process import (
     ChildError,
     ChildProcess,
     Failure,
+    GoesOn,
+    Waits,
     read_message,
     take_over_pipes,
     write_message,
@@ -39,6 +41,11 @@ def main() -> None:
             os.write(sink, b"rubbish" * 9)
         elif what == "hang":
             time.sleep(60)
+        elif what in ("wait", "wait and hang"):
+            write_message(sink, Waits())
+            time.sleep(1.5)
+            write_message(sink, GoesOn())
+            time.sleep(60 if what == "wait and hang" else 0)
         write_message(sink, Failure("cannot") if what == "fail" else what)
 
 
@@ -49,6 +56,13 @@ def child() -> Iterator[ChildProcess]:
     started.kill()
     started.kill()  # killing twice does nothing
     assert not started.alive
+
+
+def test_the_limit_does_not_run_while_the_child_waits_for_others(child: ChildProcess) -> None:
+    assert child.ask("ready", 60) == "ready"
+    assert child.ask("wait", 1.0) == "wait"
+    with pytest.raises(TimeoutError):
+        child.ask("wait and hang", 1.0)
 
 
 def test_answers_and_lives_on_after_a_failure(child: ChildProcess) -> None:

@@ -9,6 +9,7 @@ from onnx import TensorProto, helper
 
 from collage.backends.base import UnsupportedError
 from collage.backends.openvino import OpenVino
+from collage.frontend import free_sizes
 from collage.frontend.free_sizes import free_size, impossible_size
 from collage.kernel.options import BuildOptions
 from tests.backends_for_tests import onnx_model
@@ -61,6 +62,14 @@ def test_impossible_size(width: int, where: str) -> None:
             OpenVino().compile_onnx(model, BuildOptions(threads=1))
     else:
         assert OpenVino().compile_onnx(model, BuildOptions(threads=1))
+
+
+@pytest.mark.parametrize("use", ["codegen_model", "compile_onnx"])
+def test_sizes_are_looked_at_once(use: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(free_sizes, "impossible_size", lambda model: seen.append(model) or "")
+    getattr(OpenVino(), use)(reshaped(size="whole"), BuildOptions(threads=1))
+    assert len(seen) == 1
 
 
 def test_openvino_gets_valid_models_only() -> None:

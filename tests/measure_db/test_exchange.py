@@ -31,6 +31,7 @@ from collage.measure_db.timing import Timing
 KEY = KernelKey("d1", "onednn", "3.2", "", 2, "EPYC abc", "0.27.0")
 SURE, UNSURE = Measurement(10.0, 0.1, 9.0, 31, 0.0), Measurement(9.0, 0.9, 8.0, 31, 0.0)
 PLAN = NetworkKey("g1", "p1", 2, "EPYC abc", "onednn=3.2")
+TIMING = Timing(10.0, 0.5, 9.0, 12.0, 8)
 VERSIONS = {"onednn": "3.2"}
 
 
@@ -91,8 +92,9 @@ def test_plans_that_ran_against_each_other_stay_together(tmp_path: Path) -> None
 
 
 _noises = st.sampled_from([0.1, 0.5, 2.0])
+_busy = st.sampled_from([None, 0.0, 0.05, 0.4])
 _outcomes = st.one_of(
-    st.builds(lambda noise: Measurement(10.0, noise, 9.0, 31, 0.0), _noises),
+    st.builds(lambda noise, busy: Measurement(10.0, noise, 9.0, 31, 0.0, busy=busy), _noises, _busy),
     st.sampled_from([Rejection(kind, "why") for kind in RejectionKind]),
 )
 _keys = st.builds(
@@ -101,7 +103,7 @@ _keys = st.builds(
 _plans = st.builds(
     lambda g, p: replace(PLAN, graph=g, placement=p), st.sampled_from("gh"), st.sampled_from("pq")
 )
-_timings = st.builds(lambda noise: Timing(10.0, noise, 9.0, 12.0, 8), _noises)
+_timings = st.builds(lambda noise, busy: Timing(10.0, noise, 9.0, 12.0, 8, busy), _noises, _busy)
 _facts = st.one_of(
     st.tuples(st.just("epsilon_us"), st.sampled_from("xy")),
     st.tuples(st.just("launches_us"), _plans.map(str)),
@@ -192,12 +194,50 @@ def test_rows_that_collage_cannot_have_written_are_not_taken(
     assert found.taken == 1 and found.refused == {"that are no rows of Collage's": 1}
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("median_us", "fast"), ("noise_us", b"\x00"), ("created", "now"), ("threads", "two")],
+)
+def test_rows_of_the_target_that_are_damaged_are_replaced(tmp_path: Path, column: str, value: object) -> None:
+    file = filled(tmp_path / "theirs", {KEY: SURE, PLAN: TIMING, ("epsilon_us", "x"): 1.0})
+    mine = filled(tmp_path / "mine", {KEY: SURE, PLAN: TIMING, ("epsilon_us", "x"): 1.0})
+    tables = (KERNELS, NETWORKS, FACTS)
+    with closing(sqlite3.connect(mine)) as connection, connection:
+        for table in tables:
+            if column in table.columns:
+                connection.execute(f"UPDATE {table.name} SET {column} = ?", (value,))
+    with snapshot(file) as source, Database(mine) as target:
+        found = merge(target, source)
+        broken = sum(column in table.columns for table in tables)
+        assert (found.taken, found.same + found.less_certain) == (broken, 3 - broken)
+        good = [row for row in rows_of(target) if not row.problem()]
+        assert {row.table.name for row in good} == {table.name for table in tables}
+
+
+def test_a_row_is_counted_once_when_its_race_is_replaced(tmp_path: Path) -> None:
+    """Of three plans here, one is equal on both sides, one differs, and one is new."""
+    other, third = replace(PLAN, placement="p2"), replace(PLAN, placement="p3")
+    mine = filled(tmp_path / "mine", {PLAN: TIMING, other: TIMING})
+    rest = {other: replace(TIMING, noise_us=0.1), third: TIMING}
+    theirs = filled(tmp_path / "theirs", {PLAN: TIMING, **rest})
+    for file in (mine, theirs):
+        with closing(sqlite3.connect(file)) as connection, connection:
+            connection.execute("UPDATE networks SET created = 5")
+    with snapshot(theirs) as source, Database(mine) as target:
+        found = merge(target, source)
+        assert (found.taken, found.same, found.less_certain) == (2, 1, 0)
+        assert target.get_networks([PLAN, other, third]) == {PLAN: TIMING, **rest}
+        again = merge(target, source)
+        assert (again.taken, again.same, again.less_certain) == (0, 3, 0)
+
+
 def test_a_file_with_a_trigger_or_a_view_is_not_read(tmp_path: Path) -> None:
     for number, program in enumerate(
         (
             "CREATE TRIGGER evil AFTER INSERT ON facts BEGIN DELETE FROM kernels; END",
             "CREATE VIEW evil AS SELECT randomblob(1000000000)",
             "CREATE TABLE evil (x)",
+            "CREATE INDEX evil ON facts (upper(value))",
         )
     ):
         file = filled(tmp_path / f"{number}", {KEY: SURE})
@@ -225,6 +265,8 @@ def test_what_is_no_database_is_named(tmp_path: Path) -> None:
 def test_an_older_database_is_read_and_not_changed(tmp_path: Path) -> None:
     file = filled(tmp_path / "old", {KEY: SURE})
     with closing(sqlite3.connect(file)) as connection, connection:
+        for table in ("kernels", "networks", "facts"):
+            connection.execute(f"ALTER TABLE {table} DROP COLUMN busy")
         connection.execute("ALTER TABLE kernels DROP COLUMN gate")
         connection.execute("ALTER TABLE kernels DROP COLUMN finite_only")
         connection.execute("ALTER TABLE kernels DROP COLUMN rival_us")

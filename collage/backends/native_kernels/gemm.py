@@ -47,7 +47,6 @@ class Gemm(Algorithm):
         slices = -(-depth // build.speeds.blocking.gemm_depth)
         deep = -(-depth // (slices * BLOCK)) * BLOCK
         shares = 1 if variant.split == WHOLE else build.threads
-        epilogue = product.epilogue
         numbers = {
             "rows": product.rows,
             "depth": depth,
@@ -56,12 +55,7 @@ class Gemm(Algorithm):
             "slice": deep,
             "shares": shares,
             "by_rows": variant.split == ROWS,
-            "activation": epilogue.activation,
-            "residual_first": epilogue.residual_first,
-            "low": epilogue.low,
-            "high": epilogue.high,
-            "data": task.place(product.data),
-            "residual": task.place(epilogue.residual),
+            **task.numbers_of(product),
         }
         bias = np.zeros(columns + -columns % BLOCK, np.float32)
         if product.bias is not None:

@@ -96,7 +96,6 @@ class _AnyStrassen(Algorithm):
         depth, columns = product.matrix.shape
         layout = variant.outputs[0] if variant.outputs else CHANNELS_LAST
         split = variant.split.removeprefix(NAME)
-        epilogue = product.epilogue
         slices = -(-depth // _SLICE)
         deep = -(-depth // (_HALF * slices))
         fit = max(1, build.speeds.blocking.strassen_bytes // (4 * 7 * deep * BLOCK * _ROWS)) * _ROWS
@@ -113,12 +112,7 @@ class _AnyStrassen(Algorithm):
             "slice": deep,
             "by_channels": CHANNELS in split,
             "shares": build.threads if split else 1,
-            "activation": epilogue.activation,
-            "residual_first": epilogue.residual_first,
-            "low": epilogue.low,
-            "high": epilogue.high,
-            "data": task.place(product.data),
-            "residual": task.place(epilogue.residual),
+            **task.numbers_of(product),
         }
         bias = np.zeros(columns, np.float32) if product.bias is None else product.bias
         weights = product.weights

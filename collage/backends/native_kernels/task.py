@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from collage.backends.chains.chain import Chain, read_chain
 from collage.backends.chains.conv import Conv, conv_of
@@ -39,6 +40,18 @@ class NativeTask:
     def product(self) -> Product:
         """The chain as a product with a constant matrix. Raises UnsupportedError when it is none."""
         return read_product(self.chain)
+
+    def numbers_of(self, product: Product) -> dict[str, Any]:
+        """What kernels of products store of the epilogue, and of where the operands are. Artifacts keep this order."""
+        epilogue = product.epilogue
+        return {
+            "activation": epilogue.activation,
+            "residual_first": epilogue.residual_first,
+            "low": epilogue.low,
+            "high": epilogue.high,
+            "data": self.place(product.data),
+            "residual": self.place(epilogue.residual),
+        }
 
     def place(self, value: int | None) -> int | None:
         """The position of a value among the subgraph's inputs."""

@@ -13,6 +13,7 @@ COMMANDS: Mapping[str, str] = {
     "cpu": "Compare Collage with PyTorch, ONNX Runtime and OpenVINO on whole models.",
     "levels": "Compare the op level with the graph level, and both with the engines.",
     "streams": "Time stream assignment, and tell what streams gain.",
+    "busy": "Compare compiles on a shared machine with one that has the machine alone.",
     "search": "Time the op-level search against the exact solver.",
     "service": "Measure a compiled module as a service uses it.",
     "versions": "Compare two versions of Collage on the same models.",

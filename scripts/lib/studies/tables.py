@@ -14,6 +14,7 @@ from collage.bench.engines import OURS
 from collage.bench.peak import Peak
 from collage.report.show_terminal import plain_table
 from scripts.lib.studies.comparison import geometric_means
+from scripts.lib.studies.shared_machine import rows_of
 
 Result = Mapping[str, Any]
 
@@ -111,6 +112,15 @@ def busy(results: Sequence[Result]) -> list[RenderableType]:
     if ratios := [result["slowdown"] for result in results if result["slowdown"].keys() >= set(names)]:
         means = (geometric_mean(each[name] for each in ratios) for name in names)
         table.add_row("geometric mean", *(cell for mean in means for cell in ("", "", f"{mean:.2f}x")))
+    return [table, *(line for result in results for line in _failures(result))]
+
+
+def shared_machine(results: Sequence[Result]) -> list[RenderableType]:
+    """Each compile on a shared machine, and the time of its module against that of the one compiled alone."""
+    table = _table("model", "compiled", "seconds", "measurements", "busy", "module ms", "over alone")
+    for result in results:
+        for cells in rows_of(result):
+            table.add_row(*map(Text, cells))
     return [table, *(line for result in results for line in _failures(result))]
 
 

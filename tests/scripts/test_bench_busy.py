@@ -1,0 +1,47 @@
+"""`scripts/bench busy`: five compiles of a tiny network, and a race between what came of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from io import StringIO
+from pathlib import Path
+
+import onnx
+import pytest
+from rich.console import Console
+
+from collage.bench.compiled import Options
+from collage.core.machine_lock import LOCK_VARIABLE
+from collage.errors import CollageError
+from collage.measure_db.busy import BUSY_VARIABLE
+from scripts.lib.studies import tables
+from scripts.lib.studies.shared_machine import ALONE, BESIDE, LATER, TOGETHER, Compile, shared_machine
+from tests.models import elementwise_net
+
+
+def test_compiles_beside_a_busy_core_and_two_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LOCK_VARIABLE, str(tmp_path / "lock"))
+    monkeypatch.setenv(BUSY_VARIABLE, "0.1")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    model = tmp_path / "net.onnx"
+    onnx.save_model(elementwise_net(), str(model))
+    more = ("--quick", "--backends", "onnxruntime")
+    result = shared_machine(model, Options(threads=1, rounds=3), lambda _: None, more=more)
+    assert set(result["compiles"]) == {ALONE, BESIDE, LATER, *TOGETHER}
+    made = {what: each["measurements"] for what, each in result["compiles"].items()}
+    assert made[ALONE] > 0 and made[BESIDE] > 0 and made[LATER] <= made[BESIDE]
+    assert result["over_alone"][ALONE] == 1.0 and not result["failed"]
+    assert all(ratio > 0 for ratio in result["over_alone"].values())
+    console = Console(width=200, record=True, file=StringIO())
+    for part in tables.shared_machine([result]):
+        console.print(part)
+    text = console.export_text()
+    assert all(word in text for word in (BESIDE, LATER, "1.000x"))
+
+
+def test_a_compile_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    missing = Compile(tmp_path / "none.onnx", tmp_path, "db.sqlite", "module", threads=1)
+    with pytest.raises(CollageError, match=r"compiling .*none\.onnx: collage: error: "):
+        missing.end(missing.start())
