@@ -159,13 +159,18 @@ def _table(*columns: str) -> Table:
 
 
 def _figures(row: Row) -> tuple[str, str, str, str, str]:
-    """Settings, threads, time, noise, and how busy the machine was; or why it was rejected."""
+    """Settings, threads, time, noise, and how busy the machine was; or why it was rejected.
+
+    Of a kernel that lost a race only a lower bound of its time is known.
+    """
     from collage.measure_db.busy import is_busy
 
     settings, threads = str(row["settings"]), str(row["threads"])
     if row.rejected:
         return f"{row['rejection']}: {row['message']}"[:120], threads, "-", "", ""
     busy = "" if row["busy"] is None else f"{row['busy']:.0%}{'!' if is_busy(row['busy']) else ''}"
+    if row.outrun:
+        return settings[:120], threads, f"> {row['min_us']:.1f}", "", busy
     return settings[:120], threads, f"{row['median_us']:.1f}", f"{row.relative_noise:.1%}", busy
 
 
