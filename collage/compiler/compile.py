@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from collage.backends.registry import Registry
+from collage.cluster.crews import on_cluster
 from collage.compiler.build_report import report_of
 from collage.compiler.lab import WorkerLab
 from collage.compiler.options import CompileOptions
@@ -43,7 +44,7 @@ def compile_model(
 
     A model that has no placement runs on the fastest engine; with ``options.strict`` that is an error. ``workers``
     lends the measuring worker; without it a worker is started and ended here. Raises ModelError, UsageError,
-    DatabaseError, MeasurementError or, with ``options.strict``, NoPlacementError.
+    DatabaseError, ClusterError, MeasurementError or, with ``options.strict``, NoPlacementError.
     """
     started = time.perf_counter()
     backends = registry.select(options.backends)
@@ -59,10 +60,15 @@ def compile_model(
     shapes = {**shapes_of(example_inputs), **options.shapes}
     fix_shapes(original, shapes)
     with ExitStack() as stack:
+        crews = None
+        if options.cluster is not None:
+            progress(Progress("cluster", 0, 1, str(options.cluster)))
+            crews = stack.enter_context(on_cluster(options.cluster, backends))
+            progress(Progress("cluster", 1, 1, str(crews.nodes)))
         kept = workers if workers is not None else stack.enter_context(Workers())
         database = stack.enter_context(Database(options.db, since=options.since))
         context = Context(
-            registry, backends, versions, target, options, database, kept, progress, WorkerLab()
+            registry, backends, versions, target, options, database, kept, progress, WorkerLab(), crews
         )
         try:
             compilation = compiled(context, loaded)

@@ -23,6 +23,7 @@ from collage.frontend.model import Model
 from collage.frontend.original import AsLoaded
 from collage.kernel.options import BuildOptions
 from collage.kernel.target import Target
+from collage.measure_db.crew import Crews
 from collage.measure_db.database import Database
 from collage.measure_db.process import Workers
 from collage.measure_db.protocol import Request
@@ -58,7 +59,8 @@ class Lab(Protocol):
 class Context:
     """What is the same for all passes of a compile.
 
-    ``backends`` are the chosen ones of the registry by name, and ``versions`` their library versions.
+    ``backends`` are the chosen ones of the registry by name, and ``versions`` their library versions. ``crews`` do the
+    measuring; without them it is done here.
     """
 
     registry: Registry
@@ -70,6 +72,7 @@ class Context:
     workers: Workers
     progress: Callable[[Progress], None]
     lab: Lab
+    crews: Crews | None = None
 
     @property
     def build(self) -> BuildOptions:
