@@ -28,7 +28,7 @@ class RegionJob:
         return len(self.asked)
 
     def run(self, worker: Worker) -> Iterator[tuple[int, Outcome]]:
-        """Measure them. What is far slower than the fastest so far is not timed precisely."""
+        """Measure the candidates. What is far slower than the fastest so far is not timed precisely."""
         contenders = Contenders()
         for position, (message, what) in enumerate(self.asked):
             hopeless_us = min(message.hopeless_us, contenders.hopeless_us(message.request))
@@ -46,7 +46,7 @@ class TransformJob:
     size: int = 1
 
     def run(self, worker: Worker) -> Iterator[tuple[int, Outcome]]:
-        """Measure it."""
+        """Measure the transform."""
         yield 0, worker.ask(self.message, str(self.message.transform), self.threads)
 
 

@@ -57,7 +57,8 @@ def simulate(jobs: Sequence[JobTime], workers: int, costs: Costs) -> Simulated:
         if held is not None:
             shares.done(worker, now)
             spent = costs.outcome_s * jobs[held].candidates
-            now, driver, end = now + spent, driver + spent, now + spent
+            free_at = now = end = now + spent
+            driver += spent
             busy += jobs[held].seconds
         job = shares.take(worker, now)
         if job is None:
