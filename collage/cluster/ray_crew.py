@@ -24,7 +24,7 @@ _STARTS = 3
 """How often a slot is started, the first time included."""
 _START_LIMIT_S = 120.0
 """Seconds until a slot is ready. Its node may be busy with other work of the cluster for a while."""
-_PATIENCE_S = 20.0
+_PATIENCE_S = 30.0
 """Seconds after which the user is told so."""
 _TICK_S = 0.5
 """Seconds between two looks at jobs that may be late."""
@@ -134,7 +134,7 @@ class RayCrew:
             elif late_s > _PATIENCE_S - _START_LIMIT_S and not place.told:
                 place.told = True
                 log.warning(
-                    "node %s of the cluster is not ready yet: other work may have its CPUs", place.node.name
+                    "node %s of the cluster is not ready yet; it may be busy with other work", place.node.name
                 )
             if place.actor is None and not place.fate:
                 self._start(place, now)
