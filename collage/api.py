@@ -20,6 +20,7 @@ from collage.patterns.explicit import Check
 from collage.patterns.match import MatchSource
 
 if TYPE_CHECKING:
+    from collage.cluster.address import ClusterAddress
     from collage.frontend.load import ModelSource
 
 LEVELS = ("op", "graph")
@@ -77,6 +78,7 @@ def compile(
     strict: bool = False,
     remeasure: bool = False,
     exact: bool = False,
+    cluster: str | ClusterAddress | None = None,
 ) -> CompiledModule:
     """Compile an ONNX model to the fastest mix of backends, by measuring.
 
@@ -103,6 +105,8 @@ def compile(
     - ``remeasure``: measure again what ``db`` knows, for example when the machine was busy.
     - ``exact``: leave out algorithms that reassociate (Winograd's and Strassen's). With these a large number takes
       digits from the small ones beside it.
+    - ``cluster``: the address of a Ray cluster whose nodes measure instead of this machine, as far as they match it:
+      "auto", "host:port", "ray://host:port", or "local" for one that is this machine alone.
 
     Without ``strict``, operators that TVM cannot import run on an engine, and so does everything from where shapes
     depend on data. A model that cannot be cut into parts runs whole on the fastest engine. The report gives the reason.
@@ -111,8 +115,10 @@ def compile(
     kept, and the next compile goes on from there. KeyboardInterrupt is raised where there is no module yet, in the
     first seconds, and by a second Ctrl-C.
 
-    Raises ModelError, UsageError, DatabaseError, MeasurementError or NoPlacementError; all are CollageErrors.
+    Raises ModelError, UsageError, DatabaseError, ClusterError, MeasurementError or NoPlacementError, all of which are
+    CollageErrors.
     """
+    from collage.cluster.address import as_address
     from collage.compiler.compile import compile_model
     from collage.compiler.options import CompileOptions
     from collage.measure_db.effort import FULL, QUICK
@@ -144,6 +150,7 @@ def compile(
         strict=strict,
         since=time.time() if remeasure else 0.0,
         exact=exact,
+        cluster=None if cluster is None else as_address(cluster),
     )
     chosen = registry if registry is not None else default_registry()
     with _shown(progress) as show:

@@ -45,6 +45,10 @@ class MeasurementError(CollageError):
     """The measuring of a model failed as a whole. The message says at which stage."""
 
 
+class ClusterError(CollageError):
+    """A cluster cannot be reached, or none of its nodes can measure for this machine."""
+
+
 class NoPlacementError(CollageError):
     """The model has no placement: an operator has no measured candidate, or no plan has the right outputs."""
 

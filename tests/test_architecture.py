@@ -16,7 +16,18 @@ import collage
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "docs" / "architecture.md"
-OPTIONAL = ("cryptography", "cuda", "matplotlib", "mkl", "onednn", "openvino", "scipy", "tensorrt", "torch")
+OPTIONAL = (
+    "cryptography",
+    "cuda",
+    "matplotlib",
+    "mkl",
+    "onednn",
+    "openvino",
+    "ray",
+    "scipy",
+    "tensorrt",
+    "torch",
+)
 LOOSE = {"__init__", "__main__", "_version", "api", "onnx_backend", "errors"}
 
 

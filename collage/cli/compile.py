@@ -102,6 +102,11 @@ from collage.cli.options import (
     is_flag=True,
     help="Use direct algorithms only: not Winograd's nor Strassen's, which form sums that the model does not.",
 )
+@click.option(
+    "--cluster",
+    metavar="ADDRESS",
+    help="Measure on the nodes of this Ray cluster that match this machine: auto, HOST:PORT, ray://HOST:PORT or local.",
+)
 @SEED_OPTION
 @JSON_OPTION
 @QUIET_OPTION
@@ -121,6 +126,7 @@ def compile(
     quick: bool,
     remeasure: bool,
     exact: bool,
+    cluster: str | None,
     seed: int,
     as_json: bool,
     quiet: bool,
@@ -142,6 +148,7 @@ def compile(
       collage compile model.onnx -o model.collage --json > report.json
       collage compile model.onnx -o model.collage --budget 60
       collage compile model.onnx -o model.collage --level graph --budget 600
+      collage compile model.onnx -o model.collage --cluster auto
 
     \b
     One file for several shapes, each with a placement of its own:
@@ -174,6 +181,7 @@ def compile(
                 "quick": quick,
                 "remeasure": remeasure,
                 "exact": exact,
+                "cluster": cluster,
             }
             module = (
                 api.compile(model, shapes=sets[0], inputs=read_arrays(files), **options)

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from collage.backends.registry import Registry
+from collage.cluster.crews import on_cluster
 from collage.compiler.build_report import report_of
 from collage.compiler.course import Course
 from collage.compiler.lab import WorkerLab
@@ -54,7 +55,8 @@ def compile_model(
     A model that has no placement runs on the fastest engine; with ``options.strict`` that is an error. ``workers``
     lends the measuring worker; without it a worker is started and ended here. When the compile is stopped, by its
     budget or by Ctrl-C, it hands over the best module so far; Ctrl-C before there is one raises KeyboardInterrupt.
-    Raises ModelError, UsageError, DatabaseError, MeasurementError or, with ``options.strict``, NoPlacementError.
+    Raises ModelError, UsageError, DatabaseError, ClusterError, MeasurementError or, with ``options.strict``,
+    NoPlacementError.
     """
     started = time.perf_counter()
     course: Course[Compilation] = Course(progress)
@@ -71,6 +73,11 @@ def compile_model(
     shapes = {**shapes_of(example_inputs), **options.shapes}
     fix_shapes(original, shapes)
     with ExitStack() as stack:
+        crews = None
+        if options.cluster is not None:
+            progress(Progress("cluster", 0, 1, str(options.cluster)))
+            crews = stack.enter_context(on_cluster(options.cluster, backends))
+            progress(Progress("cluster", 1, 1, str(crews.nodes)))
         kept = workers if workers is not None else stack.enter_context(Workers())
         kept.deadline = course.deadline
         database = stack.enter_context(Database(options.db, since=options.since))
@@ -85,7 +92,7 @@ def compile_model(
         ):  # else it takes as long as a first module
             start = FirstModule()(context, start)
         speeds = machine_speeds(target, database, kept, options.effort.speeds_s)
-        context = replace(context, speeds=speeds)
+        context = replace(context, speeds=speeds, crews=crews)
         try:
             compilation = compiled_anytime(context, start)
         except (ModelError, NoPlacementError) as error:

@@ -71,7 +71,8 @@ def _workbench(context: Context, compilation: Compilation) -> Workbench:
         Limits(options.time_limit_s),
     )
     session = WorkerSession(measured, settings, context.workers)
-    measurer = Measurer(session, context.database, context.progress)
+    crew = None if context.crews is None else context.crews.crew(session)
+    measurer = Measurer(session, context.database, context.progress, crew=crew)
     assembler = Assembler(measurer, context.backends, context.build, context.target, context.versions)
     runs = PlanRuns(measurer, context.database, context.target, options.seed, context.progress)
     return Workbench(measurer, assembler, runs, source.original, context.course.deadline)

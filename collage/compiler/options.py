@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from collage.cluster.address import ClusterAddress
 from collage.measure_db.effort import FULL, Effort
 
 
@@ -32,3 +33,4 @@ class CompileOptions:
     since: float = 0.0
     """A ``time.time()``. Measurements that are older are made again."""
     exact: bool = False
+    cluster: ClusterAddress | None = None

@@ -26,6 +26,7 @@ from collage.frontend.original import AsLoaded
 from collage.kernel.machine_speeds import WRITTEN_DOWN, MachineSpeeds
 from collage.kernel.options import BuildOptions
 from collage.kernel.target import Target
+from collage.measure_db.crew import Crews
 from collage.measure_db.database import Database
 from collage.measure_db.process import Workers
 from collage.measure_db.protocol import Request
@@ -63,6 +64,7 @@ class Context:
 
     ``backends`` are the chosen ones of the registry by name, and ``versions`` their library versions. ``course`` has
     the deadline, and remembers what would be lost when a pass is stopped. ``speeds`` are what is known of the machine.
+    ``crews`` do the measuring; without them it is done here.
     """
 
     registry: Registry
@@ -76,6 +78,7 @@ class Context:
     lab: Lab
     course: Course[Compilation] = field(default_factory=lambda: Course())
     speeds: MachineSpeeds = WRITTEN_DOWN
+    crews: Crews | None = None
 
     @property
     def build(self) -> BuildOptions:

@@ -72,6 +72,14 @@ class Field:
     switch_us: float = 0.0
 
 
+@dataclass(frozen=True)
+class Charges:
+    """What calls cost on top of kernels' own times: ``switch_us`` microseconds for one of the ``engines``."""
+
+    engines: frozenset[str] = frozenset()
+    switch_us: float = 0.0
+
+
 class Contenders:
     """What was measured of the regions of one model, on the same number of threads."""
 
@@ -80,6 +88,11 @@ class Contenders:
         self._rivals_us = dict(self._field.rivals_us)
         self._times: dict[Nodes, dict[_Kind, float]] = {}
         self._new: set[Nodes] = set()
+
+    @property
+    def charges(self) -> Charges:
+        """What calls cost on top, for who races the candidates of one region elsewhere."""
+        return Charges(self._field.engines, self._field.switch_us)
 
     def in_order(self, requests: Iterable[Request]) -> list[Request]:
         """The requests of one region, the one that is expected to be the fastest first."""

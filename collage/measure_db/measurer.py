@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
 from types import TracebackType
@@ -19,13 +19,15 @@ from collage.frontend.model import Model
 from collage.kernel.transform import LayoutTransform
 from collage.measure_db.busy_progress import BusyProgress
 from collage.measure_db.contenders import Contenders, Field, Losses
+from collage.measure_db.crew import Crew
 from collage.measure_db.database import Database, Json, KernelKey
+from collage.measure_db.jobs import RegionJob, TransformJob, ask_fairly
 from collage.measure_db.keys import Fact
 from collage.measure_db.launch_cost import LaunchCost
 from collage.measure_db.plan_kernels import PlanKernels
 from collage.measure_db.protocol import Measure, MeasureTransform, Request
 from collage.measure_db.request_keys import RequestKeys
-from collage.measure_db.results import Measurement, Outcome, Rejection, Slower
+from collage.measure_db.results import Measurement, Outcome, Slower
 from collage.measure_db.session import WorkerSession
 
 
@@ -56,14 +58,19 @@ class Measurer:
         database: Database,
         progress: Show | None = None,
         threads: int | None = None,
+        crew: Crew | None = None,
     ) -> None:
-        """``threads`` is the number that candidates are built for, by default that of the session's settings."""
+        """``threads`` is the number that candidates are built for, by default that of the session's settings.
+
+        Kernels and layout transforms are measured by the ``crew``; without one, by the session's worker.
+        """
         self.session = session
         self.measured = session.measured
         self.settings = session.settings if threads is None else session.settings.on_threads(threads)
         self.measurements_made = 0
         self._database = database
         self._progress = BusyProgress(progress or _silent)
+        self._crew = crew
         self._keys = RequestKeys(self.measured, self.settings)
         self._others: dict[int, Measurer] = {}
         self._losses = Losses()
@@ -78,8 +85,12 @@ class Measurer:
         self.close()
 
     def close(self) -> None:
-        """Close the session, which ends the worker and removes the folder. Closing twice does nothing."""
-        self.session.close()
+        """Close the crew and the session, which ends the workers and removes the folder. Closing twice does nothing."""
+        try:
+            if self._crew is not None:
+                self._crew.close()
+        finally:
+            self.session.close()
 
     @property
     def model(self) -> Model:
@@ -116,7 +127,9 @@ class Measurer:
         if threads == self.settings.threads:
             return self
         if threads not in self._others:
-            self._others[threads] = Measurer(self.session, self._database, self._progress, threads)
+            self._others[threads] = Measurer(
+                self.session, self._database, self._progress, threads, self._crew
+            )
         return self._others[threads]
 
     def key(self, request: Request) -> KernelKey:
@@ -197,6 +210,15 @@ class Measurer:
         """Outcomes of what is not known, each measured and recorded."""
         key_of = {request: key for key, request in missing.items()}
         done = 0
+        for request, outcome in self._by_crew([*key_of], contenders, to_the_end=to_the_end):
+            text = self.measured.describe(request)
+            contenders.note(request, outcome)
+            key = key_of.pop(request)
+            self._record(key, outcome, text)
+            done += 1
+            show(Progress("measure", done, len(missing), f"{request.backend}: {text}"))
+            yield key, outcome
+        # Without a crew, or where it has lost a job, the session's worker measures.
         # Candidates of one region follow each other, so that the worker makes the region's samples once.
         for _, region in groupby(sorted(key_of, key=lambda r: r.nodes), key=lambda r: r.nodes):
             for request in contenders.in_order(region):
@@ -205,7 +227,9 @@ class Measurer:
                     continue
                 text = self.measured.describe(request)
                 show(Progress("measure", done - 1, len(missing), f"{request.backend}: {text}"))
-                outcome = self._measure_one(request, math.inf if to_the_end else contenders.rival_us(request))
+                rival_us = math.inf if to_the_end else contenders.rival_us(request)
+                message, what = self._asked(request, rival_us)
+                outcome = ask_fairly(self.session, message, what, self.settings.threads)
                 contenders.note(request, outcome)
                 self._record(key_of[request], outcome, text)
                 yield key_of[request], outcome
@@ -217,17 +241,32 @@ class Measurer:
         self._progress.note(outcome)
         self.measurements_made += 1
 
-    def _measure_one(self, request: Request, rival_us: float) -> Outcome:
+    def _by_crew(
+        self, requests: Sequence[Request], contenders: Contenders, *, to_the_end: bool
+    ) -> Iterator[tuple[Request, Outcome]]:
+        """The outcomes that the crew finds, one region a job."""
+        if self._crew is None or not requests:
+            return
+        jobs = []
+        for _, region in groupby(sorted(requests, key=lambda r: r.nodes), key=lambda r: r.nodes):
+            asked = []
+            for request in contenders.in_order(region):
+                if to_the_end:
+                    asked.append(self._asked(request, math.inf))
+                elif not contenders.hopeless(request):
+                    asked.append(self._asked(request, contenders.rival_us(request)))
+            jobs.append(RegionJob(tuple(asked), self.settings.threads, contenders.charges, not to_the_end))
+        jobs = [job for job in jobs if job.asked]
+        for done in self._crew.run(jobs):
+            for position, outcome in done.parts:
+                yield jobs[done.job].asked[position][0].request, outcome
+
+    def _asked(self, request: Request, rival_us: float) -> tuple[Measure, str]:
+        """The message about a candidate, and the candidate in words."""
         options, settings = self._keys.options(request), self.settings
         limit_s = settings.limits.time_s + TRIAL_LIMIT_S * options.tune_trials
         what = f"{request.backend} on {self.measured.subgraph(request.nodes)}"
-        message = Measure(request, options, limit_s, settings.effort.kernel_s, rival_us)
-        while True:
-            known = self.session.fatal_samples()
-            outcome: Outcome = self.session.ask(message, what, settings.threads)
-            if not isinstance(outcome, Rejection) or self.session.fatal_samples() == known:
-                return outcome
-            # The reference has ended the worker, not the candidate. The next worker leaves out that sample.
+        return Measure(request, options, limit_s, settings.effort.kernel_s, rival_us), what
 
     def measure_transforms(self, transforms: Collection[LayoutTransform]) -> dict[LayoutTransform, float]:
         """Costs of layout transforms in microseconds. Those that cannot be made are left out.
@@ -239,15 +278,11 @@ class Measurer:
         keys = {transform: self._keys.transform_key(transform) for transform in made}
         known = self._database.get(keys.values())
         missing = {transform: key for transform, key in keys.items() if key not in known}
-        settings = self.settings
-        for done, (transform, key) in enumerate(missing.items()):
-            text = str(transform)
+        for done, (transform, outcome) in enumerate(self._transformed(missing)):
+            key, text = missing[transform], str(transform)
             self._progress(Progress("measure", done, len(missing), f"{key.backend}: {text}"))
-            message = MeasureTransform(
-                transform, key.backend, settings.build, settings.limits.time_s, settings.effort.transform_s
-            )
-            known[key] = self.session.ask(message, text, settings.threads)
-            self._record(key, known[key], text)
+            known[key] = outcome
+            self._record(key, outcome, text)
         if missing:
             self._progress(Progress("measure", len(missing), len(missing)))
         outcomes = {transform: known[key] for transform, key in keys.items()}
@@ -260,6 +295,31 @@ class Measurer:
         known = self._database.get(keys.values())
         outcomes = {transform: known.get(key) for transform, key in keys.items()}
         return {each: found.median_us for each, found in outcomes.items() if isinstance(found, Measurement)}
+
+    def _transformed(
+        self, missing: Mapping[LayoutTransform, KernelKey]
+    ) -> Iterator[tuple[LayoutTransform, Outcome]]:
+        """The outcomes of transforms that are not known."""
+        settings, left = self.settings, [*missing]
+        jobs = [
+            TransformJob(
+                MeasureTransform(
+                    *(transform, key.backend, settings.build),
+                    *(settings.limits.time_s, settings.effort.transform_s),
+                ),
+                settings.threads,
+            )
+            for transform, key in missing.items()
+        ]
+        for done in self._crew.run(jobs) if self._crew is not None and jobs else ():
+            for _, outcome in done.parts:
+                transform = jobs[done.job].message.transform
+                left.remove(transform)
+                yield transform, outcome
+        for job in jobs:
+            if job.message.transform in left:
+                for _, outcome in job.run(self.session):
+                    yield job.message.transform, outcome
 
     def transform_backend(self, transform: LayoutTransform) -> Backend | None:
         """The first of the backends that makes the transform, or None."""

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from collage.core.deadline import BudgetOverError
 from collage.core.temporary import TemporaryFolder
-from collage.errors import MeasurementError
 from collage.frontend.simplify import save_proto
 from collage.measure_db.fingerprint import fingerprint
 from collage.measure_db.measured_model import MeasuredModel
-from collage.measure_db.process import WorkerDiedError, WorkerProcess, Workers
-from collage.measure_db.protocol import ORIGINAL_FILE, VALUES, Evaluate, Evaluated, Init, SentModel
-from collage.measure_db.samples import fatal_samples
+from collage.measure_db.model_workers import ModelWorkers
+from collage.measure_db.process import WorkerProcess, Workers
+from collage.measure_db.protocol import ORIGINAL_FILE, Init, SentModel
 from collage.measure_db.serialisation import carried_modules, pickle_backend
 from collage.measure_db.settings import MeasureSettings
-
-log = logging.getLogger(__name__)
-
-_EVALUATE_LIMIT_S = 1800.0
-_LEAST_EVALUATE_S = 60.0
-"""The longest and the shortest limit of a model's reference run. Between them each operator has a candidate's limit."""
 
 
 class WorkerSession:
@@ -42,23 +32,21 @@ class WorkerSession:
         self.settings = settings
         self._workers = Workers() if workers is None else workers
         self._owns_workers = workers is None
-        self._running: dict[int, WorkerProcess] = {}
         self._folder: TemporaryFolder | None = None
-        self._init: Init | None = None
-        self._wrong: Mapping[int, str] = {}
+        self._of_model: ModelWorkers | None = None
 
     def close(self) -> None:
         """Give the workers back and remove the folder. Closing twice does nothing."""
         try:
-            for threads, worker in self._running.items():
-                self._workers.release(worker, threads)
+            if self._of_model is not None:
+                self._of_model.release()
             if self._owns_workers:
                 self._workers.close()
         finally:
-            self._running = {}
+            self._of_model = None
             if self._folder is not None:
                 self._folder.remove()
-            self._init = self._folder = None
+            self._folder = None
 
     @property
     def folder(self) -> str:
@@ -68,51 +56,35 @@ class WorkerSession:
     @property
     def init(self) -> Init:
         """The first message to a worker on the settings' number of threads. Its folder is made on first use."""
-        if self._init is None:
-            self._init = self._begin()
-        return self._init
+        return self._begun.init
 
     def worker(self, threads: int) -> WorkerProcess:
         """A worker on that many threads that has imported the model and computed the reference values."""
-        known = self._running.get(threads)
-        if known is not None and known.alive:
-            return known
-        worker = self._running[threads] = self._workers.start(replace(self.init, threads=threads))
-        limit_s = self.settings.limits.time_s
-        nodes = len(self.measured.model.onnx.graph.node)
-        try:
-            evaluated: Evaluated = worker.ask(
-                Evaluate(limit_s), min(_LEAST_EVALUATE_S + limit_s * nodes, _EVALUATE_LIMIT_S)
-            )
-        except WorkerDiedError as died:
-            raise MeasurementError(
-                f"computing reference values with ONNX Runtime: {died.rejection.message}"
-            ) from died
-        except BudgetOverError:
-            worker.kill()  # the next one computes what this one has not
-            raise
-        self._wrong = evaluated.wrong
-        return worker
+        return self._begun.worker(threads)
 
     def ask(self, message: Any, what: str, threads: int) -> Any:
         """The reply of the worker on that many threads, or the Rejection that its death means.
 
         ``what`` names the candidate in the log. ``message.limit_s`` is the time limit in seconds.
         """
-        try:
-            return self.worker(threads).ask(message, message.limit_s)
-        except WorkerDiedError as died:
-            log.info("%s: %s", what, died.rejection)
-            return died.rejection
+        return self._begun.ask(message, what, threads)
 
     def wrong_conversions(self) -> Mapping[int, str]:
         """The ONNX nodes (by index) whose conversion the reference run has found to be wrong, with the reasons."""
         self.worker(self.settings.threads)
-        return self._wrong
+        return self._begun.wrong
 
     def fatal_samples(self) -> set[Path]:
         """The notes of inputs that ended a worker while it computed reference values for them."""
-        return set() if self._init is None else fatal_samples(Path(self._init.folder) / VALUES)
+        return set() if self._of_model is None else self._of_model.fatal_samples()
+
+    @property
+    def _begun(self) -> ModelWorkers:
+        """The workers of the model, whose folder is made on first use."""
+        if self._of_model is None:
+            nodes = len(self.measured.model.onnx.graph.node)
+            self._of_model = ModelWorkers(self._begin(), self._workers, nodes, self.settings.limits.time_s)
+        return self._of_model
 
     def _begin(self) -> Init:
         """Make the folder with the model."""

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import collage
-from collage.measure_db.measurer import Measurer
+from collage.measure_db import jobs
 from collage.measure_db.results import Measurement, Outcome
 from tests.models import conv_net, make_model
 
@@ -112,8 +112,8 @@ def test_inputs_are_guarded_where_only_the_last_check_finds_nan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the gate has missed that a kernel drops NaN, the module is wrong on NaN, and its inputs are scanned."""
-    measure = Measurer._measure_one
-    monkeypatch.setattr(Measurer, "_measure_one", lambda *about: _right(measure(*about)))
+    ask = jobs.ask_fairly
+    monkeypatch.setattr("collage.measure_db.measurer.ask_fairly", lambda *about: _right(ask(*about)))
     module = compiled(conv_net(), ["openvino", "onednn"], tmp_path)
     assert not any(region.finite_only for region in module.program.regions)
     assert sum(len(region.scans) for region in module.program.regions) == 1

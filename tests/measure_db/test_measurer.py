@@ -264,7 +264,7 @@ def test_interrupting_keeps_what_is_measured(model: Model, database: Database, t
     with pytest.raises(KeyboardInterrupt), measurer(model, database, progress=interrupt) as one:
         one.measure(requests)
     assert list(temporary.iterdir()) == []
-    assert not one.session._running
+    assert one.session._of_model is None
     assert len(database.get(one.key(request) for request in requests)) == 2
 
 
@@ -337,7 +337,7 @@ def test_workers_model_must_be_the_same(model: Model, database: Database) -> Non
 
     with measurer(model, database) as one:
         init = one.session.init
-        one.session._init = replace(init, model=replace(init.model, fingerprint="another"))
+        one.session._begun.init = replace(init, model=replace(init.model, fingerprint="another"))
         with pytest.raises(MeasurementError, match="differs"):
             one.measure([Request((0,), "numpy")])
 

@@ -25,8 +25,9 @@ from collage.frontend.session import reference_run
 from collage.graph.dataflow import Array
 from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import BuildOptions
-from collage.measure_db.measurer import Measurer
-from collage.measure_db.protocol import Request
+from collage.measure_db import jobs
+from collage.measure_db.crew import Worker
+from collage.measure_db.protocol import Measure
 from collage.measure_db.results import Measurement, Outcome
 from collage.native import scan
 from collage.runtime.executor import Executor
@@ -82,16 +83,16 @@ class Drops(NumpyBackend):
 @pytest.fixture(autouse=True, scope="module")
 def finite_only() -> Iterator[None]:
     """What the gate finds about Drops; and the same said of oneDNN's and our own kernels, so that they are guarded."""
-    usual = Measurer._measure_one
+    usual = jobs.ask_fairly
 
-    def measure_one(self: Measurer, request: Request, hopeless_us: float) -> Outcome:
-        outcome = usual(self, request, hopeless_us)
-        if isinstance(outcome, Measurement) and request.backend in FORCED:
+    def ask_fairly(worker: Worker, message: Measure, what: str, threads: int) -> Outcome:
+        outcome = usual(worker, message, what, threads)
+        if isinstance(outcome, Measurement) and message.request.backend in FORCED:
             outcome = replace(outcome, finite_only=True)
         return outcome
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Measurer, "_measure_one", measure_one)
+        patch.setattr("collage.measure_db.measurer.ask_fairly", ask_fairly)
         yield
 
 

@@ -1,0 +1,1 @@
+"""Measuring on the machines of a Ray cluster."""

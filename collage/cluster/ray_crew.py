@@ -1,0 +1,218 @@
+"""A crew on a Ray cluster: an actor for each slot of each node, and jobs that go to whoever is free."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from types import ModuleType
+from typing import Any, ClassVar, TypeVar
+
+from collage.cluster.nodes import Node, pinned, why
+from collage.cluster.shares import Shares
+from collage.cluster.slot import SentSession, Slot, pickle_job
+from collage.measure_db.crew import Done, Job
+from collage.measure_db.session import WorkerSession
+
+log = logging.getLogger(__name__)
+
+Part = TypeVar("Part")
+
+_STARTS = 3
+"""How often a slot is started, the first time included."""
+_START_LIMIT_S = 120.0
+"""Seconds until a slot is ready. Its node may be busy with other work of the cluster for a while."""
+_PATIENCE_S = 30.0
+"""Seconds after which the user is told so."""
+_TICK_S = 0.5
+"""Seconds between two looks at jobs that may be late."""
+_GOODBYE_S = 3.0
+
+
+@dataclass
+class _Place:
+    """A slot of a node, with the actor that is there now."""
+
+    node: Node
+    number: int
+    cpus: float
+    actor: Any = None
+    folder: Any = ""
+    """The actor's folder, first as a reference to the value that ``prepare`` will return."""
+    starts: int = 0
+    deadline: float = 0.0
+    ready: bool = False
+    told: bool = False
+    began: float = 0.0
+    errand: int = -1
+    """The number of what the actor does now, or -1."""
+    fate: str = ""
+    """Why it is not started again."""
+
+
+@dataclass(eq=False)
+class RayCrew:
+    """Does jobs on the nodes. Actors are started with the first jobs, and stay until the crew is closed."""
+
+    TOOK: ClassVar[str] = "a job of %d took %.6f s"
+    """What the log tells of each job: its size, and the seconds until its answer."""
+
+    ray: ModuleType
+    nodes: Sequence[Node]
+    slots: int
+    session: WorkerSession
+    _places: list[_Place] = field(default_factory=list)
+    _pending: dict[Any, tuple[_Place, int]] = field(default_factory=dict)
+    """What was asked of actors: the place, and the errand's number, or -1 for getting ready."""
+    _errands: Iterator[int] = field(default_factory=count)
+    _sent: Any = None
+
+    def run(self, jobs: Sequence[Job[Part]]) -> Iterator[Done[Part]]:
+        """Each job's result, as soon as it is there; see ``Crew.run``.
+
+        A job whose worker is lost is given to another one. When no worker is left, the rest of the jobs is lost.
+        """
+        if not self._places:
+            self._set_up()
+        shares = Shares([job.size for job in jobs])
+        data = [pickle_job(job, self.session.init) for job in jobs]
+        try:
+            while shares.open:
+                self._start_missing()
+                self._hand_out(shares, data)
+                if not self._pending:
+                    yield from (Done(job, (), self._fate()) for job in shares.open)
+                    return
+                try:
+                    ready, _ = self.ray.wait([*self._pending], num_returns=1, timeout=_TICK_S)
+                except BaseException:  # Ctrl-C, or another signal's exception
+                    yield from self._unfinished(shares)
+                    raise
+                for ref in ready:
+                    yield from self._take_in(ref, shares)
+        finally:
+            for place in self._places:
+                self._cancel(place)
+
+    def start(self) -> None:
+        """Start all actors now, and wait until they are ready or given up."""
+        if not self._places:
+            self._set_up()
+        self._start_missing()
+        while any(not place.ready and not place.fate for place in self._places):
+            self._start_missing()
+            ready, _ = self.ray.wait([*self._pending], num_returns=1, timeout=_TICK_S)
+            for ref in ready:
+                for _ in self._take_in(ref, Shares(())):
+                    pass
+
+    def close(self) -> None:
+        """End the actors with their worker processes."""
+        actors = [place.actor for place in self._places if place.actor is not None]
+        self._places, self._pending, self._sent = [], {}, None
+        farewells = [actor.close.remote() for actor in actors]
+        if farewells:
+            self.ray.wait(farewells, num_returns=len(farewells), timeout=_GOODBYE_S)
+        for actor in actors:
+            self.ray.kill(actor)
+
+    def _set_up(self) -> None:
+        self._sent = self.ray.put(SentSession.of(self.session))  # travels to each node once
+        pairs = [node for node in self.nodes for _ in range(self.slots)]
+        self._places = [_Place(node, number, node.cpus / self.slots) for number, node in enumerate(pairs)]
+
+    def _start_missing(self) -> None:
+        """Start actors where there are none, and give up those that do not get ready."""
+        now = time.monotonic()
+        for place in self._places:
+            late_s = now - place.deadline if place.actor is not None and not place.ready else -_START_LIMIT_S
+            if late_s > 0:
+                place.starts = _STARTS
+                self._lose(place, f"it was not ready within {_START_LIMIT_S:g} s")
+            elif late_s > _PATIENCE_S - _START_LIMIT_S and not place.told:
+                place.told = True
+                log.warning(
+                    "node %s of the cluster is not ready yet; it may be busy with other work", place.node.name
+                )
+            if place.actor is None and not place.fate:
+                self._start(place, now)
+
+    def _start(self, place: _Place, now: float) -> None:
+        beside = next((p.folder for p in self._places if p.node == place.node and p.actor is not None), "")
+        place.starts += 1
+        place.ready, place.deadline = False, now + _START_LIMIT_S
+        options = {"num_cpus": place.cpus, "max_concurrency": 3, "scheduling_strategy": pinned(place.node)}
+        place.actor = self.ray.remote(Slot).options(**options).remote()
+        place.folder = place.actor.prepare.remote(self._sent, beside)
+        self._pending[place.folder] = place, -1
+
+    def _hand_out(self, shares: Shares, data: Sequence[bytes]) -> None:
+        """Give each idle actor a job, as far as there are any."""
+        for place in self._places:
+            if not place.ready or place.errand >= 0:
+                continue
+            job = shares.take(place.number, time.monotonic())
+            if job is not None:
+                place.errand = next(self._errands)
+                self._pending[place.actor.run.remote(data[job], place.errand)] = place, place.errand
+                place.began = time.monotonic()
+
+    def _take_in(self, ref: Any, shares: Shares) -> Iterator[Done[Any]]:
+        """Act on an answer: an actor is ready, has done its job, or is lost."""
+        place, errand = self._pending.pop(ref)
+        try:
+            answer = self.ray.get(ref)
+        except (
+            Exception
+        ) as error:  # the actor, its node or its worker process is gone, or something failed there
+            given_up = shares.lost(place.number) if errand >= 0 else None
+            self._lose(place, why(error))
+            if given_up is not None:
+                yield Done(given_up, (), f"{shares.tries} workers were lost with it")
+            return
+        if errand < 0:
+            place.ready, place.folder = True, answer
+            return
+        place.errand = -1
+        found = (
+            shares.done(place.number, time.monotonic()) if shares.job_of(place.number) is not None else None
+        )
+        if found is not None:
+            job, others = found
+            log.debug(self.TOOK, shares.sizes[job], time.monotonic() - place.began)
+            for number in others:
+                self._cancel(self._places[number])
+            yield Done(job, tuple(answer))
+
+    def _unfinished(self, shares: Shares) -> Iterator[Done[Any]]:
+        """The parts that are known of jobs which are not done."""
+        asked: dict[Any, int] = {}
+        for place in self._places:
+            job = shares.job_of(place.number)
+            if job is not None and job in shares.open and job not in asked.values():
+                asked[place.actor.so_far.remote()] = job
+        ready, _ = self.ray.wait([*asked], num_returns=len(asked), timeout=_GOODBYE_S) if asked else ([], [])
+        for ref in ready:
+            try:
+                yield Done(asked[ref], tuple(self.ray.get(ref)), "interrupted")
+            except Exception as error:  # it is lost just now
+                log.info("no parts: %s", why(error))
+
+    def _cancel(self, place: _Place) -> None:
+        if place.errand >= 0 and place.actor is not None:
+            place.actor.cancel.remote(place.errand)
+
+    def _lose(self, place: _Place, reason: str) -> None:
+        """Put an actor away. It is started again, unless that was tried before."""
+        log.warning("a worker on node %s of the cluster is lost: %s", place.node.name, reason)
+        self.ray.kill(place.actor)
+        self._pending = {ref: asked for ref, asked in self._pending.items() if asked[0] is not place}
+        place.actor, place.folder, place.ready, place.errand = None, "", False, -1
+        if place.starts >= _STARTS:
+            place.fate = reason
+
+    def _fate(self) -> str:
+        """Why there is no worker any more."""
+        return "; ".join(dict.fromkeys(f"{each.node.name}: {each.fate}" for each in self._places))

@@ -1,0 +1,124 @@
+"""A place on a node where jobs are done: the object that a Ray actor is made of. It needs no Ray itself."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from collage.core.temporary import TemporaryFolder
+from collage.graph.dataflow import Array
+from collage.measure_db.crew import Job
+from collage.measure_db.model_workers import ModelWorkers
+from collage.measure_db.process import Workers
+from collage.measure_db.protocol import VALUES, Init
+from collage.measure_db.serialisation import pickle_message
+from collage.measure_db.session import WorkerSession
+
+
+@dataclass(frozen=True)
+class SentSession:
+    """A session as it travels to nodes: the first message of its workers, and the files of its folder.
+
+    ``init`` is pickled with the classes that nodes cannot import. ``files`` are the contents by name. ``nodes`` and
+    ``node_limit_s`` are those of ModelWorkers.
+    """
+
+    init: bytes
+    files: Mapping[str, Array]
+    nodes: int
+    node_limit_s: float
+
+    @staticmethod
+    def of(session: WorkerSession) -> SentSession:
+        """The session, without reference values, which each node computes once, and without artifacts."""
+        init = session.init
+        files = {
+            path.name: np.fromfile(path, np.uint8)
+            for path in sorted(Path(init.folder).iterdir())
+            if path.is_file() and path.suffix in (".onnx", ".bin")
+        }
+        nodes = len(session.measured.model.onnx.graph.node)
+        data = pickle_message(init, init.carried)
+        return SentSession(data, files, nodes, session.settings.limits.time_s)
+
+
+def pickle_job(job: Job[Any], init: Init) -> bytes:
+    """The job as bytes, with the code of classes that nodes cannot import."""
+    return pickle_message(job, init.carried)
+
+
+class Slot:
+    """Does jobs about one model, one at a time, with measuring worker processes of its own.
+
+    A candidate that crashes ends such a process, and costs only itself. While ``run`` runs, other threads may call
+    ``so_far`` and ``cancel``.
+    """
+
+    def __init__(self) -> None:
+        self._workers = Workers()
+        self._folder: TemporaryFolder | None = None
+        self._model: ModelWorkers | None = None
+        self._parts: list[Any] = []
+        self._cancelled = -1
+
+    def prepare(self, sent: SentSession, like: str = "") -> str:
+        """Write the model, start a worker and compute the reference values. Returns the folder.
+
+        ``like`` is the folder of another slot on this node, whose reference values are taken over. Raises
+        MeasurementError where the worker does not start.
+        """
+        self._folder = TemporaryFolder("measure")
+        folder = self._folder.path
+        for name, content in sent.files.items():
+            (folder / name).write_bytes(content.data)
+        if like:
+            _link(Path(like) / VALUES, folder / VALUES)
+        init: Init = replace(pickle.loads(sent.init), folder=str(folder))
+        self._model = ModelWorkers(init, self._workers, sent.nodes, sent.node_limit_s)
+        self._model.worker(init.threads)
+        return str(folder)
+
+    def run(self, job: bytes, number: int) -> list[Any]:
+        """The parts of a job, which the caller numbers. They are not all there when the job is cancelled meanwhile."""
+        assert self._model is not None
+        self._parts = parts = []
+        for part in cloudpickle.loads(job).run(self._model):
+            parts.append(part)
+            if self._cancelled == number:
+                break
+        return parts
+
+    def so_far(self) -> list[Any]:
+        """The parts of the present job that are known."""
+        return list(self._parts)
+
+    def cancel(self, number: int) -> None:
+        """End the job with that number after its present part: its result is of no use any more."""
+        self._cancelled = number
+
+    def close(self) -> None:
+        """End the worker processes and remove the folder."""
+        if self._model is not None:
+            self._model.release()
+        self._workers.close()
+        if self._folder is not None:
+            self._folder.remove()
+
+
+def _link(values: Path, mine: Path) -> None:
+    """Share the files with the reference values, if they are all there. They stay when their first owner is gone."""
+    mine.mkdir()
+    with suppress(OSError):
+        names = sorted(each.name for each in values.iterdir() if each.suffix in (".npy", ".json"))
+        for name in sorted(
+            names, key=lambda name: name.endswith(".json")
+        ):  # the note that they are complete is last
+            os.link(values / name, mine / name)

@@ -1,0 +1,115 @@
+"""What the tests of crews share: a model, jobs about it, and backends that take their time."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from collage.backends.base import Backend
+from collage.frontend.subgraph import Subgraph
+from collage.graph.dataflow import Array
+from collage.kernel.kernel import Call, Kernel
+from collage.kernel.options import BuildOptions
+from collage.measure_db.measured_model import MeasuredModel
+from collage.measure_db.protocol import Request
+from collage.measure_db.session import WorkerSession
+from collage.measure_db.settings import Limits, MeasureSettings
+from collage.patterns.context import MatchContext
+from collage.patterns.match import Found
+from tests.backends_for_tests import NumpyBackend, chain_model
+
+SINGLES = [Request((n,), "numpy") for n in range(4)]
+PAIRS = [Request((0, 1), "numpy"), Request((1, 2), "numpy"), Request((0, 1, 2), "numpy")]
+
+
+def session_of(*backends: Backend, time_s: float = 30.0) -> WorkerSession:
+    """A session for x → add → relu → tanh → multiply, on one thread."""
+    named = {backend.name: backend for backend in backends or (NumpyBackend(),)}
+    settings = MeasureSettings(
+        named, dict.fromkeys(named, "1"), BuildOptions(threads=1), "test", limits=Limits(time_s)
+    )
+    return WorkerSession(MeasuredModel(chain_model()), settings)
+
+
+class Slow(NumpyBackend):
+    """Building a kernel takes a while, and leaves a mark in a folder: the process's parent, which is a slot."""
+
+    name: ClassVar[str] = "slow"
+
+    def __init__(self, folder: Path, seconds: float) -> None:
+        self.folder, self.seconds = folder, seconds
+
+    def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
+        (self.folder / f"{'-'.join(map(str, subgraph.nodes))}.{os.getppid()}").touch()
+        time.sleep(self.seconds)
+        return super().codegen(subgraph, options)
+
+    def builders(self) -> dict[str, list[int]]:
+        """For each region that was begun, the processes of the slots that did so."""
+        found: dict[str, list[int]] = {}
+        for path in sorted(self.folder.iterdir()):
+            nodes, _, parent = path.name.partition(".")
+            found.setdefault(nodes, []).append(int(parent))
+        return found
+
+
+class SlowOnce(Slow):
+    """The first to build a kernel for the region takes very long; the next one does not."""
+
+    name: ClassVar[str] = "slow_once"
+
+    def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
+        if self.builders():
+            return NumpyBackend.codegen(self, subgraph, options)
+        return super().codegen(subgraph, options)
+
+
+class Late(Slow):
+    """Slow in another folder."""
+
+    name: ClassVar[str] = "late"
+
+
+class MadeUp(NumpyBackend):
+    """Kernels for certain regions, each of which takes a made-up time."""
+
+    def __init__(self, name: str, milliseconds: Mapping[tuple[int, ...], float]) -> None:
+        self.name = name  # type: ignore[misc]
+        self.milliseconds = milliseconds
+
+    def sources(self, options: BuildOptions) -> Sequence[Any]:
+        return (_Regions(tuple(self.milliseconds)),)
+
+    def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
+        return pickle.dumps((super().codegen(subgraph, options), self.milliseconds[subgraph.nodes]))
+
+    def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
+        inner, milliseconds = pickle.loads(artifact)
+        return _Waits(super().load(inner, options), milliseconds)
+
+
+@dataclass(frozen=True)
+class _Regions:
+    regions: tuple[tuple[int, ...], ...]
+
+    def find(self, context: MatchContext) -> Iterator[Found]:
+        return (Found(nodes, "made up") for nodes in self.regions)
+
+
+class _Waits(Kernel):
+    def __init__(self, kernel: Kernel, milliseconds: float) -> None:
+        self.kernel, self.milliseconds = kernel, milliseconds
+
+    def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call:
+        call = self.kernel.bind(inputs, outputs)
+
+        def waits() -> None:
+            call()
+            time.sleep(self.milliseconds / 1e3)
+
+        return waits

@@ -1,0 +1,98 @@
+"""What can be wrong with a cluster is one line, which is there within seconds."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import collage
+from collage.cluster import connect
+from collage.cluster.address import ClusterAddress
+from collage.cluster.connect import connected, import_ray
+from collage.cluster.trial import failure
+from collage.errors import ClusterError, UsageError
+from tests.cli.helpers import fails
+from tests.models import elementwise_net
+
+
+def test_without_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ClusterError, match=r"^a cluster needs Ray, .*: pip install 'collage\[cluster\]'\.$"):
+        import_ray()
+    with pytest.raises(ClusterError, match="pip install"):
+        collage.compile(elementwise_net(), db=tmp_path / "db.sqlite", progress=False, cluster="local")
+
+
+def test_no_address(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no address of a cluster"):
+        collage.compile(elementwise_net(), db=tmp_path / "db.sqlite", progress=False, cluster="nowhere")
+
+
+@pytest.mark.parametrize(
+    ("problem", "expected"),
+    [
+        (
+            "RuntimeError: Version mismatch: The cluster was started with: Ray: 2.9",
+            "has another Ray or Python: ",
+        ),
+        ("ValueError: Ray Client requires pip package `ray[client]`.", r"pip install 'collage\[cluster\]'"),
+        (
+            "ConnectionError: Could not find any running Ray instance.",
+            "^this machine is part of no cluster. Start",
+        ),
+        (
+            "no Ray answers there within 30 s",
+            r"^the cluster at auto cannot be used: no Ray .* `ray start --head`",
+        ),
+    ],
+)
+def test_ways_out(problem: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connect, "failure", lambda *_: problem)
+    monkeypatch.setattr(connect, "import_ray", _Unconnected)
+    with pytest.raises(ClusterError, match=expected), connected(ClusterAddress("auto")):
+        pytest.fail("it is connected")
+
+
+class _Unconnected:
+    def is_initialized(self) -> bool:
+        return False
+
+
+def test_a_trial_that_hangs_is_ended() -> None:
+    pytest.importorskip("ray", reason="Ray is not installed")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        started = time.monotonic()
+        assert failure(address, 2.0) == "no Ray answers there within 2 s"
+        assert time.monotonic() - started < 20.0
+
+
+def test_nobody_answers(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(
+        ClusterError, match=rf"^the cluster at .*:{port} does not answer: .* refused\. Start Ray"
+    ):
+        collage.compile(
+            elementwise_net(), db=tmp_path / "db.sqlite", progress=False, cluster=f"127.0.0.1:{port}"
+        )
+
+
+def test_command_line(network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "m.collage"
+    fails(2, "compile", network, "-o", out, "--cluster", "head", words=("head", "HOST:PORT"))
+    monkeypatch.setitem(sys.modules, "ray", None)
+    fails(1, "compile", network, "-o", out, "--cluster", "auto", words=("collage[cluster]",))
+    assert not out.exists()
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Path:
+    path = tmp_path / "net.onnx"
+    path.write_bytes(elementwise_net().SerializeToString())
+    return path

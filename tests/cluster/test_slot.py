@@ -1,0 +1,98 @@
+"""A slot does jobs with worker processes of its own; it needs no Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from collage.cluster.slot import SentSession, Slot, pickle_job
+from collage.measure_db.crew import Worker
+from collage.measure_db.jobs import RegionJob
+from collage.measure_db.protocol import Measure, Request
+from collage.measure_db.results import Measurement, Rejection, RejectionKind
+from collage.measure_db.session import WorkerSession
+from tests.backends_for_tests import NumpyBackend
+from tests.cluster.models import session_of
+from tests.measure_db import hostile
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[WorkerSession]:
+    found = session_of(NumpyBackend(), hostile.Segfault())
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def slot(session: WorkerSession) -> Iterator[Slot]:
+    made = Slot()
+    made.prepare(SentSession.of(session))
+    yield made
+    made.close()
+
+
+def job(session: WorkerSession, *requests: Request) -> bytes:
+    asked = tuple((Measure(each, session.settings.build, 30.0, 0.01), "test") for each in requests)
+    return pickle_job(RegionJob(asked, 1), session.init)
+
+
+def test_a_crash_costs_the_candidate_only(session: WorkerSession, slot: Slot) -> None:
+    requests = [Request((1,), name) for name in ("numpy", "segfault", "numpy")]
+    (first, one), (second, crashed), (third, other) = slot.run(job(session, *requests), 0)
+    assert (first, second, third) == (0, 1, 2)
+    assert isinstance(one, Measurement)
+    assert not isinstance(other, Rejection)
+    assert isinstance(crashed, Rejection)
+    assert crashed.kind is RejectionKind.CRASHED
+    assert "about to read address 8" in crashed.message
+    assert len(slot.so_far()) == 3
+
+
+def test_nothing_happens_on_the_sender(session: WorkerSession, slot: Slot) -> None:
+    """The session's own worker was never started, and its folder has no reference values."""
+    slot.run(job(session, Request((0,), "numpy")), 1)
+    assert sorted(path.name for path in Path(session.folder).iterdir()) == ["model.onnx", "owner.lock"]
+
+
+class CancelledMeanwhile:
+    """A job whose slot is told after the first part that the result is not needed."""
+
+    size = 3
+
+    def run(self, worker: Worker) -> Iterator[int]:
+        for number in range(3):
+            _SLOTS[0].cancel(7)
+            yield number
+
+
+_SLOTS: list[Slot] = []
+
+
+def test_what_is_cancelled_ends_after_its_part(session: WorkerSession, slot: Slot) -> None:
+    _SLOTS[:] = [slot]
+    data = pickle_job(CancelledMeanwhile(), session.init)
+    assert slot.run(data, 7) == [0]
+    assert slot.run(data, 8) == [0, 1, 2]
+
+
+def test_slots_of_a_node_share_reference_values(session: WorkerSession) -> None:
+    sent = SentSession.of(session)
+    first, second, third = Slot(), Slot(), Slot()
+    try:
+        folders = [Path(first.prepare(sent))]
+        folders.append(Path(second.prepare(sent, str(folders[0]))))
+        folders.append(Path(third.prepare(sent, "/nowhere")))
+        one, other, own = ({p.name: p.stat().st_ino for p in (f / "values").glob("*.npy")} for f in folders)
+        assert one == other
+        assert one.keys() == own.keys()
+        assert not set(one.values()) & set(own.values())
+        first.close()
+        assert not folders[0].exists()
+        (part,) = second.run(job(session, Request((2,), "numpy")), 0)
+        assert isinstance(part[1], Measurement)
+    finally:
+        for each in (first, second, third):
+            each.close()
+    assert not any(folder.exists() for folder in folders)
