@@ -73,6 +73,7 @@ def compile(
     streams: bool = True,
     level: str = "op",
     budget_s: float | None = None,
+    effort: str = "usual",
     inputs: Mapping[str, Any] | None = None,
     quick: bool = False,
     strict: bool = False,
@@ -97,6 +98,7 @@ def compile(
     - ``budget_s``: the seconds of the whole compile (default: as many as it takes, but 300 for that search; 10 where it
       is ``quick``). When they are over the compile hands over the best module so far, which is at least the fastest
       engine on the whole model.
+    - ``effort``: "usual", or "exhaustive" to measure every candidate to the end, also those that lose early races.
     - ``inputs``: values to measure and check with, by name, for inputs where random values make no sense, such as a
       shape. They fix symbolic shapes, too.
     - ``quick``: take few samples of few candidates. Outputs are checked as always, but the choice is not sure.
@@ -121,10 +123,14 @@ def compile(
     from collage.cluster.address import as_address
     from collage.compiler.compile import compile_model
     from collage.compiler.options import CompileOptions
-    from collage.measure_db.effort import FULL, QUICK
+    from collage.measure_db.effort import EFFORTS, QUICK
 
     if level not in LEVELS:
         raise unknown_names("level", [level], LEVELS)
+    if effort not in EFFORTS:
+        raise unknown_names("effort", [effort], EFFORTS)
+    if quick and effort != "usual":
+        raise UsageError("a quick compile is no exhaustive one: leave out either quick or effort.")
     if budget_s is not None and not budget_s > 0:
         raise UsageError("budget_s must be more than 0 seconds.")
     if quick and tune_trials:
@@ -146,7 +152,7 @@ def compile(
         graph_level_s=graph_level_s,
         budget_s=None if budget_s == math.inf else budget_s,
         inputs=dict(inputs or {}),
-        effort=QUICK if quick else FULL,
+        effort=QUICK if quick else EFFORTS[effort],
         strict=strict,
         since=time.time() if remeasure else 0.0,
         exact=exact,

@@ -93,6 +93,13 @@ from collage.cli.options import (
     help="Try few candidates with few samples. It takes seconds instead of minutes, but the choice is not sure.",
 )
 @click.option(
+    "--effort",
+    type=click.Choice(["usual", "exhaustive"]),
+    default="usual",
+    show_default=True,
+    help="exhaustive: measure every candidate to the end, also those that lose to others after a few samples.",
+)
+@click.option(
     "--remeasure",
     is_flag=True,
     help="Measure everything again, for example when the machine was busy before.",
@@ -124,6 +131,7 @@ def compile(
     inputs: tuple[tuple[str, Path], ...],
     strict: bool,
     quick: bool,
+    effort: str,
     remeasure: bool,
     exact: bool,
     cluster: str | None,
@@ -179,6 +187,7 @@ def compile(
                 "budget_s": budget,
                 "strict": strict,
                 "quick": quick,
+                "effort": effort,
                 "remeasure": remeasure,
                 "exact": exact,
                 "cluster": cluster,

@@ -68,3 +68,6 @@ FIRST = Effort(
 """The effort of comparing the engines on the whole model, so that there is a first module within seconds."""
 QUICK = Effort("quick", kernel_s=0.005, rounds=3, compare_s=0.5, settle_s=0.0, turn_s=0.0, transform_s=0.005)
 """The effort of a quick compile (``collage.compiler.passes.measure_few``), which also measures fewer candidates."""
+
+EFFORTS: Mapping[str, Effort] = {"usual": FULL, "exhaustive": EXHAUSTIVE}
+"""The efforts that users choose from, by name."""

@@ -11,6 +11,7 @@ from collage.cli.errors import TRACEBACK_OPTION, CollageGroup
 
 COMMANDS: Mapping[str, str] = {
     "cpu": "Compare Collage with PyTorch, ONNX Runtime and OpenVINO on whole models.",
+    "anytime": "Compare what a compile has after some seconds with what it has at its end.",
     "levels": "Compare the op level with the graph level, and both with the engines.",
     "streams": "Time stream assignment, and tell what streams gain.",
     "busy": "Compare compiles on a shared machine with one that has the machine alone.",

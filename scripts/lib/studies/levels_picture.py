@@ -8,7 +8,7 @@ from typing import Any
 
 from collage.errors import UsageError
 
-_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 
 
 def draw(results: Sequence[Mapping[str, Any]], file: Path) -> None:
@@ -23,7 +23,7 @@ def draw(results: Sequence[Mapping[str, Any]], file: Path) -> None:
         seconds = [each[0] for each in history] + [end]
         speed = [each[1] for each in history] + [history[-1][1]]
         name = result["model"].removesuffix(".onnx")
-        axes.step(seconds, speed, where="post", label=name, color=_COLOURS[number % len(_COLOURS)])
+        axes.step(seconds, speed, where="post", label=name, color=COLOURS[number % len(COLOURS)])
     axes.axhline(1.0, color="#9a9a9a", linewidth=0.8)
     axes.set_xlabel("seconds of graph-level search")
     axes.set_ylabel("speed-up over the op level")

@@ -124,6 +124,32 @@ def shared_machine(results: Sequence[Result]) -> list[RenderableType]:
     return [table, *(line for result in results for line in _failures(result))]
 
 
+def anytime(results: Sequence[Result]) -> list[RenderableType]:
+    """Each way of compiling: its seconds, and its module against the best way's and against the best engine."""
+    table = _table(
+        "model", "way", "compile s", "measurements", "ms", "share of the best way", "over best engine"
+    )
+    for result in results:
+        for way, compiled in result["compiles"].items():
+            ratio = result["over_best_engine"][way]
+            table.add_row(
+                Text(result["model"].removesuffix(".onnx")),
+                way,
+                f"{compiled['compile_s']:.0f}",
+                str(compiled["measurements"]),
+                _ms(result["contenders"].get(way)),
+                f"{result['share_of_best'][way]:.1%}",
+                f"{ratio:.3f}" if ratio else "-",
+            )
+    parts: list[RenderableType] = [table]
+    for result in results:
+        for way, compiled in result["compiles"].items():
+            steps = ", ".join(f"{ms:.4g} ms after {s:.0f} s" for s, ms, _ in compiled["course"])
+            parts.append(f"{result['model']}, {way}: {steps}; {compiled['ended']}")
+        parts += _failures(result)
+    return parts
+
+
 def levels(results: Sequence[Result]) -> list[RenderableType]:
     """Milliseconds at both levels and of the engines, the ratios, and how the search went."""
     names = _in_order(name for result in results for name in result["contenders"])

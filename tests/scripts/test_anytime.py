@@ -1,0 +1,33 @@
+"""`scripts/bench anytime`: compiles of a tiny network, and a race between what came of them."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+import onnx
+from rich.console import Console
+
+from collage.bench.compiled import Options
+from scripts.lib.studies import tables
+from scripts.lib.studies.anytime import EXHAUSTIVE, UNLIMITED, anytime
+from scripts.lib.studies.anytime_picture import draw
+from tests.models import elementwise_net
+
+
+def test_ways_to_compile_are_compared(tmp_path: Path) -> None:
+    model = tmp_path / "net.onnx"
+    onnx.save_model(elementwise_net(), str(model))
+    options = Options(threads=1, rounds=3)
+    result = anytime(model, options, lambda _: None, budgets=(30.0,), exhaustive=True)
+    assert list(result["compiles"]) == ["30 s", UNLIMITED, EXHAUSTIVE]
+    assert all(each["measurements"] > 0 and each["course"] for each in result["compiles"].values())
+    assert result["share_of_best"][EXHAUSTIVE] == 1.0 and not result["failed"]
+    assert all(ratio > 0 for ratio in result["over_best_engine"].values())
+    console = Console(width=200, record=True, file=StringIO())
+    for part in tables.anytime([result]):
+        console.print(part)
+    text = console.export_text()
+    assert all(word in text for word in ("30 s", UNLIMITED, EXHAUSTIVE, "100.0%", "finished"))
+    draw([result], tmp_path / "curve.svg")
+    assert "<svg" in (tmp_path / "curve.svg").read_text()
