@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import onnx
 
 from collage.backends.base import VIEW
-from collage.compiler.events import Considered, Evolved, Failed, Measured, Noted, Searched, TriedEngine
+from collage.compiler.events import (
+    Considered,
+    Event,
+    Evolved,
+    Failed,
+    Measured,
+    Noted,
+    Profiled,
+    Searched,
+    TriedEngine,
+)
 from collage.compiler.state import Compilation, Context
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome, Slower
@@ -49,7 +60,17 @@ def report_of(context: Context, compilation: Compilation, started: float) -> Rep
         best_so_far=tuple(context.course.best),
         ended=context.course.ended,
         budget_s=context.options.budget_s,
+        spent_s=_spent(log),
     )
+
+
+def _spent(log: Sequence[Event]) -> dict[str, float]:
+    """The seconds that the workers have spent, by kind of work, most first."""
+    found: Counter[str] = Counter()
+    for event in log:
+        if isinstance(event, Profiled):
+            found.update(event.seconds)
+    return {what: round(seconds, 3) for what, seconds in found.most_common()}
 
 
 def _opaque(compilation: Compilation) -> dict[str, str]:

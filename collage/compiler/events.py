@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -30,6 +31,13 @@ class Measured:
     """``count`` measurements were made: of kernels, layout transforms and networks."""
 
     count: int
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """The worker has spent these seconds, by kind of work."""
+
+    seconds: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -70,4 +78,4 @@ class TriedEngine:
     reason: str = ""
 
 
-Event: TypeAlias = "Noted | Failed | Measured | Searched | Considered | Evolved | TriedEngine"
+Event: TypeAlias = "Noted | Failed | Measured | Profiled | Searched | Considered | Evolved | TriedEngine"

@@ -11,7 +11,7 @@ import onnx
 
 from collage.backends.onnx_engine import MAX_BYTES
 from collage.compiler.assemble import Assembler
-from collage.compiler.events import Event
+from collage.compiler.events import Event, Profiled
 from collage.compiler.plan_runs import PlanRuns
 from collage.compiler.state import Compilation, Context
 from collage.compiler.workbench import Workbench
@@ -50,7 +50,7 @@ class WorkerLab:
     def _put_away(self) -> None:
         bench, self._bench = self._bench, None
         if bench is not None:
-            self._journal += bench.journal()
+            self._journal += (*bench.journal(), Profiled(bench.measurer.session.spent()))
             bench.measurer.close()
 
 

@@ -21,6 +21,7 @@ from collage.measure_db.quiet import quiet_machine, timed_quietly
 from collage.measure_db.race import race
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind, Slower
 from collage.measure_db.samples import Samples
+from collage.measure_db.spent import BUILD, CHECK, COPIES, RACE, SAMPLES, spent
 from collage.measure_db.stages import RejectedError, rejection_of
 from collage.measure_db.timing import Clocked, Timing, no_gc, samples_ns, time_calls, time_clocked
 from collage.native import LaunchList, NativeKernel, note_time, team_of, touch_interleaved
@@ -45,21 +46,27 @@ def measure_candidate(
     was measured to the end. Nothing is raised: whatever goes wrong is a Rejection.
     """
     try:
-        source = source.tuned()
-        kernel = build(source, samples)
+        with spent(BUILD):
+            source = source.tuned()
+            kernel = build(source, samples)
         gate = Gate(kernel, samples)
-        error = gate.check_first()
+        with spent(CHECK):
+            error = gate.check_first()
         rival_us = math.inf if source.options.tuning else rival_us
         instances = [kernel]
         slower = _raced(instances, rival_us)
         if slower is None:
-            instances = _instances(kernel)
+            with spent(COPIES):
+                instances = _instances(kernel)
             slower = _raced(instances, rival_us) if len(instances) > 1 else None
         if slower is not None:
             return slower
-        checked = gate.check_rest(error)
-        timing = _time(instances, sample_s)
-        gate.check_again("after being timed, ")
+        with spent(CHECK):
+            checked = gate.check_rest(error)
+        with spent(SAMPLES):
+            timing = _time(instances, sample_s)
+        with spent(CHECK):
+            gate.check_again("after being timed, ")
         if keep is not None:
             keep(source.options, kernel.artifact)
     except RejectedError as rejected:
@@ -107,7 +114,7 @@ def _raced(instances: Sequence[BoundKernel], rival_us: float) -> Slower | None:
     """What a race of the kernel's instances shows: that it takes more than ``rival_us`` microseconds, or None."""
     if math.isinf(rival_us):
         return None
-    with quiet_machine() as watch, no_gc():
+    with spent(RACE), quiet_machine() as watch, no_gc():
         if not isinstance(instances[0].kernel, NativeKernel):
             slower = race(samples_ns([each.call for each in instances]), rival_us)
         else:

@@ -39,7 +39,9 @@ from collage.measure_db.protocol import (
     MeasureSwitch,
     MeasureTransform,
     Request,
+    Spent,
     SwitchCost,
+    TellSpent,
     artifact_folder,
     plan_folder,
 )
@@ -47,6 +49,7 @@ from collage.measure_db.quiet import quiet_machine
 from collage.measure_db.reference import evaluate
 from collage.measure_db.results import Outcome, Rejection
 from collage.measure_db.samples import Samples
+from collage.measure_db.spent import NETWORKS, REFERENCE, SWITCHES, TRANSFORMS, spent, taken
 from collage.measure_db.stages import RejectedError
 from collage.measure_db.store import ValueStore
 from collage.measure_db.switch_cost import switch_cost_us
@@ -107,12 +110,18 @@ class ModelWorker:
         if isinstance(message, Make):
             return self._make(message)
         if isinstance(message, MeasureTransform):
-            return self._measure_transform(message)
+            with spent(TRANSFORMS):
+                return self._measure_transform(message)
         if isinstance(message, MeasureSwitch):
-            return self._switch(message)
+            with spent(SWITCHES):
+                return self._switch(message)
         if isinstance(message, Evaluate):
-            return self._evaluate(message.node_limit_s)
-        reply = self._plans.answer(message)
+            with spent(REFERENCE):
+                return self._evaluate(message.node_limit_s)
+        if isinstance(message, TellSpent):
+            return Spent(taken())
+        with spent(NETWORKS):
+            reply = self._plans.answer(message)
         return Failure(f"unknown message {type(message).__name__}") if reply is None else reply
 
     def _evaluate(self, node_limit_s: float) -> Evaluated:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 from collage.core.deadline import BudgetOverError
 from collage.errors import MeasurementError
 from collage.measure_db.process import WorkerDiedError, WorkerProcess, Workers
-from collage.measure_db.protocol import VALUES, Evaluate, Evaluated, Init
+from collage.measure_db.protocol import VALUES, Evaluate, Evaluated, Init, TellSpent
 from collage.measure_db.samples import fatal_samples
 
 log = logging.getLogger(__name__)
@@ -72,6 +74,15 @@ class ModelWorkers:
         except WorkerDiedError as died:
             log.info("%s: %s", what, died.rejection)
             return died.rejection
+
+    def spent(self) -> Mapping[str, float]:
+        """The seconds of all workers that live, by kind of work. What a worker does not tell quickly is left out."""
+        found: Counter[str] = Counter()
+        for worker in self._running.values():
+            if worker.alive:
+                with suppress(WorkerDiedError, MeasurementError, BudgetOverError):
+                    found.update(worker.ask(TellSpent(), TellSpent().limit_s).seconds)
+        return found
 
     def fatal_samples(self) -> set[Path]:
         """The notes of inputs that ended a worker while it computed reference values for them."""

@@ -137,6 +137,20 @@ class MeasureSpeeds:
 
 
 @dataclass(frozen=True)
+class TellSpent:
+    """Tell where the time went since the last such message. Reply: Spent."""
+
+    limit_s: float = 5.0
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds by kind of work (see ``collage.measure_db.spent``)."""
+
+    seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class Ready:
     """The worker has imported the model."""
 

@@ -30,6 +30,7 @@ from collage.measure_db.input_kinds import KINDS, InputKind, free_integers
 from collage.measure_db.nearby import as_good_as_can_be, nearby_outputs
 from collage.measure_db.precise import precise_run
 from collage.measure_db.reference import PartSession
+from collage.measure_db.spent import REFERENCE, spent
 from collage.measure_db.store import ValueStore
 
 log = logging.getLogger(__name__)
@@ -126,7 +127,8 @@ class Samples:
         """The region on changed inputs. There are none where it has no ONNX form, or ONNX Runtime refuses them."""
         self._turn_to(subgraph)
         if self._changed is None:
-            self._changed = list(self._make(subgraph))
+            with spent(REFERENCE):
+                self._changed = list(self._make(subgraph))
         return self._changed
 
     def tolerates(

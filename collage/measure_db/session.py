@@ -69,6 +69,10 @@ class WorkerSession:
         """
         return self._begun.ask(message, what, threads)
 
+    def spent(self) -> Mapping[str, float]:
+        """The seconds that workers have spent measuring so far, by kind of work (see ``collage.measure_db.spent``)."""
+        return {} if self._of_model is None else self._of_model.spent()
+
     def wrong_conversions(self) -> Mapping[int, str]:
         """The ONNX nodes (by index) whose conversion the reference run has found to be wrong, with the reasons."""
         self.worker(self.settings.threads)

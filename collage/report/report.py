@@ -88,7 +88,8 @@ class Report:
     ``relative_error`` is relative to the output's largest absolute value. ``schedule`` names the algorithm that chose
     streams and order. ``arena_bytes`` is the size of the arena, ``arena_lower_bound_bytes`` the most bytes that are
     alive at once, and ``value_bytes`` the sum of all values. ``best_so_far`` has an entry for each new best module.
-    ``ended`` tells what ended the compile, whose budget was ``budget_s`` seconds. ``unmeasured`` is the reason why the
+    ``ended`` tells what ended the compile, whose budget was ``budget_s`` seconds. ``spent_s`` are the seconds that the
+    measuring worker has spent, by kind of work. ``unmeasured`` is the reason why the
     module was neither measured nor checked, or "" if it was; the times are then 0 and the errors infinite.
     """
 
@@ -120,6 +121,7 @@ class Report:
     ended: str = FINISHED
     budget_s: float | None = None
     """None for a compile without a budget."""
+    spent_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def is_measured(self) -> bool:
@@ -157,6 +159,7 @@ class Report:
             "max_abs_error": self.max_abs_error,
             "relative_error": self.relative_error,
             "measurements_made": self.measurements_made,
+            "spent_s": dict(self.spent_s),
             "search_s": round(self.search_s, 4),
             "compile_s": round(self.compile_s, 3),
             "budget_s": self.budget_s,

@@ -116,6 +116,8 @@ def facts(report: Report, program: Program) -> list[tuple[str, str]]:
     found.append(("arena", _arena(report)))
     made = report.measurements_made
     found.append(("measurements", str(made) if made else "none made: all were known"))
+    if report.spent_s:
+        found.append(("measuring", ", ".join(f"{s:.1f} s {what}" for what, s in report.spent_s.items())))
     found.append(("search", f"{report.search_s:.2f} s of {report.compile_s:.1f} s in all"))
     if report.versions:
         found.append(
