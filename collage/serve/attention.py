@@ -154,7 +154,14 @@ def attention_steps(
     keep = (shape, buffers, batch, operands, rotations)
     tasks = [
         [
-            Task(_function(f"collage_attention_{name}"), ctypes.addressof(shape), ctypes.addressof(buffers), n, 0, keep)
+            Task(
+                _function(f"collage_attention_{name}"),
+                ctypes.addressof(shape),
+                ctypes.addressof(buffers),
+                n,
+                0,
+                keep,
+            )
             for n in range(threads)
         ]
         for name in ("store", "attend", "finish")
@@ -193,7 +200,7 @@ _PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 
 
 class _Shape(ctypes.Structure):
-    """``collage_attention_shape``."""
+    """The C struct ``collage_attention_shape``."""
 
     _fields_ = (
         *(
@@ -205,7 +212,7 @@ class _Shape(ctypes.Structure):
 
 
 class _Batch(ctypes.Structure):
-    """``collage_attention_batch``."""
+    """The C struct ``collage_attention_batch``."""
 
     _fields_ = (
         ("requests", ctypes.c_int64),

@@ -29,7 +29,9 @@ def rotated(x: Array, cos: Array, sin: Array, heads: Heads) -> Array:
     """x [token, head, dim] in float64, rotated by its tokens' angles [token, rotary / 2]."""
     found = x.astype(np.float64).copy()
     half, end = heads.rotary // 2, heads.rotary
-    first, second = (slice(0, end, 2), slice(1, end, 2)) if heads.interleaved else (slice(0, half), slice(half, end))
+    first, second = (
+        (slice(0, end, 2), slice(1, end, 2)) if heads.interleaved else (slice(0, half), slice(half, end))
+    )
     a, b = found[..., first].copy(), found[..., second].copy()
     found[..., first] = a * cos[:, None] - b * sin[:, None]
     found[..., second] = b * cos[:, None] + a * sin[:, None]
@@ -79,7 +81,9 @@ def iterate(heads: Heads, lengths: list[list[int]], threads: int, seed: int) -> 
     starts = [0] * len(sequences)
     for new in lengths:
         rows = sum(new)
-        qkv = aligned_empty((rows + 2, wide + 2 * narrow), "float32")  # q, k and v beside each other, and padding
+        qkv = aligned_empty(
+            (rows + 2, wide + 2 * narrow), "float32"
+        )  # q, k and v beside each other, and padding
         qkv[...] = random.standard_normal(qkv.shape)
         out = aligned_empty((rows + 2, wide), "float32")
         out.fill(7)
@@ -94,9 +98,13 @@ def iterate(heads: Heads, lengths: list[list[int]], threads: int, seed: int) -> 
         at = 0
         for seq, count, start in part:
             here = qkv[at : at + count]
-            cos, sin = (each[start : start + count].astype(np.float64) for each in (rotations.cos, rotations.sin))
+            cos, sin = (
+                each[start : start + count].astype(np.float64) for each in (rotations.cos, rotations.sin)
+            )
             q = rotated(here[:, :wide].reshape(count, heads.heads, heads.dim), cos, sin, heads)
-            k = rotated(here[:, wide : wide + narrow].reshape(count, heads.kv_heads, heads.dim), cos, sin, heads)
+            k = rotated(
+                here[:, wide : wide + narrow].reshape(count, heads.kv_heads, heads.dim), cos, sin, heads
+            )
             seq.keys = np.concatenate([seq.keys, k])
             seq.values = np.concatenate([seq.values, here[:, wide + narrow :].reshape(k.shape)])
             want = expected(seq, q, start, heads).reshape(count, wide)

@@ -406,11 +406,4 @@ int collage_attention_attend(void *a, void *b, intptr_t n, void *) { return run_
 
 int collage_attention_finish(void *a, void *b, intptr_t n, void *) { return run_phase(Phase::kMerge, a, b, n); }
 
-int collage_gather_rows(void *a, void *, intptr_t, void *) {
-  const collage_rows &r = *static_cast<const collage_rows *>(a);
-  for (int64_t i = 0; i < *r.count; ++i)
-    memcpy(r.dst + i * r.width, r.src + r.rows[i] * r.width, r.width * sizeof(float));
-  return 0;
-}
-
 }  // extern "C"

@@ -67,17 +67,6 @@ int collage_attention_store(void *a, void *b, intptr_t n, void *c);    // rotate
 int collage_attention_attend(void *a, void *b, intptr_t n, void *c);   // the items
 int collage_attention_finish(void *a, void *b, intptr_t n, void *c);   // the merges
 
-// Rows of one array, gathered: dst[i] = src[rows[i]] for i < *count.
-typedef struct {
-  const float *src;
-  float *dst;
-  const int64_t *rows;
-  const int64_t *count;
-  int64_t width;  // floats
-} collage_rows;
-
-int collage_gather_rows(void *a, void *b, intptr_t n, void *c);  // a: collage_rows
-
 #ifdef __cplusplus
 }
 #endif

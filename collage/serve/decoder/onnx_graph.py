@@ -116,9 +116,10 @@ class _Reader:
     def read(self) -> OnnxGraph:
         for tensor in self._weights.values():
             self._types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
-            if np.prod(tensor.dims) <= _SMALL and tensor.data_type not in (TensorProto.FLOAT, TensorProto.FLOAT16):
-                self._add_constant(tensor.name, numpy_helper.to_array(tensor))
-            elif np.prod(tensor.dims) <= 1:
+            if (
+                np.prod(tensor.dims) <= _SMALL
+                and tensor.data_type not in (TensorProto.FLOAT, TensorProto.FLOAT16)
+            ) or np.prod(tensor.dims) <= 1:
                 self._add_constant(tensor.name, numpy_helper.to_array(tensor))
         for info in self._inputs:
             self._types[info.name] = self._fixed(info)

@@ -1,4 +1,4 @@
-"""Following q, k and v of an attention back to where they come from: through shapes, scales, rotations and the cache."""
+"""Following q, k and v of an attention back to where they come from: past shapes, scales, rotations and the cache."""
 
 from __future__ import annotations
 

@@ -61,9 +61,9 @@ def recognise(model: onnx.ModelProto, name: str) -> tuple[Decoder, OnnxGraph]:
             f"{name} is no decoder to serve: no attention is found in it (a Softmax between two products, or ONNX's "
             "operator Attention)."
         )
-    found = [_layer(graph, core) for core in cores]
-    _check_caches(graph, [origin for _, origins in found for origin in origins])
-    layers = tuple(layer for layer, _ in found)
+    each = [_layer(graph, core) for core in cores]
+    _check_caches(graph, [origin for _, origins in each for origin in origins])
+    layers = tuple(layer for layer, _ in each)
     _check_uniform(layers)
     return Decoder(layers, logits, shape[2], _learned_positions(graph)), graph
 
@@ -111,7 +111,8 @@ def _operator(node: onnx.NodeProto) -> _Core:
         raise ModelError(f"{described(node)} has a softcap or gives its scores, which cannot be served.")
     scale = attribute(node, "scale")
     assert scale is None or isinstance(scale, float)
-    return _Core(node, *node.input[:3], node.output[0], scale)
+    q, k, v = node.input[:3]
+    return _Core(node, q, k, v, node.output[0], scale)
 
 
 def _scores(graph: OnnxGraph, value: str, factor: float) -> tuple[onnx.NodeProto, float] | None:
@@ -127,7 +128,9 @@ def _scores(graph: OnnxGraph, value: str, factor: float) -> tuple[onnx.NodeProto
         for place, other in ((0, 1), (1, 0)):
             number = graph.scalar(node.input[other])
             if number is not None and (node.op_type == "Mul" or place == 0):
-                return _scores(graph, node.input[place], factor * (number if node.op_type == "Mul" else 1 / number))
+                return _scores(
+                    graph, node.input[place], factor * (number if node.op_type == "Mul" else 1 / number)
+                )
         return None
     found = [each for name in node.input if (each := _scores(graph, name, factor)) is not None]
     return found[0] if len(found) == 1 else None
@@ -139,16 +142,20 @@ def _layer(graph: OnnxGraph, core: _Core) -> tuple[Layer, list[Origin]]:
     if v.rotation is not None or v.factor != 1:
         raise ModelError(f"{described(node)} scales or rotates v, which cannot be served.")
     if q.past or bool(k.past) != bool(v.past):
-        raise ModelError(f"{described(node)} has a cache for q, or only one for k and v, which cannot be served.")
+        raise ModelError(
+            f"{described(node)} has a cache for q, or only one for k and v, which cannot be served."
+        )
     dim, heads = _head_sizes(graph, core, q)
     if q.source.width != heads * dim or k.source.width % dim or v.source.width != k.source.width:
         raise ModelError(
-            f"{described(node)} reads rows of {q.source.width}, {k.source.width} and {v.source.width} elements for q, k "
-            f"and v, which are no heads of {dim} elements."
+            f"{described(node)} reads rows of {q.source.width}, {k.source.width} and {v.source.width} elements for "
+            f"q, k and v, which are no heads of {dim} elements."
         )
     kv_heads = k.source.width // dim
     if heads % kv_heads:
-        raise ModelError(f"{described(node)} has {heads} heads for {kv_heads} K/V heads, which is no whole number each.")
+        raise ModelError(
+            f"{described(node)} has {heads} heads for {kv_heads} K/V heads, which is no whole number each."
+        )
     scale = (dim**-0.5 if core.scale is None else core.scale) * q.factor * k.factor
     output = _output(graph, core, heads * dim)
     rotation = same_rotation((q, k), node)
@@ -165,7 +172,9 @@ def _head_sizes(graph: OnnxGraph, core: _Core, q: Origin) -> tuple[int, int]:
         return shape[3], shape[1]
     if isinstance(heads, int) and heads > 0 and q.source.width % heads == 0:
         return q.source.width // heads, heads
-    raise ModelError(f"{described(core.node)} has operands of unknown heads, not [batch, heads, tokens, head].")
+    raise ModelError(
+        f"{described(core.node)} has operands of unknown heads, not [batch, heads, tokens, head]."
+    )
 
 
 def _add_operator_caches(graph: OnnxGraph, core: _Core, origins: list[Origin]) -> None:
@@ -205,7 +214,9 @@ def _check_caches(graph: OnnxGraph, origins: list[Origin]) -> None:
         if name not in (IDS, POSITIONS, MASK) and used.count(name) != 1:
             users = graph.users.get(name, [])
             at = f" (it is read by {described(users[0])})" if users else ""
-            raise ModelError(f"the cache {printable(name)} is not that of one attention{at}, which cannot be served.")
+            raise ModelError(
+                f"the cache {printable(name)} is not that of one attention{at}, which cannot be served."
+            )
 
 
 def _check_uniform(layers: tuple[Layer, ...]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
@@ -73,7 +74,7 @@ def _turns(graph: OnnxGraph, x: str, turned: str) -> bool | None:
     return False if np.array_equal(found, halves) else None
 
 
-def _numbered(shape: tuple[int, ...]) -> Array:
+def _numbered(shape: tuple[int, ...]) -> NDArray[np.float32]:
     return np.arange(1, 1 + int(np.prod(shape)), dtype=np.float32).reshape(shape)
 
 
@@ -88,14 +89,20 @@ def _partial(graph: OnnxGraph, node: onnx.NodeProto) -> Rotated | None:
     if found is None:
         return None
     source = graph.producers.get(found.value)
-    if source is None or source.op_type not in ("Slice", "Split") or graph.shapes.get(source.input[0]) != shape:
+    if (
+        source is None
+        or source.op_type not in ("Slice", "Split")
+        or graph.shapes.get(source.input[0]) != shape
+    ):
         return None
     whole, count = source.input[0], found.rotation.elements
     parts = [evaluated(graph, name, {whole: _numbered(shape)}) for name in (found.value, node.input[1])]
     if parts[0] is None or parts[1] is None:
         return None
     numbered = _numbered(shape)
-    if not np.array_equal(parts[0], numbered[..., :count]) or not np.array_equal(parts[1], numbered[..., count:]):
+    if not np.array_equal(parts[0], numbered[..., :count]) or not np.array_equal(
+        parts[1], numbered[..., count:]
+    ):
         return None
     return Rotated(whole, found.rotation)
 

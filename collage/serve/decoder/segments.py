@@ -74,8 +74,10 @@ class _Cutter:
         wanted.append({self._decoder.logits: None})
         for number, layer in enumerate(layers):
             for source in (layer.q, layer.k, layer.v):
+                self._refuse_hidden(source.value)
                 if self._levels.get(source.value) not in (number, _CONSTANT):
                     self._refuse_level(layer, source)
+        self._refuse_hidden(self._decoder.logits)
         found = []
         for number in range(len(layers), -1, -1):
             nodes, reads = self._gather(number, [name.removesuffix(".by_token") for name in wanted[number]])
@@ -89,6 +91,14 @@ class _Cutter:
 
     def _rows_of(self, layer: Layer) -> list[str]:
         return [by_token(source) for source in (layer.q, layer.k, layer.v)]
+
+    def _refuse_hidden(self, name: str) -> None:
+        """Raise ModelError where a value depends on what only attention may read, and name who brings it in."""
+        while self._levels.get(name) is None:
+            node = self._graph.producers[name]
+            name = next(each for each in node.input if self._levels.get(each) is None)
+            if name not in self._graph.from_tokens:
+                self._refuse_input(node, name)
 
     def _refuse_level(self, layer: Layer, source: Source) -> None:
         node = self._graph.producers[source.value]
@@ -115,10 +125,7 @@ class _Cutter:
             else:
                 node = self._graph.producers[name]
                 nodes[self._order[id(node)]] = node
-                for each in node.input:
-                    if self._levels.get(each) is None:
-                        self._refuse_input(node, each)
-                    waiting.append(each)
+                waiting += node.input
         return [nodes[place] for place in sorted(nodes)], sorted(reads, key=self._read_order)
 
     def _read_order(self, name: str) -> tuple[int, int]:
@@ -146,7 +153,9 @@ class _Cutter:
         for name in writes:
             if name.endswith(".by_token"):
                 source = name.removesuffix(".by_token")
-                body.append(helper.make_node("Transpose", [source], [name], f"{source}/by_token", perm=[0, 2, 1, 3]))
+                body.append(
+                    helper.make_node("Transpose", [source], [name], f"{source}/by_token", perm=[0, 2, 1, 3])
+                )
         for name in dict.fromkeys(name for node in body for name in node.input):
             if name in graph.constants:
                 weights[name] = numpy_helper.from_array(graph.constants[name], name)
@@ -164,7 +173,9 @@ class _Cutter:
             return helper.make_tensor_value_info(name, TensorProto.INT64, graph.shapes[IDS])
         whole = name.removesuffix(".by_token")
         if whole not in graph.shapes:
-            raise ModelError(f"the shape of {described(graph.producers[whole])} is not known, so it cannot be served.")
+            raise ModelError(
+                f"the shape of {described(graph.producers[whole])} is not known, so it cannot be served."
+            )
         shape = graph.shapes[whole]
         if name != whole:
             shape = (shape[0], shape[2], shape[1], shape[3])

@@ -32,7 +32,9 @@ def attention(emit: Emitter, shape: DecoderShape, layer: int, x: str) -> str:
     joined = emit.op("Reshape", joined, _sizes(emit, x, shape.width))
     scale = 1 / math.sqrt(shape.width * 2 * shape.layers)
     out = emit.op("MatMul", joined, emit.weight("attn.out", shape.width, shape.width, scale=scale))
-    return emit.op("Add", out, emit.weight("attn.out.bias", shape.width, scale=0.1)) if _biased(shape) else out
+    return (
+        emit.op("Add", out, emit.weight("attn.out.bias", shape.width, scale=0.1)) if _biased(shape) else out
+    )
 
 
 def _biased(shape: DecoderShape) -> bool:
@@ -44,8 +46,9 @@ def _projections(emit: Emitter, shape: DecoderShape, x: str) -> list[str]:
     if shape.family == GPT2:  # one product for the three, as GPT-2's Conv1D becomes
         wide = 3 * shape.width
         flat = emit.op("Reshape", x, emit.constant([-1, shape.width]))
-        weight, bias = emit.weight("attn.c_attn", shape.width, wide, scale=scale), emit.weight(
-            "attn.c_attn.bias", wide, scale=0.1
+        weight, bias = (
+            emit.weight("attn.c_attn", shape.width, wide, scale=scale),
+            emit.weight("attn.c_attn.bias", wide, scale=0.1),
         )
         product = emit.op("Reshape", emit.op("Gemm", flat, weight, bias), _sizes(emit, x, wide))
         return emit.ops("Split", 3, product, emit.constant([shape.width] * 3), axis=2)
@@ -63,7 +66,8 @@ def _sizes(emit: Emitter, x: str, *more: int) -> str:
     """The first two sizes of x, followed by others, as exporters write them."""
     sizes = emit.op("Shape", x)
     batch, length = (
-        emit.op("Unsqueeze", emit.op("Gather", sizes, emit.constant(axis)), emit.constant([0])) for axis in (0, 1)
+        emit.op("Unsqueeze", emit.op("Gather", sizes, emit.constant(axis)), emit.constant([0]))
+        for axis in (0, 1)
     )
     return emit.op("Concat", batch, length, emit.constant(list(more)), axis=0)
 
@@ -82,7 +86,9 @@ def _rotations(emit: Emitter, shape: DecoderShape) -> tuple[str, str]:
     half = shape.head // 2
     frequencies = (_THETA ** (-np.arange(half) / half)).astype(np.float32).reshape(1, half, 1)
     places = emit.op("Cast", emit.op("Unsqueeze", "position_ids", emit.constant([1])), to=1)
-    angles = emit.op("Transpose", emit.op("MatMul", emit.constant(frequencies, np.float32), places), perm=[0, 2, 1])
+    angles = emit.op(
+        "Transpose", emit.op("MatMul", emit.constant(frequencies, np.float32), places), perm=[0, 2, 1]
+    )
     twice = emit.op("Unsqueeze", emit.op("Concat", angles, angles, axis=-1), emit.constant([1]))
     for kind in ("Cos", "Sin"):
         name = kind.lower()
@@ -129,7 +135,9 @@ def _repeated(emit: Emitter, x: str, groups: int) -> str:
 def _product(emit: Emitter, shape: DecoderShape, q: str, k: str, v: str) -> str:
     turned = emit.op("Transpose", k, perm=[0, 1, 3, 2])
     if shape.family == GPT2:
-        scores = emit.op("Div", emit.op("MatMul", q, turned), emit.constant(math.sqrt(shape.head), np.float32))
+        scores = emit.op(
+            "Div", emit.op("MatMul", q, turned), emit.constant(math.sqrt(shape.head), np.float32)
+        )
     else:  # both sides are scaled, as torch's attention is exported
         root = emit.constant(shape.head**-0.25, np.float32)
         scores = emit.op("MatMul", emit.op("Mul", q, root), emit.op("Mul", turned, root))

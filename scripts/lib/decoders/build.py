@@ -17,7 +17,7 @@ _EPSILON = 1e-5
 _SHARPNESS = 3.0
 """The standard deviation of the logits, with which the best token stands out."""
 _TIED = 0.1
-"""The standard deviation of an embedding that is the last projection, too: with a larger one, a token predicts itself."""
+"""That of an embedding that is the last projection, too: with a larger one, a token predicts itself."""
 
 
 def decoder(shape: DecoderShape, seed: int = 0, beside: Path | None = None) -> onnx.ModelProto:
@@ -49,7 +49,9 @@ def _embedding(emit: Emitter, shape: DecoderShape) -> str:
     emit.scope = "model"
     tied = shape.family == GPT2
     scale = _TIED if tied else 1.0
-    x = emit.op("Gather", emit.weight("embed_tokens", shape.vocabulary, shape.width, scale=scale), "input_ids")
+    x = emit.op(
+        "Gather", emit.weight("embed_tokens", shape.vocabulary, shape.width, scale=scale), "input_ids"
+    )
     if tied:
         places = emit.weight("embed_positions", shape.positions, shape.width, scale=scale)
         x = emit.op("Add", x, emit.op("Gather", places, "position_ids"))
@@ -71,8 +73,10 @@ def _norm(emit: Emitter, shape: DecoderShape, name: str, x: str) -> str:
         bias = emit.weight(f"{name}.bias", shape.width, scale=0.1)
         return emit.op("LayerNormalization", x, weight, bias, axis=-1, epsilon=_EPSILON)
     square = emit.op("Pow", x, emit.constant(2.0, np.float32))
-    mean = emit.op("ReduceMean", square, axes=[-1]) if shape.form != ATTENTION else emit.op(
-        "ReduceMean", square, emit.constant([-1])
+    mean = (
+        emit.op("ReduceMean", square, axes=[-1])
+        if shape.form != ATTENTION
+        else emit.op("ReduceMean", square, emit.constant([-1]))
     )
     root = emit.op("Sqrt", emit.op("Add", mean, emit.constant(_EPSILON, np.float32)))
     scaled = emit.op("Mul", x, emit.op("Div", emit.constant(1.0, np.float32), root))
@@ -84,7 +88,9 @@ def _feed_forward(emit: Emitter, shape: DecoderShape, x: str) -> str:
     if shape.family == GPT2:
         up = emit.op("MatMul", x, emit.weight("mlp.fc", shape.width, shape.inner, scale=wide))
         up = emit.op("Add", up, emit.weight("mlp.fc.bias", shape.inner, scale=0.1))
-        down = emit.op("MatMul", _gelu(emit, up), emit.weight("mlp.proj", shape.inner, shape.width, scale=inner))
+        down = emit.op(
+            "MatMul", _gelu(emit, up), emit.weight("mlp.proj", shape.inner, shape.width, scale=inner)
+        )
         return emit.op("Add", down, emit.weight("mlp.proj.bias", shape.width, scale=0.1))
     gate = emit.op("MatMul", x, emit.weight("mlp.gate", shape.width, shape.inner, scale=wide))
     up = emit.op("MatMul", x, emit.weight("mlp.up", shape.width, shape.inner, scale=wide))
@@ -100,7 +106,9 @@ def _gelu(emit: Emitter, x: str) -> str:
 
     cube = emit.op("Mul", emit.op("Pow", x, number(3.0)), number(0.044715))
     inside = emit.op("Mul", emit.op("Add", x, cube), number(math.sqrt(2 / math.pi)))
-    return emit.op("Mul", emit.op("Mul", x, number(0.5)), emit.op("Add", emit.op("Tanh", inside), number(1.0)))
+    return emit.op(
+        "Mul", emit.op("Mul", x, number(0.5)), emit.op("Add", emit.op("Tanh", inside), number(1.0))
+    )
 
 
 def _inputs(shape: DecoderShape, cached: bool) -> list[onnx.ValueInfoProto]:
@@ -120,7 +128,7 @@ def _outputs(shape: DecoderShape, cached: bool) -> list[onnx.ValueInfoProto]:
 
 
 def _cache(shape: DecoderShape, name: str, length: str) -> list[onnx.ValueInfoProto]:
-    sizes = ["batch", shape.kv_heads, length, shape.head]
+    sizes: list[str | int | None] = ["batch", shape.kv_heads, length, shape.head]
     return [
         helper.make_tensor_value_info(f"{name}.{layer}.{kind}", TensorProto.FLOAT, sizes)
         for layer in range(shape.layers)

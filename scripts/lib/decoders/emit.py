@@ -54,7 +54,9 @@ class Emitter:
 
     def array(self, name: str, values: npt.NDArray[Any]) -> str:
         """An initialiser with these values."""
-        tensor = TensorProto(name=name, dims=values.shape, data_type=helper.np_dtype_to_tensor_dtype(values.dtype))
+        tensor = TensorProto(
+            name=name, dims=values.shape, data_type=helper.np_dtype_to_tensor_dtype(values.dtype)
+        )
         if self._beside is None or values.nbytes <= _INLINE_BYTES:
             tensor.raw_data = values.tobytes()
         else:
