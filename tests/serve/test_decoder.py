@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collage.api import default_registry, load
+from collage.cli.main import main
 from collage.core.progress import Progress
 from collage.errors import InputError, ModelError, ModuleFileError, UsageError
 from collage.kernel.frames import Framed
@@ -25,6 +28,7 @@ from collage.serve.decoder.runner import DecoderRunner
 from collage.serve.runner import Slice
 from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import ATTENTION, NAMED, PLAIN, small
+from tests.models import make_model
 
 BLOCKS = 40
 MODELS = {name: decoder(small(NAMED[name], 3)) for name in ("gpt2_124m", "qwen2_like")}
@@ -221,3 +225,36 @@ def test_the_longest_sequence_is_bounded_by_learned_positions(tmp_path: Path) ->
     options = DecoderOptions((8,), db=tmp_path / "db.sqlite", quick=True, max_length=300)
     with pytest.raises(UsageError, match="at most 256"):
         compile_decoder(MODELS["gpt2_124m"], options, default_registry(), quiet)
+
+
+def test_command(database: Path, tmp_path: Path) -> None:
+    model, output = tmp_path / "it.onnx", tmp_path / "it.collage"
+    onnx.save_model(decoder(small(NAMED["gpt2_124m"], 1)), str(model))
+    command = [
+        "compile-decoder",
+        str(model),
+        "-o",
+        str(output),
+        "--db",
+        str(database),
+        "--quick",
+        "--threads",
+        "2",
+    ]
+    done = CliRunner().invoke(main, [*command, "--buckets", "24", "--max-length", "90", "--json"])
+    assert not done.exit_code, done.output
+    about = json.loads(done.stdout)
+    assert (about["layers"], about["vocabulary"], about["max_length"]) == (1, 256, 90)
+    assert about["costs_ms"].keys() == {"24"}
+    assert load_decoder(output, default_registry()).buckets == (24,)
+    refused = CliRunner().invoke(main, [*command, "--buckets", "24,many"])
+    assert refused.exit_code == 2 and "write them as 1,8,64" in refused.output
+
+
+def test_command_refuses_a_model_that_is_no_decoder(tmp_path: Path) -> None:
+    nodes = [onnx.helper.make_node("Relu", ["x"], ["y"])]
+    model = tmp_path / "it.onnx"
+    onnx.save_model(make_model(nodes, {"x": [1, 3]}, {"y": [1, 3]}), str(model))
+    done = CliRunner().invoke(main, ["compile-decoder", str(model), "-o", str(tmp_path / "it.collage")])
+    assert done.exit_code == 1
+    assert "it is no decoder to serve: its input x is none of input_ids" in done.output

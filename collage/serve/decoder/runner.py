@@ -42,7 +42,8 @@ class DecoderRunner:
         caches = [make_cache(compiled.heads, self.block_count) for _ in range(layers)]
         arena = aligned_empty((max(_arena_sizes(compiled)),), "uint8")
         shared = Shared(self._batch, caches, arena)
-        self._buckets = compiled.buckets
+        self.buckets = compiled.buckets
+        """The numbers of tokens that it was compiled for; an iteration of others is padded."""
         self._iterations = {
             tokens: Iteration(compiled, tokens, [_executor(each, registry) for each in parts], shared)
             for tokens, parts in compiled.segments.items()
@@ -59,7 +60,7 @@ class DecoderRunner:
         Raises InputError for slices that do not fit the decoder; nothing is computed then.
         """
         ids, positions = self._tokens(slices)
-        iteration = self._iterations[bucket_for(self._buckets, len(ids))]
+        iteration = self._iterations[bucket_for(self.buckets, len(ids))]
         self._batch.fill(slices)
         iteration.run(ids, positions)
         lengths = np.cumsum([len(each.token_ids) for each in slices])
@@ -94,7 +95,7 @@ class DecoderRunner:
 
     def cost_ms(self, tokens: int) -> float:
         """The measured time of an iteration with that many tokens, in milliseconds."""
-        bucket = bucket_for(self._buckets, tokens)
+        bucket = bucket_for(self.buckets, tokens)
         if bucket not in self._compiled.costs_ms:
             raise CollageError(f"the time of an iteration of {bucket} tokens was not measured.")
         return self._compiled.costs_ms[bucket]
