@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collage.errors import CollageError
-from collage.graph.dataflow import Array
+from collage.graph.dataflow import Array, np_dtype
 from collage.kernel.buffers import ALIGNMENT, aligned_empty
 from collage.native import Step, Task
 from collage.native.kernel_library import library_function
@@ -21,6 +21,8 @@ BLOCK_TOKENS = 32
 """Tokens of a block of the cache, as in attention.h."""
 MOST_DIM = 256
 """The most elements of a head."""
+CACHE_TYPES = ("float32", "bfloat16")
+"""The types of a cache's elements."""
 _LANES = 16
 
 
@@ -39,10 +41,10 @@ class Heads:
     interleaved: bool
     scale: float
 
-    @property
-    def block_bytes(self) -> int:
+    def block_bytes(self, dtype: str = "float32") -> int:
         """The bytes of a block of one layer's cache."""
-        return 4 * self.kv_heads * BLOCK_TOKENS * (self.dim + -(-self.dim // _LANES) * _LANES)
+        elements = self.kv_heads * BLOCK_TOKENS * (self.dim + -(-self.dim // _LANES) * _LANES)
+        return elements * np_dtype(dtype).itemsize
 
 
 @dataclass(frozen=True)
@@ -61,17 +63,20 @@ class Rows:
 
 @dataclass(frozen=True)
 class Cache:
-    """The cache of one layer: keys [block, kv_head, dim, token] and values [block, kv_head, token, dim, padded]."""
+    """The cache of one layer: keys [block, kv_head, dim, token] and values [block, kv_head, token, dim, padded].
+
+    Both are float32, or bfloat16, to which k and v are rounded when they are written.
+    """
 
     keys: Array
     values: Array
 
 
-def make_cache(heads: Heads, blocks: int) -> Cache:
-    """An empty cache of that many blocks. Raises MemoryError."""
+def make_cache(heads: Heads, blocks: int, dtype: str = "float32") -> Cache:
+    """An empty cache of that many blocks, in one of ``CACHE_TYPES``. Raises MemoryError."""
     wide = -(-heads.dim // _LANES) * _LANES
-    keys = aligned_empty((blocks, heads.kv_heads, heads.dim, BLOCK_TOKENS), "float32")
-    values = aligned_empty((blocks, heads.kv_heads, BLOCK_TOKENS, wide), "float32")
+    keys = aligned_empty((blocks, heads.kv_heads, heads.dim, BLOCK_TOKENS), dtype)
+    values = aligned_empty((blocks, heads.kv_heads, BLOCK_TOKENS, wide), dtype)
     values.fill(0)  # what pads a head is multiplied, too
     return Cache(keys, values)
 
@@ -145,7 +150,8 @@ def attention_steps(
     Raises CollageError without the native kernels.
     """
     rows = (operands.q, operands.k, operands.v, operands.out)
-    shape = structure(_Shape, _numbers(heads, [each.distance for each in rows], threads))
+    half = operands.cache.keys.dtype != np.float32
+    shape = structure(_Shape, _numbers(heads, [each.distance for each in rows], threads, half))
     q, k, v, out = (each.address for each in rows)
     cache = operands.cache
     middle = (cache.keys, cache.values, rotations.cos, rotations.sin)
@@ -186,12 +192,13 @@ def _function(name: str) -> int:
     return found
 
 
-def _numbers(heads: Heads, rows: Sequence[int], threads: int) -> dict[str, float]:
+def _numbers(heads: Heads, rows: Sequence[int], threads: int, half: bool = False) -> dict[str, float]:
     names = ("q_row", "k_row", "v_row", "out_row")
     return {
         **{name: int(value) for name, value in vars(heads).items() if name != "scale"},
         **dict(zip(names, rows, strict=True)),
         "threads": threads,
+        "bfloat16": int(half),
         "scale": heads.scale,
     }
 
@@ -205,7 +212,7 @@ class _Shape(ctypes.Structure):
     _fields_ = (
         *(
             (name, ctypes.c_int64)
-            for name in "heads kv_heads dim rotary interleaved q_row k_row v_row out_row threads".split()
+            for name in "heads kv_heads dim rotary interleaved q_row k_row v_row out_row threads bfloat16".split()
         ),
         ("scale", ctypes.c_float),
     )

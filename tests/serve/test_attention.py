@@ -60,7 +60,7 @@ def expected(seq: Sequence, q: Array, start: int, heads: Heads) -> Array:
     return result
 
 
-def iterate(heads: Heads, lengths: list[list[int]], threads: int, seed: int) -> float:
+def iterate(heads: Heads, lengths: list[list[int]], threads: int, seed: int, dtype: str = "float32") -> float:
     """Runs iterations, each with so many new tokens of every sequence, and returns the largest error."""
     random = np.random.default_rng(seed)
     totals = [sum(each) for each in zip(*lengths, strict=True)]
@@ -70,7 +70,7 @@ def iterate(heads: Heads, lengths: list[list[int]], threads: int, seed: int) -> 
     for count in counts:
         sequences.append(Sequence(tuple(ids[:count]), heads))
         ids = ids[count:]
-    cache = make_cache(heads, sum(counts) + 3)
+    cache = make_cache(heads, sum(counts) + 3, dtype)
     cache.keys.fill(np.nan)  # as a freed block may be
     cache.values[..., : heads.dim] = np.nan
     angles = random.uniform(0, 6, (MOST, heads.rotary // 2))
@@ -105,8 +105,10 @@ def iterate(heads: Heads, lengths: list[list[int]], threads: int, seed: int) -> 
             k = rotated(
                 here[:, wide : wide + narrow].reshape(count, heads.kv_heads, heads.dim), cos, sin, heads
             )
+            k = k.astype(np.float32).astype(cache.keys.dtype).astype(np.float64)
+            v = here[:, wide + narrow :].reshape(k.shape).astype(cache.keys.dtype).astype(np.float64)
             seq.keys = np.concatenate([seq.keys, k])
-            seq.values = np.concatenate([seq.values, here[:, wide + narrow :].reshape(k.shape)])
+            seq.values = np.concatenate([seq.values, v])
             want = expected(seq, q, start, heads).reshape(count, wide)
             worst = max(worst, float(np.abs(out[at : at + count] - want).max()))
             at += count
@@ -148,3 +150,14 @@ def test_any_mix_of_chunks(lengths: list[list[int]], heads: Heads, seed: int) ->
 def test_scores_of_any_size() -> None:
     """Large scores do not overflow, and one key may take all the weight."""
     assert iterate(Heads(2, 2, 16, 0, False, 40.0), [[40, 3, 1]], 2, 3) < 1e-4
+
+
+@pytest.mark.parametrize("heads", [Heads(6, 2, 64, 0, False, 0.125), Heads(2, 1, 20, 0, False, 0.2)])
+def test_cache_in_bfloat16(heads: Heads) -> None:
+    """Keys and values are rounded to the nearest bfloat16, to even from halfway, and nothing else is."""
+    assert iterate(heads, [[300, 31, 5], [1, 1, 1], [7, 40, 3]], 2, 4, "bfloat16") < 1e-5
+
+
+def test_rounded_rotated_keys() -> None:
+    """A rotated key may be rounded the other way, where numpy's last bit differs."""
+    assert iterate(Heads(4, 2, 32, 32, False, 0.2), [[70, 31], [1, 40]], 2, 5, "bfloat16") < 2e-2

@@ -170,6 +170,23 @@ def test_more_blocks_than_memory(ready: Ready) -> None:
         DecoderRunner(found, default_registry(), 1 << 40)
 
 
+def test_cache_in_bfloat16(ready: Ready) -> None:
+    """It has half the size, and costs two or three digits of the logits."""
+    found = load_decoder(ready.path, default_registry())
+    assert found.heads.block_bytes("bfloat16") * 2 == found.heads.block_bytes()
+    runner = DecoderRunner(found, default_registry(), 3, "bfloat16")
+    tokens = list(range(60, 120))
+    runner.step([Slice(tuple(tokens[:24]), 0, (2,), False)])
+    rows = [
+        runner.step([Slice(tuple(tokens[at : at + 12]), at, (2, 0), True)])[0]
+        for at in range(24, len(tokens), 12)
+    ]
+    error = error_of(np.stack(rows), ready.original.logits(tokens)[35::12])
+    assert 1e-5 < error < 0.1
+    with pytest.raises(UsageError, match="unknown type of the cache: float8"):
+        DecoderRunner(found, default_registry(), 3, "float8")
+
+
 def test_buckets_share_weights(ready: Ready) -> None:
     """A weight is stored once for each order in which kernels read it, and these are two at most."""
     found = load_decoder(ready.path, default_registry())

@@ -28,6 +28,7 @@ using Item = collage_attention_item;
 
 typedef float Vector __attribute__((vector_size(64)));
 typedef int32_t Integers __attribute__((vector_size(64)));
+typedef uint16_t Halves __attribute__((vector_size(32)));
 
 constexpr int64_t kBlock = COLLAGE_ATTENTION_BLOCK;
 constexpr int64_t kLanes = 16;
@@ -42,8 +43,22 @@ constexpr int64_t kHead = 16;        // floats before a partial row's o; the fir
 
 INLINE int64_t padded(int64_t dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
 
+// The cells of a cache are floats, or the upper halves of floats.
 INLINE void load(Vector &to, const float *from) { memcpy(&to, from, sizeof to); }
+INLINE void load(Vector &to, const uint16_t *from) {
+  Halves halves;
+  memcpy(&halves, from, sizeof halves);
+  to = (Vector)(__builtin_convertvector(halves, Integers) << 16);
+}
 INLINE void store(float *to, const Vector &from) { memcpy(to, &from, sizeof from); }
+
+INLINE void put(float &to, float x) { to = x; }
+INLINE void put(uint16_t &to, float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  const uint32_t rounded = bits + 0x7fff + (bits >> 16 & 1);
+  to = uint16_t(x != x ? bits >> 16 | 0x40 : rounded >> 16);
+}
 
 // e^x for x <= 0, and 0 below e^-80. NaN stays NaN.
 INLINE void exponential(Vector &x) {
@@ -79,22 +94,25 @@ INLINE float largest(const Vector &x) {
 }
 
 // to = from, rotated by a position's angles.
-INLINE void rotate(const Shape &s, const float *from, const float *cos, const float *sin, float *to, int64_t step,
+template <typename Cell>
+INLINE void rotate(const Shape &s, const float *from, const float *cos, const float *sin, Cell *to, int64_t step,
                    float factor) {
   const int64_t half = s.rotary / 2;
   const int64_t apart = s.interleaved ? 1 : half, each = s.interleaved ? 2 : 1;
   for (int64_t i = 0; i < half; ++i) {
     const float x = from[i * each], y = from[i * each + apart];
-    to[i * each * step] = (x * cos[i] - y * sin[i]) * factor;
-    to[(i * each + apart) * step] = (y * cos[i] + x * sin[i]) * factor;
+    put(to[i * each * step], (x * cos[i] - y * sin[i]) * factor);
+    put(to[(i * each + apart) * step], (y * cos[i] + x * sin[i]) * factor);
   }
-  for (int64_t i = s.rotary; i < s.dim; ++i) to[i * step] = from[i] * factor;
+  for (int64_t i = s.rotary; i < s.dim; ++i) put(to[i * step], from[i] * factor);
 }
 
+template <typename Cell>
 INLINE void store_tokens(const Shape &s, const Buffers &b, int64_t part) {
   const Batch &batch = *b.batch;
   const int64_t tokens = batch.first[batch.requests], half = s.rotary / 2, wide = padded(s.dim);
   const int64_t end = tokens * (part + 1) / s.threads;
+  Cell *const keys = static_cast<Cell *>(b.keys), *const values = static_cast<Cell *>(b.values);
   int64_t request = 0;
   for (int64_t row = tokens * part / s.threads; row < end; ++row) {
     while (batch.first[request + 1] <= row) ++request;
@@ -103,15 +121,16 @@ INLINE void store_tokens(const Shape &s, const Buffers &b, int64_t part) {
     const float *const cos = b.cos + position * half, *const sin = b.sin + position * half;
     for (int64_t head = 0; head < s.kv_heads; ++head) {
       const int64_t at = block * s.kv_heads + head;
-      rotate(s, b.k + row * s.k_row + head * s.dim, cos, sin, b.keys + at * s.dim * kBlock + slot, kBlock, 1.0f);
-      memcpy(b.values + (at * kBlock + slot) * wide, b.v + row * s.v_row + head * s.dim, s.dim * sizeof(float));
+      rotate(s, b.k + row * s.k_row + head * s.dim, cos, sin, keys + at * s.dim * kBlock + slot, kBlock, 1.0f);
+      const float *const v = b.v + row * s.v_row + head * s.dim;
+      for (int64_t d = 0; d < s.dim; ++d) put(values[(at * kBlock + slot) * wide + d], v[d]);
     }
   }
 }
 
 // Scores of R rows against a block's keys: [R][32].
-template <int R>
-INLINE void multiply_keys(const float *q, int64_t dim, const float *keys, float *scores) {
+template <int R, typename Cell>
+INLINE void multiply_keys(const float *q, int64_t dim, const Cell *keys, float *scores) {
   Vector a[R][2] = {};
   for (int64_t d = 0; d < dim; ++d) {
     Vector k0, k1;
@@ -133,8 +152,8 @@ INLINE void multiply_keys(const float *q, int64_t dim, const float *keys, float 
 
 // o = o * keep + weights * values, for R rows and N vectors of columns. Values beyond `count` keys are not read, since
 // what a freed block holds may be NaN.
-template <int R, int N>
-INLINE void multiply_values(const float *weights, const float *keep, const float *values, int64_t count, int64_t wide,
+template <int R, int N, typename Cell>
+INLINE void multiply_values(const float *weights, const float *keep, const Cell *values, int64_t count, int64_t wide,
                             float *o) {
   Vector a[R][N];
 #pragma GCC unroll 8
@@ -197,9 +216,9 @@ INLINE float soften(float *scores, int64_t seen, float &m, float &s) {
   return keep;
 }
 
-template <int R>
-INLINE void attend_tile(const Shape &s, State &state, int64_t row, int64_t first, int64_t count, const float *keys,
-                        const float *values) {
+template <int R, typename Cell>
+INLINE void attend_tile(const Shape &s, State &state, int64_t row, int64_t first, int64_t count, const Cell *keys,
+                        const Cell *values) {
   alignas(64) float scores[R * kBlock];
   float keep[R];
   const int64_t wide = padded(s.dim);
@@ -214,6 +233,7 @@ INLINE void attend_tile(const Shape &s, State &state, int64_t row, int64_t first
   if (column < wide) multiply_values<R, 1>(scores, keep, values + column, count, wide, o + column);
 }
 
+template <typename Cell>
 INLINE void attend(const Shape &s, const Buffers &b, const Item &item, State &state) {
   const Batch &batch = *b.batch;
   const int64_t half = s.rotary / 2, wide = padded(s.dim), rows = item.tokens * item.heads;
@@ -233,7 +253,8 @@ INLINE void attend(const Shape &s, const Buffers &b, const Item &item, State &st
   for (int64_t block = item.block; block < item.block_end; ++block) {
     const int64_t at = table[block] * s.kv_heads + kv, first = block * kBlock;
     const int64_t count = std::min(kBlock, last + 1 - first);
-    const float *const keys = b.keys + at * s.dim * kBlock, *const values = b.values + at * kBlock * wide;
+    const Cell *const keys = static_cast<const Cell *>(b.keys) + at * s.dim * kBlock;
+    const Cell *const values = static_cast<const Cell *>(b.values) + at * kBlock * wide;
     int64_t row = 0;
     for (; row + kTile <= rows; row += kTile) attend_tile<kTile>(s, state, row, first, count, keys, values);
     if (row + 4 <= rows) {
@@ -262,13 +283,14 @@ INLINE void attend(const Shape &s, const Buffers &b, const Item &item, State &st
   }
 }
 
+template <typename Cell>
 INLINE void attend_items(const Shape &s, const Buffers &b) {
   Batch &batch = *b.batch;
   State state;
   while (true) {
     const int64_t item = __atomic_fetch_add(&batch.next, 1, __ATOMIC_RELAXED);
     if (item >= batch.item_count) return;
-    attend(s, b, batch.items[item], state);
+    attend<Cell>(s, b, batch.items[item], state);
   }
 }
 
@@ -303,12 +325,18 @@ INLINE void merge(const Shape &s, const Buffers &b, int64_t part) {
 
 enum class Phase { kStore, kAttend, kMerge };
 
-INLINE void run(Phase phase, const Shape &s, const Buffers &b, int64_t part) {
+template <typename Cell>
+INLINE void run_with(Phase phase, const Shape &s, const Buffers &b, int64_t part) {
   switch (phase) {
-    case Phase::kStore: store_tokens(s, b, part); break;
-    case Phase::kAttend: attend_items(s, b); break;
+    case Phase::kStore: store_tokens<Cell>(s, b, part); break;
+    case Phase::kAttend: attend_items<Cell>(s, b); break;
     case Phase::kMerge: merge(s, b, part); break;
   }
+}
+
+INLINE void run(Phase phase, const Shape &s, const Buffers &b, int64_t part) {
+  if (s.bfloat16) run_with<uint16_t>(phase, s, b, part);
+  else run_with<float>(phase, s, b, part);
 }
 
 using Run = void (*)(Phase, const Shape &, const Buffers &, int64_t);

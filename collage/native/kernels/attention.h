@@ -19,6 +19,7 @@ typedef struct {
   int64_t rotary, interleaved;
   int64_t q_row, k_row, v_row, out_row;
   int64_t threads;
+  int64_t bfloat16;  // whether the cache holds bfloat16, rounded to the nearest, and no floats
   float scale;
 } collage_attention_shape;
 
@@ -51,8 +52,8 @@ typedef struct {
 
 typedef struct {
   const float *q, *k, *v;
-  float *keys;              // [block][kv_head][dim][32]
-  float *values;            // [block][kv_head][32][dim rounded up to 16]
+  void *keys;               // [block][kv_head][dim][32]
+  void *values;             // [block][kv_head][32][dim rounded up to 16]
   const float *cos, *sin;   // [position][rotary / 2]
   float *out;               // heads beside each other
   collage_attention_batch *batch;

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collage.backends.registry import Registry
-from collage.errors import CollageError, InputError
+from collage.errors import CollageError, InputError, unknown_names
 from collage.kernel.buffers import aligned_empty
 from collage.runtime.executor import Executor
 from collage.runtime.parts import Parts, load_parts
-from collage.serve.attention import BLOCK_TOKENS, Batch, make_cache
+from collage.serve.attention import BLOCK_TOKENS, CACHE_TYPES, Batch, make_cache
 from collage.serve.decoder.buckets import bucket_for
 from collage.serve.decoder.compiled import CompiledDecoder
 from collage.serve.decoder.iteration import End, Iteration, Shared
@@ -24,22 +24,32 @@ from collage.serve.runner import Slice
 class DecoderRunner:
     """A loaded decoder with its cache; see ``collage.serve.runner.Runner``. One thread at a time may use it."""
 
-    def __init__(self, compiled: CompiledDecoder, registry: Registry, blocks: int | None = None) -> None:
-        """``blocks`` are those of the cache, by default as many as make sense.
+    def __init__(
+        self,
+        compiled: CompiledDecoder,
+        registry: Registry,
+        blocks: int | None = None,
+        cache: str = "float32",
+    ) -> None:
+        """``blocks`` are those of the cache, by default as many as make sense, and ``cache`` is its type.
 
-        Raises UsageError where memory does not suffice, with the largest number that fits, and CollageError for
-        kernels that cannot be loaded.
+        In bfloat16 the cache has half the size, and keys and values are rounded to 8 bits of precision.
+
+        Raises UsageError where memory does not suffice, with the largest number of blocks that fits, and for another
+        type of the cache, and CollageError for kernels that cannot be loaded.
         """
         self._compiled = compiled
+        if cache not in CACHE_TYPES:
+            raise unknown_names("type of the cache", [cache], CACHE_TYPES)
         layers = len(compiled.decoder.layers)
-        block_bytes = compiled.heads.block_bytes * layers
+        block_bytes = compiled.heads.block_bytes(cache) * layers
         self.block_tokens = BLOCK_TOKENS
         self.block_count = chosen_blocks(blocks, block_bytes, compiled.max_length, free_bytes())
         self.max_tokens = compiled.buckets[-1]
         self.max_length = compiled.max_length
         self.vocabulary = compiled.decoder.vocabulary
         self._batch = Batch(compiled.heads)
-        caches = [make_cache(compiled.heads, self.block_count) for _ in range(layers)]
+        caches = [make_cache(compiled.heads, self.block_count, cache) for _ in range(layers)]
         arena = aligned_empty((max(_arena_sizes(compiled)),), "uint8")
         shared = Shared(self._batch, caches, arena)
         self.buckets = compiled.buckets
