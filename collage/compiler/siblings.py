@@ -5,7 +5,7 @@ The first one is measured and placed. The others get its placement, with kernels
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import onnx
@@ -71,17 +71,22 @@ class Shop:
         )
 
 
-def compile_family(shop: Shop, models: Sequence[onnx.ModelProto], name: str) -> Family:
+def compile_family(
+    shop: Shop, models: Iterator[onnx.ModelProto], name: str, adopt: Callable[[Parts], Parts]
+) -> Family:
     """Compile the first model, and give the others its placement. All shapes are fixed.
 
+    Models are taken one at a time, and ``adopt`` gets the parts of each, to put their weights where they are to stay.
     Raises ModelError where a model differs in its structure, and what ``collage.compile`` raises with ``strict``.
     """
     context = shop.context()
-    first = load_onnx(models[0])
+    first = load_onnx(next(models))
     compilation = compiled(context, Source(first, AsLoaded.of(first), name))
     found = _unguarded(compilation.result.parts)
-    others = [_with_weights(context, compilation, found, model) for model in models[1:]]
-    return Family((found, *others), compilation.result.measured_us)
+    adopted = [adopt(found)]
+    for model in models:
+        adopted.append(adopt(_with_weights(context, compilation, found, model)))
+    return Family(tuple(adopted), compilation.result.measured_us)
 
 
 def _unguarded(parts: Parts) -> Parts:

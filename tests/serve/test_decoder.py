@@ -27,7 +27,7 @@ from collage.serve.decoder.original import OriginalDecoder
 from collage.serve.decoder.runner import DecoderRunner
 from collage.serve.runner import Slice
 from scripts.lib.decoders.build import decoder
-from scripts.lib.decoders.shape import ATTENTION, NAMED, PLAIN, small
+from scripts.lib.decoders.shape import ATTENTION, NAMED, PLAIN, DecoderShape, small
 from tests.models import make_model
 
 BLOCKS = 40
@@ -218,9 +218,17 @@ def test_a_decoder_is_no_module(ready: Ready, tmp_path: Path) -> None:
         load_decoder(broken, default_registry())
 
 
-@pytest.mark.parametrize(("name", "form"), [("gpt2_124m", PLAIN), ("qwen2_like", ATTENTION)])
-def test_other_forms_of_attention(name: str, form: str, database: Path) -> None:
-    model = decoder(replace(small(NAMED[name], 1), form=form))
+@pytest.mark.parametrize(
+    "shape",
+    [
+        replace(small(NAMED["gpt2_124m"], 1), form=PLAIN),
+        replace(small(NAMED["qwen2_like"], 1), form=ATTENTION),
+        replace(small(NAMED["qwen2_like"], 1), pairs=True, rotary=8),
+    ],
+    ids=["plain", "operator", "pairs"],
+)
+def test_other_forms_of_attention(shape: DecoderShape, database: Path) -> None:
+    model = decoder(shape)
     runner = DecoderRunner(compiled(model, database, (24,)), default_registry(), 4)
     tokens = list(range(30, 50))
     found = [runner.step([Slice(tuple(tokens[at : at + 5]), at, (2,), True)])[0] for at in range(0, 20, 5)]

@@ -15,9 +15,10 @@ from collage.serve.decoder.description import Decoder
 from collage.serve.decoder.onnx_graph import Sizes, read_graph
 from collage.serve.decoder.recognise import recognise
 from collage.serve.decoder.rotary import angles
-from collage.serve.decoder.segments import cut
+from collage.serve.decoder.segments import cut, model_of, structure
 from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import ATTENTION, NAMED, PAST, PLAIN, small
+from tests.models import make_model
 
 GPT2, QWEN2 = small(NAMED["gpt2_124m"], 3), small(NAMED["qwen2_like"], 3)
 
@@ -47,18 +48,58 @@ def test_grouped_heads_and_rotary_positions(form: str) -> None:
     assert table is not None and np.abs(table[:, :8] - want).max() < 1e-5
 
 
+@pytest.mark.parametrize(("pairs", "rotary"), [(True, None), (False, 8), (True, 8)])
+def test_kinds_of_rotary_positions(pairs: bool, rotary: int | None) -> None:
+    model = decoder(replace(QWEN2, pairs=pairs, rotary=rotary))
+    found, _ = recognise(model, "it")
+    rotation = found.layers[0].rotation
+    assert rotation is not None
+    assert (rotation.interleaved, rotation.elements) == (pairs, rotary or 16)
+    segments = cut(read_graph(model, Sizes(4, 5)), found)
+    assert not any({"Neg", "Slice"} & {node.op_type for node in each.bare.graph.node} for each in segments)
+
+
+def test_operands_of_attention_without_heads() -> None:
+    """ONNX's Attention takes [batch, sequence, width], too, and tells the heads by attributes."""
+    weights = {
+        name: np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+        for name, shape in {"e": (50, 32), "q": (32, 32), "k": (32, 16), "v": (32, 16), "h": (32, 50)}.items()
+    }
+    nodes = [
+        helper.make_node("Gather", ["e", "input_ids"], ["x"]),
+        *(helper.make_node("MatMul", ["x", name], [f"{name}x"]) for name in "qkv"),
+        helper.make_node(
+            "Attention", ["qx", "kx", "vx"], ["a"], "att", is_causal=1, q_num_heads=4, kv_num_heads=2
+        ),
+        helper.make_node("Add", ["a", "x"], ["r"]),
+        helper.make_node("MatMul", ["r", "h"], ["logits"]),
+    ]
+    model = make_model(
+        nodes,
+        {"input_ids": ["b", "s"]},
+        {"logits": ["b", "s", 50]},
+        weights,
+        opset=23,
+        types={"input_ids": TensorProto.INT64},
+    )
+    layer = read_and_cut(model).layers[0]
+    assert (layer.heads, layer.kv_heads, layer.dim, layer.output) == (4, 2, 8, "a")
+    assert layer.scale == pytest.approx(8**-0.5)
+
+
 def test_segments_hold_no_attention_and_layers_are_alike() -> None:
     model = decoder(QWEN2)
     found, _ = recognise(model, "qwen2")
     segments = cut(read_graph(model, Sizes(4, 5)), found)
-    kinds = [[node.op_type for node in each.model.graph.node] for each in segments]
+    kinds = [[node.op_type for node in each.bare.graph.node] for each in segments]
     assert len(segments) == 4
     assert not any({"Softmax", "Cos", "Range", "Shape"} & set(each) for each in kinds)
     assert kinds[1] == kinds[2] != kinds[3]
     assert segments[1].reads[0] == found.layers[0].output  # then the residual stream
     assert len(segments[1].reads) == 2
     for each in segments:
-        onnx.checker.check_model(each.model, full_check=True)
+        onnx.checker.check_model(model_of(each), full_check=True)
+    assert structure(segments[1]) == structure(segments[2]) != structure(segments[3])
 
 
 def named(model: onnx.ModelProto, kind: str, place: int = 0) -> onnx.NodeProto:

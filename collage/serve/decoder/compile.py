@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 
 from collage.backends.base import BackendKind
 from collage.backends.registry import Registry
@@ -30,7 +28,7 @@ from collage.serve.decoder.description import Decoder
 from collage.serve.decoder.onnx_graph import OnnxGraph, Sizes, read_graph
 from collage.serve.decoder.recognise import PROBE, recognise
 from collage.serve.decoder.rotary import angles
-from collage.serve.decoder.segments import Segment, cut, renamed
+from collage.serve.decoder.segments import Segment, cut, model_of, structure
 from collage.serve.decoder.shared import SharedArrays
 
 DEFAULT_LENGTH = 4096
@@ -91,8 +89,10 @@ def compile_parts(
         for bucket in sorted({*buckets, *ends}):
             segments = cut(read_graph(model, Sizes(bucket, PROBE.past)), decoder)
             wanted = [i for i in range(last) if bucket in buckets] + ([last] if bucket in ends else [])
-            for place, found in _compiled(shop, segments, wanted, f"{name} at {bucket} tokens").items():
-                parts[bucket, place] = shared.adopt(found)
+            for place, found in _compiled(
+                shop, segments, wanted, shared, f"{name} at {bucket} tokens"
+            ).items():
+                parts[bucket, place] = found
     return CompiledDecoder(
         name,
         decoder,
@@ -119,45 +119,22 @@ def default_backends(registry: Registry) -> list[str]:
 
 
 def _compiled(
-    shop: Shop, segments: Sequence[Segment], wanted: Sequence[int], name: str
+    shop: Shop, segments: Sequence[Segment], wanted: Sequence[int], shared: SharedArrays, name: str
 ) -> Mapping[int, Parts]:
     """The parts of the wanted segments; those of equal structure are measured once."""
     families: dict[str, list[int]] = {}
-    models = {place: renamed(segments[place]) for place in wanted}
-    for place, model in models.items():
-        families.setdefault(_structure(model), []).append(place)
+    for place in wanted:
+        families.setdefault(structure(segments[place]), []).append(place)
     found: dict[int, Parts] = {}
     for number, places in enumerate(families.values()):
         shop.progress(Progress("segments", number, len(families), name))
-        each = [models[place] for place in places]
+        models = (model_of(segments[place]) for place in places)  # one at a time: they are large
         try:
-            parts = compile_family(shop, each, f"segment {places[0]} of {name}").parts
+            parts = compile_family(shop, models, f"segment {places[0]} of {name}", shared.adopt).parts
         except NoPlacementError as error:
             raise NoPlacementError(f"segment {places[0]} of {name}: {error}") from error
         found.update(zip(places, parts, strict=True))
     return found
-
-
-def _structure(model: onnx.ModelProto) -> str:
-    """A digest of a segment without its names and its weights; vectors and matrices of floats are weights."""
-    bare = onnx.ModelProto()
-    bare.CopyFrom(model)
-    names: dict[str, str] = {"": ""}
-    weights = {tensor.name: tensor for tensor in bare.graph.initializer}
-    for node in bare.graph.node:
-        node.name = ""
-        for values in (node.input, node.output):
-            changed = [names.setdefault(value, f"v{len(names)}") for value in values]
-            del values[:]
-            values.extend(changed)
-    texts = [node.SerializeToString(deterministic=True) for node in bare.graph.node]
-    for name, tensor in sorted(weights.items(), key=lambda pair: names.get(pair[0], "")):
-        is_weight = tensor.data_type == onnx.TensorProto.FLOAT and int(np.prod(tensor.dims)) > 1
-        texts.append(f"{names.get(name)} {tensor.data_type} {list(tensor.dims)}".encode())
-        if not is_weight:
-            texts.append(onnx.numpy_helper.to_array(tensor).tobytes())
-    texts += [info.SerializeToString(deterministic=True) for info in (*bare.graph.input, *bare.graph.output)]
-    return hashlib.sha256(b"\n".join(texts)).hexdigest()
 
 
 def _positions(

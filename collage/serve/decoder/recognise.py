@@ -109,6 +109,8 @@ def _operator(node: onnx.NodeProto) -> _Core:
     softcap, mode = attribute(node, "softcap", 0.0), attribute(node, "qk_matmul_output_mode", 0)
     if softcap or (len(node.output) > 3 and node.output[3]) or mode:
         raise ModelError(f"{described(node)} has a softcap or gives its scores, which cannot be served.")
+    if len(node.input) > 6 and node.input[6]:
+        raise ModelError(f"{described(node)} is told the lengths of sequences, which cannot be served.")
     scale = attribute(node, "scale")
     assert scale is None or isinstance(scale, float)
     q, k, v = node.input[:3]

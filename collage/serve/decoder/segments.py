@@ -6,6 +6,8 @@ gives q, k and v of layer i. The last one gives the logits.
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,9 +25,13 @@ _TURNED = "{}.by_token"
 
 @dataclass(frozen=True)
 class Segment:
-    """An ONNX model of one segment. Its inputs and outputs have the names of ``reads`` and ``writes``, in order."""
+    """One segment, whose inputs and outputs are ``reads`` and ``writes``, in order.
 
-    model: onnx.ModelProto
+    ``bare`` is its ONNX model without the ``weights``, which all segments share with the whole model.
+    """
+
+    bare: onnx.ModelProto
+    weights: Mapping[str, onnx.TensorProto]
     reads: tuple[str, ...]
     writes: tuple[str, ...]
 
@@ -163,9 +169,9 @@ class _Cutter:
                 weights[name] = graph.weights[name]
         inputs = [self._info(name) for name in reads]
         outputs = [self._info(name) for name in writes]
-        made = helper.make_graph(body, f"segment {number}", inputs, outputs, list(weights.values()))
+        made = helper.make_graph(body, f"segment {number}", inputs, outputs)
         model = helper.make_model(made, opset_imports=list(graph.opset), ir_version=10)
-        return Segment(model, tuple(reads), tuple(writes))
+        return Segment(model, weights, tuple(reads), tuple(writes))
 
     def _info(self, name: str) -> onnx.ValueInfoProto:
         graph = self._graph
@@ -182,19 +188,49 @@ class _Cutter:
         return helper.make_tensor_value_info(name, graph.dtypes[whole], shape)
 
 
-def renamed(segment: Segment) -> onnx.ModelProto:
-    """The segment's model with inputs and outputs that are numbered, so that segments of equal structure are equal."""
-    names: Mapping[str, str] = {
+def model_of(segment: Segment) -> onnx.ModelProto:
+    """The segment's model. Its inputs and outputs are numbered, so that segments of equal structure have equal ones."""
+    model = onnx.ModelProto()
+    model.CopyFrom(segment.bare)
+    names = _ports(segment)
+    for info in (*model.graph.input, *model.graph.output):
+        info.name = names[info.name]
+    _rename(model, names)
+    model.graph.initializer.extend(segment.weights.values())
+    return model
+
+
+def structure(segment: Segment) -> str:
+    """A digest of a segment without its names and its weights; vectors and matrices of floats are weights."""
+    bare = onnx.ModelProto()
+    bare.CopyFrom(segment.bare)
+    names = _ports(segment)
+    for node in bare.graph.node:
+        node.name = ""
+        for name in (*node.input, *node.output):
+            names.setdefault(name, f"v{len(names)}" if name else "")
+    _rename(bare, names)
+    texts = [node.SerializeToString(deterministic=True) for node in bare.graph.node]
+    for name, tensor in sorted(segment.weights.items(), key=lambda pair: names[pair[0]]):
+        texts.append(f"{names[name]} {tensor.data_type} {list(tensor.dims)}".encode())
+        if tensor.data_type != TensorProto.FLOAT or math.prod(tensor.dims) <= 1:
+            texts.append(numpy_helper.to_array(tensor).tobytes())
+    texts += [
+        info.type.SerializeToString(deterministic=True) for info in (*bare.graph.input, *bare.graph.output)
+    ]
+    return hashlib.sha256(b"\n".join(texts)).hexdigest()
+
+
+def _ports(segment: Segment) -> dict[str, str]:
+    return {
         **{name: f"in{place}" for place, name in enumerate(segment.reads)},
         **{name: f"out{place}" for place, name in enumerate(segment.writes)},
     }
-    model = onnx.ModelProto()
-    model.CopyFrom(segment.model)
-    for info in (*model.graph.input, *model.graph.output):
-        info.name = names[info.name]
+
+
+def _rename(model: onnx.ModelProto, names: Mapping[str, str]) -> None:
     for node in model.graph.node:
         for values in (node.input, node.output):
             changed = [names.get(name, name) for name in values]
             del values[:]
             values.extend(changed)
-    return model

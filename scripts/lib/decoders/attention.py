@@ -19,7 +19,7 @@ def attention(emit: Emitter, shape: DecoderShape, layer: int, x: str) -> str:
     q, k, v = (_heads(emit, x, each, shape.head) for each in (q, k, v))
     if shape.family != GPT2:
         cos, sin = _rotations(emit, shape)
-        q, k = _rotated(emit, q, cos, sin, shape.head), _rotated(emit, k, cos, sin, shape.head)
+        q, k = _rotated(emit, shape, q, cos, sin), _rotated(emit, shape, k, cos, sin)
     if shape.form == ATTENTION:
         mixed = _operator(emit, shape, layer, q, k, v)
     else:
@@ -83,13 +83,19 @@ def _rotations(emit: Emitter, shape: DecoderShape) -> tuple[str, str]:
         if node.name == "/rotary/cos":
             return "rotary.cos", "rotary.sin"
     scope, emit.scope = emit.scope, "model.rotary"
-    half = shape.head // 2
+    half = shape.rotated // 2
     frequencies = (_THETA ** (-np.arange(half) / half)).astype(np.float32).reshape(1, half, 1)
     places = emit.op("Cast", emit.op("Unsqueeze", "position_ids", emit.constant([1])), to=1)
     angles = emit.op(
         "Transpose", emit.op("MatMul", emit.constant(frequencies, np.float32), places), perm=[0, 2, 1]
     )
-    twice = emit.op("Unsqueeze", emit.op("Concat", angles, angles, axis=-1), emit.constant([1]))
+    if shape.pairs:
+        last = emit.constant([-1])
+        wide = emit.op("Unsqueeze", angles, last)
+        twice = emit.op("Reshape", emit.op("Concat", wide, wide, axis=-1), emit.constant([0, 0, -1]))
+    else:
+        twice = emit.op("Concat", angles, angles, axis=-1)
+    twice = emit.op("Unsqueeze", twice, emit.constant([1]))
     for kind in ("Cos", "Sin"):
         name = kind.lower()
         emit.nodes.append(helper.make_node(kind, [twice], [f"rotary.{name}"], name=f"/rotary/{name}"))
@@ -97,13 +103,31 @@ def _rotations(emit: Emitter, shape: DecoderShape) -> tuple[str, str]:
     return "rotary.cos", "rotary.sin"
 
 
-def _rotated(emit: Emitter, x: str, cos: str, sin: str, head: int) -> str:
-    half = head // 2
-    axes, end = emit.constant([3]), emit.constant([np.iinfo(np.int64).max])
-    first = emit.op("Slice", x, emit.constant([0]), emit.constant([half]), axes)
-    second = emit.op("Slice", x, emit.constant([half]), end, axes)
-    turned = emit.op("Concat", emit.op("Neg", second), first, axis=-1)
-    return emit.op("Add", emit.op("Mul", x, cos), emit.op("Mul", turned, sin))
+def _rotated(emit: Emitter, shape: DecoderShape, x: str, cos: str, sin: str) -> str:
+    if shape.rotated == shape.head:
+        return _turned(emit, shape, x, cos, sin)
+    first = _part(emit, x, 0, shape.rotated)
+    rest = _part(emit, x, shape.rotated, shape.head)
+    return emit.op("Concat", _turned(emit, shape, first, cos, sin), rest, axis=-1)
+
+
+def _turned(emit: Emitter, shape: DecoderShape, x: str, cos: str, sin: str) -> str:
+    size = shape.rotated
+    if shape.pairs:
+        even, odd = _part(emit, x, 0, size, 2), _part(emit, x, 1, size, 2)
+        last = emit.constant([-1])
+        columns = [emit.op("Unsqueeze", each, last) for each in (emit.op("Neg", odd), even)]
+        across = emit.op("Reshape", emit.op("Concat", *columns, axis=-1), emit.constant([0, 0, 0, -1]))
+    else:
+        first, second = _part(emit, x, 0, size // 2), _part(emit, x, size // 2, size)
+        across = emit.op("Concat", emit.op("Neg", second), first, axis=-1)
+    return emit.op("Add", emit.op("Mul", x, cos), emit.op("Mul", across, sin))
+
+
+def _part(emit: Emitter, x: str, start: int, end: int, step: int = 1) -> str:
+    """Elements of each head."""
+    bounds = (emit.constant([each]) for each in (start, end, 3, step))
+    return emit.op("Slice", x, *bounds)
 
 
 def _with_past(emit: Emitter, layer: int, kind: str, new: str) -> str:

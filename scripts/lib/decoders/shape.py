@@ -15,6 +15,9 @@ class DecoderShape:
     ``form`` says how attention is written: PAST as optimum exports it, with a cache as inputs and outputs; ATTENTION as
     ONNX's operator of set 23, with the same cache; PLAIN without a cache, for whole sequences. ``positions`` is the
     longest sequence, and ``bias`` tells whether a LLAMA's q, k and v have biases, as Qwen2's do.
+
+    A LLAMA rotates the first ``rotary`` elements of a head, all where it is None: as pairs of neighbours where
+    ``pairs``, as GPT-J does, else each with the one half of them away.
     """
 
     family: str
@@ -27,11 +30,18 @@ class DecoderShape:
     positions: int
     form: str = PAST
     bias: bool = False
+    rotary: int | None = None
+    pairs: bool = False
 
     @property
     def head(self) -> int:
         """The elements of a head."""
         return self.width // self.heads
+
+    @property
+    def rotated(self) -> int:
+        """The elements of a head that are rotated."""
+        return self.head if self.rotary is None else self.rotary
 
     @property
     def parameters(self) -> int:
