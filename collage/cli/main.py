@@ -8,6 +8,7 @@ from collage._version import __version__
 from collage.cli.backends import backends
 from collage.cli.bench import bench
 from collage.cli.compile import compile
+from collage.cli.compile_decoder import compile_decoder
 from collage.cli.db import db
 from collage.cli.doctor import doctor
 from collage.cli.errors import TRACEBACK_OPTION, CollageGroup
@@ -36,5 +37,5 @@ def main() -> None:
     """
 
 
-for _command in (compile, run, show, bench, sign, verify, backends, db, doctor):
+for _command in (compile, compile_decoder, run, show, bench, sign, verify, backends, db, doctor):
     main.add_command(_command)

@@ -43,6 +43,10 @@ class Reading:
 
     def module(self, manifest: Mapping[str, Any]) -> tuple[Parts, Report]:
         """Read a module that the manifest describes. Raises ValueError, KeyError, TypeError or BadZipFile."""
+        return self.parts(manifest), Report.from_json(manifest["report"])
+
+    def parts(self, manifest: Mapping[str, Any]) -> Parts:
+        """Read a module without its report. Raises ValueError, KeyError, TypeError or BadZipFile."""
         program = read_program(manifest["program"])
         found: dict[str, Artifact] = {}
         artifacts = []
@@ -63,8 +67,7 @@ class Reading:
         check_ports(program, constants)
         target, versions = target_of(manifest), typed(dict[str, str], manifest["versions"])
         careful = None if manifest["careful"] is None else self.program(typed(str, manifest["careful"]))
-        parts = Parts(program, artifacts, constants, target, versions, careful)
-        return parts, Report.from_json(manifest["report"])
+        return Parts(program, artifacts, constants, target, versions, careful)
 
     def artifact(self, names: Mapping[str, Any]) -> Artifact:
         """Read a kernel's artifact: its bytes, or its head and its arrays."""
@@ -111,6 +114,7 @@ class Summary:
 def read_summary(path: Path, trusted_key: Path | None = None) -> Summary:
     """Read what ``collage show`` needs, and check the signature where a key is given. Raises ModuleFileError."""
     archive = open_archive(path, trusted_key=trusted_key)
+    refuse_decoder(path, archive)
     manifest = archive.manifest
     with damage(path):
         modules = tuple(
@@ -164,6 +168,14 @@ def open_archive(path: Path, *, share: bool = True, trusted_key: str | Path | No
     if not archive.has_digest:
         raise _damaged(path, "it has no digest")
     return archive
+
+
+def refuse_decoder(path: Path, archive: MappedArchive) -> None:
+    """Raise ModuleFileError where the file is a decoder's, whose modules are no model by themselves."""
+    if "decoder" in archive.manifest:
+        raise ModuleFileError(
+            f"{path} is a decoder that was compiled for serving, and no module to be called."
+        )
 
 
 def target_of(manifest: Mapping[str, Any]) -> Target:

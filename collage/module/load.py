@@ -12,7 +12,7 @@ from collage.backends.registry import Registry
 from collage.core.typed import shown, typed
 from collage.errors import CollageError, ModuleFileError
 from collage.kernel.target import cores, host
-from collage.module.file import Reading, damage, open_archive, target_of
+from collage.module.file import Reading, damage, open_archive, refuse_decoder, target_of
 from collage.module.module import CompiledModule
 from collage.module.shaped import ShapedModule
 from collage.runtime.executor import Executor
@@ -41,12 +41,13 @@ def load_file(
     way out.
     """
     archive = open_archive(path, share=share, trusted_key=trusted_key)
+    refuse_decoder(path, archive)
     read = Reading(archive, verify=verify or trusted_key is not None, own=trusted_key is not None)
     manifest = archive.manifest
     versions = {name: found.version for name, found in registry.availability().items() if found}
     with damage(path):
         for each in manifest["modules"]:
-            _refuse_other_machine(path, each, versions)
+            refuse_other_machine(path, each, versions)
         found = [read.module(each) for each in manifest["modules"]]
         if not found:
             raise ValueError("it holds no module")
@@ -89,7 +90,8 @@ def _loaded(path: Path, parts: Parts, registry: Registry) -> Executor | SuffixEx
         raise ModuleFileError(f"{path} is damaged, or does not run here ({error})") from error
 
 
-def _refuse_other_machine(path: Path, manifest: Mapping[str, Any], versions: Mapping[str, str]) -> None:
+def refuse_other_machine(path: Path, manifest: Mapping[str, Any], versions: Mapping[str, str]) -> None:
+    """Raise ModuleFileError where a module of the file was compiled for other hardware, or for other libraries."""
     made, here = target_of(manifest), host()
     if made.hardware != here.hardware:
         raise ModuleFileError(

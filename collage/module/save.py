@@ -39,7 +39,11 @@ def save_modules(
 
 
 def _put_module(archive: NewArchive, parts: Parts, report: Report) -> dict[str, Any]:
-    """Store a module, and return its part of the manifest."""
+    return {**put_parts(archive, parts), "report": report.to_json()}
+
+
+def put_parts(archive: NewArchive, parts: Parts) -> dict[str, Any]:
+    """Store a module without a report, and return its part of the manifest."""
     return {
         "target": {
             "device": parts.target.device,
@@ -54,7 +58,6 @@ def _put_module(archive: NewArchive, parts: Parts, report: Report) -> dict[str, 
             for value, array in parts.constants.items()
         },
         "careful": None if parts.careful is None else archive.put("models", parts.careful),
-        "report": report.to_json(),
     }
 
 

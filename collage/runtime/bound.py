@@ -58,8 +58,13 @@ class BoundCall:
             np.copyto(self.outputs[port.name], array)
 
 
-def bind(executor: Executor, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> BoundCall:
-    """Bind an executor to arrays; see ``CompiledModule.bind``. Raises InputError for arrays that do not fit."""
+def bind(
+    executor: Executor, inputs: Mapping[str, Array], outputs: Mapping[str, Array], arena: Array | None = None
+) -> BoundCall:
+    """Bind an executor to arrays; see ``CompiledModule.bind``. Raises InputError for arrays that do not fit.
+
+    ``arena`` has the bytes of values in between, which other bound calls may use, too, one call at a time.
+    """
     program = executor.program
     read = _arrays("input", program.inputs, inputs)
     made = _arrays("output", program.outputs, outputs, writable=True)
@@ -73,7 +78,7 @@ def bind(executor: Executor, inputs: Mapping[str, Array], outputs: Mapping[str, 
             copied.append(port)  # it is an input, another output, a constant, or a part of another value
         else:
             given[base] = as_bytes(made[port.name])
-    own = executor.clone(given)
+    own = executor.clone(given, arena)
     copies = [(made[port.name], own.output(port.value)) for port in copied]
     return BoundCall(own, read, made, copies)
 

@@ -46,11 +46,13 @@ class Executor:
         constants: Mapping[int, Array],
         given: Mapping[int, npt.NDArray[np.uint8]] | None = None,
         careful: Careful | None = None,
+        arena: Array | None = None,
     ) -> None:
         """``kernels`` are those of ``program.launches``, in order. ``constants`` are the outputs that are constants.
 
         ``given`` has the bytes of values outside the arena, by id. Aliases of other values cannot be among them.
-        ``careful`` answers calls in which a scan finds something (see ``collage.schedule.guards``).
+        ``careful`` answers calls in which a scan finds something (see ``collage.schedule.guards``). ``arena`` has bytes
+        that other executors use, too, none of which runs at the same time; without it there is a new arena.
         """
         self.program = program
         self.careful = careful
@@ -58,7 +60,7 @@ class Executor:
         """The flag that the scans of ``calls`` set."""
         self.careful_runs = 0
         """The number of calls that the original model has answered."""
-        self._arena = aligned_empty((max(program.memory.nbytes, 1),), "uint8")
+        self._arena = aligned_empty((max(program.memory.nbytes, 1),), "uint8") if arena is None else arena
         self._given = given or {}
         self._constants = dict(constants)
         self._arrays: dict[int, Array] = {}
@@ -80,9 +82,11 @@ class Executor:
         """A run holds this lock."""
         _made.add(self)
 
-    def clone(self, given: Mapping[int, npt.NDArray[np.uint8]] | None = None) -> Executor:
-        """Another executor with an arena of its own, on the same kernels and so the same weights."""
-        return Executor(self.program, self._kernels, self._constants, given, self.careful)
+    def clone(
+        self, given: Mapping[int, npt.NDArray[np.uint8]] | None = None, arena: Array | None = None
+    ) -> Executor:
+        """Another executor on the same kernels and so the same weights, with ``arena`` or an arena of its own."""
+        return Executor(self.program, self._kernels, self._constants, given, self.careful, arena)
 
     def bind(self, ends: Array | None = None, starts: Array | None = None) -> list[Call]:
         """The kernels as calls; those that follow each other on the team are one call.

@@ -18,6 +18,8 @@ from onnx import helper
 
 from collage.cli.main import main
 from scripts.lib.bench.main import main as bench
+from scripts.lib.decoders.build import decoder
+from scripts.lib.decoders.shape import NAMED, small
 from tests.models import make_model
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +28,8 @@ DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.m
 NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
 DYNAMIC = ("docs/serving.md",)
 """Documents that compile the model for several sets of shapes."""
+DECODERS = ("docs/serving.md",)
+"""Documents that compile a decoder, too."""
 
 
 def blocks(language: str, document: Path = README) -> list[str]:
@@ -63,6 +67,8 @@ def image_model(*, dynamic: bool) -> onnx.ModelProto:
 def test_the_python_of_a_document_runs(name: str, tmp_path: Path) -> None:
     """All of its examples, one after another, in a folder that has the files they name."""
     onnx.save_model(image_model(dynamic=name in DYNAMIC), str(tmp_path / "model.onnx"))
+    if name in DECODERS:
+        onnx.save_model(decoder(small(NAMED["gpt2_124m"], 1)), str(tmp_path / "decoder.onnx"))
     parts = [
         "import numpy as np",
         "image = np.full((1, 3, 224, 224), 2, np.float32)",

@@ -2,6 +2,7 @@
 
     scripts/models --out DIR                    the five, at true size (about 760 MB)
     scripts/models inception_v3 --out DIR       one; --list has them all
+    scripts/models gpt2_124m --out DIR          a decoder with a K/V cache, to be served; it needs no torch
     scripts/models --small --out DIR            the same architectures made tiny, for tests
 
 Weights are random but seeded. Paths of the files go to stdout, progress to stderr. Exit status: 0, 1 (a file
@@ -18,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scripts.lib.decoders.shape import SUMMARIES as DECODERS
 from scripts.lib.workloads.catalogue import ENTRIES, PAPER, Entry
 
 if TYPE_CHECKING:
@@ -31,21 +33,24 @@ class WorkError(Exception):
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     if options.list:
-        width = max(map(len, ENTRIES))
-        for entry in ENTRIES.values():
-            print(f"{entry.name:{width}}  {entry.summary}")
+        summaries = {**{entry.name: entry.summary for entry in ENTRIES.values()}, **DECODERS}
+        width = max(map(len, summaries))
+        for name, summary in summaries.items():
+            print(f"{name:{width}}  {summary}")
         return 0
+    names = list(dict.fromkeys(options.names or PAPER))
     try:
-        _require("torch", "onnx", *(["onnxruntime"] if options.check else []))
+        _require(*([] if DECODERS.keys() >= {*names} else ["torch"]), "onnx")
+        _require(*(["onnxruntime"] if options.check else []))
         _make_folder(options.out)
     except WorkError as failure:
         _say(f"error: {failure}")
         return 1
 
     failures = 0
-    for name in dict.fromkeys(options.names or PAPER):
+    for name in names:
         try:
-            path = _make(ENTRIES[name], options)
+            path = _make_decoder(name, options) if name in DECODERS else _make(ENTRIES[name], options)
         except WorkError as failure:
             failures += 1
             _say(f"error: {name}: {failure}")
@@ -69,9 +74,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--check", action="store_true", help="compare ONNX Runtime with torch on each file")
     parser.add_argument("--list", action="store_true", help="list the workloads and stop")
     options = parser.parse_args(arguments)
-    unknown = [name for name in dict.fromkeys(options.names) if name not in ENTRIES]
+    known = [*ENTRIES, *DECODERS]
+    unknown = [name for name in dict.fromkeys(options.names) if name not in known]
     if unknown:
-        parser.exit(2, f"models: error: unknown: {', '.join(unknown)}; there are: {', '.join(ENTRIES)}\n")
+        parser.exit(2, f"models: error: unknown: {', '.join(unknown)}; there are: {', '.join(known)}\n")
+    sized = [name for name in options.names if name in DECODERS]
+    if sized and (options.batch != 1 or options.check):
+        parser.exit(2, f"models: error: --batch and --check are not for decoders: {', '.join(sized)}\n")
     if options.out is None and not options.list:
         parser.exit(2, "models: error: --out DIR is needed\n")
     return options
@@ -96,6 +105,18 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise WorkError(f"cannot make {folder}: {error.strerror}") from error
+
+
+def _make_decoder(name: str, options: argparse.Namespace) -> Path:
+    from scripts.lib.decoders.write import write_decoder
+
+    began = time.monotonic()
+    try:
+        path = write_decoder(name, options.out, options.small)
+    except OSError as error:
+        raise WorkError(f"cannot write {name}: {error.strerror}") from error
+    _say(f"{name}: {time.monotonic() - began:.1f} s")
+    return path
 
 
 def _make(entry: Entry, options: argparse.Namespace) -> Path:

@@ -1,0 +1,122 @@
+"""The command ``collage compile-decoder``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from collage.cli.console import print_json, say
+from collage.cli.errors import measurements_survive
+from collage.cli.files import check_writable, refuse_same
+from collage.cli.options import (
+    DB_OPTION,
+    JSON_OPTION,
+    MODEL_ARGUMENT,
+    QUIET_OPTION,
+    THREADS_OPTION,
+    parse_names,
+)
+
+
+def parse_buckets(text: str) -> tuple[int, ...]:
+    """Parse ``1,8,64`` to numbers of tokens."""
+    sizes = [each.strip() for each in text.split(",")]
+    if not all(each.isascii() and each.isdigit() for each in sizes):
+        raise click.BadParameter(f"{text!r} are no numbers of tokens; write them as 1,8,64.")
+    return tuple(map(int, sizes))
+
+
+@click.command("compile-decoder")
+@MODEL_ARGUMENT
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    metavar="OUT.collage",
+    type=click.Path(path_type=Path),
+    help="The file to write, to be served.",
+)
+@click.option(
+    "--buckets",
+    type=parse_buckets,
+    metavar="1,8,64",
+    help="Numbers of tokens of an iteration to compile for. Default: 14 of them, from 1 to 256.",
+)
+@click.option(
+    "--max-length",
+    type=click.IntRange(min=1),
+    metavar="TOKENS",
+    help="The longest sequence. Default: what the model's table of positions allows, or 4096 without one.",
+)
+@click.option(
+    "--backends",
+    type=parse_names,
+    metavar="A,B",
+    help="Use only these. Default: those whose kernels share their weights between buckets.",
+)
+@THREADS_OPTION
+@DB_OPTION
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Try few candidates with few samples. It takes much less time, but the choice is not sure.",
+)
+@JSON_OPTION
+@QUIET_OPTION
+def compile_decoder(
+    model: Path,
+    output: Path,
+    buckets: tuple[int, ...] | None,
+    max_length: int | None,
+    backends: tuple[str, ...] | None,
+    threads: int | None,
+    db: Path | None,
+    quick: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Compile a decoder's ONNX model for serving, and write one file.
+
+    The model is cut at its attention. What lies between is measured and placed for each number of tokens, the whole is
+    checked against ONNX Runtime, and iterations are timed. A model that cannot be served is refused, and the message
+    names the node.
+
+    \b
+    Examples:
+      collage compile-decoder gpt2.onnx -o gpt2.collage
+      collage compile-decoder gpt2.onnx -o gpt2.collage --buckets 1,8,64 --quick
+    """
+    refuse_same(model, output)
+    check_writable(output)
+    with measurements_survive():
+        from collage.api import default_registry
+        from collage.report.progress_display import display
+        from collage.serve.decoder.buckets import BUCKETS
+        from collage.serve.decoder.build import compile_decoder as compile_it
+        from collage.serve.decoder.compile import DecoderOptions
+        from collage.serve.decoder.file import save_decoder
+
+        options = DecoderOptions(buckets or BUCKETS, max_length, backends, threads, db, quick)
+        with display(not quiet) as progress:
+            found = compile_it(model, options, default_registry(), progress)
+        save_decoder(found, output)
+    if as_json:
+        print_json(
+            {
+                "model": found.name,
+                "layers": len(found.decoder.layers),
+                "vocabulary": found.decoder.vocabulary,
+                "max_length": found.max_length,
+                "threads": found.threads,
+                "costs_ms": {str(tokens): cost for tokens, cost in found.costs_ms.items()},
+                "output": str(output),
+            }
+        )
+        return
+    from collage.report.show import size
+
+    say("tokens  ms an iteration")
+    for tokens, cost in found.costs_ms.items():
+        say(f"{tokens:6}  {cost:.2f}")
+    say(f"\nwrote {output} ({size(output.stat().st_size)})")

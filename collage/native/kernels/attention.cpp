@@ -1,0 +1,437 @@
+// Attention of packed tokens over a paged cache.
+//
+// An item is a tile of rows (tokens times the heads that share a K/V head) against a part of the sequence. Its partial
+// result is (m, s, o): the largest score, the sum of exp(score - m), and the values weighted with exp(score - m). Partial
+// results of other parts of the sequence are merged by their m and s, whether other threads or other processes made them.
+// How a sequence is split depends on its length alone, so that a request gets the same sums whatever runs beside it.
+//
+// Keys lie transposed, so that the scores of 32 keys are two vectors, and products need no sums across lanes. Vectors
+// are the compiler's, 64 bytes wide, and the code is compiled for three instruction sets.
+
+#include "attention.h"
+
+#include <math.h>
+#include <string.h>
+
+#include <algorithm>
+
+#include "kernels.h"
+
+#pragma GCC diagnostic ignored "-Wpsabi"  // vectors are never passed between functions that are not inlined
+
+namespace {
+
+using Shape = collage_attention_shape;
+using Batch = collage_attention_batch;
+using Buffers = collage_attention_buffers;
+using Item = collage_attention_item;
+
+typedef float Vector __attribute__((vector_size(64)));
+typedef int32_t Integers __attribute__((vector_size(64)));
+typedef uint16_t Halves __attribute__((vector_size(32)));
+
+constexpr int64_t kBlock = COLLAGE_ATTENTION_BLOCK;
+constexpr int64_t kLanes = 16;
+constexpr int64_t kRows = 32;        // of an item
+constexpr int kTile = 8;             // rows that are multiplied at a time
+constexpr int64_t kMostDim = 256;    // of a head
+constexpr int64_t kSplitBlocks = 8;  // of a part of the sequence
+constexpr int64_t kWhole = 8;        // tokens from which on a slice has items enough, and sequences are not split
+constexpr int64_t kHead = 16;        // floats before a partial row's o; the first two are m and s
+
+#define INLINE __attribute__((always_inline)) inline
+
+INLINE int64_t padded(int64_t dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
+
+// The cells of a cache are floats, or the upper halves of floats.
+INLINE void load(Vector &to, const float *from) { memcpy(&to, from, sizeof to); }
+INLINE void load(Vector &to, const uint16_t *from) {
+  Halves halves;
+  memcpy(&halves, from, sizeof halves);
+  to = (Vector)(__builtin_convertvector(halves, Integers) << 16);
+}
+INLINE void store(float *to, const Vector &from) { memcpy(to, &from, sizeof from); }
+
+INLINE void put(float &to, float x) { to = x; }
+INLINE void put(uint16_t &to, float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  const uint32_t rounded = bits + 0x7fff + (bits >> 16 & 1);
+  to = uint16_t(x != x ? bits >> 16 | 0x40 : rounded >> 16);
+}
+
+// e^x for x <= 0, and 0 below e^-80. NaN stays NaN.
+INLINE void exponential(Vector &x) {
+  const Integers small = x < -80.0f;
+  const Vector bounded = small ? Vector{} - 80.0f : x;
+  const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  const Vector n = (bounded * 1.44269504089f + magic) - magic;
+  const Vector r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
+  Vector p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + (r + 1.0f);
+  const Integers power = (__builtin_convertvector(n, Integers) + 127) << 23;
+  const Vector found = p * (Vector)power;  // a cast of the bits
+  x = small ? Vector{} : found;
+}
+
+INLINE float sum(const Vector &x) {
+  float lanes[kLanes], total = 0;
+  store(lanes, x);
+  for (int64_t i = 0; i < kLanes; ++i) total += lanes[i];
+  return total;
+}
+
+INLINE float largest(const Vector &x) {
+  float lanes[kLanes];
+  store(lanes, x);
+  float most = lanes[0];
+  for (int64_t i = 1; i < kLanes; ++i) most = lanes[i] > most ? lanes[i] : most;
+  return most;
+}
+
+// to = from, rotated by a position's angles.
+template <typename Cell>
+INLINE void rotate(const Shape &s, const float *from, const float *cos, const float *sin, Cell *to, int64_t step,
+                   float factor) {
+  const int64_t half = s.rotary / 2;
+  const int64_t apart = s.interleaved ? 1 : half, each = s.interleaved ? 2 : 1;
+  for (int64_t i = 0; i < half; ++i) {
+    const float x = from[i * each], y = from[i * each + apart];
+    put(to[i * each * step], (x * cos[i] - y * sin[i]) * factor);
+    put(to[(i * each + apart) * step], (y * cos[i] + x * sin[i]) * factor);
+  }
+  for (int64_t i = s.rotary; i < s.dim; ++i) put(to[i * step], from[i] * factor);
+}
+
+template <typename Cell>
+INLINE void store_tokens(const Shape &s, const Buffers &b, int64_t part) {
+  const Batch &batch = *b.batch;
+  const int64_t tokens = batch.first[batch.requests], half = s.rotary / 2, wide = padded(s.dim);
+  const int64_t end = tokens * (part + 1) / s.threads;
+  Cell *const keys = static_cast<Cell *>(b.keys), *const values = static_cast<Cell *>(b.values);
+  int64_t request = 0;
+  for (int64_t row = tokens * part / s.threads; row < end; ++row) {
+    while (batch.first[request + 1] <= row) ++request;
+    const int64_t position = batch.start[request] + row - batch.first[request];
+    const int64_t block = batch.tables[batch.table[request] + position / kBlock], slot = position % kBlock;
+    const float *const cos = b.cos + position * half, *const sin = b.sin + position * half;
+    for (int64_t head = 0; head < s.kv_heads; ++head) {
+      const int64_t at = block * s.kv_heads + head;
+      rotate(s, b.k + row * s.k_row + head * s.dim, cos, sin, keys + at * s.dim * kBlock + slot, kBlock, 1.0f);
+      const float *const v = b.v + row * s.v_row + head * s.dim;
+      for (int64_t d = 0; d < s.dim; ++d) put(values[(at * kBlock + slot) * wide + d], v[d]);
+    }
+  }
+}
+
+// Scores of R rows against a block's keys: [R][32].
+template <int R, typename Cell>
+INLINE void multiply_keys(const float *q, int64_t dim, const Cell *keys, float *scores) {
+  Vector a[R][2] = {};
+  for (int64_t d = 0; d < dim; ++d) {
+    Vector k0, k1;
+    load(k0, keys + d * kBlock);
+    load(k1, keys + d * kBlock + kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const float x = q[r * kMostDim + d];
+      a[r][0] += x * k0;
+      a[r][1] += x * k1;
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    store(scores + r * kBlock, a[r][0]);
+    store(scores + r * kBlock + kLanes, a[r][1]);
+  }
+}
+
+// o = o * keep + weights * values, for R rows and N vectors of columns. Values beyond `count` keys are not read, since
+// what a freed block holds may be NaN.
+template <int R, int N, typename Cell>
+INLINE void multiply_values(const float *weights, const float *keep, const Cell *values, int64_t count, int64_t wide,
+                            float *o) {
+  Vector a[R][N];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+    for (int c = 0; c < N; ++c) {
+      load(a[r][c], o + r * kMostDim + c * kLanes);
+      a[r][c] *= keep[r];
+    }
+  for (int64_t j = 0; j < count; ++j) {
+    Vector v[N];
+#pragma GCC unroll 2
+    for (int c = 0; c < N; ++c) load(v[c], values + j * wide + c * kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+      for (int c = 0; c < N; ++c) a[r][c] += weights[r * kBlock + j] * v[c];
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+    for (int c = 0; c < N; ++c) store(o + r * kMostDim + c * kLanes, a[r][c]);
+}
+
+// The state of an item's rows.
+struct State {
+  alignas(64) float q[kRows * kMostDim];
+  alignas(64) float o[kRows * kMostDim];
+  float m[kRows], s[kRows];
+  int64_t position[kRows];
+};
+
+// Makes weights of scores, in place, for the keys that the row sees. Returns the factor of what was summed before.
+INLINE float soften(float *scores, int64_t seen, float &m, float &s) {
+  Vector x0, x1;
+  if (seen <= 0) {
+    x0 = x1 = Vector{};
+    store(scores, x0);
+    store(scores + kLanes, x1);
+    return 1.0f;
+  }
+  load(x0, scores);
+  load(x1, scores + kLanes);
+  const Integers lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const Vector hidden = Vector{} - INFINITY;
+  x0 = lane < int32_t(seen) ? x0 : hidden;
+  x1 = lane + int32_t(kLanes) < int32_t(seen) ? x1 : hidden;
+  const Vector both = x0 > x1 ? x0 : x1;
+  const float most = std::max(m, largest(both));
+  const float from = most == -INFINITY ? 0.0f : most;  // a row of minus infinities has no weights
+  x0 -= from;
+  x1 -= from;
+  exponential(x0);
+  exponential(x1);
+  store(scores, x0);
+  store(scores + kLanes, x1);
+  const float keep = m == -INFINITY ? 0.0f : expf(m - from);
+  m = most;
+  s = s * keep + sum(x0 + x1);
+  return keep;
+}
+
+template <int R, typename Cell>
+INLINE void attend_tile(const Shape &s, State &state, int64_t row, int64_t first, int64_t count, const Cell *keys,
+                        const Cell *values) {
+  alignas(64) float scores[R * kBlock];
+  float keep[R];
+  const int64_t wide = padded(s.dim);
+  multiply_keys<R>(state.q + row * kMostDim, s.dim, keys, scores);
+  for (int r = 0; r < R; ++r)
+    keep[r] = soften(scores + r * kBlock, std::min(state.position[row + r] + 1 - first, kBlock), state.m[row + r],
+                     state.s[row + r]);
+  float *const o = state.o + row * kMostDim;
+  int64_t column = 0;
+  for (; column + 2 * kLanes <= wide; column += 2 * kLanes)
+    multiply_values<R, 2>(scores, keep, values + column, count, wide, o + column);
+  if (column < wide) multiply_values<R, 1>(scores, keep, values + column, count, wide, o + column);
+}
+
+template <typename Cell>
+INLINE void attend(const Shape &s, const Buffers &b, const Item &item, State &state) {
+  const Batch &batch = *b.batch;
+  const int64_t half = s.rotary / 2, wide = padded(s.dim), rows = item.tokens * item.heads;
+  const int64_t start = batch.start[item.request], kv = item.head / (s.heads / s.kv_heads);
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t token = item.token + row / item.heads, head = item.head + row % item.heads;
+    const int64_t position = start + token;
+    const float *const q = b.q + (batch.first[item.request] + token) * s.q_row + head * s.dim;
+    rotate(s, q, b.cos + position * half, b.sin + position * half, state.q + row * kMostDim, 1, s.scale);
+    memset(state.o + row * kMostDim, 0, wide * sizeof(float));
+    state.m[row] = -INFINITY;
+    state.s[row] = 0.0f;
+    state.position[row] = position;
+  }
+  const int64_t last = start + item.token + item.tokens - 1;
+  const int32_t *const table = batch.tables + batch.table[item.request];
+  for (int64_t block = item.block; block < item.block_end; ++block) {
+    const int64_t at = table[block] * s.kv_heads + kv, first = block * kBlock;
+    const int64_t count = std::min(kBlock, last + 1 - first);
+    const Cell *const keys = static_cast<const Cell *>(b.keys) + at * s.dim * kBlock;
+    const Cell *const values = static_cast<const Cell *>(b.values) + at * kBlock * wide;
+    int64_t row = 0;
+    for (; row + kTile <= rows; row += kTile) attend_tile<kTile>(s, state, row, first, count, keys, values);
+    if (row + 4 <= rows) {
+      attend_tile<4>(s, state, row, first, count, keys, values);
+      row += 4;
+    }
+    if (row + 2 <= rows) {
+      attend_tile<2>(s, state, row, first, count, keys, values);
+      row += 2;
+    }
+    if (row < rows) attend_tile<1>(s, state, row, first, count, keys, values);
+  }
+  for (int64_t row = 0; row < rows; ++row) {
+    const float *const o = state.o + row * kMostDim;
+    if (item.partial >= 0) {
+      float *const to = batch.partials + item.partial + row * (kHead + wide);
+      to[0] = state.m[row];
+      to[1] = state.s[row];
+      memcpy(to + kHead, o, wide * sizeof(float));
+      continue;
+    }
+    const int64_t token = item.token + row / item.heads, head = item.head + row % item.heads;
+    float *const to = b.out + (batch.first[item.request] + token) * s.out_row + head * s.dim;
+    const float factor = 1.0f / state.s[row];
+    for (int64_t d = 0; d < s.dim; ++d) to[d] = o[d] * factor;
+  }
+}
+
+template <typename Cell>
+INLINE void attend_items(const Shape &s, const Buffers &b) {
+  Batch &batch = *b.batch;
+  State state;
+  while (true) {
+    const int64_t item = __atomic_fetch_add(&batch.next, 1, __ATOMIC_RELAXED);
+    if (item >= batch.item_count) return;
+    attend<Cell>(s, b, batch.items[item], state);
+  }
+}
+
+// Merges `count` partial rows, `apart` floats from each other.
+INLINE void merge_row(const float *partial, int64_t count, int64_t apart, int64_t dim, float *to) {
+  float most = -INFINITY, total = 0.0f;
+  for (int64_t i = 0; i < count; ++i) most = std::max(most, partial[i * apart]);
+  float o[kMostDim] = {};
+  for (int64_t i = 0; i < count; ++i) {
+    const float *const each = partial + i * apart;
+    if (each[0] == -INFINITY) continue;
+    const float weight = expf(each[0] - most);
+    total += each[1] * weight;
+    for (int64_t d = 0; d < dim; ++d) o[d] += each[kHead + d] * weight;
+  }
+  for (int64_t d = 0; d < dim; ++d) to[d] = o[d] / total;
+}
+
+INLINE void merge(const Shape &s, const Buffers &b, int64_t part) {
+  const Batch &batch = *b.batch;
+  const int64_t wide = kHead + padded(s.dim);
+  for (int64_t i = part; i < batch.merge_count; i += s.threads) {
+    const Item &item = batch.items[batch.merges[i].item];
+    const int64_t rows = item.tokens * item.heads;
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t token = item.token + row / item.heads, head = item.head + row % item.heads;
+      float *const to = b.out + (batch.first[item.request] + token) * s.out_row + head * s.dim;
+      merge_row(batch.partials + item.partial + row * wide, batch.merges[i].splits, rows * wide, s.dim, to);
+    }
+  }
+}
+
+enum class Phase { kStore, kAttend, kMerge };
+
+template <typename Cell>
+INLINE void run_with(Phase phase, const Shape &s, const Buffers &b, int64_t part) {
+  switch (phase) {
+    case Phase::kStore: store_tokens<Cell>(s, b, part); break;
+    case Phase::kAttend: attend_items<Cell>(s, b); break;
+    case Phase::kMerge: merge(s, b, part); break;
+  }
+}
+
+INLINE void run(Phase phase, const Shape &s, const Buffers &b, int64_t part) {
+  if (s.bfloat16) run_with<uint16_t>(phase, s, b, part);
+  else run_with<float>(phase, s, b, part);
+}
+
+using Run = void (*)(Phase, const Shape &, const Buffers &, int64_t);
+
+void run_any(Phase phase, const Shape &s, const Buffers &b, int64_t part) { run(phase, s, b, part); }
+
+#if COLLAGE_X86
+
+__attribute__((target("avx2,fma"))) void run_256(Phase phase, const Shape &s, const Buffers &b, int64_t part) {
+  run(phase, s, b, part);
+}
+
+__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma,prefer-vector-width=512"))) void run_512(
+    Phase phase, const Shape &s, const Buffers &b, int64_t part) {
+  run(phase, s, b, part);
+}
+
+Run widest() {
+  if (collage_kernels_isa() == 512) return run_512;
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? run_256 : run_any;
+}
+
+#else
+
+Run widest() { return run_any; }
+
+#endif
+
+int run_phase(Phase phase, void *a, void *b, intptr_t n) {
+  static const Run best = widest();
+  best(phase, *static_cast<const Shape *>(a), *static_cast<const Buffers *>(b), n);
+  return 0;
+}
+
+// The items and merges of a batch, counted, and written where there is room.
+class Planner {
+ public:
+  Planner(const Shape &s, Batch &batch) : s_(s), batch_(batch) {
+    batch.item_count = batch.merge_count = batch.partial_count = 0;
+  }
+
+  void request(int64_t number) {
+    const int64_t count = batch_.first[number + 1] - batch_.first[number], group = s_.heads / s_.kv_heads;
+    const int64_t heads = std::min(group, kRows), most = std::max<int64_t>(1, kRows / heads);
+    for (int64_t kv = 0; kv < s_.kv_heads; ++kv)
+      for (int64_t head = 0; head < group; head += heads)
+        for (int64_t token = 0; token < count; token += most) {
+          Item item{};
+          item.request = number;
+          item.token = token;
+          item.tokens = std::min(most, count - token);
+          item.head = kv * group + head;
+          item.heads = std::min(heads, group - head);
+          tile(item, count < kWhole);
+        }
+  }
+
+ private:
+  void tile(Item item, bool split) {
+    const int64_t blocks = (batch_.start[item.request] + item.token + item.tokens - 1) / kBlock + 1;
+    const int64_t splits = split ? (blocks + kSplitBlocks - 1) / kSplitBlocks : 1;
+    if (splits > 1 && batch_.merge_count++ < batch_.merge_capacity)
+      batch_.merges[batch_.merge_count - 1] = {batch_.item_count, splits};
+    for (int64_t i = 0; i < splits; ++i) {
+      item.block = blocks * i / splits;
+      item.block_end = blocks * (i + 1) / splits;
+      item.partial = splits > 1 ? batch_.partial_count : -1;
+      if (splits > 1) batch_.partial_count += item.tokens * item.heads * (kHead + padded(s_.dim));
+      if (batch_.item_count++ < batch_.item_capacity) batch_.items[batch_.item_count - 1] = item;
+    }
+  }
+
+  const Shape &s_;
+  Batch &batch_;
+};
+
+}  // namespace
+
+extern "C" {
+
+int collage_attention_plan(const collage_attention_shape *shape, collage_attention_batch *batch) {
+  if (shape->dim > kMostDim) return COLLAGE_UNAVAILABLE;
+  Planner planner(*shape, *batch);
+  for (int64_t i = 0; i < batch->requests; ++i) planner.request(i);
+  return batch->item_count > batch->item_capacity || batch->merge_count > batch->merge_capacity ||
+         batch->partial_count > batch->partial_capacity;
+}
+
+int collage_attention_store(void *a, void *b, intptr_t n, void *) {
+  if (n == 0) static_cast<const Buffers *>(b)->batch->next = 0;  // attend begins when all have stored
+  return run_phase(Phase::kStore, a, b, n);
+}
+
+int collage_attention_attend(void *a, void *b, intptr_t n, void *) { return run_phase(Phase::kAttend, a, b, n); }
+
+int collage_attention_finish(void *a, void *b, intptr_t n, void *) { return run_phase(Phase::kMerge, a, b, n); }
+
+}  // extern "C"

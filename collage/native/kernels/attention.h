@@ -1,0 +1,74 @@
+// Attention of packed tokens over a paged cache of keys and values; see attention.cpp.
+
+#ifndef COLLAGE_NATIVE_KERNELS_ATTENTION_H
+#define COLLAGE_NATIVE_KERNELS_ATTENTION_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { COLLAGE_ATTENTION_BLOCK = 32 };  // tokens of a block of the cache
+
+// The heads of a model. Head h reads K/V head h / (heads / kv_heads). Of each head of q and k the first `rotary`
+// elements are rotated by the position of their token: pairs (2i, 2i + 1) where `interleaved`, else (i, i + rotary / 2).
+// The rows are the distances of tokens, in floats.
+typedef struct {
+  int64_t heads, kv_heads, dim;
+  int64_t rotary, interleaved;
+  int64_t q_row, k_row, v_row, out_row;
+  int64_t threads;
+  int64_t bfloat16;  // whether the cache holds bfloat16, rounded to the nearest, and no floats
+  float scale;
+} collage_attention_shape;
+
+// Work for one thread: rows of q (`tokens` from `token` on, times `heads` from `head` on) that read one K/V head, and
+// blocks [block, block_end) of the request. A row's partial result goes to `partial` (in floats), or, where it is -1,
+// the finished one goes to the output.
+typedef struct {
+  int64_t request, token, tokens, head, heads, block, block_end, partial;
+} collage_attention_item;
+
+// Rows whose partial results are merged: those of `splits` items, the first of which is `item`.
+typedef struct {
+  int64_t item, splits;
+} collage_attention_merge;
+
+// The requests of an iteration. Those of `requests` have rows [first[i], first[i + 1]) of the tokens, the first of which
+// is at position start[i] of its sequence, whose blocks are tables[table[i]] and those that follow. The rest is the
+// plan's.
+typedef struct {
+  int64_t requests;
+  const int64_t *first, *start, *table;
+  const int32_t *tables;
+  collage_attention_item *items;
+  collage_attention_merge *merges;
+  float *partials;
+  int64_t item_capacity, merge_capacity, partial_capacity;
+  int64_t item_count, merge_count, partial_count;  // as many as are needed
+  int64_t next;  // the first item that no thread has taken
+} collage_attention_batch;
+
+typedef struct {
+  const float *q, *k, *v;
+  void *keys;               // [block][kv_head][dim][32]
+  void *values;             // [block][kv_head][32][dim rounded up to 16]
+  const float *cos, *sin;   // [position][rotary / 2]
+  float *out;               // heads beside each other
+  collage_attention_batch *batch;
+} collage_attention_buffers;
+
+// Divides the batch into items. Returns 0, or 1 where something is too small; the counts tell what is needed.
+int collage_attention_plan(const collage_attention_shape *shape, collage_attention_batch *batch);
+
+// Tasks of a layer, to be run one after another, each by `threads` threads with their number as n.
+// a: collage_attention_shape, b: collage_attention_buffers.
+int collage_attention_store(void *a, void *b, intptr_t n, void *c);    // rotates k, and writes k and v to the cache
+int collage_attention_attend(void *a, void *b, intptr_t n, void *c);   // the items
+int collage_attention_finish(void *a, void *b, intptr_t n, void *c);   // the merges
+
+#ifdef __cplusplus
+}
+#endif
+#endif

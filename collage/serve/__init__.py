@@ -1,0 +1,1 @@
+"""Serving decoders: requests of different lengths share iterations of a compiled decoder."""

@@ -1,0 +1,233 @@
+"""The native attention over a paged cache, as steps of a launch list; see ``native/kernels/attention.cpp``."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from collage.errors import CollageError
+from collage.graph.dataflow import Array, np_dtype
+from collage.kernel.buffers import ALIGNMENT, aligned_empty
+from collage.native import Step, Task
+from collage.native.kernel_library import library_function
+from collage.native.structure import structure
+from collage.serve.runner import Slice
+
+BLOCK_TOKENS = 32
+"""Tokens of a block of the cache, as in attention.h."""
+MOST_DIM = 256
+"""The most elements of a head."""
+CACHE_TYPES = ("float32", "bfloat16")
+"""The types of a cache's elements."""
+_LANES = 16
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The heads of a decoder; head h reads K/V head ``h // (heads / kv_heads)``.
+
+    ``rotary`` is the number of elements of a head that are rotated, 0 for none: as pairs of neighbours where
+    ``interleaved``, else each with the one half of them away. Scores are multiplied with ``scale``.
+    """
+
+    heads: int
+    kv_heads: int
+    dim: int
+    rotary: int
+    interleaved: bool
+    scale: float
+
+    def block_bytes(self, dtype: str = "float32") -> int:
+        """The bytes of a block of one layer's cache."""
+        elements = self.kv_heads * BLOCK_TOKENS * (self.dim + -(-self.dim // _LANES) * _LANES)
+        return elements * np_dtype(dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a matrix, one for each token: they begin ``offset`` floats after those of ``array``."""
+
+    array: Array
+    offset: int
+    distance: int
+
+    @property
+    def address(self) -> int:
+        """The address of the first row."""
+        return int(self.array.ctypes.data) + 4 * self.offset
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The cache of one layer: keys [block, kv_head, dim, token] and values [block, kv_head, token, dim, padded].
+
+    Both are float32, or bfloat16, to which k and v are rounded when they are written.
+    """
+
+    keys: Array
+    values: Array
+
+
+def make_cache(heads: Heads, blocks: int, dtype: str = "float32") -> Cache:
+    """An empty cache of that many blocks, in one of ``CACHE_TYPES``. Raises MemoryError."""
+    wide = -(-heads.dim // _LANES) * _LANES
+    keys = aligned_empty((blocks, heads.kv_heads, heads.dim, BLOCK_TOKENS), dtype)
+    values = aligned_empty((blocks, heads.kv_heads, BLOCK_TOKENS, wide), dtype)
+    values.fill(0)  # what pads a head is multiplied, too
+    return Cache(keys, values)
+
+
+class Batch:
+    """The slices of an iteration, in the form that the kernels read. All layers share it."""
+
+    def __init__(self, heads: Heads) -> None:
+        self._struct = _Batch()
+        self._shape = structure(_Shape, _numbers(heads, (0, 0, 0, 0), 1))
+        self._heads = heads
+        self._plan = _PROTOTYPE(_function("collage_attention_plan"))
+        self._arrays: dict[str, Array] = {}
+
+    @property
+    def address(self) -> int:
+        """The address of the C struct, which stays the same."""
+        return ctypes.addressof(self._struct)
+
+    def fill(self, slices: Sequence[Slice]) -> None:
+        """Describe the slices, whose tokens are rows one after another, and divide the work into items."""
+        lengths = [len(each.token_ids) for each in slices]
+        tables = [len(each.blocks) for each in slices]
+        self._set("first", np.cumsum([0, *lengths], dtype=np.int64))
+        self._set("start", np.array([each.start for each in slices], np.int64))
+        self._set("table", np.cumsum([0, *tables], dtype=np.int64))
+        blocks = [block for each in slices for block in each.blocks]
+        self._set("tables", np.array(blocks, np.int32))
+        self._struct.requests = len(slices)
+        while self._plan(ctypes.addressof(self._shape), self.address):
+            self._grow()
+
+    def _grow(self) -> None:
+        found = self._struct
+        for name, kind, size in (("item", "items", 8), ("merge", "merges", 2)):
+            needed = 2 * getattr(found, f"{name}_count") * size
+            self._set(kind, np.empty(needed, np.int64))
+            setattr(found, f"{name}_capacity", needed // size)
+        self._set("partials", aligned_empty((2 * found.partial_count,), "float32"))
+        found.partial_capacity = 2 * found.partial_count
+
+    def _set(self, name: str, array: Array) -> None:
+        self._arrays[name] = array  # kept, since the struct has only its address
+        setattr(self._struct, name, array.ctypes.data)
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What one layer's attention reads and writes: rows of q, k, v and of the output, and its cache."""
+
+    q: Rows
+    k: Rows
+    v: Rows
+    out: Rows
+    cache: Cache
+
+
+@dataclass(frozen=True)
+class Rotations:
+    """cos and sin of the angles of each position [position, rotary / 2]; empty without rotary positions."""
+
+    cos: npt.NDArray[np.float32]
+    sin: npt.NDArray[np.float32]
+
+
+def attention_steps(
+    heads: Heads, batch: Batch, operands: Operands, rotations: Rotations, threads: int
+) -> list[Step]:
+    """The steps of a layer: k and v are written to the cache, parts of sequences are attended to, and merged.
+
+    Raises CollageError without the native kernels.
+    """
+    rows = (operands.q, operands.k, operands.v, operands.out)
+    half = operands.cache.keys.dtype != np.float32
+    shape = structure(_Shape, _numbers(heads, [each.distance for each in rows], threads, half))
+    q, k, v, out = (each.address for each in rows)
+    cache = operands.cache
+    middle = (cache.keys, cache.values, rotations.cos, rotations.sin)
+    places = (q, k, v, *(int(each.ctypes.data) for each in middle), out, batch.address)
+    buffers = (ctypes.c_void_p * len(places))(*places)
+    keep = (shape, buffers, batch, operands, rotations)
+    tasks = [
+        [
+            Task(
+                _function(f"collage_attention_{name}"),
+                ctypes.addressof(shape),
+                ctypes.addressof(buffers),
+                n,
+                0,
+                keep,
+            )
+            for n in range(threads)
+        ]
+        for name in ("store", "attend", "finish")
+    ]
+    return [Step(tuple(each)) for each in tasks]
+
+
+def attention_problem() -> str:
+    """The reason why the native attention cannot be used, or "" where it can."""
+    if library_function("collage_attention_plan") is not None:
+        return ""
+    return (
+        "Collage's own kernels were not built, or from older sources, and serving needs them: install a C++17 "
+        "compiler (Debian: apt install g++) and install Collage again."
+    )
+
+
+def _function(name: str) -> int:
+    found = library_function(name)
+    if found is None:
+        raise CollageError(attention_problem())
+    return found
+
+
+def _numbers(heads: Heads, rows: Sequence[int], threads: int, half: bool = False) -> dict[str, float]:
+    names = ("q_row", "k_row", "v_row", "out_row")
+    return {
+        **{name: int(value) for name, value in vars(heads).items() if name != "scale"},
+        **dict(zip(names, rows, strict=True)),
+        "threads": threads,
+        "bfloat16": int(half),
+        "scale": heads.scale,
+    }
+
+
+_PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+
+
+class _Shape(ctypes.Structure):
+    """The C struct ``collage_attention_shape``."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_int64)
+            for name in "heads kv_heads dim rotary interleaved q_row k_row v_row out_row threads bfloat16".split()
+        ),
+        ("scale", ctypes.c_float),
+    )
+
+
+class _Batch(ctypes.Structure):
+    """The C struct ``collage_attention_batch``."""
+
+    _fields_ = (
+        ("requests", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in "first start table tables items merges partials".split()),
+        *((f"{name}_capacity", ctypes.c_int64) for name in ("item", "merge", "partial")),
+        *((f"{name}_count", ctypes.c_int64) for name in ("item", "merge", "partial")),
+        ("next", ctypes.c_int64),
+    )
+
+
+assert ALIGNMENT % (4 * _LANES) == 0  # a row of values begins at a vector's boundary

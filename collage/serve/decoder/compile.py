@@ -1,0 +1,180 @@
+"""Compiling a decoder: recognised, cut, each segment measured and placed for each bucket, and checked as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from collage.backends.base import BackendKind
+from collage.backends.registry import Registry
+from collage.compiler.options import CompileOptions
+from collage.compiler.siblings import Shop, compile_family
+from collage.core.progress import Progress
+from collage.errors import CollageError, ModelError, NoPlacementError, UsageError
+from collage.frontend.load import ModelSource, as_written
+from collage.kernel.target import host
+from collage.measure_db.database import Database
+from collage.measure_db.effort import FULL, QUICK
+from collage.measure_db.process import Workers
+from collage.runtime.parts import Parts
+from collage.serve.attention import MOST_DIM, Heads, Rotations, attention_problem
+from collage.serve.decoder.buckets import BUCKETS, checked_buckets, row_buckets
+from collage.serve.decoder.compiled import CompiledDecoder, Wiring
+from collage.serve.decoder.description import Decoder
+from collage.serve.decoder.onnx_graph import OnnxGraph, Sizes, read_graph
+from collage.serve.decoder.recognise import PROBE, recognise
+from collage.serve.decoder.rotary import angles
+from collage.serve.decoder.segments import Segment, cut, model_of, structure
+from collage.serve.decoder.shared import SharedArrays
+
+DEFAULT_LENGTH = 4096
+"""The longest sequence where no table of positions limits it."""
+
+
+@dataclass(frozen=True)
+class DecoderOptions:
+    """How a decoder is compiled.
+
+    ``backends`` are names; by default the operator libraries and compilers that read their weights where the module
+    file is mapped, so that buckets share them. ``buckets`` are numbers of tokens, and ``max_length`` is the longest
+    sequence (by default what the model's positions allow). ``threads``, ``db`` and ``quick`` are those of
+    ``collage.compile``.
+    """
+
+    buckets: Sequence[int] = BUCKETS
+    max_length: int | None = None
+    backends: Sequence[str] | None = None
+    threads: int | None = None
+    db: Path | None = None
+    quick: bool = False
+
+
+def compile_parts(
+    source: ModelSource, options: DecoderOptions, registry: Registry, progress: Callable[[Progress], None]
+) -> CompiledDecoder:
+    """Compile the segments of a decoder. Neither is the whole checked, nor are its costs measured yet.
+
+    Raises ModelError for a model that is no decoder, and what ``collage.compile`` raises.
+    """
+    if problem := attention_problem():
+        raise CollageError(problem)
+    name = Path(source).stem if isinstance(source, (str, Path)) else "model"
+    buckets = checked_buckets(options.buckets)
+    model = as_written(source)
+    progress(Progress("recognise", 0, 1, name))
+    decoder, graph = recognise(model, name)
+    heads, rotations, length = _positions(graph, decoder, options.max_length, name)
+    threads = options.threads or host().threads
+    compile_options = CompileOptions(
+        backends=options.backends or default_backends(registry),
+        threads=threads,
+        db=options.db,
+        effort=QUICK if options.quick else FULL,
+        streams=False,
+        strict=True,
+        exact=True,
+    )
+    ends, shared = row_buckets(buckets), SharedArrays()
+    parts: dict[tuple[int, int], Parts] = {}
+    last = len(decoder.layers)
+    with ExitStack() as stack:
+        database = stack.enter_context(Database(options.db))
+        workers = stack.enter_context(Workers())
+        shop = Shop(registry, compile_options, database, workers, progress)
+        segments: list[Segment] = []
+        for bucket in sorted({*buckets, *ends}):
+            segments = cut(read_graph(model, Sizes(bucket, PROBE.past)), decoder)
+            wanted = [i for i in range(last) if bucket in buckets] + ([last] if bucket in ends else [])
+            for place, found in _compiled(
+                shop, segments, wanted, shared, f"{name} at {bucket} tokens"
+            ).items():
+                parts[bucket, place] = found
+    return CompiledDecoder(
+        name,
+        decoder,
+        heads,
+        length,
+        threads,
+        tuple(Wiring(each.reads, each.writes) for each in segments),
+        rotations,
+        {bucket: tuple(parts[bucket, i] for i in range(last)) for bucket in buckets},
+        {bucket: parts[bucket, last] for bucket in ends},
+    )
+
+
+def default_backends(registry: Registry) -> list[str]:
+    """Names of the backends whose kernels share their weights between buckets, as far as they are here.
+
+    Our own products have two orders of the weights, and TVM's one. MKL and the engines keep weights of their own for
+    each kernel, and oneDNN's order depends on the number of tokens; these can be named.
+    """
+    usable = {name for name, found in registry.availability().items() if found}
+    if "native" in usable:
+        return [name for name in usable if name in ("native", "tvm")]
+    return [name for name in usable if registry[name].kind is not BackendKind.ENGINE]
+
+
+def _compiled(
+    shop: Shop, segments: Sequence[Segment], wanted: Sequence[int], shared: SharedArrays, name: str
+) -> Mapping[int, Parts]:
+    """The parts of the wanted segments; those of equal structure are measured once."""
+    families: dict[str, list[int]] = {}
+    for place in wanted:
+        families.setdefault(structure(segments[place]), []).append(place)
+    found: dict[int, Parts] = {}
+    for number, places in enumerate(families.values()):
+        shop.progress(Progress("segments", number, len(families), name))
+        models = (model_of(segments[place]) for place in places)  # one at a time: they are large
+        try:
+            parts = compile_family(shop, models, f"segment {places[0]} of {name}", shared.adopt).parts
+        except NoPlacementError as error:
+            raise NoPlacementError(f"segment {places[0]} of {name}: {error}") from error
+        found.update(zip(places, parts, strict=True))
+    return found
+
+
+def _positions(
+    graph: OnnxGraph, decoder: Decoder, wanted: int | None, name: str
+) -> tuple[Heads, Rotations, int]:
+    """The heads, the tables of angles, and the longest sequence. Raises UsageError and ModelError."""
+    layer = decoder.layers[0]
+    limit = decoder.max_length
+    if wanted is not None and (wanted < 1 or (limit is not None and wanted > limit)):
+        most = "" if limit is None else f", and at most {limit}, the rows of its table of positions"
+        raise UsageError(f"the longest sequence of {name} must be at least 1{most}, not {wanted}.")
+    length = wanted or limit or DEFAULT_LENGTH
+    if layer.dim > MOST_DIM:
+        raise ModelError(f"{name} has heads of {layer.dim} elements; at most {MOST_DIM} can be served.")
+    if layer.rotation is None:
+        empty = np.zeros((length, 0), np.float32)
+        return _heads(decoder, 0, False), Rotations(empty, empty), length
+    rotation = layer.rotation
+    tables = [angles(graph, value, length, PROBE.tokens) for value in (rotation.cos, rotation.sin)]
+    halves = []
+    for table in tables:
+        if table is None or table.shape[1] != rotation.elements:
+            raise ModelError(
+                f"the rotary positions at {layer.node} of {name} depend on more than the tokens' positions, or lack "
+                "angles of some elements, which cannot be served."
+            )
+        first, second = (
+            (table[:, 0::2], table[:, 1::2]) if rotation.interleaved else np.split(table, 2, axis=1)
+        )
+        if not np.array_equal(first, second):
+            raise ModelError(f"the rotary positions at {layer.node} of {name} turn pairs by two angles.")
+        halves.append(np.ascontiguousarray(first, np.float32))
+    return _heads(decoder, rotation.elements, rotation.interleaved), Rotations(*halves), length
+
+
+def _heads(decoder: Decoder, rotary: int, interleaved: bool) -> Heads:
+    layer = decoder.layers[0]
+    return Heads(layer.heads, layer.kv_heads, layer.dim, rotary, interleaved, layer.scale)
+
+
+def with_costs(compiled: CompiledDecoder, costs_ms: Mapping[int, float]) -> CompiledDecoder:
+    """The decoder with the measured times of iterations, by bucket."""
+    return replace(compiled, costs_ms=dict(costs_ms))

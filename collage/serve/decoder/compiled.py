@@ -1,0 +1,44 @@
+"""A compiled decoder as a value: its description, its tables, and the parts of its segments for each bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from collage.runtime.parts import Parts
+from collage.serve.attention import Heads, Rotations
+from collage.serve.decoder.description import Decoder
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """The values that a segment reads and writes, in the order of its module's inputs and outputs."""
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CompiledDecoder:
+    """A decoder that is ready to be loaded.
+
+    ``segments`` has for each bucket of tokens the parts of all segments but the last, and ``ends`` for each bucket of
+    rows those of the last one, which gives logits. ``wiring`` is that of all segments. ``costs_ms`` is the measured
+    time of an iteration for each bucket of tokens.
+    """
+
+    name: str
+    decoder: Decoder
+    heads: Heads
+    max_length: int
+    threads: int
+    wiring: tuple[Wiring, ...]
+    rotations: Rotations
+    segments: Mapping[int, tuple[Parts, ...]]
+    ends: Mapping[int, Parts]
+    costs_ms: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """The numbers of tokens that it was compiled for."""
+        return tuple(sorted(self.segments))

@@ -1,0 +1,49 @@
+"""Measuring how long iterations take, for each bucket of tokens."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from collage.serve.attention import BLOCK_TOKENS
+from collage.serve.decoder.buckets import MOST_REQUESTS
+from collage.serve.decoder.runner import DecoderRunner
+from collage.serve.runner import Slice
+
+_CONTEXT = 128
+"""Tokens before the new ones, where the longest sequence has room for them."""
+
+
+def measured_ms(runner: DecoderRunner, buckets: Sequence[int], samples: int) -> dict[int, float]:
+    """The median time of an iteration in milliseconds, for each bucket, with warm caches.
+
+    The tokens are those of as many requests as there can be, up to 64, since most iterations decode.
+    """
+    found = {}
+    for tokens in buckets:
+        slices = iteration_of(runner, tokens)
+        times = []
+        for _ in range(samples + 1):
+            began = time.perf_counter()
+            runner.step(slices)
+            times.append(time.perf_counter() - began)
+        found[tokens] = statistics.median(times[1:]) * 1000
+    return found
+
+
+def iteration_of(runner: DecoderRunner, tokens: int) -> list[Slice]:
+    """Slices with that many tokens. Their requests share blocks where the cache has few, which changes no time."""
+    requests = min(tokens, MOST_REQUESTS)
+    random = np.random.default_rng(0)
+    slices = []
+    for number in range(requests):
+        count = tokens * (number + 1) // requests - tokens * number // requests
+        start = max(0, min(_CONTEXT, runner.max_length - count))
+        needed = -(-(start + count) // BLOCK_TOKENS)
+        blocks = tuple((number * needed + i) % runner.block_count for i in range(needed))
+        ids = tuple(random.integers(0, runner.vocabulary, count).tolist())
+        slices.append(Slice(ids, start, blocks, True))
+    return slices

@@ -1,0 +1,136 @@
+"""An iteration for one bucket of tokens: segments and attention in turn, bound to buffers of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from collage.graph.dataflow import Array, TensorType
+from collage.kernel.kernel import Call
+from collage.native import LaunchList, team_of
+from collage.runtime.bound import bind
+from collage.runtime.executor import Executor
+from collage.serve.attention import Batch, Cache, Operands, Rows, attention_steps
+from collage.serve.decoder.buffers import allocate
+from collage.serve.decoder.compiled import CompiledDecoder, Wiring
+from collage.serve.decoder.description import Layer, Source
+from collage.serve.decoder.onnx_graph import IDS, POSITIONS
+from collage.serve.decoder.segments import by_token
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all iterations of a runner share: the batch of slices, the caches of the layers, and an arena."""
+
+    batch: Batch
+    caches: Sequence[Cache]
+    arena: Array
+
+
+class Iteration:
+    """The segments but the last one, and all attention, for ``tokens`` tokens or fewer."""
+
+    def __init__(
+        self, compiled: CompiledDecoder, tokens: int, executors: Sequence[Executor], shared: Shared
+    ) -> None:
+        self.tokens = tokens
+        self._values = _buffers(compiled, tokens, executors)
+        self._calls: list[Call] = []
+        team = team_of(compiled.threads)
+        for place, layer in enumerate(compiled.decoder.layers):
+            self._calls.append(bound(executors[place], compiled.wiring[place], self._values, shared.arena))
+            operands = self._operands(layer, shared.caches[place])
+            steps = attention_steps(
+                compiled.heads, shared.batch, operands, compiled.rotations, compiled.threads
+            )
+            self._calls.append(LaunchList(team, steps))
+
+    def run(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> None:
+        """Run it on these tokens, one after another. Rows beyond them are computed of token 0, and written nowhere."""
+        count = len(ids)
+        for name, given in ((IDS, ids), (POSITIONS, positions)):
+            if name in self._values:
+                row = self._values[name].reshape(-1)
+                row[:count] = given
+                row[count:] = 0
+        for call in self._calls:
+            call()
+
+    def rows(self, name: str) -> Array:
+        """A value after a run, one row for each token."""
+        return self._values[name].reshape(self.tokens, -1)
+
+    def _operands(self, layer: Layer, cache: Cache) -> Operands:
+        q, k, v = (self._rows(source) for source in (layer.q, layer.k, layer.v))
+        return Operands(q, k, v, Rows(self._values[layer.output], 0, layer.heads * layer.dim), cache)
+
+    def _rows(self, source: Source) -> Rows:
+        array = self._values[by_token(source)]
+        return Rows(array, source.offset, array.size // self.tokens)
+
+
+class End:
+    """The last segment, for ``rows`` rows or fewer: those whose logits are wanted."""
+
+    def __init__(self, wiring: Wiring, rows: int, executor: Executor, arena: Array) -> None:
+        self._rows = rows
+        types = _types(wiring, executor)
+        names = [*wiring.reads, *wiring.writes]
+        self._values = allocate(types, [names], [[]])
+        self._reads = wiring.reads
+        (self._logits,) = wiring.writes
+        self._call = bound(executor, wiring, self._values, arena)
+
+    def run(self, iteration: Iteration, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """The logits [rows, vocabulary] of these rows of the iteration."""
+        for name in self._reads:
+            array = self._values[name].reshape(self._rows, -1)
+            np.take(iteration.rows(name), rows, axis=0, out=array[: len(rows)], mode="clip")
+            array[len(rows) :] = 0
+        self._call()
+        found: npt.NDArray[np.float32] = (
+            self._values[self._logits].reshape(self._rows, -1)[: len(rows)].copy()
+        )
+        return found
+
+
+def bound(executor: Executor, wiring: Wiring, values: Mapping[str, Array], arena: Array) -> Call:
+    """A segment's call on the values."""
+    program = executor.program
+    inputs = {port.name: values[name] for port, name in zip(program.model_inputs, wiring.reads, strict=True)}
+    outputs = {
+        port.name: values[name] for port, name in zip(program.model_outputs, wiring.writes, strict=True)
+    }
+    return bind(executor, inputs, outputs, arena)
+
+
+def _types(wiring: Wiring, executor: Executor) -> dict[str, TensorType]:
+    program = executor.program
+    names, ports = (*wiring.reads, *wiring.writes), (*program.model_inputs, *program.model_outputs)
+    return {
+        name: port.type for name, port in zip(names, ports, strict=True) if isinstance(port.type, TensorType)
+    }
+
+
+def _buffers(compiled: CompiledDecoder, tokens: int, executors: Sequence[Executor]) -> dict[str, Array]:
+    """The arrays of all values between segments. Step 2i is segment i, and step 2i + 1 the attention after it."""
+    layers, wiring = compiled.decoder.layers, compiled.wiring
+    types = {
+        name: kind
+        for each, executor in zip(wiring, executors, strict=False)
+        for name, kind in _types(each, executor).items()
+    }
+    given = list(dict.fromkeys(name for each in wiring for name in each.reads if name in (IDS, POSITIONS)))
+    for name in given:
+        types.setdefault(name, TensorType((1, tokens), "int64"))
+    writes: list[list[str]] = [given]
+    reads: list[list[str]] = [[]]
+    for layer, each in zip(layers, wiring, strict=False):
+        writes += [list(each.writes), [layer.output]]
+        reads += [list(each.reads), [by_token(source) for source in (layer.q, layer.k, layer.v)]]
+        # The last layer's is read by the last segment only, whose rows are others.
+        types.setdefault(layer.output, TensorType((tokens, layer.heads * layer.dim), "float32"))
+    return allocate(types, [*writes, []], [*reads, [*wiring[-1].reads, *given]])

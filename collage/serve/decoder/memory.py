@@ -1,0 +1,54 @@
+"""How many blocks of the cache fit into memory."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from collage.core.cgroup import spare_memory
+from collage.core.memory import physical_bytes
+from collage.errors import UsageError
+from collage.serve.attention import BLOCK_TOKENS
+
+_SHARE = 0.6
+"""The share of the free memory that the cache takes by default."""
+_MOST_SHARE = 0.95
+"""The share that it may take when asked to: the rest of the process needs some, too."""
+_SEQUENCES = 64
+"""The sequences of full length for which the default has room at most."""
+
+
+def free_bytes(root: Path = Path("/")) -> int:
+    """The memory that this process may still take, in bytes."""
+    try:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB$", (root / "proc/meminfo").read_text(), re.MULTILINE)
+    except OSError:  # not on Linux
+        found = None
+    free = int(found[1]) << 10 if found else physical_bytes() // 2
+    spare = spare_memory(root)
+    return free if spare is None else min(free, spare)
+
+
+def chosen_blocks(wanted: int | None, block_bytes: int, max_length: int, free: int) -> int:
+    """The blocks of the cache: those that are wanted, or as many as make sense in the ``free`` bytes.
+
+    Raises UsageError, with the largest number that fits, where there is no memory for them, or where they do not hold
+    one sequence of ``max_length`` tokens.
+    """
+    fit = int(free * _MOST_SHARE) // block_bytes
+    least = -(-max_length // BLOCK_TOKENS)
+    if wanted is None:
+        wanted = max(least, min(int(free * _SHARE) // block_bytes, least * _SEQUENCES))
+        if wanted > fit:
+            raise UsageError(
+                f"a sequence of {max_length} tokens takes {least} blocks of the cache, and at most {fit} fit into the "
+                f"{free / 2**30:.1f} GiB of memory that are free: choose a smaller longest sequence."
+            )
+    if wanted > fit:
+        raise UsageError(
+            f"{wanted} blocks of the cache take {wanted * block_bytes / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of "
+            f"memory are free: ask for at most {fit} blocks."
+        )
+    if wanted < 1:
+        raise UsageError(f"the cache needs at least one block, not {wanted}.")
+    return wanted

@@ -1,0 +1,246 @@
+"""A decoder's graph with fixed sizes: who makes each value, its type, and its value where it is a small constant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from collage.core.printable import printable
+from collage.errors import ModelError
+from collage.graph.dataflow import Array
+
+IDS, POSITIONS, MASK = "input_ids", "position_ids", "attention_mask"
+_SMALL = 1 << 14
+"""The most elements of a constant that is folded."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes for which a graph is read: new tokens, and tokens before them, of one sequence."""
+
+    tokens: int
+    past: int
+
+
+@dataclass(frozen=True)
+class OnnxGraph:
+    """``nodes`` are in order, and none of them makes a constant of ``constants``, which holds the small ones.
+
+    ``shapes`` and ``dtypes`` (onnx's numbers) are of the values where they are known, ``weights`` are all initialisers,
+    and ``inputs`` the names of the model's inputs. ``places`` are values that hold the tokens' positions although no
+    input does: ranges that begin after the cache.
+    """
+
+    nodes: tuple[onnx.NodeProto, ...]
+    constants: Mapping[str, Array]
+    weights: Mapping[str, onnx.TensorProto]
+    shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, int]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    places: frozenset[str]
+    opset: tuple[onnx.OperatorSetIdProto, ...]
+
+    @cached_property
+    def producers(self) -> Mapping[str, onnx.NodeProto]:
+        """The node that makes each value."""
+        return {name: node for node in self.nodes for name in node.output if name}
+
+    @cached_property
+    def users(self) -> Mapping[str, list[onnx.NodeProto]]:
+        """The nodes that read each value."""
+        found: dict[str, list[onnx.NodeProto]] = {}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.input):
+                found.setdefault(name, []).append(node)
+        return found
+
+    @cached_property
+    def from_tokens(self) -> frozenset[str]:
+        """The values that depend on the token ids."""
+        found = {IDS}
+        for node in self.nodes:
+            if found.intersection(node.input):
+                found.update(node.output)
+        return frozenset(found)
+
+    def is_constant(self, name: str) -> bool:
+        """Whether the value is the same in each run and at hand: a small constant, or a weight."""
+        return name in self.constants or name in self.weights
+
+    def scalar(self, name: str) -> float | None:
+        """The value of a constant of one element, or None for another value."""
+        array = self.constants.get(name)
+        if array is None and name in self.weights and np.prod(self.weights[name].dims) == 1:
+            array = numpy_helper.to_array(self.weights[name])
+        return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
+
+
+def described(node: onnx.NodeProto) -> str:
+    """A node in messages: its name, or that of its first output, and its operator."""
+    return f"node {printable(node.name or node.output[0])} ({printable(node.op_type)})"
+
+
+def attribute(node: onnx.NodeProto, name: str, default: object = None) -> object:
+    """The value of a node's attribute, or the default."""
+    for each in node.attribute:
+        if each.name == name:
+            return helper.get_attribute_value(each)
+    return default
+
+
+def read_graph(model: onnx.ModelProto, sizes: Sizes) -> OnnxGraph:
+    """The model's graph for one sequence of these sizes, with what follows from them folded. Raises ModelError."""
+    return _Reader(model, sizes).read()
+
+
+class _Reader:
+    def __init__(self, model: onnx.ModelProto, sizes: Sizes) -> None:
+        self._model = model
+        self._sizes = sizes
+        self._weights = {tensor.name: tensor for tensor in model.graph.initializer}
+        self._inputs = [each for each in model.graph.input if each.name not in self._weights]
+        self._types: dict[str, onnx.TypeProto] = {}
+        self._constants: dict[str, Array] = {}
+        self._data: dict[str, onnx.TensorProto] = {}
+        self._nodes: list[onnx.NodeProto] = []
+        self._places: set[str] = set()
+        self._versions = {each.domain: each.version for each in model.opset_import}
+
+    def read(self) -> OnnxGraph:
+        for tensor in self._weights.values():
+            self._types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+            if (
+                np.prod(tensor.dims) <= _SMALL
+                and tensor.data_type not in (TensorProto.FLOAT, TensorProto.FLOAT16)
+            ) or np.prod(tensor.dims) <= 1:
+                self._add_constant(tensor.name, numpy_helper.to_array(tensor))
+        for info in self._inputs:
+            self._types[info.name] = self._fixed(info)
+        for node in self._model.graph.node:
+            self._visit(node)
+        shapes, dtypes = {}, {}
+        for name, kind in self._types.items():
+            tensor_type = kind.tensor_type
+            dtypes[name] = tensor_type.elem_type
+            dims = tensor_type.shape.dim
+            if tensor_type.HasField("shape") and all(each.HasField("dim_value") for each in dims):
+                shapes[name] = tuple(each.dim_value for each in dims)
+        return OnnxGraph(
+            tuple(self._nodes),
+            self._constants,
+            self._weights,
+            shapes,
+            dtypes,
+            tuple(each.name for each in self._inputs),
+            tuple(each.name for each in self._model.graph.output),
+            frozenset(self._places),
+            tuple(self._model.opset_import),
+        )
+
+    def _fixed(self, info: onnx.ValueInfoProto) -> onnx.TypeProto:
+        """The input's type with the sizes of one sequence."""
+        tokens, past = self._sizes.tokens, self._sizes.past
+        kind = info.type.tensor_type
+        dims = [each.dim_value if each.HasField("dim_value") else 0 for each in kind.shape.dim]
+        if len(dims) == 2:
+            dims = [1, past + tokens if info.name == MASK else tokens]
+        elif len(dims) == 4:  # a cache: one sequence, and the axis that is open holds the tokens before
+            dims = [1, *(past if size <= 0 else size for size in dims[1:])]
+        return helper.make_tensor_type_proto(kind.elem_type, dims)
+
+    def _visit(self, node: onnx.NodeProto) -> None:
+        if any(each.type in (each.GRAPH, each.GRAPHS) for each in node.attribute):
+            raise ModelError(
+                f"{described(node)} has a graph of its own, and a decoder to serve must have none: export it without "
+                "a branch for the cache (optimum's models that are not merged)."
+            )
+        if self._folds_shape(node):
+            return
+        known = all(name in self._constants for name in node.input if name)
+        if known and self._folds(node):
+            return
+        self._nodes.append(node)
+        self._infer(node)
+
+    def _folds_shape(self, node: onnx.NodeProto) -> bool:
+        """Whether the node asks for a shape that is known; it is a constant then."""
+        if node.op_type not in ("Shape", "Size") or node.domain:
+            return False
+        kind = self._types.get(node.input[0], onnx.TypeProto()).tensor_type
+        if not kind.HasField("shape") or not all(each.HasField("dim_value") for each in kind.shape.dim):
+            return False
+        dims = np.array([each.dim_value for each in kind.shape.dim], np.int64)
+        if node.op_type == "Size":
+            dims = np.array(dims.prod())
+        else:
+            first, last = attribute(node, "start", 0), attribute(node, "end", len(dims))
+            assert isinstance(first, int) and isinstance(last, int)
+            dims = dims[first:last]
+        self._add_constant(node.output[0], dims)
+        return True
+
+    def _folds(self, node: onnx.NodeProto) -> bool:
+        """Whether the node, whose inputs are all constants, becomes constants, too."""
+        if node.op_type in ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike"):
+            return False
+        self._infer(node)
+        for name in node.output:
+            kind = self._types.get(name, onnx.TypeProto()).tensor_type
+            if np.prod([each.dim_value or 1 for each in kind.shape.dim], initial=1.0) > _SMALL:
+                return False
+        try:
+            values = self._evaluate(node)
+        except Exception:  # the reference implementation raises anything for what it lacks
+            return False
+        if any(value.size > _SMALL for value in values):
+            return False
+        past, tokens = self._sizes.past, self._sizes.tokens
+        if node.op_type == "Range" and np.array_equal(values[0], np.arange(past, past + tokens)):
+            self._places.add(node.output[0])
+            self._nodes.append(node)
+            self._types[node.output[0]] = helper.make_tensor_type_proto(TensorProto.INT64, [tokens])
+            return True
+        for name, value in zip(node.output, values, strict=False):
+            self._add_constant(name, value)
+        return True
+
+    def _evaluate(self, node: onnx.NodeProto) -> list[Array]:
+        feeds = {name: self._constants[name] for name in node.input if name}
+        graph = helper.make_graph(
+            [node],
+            "fold",
+            [
+                helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+                for name, value in feeds.items()
+            ],
+            [onnx.ValueInfoProto(name=name) for name in node.output if name],
+        )
+        one = helper.make_model(graph, opset_imports=list(self._model.opset_import))
+        found = ReferenceEvaluator(one).run(None, feeds)
+        return [np.asarray(value) for value in found]
+
+    def _add_constant(self, name: str, value: Array) -> None:
+        self._constants[name] = value
+        self._data[name] = numpy_helper.from_array(np.ascontiguousarray(value), name)
+        self._types[name] = helper.make_tensor_type_proto(self._data[name].data_type, list(value.shape))
+
+    def _infer(self, node: onnx.NodeProto) -> None:
+        """Add the types of what the node makes, where onnx can tell them."""
+        try:
+            schema = onnx.defs.get_schema(node.op_type, self._versions.get(node.domain, 1), node.domain)
+            types = {name: self._types[name] for name in node.input if name}
+            data = {name: self._data[name] for name in node.input if name in self._data}
+            self._types.update(
+                onnx.shape_inference.infer_node_outputs(
+                    schema, node, types, data, opset_imports=list(self._model.opset_import)
+                )
+            )
+        except (KeyError, onnx.defs.SchemaError, onnx.shape_inference.InferenceError, RuntimeError):
+            return  # what needs the type of this value refuses the model, and names the node

@@ -1,0 +1,67 @@
+"""The original decoder in ONNX Runtime, alone: what a compiled one is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from collage.core.library_text import library_text
+from collage.errors import ModelError
+from collage.frontend.load import ModelSource
+from collage.frontend.ort_session import session_options
+from collage.graph.dataflow import Array
+from collage.serve.decoder.onnx_graph import IDS, MASK, POSITIONS
+
+
+class OriginalDecoder:
+    """The model as its author wrote it. It runs one sequence at a time, with its own cache where it has one."""
+
+    def __init__(self, source: ModelSource, threads: int) -> None:
+        """Raises ModelError where ONNX Runtime cannot load the model."""
+        options = session_options()
+        options.intra_op_num_threads = threads
+        if isinstance(source, (str, Path)):
+            model: object = str(source)
+        else:
+            model = source if isinstance(source, bytes) else source.SerializeToString()
+        try:
+            self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
+            raise ModelError(f"ONNX Runtime cannot load the decoder: {library_text(error)}") from error
+        self._outputs = [each.name for each in self._session.get_outputs()]
+        self._inputs = {each.name: each for each in self._session.get_inputs()}
+        self.has_cache = any(name not in (IDS, POSITIONS, MASK) for name in self._inputs)
+
+    def empty_cache(self) -> dict[str, Array]:
+        """A cache without tokens, by the names of the inputs."""
+        found: dict[str, Array] = {}
+        for name, info in self._inputs.items():
+            if name not in (IDS, POSITIONS, MASK):
+                sizes = [1, *(size if isinstance(size, int) else 0 for size in info.shape[1:])]
+                found[name] = np.zeros(sizes, np.float32)
+        return found
+
+    def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """The logits [token, vocabulary] of a whole sequence. Raises ModelError where it fails."""
+        return self.step(tokens, 0, self.empty_cache())[0]
+
+    def step(
+        self, tokens: Sequence[int], start: int, cache: dict[str, Array]
+    ) -> tuple[NDArray[np.float32], dict[str, Array]]:
+        """The logits of new tokens after ``start`` others, and the cache with them, by the names of the inputs."""
+        count = len(tokens)
+        feeds: dict[str, Array] = {
+            IDS: np.array([tokens], np.int64),
+            POSITIONS: np.arange(start, start + count, dtype=np.int64)[None],
+            MASK: np.ones((1, start + count), np.int64),
+        }
+        feeds = {name: value for name, value in feeds.items() if name in self._inputs}
+        try:
+            logits, *presents = self._session.run(None, {**feeds, **cache})
+        except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
+            raise ModelError(f"ONNX Runtime cannot run the decoder: {library_text(error)}") from error
+        return logits[0], dict(zip(cache, presents, strict=False))

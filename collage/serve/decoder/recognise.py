@@ -1,0 +1,263 @@
+"""Recognising a decoder: its attention, layer by layer, its logits, and how far its positions go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from collage.core.printable import printable
+from collage.errors import ModelError
+from collage.serve.decoder.description import Decoder, Layer
+from collage.serve.decoder.onnx_graph import (
+    IDS,
+    MASK,
+    POSITIONS,
+    OnnxGraph,
+    Sizes,
+    attribute,
+    described,
+    read_graph,
+)
+from collage.serve.decoder.peel import Origin, origin_of, same_rotation
+
+PROBE = Sizes(tokens=29, past=5)
+"""The sizes with which a graph is looked at: no other axis of a decoder has 29 or 34 elements."""
+
+_SCORES = frozenset("Add Sub Where Mul Div Cast Max Min Identity Tanh".split())
+_OUTPUT = frozenset("Transpose Reshape Squeeze Unsqueeze Identity Flatten Cast".split())
+
+
+@dataclass(frozen=True)
+class _Core:
+    """An attention: its operands q, k and v, what it makes, and its scale."""
+
+    node: onnx.NodeProto
+    q: str
+    k: str
+    v: str
+    made: str
+    scale: float | None
+    """The factor of the scores, or None for 1 / sqrt(dim), as ONNX's Attention has it."""
+
+
+def recognise(model: onnx.ModelProto, name: str) -> tuple[Decoder, OnnxGraph]:
+    """The decoder, and its graph as it was looked at. Raises ModelError, which names what does not fit."""
+    _check_inputs(model, name)
+    graph = read_graph(model, PROBE)
+    logits = graph.outputs[0]
+    shape = graph.shapes.get(logits)
+    tokens = PROBE.tokens
+    if shape is None or len(shape) != 3 or shape[:2] != (1, tokens):
+        found = "of unknown shape" if shape is None else "x".join(map(str, shape))
+        raise ModelError(
+            f"{name} is no decoder to serve: its first output {printable(logits)} is {found}, and must be logits "
+            "[batch, sequence, vocabulary]."
+        )
+    cores = [core for node in graph.nodes if (core := _core(graph, node)) is not None]
+    if not cores:
+        raise ModelError(
+            f"{name} is no decoder to serve: no attention is found in it (a Softmax between two products, or ONNX's "
+            "operator Attention)."
+        )
+    each = [_layer(graph, core) for core in cores]
+    _check_caches(graph, [origin for _, origins in each for origin in origins])
+    layers = tuple(layer for layer, _ in each)
+    _check_uniform(layers)
+    return Decoder(layers, logits, shape[2], _learned_positions(graph)), graph
+
+
+def _check_inputs(model: onnx.ModelProto, name: str) -> None:
+    weights = {tensor.name for tensor in model.graph.initializer}
+    for info in model.graph.input:
+        if info.name in weights:
+            continue
+        rank = len(info.type.tensor_type.shape.dim)
+        known = info.name in (IDS, POSITIONS, MASK)
+        if (known and rank == 2) or (not known and rank == 4 and info.name.startswith("past")):
+            continue
+        raise ModelError(
+            f"{name} is no decoder to serve: its input {printable(info.name)} is none of {IDS}, {POSITIONS} and {MASK} "
+            "[batch, sequence], and past_key_values.N.key and .value [batch, heads, past, head]."
+        )
+    if IDS not in {info.name for info in model.graph.input}:
+        raise ModelError(f"{name} is no decoder to serve: it has no input {IDS} [batch, sequence].")
+
+
+def _core(graph: OnnxGraph, node: onnx.NodeProto) -> _Core | None:
+    """The attention around a node, or None where it is no Softmax of scores and no Attention."""
+    if node.op_type == "Attention" and node.domain in ("", "ai.onnx"):
+        return _operator(node)
+    if node.op_type != "Softmax" or node.output[0] not in graph.from_tokens:
+        return None
+    scores = _scores(graph, node.input[0], 1.0)
+    if scores is None:
+        raise ModelError(
+            f"{described(node)} is not recognised as attention: its input is no scaled and masked product of q and k."
+        )
+    product, scale = scores
+    value, user = node.output[0], _only_user(graph, node.output[0])
+    while user is not None and user.op_type in ("Cast", "Identity", "Dropout"):
+        value, user = user.output[0], _only_user(graph, user.output[0])
+    if user is None or user.op_type != "MatMul" or user.input[0] != value:
+        raise ModelError(f"{described(node)} is not recognised as attention: no product with v follows it.")
+    return _Core(node, product.input[0], product.input[1], user.input[1], user.output[0], scale)
+
+
+def _operator(node: onnx.NodeProto) -> _Core:
+    softcap, mode = attribute(node, "softcap", 0.0), attribute(node, "qk_matmul_output_mode", 0)
+    if softcap or (len(node.output) > 3 and node.output[3]) or mode:
+        raise ModelError(f"{described(node)} has a softcap or gives its scores, which cannot be served.")
+    if len(node.input) > 6 and node.input[6]:
+        raise ModelError(f"{described(node)} is told the lengths of sequences, which cannot be served.")
+    scale = attribute(node, "scale")
+    assert scale is None or isinstance(scale, float)
+    q, k, v = node.input[:3]
+    return _Core(node, q, k, v, node.output[0], scale)
+
+
+def _scores(graph: OnnxGraph, value: str, factor: float) -> tuple[onnx.NodeProto, float] | None:
+    """The product of q and k behind masked scores, and the scale between them; None where there is not just one."""
+    node = graph.producers.get(value)
+    if node is None or value not in graph.from_tokens:
+        return None
+    if node.op_type == "MatMul":
+        return (node, factor) if all(name in graph.from_tokens for name in node.input) else None
+    if node.op_type not in _SCORES or node.op_type == "Tanh":
+        return None
+    if node.op_type in ("Mul", "Div"):
+        for place, other in ((0, 1), (1, 0)):
+            number = graph.scalar(node.input[other])
+            if number is not None and (node.op_type == "Mul" or place == 0):
+                return _scores(
+                    graph, node.input[place], factor * (number if node.op_type == "Mul" else 1 / number)
+                )
+        return None
+    found = [each for name in node.input if (each := _scores(graph, name, factor)) is not None]
+    return found[0] if len(found) == 1 else None
+
+
+def _layer(graph: OnnxGraph, core: _Core) -> tuple[Layer, list[Origin]]:
+    tokens, node = PROBE.tokens, core.node
+    q, k, v = origins = [origin_of(graph, name, node, tokens) for name in (core.q, core.k, core.v)]
+    if v.rotation is not None or v.factor != 1:
+        raise ModelError(f"{described(node)} scales or rotates v, which cannot be served.")
+    if q.past or bool(k.past) != bool(v.past):
+        raise ModelError(
+            f"{described(node)} has a cache for q, or only one for k and v, which cannot be served."
+        )
+    dim, heads = _head_sizes(graph, core, q)
+    if q.source.width != heads * dim or k.source.width % dim or v.source.width != k.source.width:
+        raise ModelError(
+            f"{described(node)} reads rows of {q.source.width}, {k.source.width} and {v.source.width} elements for "
+            f"q, k and v, which are no heads of {dim} elements."
+        )
+    kv_heads = k.source.width // dim
+    if heads % kv_heads:
+        raise ModelError(
+            f"{described(node)} has {heads} heads for {kv_heads} K/V heads, which is no whole number each."
+        )
+    scale = (dim**-0.5 if core.scale is None else core.scale) * q.factor * k.factor
+    output = _output(graph, core, heads * dim)
+    rotation = same_rotation((q, k), node)
+    name = node.name or node.output[0]
+    layer = Layer(name, q.source, k.source, v.source, output, heads, kv_heads, dim, scale, rotation)
+    _add_operator_caches(graph, core, origins)
+    return layer, origins
+
+
+def _head_sizes(graph: OnnxGraph, core: _Core, q: Origin) -> tuple[int, int]:
+    """The elements of a head, and the number of heads."""
+    shape, heads = graph.shapes.get(core.q), attribute(core.node, "q_num_heads")
+    if shape is not None and len(shape) == 4:
+        return shape[3], shape[1]
+    if isinstance(heads, int) and heads > 0 and q.source.width % heads == 0:
+        return q.source.width // heads, heads
+    raise ModelError(
+        f"{described(core.node)} has operands of unknown heads, not [batch, heads, tokens, head]."
+    )
+
+
+def _add_operator_caches(graph: OnnxGraph, core: _Core, origins: list[Origin]) -> None:
+    """Note the caches that ONNX's Attention takes as inputs."""
+    if core.node.op_type != "Attention" or len(core.node.input) < 6:
+        return
+    for place, name in ((1, core.node.input[4]), (2, core.node.input[5])):
+        each = origins[place]
+        origins[place] = Origin(each.source, each.factor, name, each.rotation)
+
+
+def _output(graph: OnnxGraph, core: _Core, width: int) -> str:
+    """The value that has the layer's heads beside each other, a row for each token."""
+    value, tokens = core.made, PROBE.tokens
+    while True:
+        shape = graph.shapes.get(value)
+        if shape is not None and shape in ((1, tokens, width), (tokens, width)):
+            return value
+        user = _only_user(graph, value)
+        if user is None or user.op_type not in _OUTPUT:
+            raise ModelError(
+                f"{described(core.node)} is not recognised as attention: its heads are not put beside each other "
+                f"[batch, sequence, {width}]."
+            )
+        value = user.output[0]
+
+
+def _only_user(graph: OnnxGraph, value: str) -> onnx.NodeProto | None:
+    users = graph.users.get(value, [])
+    return users[0] if len(users) == 1 else None
+
+
+def _check_caches(graph: OnnxGraph, origins: list[Origin]) -> None:
+    """Each cache must belong to the attention of one layer."""
+    used = [origin.past for origin in origins if origin.past]
+    for name in graph.inputs:
+        if name not in (IDS, POSITIONS, MASK) and used.count(name) != 1:
+            users = graph.users.get(name, [])
+            at = f" (it is read by {described(users[0])})" if users else ""
+            raise ModelError(
+                f"the cache {printable(name)} is not that of one attention{at}, which cannot be served."
+            )
+
+
+def _check_uniform(layers: tuple[Layer, ...]) -> None:
+    def sizes(layer: Layer) -> tuple[object, ...]:
+        return layer.heads, layer.kv_heads, layer.dim, round(layer.scale, 6), layer.rotation
+
+    for layer in layers:
+        if sizes(layer) != sizes(layers[0]):
+            raise ModelError(
+                f"the attention at {printable(layer.node)} differs from that at {printable(layers[0].node)} in its "
+                "heads, scale or rotary positions: layers of different kinds cannot be served."
+            )
+
+
+def _learned_positions(graph: OnnxGraph) -> int | None:
+    """The rows of the shortest table that positions are looked up in, or None where there is none."""
+    of_positions = {POSITIONS, *graph.places}
+    rows = []
+    for node in graph.nodes:
+        if node.op_type == "Gather" and node.input[1] in of_positions and graph.is_constant(node.input[0]):
+            size = graph.shapes.get(node.input[0])
+            axis = attribute(node, "axis", 0)
+            if size is not None and axis == 0:
+                rows.append(size[0])
+        elif of_positions.intersection(node.input) and not graph.from_tokens.intersection(node.output):
+            offset = _offset(graph, node)
+            if offset is not None:
+                of_positions.update(node.output)
+                rows += [-offset] if offset else []
+    tables = [size for size in rows if size > 0]
+    return min(tables) + min([0, *(size for size in rows if size < 0)]) if tables else None
+
+
+def _offset(graph: OnnxGraph, node: onnx.NodeProto) -> int | None:
+    """What a node adds to positions, or None where it does something else with them."""
+    if node.op_type in ("Unsqueeze", "Squeeze", "Cast", "Identity", "Reshape", "Expand"):
+        return 0
+    if node.op_type == "Add":
+        numbers = [graph.scalar(name) for name in node.input]
+        found = [int(number) for number in numbers if number is not None and np.isfinite(number)]
+        return found[0] if len(found) == 1 and found[0] >= 0 else None
+    return None

@@ -1,0 +1,165 @@
+"""Recognising rotary positions (Su et al. 2021): x cos + turned(x) sin, of all elements of a head or of the first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from collage.graph.dataflow import Array
+from collage.serve.decoder.description import Rotation
+from collage.serve.decoder.onnx_graph import POSITIONS, OnnxGraph, attribute
+
+_FEW = 24
+"""The most nodes that turn a vector by a right angle."""
+
+
+@dataclass(frozen=True)
+class Rotated:
+    """A value before its rotation, and the rotation."""
+
+    value: str
+    rotation: Rotation
+
+
+def read_rotation(graph: OnnxGraph, node: onnx.NodeProto) -> Rotated | None:
+    """The rotation that the node completes, or None where it completes none."""
+    if node.op_type == "Add":
+        return _sum(graph, node)
+    if node.op_type == "Concat":
+        return _partial(graph, node)
+    return None
+
+
+def _sum(graph: OnnxGraph, node: onnx.NodeProto) -> Rotated | None:
+    terms = [graph.producers.get(name) for name in node.input]
+    if any(term is None or term.op_type != "Mul" for term in terms):
+        return None
+    pairs = []
+    for term in terms:
+        assert term is not None
+        data = [name for name in term.input if name in graph.from_tokens]
+        angles = [name for name in term.input if name not in graph.from_tokens]
+        if len(data) != 1 or len(angles) != 1:
+            return None
+        pairs.append((data[0], angles[0]))
+    for (x, cos), (turned, sin) in (pairs, pairs[::-1]):
+        interleaved = _turns(graph, x, turned)
+        if interleaved is not None:
+            elements = graph.shapes[x][-1]
+            return Rotated(x, Rotation(cos, sin, interleaved, elements))
+    return None
+
+
+def _turns(graph: OnnxGraph, x: str, turned: str) -> bool | None:
+    """Whether ``turned`` is x turned by a right angle, in pairs of neighbours (True) or of halves (False), or None."""
+    shape = graph.shapes.get(x)
+    if shape is None or shape[-1] % 2:
+        return None
+    found = evaluated(graph, turned, {x: _numbered(shape)})
+    if found is None or found.shape != shape:
+        return None
+    width = shape[-1]
+    numbered = _numbered(shape)
+    pairs = np.empty_like(numbered)
+    pairs[..., 0::2], pairs[..., 1::2] = -numbered[..., 1::2], numbered[..., 0::2]
+    if np.array_equal(found, pairs):
+        return True
+    halves = np.concatenate([-numbered[..., width // 2 :], numbered[..., : width // 2]], -1)
+    return False if np.array_equal(found, halves) else None
+
+
+def _numbered(shape: tuple[int, ...]) -> NDArray[np.float32]:
+    return np.arange(1, 1 + int(np.prod(shape)), dtype=np.float32).reshape(shape)
+
+
+def _partial(graph: OnnxGraph, node: onnx.NodeProto) -> Rotated | None:
+    """The first elements of each head rotated, and the others as they are."""
+    axis = attribute(node, "axis", 0)
+    shape = graph.shapes.get(node.output[0])
+    if len(node.input) != 2 or shape is None or axis not in (-1, len(shape) - 1):
+        return None
+    inner = graph.producers.get(node.input[0])
+    found = None if inner is None or inner.op_type != "Add" else _sum(graph, inner)
+    if found is None:
+        return None
+    source = graph.producers.get(found.value)
+    if (
+        source is None
+        or source.op_type not in ("Slice", "Split")
+        or graph.shapes.get(source.input[0]) != shape
+    ):
+        return None
+    whole, count = source.input[0], found.rotation.elements
+    parts = [evaluated(graph, name, {whole: _numbered(shape)}) for name in (found.value, node.input[1])]
+    if parts[0] is None or parts[1] is None:
+        return None
+    numbered = _numbered(shape)
+    if not np.array_equal(parts[0], numbered[..., :count]) or not np.array_equal(
+        parts[1], numbered[..., count:]
+    ):
+        return None
+    return Rotated(whole, found.rotation)
+
+
+def evaluated(graph: OnnxGraph, wanted: str, feeds: Mapping[str, Array]) -> Array | None:
+    """A value computed from others, where few nodes lie between them and constants; None where it is otherwise."""
+    nodes: list[onnx.NodeProto] = []
+    constants: dict[str, onnx.TensorProto] = {}
+    waiting, seen = [wanted], set(feeds)
+    while waiting:
+        name = waiting.pop()
+        if not name or name in seen:
+            continue
+        seen.add(name)
+        if name in graph.constants:
+            constants[name] = numpy_helper.from_array(np.ascontiguousarray(graph.constants[name]), name)
+        elif name in graph.weights:
+            constants[name] = graph.weights[name]
+        elif name in graph.producers:
+            nodes.append(graph.producers[name])
+            waiting += graph.producers[name].input
+        else:
+            return None
+        if len(nodes) > _FEW:
+            return None
+    order = {id(node): place for place, node in enumerate(graph.nodes)}
+    unique = {id(node): node for node in nodes}
+    body = helper.make_graph(
+        sorted(unique.values(), key=lambda node: order[id(node)]),
+        "part",
+        [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+            for name, value in feeds.items()
+        ],
+        [onnx.ValueInfoProto(name=wanted)],
+        list(constants.values()),
+    )
+    try:
+        model = helper.make_model(body, opset_imports=list(graph.opset))
+        (found,) = ReferenceEvaluator(model).run([wanted], dict(feeds))
+    except Exception:  # the reference implementation raises anything for what it lacks
+        return None
+    result: Array = np.asarray(found)
+    return result
+
+
+def angles(graph: OnnxGraph, name: str, length: int, tokens: int) -> Array | None:
+    """A table of a value of each position [length, elements], or None where it depends on more than positions.
+
+    ``tokens`` are those that the graph is for.
+    """
+    rows = []
+    for start in range(0, length, tokens):
+        places = np.minimum(np.arange(start, start + tokens, dtype=np.int64), length - 1)
+        feeds = {POSITIONS: places[None], **dict.fromkeys(graph.places, places)}
+        found = evaluated(graph, name, feeds)
+        if found is None or found.size % tokens:
+            return None
+        rows.append(found.reshape(tokens, -1))
+    return np.concatenate(rows)[:length]

@@ -1,0 +1,126 @@
+"""Running a compiled decoder: iterations over slices of many requests, with a paged cache; see ``serve/runner.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collage.backends.registry import Registry
+from collage.errors import CollageError, InputError, unknown_names
+from collage.kernel.buffers import aligned_empty
+from collage.runtime.executor import Executor
+from collage.runtime.parts import Parts, load_parts
+from collage.serve.attention import BLOCK_TOKENS, CACHE_TYPES, Batch, make_cache
+from collage.serve.decoder.buckets import bucket_for
+from collage.serve.decoder.compiled import CompiledDecoder
+from collage.serve.decoder.iteration import End, Iteration, Shared
+from collage.serve.decoder.memory import chosen_blocks, free_bytes
+from collage.serve.runner import Slice
+
+
+class DecoderRunner:
+    """A loaded decoder with its cache; see ``collage.serve.runner.Runner``. One thread at a time may use it."""
+
+    def __init__(
+        self,
+        compiled: CompiledDecoder,
+        registry: Registry,
+        blocks: int | None = None,
+        cache: str = "float32",
+    ) -> None:
+        """``blocks`` are those of the cache, by default as many as make sense, and ``cache`` is its type.
+
+        In bfloat16 the cache has half the size, and keys and values are rounded to 8 bits of precision.
+
+        Raises UsageError where memory does not suffice, with the largest number of blocks that fits, and for another
+        type of the cache, and CollageError for kernels that cannot be loaded.
+        """
+        self._compiled = compiled
+        if cache not in CACHE_TYPES:
+            raise unknown_names("type of the cache", [cache], CACHE_TYPES)
+        layers = len(compiled.decoder.layers)
+        block_bytes = compiled.heads.block_bytes(cache) * layers
+        self.block_tokens = BLOCK_TOKENS
+        self.block_count = chosen_blocks(blocks, block_bytes, compiled.max_length, free_bytes())
+        self.max_tokens = compiled.buckets[-1]
+        self.max_length = compiled.max_length
+        self.vocabulary = compiled.decoder.vocabulary
+        self._batch = Batch(compiled.heads)
+        caches = [make_cache(compiled.heads, self.block_count, cache) for _ in range(layers)]
+        arena = aligned_empty((max(_arena_sizes(compiled)),), "uint8")
+        shared = Shared(self._batch, caches, arena)
+        self.buckets = compiled.buckets
+        """The numbers of tokens that it was compiled for; an iteration of others is padded."""
+        self._iterations = {
+            tokens: Iteration(compiled, tokens, [_executor(each, registry) for each in parts], shared)
+            for tokens, parts in compiled.segments.items()
+        }
+        self._rows = tuple(sorted(compiled.ends))
+        self._ends = {
+            rows: End(compiled.wiring[-1], rows, _executor(parts, registry), arena)
+            for rows, parts in compiled.ends.items()
+        }
+
+    def step(self, slices: Sequence[Slice]) -> NDArray[np.float32]:
+        """One row of logits [wanted, vocabulary] for each slice that wants them, in order.
+
+        Raises InputError for slices that do not fit the decoder; nothing is computed then.
+        """
+        ids, positions = self._tokens(slices)
+        iteration = self._iterations[bucket_for(self.buckets, len(ids))]
+        self._batch.fill(slices)
+        iteration.run(ids, positions)
+        lengths = np.cumsum([len(each.token_ids) for each in slices])
+        rows = lengths[[each.wants_logits for each in slices]] - 1
+        if not len(rows):
+            return np.empty((0, self.vocabulary), np.float32)
+        most = self._rows[-1]
+        parts = [
+            self._ends[bucket_for(self._rows, len(part))].run(iteration, part)
+            for part in (rows[at : at + most] for at in range(0, len(rows), most))
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _tokens(self, slices: Sequence[Slice]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The tokens of all slices and their positions. Raises InputError."""
+        if not self._iterations:
+            raise CollageError("the runner is closed.")
+        ids = np.fromiter(chain.from_iterable(each.token_ids for each in slices), np.int64)
+        if not 0 < len(ids) <= self.max_tokens:
+            raise InputError(f"an iteration has 1 to {self.max_tokens} tokens, not {len(ids)}.")
+        if ids.min() < 0 or ids.max() >= self.vocabulary:
+            raise InputError(f"token ids must be from 0 to {self.vocabulary - 1}.")
+        for each in slices:
+            end = each.start + len(each.token_ids)
+            if not each.token_ids or each.start < 0 or end > self.max_length:
+                raise InputError(f"a slice has at least one token, and ends within {self.max_length} tokens.")
+            if len(each.blocks) * BLOCK_TOKENS < end:
+                raise InputError(f"{len(each.blocks)} blocks do not hold {end} tokens.")
+            if min(each.blocks) < 0 or max(each.blocks) >= self.block_count:
+                raise InputError(f"blocks are numbers from 0 to {self.block_count - 1}.")
+        return ids, np.concatenate([each.start + np.arange(len(each.token_ids)) for each in slices])
+
+    def cost_ms(self, tokens: int) -> float:
+        """The measured time of an iteration with that many tokens, in milliseconds."""
+        bucket = bucket_for(self.buckets, tokens)
+        if bucket not in self._compiled.costs_ms:
+            raise CollageError(f"the time of an iteration of {bucket} tokens was not measured.")
+        return self._compiled.costs_ms[bucket]
+
+    def close(self) -> None:
+        """Free the cache and the kernels. The runner must not be used afterwards."""
+        self._iterations, self._ends = {}, {}
+
+
+def _executor(parts: Parts, registry: Registry) -> Executor:
+    found = load_parts(parts, registry)
+    assert isinstance(found, Executor)  # a segment is compiled strictly, without an engine's suffix
+    return found
+
+
+def _arena_sizes(compiled: CompiledDecoder) -> Iterator[int]:
+    for parts in (*chain.from_iterable(compiled.segments.values()), *compiled.ends.values()):
+        yield max(parts.program.memory.nbytes, 1)

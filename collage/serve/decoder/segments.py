@@ -1,0 +1,236 @@
+"""Cutting a decoder at its attention into segments, in which every token is computed by itself.
+
+Segment i takes the output of attention i - 1 and what else it needs of earlier segments (the residual stream), and
+gives q, k and v of layer i. The last one gives the logits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from collage.core.printable import printable
+from collage.errors import ModelError
+from collage.serve.decoder.description import Decoder, Layer, Source
+from collage.serve.decoder.onnx_graph import IDS, POSITIONS, OnnxGraph, described
+
+_CONSTANT = -1
+_TURNED = "{}.by_token"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One segment, whose inputs and outputs are ``reads`` and ``writes``, in order.
+
+    ``bare`` is its ONNX model without the ``weights``, which all segments share with the whole model.
+    """
+
+    bare: onnx.ModelProto
+    weights: Mapping[str, onnx.TensorProto]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+def by_token(source: Source) -> str:
+    """The name of the value that has a source's rows, one for each token."""
+    return _TURNED.format(source.value) if source.by_head else source.value
+
+
+def cut(graph: OnnxGraph, decoder: Decoder) -> list[Segment]:
+    """The segments of a graph, for the number of tokens that it was read for.
+
+    Raises ModelError where something other than attention looks at other tokens.
+    """
+    return _Cutter(graph, decoder).cut()
+
+
+class _Cutter:
+    def __init__(self, graph: OnnxGraph, decoder: Decoder) -> None:
+        self._graph = graph
+        self._decoder = decoder
+        self._outputs = {layer.output: number for number, layer in enumerate(decoder.layers)}
+        self._order = {id(node): place for place, node in enumerate(graph.nodes)}
+        self._levels = self._find_levels()
+
+    def _find_levels(self) -> dict[str, int | None]:
+        """The segment that computes each value, -1 for constants, and None for what only attention may read."""
+        graph = self._graph
+        found: dict[str, int | None] = {IDS: 0, POSITIONS: 0, "": _CONSTANT}
+        found.update(dict.fromkeys(graph.places, 0))
+        found.update(dict.fromkeys([*graph.constants, *graph.weights], _CONSTANT))
+        for node in graph.nodes:
+            levels = [found.get(name) for name in node.input]
+            known = [level for level in levels if level is not None]
+            level = max(known, default=_CONSTANT) if len(known) == len(levels) else None
+            for name in node.output:
+                if name in self._outputs:
+                    found[name] = self._outputs[name] + 1
+                elif name not in graph.places:
+                    found[name] = level
+        return found
+
+    def cut(self) -> list[Segment]:
+        layers = self._decoder.layers
+        wanted: list[dict[str, None]] = [dict.fromkeys(self._rows_of(layer)) for layer in layers]
+        wanted.append({self._decoder.logits: None})
+        for number, layer in enumerate(layers):
+            for source in (layer.q, layer.k, layer.v):
+                self._refuse_hidden(source.value)
+                if self._levels.get(source.value) not in (number, _CONSTANT):
+                    self._refuse_level(layer, source)
+        self._refuse_hidden(self._decoder.logits)
+        found = []
+        for number in range(len(layers), -1, -1):
+            nodes, reads = self._gather(number, [name.removesuffix(".by_token") for name in wanted[number]])
+            for name in reads:
+                level = self._levels[name]
+                assert level is not None
+                if name not in self._outputs and name not in (IDS, POSITIONS):
+                    wanted[level][name] = None
+            found.append(self._segment(number, nodes, reads, list(wanted[number])))
+        return found[::-1]
+
+    def _rows_of(self, layer: Layer) -> list[str]:
+        return [by_token(source) for source in (layer.q, layer.k, layer.v)]
+
+    def _refuse_hidden(self, name: str) -> None:
+        """Raise ModelError where a value depends on what only attention may read, and name who brings it in."""
+        while self._levels.get(name) is None:
+            node = self._graph.producers[name]
+            name = next(each for each in node.input if self._levels.get(each) is None)
+            if name not in self._graph.from_tokens:
+                self._refuse_input(node, name)
+
+    def _refuse_level(self, layer: Layer, source: Source) -> None:
+        node = self._graph.producers[source.value]
+        raise ModelError(
+            f"{described(node)} does not depend on the attention before that at {printable(layer.node)} alone: only "
+            "layers one after another can be served."
+        )
+
+    def _gather(self, number: int, targets: Sequence[str]) -> tuple[list[onnx.NodeProto], list[str]]:
+        """The nodes of a segment, in order, and the values that it reads from before."""
+        nodes: dict[int, onnx.NodeProto] = {}
+        reads: dict[str, None] = {}
+        waiting, seen = list(targets), set()
+        while waiting:
+            name = waiting.pop()
+            if name in seen or not name or self._graph.is_constant(name):
+                continue
+            seen.add(name)
+            level = self._levels[name]
+            if name in self._graph.places:
+                reads[POSITIONS] = None
+            elif name in (IDS, POSITIONS) or name in self._outputs or level not in (number, _CONSTANT):
+                reads[name] = None
+            else:
+                node = self._graph.producers[name]
+                nodes[self._order[id(node)]] = node
+                waiting += node.input
+        return [nodes[place] for place in sorted(nodes)], sorted(reads, key=self._read_order)
+
+    def _read_order(self, name: str) -> tuple[int, int]:
+        """Attention's output comes first, so that segments of equal structure are equal."""
+        node = self._graph.producers.get(name)
+        return 0 if name in self._outputs else 1, -1 if node is None else self._order[id(node)]
+
+    def _refuse_input(self, node: onnx.NodeProto, name: str) -> None:
+        maker = self._graph.producers.get(name)
+        what = f"the input {printable(name)}" if maker is None else described(maker)
+        raise ModelError(
+            f"{described(node)} reads {what} outside of attention, where every token must be computed by itself: this "
+            "decoder cannot be served."
+        )
+
+    def _segment(
+        self, number: int, nodes: Sequence[onnx.NodeProto], reads: Sequence[str], writes: Sequence[str]
+    ) -> Segment:
+        graph = self._graph
+        body, weights = list(nodes), {}
+        for place in graph.places.intersection(name for node in nodes for name in node.input):
+            sizes = f"{place}.sizes"
+            weights[sizes] = helper.make_tensor(sizes, TensorProto.INT64, [1], [-1])
+            body.insert(0, helper.make_node("Reshape", [POSITIONS, sizes], [place]))
+        for name in writes:
+            if name.endswith(".by_token"):
+                source = name.removesuffix(".by_token")
+                body.append(
+                    helper.make_node("Transpose", [source], [name], f"{source}/by_token", perm=[0, 2, 1, 3])
+                )
+        for name in dict.fromkeys(name for node in body for name in node.input):
+            if name in graph.constants:
+                weights[name] = numpy_helper.from_array(graph.constants[name], name)
+            elif name in graph.weights:
+                weights[name] = graph.weights[name]
+        inputs = [self._info(name) for name in reads]
+        outputs = [self._info(name) for name in writes]
+        made = helper.make_graph(body, f"segment {number}", inputs, outputs)
+        model = helper.make_model(made, opset_imports=list(graph.opset), ir_version=10)
+        return Segment(model, weights, tuple(reads), tuple(writes))
+
+    def _info(self, name: str) -> onnx.ValueInfoProto:
+        graph = self._graph
+        if name == POSITIONS and name not in graph.shapes:
+            return helper.make_tensor_value_info(name, TensorProto.INT64, graph.shapes[IDS])
+        whole = name.removesuffix(".by_token")
+        if whole not in graph.shapes:
+            raise ModelError(
+                f"the shape of {described(graph.producers[whole])} is not known, so it cannot be served."
+            )
+        shape = graph.shapes[whole]
+        if name != whole:
+            shape = (shape[0], shape[2], shape[1], shape[3])
+        return helper.make_tensor_value_info(name, graph.dtypes[whole], shape)
+
+
+def model_of(segment: Segment) -> onnx.ModelProto:
+    """The segment's model. Its inputs and outputs are numbered, so that segments of equal structure have equal ones."""
+    model = onnx.ModelProto()
+    model.CopyFrom(segment.bare)
+    names = _ports(segment)
+    for info in (*model.graph.input, *model.graph.output):
+        info.name = names[info.name]
+    _rename(model, names)
+    model.graph.initializer.extend(segment.weights.values())
+    return model
+
+
+def structure(segment: Segment) -> str:
+    """A digest of a segment without its names and its weights; vectors and matrices of floats are weights."""
+    bare = onnx.ModelProto()
+    bare.CopyFrom(segment.bare)
+    names = _ports(segment)
+    for node in bare.graph.node:
+        node.name = ""
+        for name in (*node.input, *node.output):
+            names.setdefault(name, f"v{len(names)}" if name else "")
+    _rename(bare, names)
+    texts = [node.SerializeToString(deterministic=True) for node in bare.graph.node]
+    for name, tensor in sorted(segment.weights.items(), key=lambda pair: names[pair[0]]):
+        texts.append(f"{names[name]} {tensor.data_type} {list(tensor.dims)}".encode())
+        if tensor.data_type != TensorProto.FLOAT or math.prod(tensor.dims) <= 1:
+            texts.append(numpy_helper.to_array(tensor).tobytes())
+    texts += [
+        info.type.SerializeToString(deterministic=True) for info in (*bare.graph.input, *bare.graph.output)
+    ]
+    return hashlib.sha256(b"\n".join(texts)).hexdigest()
+
+
+def _ports(segment: Segment) -> dict[str, str]:
+    return {
+        **{name: f"in{place}" for place, name in enumerate(segment.reads)},
+        **{name: f"out{place}" for place, name in enumerate(segment.writes)},
+    }
+
+
+def _rename(model: onnx.ModelProto, names: Mapping[str, str]) -> None:
+    for node in model.graph.node:
+        for values in (node.input, node.output):
+            changed = [names.get(name, name) for name in values]
+            del values[:]
+            values.extend(changed)

@@ -1,0 +1,1 @@
+"""Decoders with random weights, made with onnx alone, in the forms in which exporters write them."""

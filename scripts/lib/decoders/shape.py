@@ -1,0 +1,81 @@
+"""The sizes of a decoder, and the named ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+GPT2, LLAMA = "gpt2", "llama"
+PAST, ATTENTION, PLAIN = "past", "attention", "plain"
+
+
+@dataclass(frozen=True)
+class DecoderShape:
+    """``family`` is GPT2 (learned positions, LayerNorm, GELU) or LLAMA (rotary, RMSNorm, SwiGLU, grouped heads).
+
+    ``form`` says how attention is written: PAST as optimum exports it, with a cache as inputs and outputs; ATTENTION as
+    ONNX's operator of set 23, with the same cache; PLAIN without a cache, for whole sequences. ``positions`` is the
+    longest sequence, and ``bias`` tells whether a LLAMA's q, k and v have biases, as Qwen2's do.
+
+    A LLAMA rotates the first ``rotary`` elements of a head, all where it is None: as pairs of neighbours where
+    ``pairs``, as GPT-J does, else each with the one half of them away.
+    """
+
+    family: str
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    inner: int
+    vocabulary: int
+    positions: int
+    form: str = PAST
+    bias: bool = False
+    rotary: int | None = None
+    pairs: bool = False
+
+    @property
+    def head(self) -> int:
+        """The elements of a head."""
+        return self.width // self.heads
+
+    @property
+    def rotated(self) -> int:
+        """The elements of a head that are rotated."""
+        return self.head if self.rotary is None else self.rotary
+
+    @property
+    def parameters(self) -> int:
+        """The number of weights, roughly: without norms and biases."""
+        attention = 2 * self.width * self.width + 2 * self.width * self.kv_heads * self.head
+        gates = 2 if self.family == GPT2 else 3
+        tables = self.vocabulary * self.width * (1 if self.family == GPT2 else 2)
+        return self.layers * (attention + gates * self.width * self.inner) + tables
+
+
+NAMED = {
+    "gpt2_124m": DecoderShape(GPT2, 12, 768, 12, 12, 3072, 50257, 1024),
+    "qwen2_like": DecoderShape(LLAMA, 12, 768, 12, 4, 2048, 32000, 4096, bias=True),
+    "llama_1b": DecoderShape(LLAMA, 22, 2048, 32, 4, 5632, 32000, 4096),
+}
+"""GPT-2 of 124 M parameters (Radford et al. 2019), a Llama like Qwen2 of the same depth and width, and a Llama of
+1.1 G parameters (the sizes of TinyLlama)."""
+
+SUMMARIES = {
+    "gpt2_124m": "GPT-2 of 124 M parameters as a decoder with a K/V cache (Radford et al. 2019)",
+    "qwen2_like": "A decoder like Qwen2: 12 layers of 768, 4 K/V heads, rotary, with a K/V cache",
+    "llama_1b": "A Llama of 1.1 G parameters as a decoder with a K/V cache, 4.4 GB",
+}
+
+
+def small(shape: DecoderShape, layers: int = 2) -> DecoderShape:
+    """The same architecture with 64 elements, a vocabulary of 256, and few layers, for tests."""
+    return replace(
+        shape,
+        layers=layers,
+        width=64,
+        heads=4,
+        kv_heads=4 if shape.kv_heads == shape.heads else 2,
+        inner=128,
+        vocabulary=256,
+        positions=256,
+    )

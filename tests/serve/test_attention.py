@@ -1,0 +1,163 @@
+"""The native attention against float64 numpy, on random block tables, lengths, splits and heads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collage.graph.dataflow import Array
+from collage.kernel.buffers import aligned_empty
+from collage.native import LaunchList, team_of
+from collage.serve.attention import (
+    BLOCK_TOKENS,
+    Batch,
+    Heads,
+    Operands,
+    Rotations,
+    Rows,
+    attention_steps,
+    make_cache,
+)
+from collage.serve.runner import Slice
+
+MOST = 1200
+
+
+def rotated(x: Array, cos: Array, sin: Array, heads: Heads) -> Array:
+    """x [token, head, dim] in float64, rotated by its tokens' angles [token, rotary / 2]."""
+    found = x.astype(np.float64).copy()
+    half, end = heads.rotary // 2, heads.rotary
+    first, second = (
+        (slice(0, end, 2), slice(1, end, 2)) if heads.interleaved else (slice(0, half), slice(half, end))
+    )
+    a, b = found[..., first].copy(), found[..., second].copy()
+    found[..., first] = a * cos[:, None] - b * sin[:, None]
+    found[..., second] = b * cos[:, None] + a * sin[:, None]
+    return found
+
+
+class Sequence:
+    """A sequence with its keys and values so far, which the reference keeps apart from the cache."""
+
+    def __init__(self, blocks: tuple[int, ...], heads: Heads) -> None:
+        self.blocks = blocks
+        self.keys = np.zeros((0, heads.kv_heads, heads.dim))
+        self.values = np.zeros((0, heads.kv_heads, heads.dim))
+
+
+def expected(seq: Sequence, q: Array, start: int, heads: Heads) -> Array:
+    """Attention of rows q [token, head, dim] on all that the sequence holds up to each of them."""
+    groups = heads.heads // heads.kv_heads
+    result = np.zeros(q.shape)
+    for token in range(len(q)):
+        seen = start + token + 1
+        for head in range(heads.heads):
+            scores = seq.keys[:seen, head // groups] @ q[token, head] * heads.scale
+            weights = np.exp(scores - scores.max())
+            result[token, head] = weights / weights.sum() @ seq.values[:seen, head // groups]
+    return result
+
+
+def iterate(heads: Heads, lengths: list[list[int]], threads: int, seed: int, dtype: str = "float32") -> float:
+    """Runs iterations, each with so many new tokens of every sequence, and returns the largest error."""
+    random = np.random.default_rng(seed)
+    totals = [sum(each) for each in zip(*lengths, strict=True)]
+    counts = [-(-total // BLOCK_TOKENS) for total in totals]
+    ids = random.permutation(sum(counts) + 3).astype(int).tolist()
+    sequences = []
+    for count in counts:
+        sequences.append(Sequence(tuple(ids[:count]), heads))
+        ids = ids[count:]
+    cache = make_cache(heads, sum(counts) + 3, dtype)
+    cache.keys.fill(np.nan)  # as a freed block may be
+    cache.values[..., : heads.dim] = np.nan
+    angles = random.uniform(0, 6, (MOST, heads.rotary // 2))
+    rotations = Rotations(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
+    batch = Batch(heads)
+    wide, narrow = heads.heads * heads.dim, heads.kv_heads * heads.dim
+    worst = 0.0
+    starts = [0] * len(sequences)
+    for new in lengths:
+        rows = sum(new)
+        qkv = aligned_empty(
+            (rows + 2, wide + 2 * narrow), "float32"
+        )  # q, k and v beside each other, and padding
+        qkv[...] = random.standard_normal(qkv.shape)
+        out = aligned_empty((rows + 2, wide), "float32")
+        out.fill(7)
+        distance = wide + 2 * narrow
+        operands = Operands(
+            Rows(qkv, 0, distance), Rows(qkv, wide, distance), Rows(qkv, wide + narrow, distance),
+            Rows(out, 0, wide), cache,
+        )  # fmt: skip
+        part = [(s, n, start) for s, n, start in zip(sequences, new, starts, strict=True) if n]
+        batch.fill([Slice((0,) * n, start, s.blocks, True) for s, n, start in part])
+        LaunchList(team_of(threads), attention_steps(heads, batch, operands, rotations, threads))()
+        at = 0
+        for seq, count, start in part:
+            here = qkv[at : at + count]
+            cos, sin = (
+                each[start : start + count].astype(np.float64) for each in (rotations.cos, rotations.sin)
+            )
+            q = rotated(here[:, :wide].reshape(count, heads.heads, heads.dim), cos, sin, heads)
+            k = rotated(
+                here[:, wide : wide + narrow].reshape(count, heads.kv_heads, heads.dim), cos, sin, heads
+            )
+            k = k.astype(np.float32).astype(cache.keys.dtype).astype(np.float64)
+            v = here[:, wide + narrow :].reshape(k.shape).astype(cache.keys.dtype).astype(np.float64)
+            seq.keys = np.concatenate([seq.keys, k])
+            seq.values = np.concatenate([seq.values, v])
+            want = expected(seq, q, start, heads).reshape(count, wide)
+            worst = max(worst, float(np.abs(out[at : at + count] - want).max()))
+            at += count
+        assert (out[rows:] == 7).all()  # padding is not written
+        starts = [a + b for a, b in zip(starts, new, strict=True)]
+    return worst
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_long_sequences_are_split_and_merged(threads: int) -> None:
+    heads = Heads(4, 2, 32, 32, False, 32**-0.5)
+    assert iterate(heads, [[1000, 31, 256], [1, 1, 1], [7, 40, 3]], threads, 0) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "heads",
+    [
+        Heads(3, 3, 64, 0, False, 0.125),
+        Heads(80, 2, 16, 8, False, 0.25),  # a group of more heads than an item has rows
+        Heads(4, 1, 20, 20, True, 0.3),  # a head that is no multiple of a vector
+        Heads(8, 4, 128, 64, True, 128**-0.5),
+        Heads(2, 1, 256, 256, False, 1 / 16),
+    ],
+)
+def test_heads(heads: Heads) -> None:
+    assert iterate(heads, [[33, 1, 0], [1, 300, 2], [5, 1, 64]], 2, 1) < 1e-5
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 90), min_size=3, max_size=3), min_size=1, max_size=4),
+    st.sampled_from([Heads(4, 2, 16, 16, False, 0.25), Heads(6, 6, 8, 4, True, 0.4)]),
+    st.integers(0, 1000),
+)
+def test_any_mix_of_chunks(lengths: list[list[int]], heads: Heads, seed: int) -> None:
+    assert iterate(heads, lengths, 2, seed) < 1e-5
+
+
+def test_scores_of_any_size() -> None:
+    """Large scores do not overflow, and one key may take all the weight."""
+    assert iterate(Heads(2, 2, 16, 0, False, 40.0), [[40, 3, 1]], 2, 3) < 1e-4
+
+
+@pytest.mark.parametrize("heads", [Heads(6, 2, 64, 0, False, 0.125), Heads(2, 1, 20, 0, False, 0.2)])
+def test_cache_in_bfloat16(heads: Heads) -> None:
+    """Keys and values are rounded to the nearest bfloat16, to even from halfway, and nothing else is."""
+    assert iterate(heads, [[300, 31, 5], [1, 1, 1], [7, 40, 3]], 2, 4, "bfloat16") < 1e-5
+
+
+def test_rounded_rotated_keys() -> None:
+    """A rotated key may be rounded the other way, where numpy's last bit differs."""
+    assert iterate(Heads(4, 2, 32, 32, False, 0.2), [[70, 31], [1, 40]], 2, 5, "bfloat16") < 2e-2

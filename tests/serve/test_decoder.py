@@ -1,0 +1,285 @@
+"""Compiled decoders against ONNX Runtime on the original: any mix of chunks and single tokens, and greedy tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collage.api import default_registry, load
+from collage.cli.main import main
+from collage.core.progress import Progress
+from collage.errors import InputError, ModelError, ModuleFileError, UsageError
+from collage.kernel.frames import Framed
+from collage.serve.decoder.build import compile_decoder
+from collage.serve.decoder.compile import DecoderOptions
+from collage.serve.decoder.compiled import CompiledDecoder
+from collage.serve.decoder.file import load_decoder, save_decoder
+from collage.serve.decoder.original import OriginalDecoder
+from collage.serve.decoder.runner import DecoderRunner
+from collage.serve.runner import Slice
+from scripts.lib.decoders.build import decoder
+from scripts.lib.decoders.shape import ATTENTION, NAMED, PLAIN, DecoderShape, small
+from tests.models import make_model
+
+BLOCKS = 40
+MODELS = {name: decoder(small(NAMED[name], 3)) for name in ("gpt2_124m", "qwen2_like")}
+
+
+def quiet(progress: Progress) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Segments of one structure are measured once for all decoders here."""
+    return tmp_path_factory.mktemp("measured") / "db.sqlite"
+
+
+def compiled(model: onnx.ModelProto, database: Path, buckets: tuple[int, ...]) -> CompiledDecoder:
+    options = DecoderOptions(buckets, threads=2, db=database, quick=True, max_length=200)
+    return compile_decoder(model, options, default_registry(), quiet)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A decoder's file, the runner that was loaded from it, and the original."""
+
+    path: Path
+    runner: DecoderRunner
+    original: OriginalDecoder
+
+
+@pytest.fixture(scope="module", params=list(MODELS))
+def ready(
+    request: pytest.FixtureRequest, database: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Ready]:
+    model = MODELS[request.param]
+    path = tmp_path_factory.mktemp("decoder") / "it.collage"
+    save_decoder(compiled(model, database, (2, 24)), path)
+    runner = DecoderRunner(load_decoder(path, default_registry()), default_registry(), BLOCKS)
+    yield Ready(path, runner, OriginalDecoder(model, 2))
+    runner.close()
+
+
+def error_of(found: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.abs(found - wanted).max())
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=1, max_size=8), st.integers(0, 99)
+)
+def test_any_mix_of_chunks_and_single_tokens(ready: Ready, chunks: list[list[int]], seed: int) -> None:
+    """Each iteration has some tokens of some of three sequences, whose blocks are anywhere in the cache."""
+    random = np.random.default_rng(seed)
+    sequences = [random.integers(0, 256, 90).tolist() for _ in range(3)]
+    ids = random.permutation(BLOCKS).tolist()
+    starts = [0, 0, 0]
+    wanted = [ready.original.logits(each) for each in sequences]
+    for counts in chunks:
+        slices, rows = [], []
+        for number in random.permutation(3):
+            count = min(counts[number], 24 - sum(len(each.token_ids) for each in slices))
+            if not count:
+                continue
+            part = tuple(sequences[number][starts[number] : starts[number] + count])
+            wants = bool(random.integers(2))
+            slices.append(Slice(part, starts[number], tuple(ids[number * 3 : number * 3 + 3]), wants))
+            starts[number] += count
+            if wants:
+                rows.append(wanted[number][starts[number] - 1])
+        if not slices:
+            continue
+        found = ready.runner.step(slices)
+        assert found.shape == (len(rows), 256)
+        assert not rows or error_of(found, np.stack(rows)) < 1e-3
+
+
+def test_greedy_tokens_are_those_of_onnx_runtime(ready: Ready) -> None:
+    """Two requests decode side by side; one of them came in chunks."""
+    prompts = [[7, 200, 31, 5], list(range(100, 130))]
+    blocks = [(11, 3), (8, 2, 30)]
+    runner = ready.runner
+    runner.step([Slice(tuple(prompts[1][:20]), 0, blocks[1], False)])
+    first = runner.step(
+        [Slice(tuple(prompts[0]), 0, blocks[0], True), Slice(tuple(prompts[1][20:]), 20, blocks[1], True)]
+    )
+    mine = [[int(row.argmax())] for row in first]
+    for _ in range(24):
+        slices = [
+            Slice((tokens[-1],), len(prompt) + len(tokens) - 1, block, True)
+            for prompt, tokens, block in zip(prompts, mine, blocks, strict=True)
+        ]
+        for tokens, row in zip(mine, runner.step(slices), strict=True):
+            tokens.append(int(row.argmax()))
+    for prompt, tokens in zip(prompts, mine, strict=True):
+        logits, cache = ready.original.step(prompt, 0, ready.original.empty_cache())
+        alone = [int(logits[-1].argmax())]
+        while len(alone) < len(tokens):
+            logits, cache = ready.original.step(alone[-1:], len(prompt) + len(alone) - 1, cache)
+            alone.append(int(logits[-1].argmax()))
+        assert tokens == alone
+
+
+def test_padding_writes_nothing_to_the_cache(ready: Ready) -> None:
+    """An iteration of 5 tokens is padded to 24, and other blocks keep what they hold."""
+    other = list(range(40, 60))
+    ready.runner.step([Slice(tuple(other), 0, (0,), True)])
+    ready.runner.step([Slice((1, 2, 3, 4, 5), 0, (1,), True)])
+    found = ready.runner.step([Slice((9,), 20, (0,), True)])
+    assert error_of(found[0], ready.original.logits([*other, 9])[-1]) < 1e-3
+
+
+def test_costs_are_measured_for_each_bucket(ready: Ready) -> None:
+    costs = [ready.runner.cost_ms(tokens) for tokens in (1, 2, 3, 24)]
+    assert all(cost > 0 for cost in costs)
+    assert costs[0] == costs[1] and costs[2] == costs[3]  # those of the next bucket
+    with pytest.raises(UsageError, match="larger than the largest bucket"):
+        ready.runner.cost_ms(25)
+
+
+@pytest.mark.parametrize(
+    ("piece", "message"),
+    [
+        (Slice((), 0, (0,), True), "at least one token|1 to 24 tokens"),
+        (Slice((256,), 0, (0,), True), "from 0 to 255"),
+        (Slice((-1,), 0, (0,), True), "from 0 to 255"),
+        (Slice((1,), 200, tuple(range(7)), True), "within 200 tokens"),
+        (Slice((1,), 32, (0,), True), "do not hold 33 tokens"),
+        (Slice((1,), 0, (BLOCKS,), True), f"from 0 to {BLOCKS - 1}"),
+        (Slice((1,) * 25, 0, (0,), True), "1 to 24 tokens"),
+    ],
+)
+def test_slices_that_do_not_fit(ready: Ready, piece: Slice, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        ready.runner.step([piece])
+
+
+def test_more_blocks_than_memory(ready: Ready) -> None:
+    found = load_decoder(ready.path, default_registry())
+    with pytest.raises(UsageError, match=r"GiB of memory are free: ask for at most \d+ blocks"):
+        DecoderRunner(found, default_registry(), 1 << 40)
+
+
+def test_cache_in_bfloat16(ready: Ready) -> None:
+    """It has half the size, and costs two or three digits of the logits."""
+    found = load_decoder(ready.path, default_registry())
+    assert found.heads.block_bytes("bfloat16") * 2 == found.heads.block_bytes()
+    runner = DecoderRunner(found, default_registry(), 3, "bfloat16")
+    tokens = list(range(60, 120))
+    runner.step([Slice(tuple(tokens[:24]), 0, (2,), False)])
+    rows = [
+        runner.step([Slice(tuple(tokens[at : at + 12]), at, (2, 0), True)])[0]
+        for at in range(24, len(tokens), 12)
+    ]
+    error = error_of(np.stack(rows), ready.original.logits(tokens)[35::12])
+    assert 1e-5 < error < 0.1
+    with pytest.raises(UsageError, match="unknown type of the cache: float8"):
+        DecoderRunner(found, default_registry(), 3, "float8")
+
+
+def test_buckets_share_weights(ready: Ready) -> None:
+    """A weight is stored once for each order in which kernels read it, and these are two at most."""
+    found = load_decoder(ready.path, default_registry())
+    modules = [each for parts in found.segments.values() for each in parts] + list(found.ends.values())
+    arrays = [
+        array
+        for parts in modules
+        for artifact in parts.artifacts
+        if isinstance(artifact, Framed)
+        for array in artifact.arrays
+        if len(array)
+        == 4 * 64 * 128  # a product of a feed-forward network, of which each layer has two or three
+    ]
+    products = 3 * (2 if "position_ids" in found.wiring[0].reads else 3)
+    assert len(arrays) == 2 * products
+    assert len({bytes(array) for array in arrays}) <= 2 * products
+    places = {np.frombuffer(array, np.uint8).ctypes.data for array in arrays}
+    assert len(places) == len({bytes(array) for array in arrays})
+
+
+def test_a_decoder_is_no_module(ready: Ready, tmp_path: Path) -> None:
+    with pytest.raises(ModuleFileError, match="a decoder that was compiled for serving"):
+        load(ready.path)
+    data = bytearray(ready.path.read_bytes())
+    data[len(data) // 2] ^= 255
+    broken = tmp_path / "broken.collage"
+    broken.write_bytes(data[: len(data) // 2])
+    with pytest.raises(ModuleFileError, match="damaged"):
+        load_decoder(broken, default_registry())
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        replace(small(NAMED["gpt2_124m"], 1), form=PLAIN),
+        replace(small(NAMED["qwen2_like"], 1), form=ATTENTION),
+        replace(small(NAMED["qwen2_like"], 1), pairs=True, rotary=8),
+    ],
+    ids=["plain", "operator", "pairs"],
+)
+def test_other_forms_of_attention(shape: DecoderShape, database: Path) -> None:
+    model = decoder(shape)
+    runner = DecoderRunner(compiled(model, database, (24,)), default_registry(), 4)
+    tokens = list(range(30, 50))
+    found = [runner.step([Slice(tuple(tokens[at : at + 5]), at, (2,), True)])[0] for at in range(0, 20, 5)]
+    wanted = OriginalDecoder(model, 2).logits(tokens)[4::5]
+    assert error_of(np.stack(found), wanted) < 1e-3
+
+
+def test_attention_that_is_not_causal_is_refused(database: Path) -> None:
+    """It has the form of a decoder, and only its numbers show that tokens look ahead."""
+    model = decoder(replace(small(NAMED["gpt2_124m"], 1), form=PLAIN))
+    for node in model.graph.node:
+        if node.op_type == "Greater":
+            node.op_type = "Less"  # a token sees itself and those after it
+    with pytest.raises(ModelError, match="not causal"):
+        compiled(model, database, (24,))
+
+
+def test_the_longest_sequence_is_bounded_by_learned_positions(tmp_path: Path) -> None:
+    options = DecoderOptions((8,), db=tmp_path / "db.sqlite", quick=True, max_length=300)
+    with pytest.raises(UsageError, match="at most 256"):
+        compile_decoder(MODELS["gpt2_124m"], options, default_registry(), quiet)
+
+
+def test_command(database: Path, tmp_path: Path) -> None:
+    model, output = tmp_path / "it.onnx", tmp_path / "it.collage"
+    onnx.save_model(decoder(small(NAMED["gpt2_124m"], 1)), str(model))
+    command = [
+        "compile-decoder",
+        str(model),
+        "-o",
+        str(output),
+        "--db",
+        str(database),
+        "--quick",
+        "--threads",
+        "2",
+    ]
+    done = CliRunner().invoke(main, [*command, "--buckets", "24", "--max-length", "90", "--json"])
+    assert not done.exit_code, done.output
+    about = json.loads(done.stdout)
+    assert (about["layers"], about["vocabulary"], about["max_length"]) == (1, 256, 90)
+    assert about["costs_ms"].keys() == {"24"}
+    assert load_decoder(output, default_registry()).buckets == (24,)
+    refused = CliRunner().invoke(main, [*command, "--buckets", "24,many"])
+    assert refused.exit_code == 2 and "write them as 1,8,64" in refused.output
+
+
+def test_command_refuses_a_model_that_is_no_decoder(tmp_path: Path) -> None:
+    nodes = [onnx.helper.make_node("Relu", ["x"], ["y"])]
+    model = tmp_path / "it.onnx"
+    onnx.save_model(make_model(nodes, {"x": [1, 3]}, {"y": [1, 3]}), str(model))
+    done = CliRunner().invoke(main, ["compile-decoder", str(model), "-o", str(tmp_path / "it.collage")])
+    assert done.exit_code == 1
+    assert "it is no decoder to serve: its input x is none of input_ids" in done.output

@@ -1,0 +1,216 @@
+"""Decoders are recognised in several forms, cut at attention, and others are refused with the node named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from collage.errors import ModelError
+from collage.serve.decoder.description import Decoder
+from collage.serve.decoder.onnx_graph import Sizes, read_graph
+from collage.serve.decoder.recognise import recognise
+from collage.serve.decoder.rotary import angles
+from collage.serve.decoder.segments import cut, model_of, structure
+from scripts.lib.decoders.build import decoder
+from scripts.lib.decoders.shape import ATTENTION, NAMED, PAST, PLAIN, small
+from tests.models import make_model
+
+GPT2, QWEN2 = small(NAMED["gpt2_124m"], 3), small(NAMED["qwen2_like"], 3)
+
+
+@pytest.mark.parametrize("form", [PAST, ATTENTION, PLAIN])
+def test_learned_positions(form: str) -> None:
+    found, _ = recognise(decoder(replace(GPT2, form=form)), "gpt2")
+    assert (found.vocabulary, found.max_length, len(found.layers)) == (256, 256, 3)
+    layer = found.layers[1]
+    assert (layer.heads, layer.kv_heads, layer.dim, layer.rotation) == (4, 4, 16, None)
+    assert layer.scale == pytest.approx(0.25)
+    # One product gives q, k and v beside each other, and nothing copies them apart.
+    assert layer.q.value == layer.k.value == layer.v.value
+    assert [layer.q.offset, layer.k.offset, layer.v.offset] == [0, 64, 128]
+
+
+@pytest.mark.parametrize("form", [PAST, ATTENTION, PLAIN])
+def test_grouped_heads_and_rotary_positions(form: str) -> None:
+    found, graph = recognise(decoder(replace(QWEN2, form=form)), "qwen2")
+    layer = found.layers[2]
+    assert (layer.heads, layer.kv_heads, layer.dim) == (4, 2, 16)
+    assert layer.scale == pytest.approx(0.25)
+    assert found.max_length is None
+    assert layer.rotation is not None and not layer.rotation.interleaved and layer.rotation.elements == 16
+    table = angles(graph, layer.rotation.cos, 100, 29)
+    want = np.cos(np.arange(100)[:, None] * 10000.0 ** (-np.arange(8) / 8))
+    assert table is not None and np.abs(table[:, :8] - want).max() < 1e-5
+
+
+@pytest.mark.parametrize(("pairs", "rotary"), [(True, None), (False, 8), (True, 8)])
+def test_kinds_of_rotary_positions(pairs: bool, rotary: int | None) -> None:
+    model = decoder(replace(QWEN2, pairs=pairs, rotary=rotary))
+    found, _ = recognise(model, "it")
+    rotation = found.layers[0].rotation
+    assert rotation is not None
+    assert (rotation.interleaved, rotation.elements) == (pairs, rotary or 16)
+    segments = cut(read_graph(model, Sizes(4, 5)), found)
+    assert not any({"Neg", "Slice"} & {node.op_type for node in each.bare.graph.node} for each in segments)
+
+
+def test_operands_of_attention_without_heads() -> None:
+    """ONNX's Attention takes [batch, sequence, width], too, and tells the heads by attributes."""
+    weights = {
+        name: np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+        for name, shape in {"e": (50, 32), "q": (32, 32), "k": (32, 16), "v": (32, 16), "h": (32, 50)}.items()
+    }
+    nodes = [
+        helper.make_node("Gather", ["e", "input_ids"], ["x"]),
+        *(helper.make_node("MatMul", ["x", name], [f"{name}x"]) for name in "qkv"),
+        helper.make_node(
+            "Attention", ["qx", "kx", "vx"], ["a"], "att", is_causal=1, q_num_heads=4, kv_num_heads=2
+        ),
+        helper.make_node("Add", ["a", "x"], ["r"]),
+        helper.make_node("MatMul", ["r", "h"], ["logits"]),
+    ]
+    model = make_model(
+        nodes,
+        {"input_ids": ["b", "s"]},
+        {"logits": ["b", "s", 50]},
+        weights,
+        opset=23,
+        types={"input_ids": TensorProto.INT64},
+    )
+    layer = read_and_cut(model).layers[0]
+    assert (layer.heads, layer.kv_heads, layer.dim, layer.output) == (4, 2, 8, "a")
+    assert layer.scale == pytest.approx(8**-0.5)
+
+
+def test_segments_hold_no_attention_and_layers_are_alike() -> None:
+    model = decoder(QWEN2)
+    found, _ = recognise(model, "qwen2")
+    segments = cut(read_graph(model, Sizes(4, 5)), found)
+    kinds = [[node.op_type for node in each.bare.graph.node] for each in segments]
+    assert len(segments) == 4
+    assert not any({"Softmax", "Cos", "Range", "Shape"} & set(each) for each in kinds)
+    assert kinds[1] == kinds[2] != kinds[3]
+    assert segments[1].reads[0] == found.layers[0].output  # then the residual stream
+    assert len(segments[1].reads) == 2
+    for each in segments:
+        onnx.checker.check_model(model_of(each), full_check=True)
+    assert structure(segments[1]) == structure(segments[2]) != structure(segments[3])
+
+
+def named(model: onnx.ModelProto, kind: str, place: int = 0) -> onnx.NodeProto:
+    return [node for node in model.graph.node if node.op_type == kind][place]
+
+
+def without_softmax(model: onnx.ModelProto) -> str:
+    for node in model.graph.node:
+        if node.op_type == "Softmax":
+            node.op_type = "Sigmoid"
+            del node.attribute[:]
+    return "no attention is found"
+
+
+def scores_of_three(model: onnx.ModelProto) -> str:
+    """One softmax is of a sum over what tokens there are."""
+    node = named(model, "Softmax", 1)
+    model.graph.node.insert(
+        list(model.graph.node).index(node),
+        helper.make_node("CumSum", [node.input[0], "axis"], ["summed"], "sums"),
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.array(3), "axis"))
+    named(model, "Softmax", 1).input[0] = "summed"
+    return f"node {node.name} (Softmax)"
+
+
+def looks_at_others(model: onnx.ModelProto) -> str:
+    """The mean over all tokens, outside of attention."""
+    node = named(model, "Sigmoid")
+    place = list(model.graph.node).index(node)
+    model.graph.node.insert(place, helper.make_node("Mul", [node.input[0], "weight"], ["masked"], "mixing"))
+    model.graph.node.insert(
+        place, helper.make_node("ReduceMax", ["as_floats"], ["weight"], "most", keepdims=0)
+    )
+    model.graph.node.insert(
+        place, helper.make_node("Cast", ["attention_mask"], ["as_floats"], "floats", to=1)
+    )
+    named(model, "Sigmoid").input[0] = "masked"
+    return "node mixing (Mul) reads node most (ReduceMax) outside of attention"
+
+
+def other_input(model: onnx.ModelProto) -> str:
+    model.graph.input.append(helper.make_tensor_value_info("encoder_hidden", TensorProto.FLOAT, [1, 7, 64]))
+    return "input encoder_hidden is none of"
+
+
+def no_ids(model: onnx.ModelProto) -> str:
+    del model.graph.input[0]
+    return "no input input_ids"
+
+
+def unused_cache(model: onnx.ModelProto) -> str:
+    model.graph.input.append(
+        helper.make_tensor_value_info("past_key_values.9.key", TensorProto.FLOAT, [1, 2, "past", 16])
+    )
+    return "cache past_key_values.9.key is not that of one attention"
+
+
+def branch(model: onnx.ModelProto) -> str:
+    inner = helper.make_graph(
+        [], "none", [], [helper.make_tensor_value_info("rotary.cos", TensorProto.FLOAT, None)]
+    )
+    node = helper.make_node("If", ["flag"], ["unused"], "cache_branch", then_branch=inner, else_branch=inner)
+    model.graph.node.append(node)
+    return "node cache_branch (If) has a graph of its own"
+
+
+def other_scale(model: onnx.ModelProto) -> str:
+    node = [each for each in model.graph.node if each.op_type == "MatMul" and "Softmax" in each.input[0]][1]
+    scores = [each for each in model.graph.node if each.op_type == "Softmax"][1]
+    place = list(model.graph.node).index(scores)
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(3.0), "three"))
+    model.graph.node.insert(place, helper.make_node("Mul", [scores.input[0], "three"], ["thrice"], "tripled"))
+    named(model, "Softmax", 1).input[0] = "thrice"
+    assert node is not None
+    return "layers of different kinds cannot be served"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        without_softmax,
+        scores_of_three,
+        looks_at_others,
+        other_input,
+        no_ids,
+        unused_cache,
+        branch,
+        other_scale,
+    ],
+)
+def test_others_are_refused(spoil: Callable[[onnx.ModelProto], str]) -> None:
+    model = decoder(QWEN2)
+    message = spoil(model)
+    with pytest.raises(ModelError) as caught:
+        read_and_cut(model)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def read_and_cut(model: onnx.ModelProto) -> Decoder:
+    found, _ = recognise(model, "it")
+    cut(read_graph(model, Sizes(4, 5)), found)
+    return found
+
+
+def test_an_encoder_is_refused() -> None:
+    model = decoder(replace(GPT2, form=PLAIN))
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("pooled", TensorProto.FLOAT, [1, 64]))
+    model.graph.node.append(
+        helper.make_node("ReduceMean", ["logits"], ["pooled"], "pool", axes=[1], keepdims=0)
+    )
+    with pytest.raises(ModelError, match="must be logits"):
+        recognise(model, "it")
