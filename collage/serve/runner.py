@@ -1,0 +1,69 @@
+"""What runs a decoder: the interface between the engine, which schedules, and the model, which computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+_USUAL_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The part of one request in one iteration.
+
+    ``token_ids`` are the new tokens of this iteration, and ``start`` is the position of the first of them in the
+    sequence. ``blocks`` are the ids of the sequence's blocks so far, in order, and cover ``start + len(token_ids)``
+    tokens. ``wants_logits`` is False for a chunk of a prefill that is not the last one.
+    """
+
+    token_ids: tuple[int, ...]
+    start: int
+    blocks: tuple[int, ...]
+    wants_logits: bool
+
+
+class Runner(Protocol):
+    """A decoder with a paged cache of keys and values.
+
+    ``block_tokens`` is the number of tokens in a block of the cache, ``block_count`` the number of blocks,
+    ``max_tokens`` the most tokens of one iteration, and ``max_length`` the most tokens of one sequence. A runner may
+    have two more attributes: ``buckets``, the numbers of tokens that it was compiled for, and ``workers``, the number
+    of iterations that it can have in flight, whose ``step`` is then called from as many threads.
+    """
+
+    block_tokens: int
+    block_count: int
+    max_tokens: int
+    max_length: int
+    vocabulary: int
+
+    def step(self, slices: Sequence[Slice]) -> NDArray[np.float32]:
+        """Run one iteration. Returns the logits [wanted, vocabulary], a row for each slice that wants them, in order.
+
+        It releases the GIL while it computes.
+        """
+        ...
+
+    def cost_ms(self, tokens: int) -> float:
+        """The measured time of an iteration with that many tokens."""
+        ...
+
+    def close(self) -> None:
+        """Free what the runner holds."""
+        ...
+
+
+def buckets_of(runner: Runner) -> tuple[int, ...]:
+    """The numbers of tokens that the runner was compiled for, ascending, up to the most that it takes."""
+    named: Sequence[int] = getattr(runner, "buckets", _USUAL_BUCKETS)
+    return tuple(sorted({each for each in named if 0 < each < runner.max_tokens} | {runner.max_tokens}))
+
+
+def workers_of(runner: Runner) -> int:
+    """The number of iterations that the runner can have in flight."""
+    return int(getattr(runner, "workers", 1))
