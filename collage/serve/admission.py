@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from collage.errors import InputError
 from collage.serve.request import Request
-from collage.serve.runner import Runner
 
 MAX_PRIORITY = 100
 
 
-def check_request(request: Request, runner: Runner) -> None:
+class Sizes(Protocol):
+    """The sizes of a model and its cache; a runner has them."""
+
+    @property
+    def block_tokens(self) -> int: ...
+    @property
+    def block_count(self) -> int: ...
+    @property
+    def max_length(self) -> int: ...
+    @property
+    def vocabulary(self) -> int: ...
+
+
+def check_request(request: Request, runner: Sizes) -> None:
     """Raise InputError when the request does not fit the model or its cache, or names tokens that there are not.
 
     This closes the first hole of Orca's Algorithm 1: a request with more slots than there are would block it for ever.

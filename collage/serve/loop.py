@@ -35,15 +35,22 @@ class Loop:
     """An engine that runs in a thread of its own. Its methods may be called from any thread."""
 
     def __init__(
-        self, runner: Runner, options: EngineOptions, deliver: Deliver, end_tokens: Iterable[int] = ()
+        self,
+        runner: Runner,
+        options: EngineOptions,
+        deliver: Deliver,
+        end_tokens: Iterable[int] = (),
+        broken: Callable[[], None] = lambda: None,
     ) -> None:
+        """``broken`` is called when the thread ends by a fault of ours, after all requests have failed."""
         self._runner = runner
         self._deliver = deliver
+        self._broken = broken
         self._core = Core(runner, options, end_tokens)
         self._workers = workers_of(runner)
         self._pool = ThreadPoolExecutor(self._workers) if self._workers > 1 else None
         self._flying: deque[tuple[Plan, Iteration, Future[Any]]] = deque()
-        self._most_open = options.max_waiting + min(options.max_running, runner.max_tokens) * self._workers
+        self.most_open = options.max_waiting + min(options.max_running, runner.max_tokens) * self._workers
         self._trace = Trace(options.trace_iterations)
         self._traces = bool(options.trace_iterations)
         self._changed = threading.Condition()
@@ -61,7 +68,7 @@ class Loop:
         with self._changed:
             if self._closing:
                 raise ClosedError
-            if len(self._open) >= self._most_open:
+            if len(self._open) >= self.most_open:
                 raise RefusedError
             self._open.add(request.id)
             self._inbox.append((request, time.monotonic()))
@@ -107,6 +114,7 @@ class Loop:
                 left = [Event(id, finish=Finish.FAILED, error=message) for id in self._open]
                 self._open.clear()
             self._deliver(left, None, self._stats)
+            self._broken()
 
     def _turn(self) -> bool:
         """One turn: commands, then an iteration if there is anything to run. Returns False at the end."""

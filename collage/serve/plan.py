@@ -63,7 +63,7 @@ class Admission:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one iteration does. It is carried out in this order: expired, preempted, admitted, parts. It may be empty."""
+    """What one iteration does, in this order: expired, preempted, admitted, parts. It may be empty."""
 
     parts: tuple[Part, ...] = ()
     admitted: tuple[Admission, ...] = ()

@@ -81,7 +81,9 @@ class FileTokenizer:
 
     def name(self, token: int) -> str:
         """The text of one token, which for a special one is its name."""
-        return str(self._library.decode([token], skip_special_tokens=False))
+        text = str(self._library.decode([token], skip_special_tokens=False))
+        # Part of a character has no text of its own, and all such parts would have the same name.
+        return str(self._library.id_to_token(token) or text) if "\N{REPLACEMENT CHARACTER}" in text else text
 
     def token(self, name: str) -> int | None:
         """The id of a token by its name, None if there is none."""
