@@ -54,7 +54,7 @@ from collage.cli.files import check_writable
     "--itl-target",
     type=click.FloatRange(min=0, min_open=True),
     metavar="MS",
-    help="Time between tokens that streams keep while prompts are computed. Default: twice what they take alone.",
+    help="Time between tokens that streams keep while prompts are computed. Default: twice what --max-running streams take.",
 )
 @click.option(
     "--cache-blocks",

@@ -13,7 +13,7 @@ _KEY_BYTES = 16
 
 
 class OutOfBlocksError(CollageError):
-    """More blocks were asked for than there are free. The scheduler counts them before, so this is a fault of ours."""
+    """The pool has too few free blocks. The scheduler counts them before, so this is a fault of ours."""
 
 
 def block_key(parent: bytes, tokens: Sequence[int]) -> bytes:

@@ -11,7 +11,11 @@ from collage.serve.plan import Admission, Limits, Part, Plan, Pool, expired
 from collage.serve.sequence import Sequence
 
 _USUAL_SLOWDOWN = 2.0
-"""Without a target, an iteration with a chunk may take this many times what the running streams take alone."""
+"""Without a target, an iteration with a chunk may take this many times that of as many streams as there can be.
+
+Twice what the streams that there are take alone would be too little when they are few: an iteration of few tokens
+reads all weights, so that prompts would be computed at a fraction of the machine's speed.
+"""
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ def _largest_bucket(streams: int, costs: Costs, limits: Limits) -> int:
         return len(costs.buckets) - 1
     target = limits.itl_target_ms
     if target is None:
-        target = _USUAL_SLOWDOWN * costs.of(streams)
+        target = _USUAL_SLOWDOWN * costs.of(limits.max_running)
     best = costs.bucket(streams + 1)
     while best + 1 < len(costs.buckets) and costs.ms[best + 1] <= target:
         best += 1

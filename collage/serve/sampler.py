@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 
 from collage.serve.sampling import Sampling
 
-_FIRST_TRY = 256
-"""Top-p looks at this many of the likeliest tokens first, since they nearly always hold the probability it asks for."""
-
+_SPAN = 256
 _COLDEST = 1e-5
 """Temperatures below this are 0: the division by them would leave the range of numbers."""
 
@@ -76,40 +74,44 @@ class Sampler:
         return adjusted
 
     def _drawn(self, logits: NDArray[np.float32]) -> int:
+        """Draw a token by the probabilities of those that top-k and top-p keep."""
         asked = self.sampling
         draw = self._random.random()
-        if asked.top_k and asked.top_k < len(logits):
-            ids = _likeliest(logits, asked.top_k)
-        elif asked.top_p < 1:
-            ids = self._enough(logits)
-        else:
-            ids = np.arange(len(logits))
-        scaled = logits[ids].astype(np.float64)
-        scaled = (scaled - scaled.max()) / asked.temperature
-        weights = np.exp(scaled)
-        sums = np.cumsum(weights)
-        if asked.top_p < 1:  # in order of probability: the fewest tokens that have top_p together
-            total = sums[-1] if asked.top_k else self._total(logits)
-            sums = sums[: int(np.searchsorted(sums, asked.top_p * total)) + 1]
-        chosen = int(np.searchsorted(sums, draw * sums[-1], side="right"))
-        return int(ids[min(chosen, len(sums) - 1)])
+        weights = np.exp((logits - logits.max()) / np.float32(asked.temperature))
+        ids = np.arange(len(weights))
+        if asked.top_k and asked.top_k < len(weights):
+            least = np.partition(weights, len(weights) - asked.top_k)[len(weights) - asked.top_k]
+            ids = _largest(weights, float(least), asked.top_k)
+            weights = weights[ids]
+        if asked.top_p < 1:
+            total = float(weights.sum(dtype=np.float64))
+            # Tokens below the cut have at most 1 - top_p together, so all tokens that top-p keeps are above it.
+            above = weights[weights >= (1 - asked.top_p) * total / len(weights)]
+            above = np.sort(above)[::-1]
+            sums = np.cumsum(above, dtype=np.float64)
+            count = min(int(np.searchsorted(sums, asked.top_p * total)) + 1, len(above))
+            kept = _largest(weights, float(above[count - 1]), count)
+            ids, weights = ids[kept], weights[kept]
+        return int(ids[_drawn_from(weights, draw)])
 
-    def _total(self, logits: NDArray[np.float32]) -> float:
-        """The sum of all weights, in the scale in which the likeliest token has weight 1."""
-        scaled = logits.astype(np.float64)
-        return float(np.exp((scaled - scaled.max()) / self.sampling.temperature).sum())
 
-    def _enough(self, logits: NDArray[np.float32]) -> NDArray[np.intp]:
-        """The likeliest tokens, in order, that hold the probability top_p."""
-        count, wanted = _FIRST_TRY, self.sampling.top_p * self._total(logits)
-        top = float(logits.max())
-        while count < len(logits):
-            ids = _likeliest(logits, count)
-            scaled = (logits[ids].astype(np.float64) - top) / self.sampling.temperature
-            if np.exp(scaled).sum() >= wanted:
-                return ids
-            count *= 8
-        return _likeliest(logits, len(logits))
+def _largest(weights: NDArray[np.float32], least: float, count: int) -> NDArray[np.intp]:
+    """The indices of the ``count`` largest weights, of which the last is ``least``; of equal ones, the first ones."""
+    above = np.flatnonzero(weights > least)
+    equal = np.flatnonzero(weights == least)[: count - len(above)]
+    return np.sort(np.concatenate([above, equal]))
+
+
+def _drawn_from(weights: NDArray[np.float32], draw: float) -> int:
+    """The index that a number from 0 to 1 draws. Sums of spans are searched first, as a running sum takes longer."""
+    starts = np.arange(0, len(weights), _SPAN)
+    spans = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
+    wanted = draw * spans[-1]
+    span = min(int(np.searchsorted(spans, wanted, side="right")), len(spans) - 1)
+    before = spans[span - 1] if span else 0.0
+    inside = np.cumsum(weights[starts[span] : starts[span] + _SPAN], dtype=np.float64)
+    at = int(np.searchsorted(inside, wanted - before, side="right"))
+    return int(starts[span]) + min(at, len(inside) - 1)
 
 
 def _likeliest(logits: NDArray[np.float32], count: int) -> NDArray[np.intp]:
@@ -126,12 +128,11 @@ def _likeliest(logits: NDArray[np.float32], count: int) -> NDArray[np.intp]:
 
 def log_probabilities(logits: NDArray[np.float32], token: int, count: int) -> Logprobs:
     """The log probability of a token, and those of the ``count`` likeliest ones."""
-    wide = logits.astype(np.float64)
-    top = wide.max()
-    shift = top + np.log(np.exp(wide - top).sum())
+    top = float(logits.max())
+    shift = top + float(np.log(np.exp(logits - np.float32(top)).sum(dtype=np.float64)))
     best: Iterable[int] = _likeliest(logits, min(count, len(logits))) if count else ()
     return Logprobs(
-        float(wide[token] - shift), tuple((int(each), float(wide[each] - shift)) for each in best)
+        float(logits[token]) - shift, tuple((int(each), float(logits[each]) - shift) for each in best)
     )
 
 

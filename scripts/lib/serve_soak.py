@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import re
 import signal
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,8 +66,9 @@ class Server:
         )
         end = time.monotonic() + seconds
         try:
-            while (left := end - time.monotonic()) > 0 and await asyncio.wait_for(reader.read(4096), left):
-                pass
+            while (left := end - time.monotonic()) > 0:
+                if not await asyncio.wait_for(reader.read(4096), left):
+                    break
         except (TimeoutError, asyncio.TimeoutError):
             pass
         writer.transport.abort()
@@ -88,10 +90,17 @@ class Server:
 
     def rss(self) -> int:
         """The memory of the server's and the engine's process, in bytes."""
-        import psutil
+        pages = [
+            int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+            for pid in (self.process.pid, self.engine())
+        ]
+        return sum(pages) * os.sysconf("SC_PAGE_SIZE")
 
-        server = psutil.Process(self.process.pid)
-        return int(sum(each.memory_info().rss for each in (server, *server.children())))
+    def engine(self) -> int:
+        """The id of the engine's process."""
+        pid = self.process.pid
+        (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return int(child)
 
 
 @dataclass
@@ -107,7 +116,7 @@ class Findings:
             self.wrong.append(text)
 
 
-Run = Callable[[Server, argparse.Namespace, Findings], Awaitable[None]]
+Run = Callable[[Server, argparse.Namespace, Findings], Coroutine[Any, Any, None]]
 
 
 async def clients(server: Server, options: argparse.Namespace, findings: Findings) -> None:
@@ -211,14 +220,11 @@ async def fuzz(server: Server, options: argparse.Namespace, findings: Findings) 
 
 async def kill(server: Server, options: argparse.Namespace, findings: Findings) -> None:
     """Kill the engine's process several times while requests are open."""
-    import psutil
-
     body = json.dumps({"model": "m", "prompt": [1], "max_tokens": 400, "ignore_eos": True, "stream": True})
     for _ in range(3):
         asked = [asyncio.create_task(server.ask("POST", "/v1/completions", body.encode())) for _ in range(20)]
         await asyncio.sleep(0.5)
-        (engine,) = psutil.Process(server.process.pid).children()
-        engine.kill()
+        os.kill(server.engine(), signal.SIGKILL)
         answers = await asyncio.gather(*asked)
         told = all(b'"error"' in answer for _, answer in answers)
         findings.check(told, "the engine was killed; each open request was told")

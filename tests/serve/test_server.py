@@ -161,7 +161,7 @@ def test_clients_that_leave_free_their_blocks(slow: Path) -> None:
         for each in whole:
             body = json.dumps({**ASK, "stream": False})
             each.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-        stayed = open_stream(server)
+        stayed = open_stream(server, max_tokens=60)
         for each in whole:
             each.close()
         server.wait_for("requests_running", 1)

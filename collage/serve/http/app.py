@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
+Receive = Callable[[], Awaitable[Any]]
 
 _MAX_BODY = 16 << 20
 _DEFAULT_TOKENS = 16  # OpenAI's default for completions
@@ -68,7 +69,7 @@ def make_app(service: Service) -> Starlette:
         service.check_model(request.path_params["name"])
         return JSONResponse(_model(service))
 
-    async def completions(request: Request) -> Response:
+    async def completions(request: Request) -> Response | _EventStream:
         body = parse(CompletionBody, await _body(request))
         service.check_model(body.model)
         prompts = [await service.encode(each) if isinstance(each, str) else each for each in body.prompts]
@@ -76,7 +77,7 @@ def make_app(service: Service) -> Starlette:
         job = service.job(body, prompts, most, body.logprobs)
         return await _answer(request, job, CompletionShape(service), bool(body.stream), body.wants_usage)
 
-    async def chat(request: Request) -> Response:
+    async def chat(request: Request) -> Response | _EventStream:
         body = parse(ChatBody, await _body(request))
         service.check_model(body.model)
         if service.template is None:
@@ -133,7 +134,9 @@ async def _body(request: Request) -> bytes:
     return bytes(data)
 
 
-async def _answer(request: Request, job: Job, shape: Shape, stream: bool, usage: bool) -> Response:
+async def _answer(
+    request: Request, job: Job, shape: Shape, stream: bool, usage: bool
+) -> Response | _EventStream:
     """Answer with one object, or with a stream of events."""
     from starlette.responses import JSONResponse
 
@@ -141,7 +144,7 @@ async def _answer(request: Request, job: Job, shape: Shape, stream: bool, usage:
         deltas = job.deltas()
         # The first delta comes before the head of the answer, so that what is refused has a status of its own.
         first = await _unless_gone(request.receive, _first(deltas))
-        return _event_stream(_events(job, shape, first, deltas, usage))
+        return _EventStream(_events(job, shape, first, deltas, usage))
     whole = await _unless_gone(request.receive, _collected(job))
     return JSONResponse(shape.whole(job, whole))
 
@@ -152,7 +155,7 @@ async def _first(deltas: AsyncIterator[tuple[int, Delta]]) -> tuple[int, Delta]:
 
 async def _collected(job: Job) -> list[list[Delta]]:
     found: list[list[Delta]] = [[] for _ in job.answers]
-    async with aclosing(job.deltas()) as deltas:  # type: ignore[type-var]
+    async with aclosing(job.deltas()) as deltas:
         async for number, delta in deltas:
             found[number].append(delta)
     return found
@@ -162,9 +165,9 @@ async def _events(
     job: Job,
     shape: Shape,
     first: tuple[int, Delta],
-    deltas: AsyncIterator[tuple[int, Delta]],
+    deltas: AsyncGenerator[tuple[int, Delta], None],
     usage: bool,
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """The events of a stream; one that fails ends with an error."""
     try:
         yield _event(shape.chunk(job, *first))
@@ -174,7 +177,7 @@ async def _events(
         yield _event(error.body())
         return
     finally:
-        await deltas.aclose()  # type: ignore[attr-defined]
+        await deltas.aclose()
     if usage:
         yield _event(shape.last(job))
     yield b"data: [DONE]\n\n"
@@ -184,39 +187,30 @@ def _event(value: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
-def _event_stream(events: AsyncIterator[bytes]) -> Response:
-    from starlette.responses import Response
+class _EventStream:
+    """A stream that ends with its client. Starlette's own would leave its generator to the garbage collector."""
 
-    class EventStream(Response):
-        """A stream that ends with its client: starlette's own would leave its generator to the garbage collector."""
+    _HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
 
-        media_type = "text/event-stream"
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        self._events = events
 
-        async def __call__(
-            self,
-            scope: Any,
-            receive: Callable[[], Awaitable[Any]],
-            send: Callable[[Any], Awaitable[None]],
-        ) -> None:
-            async def run() -> None:
-                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                async for each in events:
-                    await send({"type": "http.response.body", "body": each, "more_body": True})
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+    async def __call__(self, scope: Any, receive: Receive, send: Callable[[Any], Awaitable[None]]) -> None:
+        try:
+            await _unless_gone(receive, self._run(send))
+        except (ApiError, OSError):
+            pass  # the client has left
+        finally:
+            await self._events.aclose()
 
-            try:
-                await _unless_gone(receive, run())
-            except (ApiError, OSError):
-                pass  # the client has left
-            finally:
-                await events.aclose()  # type: ignore[attr-defined]
-
-    response = EventStream(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-    del response.headers["content-length"]
-    return response
+    async def _run(self, send: Callable[[Any], Awaitable[None]]) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self._HEADERS})
+        async for each in self._events:
+            await send({"type": "http.response.body", "body": each, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _unless_gone(receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, Value]) -> Value:
+async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, Value]) -> Value:
     """Do the work unless the client leaves before it is done; it is cancelled then, and ApiError is raised."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_left(receive))
@@ -231,6 +225,6 @@ async def _unless_gone(receive: Callable[[], Awaitable[Any]], work: Coroutine[An
         await asyncio.gather(task, gone, return_exceptions=True)
 
 
-async def _left(receive: Callable[[], Awaitable[Any]]) -> None:
+async def _left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

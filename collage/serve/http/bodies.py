@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 from collage.serve.http.errors import ApiError, bad_request
 from collage.serve.sampling import Sampling
@@ -72,7 +73,7 @@ class CommonBody:
         return Sampling(
             max_tokens=max_tokens,
             temperature=_given(self.temperature, 1.0),
-            top_k=max(0, _given(self.top_k, 0)) if self.top_k == -1 else _given(self.top_k, 0),
+            top_k=0 if self.top_k == -1 else _given(self.top_k, 0),  # other servers write "all" as -1
             top_p=_given(self.top_p, 1.0),
             seed=self.seed,
             presence_penalty=_given(self.presence_penalty, 0.0),
@@ -106,7 +107,7 @@ class CompletionBody(CommonBody):
             return (prompt,)
         if not prompt or isinstance(prompt[0], int):
             return (prompt,)  # type: ignore[return-value]
-        return prompt  # type: ignore[return-value]
+        return prompt
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ class ChatBody(CommonBody):
 
 
 @cache
-def _adapter(kind: type[Any]) -> Any:
+def _adapter(kind: Hashable) -> Any:
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
@@ -185,7 +186,7 @@ def parse(kind: type[Body], data: bytes) -> Body:
     from pydantic import ValidationError
 
     try:
-        found: Body = _adapter(kind).validate_json(data, strict=True)
+        found: Body = _adapter(cast(Hashable, kind)).validate_json(data, strict=True)
     except ValidationError as error:
         raise _explained(kind, error.errors(include_url=False, include_input=False)) from error
     return found

@@ -149,7 +149,7 @@ def _quiet(server: Any) -> Any:
 
 @contextmanager
 def _draining(service: Service, server: Any, drain_s: float) -> Iterator[None]:
-    """On SIGTERM or SIGINT, take no more requests and finish those that there are. A second signal ends at once."""
+    """Finish open requests and take no more on SIGTERM or SIGINT. A second signal ends at once."""
     loop = asyncio.get_running_loop()
     main = asyncio.current_task()
 

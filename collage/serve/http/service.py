@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 
 from collage.errors import InputError, UsageError
@@ -120,15 +120,7 @@ class Job:
         self.created = int(time.time())
         self.answers = [Answer(service.tokenizer, each.sampling, len(each.prompt)) for each in self._requests]
 
-    @property
-    def prompt_of(self) -> list[int]:
-        """For each answer, the number of the prompt that it belongs to."""
-        numbers: list[int] = []
-        for each in self._requests:
-            numbers.append(numbers[-1] if each.leader is not None else (numbers[-1] + 1 if numbers else 0))
-        return numbers
-
-    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
+    async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
         """Send the requests, and yield the number of an answer with what is new in it.
 
         Raises ApiError when they are refused or fail. Whatever ends this, the engine lets the rest go.
@@ -160,9 +152,9 @@ class Job:
                     link.cancel(event.id)
                 if delta.finish is not None:
                     left -= 1
-                    error = ended(delta.finish, delta.error)
-                    if error is not None:
-                        raise error
+                    failure = ended(delta.finish, delta.error)
+                    if failure is not None:
+                        raise failure
                 yield number, delta
         finally:
             for each, answer in zip(self._requests, self.answers, strict=True):

@@ -49,7 +49,7 @@ class CompletionShape:
         return {**self._head(job), "choices": [self._choice(number, delta)]}
 
     def last(self, job: Job) -> dict[str, Any]:
-        """The usage."""
+        """The object at the end of a stream."""
         return {**self._head(job), "choices": [], "usage": job.usage()}
 
     def _head(self, job: Job) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class ChatShape:
         return {**self._head(job, "chat.completion.chunk"), "choices": [choice]}
 
     def last(self, job: Job) -> dict[str, Any]:
-        """The usage."""
+        """The object at the end of a stream."""
         return {**self._head(job, "chat.completion.chunk"), "choices": [], "usage": job.usage()}
 
     def _head(self, job: Job, kind: str) -> dict[str, Any]:
