@@ -54,7 +54,8 @@ from collage.cli.files import check_writable
     "--itl-target",
     type=click.FloatRange(min=0, min_open=True),
     metavar="MS",
-    help="Time between tokens that streams keep while prompts are computed. Default: twice what --max-running streams take.",
+    help="Time between tokens that streams keep while prompts are computed. "
+    "Default: twice what --max-running streams take.",
 )
 @click.option(
     "--cache-blocks",
@@ -82,6 +83,14 @@ from collage.cli.files import check_writable
     help="Time that open requests get after SIGTERM.",
 )
 @click.option(
+    "--stall-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=300.0,
+    show_default=True,
+    metavar="S",
+    help="Start the engine again when it has done nothing for so long though there are requests.",
+)
+@click.option(
     "--trusted-key",
     metavar="PUBLIC.pem",
     type=click.Path(path_type=Path),
@@ -107,6 +116,7 @@ def serve(
     prefix_caching: bool,
     preemption: bool,
     drain_seconds: float,
+    stall_seconds: float,
     trusted_key: Path | None,
     trace: Path | None,
 ) -> None:
@@ -151,6 +161,7 @@ def serve(
         cache_blocks,
         trusted_key,
         drain_seconds,
+        stall_seconds,
         trace,
     )
     run_server(options, lambda text: say(text, err=True))

@@ -92,7 +92,7 @@ class Loop:
         """Take no more requests, finish (``drain``) or cancel those that there are, and end the thread."""
         with self._changed:
             self._closing = True
-            self._drains = drain and not self._drains
+            self._drains = drain
             self._changed.notify()
         self._thread.join()
         if self._pool is not None:

@@ -15,9 +15,9 @@ class Limits:
     """What bounds an iteration.
 
     ``max_running`` is the most sequences of an iteration, of which ``workers`` may be in flight; ``itl_target_ms`` is
-    the time between tokens that running streams keep (None: twice what ``max_running`` streams take). With ``preemption``, sequences
-    are admitted when their prompt fits, and one that needs a block later may drive out another; without it, all their
-    blocks are reserved.
+    the time between tokens that running streams keep (None: twice what ``max_running`` streams take). With
+    ``preemption``, sequences are admitted when their prompt fits, and one that needs a block later may drive out
+    another; without it, all their blocks are reserved.
     """
 
     max_running: int

@@ -96,6 +96,10 @@ def test_several_answers_are_those_of_their_seeds(client: Any) -> None:
     singles = [client.completions.create(**asked, seed=7 + i).choices[0].text for i in range(3)]
     assert texts == singles
     assert len(set(texts)) == 3
+    streamed = ["", "", ""]
+    for chunk in client.completions.create(**asked, n=3, seed=7, stream=True):
+        streamed[chunk.choices[0].index] += chunk.choices[0].text
+    assert streamed == texts
     assert found.usage.prompt_tokens == len("a long enough beginning " * 3)
 
 

@@ -245,6 +245,20 @@ def test_a_killed_engine_is_started_again(slow: Path) -> None:
         assert server.metric("cache_blocks_used") == 0
 
 
+def test_an_engine_that_does_nothing_is_started_again(needs_server: None, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "stuck", replace(CONFIG, step_ms=60_000.0), tokenizer=False)
+    with served(folder, "--stall-seconds", "0.5") as server:
+        before = server.engine.pid
+        status, _, found = server.ask("POST", "/v1/completions", {**ASK, "stream": False})
+        assert status == 500
+        assert "did nothing for 0.5 s" in found["error"]["message"]
+        end = time.monotonic() + 30
+        while server.ask("GET", "/health")[0] != 200:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert server.engine.pid != before
+
+
 def test_a_killed_server_takes_its_engine_along(slow: Path) -> None:
     with served(slow) as server:
         engine = server.engine

@@ -35,14 +35,23 @@ class Link:
     """The engine's process, as the server sees it. It is used in one event loop.
 
     ``observe`` is called with each batch of events, and ``died`` when the process has ended by itself.
+    A process that sends nothing for ``stall_s`` seconds though it has requests is killed, and started again.
     """
 
     def __init__(
-        self, setup: Setup, observe: Callable[[Batch], None], died: Callable[[], None] = lambda: None
+        self,
+        setup: Setup,
+        observe: Callable[[Batch], None],
+        died: Callable[[], None] = lambda: None,
+        stall_s: float = math.inf,
     ) -> None:
         self._setup = setup
         self._observe = observe
         self._died = died
+        self._stall_s = stall_s
+        self._heard_s = time.monotonic()
+        self._stalled = False
+        self._watch: asyncio.Task[None] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._task: asyncio.Task[None] | None = None
@@ -57,6 +66,8 @@ class Link:
         """Start the process and wait until the model is loaded. Raises CollageError when it cannot be."""
         reader, ready = await self._begin()
         self._task = asyncio.create_task(self._run(reader))
+        self._task.add_done_callback(self._broken)
+        self._watch = asyncio.create_task(self._watched())
         return ready
 
     @property
@@ -79,6 +90,8 @@ class Link:
             raise DownError
         if len(self._sinks) + len(requests) > self.sizes.most_open:
             raise RefusedError
+        if not self._sinks:
+            self._heard_s = time.monotonic()
         for each in requests:
             self._sinks[each.id] = sink
             self._writer.write(packed(each))
@@ -105,6 +118,8 @@ class Link:
     async def stop(self) -> None:
         """End the process: by a message, and by force when it does not end soon."""
         self._stopping = True
+        if self._watch is not None:
+            self._watch.cancel()
         if self._writer is not None:
             self._writer.write(packed(Stop()))
         if self._task is not None:
@@ -146,6 +161,9 @@ class Link:
             await self._receive(reader)
             self._writer = None
             reason = await asyncio.to_thread(self._end)
+            if self._stalled:
+                reason = f"it did nothing for {self._stall_s:g} s"
+                self._stalled = False
             if self._stopping:
                 return
             self._died()
@@ -164,6 +182,7 @@ class Link:
             except (EOFError, OSError, pickle.UnpicklingError):
                 return
             assert isinstance(message, Batch)
+            self._heard_s = time.monotonic()
             self.stats = message.stats
             self._observe(message)
             for event in message.events:
@@ -174,6 +193,23 @@ class Link:
                     del self._sinks[event.id]
                     self._ends.append(time.monotonic())
                 sink.put_nowait(event)
+
+    async def _watched(self) -> None:
+        """Kill a process that does nothing; whoever reads from it then starts another one."""
+        while True:
+            await asyncio.sleep(min(self._stall_s / 4, _LONGEST_PAUSE_S))
+            if self.up and self._sinks and time.monotonic() - self._heard_s > self._stall_s:
+                self._stalled = True
+                self._heard_s = time.monotonic()
+                assert self._process is not None
+                self._process.kill()
+
+    def _broken(self, task: asyncio.Task[None]) -> None:
+        """Leave nobody waiting when a fault of ours has ended the task that reads."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("the link to the engine has failed", exc_info=error)
+            self._writer = None
+            self.fail_all(Finish.FAILED, "a fault in the server; start it again.")
 
     async def _begin_again(self) -> asyncio.StreamReader | None:
         pause_s = 0.1

@@ -31,7 +31,10 @@ _GRACE_S = 5
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """What a server is started with. ``port`` 0 takes any free one; ``drain_s`` bounds the time from SIGTERM on."""
+    """What a server is started with. ``port`` 0 takes any free one.
+
+    ``drain_s`` bounds the time from SIGTERM on, and ``stall_s`` that in which an engine with requests does nothing.
+    """
 
     model: Path
     engine: EngineOptions
@@ -42,6 +45,7 @@ class ServerOptions:
     block_count: int | None = None
     trusted_key: Path | None = None
     drain_s: float = 30.0
+    stall_s: float = 300.0
     trace: Path | None = None
 
 
@@ -97,7 +101,7 @@ async def _serve(options: ServerOptions, listener: socket.socket, say: Callable[
         options.trusted_key,
         options.trace,
     )
-    link = Link(setup, metrics.batch, metrics.died)
+    link = Link(setup, metrics.batch, metrics.died, options.stall_s)
     service = Service(_name(options), tokenizer, open_chat_template(folder), link, metrics)
     config = uvicorn.Config(
         make_app(service),
