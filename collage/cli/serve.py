@@ -124,7 +124,8 @@ def serve(
 
     MODEL is a compiled decoder, or a folder that has one beside its tokenizer.json. Without a tokenizer, prompts are
     token ids. Requests share iterations: they join and leave at any token. Ctrl-C or SIGTERM finishes open requests
-    first. Anybody who reaches the port may use it: put a proxy that asks for keys before it.
+    first. Anybody who reaches the port may use it: put a proxy that asks for keys before it. A module file is a
+    program, which runs with your rights: serve only files from people whose programs you would run.
 
     \b
     Examples:

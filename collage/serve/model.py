@@ -27,13 +27,14 @@ def open_runner(model: Path, block_count: int | None = None, trusted_key: Path |
     if model.is_dir() and (model / REFERENCE_FILE).exists():
         return open_reference(model, block_count)
     file = _decoder_file(model)
+    from collage.api import default_registry  # takes a second, and the server's own process needs none of it
+
     try:
         loading = import_module("collage.serve.decoder.file")
         running = import_module("collage.serve.decoder.runner")
-        registries = import_module("collage.backends.registry")
     except ImportError as error:
         raise CollageError(f"{file} cannot be served: {error}.") from error
-    registry = registries.builtin_registry()
+    registry = default_registry()
     compiled = loading.load_decoder(file, registry, trusted_key=trusted_key)
     runner: Runner = running.DecoderRunner(compiled, registry, block_count)
     return runner
@@ -44,7 +45,7 @@ def _decoder_file(model: Path) -> Path:
         raise CollageError(f"there is no {model}; give a compiled decoder, or a folder that has one.")
     if not model.is_dir():
         if model.suffix == ".onnx":
-            raise CollageError(f"{model} is not compiled; compile it for serving first.")
+            raise CollageError(f"{model} is not compiled; `collage compile-decoder {model}` does that.")
         return model
     found = sorted(model.glob(f"*{_SUFFIX}"))
     if len(found) != 1:
