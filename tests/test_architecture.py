@@ -17,16 +17,9 @@ import collage
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "docs" / "architecture.md"
 OPTIONAL = (
-    "cryptography",
-    "cuda",
-    "matplotlib",
-    "mkl",
-    "onednn",
-    "openvino",
-    "ray",
-    "scipy",
-    "tensorrt",
-    "torch",
+    *("cryptography", "cuda", "jinja2", "matplotlib", "mkl", "onednn", "openai", "openvino"),
+    *("prometheus_client", "pydantic", "ray", "scipy", "starlette", "tensorrt", "tokenizers", "torch"),
+    "uvicorn",
 )
 LOOSE = {"__init__", "__main__", "_version", "api", "onnx_backend", "errors"}
 

@@ -13,6 +13,7 @@ from collage.cli.db import db
 from collage.cli.doctor import doctor
 from collage.cli.errors import TRACEBACK_OPTION, CollageGroup
 from collage.cli.run import run
+from collage.cli.serve import serve
 from collage.cli.show import show
 from collage.cli.sign import sign, verify
 
@@ -31,11 +32,24 @@ def main() -> None:
     collage compile model.onnx -o model.collage    measure, place, check, write
     collage show model.collage                     what runs where, and why
     collage run model.collage --random             run it
+    collage serve decoder.collage                  serve it to clients
     collage bench model.onnx                       compare it with each engine alone
 
     Exit status: 0, 1 (the work failed) or 2 (usage).
     """
 
 
-for _command in (compile, compile_decoder, run, show, bench, sign, verify, backends, db, doctor):
+for _command in (
+    compile,
+    compile_decoder,
+    run,
+    serve,
+    show,
+    bench,
+    sign,
+    verify,
+    backends,
+    db,
+    doctor,
+):
     main.add_command(_command)

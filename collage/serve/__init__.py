@@ -1,1 +1,13 @@
-"""Serving decoders: requests of different lengths share iterations of a compiled decoder."""
+"""Serving generative models: iteration-level scheduling on compiled decoders, and an OpenAI-compatible server.
+
+``Engine`` is the interface without HTTP. ``collage serve`` puts a server in front of it, in a process of its own.
+"""
+
+from __future__ import annotations
+
+from collage.serve.engine import Completion, Engine, Output, Stream
+from collage.serve.options import EngineOptions
+from collage.serve.runner import Runner, Slice
+from collage.serve.sampling import Sampling
+
+__all__ = ["Completion", "Engine", "EngineOptions", "Output", "Runner", "Sampling", "Slice", "Stream"]

@@ -1,4 +1,4 @@
-"""What the scheduler and the engine ask of a decoder: iterations over packed tokens of many requests."""
+"""What runs a decoder: the interface between the engine, which schedules, and the model, which computes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+_USUAL_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+
 
 @dataclass(frozen=True)
 class Slice:
-    """Part of one request in one iteration.
+    """The part of one request in one iteration.
 
-    ``token_ids`` are the new tokens, and ``start`` is the position of the first of them in the sequence. ``blocks`` are
-    the block ids of the whole sequence so far, in order; they cover ``start + len(token_ids)`` tokens.
-    ``wants_logits`` is False for a chunk of a prefill that is not the last one.
+    ``token_ids`` are the new tokens of this iteration, and ``start`` is the position of the first of them in the
+    sequence. ``blocks`` are the ids of the sequence's blocks so far, in order, and cover ``start + len(token_ids)``
+    tokens. ``wants_logits`` is False for a chunk of a prefill that is not the last one.
     """
 
     token_ids: tuple[int, ...]
@@ -26,10 +28,12 @@ class Slice:
 
 
 class Runner(Protocol):
-    """A decoder with a paged cache.
+    """A decoder with a paged cache of keys and values.
 
-    ``block_tokens`` are the tokens of a block of the K/V cache, and ``block_count`` its blocks. ``max_tokens`` is the
-    most tokens of one iteration, ``max_length`` that of one sequence, and ``vocabulary`` the number of token ids.
+    ``block_tokens`` is the number of tokens in a block of the cache, ``block_count`` the number of blocks,
+    ``max_tokens`` the most tokens of one iteration, and ``max_length`` the most tokens of one sequence. A runner may
+    have two more attributes: ``buckets``, the numbers of tokens that it was compiled for, and ``workers``, the number
+    of iterations that it can have in flight, whose ``step`` is then called from as many threads.
     """
 
     block_tokens: int
@@ -39,10 +43,27 @@ class Runner(Protocol):
     vocabulary: int
 
     def step(self, slices: Sequence[Slice]) -> NDArray[np.float32]:
-        """One row of logits [wanted, vocabulary] for each slice that wants them, in order."""
+        """Run one iteration. Returns the logits [wanted, vocabulary], a row for each slice that wants them, in order.
+
+        It releases the GIL while it computes.
+        """
+        ...
 
     def cost_ms(self, tokens: int) -> float:
-        """The measured time of an iteration with that many tokens, in milliseconds."""
+        """The measured time of an iteration with that many tokens."""
+        ...
 
     def close(self) -> None:
-        """Free what the runner holds. It must not be used afterwards."""
+        """Free what the runner holds."""
+        ...
+
+
+def buckets_of(runner: Runner) -> tuple[int, ...]:
+    """The numbers of tokens that the runner was compiled for, ascending, up to the most that it takes."""
+    named: Sequence[int] = getattr(runner, "buckets", _USUAL_BUCKETS)
+    return tuple(sorted({each for each in named if 0 < each < runner.max_tokens} | {runner.max_tokens}))
+
+
+def workers_of(runner: Runner) -> int:
+    """The number of iterations that the runner can have in flight."""
+    return int(getattr(runner, "workers", 1))

@@ -20,7 +20,7 @@ from collage.cli import doctor_checks as doctor
 from collage.measure_db.database import Database
 from tests.cli.helpers import collage, fails, json_of, succeeds
 
-COMMANDS = (["compile"], ["run"], ["show"], ["bench"], ["backends"], ["db", "stats"], ["doctor"])
+COMMANDS = (["compile"], ["run"], ["serve"], ["show"], ["bench"], ["backends"], ["db", "stats"], ["doctor"])
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

@@ -1,0 +1,168 @@
+"""The command ``collage serve``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from collage.cli.console import say
+from collage.cli.files import check_writable
+
+
+@click.command()
+@click.argument("model", metavar="MODEL", type=click.Path(path_type=Path))
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="Port; 0 takes any free one.",
+)
+@click.option("--name", metavar="NAME", help="What clients call the model. Default: the file's name.")
+@click.option(
+    "--tokenizer",
+    metavar="DIR",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Folder with tokenizer.json, and the chat template if there is one. Default: the model's.",
+)
+@click.option(
+    "--policy",
+    type=click.Choice(["chunked", "orca"]),
+    default="chunked",
+    show_default=True,
+    help="chunked: streams first, prompts in chunks. orca: Algorithm 1 of the paper.",
+)
+@click.option(
+    "--max-running",
+    type=click.IntRange(min=1),
+    default=32,
+    show_default=True,
+    metavar="N",
+    help="Most sequences in an iteration.",
+)
+@click.option(
+    "--max-waiting",
+    type=click.IntRange(min=1),
+    default=256,
+    show_default=True,
+    metavar="N",
+    help="Most sequences that wait; more get 429.",
+)
+@click.option(
+    "--itl-target",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="MS",
+    help="Time between tokens that streams keep while prompts are computed. "
+    "Default: twice what --max-running streams take.",
+)
+@click.option(
+    "--cache-blocks",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Blocks of the cache of keys and values. Default: as many as make sense in the free memory.",
+)
+@click.option(
+    "--prefix-caching/--no-prefix-caching",
+    default=True,
+    show_default=True,
+    help="Keep blocks for prompts that begin alike.",
+)
+@click.option(
+    "--preemption",
+    is_flag=True,
+    help="Admit requests when their prompt fits, and compute the last ones again where blocks run out.",
+)
+@click.option(
+    "--drain-seconds",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    show_default=True,
+    metavar="S",
+    help="Time that open requests get after SIGTERM.",
+)
+@click.option(
+    "--stall-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=300.0,
+    show_default=True,
+    metavar="S",
+    help="Start the engine again when it has done nothing for so long though there are requests.",
+)
+@click.option(
+    "--trusted-key",
+    metavar="PUBLIC.pem",
+    type=click.Path(path_type=Path),
+    help="Serve only what the owner of this public key has signed (`collage sign`).",
+)
+@click.option(
+    "--trace",
+    metavar="FILE.json",
+    type=click.Path(path_type=Path),
+    help="Write a time line of the latest 10,000 iterations there at the end; open it at ui.perfetto.dev.",
+)
+def serve(
+    model: Path,
+    host: str,
+    port: int,
+    name: str | None,
+    tokenizer: Path | None,
+    policy: str,
+    max_running: int,
+    max_waiting: int,
+    itl_target: float | None,
+    cache_blocks: int | None,
+    prefix_caching: bool,
+    preemption: bool,
+    drain_seconds: float,
+    stall_seconds: float,
+    trusted_key: Path | None,
+    trace: Path | None,
+) -> None:
+    """Serve a compiled decoder to many clients at a time, by OpenAI's API.
+
+    MODEL is a compiled decoder, or a folder that has one beside its tokenizer.json. Without a tokenizer, prompts are
+    token ids. Requests share iterations: they join and leave at any token. Ctrl-C or SIGTERM finishes open requests
+    first. Anybody who reaches the port may use it: put a proxy that asks for keys before it. A module file is a
+    program, which runs with your rights: serve only files from people whose programs you would run.
+
+    \b
+    Examples:
+      collage serve model.collage --port 8000
+      collage serve folder --itl-target 100 --cache-blocks 2000 --preemption
+      collage serve model.collage --policy orca --trace trace.json
+
+    \b
+    A client:
+      curl localhost:8000/v1/completions -H 'Content-Type: application/json' \\
+        -d '{"model": "model", "prompt": [1, 2, 3], "max_tokens": 8, "stream": true}'
+    """
+    from collage.serve.http.server import ServerOptions, run_server
+    from collage.serve.options import EngineOptions
+
+    if trace is not None:
+        check_writable(trace)
+    engine = EngineOptions(
+        policy=policy,
+        max_running=max_running,
+        max_waiting=max_waiting,
+        itl_target_ms=itl_target,
+        prefix_caching=prefix_caching,
+        preemption=preemption,
+        trace_iterations=10_000 if trace is not None else 0,
+    )
+    options = ServerOptions(
+        model,
+        engine,
+        host,
+        port,
+        name,
+        tokenizer,
+        cache_blocks,
+        trusted_key,
+        drain_seconds,
+        stall_seconds,
+        trace,
+    )
+    run_server(options, lambda text: say(text, err=True))

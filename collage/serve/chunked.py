@@ -1,0 +1,160 @@
+"""The default scheduler: running streams first, and prompts in chunks that fill the iteration up to a bucket."""
+
+from __future__ import annotations
+
+from collections import abc
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from collage.serve.costs import Costs
+from collage.serve.plan import Admission, Limits, Part, Plan, Pool, expired
+from collage.serve.sequence import Sequence
+
+_USUAL_SLOWDOWN = 2.0
+"""Without a target, an iteration with a chunk may take this many times that of as many streams as there can be.
+
+Twice what the streams that there are take alone would be too little when they are few: an iteration of few tokens
+reads all weights, so that prompts would be computed at a fraction of the machine's speed.
+"""
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A prompt of which some tokens are to be computed."""
+
+    sequence: Sequence
+    tokens: int
+    admission: Admission | None = None
+
+
+def plan_chunked(pool: Pool, now_s: float, costs: Costs, limits: Limits) -> Plan:
+    """The next iteration: a token of each running stream, and as much of prompts as the streams can bear.
+
+    Sequences are served in their order (arrival, shifted by priority), and none is admitted before one that waits for
+    blocks. Only those that wait for the blocks of a leader with the same prompt are passed by.
+    """
+    late = expired(pool, now_s)
+    ended = {each.id for each in late}
+    running = [each for each in pool.running if each.id not in ended]
+    idle = [each for each in running if not each.in_flight]
+    free = pool.blocks.free + sum(pool.blocks.sole(each.blocks) for each in late)
+    preempted: list[Sequence] = []
+    if limits.preemption:
+        idle, preempted, free = _make_room(idle, free, pool, limits)
+    else:
+        free -= sum(limits.blocks_for(each.max_length - 1) - len(each.blocks) for each in running)
+    streams = [each for each in idle if each.remaining == 1][: limits.max_running]
+    most = _largest_bucket(len(streams), costs, limits)
+    room = costs.buckets[most] - len(streams)
+    work = [_Work(each, each.remaining) for each in idle if each.remaining > 1]
+    if not preempted:  # else a sequence that was just driven out would drive out the next one
+        available = sum(each.tokens for each in work)
+        places = limits.max_running * limits.workers - len(running)
+        waiting = [each for each in pool.waiting if each.id not in ended] if ended else pool.waiting
+        work += _admissible(waiting, room - available, places, free, pool, limits)
+    work = work[: limits.max_running - len(streams)]
+    chunks = _fill(work, _tokens(len(streams), work, most, costs) - len(streams))
+    return Plan(
+        parts=(*(Part(each, 1) for each in streams), *(Part(work.sequence, n) for work, n in chunks)),
+        admitted=tuple(work.admission for work, _ in chunks if work.admission is not None),
+        preempted=tuple(preempted),
+        expired=late,
+    )
+
+
+def _make_room(
+    idle: list[Sequence], free: int, pool: Pool, limits: Limits
+) -> tuple[list[Sequence], list[Sequence], int]:
+    """Drive out the last sequences until each stream has the block that its next token needs.
+
+    Returns the sequences that run in this iteration, those driven out, and the blocks that are free then. The first
+    one is never driven out; where blocks of iterations in flight are missing, it waits for them.
+    """
+
+    def grows(each: Sequence) -> bool:
+        return limits.blocks_for(each.computed + 1) > len(each.blocks)
+
+    kept, preempted = list(idle), []
+    wanted = sum(map(grows, kept))
+    while wanted > free and len(kept) > 1:
+        victim = kept.pop()
+        preempted.append(victim)
+        wanted -= grows(victim)
+        free += pool.blocks.sole(victim.blocks)
+    if wanted > free:
+        return [], preempted, 0
+    return kept, preempted, free - wanted
+
+
+def _largest_bucket(streams: int, costs: Costs, limits: Limits) -> int:
+    """The index of the largest bucket that keeps the target, at least the smallest with room for a prompt's token."""
+    if not streams:
+        return len(costs.buckets) - 1
+    target = limits.itl_target_ms
+    if target is None:
+        target = _USUAL_SLOWDOWN * costs.of(limits.max_running)
+    best = costs.bucket(streams + 1)
+    while best + 1 < len(costs.buckets) and costs.ms[best + 1] <= target:
+        best += 1
+    return best
+
+
+def _admissible(
+    waiting: abc.Sequence[Sequence], wanted: int, places: int, free: int, pool: Pool, limits: Limits
+) -> Iterator[_Work]:
+    """The waiting sequences that may begin, until they have the tokens that are wanted."""
+    margin = len(pool.running) if limits.preemption else 0  # each running stream may need a block soon
+    for each in waiting:
+        if wanted <= 0 or places <= 0:
+            return
+        if each.waits_for_leader:
+            continue
+        cached, kept = _cached(each, pool, limits)
+        length = len(each.tokens) if limits.preemption else each.max_length - 1
+        need = limits.blocks_for(length) - len(cached) + kept
+        if need + margin > free:
+            return
+        tokens = len(each.tokens) - len(cached) * limits.block_tokens
+        yield _Work(each, tokens, Admission(each, cached))
+        free -= need
+        places -= 1
+        wanted -= tokens
+
+
+def _cached(sequence: Sequence, pool: Pool, limits: Limits) -> tuple[tuple[int, ...], int]:
+    """The blocks that hold the sequence's beginning, and how many of them are free now."""
+    if not pool.blocks.keeps:
+        return (), 0
+    full = (len(sequence.tokens) - 1) // limits.block_tokens  # one token is computed anyway, for its logits
+    sequence.extend_keys(limits.block_tokens, full)
+    return pool.blocks.lookup(sequence.keys[:full])
+
+
+def _tokens(streams: int, work: abc.Sequence[_Work], most: int, costs: Costs) -> int:
+    """The tokens of the iteration: those that give the most tokens a millisecond, up to the bucket ``most``.
+
+    It fills a bucket exactly, except where fewer tokens are to be computed than it holds.
+    """
+    wanted = streams + sum(each.tokens for each in work)
+    if wanted == streams:
+        return streams
+    best, best_rate = streams, 0.0
+    for i in range(costs.bucket(streams + 1), most + 1):
+        tokens = min(costs.buckets[i], wanted)
+        rate = tokens / costs.ms[i]
+        if rate >= best_rate:
+            best, best_rate = tokens, rate
+        if tokens == wanted:
+            break
+    return best
+
+
+def _fill(work: abc.Sequence[_Work], tokens: int) -> list[tuple[_Work, int]]:
+    """The tokens of each prompt, first come, first served, until none are left."""
+    chunks = []
+    for each in work:
+        if tokens <= 0:
+            break
+        chunks.append((each, min(each.tokens, tokens)))
+        tokens -= each.tokens
+    return chunks

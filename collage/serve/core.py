@@ -1,0 +1,299 @@
+"""The engine without a thread: requests go in, an iteration is planned, run and finished, and events come out."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections import abc
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collage.serve.blocks import BlockPool
+from collage.serve.costs import costs_of
+from collage.serve.options import POLICIES, EngineOptions
+from collage.serve.plan import Limits, Plan, Pool
+from collage.serve.request import Event, Finish, Request, Stats
+from collage.serve.runner import Runner, Slice, workers_of
+from collage.serve.sampler import Sampler, choose_all
+from collage.serve.sequence import Sequence
+
+NOT_NUMBERS = "the model has returned logits that are not numbers"
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What belongs to a sequence and that the scheduler does not read."""
+
+    sampler: Sampler
+    ends: frozenset[int]
+
+
+class Core:
+    """The state of an engine: waiting and running sequences, blocks, samplers. It is used by one thread.
+
+    ``left`` has the sequences that have left the engine; whoever reads it empties it.
+    """
+
+    def __init__(self, runner: Runner, options: EngineOptions, end_tokens: abc.Iterable[int] = ()) -> None:
+        self._runner = runner
+        self._policy = POLICIES[options.policy]
+        self._costs = costs_of(runner)
+        self._limits = Limits(
+            min(options.max_running, runner.max_tokens),
+            runner.block_tokens,
+            options.itl_target_ms,
+            options.preemption,
+            workers_of(runner),
+        )
+        self._end_tokens = frozenset(end_tokens)
+        caching = options.prefix_caching and options.policy != "orca"
+        self.blocks = BlockPool(runner.block_count, keep=caching)
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self._known: dict[int, Sequence] = {}
+        self._answers: dict[int, _Answer] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._arrivals = 0
+        self.left: list[Sequence] = []
+        self._totals: dict[str, Any] = dict.fromkeys(
+            "iterations prompt_tokens cached_tokens generated_tokens preemptions expired cancelled failed".split(),
+            0,
+        )
+
+    def add(self, request: Request, now_s: float) -> None:
+        """Let a request wait, which ``check_request`` has accepted."""
+        sampling = request.sampling
+        deadline = float("inf") if request.timeout_s is None else now_s + request.timeout_s
+        sequence = Sequence(
+            request.id,
+            list(request.prompt),
+            len(request.prompt),
+            len(request.prompt) + sampling.max_tokens,
+            self._arrivals,
+            now_s,
+            request.priority,
+            deadline,
+            self._known.get(request.leader) if request.leader is not None and self.blocks.keeps else None,
+            request.cache_salt.encode(),
+        )
+        self._arrivals += 1
+        ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._end_tokens)
+        self._answers[request.id] = _Answer(Sampler(sampling), ends)
+        self._known[request.id] = sequence
+        insort(self._waiting, sequence, key=_order)
+        if request.timeout_s is not None:
+            heapq.heappush(self._deadlines, (deadline, request.id))
+
+    def cancel(self, id: int) -> list[Event]:
+        """Let a request go. One in flight leaves when its iteration returns."""
+        sequence = self._known.get(id)
+        if sequence is None or sequence.cancelled:
+            return []
+        sequence.cancelled = True
+        if sequence.in_flight:
+            return []
+        return [self._end(sequence, Finish.CANCELLED)]
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request waits or runs."""
+        return bool(self._known)
+
+    @property
+    def next_deadline_s(self) -> float:
+        """The earliest deadline of a request that is still here."""
+        while self._deadlines and self._deadlines[0][1] not in self._known:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else float("inf")
+
+    def plan(self, now_s: float) -> Plan:
+        """What the policy decides now; nothing is changed."""
+        pool = Pool(self._running, self._waiting, self.blocks, self.next_deadline_s)
+        return self._policy(pool, now_s, self._costs, self._limits)
+
+    def begin(self, plan: Plan, now_s: float) -> tuple[list[list[Slice]], list[Event]]:
+        """Carry a plan out up to the model: the steps to run, and the events of requests that have expired.
+
+        A plan has one step, unless its tokens are more than the runner takes, as prompts are in Orca's policy.
+        """
+        events = [self._end(each, Finish.EXPIRED) for each in plan.expired]
+        for each in plan.preempted:
+            self._preempt(each)
+        for (
+            admission
+        ) in plan.admitted:  # all are acquired before blocks are allocated, which may evict kept ones
+            self.blocks.acquire(admission.cached)
+            admission.sequence.blocks.extend(admission.cached)
+        for admission in plan.admitted:
+            self._admit(admission.sequence, now_s)
+        slices: list[Slice] = []
+        for part in plan.parts:
+            slices.append(self._slice(part.sequence, part.tokens))
+            part.sequence.in_flight = True
+        return split_steps(slices, self._runner.max_tokens), events
+
+    def run(self, steps: list[list[Slice]]) -> NDArray[np.float32]:
+        """Run the steps. It reads nothing of this state, so other threads may use it meanwhile."""
+        rows = [self._runner.step(each) for each in steps]
+        return rows[0] if len(rows) == 1 else np.concatenate([each for each in rows if len(each)] or rows[:1])
+
+    def finish(self, plan: Plan, logits: NDArray[np.float32], now_s: float) -> list[Event]:
+        """Take in what an iteration has computed: tokens are chosen, answers end, blocks are freed."""
+        events: list[Event] = []
+        wanted: list[Sequence] = []
+        self._totals["iterations"] += 1
+        for part in plan.parts:
+            sequence = part.sequence
+            sequence.in_flight = False
+            sequence.computed += part.tokens
+            self._register(sequence)
+            if sequence.remaining == 0:
+                wanted.append(sequence)
+            elif sequence.cancelled:
+                events.append(self._end(sequence, Finish.CANCELLED))
+        if len(logits) != len(wanted):
+            raise ValueError(
+                f"the runner returned {len(logits)} rows of logits; {len(wanted)} were asked for."
+            )
+        if not wanted:
+            return events
+        choices = choose_all([self._answers[each.id].sampler for each in wanted], logits)
+        for sequence, choice in zip(wanted, choices, strict=True):
+            if sequence.cancelled:
+                events.append(self._end(sequence, Finish.CANCELLED))
+            elif choice is None:
+                events.append(self._end(sequence, Finish.FAILED, NOT_NUMBERS))
+            else:
+                sequence.token_s = now_s
+                self._totals["generated_tokens"] += 1
+                sequence.tokens.append(choice[0])
+                finish = self._finished(sequence, choice[0])
+                events.append(Event(sequence.id, *choice, finish, sequence.cached))
+                if finish is not None:
+                    self._leave(sequence)
+        return events
+
+    def fail(self, plan: Plan, message: str) -> list[Event]:
+        """Give up the requests of an iteration that the runner could not run; the others go on."""
+        for part in plan.parts:
+            part.sequence.in_flight = False
+        return [self._end(part.sequence, Finish.FAILED, message) for part in plan.parts]
+
+    def end_all(self, finish: Finish, message: str = "") -> list[Event]:
+        """Let all requests go that are not in flight."""
+        return [self._end(each, finish, message) for each in list(self._known.values()) if not each.in_flight]
+
+    def stats(self) -> Stats:
+        """The state and the totals."""
+        return Stats(
+            len(self._running),
+            len(self._waiting),
+            self.blocks.used,
+            self.blocks.count,
+            evictions=self.blocks.evictions,
+            **self._totals,
+        )
+
+    def check(self) -> None:
+        """Assert that no block has leaked and that each sequence is in one list."""
+        self.blocks.check(each.blocks for each in self._running)
+        assert not any(each.blocks for each in self._waiting)
+        ids = [each.id for each in (*self._running, *self._waiting)]
+        assert sorted(ids) == sorted(self._known) == sorted(self._answers)
+
+    def _admit(self, sequence: Sequence, now_s: float) -> None:
+        del self._waiting[_position(self._waiting, sequence)]
+        insort(self._running, sequence, key=_order)
+        sequence.registered = len(sequence.blocks)
+        sequence.computed = len(sequence.blocks) * self._limits.block_tokens
+        if sequence.started_s is None:
+            sequence.started_s = now_s
+            sequence.cached = sequence.computed
+            self._totals["prompt_tokens"] += sequence.prompt_length
+            self._totals["cached_tokens"] += sequence.computed
+        self._grow(sequence, len(sequence.tokens))
+
+    def _grow(self, sequence: Sequence, tokens: int) -> None:
+        missing = self._limits.blocks_for(tokens) - len(sequence.blocks)
+        if missing > 0:
+            sequence.blocks.extend(self.blocks.allocate(missing))
+
+    def _slice(self, sequence: Sequence, tokens: int) -> Slice:
+        start = sequence.computed
+        end = start + tokens
+        self._grow(sequence, end)
+        new = tuple(sequence.tokens[start:end])
+        blocks = tuple(sequence.blocks[: self._limits.blocks_for(end)])
+        return Slice(new, start, blocks, end == len(sequence.tokens))
+
+    def _register(self, sequence: Sequence) -> None:
+        """Let the blocks be found that have become full."""
+        full = sequence.computed // self._limits.block_tokens
+        if full == sequence.registered or not self.blocks.keeps:
+            return
+        sequence.extend_keys(self._limits.block_tokens, full)
+        for at in range(sequence.registered, full):
+            self.blocks.register(sequence.blocks[at], sequence.keys[at])
+        sequence.registered = full
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.blocks.release(sequence.blocks)
+        sequence.blocks.clear()
+        sequence.computed = sequence.registered = 0
+        del self._running[_position(self._running, sequence)]
+        insort(self._waiting, sequence, key=_order)
+        self._totals["preemptions"] += 1
+
+    def _finished(self, sequence: Sequence, token: int) -> Finish | None:
+        if token in self._answers[sequence.id].ends:
+            return Finish.STOP
+        return Finish.LENGTH if len(sequence.tokens) >= sequence.max_length else None
+
+    def _end(self, sequence: Sequence, finish: Finish, error: str = "") -> Event:
+        self._totals[finish.value] += 1
+        self._leave(sequence)
+        return Event(sequence.id, finish=finish, cached=sequence.cached, error=error)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Take a sequence out of the engine and release its blocks."""
+        home = self._running if sequence.blocks else self._waiting
+        del home[_position(home, sequence)]
+        self.blocks.release(sequence.blocks)
+        sequence.blocks.clear()
+        sequence.done = True
+        self.left.append(sequence)
+        sequence.leader = None
+        del self._known[sequence.id], self._answers[sequence.id]
+
+
+def split_steps(slices: list[Slice], most: int) -> list[list[Slice]]:
+    """Cut slices into steps of at most ``most`` tokens; the order stays."""
+    if sum(len(each.token_ids) for each in slices) <= most:
+        return [slices]
+    steps: list[list[Slice]] = [[]]
+    room = most
+    for each in slices:
+        at = 0
+        while at < len(each.token_ids):
+            if not room:
+                steps.append([])
+                room = most
+            tokens = each.token_ids[at : at + room]
+            last = at + len(tokens) == len(each.token_ids)
+            steps[-1].append(Slice(tokens, each.start + at, each.blocks, each.wants_logits and last))
+            at += len(tokens)
+            room -= len(tokens)
+    return steps
+
+
+def _order(sequence: Sequence) -> tuple[float, int]:
+    return sequence.order
+
+
+def _position(sequences: list[Sequence], sequence: Sequence) -> int:
+    at = bisect_left(sequences, sequence.order, key=_order)
+    assert sequences[at] is sequence
+    return at

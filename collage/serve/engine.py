@@ -1,0 +1,193 @@
+"""The engine's interface in Python, without HTTP."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any
+
+from collage.errors import CollageError
+from collage.serve.answer import Answer
+from collage.serve.loop import ClosedError, Loop
+from collage.serve.options import EngineOptions
+from collage.serve.request import Event, Finish, Iteration, RefusedError, Request, Stats
+from collage.serve.runner import Runner
+from collage.serve.sampler import Logprobs
+from collage.serve.sampling import Sampling
+from collage.serve.tokenizer import DecimalTokenizer, Tokenizer
+
+
+@dataclass(frozen=True)
+class Output:
+    """New tokens of an answer, and the text that they complete."""
+
+    tokens: tuple[int, ...]
+    text: str
+    logprobs: tuple[Logprobs, ...]
+    finish: Finish | None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A whole answer. ``cached_tokens`` of the ``prompt_tokens`` were found in the cache."""
+
+    tokens: tuple[int, ...]
+    text: str
+    logprobs: tuple[Logprobs, ...]
+    finish: Finish
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class BusyError(CollageError):
+    """The engine has as many requests as its options allow; try again when some have ended."""
+
+
+class Stream:
+    """The answer to a request, as it comes. It is read by one thread, and may be cancelled by another."""
+
+    def __init__(self, id: int, answer: Answer, loop: Loop) -> None:
+        self.id = id
+        self._answer = answer
+        self._loop = loop
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+    def __iter__(self) -> Iterator[Output]:
+        """Yield outputs until the answer ends. Raises CollageError when the request fails."""
+        while self._answer.finish is None:
+            delta = self._answer.add(self._events.get())
+            if delta is None:
+                continue
+            if self._answer.cut:
+                self.cancel()
+            if delta.finish is Finish.FAILED:
+                raise CollageError(f"{delta.error}.")
+            yield Output(delta.tokens, delta.text, delta.logprobs, delta.finish)
+
+    def result(self) -> Completion:
+        """Wait for the rest of the answer, and return what was not read yet together with it."""
+        outputs = list(self)
+        finish = self._answer.finish
+        assert finish is not None
+        return Completion(
+            tuple(token for each in outputs for token in each.tokens),
+            "".join(each.text for each in outputs),
+            tuple(logprobs for each in outputs for logprobs in each.logprobs),
+            finish,
+            self._answer.prompt_tokens,
+            self._answer.cached_tokens,
+        )
+
+    def cancel(self) -> None:
+        """Let the request go. Its blocks are free after the iteration that runs now."""
+        self._loop.cancel(self.id)
+
+
+class Engine:
+    """Runs requests on a runner, many at a time, in a thread of its own.
+
+    A prompt is a text, where there is a tokenizer, or token ids. Use it in a ``with`` block, or close it.
+    """
+
+    def __init__(
+        self, runner: Runner, options: EngineOptions | None = None, tokenizer: Tokenizer | None = None
+    ) -> None:
+        self._tokenizer: Tokenizer = tokenizer or DecimalTokenizer()
+        self._streams: dict[int, Stream] = {}
+        self._lock = threading.Lock()
+        self._ids = itertools.count()
+        self._loop = Loop(runner, options or EngineOptions(), self._deliver, self._tokenizer.end_tokens)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(drain=error is None)
+
+    def submit(
+        self,
+        prompt: str | Sequence[int],
+        sampling: Sampling | None = None,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> Stream:
+        """Send a request. Raises InputError when it can never be served, and BusyError when too many wait.
+
+        ``priority`` is lower for what matters more; ``timeout_s`` bounds the time until the answer is complete.
+        """
+        return self._submit(self._request(prompt, sampling, priority, timeout_s))
+
+    def submit_all(self, prompt: str | Sequence[int], sampling: Sampling, n: int) -> list[Stream]:
+        """Send a request for ``n`` answers, which share the blocks of the prompt. Seeds count up from the one given."""
+        first = self._request(prompt, sampling, 0, None)
+        streams = [self._submit(first)]
+        for i in range(1, n):
+            seed = None if sampling.seed is None else sampling.seed + i
+            request = replace(
+                first, id=next(self._ids), sampling=replace(sampling, seed=seed), leader=first.id
+            )
+            try:
+                streams.append(self._submit(request))
+            except BaseException:
+                for each in streams:
+                    each.cancel()
+                raise
+        return streams
+
+    def stats(self) -> Stats:
+        """The state and the totals after the last iteration."""
+        return self._loop.stats()
+
+    def trace(self) -> dict[str, Any]:
+        """The latest iterations and requests for ui.perfetto.dev, as an object for JSON."""
+        return self._loop.trace()
+
+    def close(self, *, drain: bool = True) -> None:
+        """Finish all requests, or cancel them, and end the thread. The runner is not closed."""
+        self._loop.close(drain=drain)
+
+    def check(self) -> None:
+        """Assert that no block has leaked; only while nothing runs."""
+        self._loop.check()
+
+    def _request(
+        self, prompt: str | Sequence[int], sampling: Sampling | None, priority: int, timeout_s: float | None
+    ) -> Request:
+        tokens = self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        return Request(
+            next(self._ids), tuple(tokens), sampling or Sampling(), priority=priority, timeout_s=timeout_s
+        )
+
+    def _submit(self, request: Request) -> Stream:
+        answer = Answer(self._tokenizer, request.sampling, len(request.prompt))
+        stream = Stream(request.id, answer, self._loop)
+        with self._lock:
+            self._streams[request.id] = stream
+        try:
+            self._loop.submit(request)
+        except BaseException as error:
+            with self._lock:
+                del self._streams[request.id]
+            if isinstance(error, RefusedError):
+                raise BusyError(
+                    "the engine has as many requests as it may have; wait until some end."
+                ) from error
+            if isinstance(error, ClosedError):
+                raise CollageError("the engine is closed; make a new one.") from error
+            raise
+        return stream
+
+    def _deliver(self, events: list[Event], iteration: Iteration | None, stats: Stats) -> None:
+        for event in events:
+            with self._lock:
+                ended = event.finish is not None
+                stream = self._streams.pop(event.id, None) if ended else self._streams.get(event.id)
+            if stream is not None:
+                stream._events.put(event)

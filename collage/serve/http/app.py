@@ -1,0 +1,230 @@
+"""The routes of the server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from collage.errors import InputError
+from collage.serve.answer import Delta
+from collage.serve.http.bodies import ChatBody, CompletionBody, parse
+from collage.serve.http.errors import ApiError, bad_request
+from collage.serve.http.service import Job, Service
+from collage.serve.http.shapes import ChatShape, CompletionShape, Shape
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+logger = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
+Receive = Callable[[], Awaitable[Any]]
+
+_MAX_BODY = 16 << 20
+_DEFAULT_TOKENS = 16  # OpenAI's default for completions
+_GONE = 499  # nobody reads it
+
+
+def make_app(service: Service) -> Starlette:
+    """The application, with errors in OpenAI's form."""
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.responses import JSONResponse, Response
+    from starlette.routing import Route
+
+    async def failed(request: Request, error: ApiError) -> Response:
+        service.metrics.refused(error.status)
+        return JSONResponse(error.body(), error.status, error.headers())
+
+    async def no_route(request: Request, error: HTTPException) -> Response:
+        text = f"{request.method} {request.url.path}: {error.detail.lower()}."
+        return await failed(request, ApiError(error.status_code, text, None))
+
+    async def broken(request: Request, error: Exception) -> Response:
+        logger.error("a request has failed", exc_info=error)
+        return await failed(
+            request, ApiError(500, f"a fault in the server: {type(error).__name__}.", "fault")
+        )
+
+    async def health(request: Request) -> Response:
+        if service.draining:
+            return JSONResponse({"status": "draining"}, 503)
+        return JSONResponse({"status": "ok"} if service.link.up else {"status": "starting"}, _status(service))
+
+    async def metrics(request: Request) -> Response:
+        return Response(
+            service.metrics.text(service.link.up), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
+
+    async def models(request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [_model(service)]})
+
+    async def model(request: Request) -> Response:
+        service.check_model(request.path_params["name"])
+        return JSONResponse(_model(service))
+
+    async def completions(request: Request) -> Response | _EventStream:
+        body = parse(CompletionBody, await _body(request))
+        service.check_model(body.model)
+        prompts = [await service.encode(each) if isinstance(each, str) else each for each in body.prompts]
+        most = _DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
+        job = service.job(body, prompts, most, body.logprobs)
+        return await _answer(request, job, CompletionShape(service), bool(body.stream), body.wants_usage)
+
+    async def chat(request: Request) -> Response | _EventStream:
+        body = parse(ChatBody, await _body(request))
+        service.check_model(body.model)
+        if service.template is None:
+            raise bad_request(
+                "this model has no chat template; use /v1/completions.", code="no_chat_template"
+            )
+        try:
+            text = service.template.prompt([each.for_template() for each in body.messages])
+        except InputError as error:
+            raise bad_request(str(error), "messages") from error
+        prompt = await service.encode(text, special=False)
+        job = service.job(body, [prompt], body.most_tokens, body.most_logprobs)
+        return await _answer(request, job, ChatShape(service), bool(body.stream), body.wants_usage)
+
+    return Starlette(
+        routes=[
+            Route("/health", health),
+            Route("/metrics", metrics),
+            Route("/v1/models", models),
+            Route("/v1/models/{name:path}", model),
+            Route("/v1/completions", completions, methods=["POST"]),
+            Route("/v1/chat/completions", chat, methods=["POST"]),
+        ],
+        exception_handlers={ApiError: failed, HTTPException: no_route, Exception: broken},
+    )
+
+
+def _status(service: Service) -> int:
+    return 200 if service.link.up else 503
+
+
+def _model(service: Service) -> dict[str, Any]:
+    return {
+        "id": service.name,
+        "object": "model",
+        "created": service.started,
+        "owned_by": "collage",
+        "max_model_len": service.max_length,
+    }
+
+
+async def _body(request: Request) -> bytes:
+    """The body of a request. Raises ApiError when it is too large or does not come."""
+    from starlette.requests import ClientDisconnect
+
+    data = bytearray()
+    try:
+        async for chunk in request.stream():
+            data += chunk
+            if len(data) > _MAX_BODY:
+                raise ApiError(413, f"the body has more than {_MAX_BODY} bytes.", "too_large")
+    except ClientDisconnect as error:
+        raise ApiError(_GONE, "the client has left.") from error
+    return bytes(data)
+
+
+async def _answer(
+    request: Request, job: Job, shape: Shape, stream: bool, usage: bool
+) -> Response | _EventStream:
+    """Answer with one object, or with a stream of events."""
+    from starlette.responses import JSONResponse
+
+    if stream:
+        deltas = job.deltas()
+        # The first delta comes before the head of the answer, so that what is refused has a status of its own.
+        first = await _unless_gone(request.receive, _first(deltas))
+        return _EventStream(_events(job, shape, first, deltas, usage))
+    whole = await _unless_gone(request.receive, _collected(job))
+    return JSONResponse(shape.whole(job, whole))
+
+
+async def _first(deltas: AsyncIterator[tuple[int, Delta]]) -> tuple[int, Delta]:
+    return await anext(deltas)
+
+
+async def _collected(job: Job) -> list[list[Delta]]:
+    found: list[list[Delta]] = [[] for _ in job.answers]
+    async with aclosing(job.deltas()) as deltas:
+        async for number, delta in deltas:
+            found[number].append(delta)
+    return found
+
+
+async def _events(
+    job: Job,
+    shape: Shape,
+    first: tuple[int, Delta],
+    deltas: AsyncGenerator[tuple[int, Delta], None],
+    usage: bool,
+) -> AsyncGenerator[bytes, None]:
+    """The events of a stream; one that fails ends with an error."""
+    try:
+        yield _event(shape.chunk(job, *first))
+        async for number, delta in deltas:
+            yield _event(shape.chunk(job, number, delta))
+    except ApiError as error:
+        yield _event(error.body())
+        return
+    finally:
+        await deltas.aclose()
+    if usage:
+        yield _event(shape.last(job))
+    yield b"data: [DONE]\n\n"
+
+
+def _event(value: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+class _EventStream:
+    """A stream that ends with its client. Starlette's own would leave its generator to the garbage collector."""
+
+    _HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        self._events = events
+
+    async def __call__(self, scope: Any, receive: Receive, send: Callable[[Any], Awaitable[None]]) -> None:
+        try:
+            await _unless_gone(receive, self._run(send))
+        except (ApiError, OSError):
+            pass  # the client has left
+        finally:
+            await self._events.aclose()
+
+    async def _run(self, send: Callable[[Any], Awaitable[None]]) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self._HEADERS})
+        async for each in self._events:
+            await send({"type": "http.response.body", "body": each, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, Value]) -> Value:
+    """Do the work unless the client leaves before it is done; it is cancelled then, and ApiError is raised."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ApiError(_GONE, "the client has left.")
+        return task.result()
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,230 @@
+"""The bodies of requests, as values. Unknown fields and wrong types are refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, ClassVar, Literal, TypeVar, cast
+
+from collage.serve.http.errors import ApiError, bad_request
+from collage.serve.sampling import Sampling
+
+Body = TypeVar("Body", bound="CommonBody")
+
+_STRICT: dict[str, Any] = {"extra": "forbid"}
+_MAX_N = 128
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """What a stream has besides the answer."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+
+    include_usage: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonBody:
+    """The fields that both kinds of requests have; those in the last group are ours."""
+
+    model: str
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: str | tuple[str, ...] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    user: str | None = None
+
+    top_k: int | None = None
+    stop_token_ids: tuple[int, ...] | None = None
+    ignore_eos: bool | None = None
+    priority: int | None = None
+    timeout_s: float | None = None
+    cache_salt: str | None = None
+
+    @property
+    def answers(self) -> int:
+        """The number of answers to each prompt."""
+        n = 1 if self.n is None else self.n
+        if not 1 <= n <= _MAX_N:
+            raise bad_request(f"n is {n}; it must be from 1 to {_MAX_N}.", "n")
+        return n
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        if self.stream_options is None:
+            return False
+        if not self.stream:
+            raise bad_request("stream_options is for streams; set stream, too.", "stream_options")
+        return bool(self.stream_options.include_usage)
+
+    def sampling(self, max_tokens: int, logprobs: int | None) -> Sampling:
+        """The parameters of the request. Raises UsageError when one is out of range."""
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+        return Sampling(
+            max_tokens=max_tokens,
+            temperature=_given(self.temperature, 1.0),
+            top_k=0 if self.top_k == -1 else _given(self.top_k, 0),  # other servers write "all" as -1
+            top_p=_given(self.top_p, 1.0),
+            seed=self.seed,
+            presence_penalty=_given(self.presence_penalty, 0.0),
+            frequency_penalty=_given(self.frequency_penalty, 0.0),
+            logit_bias=tuple((_token(name), bias) for name, bias in (self.logit_bias or {}).items() if bias),
+            logprobs=logprobs,
+            stop=stop,
+            stop_token_ids=self.stop_token_ids or (),
+            ignore_eos=bool(self.ignore_eos),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionBody(CommonBody):
+    """The body of ``/v1/completions``."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+
+    prompt: str | tuple[int, ...] | tuple[str, ...] | tuple[tuple[int, ...], ...]
+    max_tokens: int | None = None
+    logprobs: int | None = None
+    echo: Literal[False] | None = None
+    best_of: Literal[1] | None = None
+    suffix: None = None
+
+    @property
+    def prompts(self) -> tuple[str | tuple[int, ...], ...]:
+        """The prompts, each a text or token ids."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return (prompt,)
+        if not prompt or isinstance(prompt[0], int):
+            return (prompt,)  # type: ignore[return-value]
+        return prompt
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """A part of a message; only text is understood."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+
+    type: Literal["text"]
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """A message of a chat."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | tuple[TextPart, ...]
+    name: str | None = None
+
+    def for_template(self) -> dict[str, str]:
+        """The message as chat templates take it."""
+        content = self.content
+        text = content if isinstance(content, str) else "".join(each.text for each in content)
+        return {"role": self.role, "content": text, **({} if self.name is None else {"name": self.name})}
+
+
+@dataclass(frozen=True)
+class ResponseFormat:
+    """The form of the answer, which is always text."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+
+    type: Literal["text"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatBody(CommonBody):
+    """The body of ``/v1/chat/completions``."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+
+    messages: tuple[Message, ...]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The most tokens of the answer, None for as many as there is room for."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def most_logprobs(self) -> int | None:
+        """How many of the likeliest tokens are reported, None for no log probabilities."""
+        if not self.logprobs:
+            if self.top_logprobs:
+                raise bad_request("top_logprobs needs logprobs to be true.", "top_logprobs")
+            return None
+        return self.top_logprobs or 0
+
+
+@cache
+def _adapter(kind: Hashable) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def parse(kind: type[Body], data: bytes) -> Body:
+    """Read a body. Raises ApiError, which names the field that is wrong."""
+    from pydantic import ValidationError
+
+    try:
+        found: Body = _adapter(cast(Hashable, kind)).validate_json(data, strict=True)
+    except ValidationError as error:
+        raise _explained(kind, error.errors(include_url=False, include_input=False)) from error
+    return found
+
+
+def _explained(kind: type[CommonBody], errors: list[Any]) -> ApiError:
+    """The error for the first thing that is wrong."""
+    first = errors[0]
+    place = [str(each) for each in first["loc"]]
+    if not place:
+        return bad_request(f"the body is no JSON object of this kind: {first['msg']}.")
+    field = place[0]
+    if first["type"] == "unexpected_keyword_argument":
+        if len(place) > 1:
+            return bad_request(f"unknown field {'.'.join(place)}.", field, "unknown_field")
+        known = ", ".join(sorted(each.name for each in fields(kind)))
+        return bad_request(f"unknown field {field}. Valid: {known}.", field, "unknown_field")
+    if field == "prompt" and len(place) > 1:
+        return bad_request("prompt must be a text, texts, token ids, or lists of token ids.", field)
+    where = ".".join(each for each in place if each.isidentifier() or each.isdigit())
+    return bad_request(f"{where}: {first['msg']}.", field)
+
+
+def _token(name: str) -> int:
+    if not (name.isascii() and name.isdigit() and len(name) < 12):
+        raise bad_request("logit_bias maps token ids to numbers.", "logit_bias")
+    return int(name)
+
+
+Number = TypeVar("Number", int, float)
+
+
+def _given(value: Number | None, otherwise: Number) -> Number:
+    return otherwise if value is None else value
+
+
+def seconds(value: float | None) -> float | None:
+    """A timeout that is a number, or none."""
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise bad_request("timeout_s must be a number of seconds above 0.", "timeout_s")
+    return value

@@ -1,0 +1,69 @@
+"""What the server's process and the engine's process tell each other: pickles behind their length, over a socket."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from collage.serve.options import EngineOptions
+from collage.serve.request import Event, Iteration, Stats
+
+HEADER = struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What an engine's process is started with. ``trace`` is a file that it writes at the end."""
+
+    model: Path
+    options: EngineOptions
+    end_tokens: tuple[int, ...] = ()
+    block_count: int | None = None
+    trusted_key: Path | None = None
+    trace: Path | None = None
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The model is loaded, with these sizes; ``most_open`` is how many requests the engine takes at a time."""
+
+    block_tokens: int
+    block_count: int
+    max_length: int
+    vocabulary: int
+    most_open: int
+
+
+@dataclass(frozen=True)
+class NotReady:
+    """The model cannot be loaded; the message is one line for the user."""
+
+    message: str
+    exit_code: int
+
+
+class Cancel(NamedTuple):
+    """A client has left."""
+
+    id: int
+
+
+class Stop(NamedTuple):
+    """The engine shall end. Requests that there are, are cancelled."""
+
+
+class Batch(NamedTuple):
+    """What an iteration brought."""
+
+    events: list[Event]
+    iteration: Iteration | None
+    stats: Stats
+
+
+def packed(message: Any) -> bytes:
+    """The bytes of a message, with its length before it."""
+    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    return HEADER.pack(len(body)) + body

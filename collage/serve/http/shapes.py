@@ -1,0 +1,167 @@
+"""The objects of OpenAI's API that answers are made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from collage.serve.answer import Delta
+from collage.serve.http.service import Job, Service
+from collage.serve.request import Finish
+from collage.serve.sampler import Logprobs
+from collage.serve.tokenizer import Tokenizer
+
+_LEAST_LOGPROB = -9999.0
+"""What OpenAI's API has for a probability of 0, as JSON has no infinity."""
+
+
+class Shape(Protocol):
+    """How one of the two kinds of answers looks."""
+
+    def whole(self, job: Job, deltas: Sequence[Sequence[Delta]]) -> dict[str, Any]:
+        """The answer as one object, from the deltas of each answer."""
+        ...
+
+    def chunk(self, job: Job, number: int, delta: Delta) -> dict[str, Any]:
+        """An object of a stream."""
+        ...
+
+    def last(self, job: Job) -> dict[str, Any]:
+        """The object at the end of a stream, which has its usage."""
+        ...
+
+
+class CompletionShape:
+    """The form of ``/v1/completions``."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._offsets: dict[int, int] = {}
+
+    def whole(self, job: Job, deltas: Sequence[Sequence[Delta]]) -> dict[str, Any]:
+        """The answer as one object."""
+        choices = [self._choice(number, _joined(each)) for number, each in enumerate(deltas)]
+        return {**self._head(job), "choices": choices, "usage": job.usage()}
+
+    def chunk(self, job: Job, number: int, delta: Delta) -> dict[str, Any]:
+        """An object of a stream."""
+        return {**self._head(job), "choices": [self._choice(number, delta)]}
+
+    def last(self, job: Job) -> dict[str, Any]:
+        """The object at the end of a stream."""
+        return {**self._head(job), "choices": [], "usage": job.usage()}
+
+    def _head(self, job: Job) -> dict[str, Any]:
+        return {
+            "id": f"cmpl-{job.id}",
+            "object": "text_completion",
+            "created": job.created,
+            "model": self._service.name,
+        }
+
+    def _choice(self, number: int, delta: Delta) -> dict[str, Any]:
+        return {
+            "index": number,
+            "text": delta.text,
+            "logprobs": self._logprobs(number, delta),
+            "finish_reason": _reason(delta.finish),
+            "token_ids": list(delta.tokens),
+        }
+
+    def _logprobs(self, number: int, delta: Delta) -> dict[str, Any] | None:
+        if not delta.logprobs:
+            return None
+        tokenizer = self._service.tokenizer
+        names = [tokenizer.name(token) for token in delta.tokens]
+        offsets = []
+        for name in names:
+            offsets.append(self._offsets.setdefault(number, 0))
+            self._offsets[number] += len(name)
+        return {
+            "tokens": names,
+            "token_logprobs": [_finite(each.chosen) for each in delta.logprobs],
+            "top_logprobs": [
+                {tokenizer.name(token): _finite(value) for token, value in each.top}
+                for each in delta.logprobs
+            ],
+            "text_offset": offsets,
+        }
+
+
+class ChatShape:
+    """The form of ``/v1/chat/completions``."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._begun: set[int] = set()
+
+    def whole(self, job: Job, deltas: Sequence[Sequence[Delta]]) -> dict[str, Any]:
+        """The answer as one object."""
+        choices = []
+        for number, each in enumerate(deltas):
+            delta = _joined(each)
+            message = {"role": "assistant", "content": delta.text, "refusal": None}
+            choices.append(self._choice(number, delta, {"message": message}))
+        return {**self._head(job, "chat.completion"), "choices": choices, "usage": job.usage()}
+
+    def chunk(self, job: Job, number: int, delta: Delta) -> dict[str, Any]:
+        """An object of a stream; the first one of each answer has the role."""
+        content: dict[str, Any] = {"content": delta.text} if delta.text else {}
+        if number not in self._begun:
+            self._begun.add(number)
+            content = {"role": "assistant", "content": delta.text}
+        choice = self._choice(number, delta, {"delta": content})
+        return {**self._head(job, "chat.completion.chunk"), "choices": [choice]}
+
+    def last(self, job: Job) -> dict[str, Any]:
+        """The object at the end of a stream."""
+        return {**self._head(job, "chat.completion.chunk"), "choices": [], "usage": job.usage()}
+
+    def _head(self, job: Job, kind: str) -> dict[str, Any]:
+        return {
+            "id": f"chatcmpl-{job.id}",
+            "object": kind,
+            "created": job.created,
+            "model": self._service.name,
+        }
+
+    def _choice(self, number: int, delta: Delta, content: dict[str, Any]) -> dict[str, Any]:
+        tokenizer = self._service.tokenizer
+        entries = [
+            {
+                **_entry(tokenizer, token, each.chosen),
+                "top_logprobs": [_entry(tokenizer, other, value) for other, value in each.top],
+            }
+            for token, each in zip(delta.tokens, delta.logprobs, strict=bool(delta.logprobs))
+        ]
+        return {
+            "index": number,
+            **content,
+            "logprobs": {"content": entries, "refusal": None} if entries else None,
+            "finish_reason": _reason(delta.finish),
+            "token_ids": list(delta.tokens),
+        }
+
+
+def _entry(tokenizer: Tokenizer, token: int, value: float) -> dict[str, Any]:
+    name = tokenizer.name(token)
+    return {"token": name, "logprob": _finite(value), "bytes": list(name.encode())}
+
+
+def _joined(deltas: Sequence[Delta]) -> Delta:
+    tokens: list[int] = []
+    logprobs: list[Logprobs] = []
+    for each in deltas:
+        tokens += each.tokens
+        logprobs += each.logprobs
+    text = "".join(each.text for each in deltas)
+    return Delta(text, tuple(tokens), tuple(logprobs), deltas[-1].finish if deltas else None)
+
+
+def _reason(finish: Finish | None) -> str | None:
+    return None if finish is None else finish.value
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else _LEAST_LOGPROB

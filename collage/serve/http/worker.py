@@ -1,0 +1,136 @@
+"""The engine's process. It ends when the server's process does."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import queue
+import signal
+import socket
+import sys
+import threading
+from typing import Any
+
+from collage.core.library_text import library_text
+from collage.core.new_file import new_file
+from collage.errors import CollageError
+from collage.serve.http.messages import HEADER, Batch, Cancel, NotReady, Ready, Setup, Stop, packed
+from collage.serve.loop import ClosedError, Loop
+from collage.serve.model import open_runner
+from collage.serve.request import Event, Finish, Iteration, RefusedError, Request, Stats
+
+
+def main(descriptor: int) -> None:
+    """Serve the requests that come over the socket with this file descriptor."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the server says when to end
+        signal.signal(number, signal.SIG_IGN)
+    with socket.socket(fileno=descriptor) as connection:
+        setup = _read(connection)
+        assert isinstance(setup, Setup)
+        try:
+            runner = open_runner(setup.model, setup.block_count, setup.trusted_key)
+        except CollageError as error:
+            connection.sendall(packed(NotReady(str(error), error.exit_code)))
+            return
+        except Exception as error:  # a fault of our own or of a library, which may be anything
+            text = f"cannot load {setup.model}: {type(error).__name__}: {library_text(error)}."
+            connection.sendall(packed(NotReady(text, 1)))
+            return
+        writer = _Writer(connection)
+        loop = Loop(
+            runner,
+            setup.options,
+            writer.deliver,
+            setup.end_tokens,
+            broken=lambda: connection.shutdown(
+                socket.SHUT_RD
+            ),  # ends this process, and the server starts another
+        )
+        writer.put(
+            Ready(
+                runner.block_tokens, runner.block_count, runner.max_length, runner.vocabulary, loop.most_open
+            )
+        )
+        try:
+            _serve(connection, loop, writer)
+        finally:
+            loop.close(drain=False)
+            if setup.trace is not None:
+                with new_file(setup.trace) as stream:
+                    stream.write(json.dumps(loop.trace()).encode())
+            writer.close()
+            runner.close()
+
+
+def _serve(connection: socket.socket, loop: Loop, writer: _Writer) -> None:
+    """Take messages until the other side says so or is gone."""
+    while True:
+        try:
+            message = _read(connection)
+        except (EOFError, OSError):
+            return
+        if isinstance(message, Stop):
+            return
+        if isinstance(message, Cancel):
+            loop.cancel(message.id)
+            continue
+        assert isinstance(message, Request)
+        try:
+            loop.submit(message)
+        except (RefusedError, ClosedError, CollageError) as error:  # the server has checked before
+            text = str(error) or "the engine takes no more requests."
+            event = Event(message.id, finish=Finish.FAILED, error=text)
+            writer.put(Batch([event], None, loop.stats()))
+
+
+class _Writer:
+    """Sends messages in a thread of its own, so that iterations never wait for the server's process."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def deliver(self, events: list[Event], iteration: Iteration | None, stats: Stats) -> None:
+        """Send what an iteration brought."""
+        self._messages.put(Batch(events, iteration, stats))
+
+    def put(self, message: object) -> None:
+        """Send a message."""
+        self._messages.put(message)
+
+    def close(self) -> None:
+        """Send what is left, and end the thread."""
+        self._messages.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (message := self._messages.get()) is not None:
+            try:
+                self._connection.sendall(packed(message))
+            except OSError:  # the server's process is gone, and nobody reads the rest
+                return
+
+
+def _read(connection: socket.socket) -> Any:
+    (size,) = HEADER.unpack(_exactly(connection, HEADER.size))
+    return pickle.loads(_exactly(connection, size))
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        chunk = connection.recv(min(size - len(data), 1 << 20))
+        if not chunk:
+            raise EOFError
+        data += chunk
+    return bytes(data)
+
+
+BOOTSTRAP = "import sys; sys.path[:] = sys.argv[2:]; from collage.serve.http.worker import main; main(int(sys.argv[1]))"
+
+
+def command(descriptor: int) -> list[str]:
+    """The command line of an engine's process that talks over this file descriptor."""
+    return [sys.executable, "-c", BOOTSTRAP, str(descriptor), *(each or "." for each in sys.path)]

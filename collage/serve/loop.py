@@ -1,0 +1,214 @@
+"""The thread that runs iterations: it takes requests in, and hands events out after each iteration."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from collage.core.library_text import library_text
+from collage.serve.admission import check_request
+from collage.serve.core import Core
+from collage.serve.options import EngineOptions
+from collage.serve.plan import Plan
+from collage.serve.request import Event, Finish, Iteration, RefusedError, Request, Stats
+from collage.serve.runner import Runner, workers_of
+from collage.serve.trace import Trace
+
+logger = logging.getLogger(__name__)
+
+Deliver = Callable[[list[Event], "Iteration | None", Stats], None]
+"""Takes the events of an iteration, its times, and the state after it. It is called in the engine's thread."""
+
+_STUCK_S = 0.01
+
+
+class ClosedError(Exception):
+    """The engine takes no more requests."""
+
+
+class Loop:
+    """An engine that runs in a thread of its own. Its methods may be called from any thread."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        options: EngineOptions,
+        deliver: Deliver,
+        end_tokens: Iterable[int] = (),
+        broken: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``broken`` is called when the thread ends by a fault of ours, after all requests have failed."""
+        self._runner = runner
+        self._deliver = deliver
+        self._broken = broken
+        self._core = Core(runner, options, end_tokens)
+        self._workers = workers_of(runner)
+        self._pool = ThreadPoolExecutor(self._workers) if self._workers > 1 else None
+        self._flying: deque[tuple[Plan, Iteration, Future[Any]]] = deque()
+        self.most_open = options.max_waiting + min(options.max_running, runner.max_tokens) * self._workers
+        self._trace = Trace(options.trace_iterations)
+        self._traces = bool(options.trace_iterations)
+        self._changed = threading.Condition()
+        self._inbox: deque[tuple[Request | int, float]] = deque()
+        self._open: set[int] = set()
+        self._closing = self._drains = False
+        self._stats = self._core.stats()
+        self._scheduler_s = self._busy_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="collage-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request) -> None:
+        """Send a request. Raises InputError, RefusedError when too many wait, and ClosedError."""
+        check_request(request, self._runner)
+        with self._changed:
+            if self._closing:
+                raise ClosedError
+            if len(self._open) >= self.most_open:
+                raise RefusedError
+            self._open.add(request.id)
+            self._inbox.append((request, time.monotonic()))
+            self._changed.notify()
+
+    def cancel(self, id: int) -> None:
+        """Let a request go, within one iteration. Unknown ids are those of requests that have ended."""
+        with self._changed:
+            self._inbox.append((id, 0.0))
+            self._changed.notify()
+
+    def stats(self) -> Stats:
+        """The state and the totals after the last iteration."""
+        return self._stats
+
+    def trace(self) -> dict[str, Any]:
+        """The trace so far, as an object for JSON."""
+        return self._trace.events()
+
+    def close(self, *, drain: bool) -> None:
+        """Take no more requests, finish (``drain``) or cancel those that there are, and end the thread."""
+        with self._changed:
+            self._closing = True
+            self._drains = drain
+            self._changed.notify()
+        self._thread.join()
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def check(self) -> None:
+        """Assert that no block has leaked; only for an engine that nobody uses at the moment."""
+        self._core.check()
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+        except Exception as error:
+            logger.exception("the engine has failed")
+            message = f"the engine has failed: {type(error).__name__}: {library_text(error)}"
+            with self._changed:
+                self._closing = True
+                left = [Event(id, finish=Finish.FAILED, error=message) for id in self._open]
+                self._open.clear()
+            self._deliver(left, None, self._stats)
+            self._broken()
+
+    def _turn(self) -> bool:
+        """One turn: commands, then an iteration if there is anything to run. Returns False at the end."""
+        events = self._commands()
+        core = self._core
+        if self._closing and not self._drains and not self._flying:
+            self._send(events + core.end_all(Finish.CANCELLED), None)
+            return False
+        if not core.busy:
+            self._send(events, None)
+            return not self._closing
+        start = time.monotonic()
+        plan = core.plan(start)
+        steps, ended = core.begin(plan, start)
+        now = time.monotonic()
+        self._scheduler_s += now - start
+        events += ended
+        before = self._iteration(plan, start, now)
+        if plan.parts and self._pool is None:
+            events += self._finished(plan, lambda: core.run(steps))
+            self._send(events, before._replace(end_s=time.monotonic()))
+            return True
+        self._send(events, None)
+        if plan.parts and self._pool is not None:
+            self._flying.append((plan, before, self._pool.submit(core.run, steps)))
+        if self._flying and (len(self._flying) == self._workers or not plan.parts):
+            plan, before, future = self._flying.popleft()
+            events = self._finished(plan, future.result)
+            self._send(events, before._replace(end_s=time.monotonic()))
+        elif not plan.parts and not ended:
+            time.sleep(_STUCK_S)  # nothing can run and nothing is in flight: a deadline will end this
+        return True
+
+    def _finished(self, plan: Plan, result: Callable[[], Any]) -> list[Event]:
+        start = time.monotonic()
+        try:
+            logits = result()
+        except Exception as error:  # the runner's code is not ours
+            logger.exception("an iteration has failed")
+            return self._core.fail(
+                plan, f"the model has failed: {type(error).__name__}: {library_text(error)}"
+            )
+        end = time.monotonic()
+        self._busy_s += end - start
+        events = self._core.finish(plan, logits, end)
+        self._scheduler_s += time.monotonic() - end
+        return events
+
+    def _iteration(self, plan: Plan, start_s: float, planned_s: float) -> Iteration:
+        streams = sum(part.tokens == 1 for part in plan.parts)
+        state = self._core.stats()
+        return Iteration(
+            start_s,
+            planned_s,
+            planned_s,
+            streams,
+            plan.tokens,
+            state.running,
+            state.waiting,
+            state.blocks_used,
+            len(plan.preempted),
+        )
+
+    def _commands(self) -> list[Event]:
+        """Take in what has been sent; wait for it where there is nothing else to do."""
+        with self._changed:
+            while not (self._inbox or self._closing or self._core.busy or self._flying):
+                self._changed.wait()
+            taken = list(self._inbox)
+            self._inbox.clear()
+        events: list[Event] = []
+        for command, time_s in taken:
+            if isinstance(command, Request):
+                self._core.add(command, time_s)
+            else:
+                events += self._core.cancel(command)
+        return events
+
+    def _send(self, events: list[Event], iteration: Iteration | None) -> None:
+        self._stats = self._core.stats()._replace(scheduler_s=self._scheduler_s, busy_s=self._busy_s)
+        ended = {each.id: each.finish for each in events if each.finish is not None}
+        if ended:
+            with self._changed:
+                self._open.difference_update(ended)
+        if self._traces:
+            self._note(iteration, ended)
+        self._core.left.clear()
+        if events or iteration is not None:
+            self._deliver(events, iteration, self._stats)
+
+    def _note(self, iteration: Iteration | None, ended: dict[int, Finish]) -> None:
+        if iteration is not None:
+            self._trace.add(iteration)
+        now = time.monotonic()
+        for each in self._core.left:
+            started = now if each.started_s is None else each.started_s
+            self._trace.add_request(each.id, each.arrival_s, started, now, ended[each.id].value)

@@ -1,0 +1,54 @@
+"""Opening what ``collage serve`` is given: a compiled decoder, or a folder with one and its tokenizer."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+from collage.errors import CollageError
+from collage.serve.reference import REFERENCE_FILE, open_reference
+from collage.serve.runner import Runner
+
+_SUFFIX = ".collage"
+
+
+def folder_of(model: Path) -> Path:
+    """The folder in which a model's tokenizer and chat template are looked for."""
+    return model if model.is_dir() else model.parent
+
+
+def open_runner(model: Path, block_count: int | None = None, trusted_key: Path | None = None) -> Runner:
+    """Load a decoder. ``block_count`` is the number of blocks of its cache, None for the runner's own choice.
+
+    Raises CollageError when there is none, when it is no decoder, or when the blocks do not fit into memory.
+    """
+    if block_count is not None and block_count < 1:
+        raise CollageError(f"the cache needs at least one block, not {block_count}.")
+    if model.is_dir() and (model / REFERENCE_FILE).exists():
+        return open_reference(model, block_count)
+    file = _decoder_file(model)
+    from collage.api import default_registry  # takes a second, and the server's own process needs none of it
+
+    try:
+        loading = import_module("collage.serve.decoder.file")
+        running = import_module("collage.serve.decoder.runner")
+    except ImportError as error:
+        raise CollageError(f"{file} cannot be served: {error}.") from error
+    registry = default_registry()
+    compiled = loading.load_decoder(file, registry, trusted_key=trusted_key)
+    runner: Runner = running.DecoderRunner(compiled, registry, block_count)
+    return runner
+
+
+def _decoder_file(model: Path) -> Path:
+    if not model.exists():
+        raise CollageError(f"there is no {model}; give a compiled decoder, or a folder that has one.")
+    if not model.is_dir():
+        if model.suffix == ".onnx":
+            raise CollageError(f"{model} is not compiled; `collage compile-decoder {model}` does that.")
+        return model
+    found = sorted(model.glob(f"*{_SUFFIX}"))
+    if len(found) != 1:
+        names = ", ".join(each.name for each in found) or "none"
+        raise CollageError(f"{model} must have one compiled decoder (*{_SUFFIX}); it has {names}.")
+    return found[0]

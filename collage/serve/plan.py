@@ -1,0 +1,88 @@
+"""What the scheduler reads and what it decides: the pool of requests, the limits, and the plan of one iteration."""
+
+from __future__ import annotations
+
+from collections import abc
+from dataclasses import dataclass
+
+from collage.serve.blocks import BlockPool
+from collage.serve.costs import Costs
+from collage.serve.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What bounds an iteration.
+
+    ``max_running`` is the most sequences of an iteration, of which ``workers`` may be in flight; ``itl_target_ms`` is
+    the time between tokens that running streams keep (None: twice what ``max_running`` streams take). With
+    ``preemption``, sequences are admitted when their prompt fits, and one that needs a block later may drive out
+    another; without it, all their blocks are reserved.
+    """
+
+    max_running: int
+    block_tokens: int
+    itl_target_ms: float | None = None
+    preemption: bool = False
+    workers: int = 1
+
+    def blocks_for(self, tokens: int) -> int:
+        """The number of blocks that hold this many tokens."""
+        return -(-tokens // self.block_tokens)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The requests of the engine. A policy reads it and changes nothing in it.
+
+    ``running`` are the admitted sequences and ``waiting`` the others, each in order; ``next_deadline_s`` is the
+    earliest deadline of all.
+    """
+
+    running: abc.Sequence[Sequence]
+    waiting: abc.Sequence[Sequence]
+    blocks: BlockPool
+    next_deadline_s: float = float("inf")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A sequence's share of an iteration: its next ``tokens`` tokens."""
+
+    sequence: Sequence
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Admission:
+    """A waiting sequence that begins to run, with the blocks of the cache that hold the beginning of its prompt."""
+
+    sequence: Sequence
+    cached: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one iteration does, in this order: expired, preempted, admitted, parts. It may be empty."""
+
+    parts: tuple[Part, ...] = ()
+    admitted: tuple[Admission, ...] = ()
+    preempted: tuple[Sequence, ...] = ()
+    expired: tuple[Sequence, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of the iteration."""
+        return sum(part.tokens for part in self.parts)
+
+
+Policy = abc.Callable[[Pool, float, Costs, Limits], Plan]
+"""A policy is a pure function of the pool, the clock in seconds, the costs and the limits."""
+
+
+def expired(pool: Pool, now_s: float) -> tuple[Sequence, ...]:
+    """The sequences whose deadline has passed and that are not in flight."""
+    if now_s < pool.next_deadline_s:
+        return ()
+    late = [each for each in (*pool.running, *pool.waiting) if each.deadline_s <= now_s]
+    return tuple(each for each in late if not each.in_flight)

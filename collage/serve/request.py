@@ -1,0 +1,87 @@
+"""What is sent to an engine, and what it sends back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from collage.serve.sampler import Logprobs
+from collage.serve.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt and what to do with it.
+
+    ``leader`` is the id of a request with the same prompt that was sent before, whose blocks are shared. ``priority``
+    is lower for what matters more: each step is worth ten seconds of waiting. ``timeout_s`` bounds the time until the
+    answer is complete. Only requests with the same ``cache_salt`` share blocks.
+    """
+
+    id: int
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    leader: int | None = None
+    priority: int = 0
+    timeout_s: float | None = None
+    cache_salt: str = ""
+
+
+class Finish(str, Enum):
+    """Why an answer has ended; the first two are OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    FAILED = "failed"
+
+
+class Event(NamedTuple):
+    """What happened to a request in an iteration: a token, the end, or both. ``error`` is set when it failed."""
+
+    id: int
+    token: int | None = None
+    logprobs: Logprobs | None = None
+    finish: Finish | None = None
+    cached: int = 0
+    error: str = ""
+
+
+class RefusedError(Exception):
+    """The engine has as many waiting requests as it may have."""
+
+
+class Stats(NamedTuple):
+    """The state and the totals of an engine."""
+
+    running: int = 0
+    waiting: int = 0
+    blocks_used: int = 0
+    block_count: int = 0
+    iterations: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    evictions: int = 0
+    expired: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    scheduler_s: float = 0.0
+    busy_s: float = 0.0
+
+
+class Iteration(NamedTuple):
+    """One iteration, for metrics and traces. Times are in seconds of the engine's clock."""
+
+    start_s: float
+    planned_s: float
+    end_s: float
+    streams: int
+    tokens: int
+    running: int
+    waiting: int
+    blocks_used: int
+    preempted: int

@@ -1,0 +1,63 @@
+"""What a request asks for: how tokens are chosen, and when its answer ends."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from collage.errors import UsageError
+
+MAX_LOGPROBS = 20
+_MAX_STOPS = 64
+_MAX_BIASES = 1024
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The parameters of a request.
+
+    ``max_tokens`` is the most tokens of the answer. ``temperature`` 0 takes the likeliest token. ``top_k`` (0: all) and
+    ``top_p`` (1: all) keep the likeliest tokens, of which one is drawn; ``seed`` makes the draws repeatable, whatever
+    else runs. ``presence_penalty`` and ``frequency_penalty`` are taken off the logits of tokens in the answer so far,
+    and ``logit_bias`` is added. ``logprobs`` is how many of the likeliest tokens are reported with each token, None for
+    no log probabilities at all. The answer ends after a token of ``stop_token_ids`` or the model's end token (unless
+    ``ignore_eos``), and before a text of ``stop``.
+    """
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _within("max_tokens", self.max_tokens, 1, math.inf)
+        _within("temperature", self.temperature, 0, 100)
+        _within("top_k", self.top_k, 0, math.inf)
+        _within("top_p", self.top_p, 0, 1)
+        _within("presence_penalty", self.presence_penalty, -100, 100)
+        _within("frequency_penalty", self.frequency_penalty, -100, 100)
+        if self.seed is not None:
+            _within("seed", self.seed, -(2**63), 2**64 - 1)
+        if self.logprobs is not None:
+            _within("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _within("the number of stop texts", len(self.stop), 0, _MAX_STOPS)
+        _within("the number of stop tokens", len(self.stop_token_ids), 0, _MAX_STOPS)
+        _within("the number of biases", len(self.logit_bias), 0, _MAX_BIASES)
+        for _, bias in self.logit_bias:
+            _within("a bias of logit_bias", bias, -100, 100)
+        if not all(self.stop):
+            raise UsageError("stop has an empty text, which every answer has; leave it out.")
+
+
+def _within(name: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        bounds = f"{least:g} or more" if math.isinf(most) else f"from {least:g} to {most:g}"
+        raise UsageError(f"{name} is {value}; it must be {bounds}.")

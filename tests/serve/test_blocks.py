@@ -1,0 +1,111 @@
+"""The pool of blocks: counts, prefixes, eviction, no leak."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collage.serve.blocks import BlockPool, OutOfBlocksError, block_key
+
+COUNT = 8
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("allocate"), st.integers(0, 5)),
+        st.tuples(st.just("share"), st.integers(0, 20)),
+        st.tuples(st.just("register"), st.integers(0, 20)),
+        st.tuples(st.just("release"), st.integers(0, 20)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(OPERATIONS, st.booleans())
+def test_blocks_do_not_leak(operations: list[tuple[str, int]], keep: bool) -> None:
+    """Whatever happens, each block is used by those that the pool says, or free once."""
+    pool = BlockPool(COUNT, keep=keep)
+    held: list[list[int]] = []
+    names = iter(range(1000))
+    for name, number in operations:
+        if name == "allocate":
+            if number > pool.free:
+                with pytest.raises(OutOfBlocksError):
+                    pool.allocate(number)
+            else:
+                held.append(pool.allocate(number))
+                assert len(set(held[-1])) == number
+        elif held:
+            chosen = held[number % len(held)]
+            if name == "share":
+                pool.acquire(chosen)
+                held.append(list(chosen))
+            elif name == "register":
+                for block in chosen:
+                    pool.register(block, str(next(names)).encode())
+            else:
+                pool.release(held.pop(number % len(held)))
+        pool.check(held)
+        assert pool.used + pool.free == COUNT
+    for blocks in held:
+        pool.release(blocks)
+    pool.check([])
+    assert pool.free == COUNT
+    assert len(set(pool.allocate(COUNT))) == COUNT
+
+
+def test_keys_are_of_the_whole_prefix() -> None:
+    first = block_key(b"", [1, 2])
+    assert first == block_key(b"", [1, 2])
+    assert first != block_key(b"salt", [1, 2])
+    assert block_key(first, [3, 4]) != block_key(block_key(b"", [1, 5]), [3, 4])
+    assert block_key(b"", [1, 2]) != block_key(b"", [2, 1])
+
+
+def test_a_prefix_is_found_until_it_is_evicted() -> None:
+    pool = BlockPool(4)
+    blocks = pool.allocate(3)
+    keys = [b"a", b"b", b"c"]
+    for block, key in zip(blocks, keys, strict=True):
+        pool.register(block, key)
+    assert pool.lookup([*keys, b"d"]) == (tuple(blocks), 0)
+    pool.release(blocks)
+    assert pool.lookup(keys) == (tuple(blocks), 3)
+    assert pool.lookup([b"x", b"b"]) == ((), 0)
+    pool.allocate(2)  # the empty block and one kept block: the end of the sequence
+    assert pool.lookup(keys) == (tuple(blocks[:2]), 2)
+    assert pool.evictions == 1
+
+
+def test_the_least_recently_used_prefix_goes_first() -> None:
+    pool = BlockPool(2)
+    old, new = pool.allocate(1), pool.allocate(1)
+    pool.register(old[0], b"old")
+    pool.register(new[0], b"new")
+    pool.release(old)
+    pool.release(new)
+    pool.acquire(old)  # used again, so that "new" is the older one now
+    pool.release(old)
+    pool.allocate(1)
+    assert pool.lookup([b"old"])[0] == tuple(old)
+    assert pool.lookup([b"new"])[0] == ()
+
+
+def test_the_first_block_with_a_key_stays_the_one() -> None:
+    pool = BlockPool(2)
+    (first,), (second,) = pool.allocate(1), pool.allocate(1)
+    pool.register(first, b"key")
+    pool.register(second, b"key")
+    assert pool.lookup([b"key"]) == ((first,), 0)
+    pool.release([second])
+    pool.release([first])
+    pool.check([])
+    assert pool.lookup([b"key"]) == ((first,), 1)
+
+
+def test_no_block_is_handed_out_when_there_are_too_few() -> None:
+    pool = BlockPool(2)
+    with pytest.raises(OutOfBlocksError, match="3 blocks"):
+        pool.allocate(3)
+    assert pool.free == 2

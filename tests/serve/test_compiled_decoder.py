@@ -1,0 +1,88 @@
+"""A compiled decoder behind the engine and behind the server: its tokens are those of ONNX Runtime alone."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from collage.api import default_registry
+from collage.serve import Engine, EngineOptions, Sampling
+from collage.serve.model import open_runner
+from tests.serve.served import served
+
+build = pytest.importorskip("collage.serve.decoder.build", reason="this checkout has no compiled decoders")
+
+
+@pytest.fixture(scope="module")
+def original() -> Any:
+    from scripts.lib.decoders.build import decoder
+    from scripts.lib.decoders.shape import NAMED, small
+
+    model: onnx.ModelProto = decoder(small(NAMED["qwen2_like"], 2))
+    return model
+
+
+@pytest.fixture(scope="module")
+def file(original: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from collage.serve.decoder.compile import DecoderOptions
+    from collage.serve.decoder.file import save_decoder
+
+    folder = tmp_path_factory.mktemp("decoder")
+    options = DecoderOptions((1, 8, 32), threads=2, db=folder / "db.sqlite", quick=True, max_length=200)
+    compiled = build.compile_decoder(original, options, default_registry(), lambda progress: None)
+    save_decoder(compiled, folder / "small.collage")
+    return folder / "small.collage"
+
+
+def alone(original: Any, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+    from collage.serve.decoder.original import OriginalDecoder
+
+    session = OriginalDecoder(original, 1)
+    logits, cache = session.step(prompt, 0, session.empty_cache())
+    tokens = [int(logits[-1].argmax())]
+    while len(tokens) < count:
+        logits, cache = session.step(tokens[-1:], len(prompt) + len(tokens) - 1, cache)
+        tokens.append(int(logits[-1].argmax()))
+    return tuple(tokens)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        EngineOptions(max_running=6),
+        EngineOptions(max_running=6, policy="orca"),
+        EngineOptions(max_running=8, preemption=True, itl_target_ms=0.5),
+    ],
+    ids=["chunked", "orca", "preemption"],
+)
+def test_the_engine_gives_the_tokens_of_onnx_runtime(
+    original: Any, file: Path, options: EngineOptions
+) -> None:
+    draw = random.Random(0)
+    common = tuple(draw.randrange(256) for _ in range(70))
+    prompts = [(*common[: draw.randint(1, 70)], draw.randrange(256)) for _ in range(12)]
+    counts = [draw.randint(1, 40) for _ in prompts]
+    runner = open_runner(file, block_count=24)
+    with Engine(runner, options) as engine:
+        streams = [
+            engine.submit(prompt, Sampling(max_tokens=count, temperature=0))
+            for prompt, count in zip(prompts, counts, strict=True)
+        ]
+        for prompt, count, stream in zip(prompts, counts, streams, strict=True):
+            assert stream.result().tokens == alone(original, prompt, count)
+    engine.check()
+    runner.close()
+
+
+@pytest.mark.usefixtures("needs_server")
+def test_the_server_gives_the_tokens_of_onnx_runtime(original: Any, file: Path) -> None:
+    with served(file) as server:
+        for prompt in ((1, 2, 3), tuple(range(100))):
+            body = {"model": "m", "prompt": prompt, "max_tokens": 20, "temperature": 0}
+            status, _, found = server.ask("POST", "/v1/completions", body)
+            assert status == 200, found
+            assert found["choices"][0]["token_ids"] == list(alone(original, prompt, 20))

@@ -1,0 +1,320 @@
+"""The server under bad input, clients that leave, overload, signals, and an engine that dies."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.helpers import fails, succeeds
+from tests.serve.served import CONFIG, ROOT, Served, served, write_folder
+
+pytestmark = pytest.mark.usefixtures("needs_server")
+
+ASK = {"model": "m", "prompt": [1, 2, 3], "max_tokens": 200, "stream": True, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def slow(needs_server: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that takes 20 ms an iteration."""
+    return write_folder(
+        tmp_path_factory.mktemp("slow") / "model",
+        replace(CONFIG, step_ms=20.0, block_count=1024),
+        tokenizer=False,
+    )
+
+
+def open_stream(server: Served, **changes: Any) -> socket.socket:
+    """Ask for a stream, and read its first event."""
+    body = json.dumps({**ASK, **changes}).encode()
+    client = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+    client.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+    )
+    seen = b""
+    while b"data: " not in seen:
+        part = client.recv(65536)
+        assert part, seen
+        seen += part
+    return client
+
+
+def rest_of(client: socket.socket) -> bytes:
+    """What is left of a stream."""
+    client.settimeout(60)
+    data = b""
+    while b"\r\n0\r\n" not in data and (part := client.recv(65536)):
+        data += part
+    client.close()
+    return data
+
+
+def test_health_and_metrics(server: Served) -> None:
+    assert server.ask("GET", "/health")[::2] == (200, {"status": "ok"})
+    before = server.metric("generated_tokens_total")
+    status, _, found = server.ask(
+        "POST", "/v1/completions", {"model": "m", "prompt": [5], "max_tokens": 4, "ignore_eos": True}
+    )
+    assert status == 200, found
+    assert server.metric("generated_tokens_total") == before + 4
+    assert server.metric("time_to_first_token_seconds_count") >= 1
+    assert server.metric("time_between_tokens_seconds_count") >= 3
+    assert server.metric("cache_blocks") == CONFIG.block_count
+
+
+def test_a_common_beginning_is_found_in_the_cache(server: Served) -> None:
+    body = {"model": "m", "prompt": [9] * 100, "max_tokens": 1}
+    server.ask("POST", "/v1/completions", body)
+    usage = server.ask("POST", "/v1/completions", body)[2]["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 96}
+    salted = server.ask("POST", "/v1/completions", {**body, "cache_salt": "another"})[2]["usage"]
+    assert salted["prompt_tokens_details"] == {"cached_tokens": 0}
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "body"),
+        (b"{", "body"),
+        (b"[1]", "body"),
+        (b"\xff\xfe", "body"),
+        (b"[" * 100_000, "body"),
+        (b'{"model": "m"}', "prompt"),
+        (b'{"model": "m", "prompt": {}}', "prompt"),
+        (b'{"model": "m", "prompt": []}', "empty"),
+        (b'{"model": "m", "prompt": [259]}', "vocabulary"),
+        (b'{"model": "m", "prompt": [-1]}', "vocabulary"),
+        (b'{"model": "m", "prompt": [true]}', "prompt"),
+        (b'{"model": "m", "prompt": "\\ud800"}', "body"),
+        (b'{"model": "m", "prompt": [1], "max_tokens": 0}', "max_tokens"),
+        (b'{"model": "m", "prompt": [1], "max_tokens": "4"}', "max_tokens"),
+        (b'{"model": "m", "prompt": [1], "max_tokens": 1e400}', "max_tokens"),
+        (b'{"model": "m", "prompt": [1], "temperature": NaN}', "temperature"),
+        (b'{"model": "m", "prompt": [1], "top_p": 2}', "top_p"),
+        (b'{"model": "m", "prompt": [1], "n": 0}', "n is 0"),
+        (b'{"model": "m", "prompt": [[1], [2], [3]], "n": 128}', "384 answers"),
+        (b'{"model": "m", "prompt": [1], "best_of": 3}', "best_of"),
+        (b'{"model": "m", "prompt": [1], "echo": true}', "echo"),
+        (b'{"model": "m", "prompt": [1], "logprobs": 21}', "logprobs"),
+        (b'{"model": "m", "prompt": [1], "logit_bias": {"x": 1}}', "logit_bias"),
+        (b'{"model": "m", "prompt": [1], "logit_bias": {"300": 1}}', "no token 300"),
+        (b'{"model": "m", "prompt": [1], "stop": [""]}', "stop"),
+        (b'{"model": "m", "prompt": [1], "timeout_s": -1}', "timeout_s"),
+        (b'{"model": "m", "prompt": [1], "priority": 1000}', "priority"),
+        (b'{"model": "m", "prompt": [1], "stream_options": {"include_usage": true}}', "stream_options"),
+        (b'{"model": "m", "prompt": [1], "stream": true, "stream_options": {"x": 1}}', "stream_options.x"),
+    ],
+    ids=lambda found: found[:60].decode(errors="replace") if isinstance(found, bytes) else found,
+)
+def test_wrong_bodies_are_explained(server: Served, body: bytes, words: str) -> None:
+    status, _, found = server.ask("POST", "/v1/completions", body)
+    assert status == 400
+    assert words in found["error"]["message"]
+    assert found["error"]["type"] == "invalid_request_error"
+
+
+def test_other_errors_have_the_same_form(server: Served) -> None:
+    for method, path, expected in (
+        ("GET", "/nothing", 404),
+        ("GET", "/v1/completions", 405),
+        ("DELETE", "/v1/models", 405),
+    ):
+        status, _, found = server.ask(method, path)
+        assert status == expected
+        assert set(found["error"]) == {"message", "type", "param", "code"}
+    status, _, found = server.ask("POST", "/v1/completions", b" " * ((16 << 20) + 1))
+    assert status == 413
+    chat = {"model": "m", "messages": [{"role": "tool", "content": "x"}]}
+    status, _, found = server.ask("POST", "/v1/chat/completions", chat)
+    assert (status, found["error"]["param"]) == (400, "messages")
+
+
+def test_fuzzed_requests_are_no_faults(server: Served) -> None:
+    from scripts.lib.serve_soak import fuzzed_body
+
+    draw = random.Random(0)
+    statuses = [server.ask("POST", *fuzzed_body(draw, CONFIG.vocabulary))[0] for _ in range(150)]
+    assert all(status < 500 for status in statuses)
+    assert 200 in statuses
+    assert 400 in statuses
+    server.wait_for("cache_blocks_used", 0)
+    assert server.ask("GET", "/health")[0] == 200
+
+
+def test_clients_that_leave_free_their_blocks(slow: Path) -> None:
+    with served(slow) as server:
+        for client in [open_stream(server, prompt=[i] * 40) for i in range(20)]:
+            client.close()
+        whole = [server.connect() for _ in range(5)]  # not streams: they leave while they wait
+        for each in whole:
+            body = json.dumps({**ASK, "stream": False})
+            each.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        stayed = open_stream(server, max_tokens=60)
+        for each in whole:
+            each.close()
+        server.wait_for("requests_running", 1)
+        assert b"[DONE]" in rest_of(stayed)
+        server.wait_for("cache_blocks_used", 0)
+        assert server.metric(r'requests_total\{finish="cancelled"}') == 25
+        assert server.ask("GET", "/health")[0] == 200
+
+
+def test_too_many_requests_get_429(slow: Path) -> None:
+    with served(slow, "--max-running", "2", "--max-waiting", "2") as server:
+        clients = [open_stream(server) for _ in range(2)]
+        waiting = [server.connect() for _ in range(2)]
+        for each in waiting:
+            each.request(
+                "POST",
+                "/v1/completions",
+                json.dumps({**ASK, "max_tokens": 1}),
+                {"Content-Type": "application/json"},
+            )
+        server.wait_for("requests_waiting", 2)
+        status, headers, found = server.ask("POST", "/v1/completions", ASK)
+        assert status == 429
+        assert int(headers["retry-after"]) >= 1
+        assert found["error"]["code"] == "overloaded"
+        for each in clients:
+            each.close()
+        assert [each.getresponse().status for each in waiting] == [200, 200]
+        for each in waiting:
+            each.close()
+        assert server.ask("POST", "/v1/completions", {**ASK, "max_tokens": 1})[0] == 200
+
+
+def test_sigterm_finishes_what_is_open(slow: Path) -> None:
+    with served(slow) as server:
+        client = open_stream(server, max_tokens=60)
+        idle = server.connect()
+        idle.request("GET", "/health")
+        idle.getresponse().read()
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        with pytest.raises(ConnectionError):
+            server.ask("GET", "/health")
+        idle.close()
+        data = rest_of(client)
+        assert data.count(b'"text"') == 59
+        assert b"[DONE]" in data
+        assert server.process.wait(timeout=30) == 0
+
+
+def test_requests_that_take_too_long_to_drain_are_told(slow: Path) -> None:
+    with served(slow, "--drain-seconds", "0.2") as server:
+        client = open_stream(server)
+        server.process.send_signal(signal.SIGTERM)
+        assert b"shutting down" in rest_of(client)
+        assert server.process.wait(timeout=30) == 0
+
+
+def test_a_killed_engine_is_started_again(slow: Path) -> None:
+    with served(slow) as server:
+        clients = [open_stream(server, prompt=[i]) for i in range(3)]
+        found: list[int] = []
+
+        def whole() -> None:
+            found.append(server.ask("POST", "/v1/completions", {**ASK, "stream": False})[0])
+
+        thread = threading.Thread(target=whole)
+        thread.start()
+        server.wait_for("requests_running", 4)
+        server.engine.kill()
+        for client in clients:
+            assert b"killed by SIGKILL" in rest_of(client)
+        thread.join()
+        assert found == [500]
+        end = time.monotonic() + 30
+        while server.ask("GET", "/health")[0] != 200:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert server.ask("POST", "/v1/completions", {**ASK, "max_tokens": 3, "stream": False})[0] == 200
+        assert server.metric("engine_restarts_total") == 1
+        assert server.metric("cache_blocks_used") == 0
+
+
+def test_an_engine_that_does_nothing_is_started_again(needs_server: None, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "stuck", replace(CONFIG, step_ms=60_000.0), tokenizer=False)
+    with served(folder, "--stall-seconds", "0.5") as server:
+        before = server.engine.pid
+        status, _, found = server.ask("POST", "/v1/completions", {**ASK, "stream": False})
+        assert status == 500
+        assert "did nothing for 0.5 s" in found["error"]["message"]
+        end = time.monotonic() + 30
+        while server.ask("GET", "/health")[0] != 200:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert server.engine.pid != before
+
+
+def test_a_killed_server_takes_its_engine_along(slow: Path) -> None:
+    with served(slow) as server:
+        engine = server.engine
+        server.process.kill()
+        engine.wait(timeout=20)
+
+
+def test_a_trace_is_written_at_the_end(slow: Path, tmp_path: Path) -> None:
+    with served(slow, "--trace", str(tmp_path / "trace.json")) as server:
+        server.ask("POST", "/v1/completions", {**ASK, "max_tokens": 3, "stream": False})
+        assert server.end() == 0
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert sum(each["ph"] == "X" and each["tid"] == 1 for each in events) == 3
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def test_a_server_that_cannot_start_says_why(folder: Path, tmp_path: Path, taken: int) -> None:
+    fails(1, "serve", folder, "--port", str(taken), words=("in use", str(taken), "--port"))
+    fails(1, "serve", tmp_path / "no.collage", "--port", "0", words=("no.collage",))
+    fails(1, "serve", tmp_path, "--port", "0", words=("one compiled decoder",))
+    fails(1, "serve", folder, "--port", "0", "--cache-blocks", str(10**12), words=("fit into",))
+    fails(2, "serve", folder, "--port", "0", "--cache-blocks", "0", words=("--cache-blocks",))
+    fails(2, "serve", folder, "--host", "no.such.host.invalid", words=("--host",))
+    small = write_folder(tmp_path / "small", replace(CONFIG, vocabulary=100))
+    fails(1, "serve", small, "--port", "0", words=("259 tokens", "100", "--tokenizer"))
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "reference.json").write_text('{"widht": 3}')
+    fails(1, "serve", tmp_path / "bad", "--port", "0", words=("describes no decoder", "widht"))
+
+
+def test_help_teaches_by_examples() -> None:
+    text = succeeds("serve", "--help")
+    assert "collage serve" in text.split("Examples:")[1]
+    assert "curl" in text
+
+
+def test_missing_libraries_are_named(folder: Path) -> None:
+    code = (
+        "import sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('starlette', 'uvicorn'):\n"
+        "            raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+        "from collage.cli.main import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "serve", str(folder)], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 1
+    assert "the server needs starlette, uvicorn: pip install 'collage[serve]'" in done.stderr
