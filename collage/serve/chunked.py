@@ -133,7 +133,8 @@ def _cached(sequence: Sequence, pool: Pool, limits: Limits) -> tuple[tuple[int, 
 def _tokens(streams: int, work: abc.Sequence[_Work], most: int, costs: Costs) -> int:
     """The tokens of the iteration: those that give the most tokens a millisecond, up to the bucket ``most``.
 
-    It fills a bucket exactly, except where fewer tokens are to be computed than it holds.
+    It fills a bucket exactly, except where that is all there is to compute, and a few tokens that are left over would
+    make the next iteration longer by more than is won.
     """
     wanted = streams + sum(each.tokens for each in work)
     if wanted == streams:
@@ -142,11 +143,16 @@ def _tokens(streams: int, work: abc.Sequence[_Work], most: int, costs: Costs) ->
     for i in range(costs.bucket(streams + 1), most + 1):
         tokens = min(costs.buckets[i], wanted)
         rate = tokens / costs.ms[i]
-        if rate >= best_rate:
+        if rate >= best_rate or (tokens == wanted and costs.ms[i] <= _in_two(streams, best, wanted, costs)):
             best, best_rate = tokens, rate
         if tokens == wanted:
             break
     return best
+
+
+def _in_two(streams: int, first: int, wanted: int, costs: Costs) -> float:
+    """The time of ``first`` tokens now, and by which the rest make the next iteration of the streams longer."""
+    return costs.of(first) + costs.of(streams + wanted - first) - costs.of(streams)
 
 
 def _fill(work: abc.Sequence[_Work], tokens: int) -> list[tuple[_Work, int]]:

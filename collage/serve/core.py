@@ -122,9 +122,8 @@ class Core:
         events = [self._end(each, Finish.EXPIRED) for each in plan.expired]
         for each in plan.preempted:
             self._preempt(each)
-        for (
-            admission
-        ) in plan.admitted:  # all are acquired before blocks are allocated, which may evict kept ones
+        # All are acquired before any block is allocated, as that may evict kept ones.
+        for admission in plan.admitted:
             self.blocks.acquire(admission.cached)
             admission.sequence.blocks.extend(admission.cached)
         for admission in plan.admitted:

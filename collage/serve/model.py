@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 
 from collage.errors import CollageError
@@ -28,16 +27,11 @@ def open_runner(model: Path, block_count: int | None = None, trusted_key: Path |
         return open_reference(model, block_count)
     file = _decoder_file(model)
     from collage.api import default_registry  # takes a second, and the server's own process needs none of it
+    from collage.serve.decoder.file import load_decoder
+    from collage.serve.decoder.runner import DecoderRunner
 
-    try:
-        loading = import_module("collage.serve.decoder.file")
-        running = import_module("collage.serve.decoder.runner")
-    except ImportError as error:
-        raise CollageError(f"{file} cannot be served: {error}.") from error
     registry = default_registry()
-    compiled = loading.load_decoder(file, registry, trusted_key=trusted_key)
-    runner: Runner = running.DecoderRunner(compiled, registry, block_count)
-    return runner
+    return DecoderRunner(load_decoder(file, registry, trusted_key=trusted_key), registry, block_count)
 
 
 def _decoder_file(model: Path) -> Path:

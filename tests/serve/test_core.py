@@ -1,0 +1,108 @@
+"""The engine's state step by step, where threads cannot hide an order."""
+
+from __future__ import annotations
+
+from collage.serve.core import Core
+from collage.serve.options import EngineOptions
+from collage.serve.request import Event, Finish, Request
+from collage.serve.sampling import Sampling
+from tests.serve.simulation import NullRunner
+
+GREEDY = Sampling(max_tokens=4, temperature=0)
+
+
+def step(core: Core) -> tuple[list[tuple[int, int]], list[Event]]:
+    """One iteration: the tokens of each request in it, and its events."""
+    plan = core.plan(0.0)
+    steps, events = core.begin(plan, 0.0)
+    events += core.finish(plan, core.run(steps), 0.0)
+    core.check()
+    return [(part.sequence.id, part.tokens) for part in plan.parts], events
+
+
+def test_answers_to_one_prompt_wait_for_its_leader() -> None:
+    core = Core(NullRunner(), EngineOptions())
+    core.add(Request(0, (0,) * 10, GREEDY), 0.0)
+    core.add(Request(1, (0,) * 10, GREEDY, leader=0), 0.0)
+    core.add(Request(2, (1,) * 6, GREEDY), 0.0)
+    assert step(core)[0] == [(0, 10), (2, 6)]  # the second is passed by
+    assert step(core)[0] == [(0, 1), (2, 1), (1, 2)]  # and finds two full blocks of four
+    assert core.stats().cached_tokens == 8
+
+
+def test_a_leader_that_leaves_holds_nobody_back() -> None:
+    core = Core(NullRunner(), EngineOptions())
+    core.add(Request(0, (0,) * 10, GREEDY), 0.0)
+    core.add(Request(1, (0,) * 10, GREEDY, leader=0), 0.0)
+    assert [each.finish for each in core.cancel(0)] == [Finish.CANCELLED]
+    assert step(core)[0] == [(1, 10)]
+
+
+def test_a_prompt_is_let_go_between_its_chunks() -> None:
+    core = Core(NullRunner(max_tokens=16), EngineOptions())
+    core.add(Request(0, (0,) * 40, GREEDY), 0.0)
+    plan = core.plan(0.0)
+    steps, _ = core.begin(plan, 0.0)
+    assert core.cancel(0) == []  # in flight
+    events = core.finish(plan, core.run(steps), 0.0)
+    assert [(each.id, each.finish) for each in events] == [(0, Finish.CANCELLED)]
+    assert not core.busy
+    assert core.blocks.used == 0
+
+
+def test_blocks_that_are_kept_are_not_counted_twice() -> None:
+    """A prompt that is in the cache needs its kept blocks, too, so they are not free for the rest of the answer."""
+    core = Core(NullRunner(block_count=8), EngineOptions())
+    core.add(Request(0, (0,) * 13, Sampling(max_tokens=1, temperature=0)), 0.0)
+    step(core)
+    core.add(
+        Request(1, (1,) * 4, Sampling(max_tokens=9, temperature=0)), 0.0
+    )  # 3 blocks; 5 are left, 3 of them kept
+    core.add(Request(2, (0,) * 13, Sampling(max_tokens=12, temperature=0)), 0.0)  # 6 blocks
+    assert step(core)[0] == [(1, 4)]
+    while any(id == 1 for id, _ in step(core)[0]):
+        pass
+    assert core.stats().running == 1
+    while core.busy:
+        step(core)
+    assert core.stats().cached_tokens == 12
+
+
+def test_only_computed_blocks_are_found() -> None:
+    core = Core(NullRunner(max_tokens=16), EngineOptions())
+    core.add(Request(0, (0,) * 40, GREEDY), 0.0)
+    step(core)
+    keys = core._running[0].keys
+    core._running[0].extend_keys(4, 9)
+    assert len(core.blocks.lookup(keys)[0]) == 4
+
+
+def test_expired_requests_leave_with_their_blocks() -> None:
+    core = Core(NullRunner(max_tokens=16), EngineOptions())
+    core.add(Request(0, (0,) * 40, GREEDY, timeout_s=1.0), 0.0)
+    step(core)
+    plan = core.plan(2.0)
+    assert plan.parts == ()
+    assert [each.id for each in plan.expired] == [0]
+    _, events = core.begin(plan, 2.0)
+    assert [each.finish for each in events] == [Finish.EXPIRED]
+    assert core.blocks.used == 0
+    assert not core.busy
+
+
+def test_a_prompt_alone_is_not_cut_for_a_bucket() -> None:
+    """13 tokens cost 36 ms at once. 12 of them cost 32 ms, but the last one would cost another iteration of 21 ms."""
+    core = Core(NullRunner(), EngineOptions())
+    core.add(Request(0, (0,) * 13, GREEDY), 0.0)
+    assert step(core)[0] == [(0, 13)]
+
+
+def test_a_prompt_beside_streams_is_cut_for_a_bucket() -> None:
+    """The last token fits the next iteration of the nine streams, which is one of 12 tokens anyway."""
+    core = Core(NullRunner(block_count=200), EngineOptions(prefix_caching=False))
+    for i in range(9):
+        core.add(Request(i, (0,), GREEDY), 0.0)
+    step(core)
+    core.add(Request(9, (0,) * 24, GREEDY), 0.0)
+    assert step(core)[0][-1] == (9, 23)
+    assert step(core)[0][-1] == (9, 1)
