@@ -56,13 +56,19 @@ class Losses:
         return prior
 
 
+def _nothing_known(_: Request) -> float:
+    """No time is too short."""
+    return 0.0
+
+
 @dataclass(frozen=True)
 class Field:
     """What is known before a race. ``operators`` describes a region's operators, and ``engines`` are backends' names.
 
     ``rivals_us`` are times by nodes, in microseconds, that candidates have to beat from the beginning. ``losses`` are
     those of earlier races, and those of this race are added. A call of an engine costs ``switch_us`` microseconds on
-    top of its own time, and rivals' times have such costs in them.
+    top of its own time, and rivals' times have such costs in them. ``least_us`` are microseconds that a candidate takes
+    at least, whatever its kernel is.
     """
 
     operators: Callable[[Nodes], str] = str
@@ -70,6 +76,7 @@ class Field:
     rivals_us: Mapping[Nodes, float] = field(default_factory=dict)
     losses: Losses = field(default_factory=Losses)
     switch_us: float = 0.0
+    least_us: Callable[[Request], float] = _nothing_known
 
 
 @dataclass(frozen=True)
@@ -104,11 +111,11 @@ class Contenders:
         return sorted(requests, key=self._expected)
 
     def hopeless(self, request: Request) -> bool:
-        """Whether the candidate is known to lose before it is built: by earlier races, or by what a call costs."""
+        """Whether the candidate is known to lose before it is built: by a lower bound, or by earlier races."""
         about, rival_us = self._field, self.rival_us(request)
         if math.isinf(rival_us):
             return False
-        if rival_us <= 0:
+        if about.least_us(request) >= rival_us:
             return True
         return about.losses.hopeless(about.operators(request.nodes), _kind(request))
 

@@ -28,6 +28,7 @@ from collage.measure_db.plan_kernels import PlanKernels
 from collage.measure_db.protocol import Measure, MeasureTransform, Request
 from collage.measure_db.request_keys import RequestKeys
 from collage.measure_db.results import Measurement, Outcome, Slower
+from collage.measure_db.roofline import least_us
 from collage.measure_db.session import WorkerSession
 
 
@@ -74,6 +75,7 @@ class Measurer:
         self._keys = RequestKeys(self.measured, self.settings)
         self._others: dict[int, Measurer] = {}
         self._losses = Losses()
+        self._bounds_us: dict[tuple[tuple[int, ...], bool], float] = {}
         self._engines = frozenset(n for n, b in self.backends.items() if b.kind is BackendKind.ENGINE)
 
     def __enter__(self) -> Measurer:
@@ -161,7 +163,9 @@ class Measurer:
         """
         if not self.settings.effort.races:
             return self.measure(requests)
-        about = Field(self._operators, self._engines, rivals_us or {}, self._losses, switch_us)
+        about = Field(
+            self._operators, self._engines, rivals_us or {}, self._losses, switch_us, self._least_us
+        )
         return self._outcomes(requests, Contenders(about), self._progress)
 
     def measure(self, requests: Sequence[Request], progress: Show | None = None) -> dict[Request, Outcome]:
@@ -173,6 +177,17 @@ class Measurer:
         instead of the measurer's own. Raises UsageError for an unknown backend.
         """
         return self._outcomes(requests, None, progress or self._progress)
+
+    def _least_us(self, request: Request) -> float:
+        """The roofline of the candidate in microseconds; 0 for engines, whose arithmetic is their own."""
+        if request.backend in self._engines:
+            return 0.0
+        subgraph = self.measured.subgraph(request.nodes)
+        direct = not self.backends[request.backend].reassociates(subgraph, request.variant)
+        about = request.nodes, direct
+        if about not in self._bounds_us:
+            self._bounds_us[about] = least_us(subgraph, self.settings.build.speeds, direct=direct)
+        return self._bounds_us[about]
 
     def _operators(self, nodes: tuple[int, ...]) -> str:
         return str(self.measured.subgraph(nodes))

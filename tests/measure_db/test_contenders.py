@@ -39,6 +39,15 @@ def test_engines_have_to_make_up_for_the_cost_of_a_call() -> None:
     assert not contenders.hopeless(Request((1,), "e"))
 
 
+def test_what_cannot_be_as_fast_is_not_measured() -> None:
+    bound = {"lib": 40.0, "other": 60.0}
+    contenders = Contenders(Field(least_us=lambda request: bound[request.backend]))
+    assert not contenders.hopeless(Request((0,), "other"))
+    noted(contenders, (0, "lib", took(50.0)))
+    assert contenders.hopeless(Request((0,), "other"))
+    assert not contenders.hopeless(Request((0,), "lib"))
+
+
 def test_those_that_were_fast_come_first() -> None:
     contenders = Contenders(Field(engines=frozenset(["engine"])))
     for node, times in enumerate([(300.0, 100.0, 120.0), (90.0, 30.0, 31.0)]):
