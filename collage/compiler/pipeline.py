@@ -35,7 +35,7 @@ FULL: tuple[Pass, ...] = (
     Verify(),
     Match(),
     Measure(few=True),
-    IfPlaced((Repeat((Fixpoint(Place(), Calibrate()), Glance())),)),
+    IfPlaced((Repeat((Fixpoint(Place(suggests=False), Calibrate()), Glance())),)),
     Measure(),
     Repeat(
         (

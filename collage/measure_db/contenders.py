@@ -21,7 +21,7 @@ Nodes: TypeAlias = "tuple[int, ...]"
 _Kind: TypeAlias = "tuple[str, Variant]"
 
 _MANY = 5
-_HOPELESS = math.log(1.4)
+_HOPELESS = 1.4
 """A kernel that was slower by this factor on so many regions of the same operators is not measured on others."""
 _ENGINE_PRIOR, _PRIOR = 1.0, 0.1
 """Losses (see ``Losses``) that are expected where nothing is known: engines cost a context switch for each call."""
@@ -42,10 +42,10 @@ class Losses:
         for key in ((operators, backend, variant), (backend, variant), (backend,)):
             self._of[key].append(loss)
 
-    def hopeless(self, operators: str, kind: _Kind) -> bool:
-        """Whether the backend's variant lost by far on every region of these operators, and on many."""
+    def least(self, operators: str, kind: _Kind) -> float:
+        """The least factor by which the variant lost on regions of these operators; 1 where few of them are known."""
         found = self._of.get((operators, *kind), ())
-        return len(found) >= _MANY and min(found) > _HOPELESS
+        return math.exp(min(found)) if len(found) >= _MANY else 1.0
 
     def expected(self, operators: str, kind: _Kind, prior: float) -> float:
         """The mean loss of the most similar candidates, or ``prior`` where none is known."""
@@ -110,14 +110,19 @@ class Contenders:
         self._new.clear()
         return sorted(requests, key=self._expected)
 
-    def hopeless(self, request: Request) -> bool:
-        """Whether the candidate is known to lose before it is built: by a lower bound, or by earlier races."""
+    def hopeless(self, request: Request) -> Slower | None:
+        """What is known of a candidate that will lose, before it is built: a lower bound, or earlier races of its kind.
+
+        None where it has to be measured. Such an outcome has no samples (``repeats`` is 0).
+        """
         about, rival_us = self._field, self.rival_us(request)
         if math.isinf(rival_us):
-            return False
-        if about.least_us(request) >= rival_us:
-            return True
-        return about.losses.hopeless(about.operators(request.nodes), _kind(request))
+            return None
+        least_us = about.least_us(request)
+        if least_us >= rival_us:
+            return Slower(least_us, max(rival_us, 0.0), 0)
+        factor = about.losses.least(about.operators(request.nodes), _kind(request))
+        return Slower(factor * rival_us, rival_us, 0) if factor > _HOPELESS else None
 
     def _expected(self, request: Request) -> float:
         prior = _ENGINE_PRIOR if request.backend in self._field.engines else _PRIOR

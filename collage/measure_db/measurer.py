@@ -157,8 +157,8 @@ class Measurer:
         """Outcomes of the requests, where those of the same nodes race against each other.
 
         One that is slower than another of the same nodes is let go after a few samples (``Slower``), unless the
-        settings' effort measures all to the end. One that is hopeless by what is known is not measured, and has no
-        outcome (see ``Contenders``). ``rivals_us`` are times in microseconds, by nodes, that candidates have to beat as
+        settings' effort measures all to the end. One that is hopeless by what is known is not measured at all (see
+        ``Contenders.hopeless``). ``rivals_us`` are times in microseconds, by nodes, that candidates have to beat as
         well, and ``switch_us`` is what a call of an engine costs on top. All else is as in ``measure``.
         """
         if not self.settings.effort.races:
@@ -238,9 +238,12 @@ class Measurer:
         for _, region in groupby(sorted(key_of, key=lambda r: r.nodes), key=lambda r: r.nodes):
             for request in contenders.in_order(region):
                 done += 1
-                if not to_the_end and contenders.hopeless(request):
-                    continue
                 text = self.measured.describe(request)
+                lost = None if to_the_end else contenders.hopeless(request)
+                if lost is not None:
+                    self._database.put(key_of[request], lost, text)
+                    yield key_of[request], lost
+                    continue
                 show(Progress("measure", done - 1, len(missing), f"{request.backend}: {text}"))
                 rival_us = math.inf if to_the_end else contenders.rival_us(request)
                 message, what = self._asked(request, rival_us)
@@ -268,7 +271,7 @@ class Measurer:
             for request in contenders.in_order(region):
                 if to_the_end:
                     asked.append(self._asked(request, math.inf))
-                elif not contenders.hopeless(request):
+                elif contenders.hopeless(request) is None:
                     asked.append(self._asked(request, contenders.rival_us(request)))
             jobs.append(RegionJob(tuple(asked), self.settings.threads, contenders.charges, not to_the_end))
         jobs = [job for job in jobs if job.asked]

@@ -60,7 +60,8 @@ class Slower:
 
     The rival computes the same operators, perhaps in other storage formats. ``repeats`` is the number of samples, after
     which the kernel was known to be slower and was let go. Its outputs were compared with the reference on the usual
-    inputs only, so it has to be measured to the end before it may run in a network. ``busy`` is as in ``Measurement``.
+    inputs only, so it has to be measured to the end before it may run in a network. Where ``repeats`` is 0 it was not
+    even built: a lower bound, or many races of its kind, have told enough. ``busy`` is as in ``Measurement``.
     """
 
     least_us: float
@@ -69,6 +70,8 @@ class Slower:
     busy: float | None = None
 
     def __str__(self) -> str:
+        if not self.repeats:
+            return "not measured: it had no chance against another kernel, by what is known"
         percent = (self.least_us / self.rival_us - 1) * 100 if self.rival_us > 0 else 0.0
         return f"slower by at least {percent:.0f} % than another kernel of the same operators"
 

@@ -68,6 +68,20 @@ def test_what_lost_a_race_is_let_be_where_it_could_gain_nothing() -> None:
     assert (outrun.nodes, outrun.cost_us) == ((1, 2), 30.0)
 
 
+def test_what_lost_against_a_kernel_that_was_rejected_since_is_measured_to_the_end() -> None:
+    made = Made({**each_node("lib", 10.0), **each_node("other", 20.0)}, LIBRARY, NullBackend("other"))
+    start = made.measured()
+    outcomes = dict(start.outcomes)
+    for request in outcomes:
+        if request.backend == "other":
+            outcomes[request] = Slower(19.0, 10.0, 12)
+        elif request.nodes == (1,):
+            outcomes[request] = Rejection(RejectionKind.CRASHED, f"{IN_NETWORK}: SIGSEGV")
+    found = Place()(made.context, replace(start, outcomes=outcomes))
+    assert [(each.backend, each.nodes) for each in made.measurer.asked] == [("other", (1,))]
+    assert regions(found) == [("lib", (0,)), ("other", (1,)), ("lib", (2,)), ("lib", (3,))]
+
+
 def test_a_backend_with_many_faults_is_left_out() -> None:
     costs = {**each_node("lib", 1.0), ("engine", WHOLE): 100.0}
     made = Made(costs, LIBRARY, ENGINE)

@@ -132,6 +132,8 @@ def test_a_network_that_fails_when_nobody_looks_is_dropped(tmp_path: Path) -> No
     module = compiled(tmp_path / "db.sqlite", *backends)
     assert {region.backend for region in module.program.launches} == {"onnxruntime"}
     assert any("fails as a whole: crashed: in the network: SIGSEGV" in note for note in module.report.notes)
+    # The next compile knows of the failure from the start, and may measure to the end what had lost a race.
+    compiled(tmp_path / "db.sqlite", *backends)
     again = compiled(tmp_path / "db.sqlite", *backends)
     assert again.report.measurements_made == 0
     assert {region.backend for region in again.program.launches} == {"onnxruntime"}
@@ -167,13 +169,14 @@ def test_the_graph_level_goes_on_without_a_region_that_fails(tmp_path: Path) -> 
 
 
 def test_what_was_measured_is_what_ships(tmp_path: Path) -> None:
-    """Codegen runs once for each kernel, in the worker; for kernels known from the database, when they ship."""
+    """Codegen runs in the worker; for kernels known from the database it runs when they ship."""
     log = tmp_path / "codegen"
     backends = Beside(log=log), Slow(log)
     module = compiled(tmp_path / "db.sqlite", *backends)
     lines = [line.split(" ", 1) for line in log.read_text().splitlines()]
     assert str(os.getpid()) not in {pid for pid, _ in lines}
-    assert set(Counter(what for _, what in lines).values()) == {1}
+    # Twice is for a kernel that lost a race, and was measured to the end later.
+    assert set(Counter(what for _, what in lines).values()) <= {1, 2}
     log.unlink()
     again = compiled(tmp_path / "db.sqlite", *backends)
     assert [r.nodes for r in again.program.launches] == [r.nodes for r in module.program.launches]

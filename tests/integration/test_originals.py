@@ -97,7 +97,12 @@ def test_every_profile_gives_the_right_numbers_from_a_module_file(
         lambda f, t: sorted(ranked(f, t), key=lambda each: not each.label.endswith(as_written(profile))),
     )
     module = collage.compile(
-        awkward(), backends=[engine.name], threads=2, db=tmp_path / "db.sqlite", progress=False
+        awkward(),
+        backends=[engine.name],
+        threads=2,
+        db=tmp_path / "db.sqlite",
+        progress=False,
+        effort="exhaustive",
     )
     (region,) = module.program.launches
     assert (region.profile, region.original, region.split) == (profile, True, "")

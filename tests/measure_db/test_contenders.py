@@ -34,7 +34,7 @@ def test_engines_have_to_make_up_for_the_cost_of_a_call() -> None:
     assert contenders.rival_us(Request((0,), "lib")) == 50.0
     noted(contenders, (0, "lib", took(10.0)))
     assert contenders.rival_us(Request((0,), "e")) == -10.0
-    assert contenders.hopeless(Request((0,), "e"))
+    assert contenders.hopeless(Request((0,), "e")) == Slower(0.0, 0.0, 0)
     assert contenders.rival_us(Request((1,), "e")) == 30.0
     assert not contenders.hopeless(Request((1,), "e"))
 
@@ -44,7 +44,7 @@ def test_what_cannot_be_as_fast_is_not_measured() -> None:
     contenders = Contenders(Field(least_us=lambda request: bound[request.backend]))
     assert not contenders.hopeless(Request((0,), "other"))
     noted(contenders, (0, "lib", took(50.0)))
-    assert contenders.hopeless(Request((0,), "other"))
+    assert contenders.hopeless(Request((0,), "other")) == Slower(60.0, 50.0, 0)
     assert not contenders.hopeless(Request((0,), "lib"))
 
 
@@ -82,7 +82,7 @@ def test_what_lost_by_far_on_many_regions_is_not_measured_on_more() -> None:
         contenders.in_order([])
     assert not contenders.hopeless(Request((9,), "slow"))  # nothing else of that region is known
     noted(contenders, (9, "fast", took(10.0)))
-    assert contenders.hopeless(Request((9,), "slow"))
+    assert contenders.hopeless(Request((9,), "slow")) == Slower(20.0, 10.0, 0)
     noted(contenders, (6, "slow", took(9.0)), (6, "fast", took(10.0)))
     contenders.in_order([])
     assert not contenders.hopeless(Request((9,), "slow"))  # it has won once

@@ -46,11 +46,14 @@ class Place:
     where a placement with them would cost less by a share of more than ``least_gain``, those in it are measured to the
     end, and the model is placed again.
 
+    A pass that does not suggest (``suggests``) leaves regions to a later one.
+
     A backend is left out when ``most_faults`` of its kernels have failed in networks, since each failure costs a worker
     or a time limit. A pass that is not ``thorough`` places once, in the plain format.
     """
 
     thorough: bool = True
+    suggests: bool = True
     rounds: int = 6
     least_gain: float = 0.003
     most_faults: int = 5
@@ -62,7 +65,7 @@ class Place:
             return _placed_once(context, compilation)
         for _ in range(self.rounds):
             compilation, searched = self._certain(context, compilation)
-            new = self._suggestions(context, compilation)
+            new = self._suggestions(context, compilation) if self.suggests else []
             if not new:
                 break
             rivals_us = _rivals_us(compilation.placed.mix, new, compilation.epsilon_us)
@@ -104,17 +107,17 @@ class Place:
         )
         left_out = compilation.left_out | self._faulty(measurer, compilation.outcomes)
         possible = [c for c in candidates if c.backend not in left_out]
-        usable = [c for c in possible if not c.outrun]
-        placement = best(usable)
-        mix: Placement | None = placement
-        if len(placement.candidates) == 1:
+        parts = [c for c in possible if len(c.nodes) < len(graph.nodes)]
+        placement, needed = _placed(best, possible)
+        mix = placement
+        if placement is not None and len(placement.candidates) == 1:
             try:
-                mix = best([c for c in usable if len(c.nodes) < len(graph.nodes)])
+                mix, needed = _placed(best, parts)
             except NoPlacementError:
                 mix = None  # some operator has no candidate of its own
-        hoped = (
-            best([c for c in possible if len(c.nodes) < len(graph.nodes)]) if mix is not None else placement
-        )
+        if placement is None or needed:
+            return compilation, Searched(time.perf_counter() - started), [_request(c) for c in needed]
+        hoped = placement if mix is None else best(parts)
         proposal = Proposal(placement, mix, tuple(candidates), transforms_us, corrections, hoped.predicted_us)
         doubtful = self._doubtful(proposal, hoped)
         return replace(compilation, proposal=proposal), Searched(time.perf_counter() - started), doubtful
@@ -124,7 +127,7 @@ class Place:
         known = proposal.placement if proposal.mix is None else proposal.mix
         if _charged_us(hoped) > (1 - self.least_gain) * _charged_us(known):
             return []
-        return [Request(c.nodes, c.backend, c.variant) for c in hoped.candidates if c.outrun]
+        return [_request(c) for c in hoped.candidates if c.outrun]
 
     def _faulty(self, measurer: Measurer, outcomes: Mapping[Request, Outcome]) -> frozenset[str]:
         """The backends with ``most_faults`` or more kernels that failed in networks."""
@@ -168,6 +171,26 @@ class Place:
                     if c.backend in context.engines and len(c.nodes) >= self.large * count
                 ]
         return list(dict.fromkeys(found))
+
+
+def _placed(
+    best: Callable[[Sequence[Candidate]], Placement], candidates: Sequence[Candidate]
+) -> tuple[Placement | None, list[Candidate]]:
+    """The best placement of the candidates, and those that have to be measured to the end before there is one.
+
+    What ran fastest may have been rejected since, and all others of its operators may have lost a race against it.
+    Raises NoPlacementError where there is no placement either way.
+    """
+    try:
+        return best([c for c in candidates if not c.outrun]), []
+    except NoPlacementError:
+        if not any(c.outrun for c in candidates):
+            raise
+    return None, [c for c in best(candidates).candidates if c.outrun]
+
+
+def _request(candidate: Candidate) -> Request:
+    return Request(candidate.nodes, candidate.backend, candidate.variant)
 
 
 def _charged_us(placement: Placement) -> float:
