@@ -66,8 +66,19 @@ FIRST = Effort(
     "first", kernel_s=0.005, rounds=8, compare_s=1.0, settle_s=0.05, turn_s=0.02, transform_s=0.005
 )
 """The effort of comparing the engines on the whole model, so that there is a first module within seconds."""
-QUICK = Effort("quick", kernel_s=0.005, rounds=3, compare_s=0.5, settle_s=0.0, turn_s=0.0, transform_s=0.005)
-"""The effort of a quick compile (``collage.compiler.passes.measure_few``), which also measures fewer candidates."""
+QUICK = Effort(
+    "quick",
+    kernel_s=0.005,
+    rounds=3,
+    compare_s=0.5,
+    settle_s=0.0,
+    turn_s=0.0,
+    transform_s=0.005,
+    races=False,
+)
+"""The effort of a quick compile (``collage.compiler.passes.measure_few``), which also measures fewer candidates.
+
+Its samples are as few as those of a race, and it places once, so that what lost a race could not be measured later."""
 
 EFFORTS: Mapping[str, Effort] = {"usual": FULL, "exhaustive": EXHAUSTIVE}
 """The efforts that users choose from, by name."""

@@ -46,7 +46,8 @@ class Place:
     where a placement with them would cost less by a share of more than ``least_gain``, those in it are measured to the
     end, and the model is placed again.
 
-    A pass that does not suggest (``suggests``) leaves regions to a later one.
+    A pass that does not suggest (``suggests``) leaves regions to a later one. One that is not ``thorough`` and not
+    ``guarded`` leaves out kernels that are right on finite numbers only.
 
     A backend is left out when ``most_faults`` of its kernels have failed in networks, since each failure costs a worker
     or a time limit. A pass that is not ``thorough`` places once, in the plain format.
@@ -54,6 +55,7 @@ class Place:
 
     thorough: bool = True
     suggests: bool = True
+    guarded: bool = True
     rounds: int = 6
     least_gain: float = 0.003
     most_faults: int = 5
@@ -62,7 +64,7 @@ class Place:
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
         """Sets the proposal, and adds offers and outcomes. Raises NoPlacementError."""
         if not self.thorough:
-            return _placed_once(context, compilation)
+            return _placed_once(context, compilation, self.guarded)
         for _ in range(self.rounds):
             compilation, searched = self._certain(context, compilation)
             new = self._suggestions(context, compilation) if self.suggests else []
@@ -246,10 +248,10 @@ def placed_by_known(context: Context, compilation: Compilation) -> Compilation:
     return replace(known, proposal=proposal).told(Searched(time.perf_counter() - started))
 
 
-def _placed_once(context: Context, compilation: Compilation) -> Compilation:
+def _placed_once(context: Context, compilation: Compilation, guarded: bool) -> Compilation:
     graph = compilation.imported.graph
     candidates = _candidates(context, compilation, compilation.outcomes)
-    usable = [c for c in candidates if not c.outrun]
+    usable = [c for c in candidates if not c.outrun and (guarded or not c.finite_only)]
     started = time.perf_counter()
     placement = place(graph, usable, compilation.epsilon_us, margin=NOISE_MARGIN)
     proposal = Proposal(placement, None, tuple(candidates))
