@@ -87,9 +87,8 @@ def compile_model(
             registry, backends, versions, target, options, database, kept, course.show, WorkerLab(), course
         )
         start = Compilation(loaded)
-        if (
-            options.effort is not QUICK or options.budget_s is not None
-        ):  # else it takes as long as a first module
+        # A quick compile takes no longer than finding a first module, so it has none unless there is a budget.
+        if options.effort is not QUICK or options.budget_s is not None:
             start = FirstModule()(context, start)
         speeds = machine_speeds(target, database, kept, options.effort.speeds_s)
         context = replace(context, speeds=speeds, crews=crews)

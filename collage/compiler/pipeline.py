@@ -21,6 +21,7 @@ from collage.compiler.passes.match import Match
 from collage.compiler.passes.measure import Measure
 from collage.compiler.passes.measure_few import MeasureFew
 from collage.compiler.passes.place import Place
+from collage.compiler.passes.place_once import PlaceOnce
 from collage.compiler.passes.refine import Refine
 from collage.compiler.passes.repeat import Either, IfPlaced, Repeat
 from collage.compiler.passes.select import Select
@@ -53,11 +54,11 @@ QUICK: tuple[Pass, ...] = (
     Verify(),
     Match(),
     Either(
-        Repeat((MeasureFew(), Place(thorough=False), SelectOnly())),
+        Repeat((MeasureFew(), PlaceOnce(), SelectOnly())),
         Either(
             # Where the model's usual values are infinite, a guard would trip in every call.
-            Repeat((MeasureFew(), Place(thorough=False, guarded=False), SelectOnly())),
-            Repeat((MeasureFew(every=True), Place(thorough=False), SelectOnly())),
+            Repeat((MeasureFew(), PlaceOnce(guarded=False), SelectOnly())),
+            Repeat((MeasureFew(every=True), PlaceOnce(), SelectOnly())),
         ),
     ),
 )

@@ -17,8 +17,7 @@ class Proposal:
     """The best placement, the mix (the best placement in several parts, or None), and all candidates.
 
     ``transforms_us`` are the costs of layout transforms in microseconds. ``corrections`` are times in the network that
-    counted in the place of times measured alone. ``hoped_us`` is the cost of the placement that would be the best if
-    each kernel that lost a race took no longer than is known for certain.
+    counted in the place of times measured alone.
     """
 
     placement: Placement
@@ -26,7 +25,6 @@ class Proposal:
     candidates: tuple[Candidate, ...]
     transforms_us: Mapping[ValueTransform, float] = field(default_factory=dict)
     corrections: NetworkCosts = UNCALIBRATED
-    hoped_us: float = 0.0
 
     @property
     def mix_us(self) -> float:

@@ -62,24 +62,6 @@ def _nothing_known(_: Request) -> float:
 
 
 @dataclass(frozen=True)
-class Field:
-    """What is known before a race. ``operators`` describes a region's operators, and ``engines`` are backends' names.
-
-    ``rivals_us`` are times by nodes, in microseconds, that candidates have to beat from the beginning. ``losses`` are
-    those of earlier races, and those of this race are added. A call of an engine costs ``switch_us`` microseconds on
-    top of its own time, and rivals' times have such costs in them. ``least_us`` are microseconds that a candidate takes
-    at least, whatever its kernel is.
-    """
-
-    operators: Callable[[Nodes], str] = str
-    engines: frozenset[str] = frozenset()
-    rivals_us: Mapping[Nodes, float] = field(default_factory=dict)
-    losses: Losses = field(default_factory=Losses)
-    switch_us: float = 0.0
-    least_us: Callable[[Request], float] = _nothing_known
-
-
-@dataclass(frozen=True)
 class Charges:
     """What calls cost on top of kernels' own times: ``switch_us`` microseconds for one of the ``engines``."""
 
@@ -87,26 +69,37 @@ class Charges:
     switch_us: float = 0.0
 
 
+@dataclass(frozen=True)
+class Field:
+    """What is known before a race. ``charges`` are on top of candidates' own times, and rivals' times have them in.
+
+    ``operators`` describes a region's operators. ``rivals_us`` are times by nodes, in microseconds, that candidates
+    have to beat from the beginning. ``losses`` are those of earlier races, and those of this race are added.
+    ``least_us`` are microseconds that a candidate takes at least, whatever its kernel is.
+    """
+
+    charges: Charges = field(default_factory=Charges)
+    operators: Callable[[Nodes], str] = str
+    rivals_us: Mapping[Nodes, float] = field(default_factory=dict)
+    losses: Losses = field(default_factory=Losses)
+    least_us: Callable[[Request], float] = _nothing_known
+
+
 class Contenders:
-    """What was measured of the regions of one model, on the same number of threads."""
+    """What was measured of the regions of one model, on the same number of threads; ``about`` was known before."""
 
     def __init__(self, about: Field | None = None) -> None:
-        self._field = about or Field()
-        self._rivals_us = dict(self._field.rivals_us)
+        self.about = about or Field()
+        self._rivals_us = dict(self.about.rivals_us)
         self._times: dict[Nodes, dict[_Kind, float]] = {}
         self._new: set[Nodes] = set()
-
-    @property
-    def charges(self) -> Charges:
-        """What calls cost on top, for who races the candidates of one region elsewhere."""
-        return Charges(self._field.engines, self._field.switch_us)
 
     def in_order(self, requests: Iterable[Request]) -> list[Request]:
         """The requests of one region, the one that is expected to be the fastest first."""
         for nodes in self._new:
             fastest = min(self._times[nodes].values())
             for kind, us in self._times[nodes].items():
-                self._field.losses.note(self._field.operators(nodes), kind, math.log(us / fastest))
+                self.about.losses.note(self.about.operators(nodes), kind, math.log(us / fastest))
         self._new.clear()
         return sorted(requests, key=self._expected)
 
@@ -115,7 +108,7 @@ class Contenders:
 
         None where it has to be measured. Such an outcome has no samples (``repeats`` is 0).
         """
-        about, rival_us = self._field, self.rival_us(request)
+        about, rival_us = self.about, self.rival_us(request)
         if math.isinf(rival_us):
             return None
         least_us = about.least_us(request)
@@ -125,8 +118,8 @@ class Contenders:
         return Slower(factor * rival_us, rival_us, 0) if factor > _HOPELESS else None
 
     def _expected(self, request: Request) -> float:
-        prior = _ENGINE_PRIOR if request.backend in self._field.engines else _PRIOR
-        return self._field.losses.expected(self._field.operators(request.nodes), _kind(request), prior)
+        prior = _ENGINE_PRIOR if request.backend in self.about.charges.engines else _PRIOR
+        return self.about.losses.expected(self.about.operators(request.nodes), _kind(request), prior)
 
     def rival_us(self, request: Request) -> float:
         """The microseconds that the candidate has to beat; infinite for a region's first one.
@@ -136,15 +129,16 @@ class Contenders:
         return self._rivals_us.get(request.nodes, math.inf) - self._switch_us(request)
 
     def _switch_us(self, request: Request) -> float:
-        return self._field.switch_us if request.backend in self._field.engines else 0.0
+        charges = self.about.charges
+        return charges.switch_us if request.backend in charges.engines else 0.0
 
     def note(self, request: Request, outcome: Outcome) -> None:
-        """Record the candidate's time, where it has one. Only what was measured to the end is a rival of others."""
+        """Record the candidate's time, where one was seen. Only what was measured to the end is a rival of others."""
         if isinstance(outcome, Measurement):
             us = outcome.median_us
             charged_us = us + self._switch_us(request)
             self._rivals_us[request.nodes] = min(charged_us, self._rivals_us.get(request.nodes, math.inf))
-        elif isinstance(outcome, Slower):
+        elif isinstance(outcome, Slower) and outcome.repeats:
             us = outcome.least_us
         else:
             return

@@ -31,7 +31,7 @@ class RegionJob:
 
     def run(self, worker: Worker) -> Iterator[tuple[int, Outcome]]:
         """Measure the candidates. Where they race, what is slower than the fastest so far is let go."""
-        contenders = Contenders(Field(engines=self.charges.engines, switch_us=self.charges.switch_us))
+        contenders = Contenders(Field(self.charges))
         for position, (message, what) in enumerate(self.asked):
             rival_us = message.rival_us
             if self.races:

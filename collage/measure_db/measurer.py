@@ -18,7 +18,7 @@ from collage.errors import unknown_names
 from collage.frontend.model import Model
 from collage.kernel.transform import LayoutTransform
 from collage.measure_db.busy_progress import BusyProgress
-from collage.measure_db.contenders import Contenders, Field, Losses
+from collage.measure_db.contenders import Charges, Contenders, Field, Losses
 from collage.measure_db.crew import Crew
 from collage.measure_db.database import Database, Json, KernelKey
 from collage.measure_db.jobs import RegionJob, TransformJob, ask_fairly
@@ -163,9 +163,8 @@ class Measurer:
         """
         if not self.settings.effort.races:
             return self.measure(requests)
-        about = Field(
-            self._operators, self._engines, rivals_us or {}, self._losses, switch_us, self._least_us
-        )
+        charges = Charges(self._engines, switch_us)
+        about = Field(charges, self._operators, rivals_us or {}, self._losses, self._least_us)
         return self._outcomes(requests, Contenders(about), self._progress)
 
     def measure(self, requests: Sequence[Request], progress: Show | None = None) -> dict[Request, Outcome]:
@@ -273,7 +272,9 @@ class Measurer:
                     asked.append(self._asked(request, math.inf))
                 elif contenders.hopeless(request) is None:
                     asked.append(self._asked(request, contenders.rival_us(request)))
-            jobs.append(RegionJob(tuple(asked), self.settings.threads, contenders.charges, not to_the_end))
+            jobs.append(
+                RegionJob(tuple(asked), self.settings.threads, contenders.about.charges, not to_the_end)
+            )
         jobs = [job for job in jobs if job.asked]
         for done in self._crew.run(jobs):
             for position, outcome in done.parts:
@@ -292,9 +293,7 @@ class Measurer:
         A transform is made by the first of the backends that can. Where it runs outside the team of threads it costs a
         context switch, too, which is not part of this.
         """
-        made = [each for each in transforms if self.transform_backend(each) is not None]
-        keys = {transform: self._keys.transform_key(transform) for transform in made}
-        known = self._database.get(keys.values())
+        keys, known = self._look_up(transforms)
         missing = {transform: key for transform, key in keys.items() if key not in known}
         for done, (transform, outcome) in enumerate(self._transformed(missing)):
             key, text = missing[transform], str(transform)
@@ -303,16 +302,19 @@ class Measurer:
             self._record(key, outcome, text)
         if missing:
             self._progress(Progress("measure", len(missing), len(missing)))
-        outcomes = {transform: known[key] for transform, key in keys.items()}
-        return {each: found.median_us for each, found in outcomes.items() if isinstance(found, Measurement)}
+        return _costs_us(keys, known)
 
     def known_transforms(self, transforms: Collection[LayoutTransform]) -> dict[LayoutTransform, float]:
         """Look up the costs that ``measure_transforms`` would not measure."""
+        return _costs_us(*self._look_up(transforms))
+
+    def _look_up(
+        self, transforms: Collection[LayoutTransform]
+    ) -> tuple[dict[LayoutTransform, KernelKey], dict[KernelKey, Outcome]]:
+        """The keys of the transforms that some backend makes, and the recorded outcomes."""
         made = [each for each in transforms if self.transform_backend(each) is not None]
         keys = {transform: self._keys.transform_key(transform) for transform in made}
-        known = self._database.get(keys.values())
-        outcomes = {transform: known.get(key) for transform, key in keys.items()}
-        return {each: found.median_us for each, found in outcomes.items() if isinstance(found, Measurement)}
+        return keys, self._database.get(keys.values())
 
     def _transformed(
         self, missing: Mapping[LayoutTransform, KernelKey]
@@ -356,6 +358,14 @@ class Measurer:
     def epsilon_us(self, requests: Sequence[Request]) -> float:
         """Eq. 2.2's cost of one more kernel launch, in microseconds; see ``LaunchCost.epsilon_us``."""
         return LaunchCost(self.session, self.settings, self._database, self.kernels).epsilon_us(requests)
+
+
+def _costs_us(
+    keys: Mapping[LayoutTransform, KernelKey], outcomes: Mapping[KernelKey, Outcome]
+) -> dict[LayoutTransform, float]:
+    """The times of the transforms that were measured."""
+    found = {transform: outcomes.get(key) for transform, key in keys.items()}
+    return {each: outcome.median_us for each, outcome in found.items() if isinstance(outcome, Measurement)}
 
 
 def _silent(_: Progress) -> None:

@@ -100,17 +100,6 @@ def test_what_is_left_out_has_no_part_in_it() -> None:
     assert regions(Place()(made.context, start)) == [("engine", WHOLE)]
 
 
-def test_a_quick_compile_places_once() -> None:
-    made = Made({**each_node("engine", 10.0), ("engine", (1, 2)): 1.0}, ENGINE)
-    start = made.measured()
-    known = [offer for offer in start.offers if len(offer.request.nodes) == 1]
-    start = replace(start, offers=tuple(known), outcomes=made.measurer.known(o.request for o in known))
-    found = Place(thorough=False)(made.context, start)
-    assert len(regions(found)) == 4
-    assert found.placed.mix is None
-    assert not made.measurer.asked and not made.measurer.changed
-
-
 def test_nothing_covers_a_node() -> None:
     made = Made({("lib", (0,)): 1.0}, LIBRARY)
     with pytest.raises(NoPlacementError):

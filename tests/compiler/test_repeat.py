@@ -9,6 +9,7 @@ import pytest
 from collage.compiler.passes.calibrate import Calibrate
 from collage.compiler.passes.fixpoint import Fixpoint
 from collage.compiler.passes.place import Place
+from collage.compiler.passes.place_once import PlaceOnce
 from collage.compiler.passes.repeat import Either, Repeat
 from collage.compiler.passes.select import Select
 from collage.compiler.state import Compilation, Context
@@ -48,7 +49,7 @@ def test_attempts_come_to_an_end() -> None:
 def test_the_second_way_starts_where_the_first_did() -> None:
     made = Made(each_node("one", 1.0), ONE)
     start = replace(made.measured(), epsilon_us=0.25)
-    found = Either(Repeat((Place(), Nothing())), Place(thorough=False))(made.context, start)
+    found = Either(Repeat((Place(), Nothing())), PlaceOnce())(made.context, start)
     assert found.placed.mix is None
     assert found.epsilon_us == 0.25
     with pytest.raises(NoPlacementError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from collage.measure_db.contenders import Contenders, Field
+from collage.measure_db.contenders import Charges, Contenders, Field
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind, Slower
 
@@ -29,7 +29,7 @@ def test_the_fastest_of_the_same_operators_is_to_beat() -> None:
 
 
 def test_engines_have_to_make_up_for_the_cost_of_a_call() -> None:
-    contenders = Contenders(Field(engines=frozenset(["e"]), rivals_us={(1,): 50.0}, switch_us=20.0))
+    contenders = Contenders(Field(Charges(frozenset(["e"]), switch_us=20.0), rivals_us={(1,): 50.0}))
     noted(contenders, (0, "e", took(30.0)))
     assert contenders.rival_us(Request((0,), "lib")) == 50.0
     noted(contenders, (0, "lib", took(10.0)))
@@ -49,7 +49,7 @@ def test_what_cannot_be_as_fast_is_not_measured() -> None:
 
 
 def test_those_that_were_fast_come_first() -> None:
-    contenders = Contenders(Field(engines=frozenset(["engine"])))
+    contenders = Contenders(Field(Charges(frozenset(["engine"]))))
     for node, times in enumerate([(300.0, 100.0, 120.0), (90.0, 30.0, 31.0)]):
         for backend, us in zip("abc", times, strict=True):
             noted(contenders, (node, backend, took(us)))
@@ -82,6 +82,10 @@ def test_what_lost_by_far_on_many_regions_is_not_measured_on_more() -> None:
         contenders.in_order([])
     assert not contenders.hopeless(Request((9,), "slow"))  # nothing else of that region is known
     noted(contenders, (9, "fast", took(10.0)))
+    assert contenders.hopeless(Request((9,), "slow")) == Slower(20.0, 10.0, 0)
+    # What was only predicted tells nothing new.
+    noted(contenders, (7, "slow", Slower(10.0, 10.0, 0)), (7, "fast", took(10.0)))
+    contenders.in_order([])
     assert contenders.hopeless(Request((9,), "slow")) == Slower(20.0, 10.0, 0)
     noted(contenders, (6, "slow", took(9.0)), (6, "fast", took(10.0)))
     contenders.in_order([])

@@ -46,16 +46,13 @@ class Place:
     where a placement with them would cost less by a share of more than ``least_gain``, those in it are measured to the
     end, and the model is placed again.
 
-    A pass that does not suggest (``suggests``) leaves regions to a later one. One that is not ``thorough`` and not
-    ``guarded`` leaves out kernels that are right on finite numbers only.
+    A pass that does not suggest (``suggests``) leaves regions to a later one.
 
     A backend is left out when ``most_faults`` of its kernels have failed in networks, since each failure costs a worker
-    or a time limit. A pass that is not ``thorough`` places once, in the plain format.
+    or a time limit.
     """
 
-    thorough: bool = True
     suggests: bool = True
-    guarded: bool = True
     rounds: int = 6
     least_gain: float = 0.003
     most_faults: int = 5
@@ -63,8 +60,6 @@ class Place:
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
         """Sets the proposal, and adds offers and outcomes. Raises NoPlacementError."""
-        if not self.thorough:
-            return _placed_once(context, compilation, self.guarded)
         for _ in range(self.rounds):
             compilation, searched = self._certain(context, compilation)
             new = self._suggestions(context, compilation) if self.suggests else []
@@ -98,7 +93,7 @@ class Place:
         """The compilation with a proposal, and the requests that are worth measuring to the end."""
         measurer = context.workbench(compilation).measurer
         graph, corrections = compilation.imported.graph, compilation.calibration.corrections
-        candidates = _candidates(context, compilation, corrections.outcomes(compilation.outcomes))
+        candidates = candidates_in(context, compilation, corrections.outcomes(compilation.outcomes))
         transforms_us = _transforms_us(
             measurer, candidates, compilation.epsilon_us, measurer.measure_transforms
         )
@@ -119,14 +114,14 @@ class Place:
                 mix = None  # some operator has no candidate of its own
         if placement is None or needed:
             return compilation, Searched(time.perf_counter() - started), [_request(c) for c in needed]
-        hoped = placement if mix is None else best(parts)
-        proposal = Proposal(placement, mix, tuple(candidates), transforms_us, corrections, hoped.predicted_us)
-        doubtful = self._doubtful(proposal, hoped)
+        proposal = Proposal(placement, mix, tuple(candidates), transforms_us, corrections)
+        doubtful = []
+        if mix is not None and any(c.outrun for c in parts):
+            doubtful = self._doubtful(mix, hoped=best(parts))
         return replace(compilation, proposal=proposal), Searched(time.perf_counter() - started), doubtful
 
-    def _doubtful(self, proposal: Proposal, hoped: Placement) -> list[Request]:
-        """The kernels of the hoped-for placement that lost a race, where it gains enough beside the proposal's mix."""
-        known = proposal.placement if proposal.mix is None else proposal.mix
+    def _doubtful(self, known: Placement, hoped: Placement) -> list[Request]:
+        """The kernels of the hoped-for placement that lost a race, where it gains enough beside the known one."""
         if _charged_us(hoped) > (1 - self.least_gain) * _charged_us(known):
             return []
         return [_request(c) for c in hoped.candidates if c.outrun]
@@ -238,7 +233,7 @@ def placed_by_known(context: Context, compilation: Compilation) -> Compilation:
     epsilon_us = compilation.epsilon_us if compilation.outcomes else measurer.epsilon_us(())
     known = replace(compilation, outcomes=outcomes, epsilon_us=epsilon_us)
     corrections = compilation.calibration.corrections
-    candidates = _candidates(context, known, corrections.outcomes(outcomes))
+    candidates = candidates_in(context, known, corrections.outcomes(outcomes))
     usable = [c for c in candidates if c.backend not in compilation.left_out and not c.outrun]
     transforms_us = _transforms_us(measurer, usable, epsilon_us, measurer.known_transforms)
     transforms_us |= {each: us for each, us in corrections.transforms_us.items() if each in transforms_us}
@@ -248,17 +243,7 @@ def placed_by_known(context: Context, compilation: Compilation) -> Compilation:
     return replace(known, proposal=proposal).told(Searched(time.perf_counter() - started))
 
 
-def _placed_once(context: Context, compilation: Compilation, guarded: bool) -> Compilation:
-    graph = compilation.imported.graph
-    candidates = _candidates(context, compilation, compilation.outcomes)
-    usable = [c for c in candidates if not c.outrun and (guarded or not c.finite_only)]
-    started = time.perf_counter()
-    placement = place(graph, usable, compilation.epsilon_us, margin=NOISE_MARGIN)
-    proposal = Proposal(placement, None, tuple(candidates))
-    return replace(compilation, proposal=proposal).told(Searched(time.perf_counter() - started))
-
-
-def _candidates(
+def candidates_in(
     context: Context, compilation: Compilation, outcomes: Mapping[Request, Outcome]
 ) -> list[Candidate]:
     """The candidates that the search chooses from."""

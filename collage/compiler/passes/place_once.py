@@ -1,0 +1,31 @@
+"""Place once: the fastest cover of the graph by what is known. It suggests no candidates and measures nothing."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from collage.compiler.events import Searched
+from collage.compiler.passes.place import NOISE_MARGIN, candidates_in
+from collage.compiler.proposal import Proposal
+from collage.compiler.state import Compilation, Context
+from collage.search.dp import place
+
+
+@dataclass(frozen=True)
+class PlaceOnce:
+    """Places the model by dynamic programming, by times measured alone, and with all values in the plain format.
+
+    A pass that is not ``guarded`` leaves out kernels that are right on finite numbers only.
+    """
+
+    guarded: bool = True
+
+    def __call__(self, context: Context, compilation: Compilation) -> Compilation:
+        """Sets the proposal. Raises NoPlacementError."""
+        candidates = candidates_in(context, compilation, compilation.outcomes)
+        usable = [c for c in candidates if not c.outrun and (self.guarded or not c.finite_only)]
+        graph, started = compilation.imported.graph, time.perf_counter()
+        placement = place(graph, usable, compilation.epsilon_us, margin=NOISE_MARGIN)
+        proposal = Proposal(placement, None, tuple(candidates))
+        return replace(compilation, proposal=proposal).told(Searched(time.perf_counter() - started))
