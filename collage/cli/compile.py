@@ -18,6 +18,7 @@ from collage.cli.options import (
     SEED_OPTION,
     SHAPE_SETS_OPTION,
     THREADS_OPTION,
+    Seconds,
     once_each,
     parse_file_of,
     parse_names,
@@ -54,7 +55,7 @@ from collage.cli.options import (
 )
 @click.option(
     "--time-limit",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(finite=True),
     default=60.0,
     show_default=True,
     metavar="S",
@@ -69,7 +70,7 @@ from collage.cli.options import (
 )
 @click.option(
     "--budget",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(),
     metavar="SECONDS",
     help="Time for the whole compile; the best module by then is written. Default: as long as it takes "
     "(300 for the search of --level graph), 10 with --quick.",
