@@ -116,9 +116,9 @@ def _candidates(compilation: Compilation, threads: int) -> Iterator[CandidateRep
         for event in compilation.log
         if isinstance(event, Considered)
     }
-    for each in considered.values():
-        found = _candidate(each.request, each.purpose, each.outcome)
-        yield replace(found, threads=1 if each.single_threaded else threads)
+    for last in considered.values():
+        found = _candidate(last.request, last.purpose, last.outcome)
+        yield replace(found, threads=1 if last.single_threaded else threads)
     for event in compilation.log:
         if isinstance(event, TriedEngine):
             yield replace(_on_engine(event), threads=threads)
