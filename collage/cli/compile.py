@@ -24,6 +24,7 @@ from collage.cli.options import (
     parse_names,
     sets_of,
 )
+from collage.frontend.model_path import check_model_path
 
 
 @click.command()
@@ -168,6 +169,7 @@ def compile(
     files = once_each("--input", inputs)
     if files and len(sets) > 1:
         raise click.UsageError("--input is for one set of shapes", click.get_current_context())
+    check_model_path(model)
     refuse_same(model, output)
     check_writable(output)
     with measurements_survive():

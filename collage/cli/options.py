@@ -21,7 +21,7 @@ class Seconds(click.FloatRange):
         self._finite = finite
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number. Raises click.BadParameter."""
+        """Parse the number. Raises click.BadParameter."""
         found = float(super().convert(value, param, ctx))
         if math.isnan(found) or (self._finite and math.isinf(found)):
             self.fail(f"{value} is no number of seconds.", param, ctx)

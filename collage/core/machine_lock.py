@@ -32,7 +32,7 @@ _open: set[int] = set()
 
 
 class _Mine(threading.local):
-    """Of the current thread: whether it has the machine, and the descriptors of the files that it has open."""
+    """What the current thread has: whether the machine, and the descriptors of the files that are open."""
 
     def __init__(self) -> None:
         self.has_it = False

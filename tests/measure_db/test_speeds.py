@@ -39,6 +39,13 @@ def database(tmp_path: Path) -> Iterator[Database]:
         yield found
 
 
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    """One that tests share: most of the time is its start."""
+    with Workers() as found:
+        yield found
+
+
 class NoWorkers:
     """Fails the test that asks it for a worker."""
 
@@ -50,39 +57,37 @@ NOBODY = cast(Workers, NoWorkers())
 
 
 @needs_core
-def test_a_machine_is_measured_once(database: Database) -> None:
-    with Workers() as workers:
-        found = machine_speeds(TARGET, database, workers, 0.05)
-        assert machine_speeds(TARGET, database, NOBODY, 0.05) == found
-        assert machine_speeds(TARGET, database, NOBODY) == found
-        assert found.measured and found.threads == 2
-        assert 1 < found.gemm_gflops <= found.peak_gflops
-        assert found.levels[-1].nbytes == 0 and all(each.nbytes for each in found.levels[:-1])
-        assert found.levels[0].read_gbs > found.memory.read_gbs
-        assert found == rounded(found)
-        other = replace(TARGET, threads=1)
-        assert machine_speeds(other, database, NOBODY) == replace(WRITTEN_DOWN, threads=1)
+def test_a_machine_is_measured_once(database: Database, workers: Workers) -> None:
+    found = machine_speeds(TARGET, database, workers, 0.05)
+    assert machine_speeds(TARGET, database, NOBODY, 0.05) == found
+    assert machine_speeds(TARGET, database, NOBODY) == found
+    assert found.measured and found.threads == 2
+    assert 1 < found.gemm_gflops <= found.peak_gflops
+    assert found.levels[-1].nbytes == 0 and all(each.nbytes for each in found.levels[:-1])
+    assert found.levels[0].read_gbs > found.memory.read_gbs
+    assert found == rounded(found)
+    other = replace(TARGET, threads=1)
+    assert machine_speeds(other, database, NOBODY) == replace(WRITTEN_DOWN, threads=1)
     assert MACHINE_SPEEDS.known(database, [speeds_key(other).key]) == {}
 
 
 @needs_core
 def test_speeds_that_others_disturbed_are_measured_again(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+    database: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are marked, and the next compile doubts them on a quiet machine."""
     monkeypatch.setenv(BUSY_VARIABLE, "0.1")
-    with Workers() as workers:
-        found = machine_speeds(TARGET, database, workers, 0.05)
-        ((busy,),) = database.run("SELECT busy FROM facts WHERE name = ?", (MACHINE_SPEEDS.name,))
-        assert busy is not None
-        database.run("UPDATE facts SET busy = 0.9")
-        database.doubt(lambda: False)
-        assert machine_speeds(TARGET, database, NOBODY, 0.05) == found
-        database.doubt(lambda: True)
-        with pytest.raises(AssertionError, match="nothing should be measured"):
-            machine_speeds(TARGET, database, NOBODY, 0.05)
-        machine_speeds(TARGET, database, workers, 0.05)
-        assert machine_speeds(TARGET, database, NOBODY, 0.05).measured
+    found = machine_speeds(TARGET, database, workers, 0.05)
+    ((busy,),) = database.run("SELECT busy FROM facts WHERE name = ?", (MACHINE_SPEEDS.name,))
+    assert busy is not None
+    database.run("UPDATE facts SET busy = 0.9")
+    database.doubt(lambda: False)
+    assert machine_speeds(TARGET, database, NOBODY, 0.05) == found
+    database.doubt(lambda: True)
+    with pytest.raises(AssertionError, match="nothing should be measured"):
+        machine_speeds(TARGET, database, NOBODY, 0.05)
+    machine_speeds(TARGET, database, workers, 0.05)
+    assert machine_speeds(TARGET, database, NOBODY, 0.05).measured
 
 
 @needs_core
