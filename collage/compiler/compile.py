@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -83,15 +82,26 @@ def compile_model(
         database = stack.enter_context(Database(options.db, since=options.since))
         kept.calibration_us = best_calibration_us(database, target.measured_on)
         database.doubt(partial(quiet_now, kept.calibration_us))
+        # Before there is a module, so that Ctrl-C here throws nothing away.
+        speeds = machine_speeds(target, database, kept, options.effort.speeds_s)
         context = Context(
-            registry, backends, versions, target, options, database, kept, course.show, WorkerLab(), course
+            registry,
+            backends,
+            versions,
+            target,
+            options,
+            database,
+            kept,
+            course.show,
+            WorkerLab(),
+            course,
+            speeds=speeds,
+            crews=crews,
         )
         start = Compilation(loaded)
         # A quick compile takes no longer than finding a first module, so it has none unless there is a budget.
         if options.effort is not QUICK or options.budget_s is not None:
             start = FirstModule()(context, start)
-        speeds = machine_speeds(target, database, kept, options.effort.speeds_s)
-        context = replace(context, speeds=speeds, crews=crews)
         try:
             compilation = compiled_anytime(context, start)
         except (ModelError, NoPlacementError) as error:

@@ -8,8 +8,10 @@ stopped at any moment (``ANYTIME``, ``ANYTIME_QUICK``). A model that has no plac
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
+from collage.compiler.events import Event
 from collage.compiler.passes.anytime import Anytime
 from collage.compiler.passes.baselines import Baselines
 from collage.compiler.passes.calibrate import Calibrate
@@ -28,8 +30,10 @@ from collage.compiler.passes.select import Select
 from collage.compiler.passes.select_only import SelectOnly
 from collage.compiler.passes.settle import Settle
 from collage.compiler.passes.verify import Verify
-from collage.compiler.state import Compilation, Context, Pass, Source, run
+from collage.compiler.state import Compilation, Context, Lab, Pass, Source, run
 from collage.measure_db.effort import QUICK as QUICK_EFFORT
+
+log = logging.getLogger(__name__)
 
 FULL: tuple[Pass, ...] = (
     Import(),
@@ -101,5 +105,14 @@ def _run(passes: tuple[Pass, ...], context: Context, start: Compilation) -> Comp
     try:
         compilation = run(passes, context, start)
     finally:
-        journal = context.lab.close()
+        journal = _closed(context.lab)
     return replace(compilation, log=(*journal, *compilation.log))
+
+
+def _closed(lab: Lab) -> tuple[Event, ...]:
+    """Close the lab. Ctrl-C while its worker ends does not throw away what the passes have made."""
+    try:
+        return lab.close()
+    except KeyboardInterrupt:
+        log.warning("interrupted while the worker ends; what is done is kept")
+        return lab.close()

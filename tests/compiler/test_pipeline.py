@@ -13,7 +13,7 @@ import pytest
 import collage.compiler
 from collage.compiler import pipeline
 from collage.compiler.build_report import report_of
-from collage.compiler.events import Failed, Measured
+from collage.compiler.events import Event, Failed, Measured
 from collage.compiler.pipeline import ANYTIME, ANYTIME_QUICK, FULL, QUICK, compiled
 from collage.compiler.state import Compilation, Pass
 from collage.errors import NoPlacementError
@@ -118,6 +118,21 @@ def test_the_lab_is_closed_when_a_pass_fails(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(NoPlacementError):
         compiled(each.context, each.start.source)
     assert closed == [True]
+
+
+def test_ctrl_c_while_the_worker_ends_throws_nothing_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    each = made()
+    closed = []
+
+    def close() -> tuple[Event, ...]:
+        closed.append(True)
+        if len(closed) == 1:
+            raise KeyboardInterrupt
+        return ()
+
+    monkeypatch.setattr(each.lab, "close", close)
+    assert compiled(each.context, each.start.source).result.label == "collage"
+    assert closed == [True, True]
 
 
 def test_the_pipeline_fits_on_a_page() -> None:
