@@ -1,5 +1,8 @@
 """The races of a model's candidates: which of a region's run first, and which time the others have to beat.
 
+A candidate of a reduced precision races against those of the same precision and exact ones, and an exact candidate
+against exact ones only: where little error is allowed, it is wanted although a less exact one is faster.
+
 The fastest one is found sooner when the candidates come first that were fast on similar regions before: on regions of
 the same operators, else on all regions. Nothing is left out for that reason, since measurements decide.
 """
@@ -14,13 +17,15 @@ from statistics import fmean
 from typing import TypeAlias
 
 from collage.measure_db.protocol import Request
-from collage.measure_db.request_keys import variant_text
+from collage.measure_db.request_keys import precision_in, variant_text
 from collage.measure_db.results import Measurement, Outcome, Slower
 
 Nodes: TypeAlias = "tuple[int, ...]"
 Kind: TypeAlias = "tuple[str, str]"
 """The name of a backend, and the ``variant_text`` of a variant."""
 
+_EXACT = ""
+"""The precision of candidates that compute in the model's own dtypes."""
 _MANY = 5
 _HOPELESS = 1.4
 """A kernel that was slower by this factor on so many regions of the same operators is not measured on others."""
@@ -91,7 +96,7 @@ class Contenders:
 
     def __init__(self, about: Field | None = None) -> None:
         self.about = about or Field()
-        self._rivals_us = dict(self.about.rivals_us)
+        self._rivals_us = {(nodes, _EXACT): us for nodes, us in self.about.rivals_us.items()}
         self._times: dict[Nodes, dict[Kind, float]] = {}
         self._new: set[tuple[Nodes, Kind]] = set()
 
@@ -99,9 +104,8 @@ class Contenders:
         """The requests of one region, the one that is expected to be the fastest first."""
         for nodes, kind in self._new:
             times = self._times[nodes]
-            self.about.losses.note(
-                self.about.operators(nodes), kind, math.log(times[kind] / min(times.values()))
-            )
+            fastest_us = min(us for (_, other), us in times.items() if are_rivals(kind[1], other))
+            self.about.losses.note(self.about.operators(nodes), kind, math.log(times[kind] / fastest_us))
         self._new.clear()
         return sorted(requests, key=self._expected)
 
@@ -128,7 +132,9 @@ class Contenders:
 
         It is negative where the rival takes less than a call of the candidate's engine costs.
         """
-        return self._rivals_us.get(request.nodes, math.inf) - self._switch_us(request)
+        precisions = _rivals(request.variant.precision)
+        best = min(self._rivals_us.get((request.nodes, each), math.inf) for each in precisions)
+        return best - self._switch_us(request)
 
     def _switch_us(self, request: Request) -> float:
         charges = self.about.charges
@@ -142,7 +148,8 @@ class Contenders:
         if isinstance(outcome, Measurement):
             us = outcome.median_us
             charged_us = us + self._switch_us(request)
-            self._rivals_us[request.nodes] = min(charged_us, self._rivals_us.get(request.nodes, math.inf))
+            about = request.nodes, request.variant.precision
+            self._rivals_us[about] = min(charged_us, self._rivals_us.get(about, math.inf))
         elif isinstance(outcome, Slower) and outcome.repeats:
             us = outcome.least_us
         else:
@@ -151,6 +158,16 @@ class Contenders:
             self._times.setdefault(request.nodes, {})[_kind(request)] = us
             if new:
                 self._new.add((request.nodes, _kind(request)))
+
+
+def _rivals(precision: str) -> frozenset[str]:
+    """The precisions of the candidates that one of this precision races against."""
+    return frozenset((_EXACT, precision))
+
+
+def are_rivals(variant: str, other: str) -> bool:
+    """Whether a candidate with this ``variant_text`` races against one with the other."""
+    return precision_in(other) in _rivals(precision_in(variant))
 
 
 def _kind(request: Request) -> Kind:

@@ -11,7 +11,7 @@ from collections import defaultdict
 
 import tvm
 
-from collage.measure_db.contenders import Losses
+from collage.measure_db.contenders import Losses, are_rivals
 from collage.measure_db.database import Database
 from collage.measure_db.request_keys import variant_in
 from collage.measure_db.settings import MeasureSettings
@@ -30,7 +30,7 @@ def known_losses(database: Database, settings: MeasureSettings) -> Losses:
             regions[key.digest].append((operators, key.backend, variant_in(key), us))
     losses = Losses()
     for kernels in regions.values():
-        fastest_us = min(us for *_, us in kernels)
         for operators, backend, variant, us in kernels:
+            fastest_us = min(time for *_, other, time in kernels if are_rivals(variant, other))
             losses.note(operators, (backend, variant), math.log(us / fastest_us))
     return losses

@@ -126,10 +126,16 @@ def variant_text(variant: Variant) -> str:
     if variant == ALL_PLAIN:
         return ""
     sides = [" ".join(map(str, side)) for side in (variant.inputs, variant.outputs)]
-    return f"[{sides[0]} -> {sides[1]}; {variant.split}] "
+    precision = f"; in {variant.precision}" if variant.precision else ""
+    return f"[{sides[0]} -> {sides[1]}; {variant.split}{precision}] "
 
 
 def variant_in(key: KernelKey) -> str:
     """The ``variant_text`` that the key's settings begin with."""
     text, end, _ = key.settings.partition("] ")
     return text + end if end and text.startswith("[") else ""
+
+
+def precision_in(variant: str) -> str:
+    """The precision that a ``variant_text`` tells of."""
+    return variant.partition("; in ")[2].removesuffix("] ")

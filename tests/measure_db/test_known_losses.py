@@ -43,6 +43,18 @@ def test_losses_are_read_from_the_rows_of_all_models(tmp_path: Path) -> None:
         assert losses.expected("conv2d+add", ("fast", ""), 0.5) == pytest.approx(0.0)
 
 
+def test_what_is_exact_loses_nothing_against_what_is_less_exact(tmp_path: Path) -> None:
+    reduced = variant_text(Variant(precision="bf16"))
+    with Database(tmp_path / "db.sqlite") as database:
+        for number in range(5):
+            database.put(key(f"shape {number}", "fast"), took(20.0), "conv2d")
+            database.put(key(f"shape {number}", "fast", reduced), took(10.0), "conv2d (plain, bf16)")
+            database.put(key(f"shape {number}", "slow", reduced), took(30.0), "conv2d (plain, bf16)")
+        losses = known_losses(database, SETTINGS)
+        assert losses.least("conv2d", ("fast", "")) == pytest.approx(1.0)
+        assert losses.least("conv2d", ("slow", reduced)) == pytest.approx(3.0)
+
+
 def test_only_what_was_seen_on_this_machine_with_these_libraries_counts(tmp_path: Path) -> None:
     with Database(tmp_path / "db.sqlite") as database:
         found = key("shape", "fast")
