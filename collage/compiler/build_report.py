@@ -128,6 +128,7 @@ def _candidate(request: Request, pattern: str, outcome: Outcome | None) -> Candi
         variant.split,
         original=request.original,
         profile=request.profile,
+        precision=variant.precision,
     )
     if isinstance(outcome, Measurement):
         return replace(

@@ -91,6 +91,7 @@ class PieceMaker:
             outputs=tuple(buffers.stored(v, writes.get(v, PLAIN)) for v in subgraph.outputs),
             layout=candidate.variant.layout,
             split=candidate.variant.split,
+            precision=candidate.variant.precision,
             threads=options.threads,
             cost_us=candidate.cost_us,
             noise_us=candidate.noise_us,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from collage.graph.dataflow import Array, TensorType
+from collage.graph.dataflow import Array, TensorType, np_dtype
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,11 @@ class StorageFormat(ABC):
     def restore(self, stored: Array, kind: TensorType) -> Array:
         """The plain array of logical type ``kind`` that ``stored`` holds; the inverse of ``store``."""
 
+    @property
+    def in_order(self) -> bool:
+        """Whether elements lie in their logical order, so that renaming the axes changes nothing in memory."""
+        return False
+
     def joined_axis(self, parts: Sequence[TensorType], axis: int) -> int | None:
         """The stored axis along which the stored parts of a concatenation along ``axis`` follow each other.
 
@@ -59,6 +64,11 @@ class Plain(StorageFormat):
     def restore(self, stored: Array, kind: TensorType) -> Array:
         """Return the array itself."""
         return stored
+
+    @property
+    def in_order(self) -> bool:
+        """They do."""
+        return True
 
     def joined_axis(self, parts: Sequence[TensorType], axis: int) -> int | None:
         """The same axis in memory."""
@@ -127,6 +137,45 @@ class Blocked(StorageFormat):
         if axis == 1 and any(each.shape[1] % self.block for each in parts[:-1]):
             return None
         return axis
+
+
+@dataclass(frozen=True)
+class Narrow(StorageFormat):
+    """The format ``wide``, with float32 values rounded to ``dtype``, which has fewer bits.
+
+    It rounds to the nearest value, and to the even one of two. NaN and infinities stay what they are. ``precision`` is
+    the name of the precision that kernels have which read or write it (see ``Variant.precision``).
+    """
+
+    wide: StorageFormat
+    dtype: str
+    precision: str
+
+    def problem(self, kind: TensorType) -> str:
+        """The reason for a value that is no float32, or that of the wide format."""
+        return "no float32" if kind.dtype != "float32" else self.wide.problem(kind)
+
+    def stored_type(self, kind: TensorType) -> TensorType:
+        """The wide format's type, with the narrow dtype."""
+        return TensorType(self.wide.stored_type(kind).shape, self.dtype)
+
+    def store(self, array: Array) -> Array:
+        """Return a rounded copy. It takes narrow arrays, too."""
+        with np.errstate(all="ignore"):  # what is too large becomes infinite
+            return self.wide.store(np.asarray(array)).astype(np_dtype(self.dtype), order="C")
+
+    def restore(self, stored: Array, kind: TensorType) -> Array:
+        """Return a copy of the logical dtype."""
+        return self.wide.restore(stored.astype(np_dtype(kind.dtype)), kind)
+
+    @property
+    def in_order(self) -> bool:
+        """Whether those of the wide format do."""
+        return self.wide.in_order
+
+    def joined_axis(self, parts: Sequence[TensorType], axis: int) -> int | None:
+        """That of the wide format."""
+        return self.wide.joined_axis(parts, axis)
 
 
 def has_channels(kind: TensorType) -> bool:

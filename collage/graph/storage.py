@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from collage.graph.dataflow import Array, TensorType
-from collage.graph.formats import Blocked, ChannelsLast, Plain, StorageFormat
+from collage.graph.formats import Blocked, ChannelsLast, Narrow, Plain, StorageFormat
 
 HOST = "cpu"
 """The device that means the process's own memory. A model's inputs and outputs are there, in the plain format."""
@@ -58,9 +58,17 @@ CHANNELS_LAST = Storage(format=ChannelsLast("channels-last"))
 BLOCKED = Storage(format=Blocked("blocked", BLOCK))
 
 STORAGES = (PLAIN, CHANNELS_LAST, BLOCKED)
-"""The built-in storages."""
+"""The built-in storages of values as they are."""
 
-FORMATS = tuple(each.format for each in STORAGES)
+BF16 = "bf16"
+"""The precision of bfloat16 factors, exact products and float32 sums."""
+
+PLAIN_BF16, CHANNELS_LAST_BF16, BLOCKED_BF16 = BF16_STORAGES = tuple(
+    Storage(format=Narrow(f"{each.format.name}-{BF16}", each.format, "bfloat16", BF16)) for each in STORAGES
+)
+"""The built-in storages of float32 values that are rounded to bfloat16."""
+
+FORMATS = tuple(each.format for each in (*STORAGES, *BF16_STORAGES))
 """The built-in storage formats."""
 
 
@@ -71,6 +79,34 @@ def parse_storage(text: str, formats: Iterable[StorageFormat]) -> Storage:
         if each.name == name:
             return Storage(device or HOST, each)
     raise ValueError(f"no storage format is called {name!r}")
+
+
+def is_narrow(storage: Storage) -> bool:
+    """Whether values are rounded to fewer bits there."""
+    return isinstance(storage.format, Narrow)
+
+
+def widened(storage: Storage) -> Storage:
+    """The storage with the same order of elements that rounds nothing."""
+    found = storage.format
+    return Storage(storage.device, found.wide) if isinstance(found, Narrow) else storage
+
+
+def narrowed(storage: Storage, precision: str) -> Storage:
+    """The built-in storage of a reduced precision with the same order of elements; ``storage`` itself for "".
+
+    Raises ValueError where there is none.
+    """
+    if not precision:
+        return storage
+    for each in BF16_STORAGES:
+        if (
+            widened(each) == storage
+            and isinstance(each.format, Narrow)
+            and each.format.precision == precision
+        ):
+            return each
+    raise ValueError(f"nothing is stored in {storage} layout and in the precision {precision!r}")
 
 
 def stored_type(kind: TensorType, storage: Storage) -> TensorType:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from collage.graph.dataflow import Graph, Node
-from collage.graph.storage import PLAIN, STORAGES, Storage, stored_type
+from collage.graph.storage import STORAGES, Storage, stored_type
 
 PART_BYTES = 64
 """Parts begin at multiples of so many bytes, because kernels may rely on the alignment of their buffers."""
@@ -30,7 +30,12 @@ def free_storages(graph: Graph, node: Node, storages: Sequence[Storage] = STORAG
     that is longer than 1. For a single picture these are the channels, plain or in blocks.
     """
     if is_view(graph, node):
-        return tuple(each for each in storages if each.format == PLAIN.format)
+        kinds = [graph.type_of(v) for v in (node.inputs[0], *node.outputs)]
+        return tuple(
+            each
+            for each in storages
+            if each.format.in_order and not any(each.format.problem(kind) for kind in kinds)
+        )
     if node.op == "concat":
         whole, parts = node.outputs[0], node.inputs
         if not _joinable(graph, node):

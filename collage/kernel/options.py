@@ -14,12 +14,18 @@ class Variant:
 
     ``inputs`` and ``outputs`` are in the order of the subgraph's; empty tuples mean that all are plain. ``split``
     says how the work is divided among the team's threads ("rows", "output channels", "groups", "columns"; "" when
-    the kernel decides for itself). Two variants of a subgraph differ in one of the three.
+    the kernel decides for itself).
+
+    ``precision`` is "" for arithmetic in the model's own dtypes, which is exact as far as rounding goes. Another one is
+    a member of ``BuildOptions.precisions``, such as "bf16": bfloat16 factors, exact products and float32 sums. A kernel
+    that reads or writes a narrow storage format has the precision of that format. Two variants of a subgraph differ in
+    one of the four.
     """
 
     inputs: tuple[Storage, ...] = ()
     outputs: tuple[Storage, ...] = ()
     split: str = ""
+    precision: str = ""
 
     @property
     def layout(self) -> str:
@@ -29,7 +35,13 @@ class Variant:
         return taken if taken == given else f"{taken} -> {given}"
 
     def __str__(self) -> str:
-        return f"{self.layout}; {self.split}" if self.split else self.layout
+        return "; ".join(each for each in (self.layout, self.split, self.precision) if each)
+
+    def __repr__(self) -> str:
+        """The fields, without the precision where it is the model's own: keys of artifacts hold this text."""
+        fields = [f"inputs={self.inputs!r}", f"outputs={self.outputs!r}", f"split={self.split!r}"]
+        fields += [f"precision={self.precision!r}"] if self.precision else []
+        return f"Variant({', '.join(fields)})"
 
 
 ALL_PLAIN = Variant()
@@ -53,6 +65,10 @@ class BuildOptions:
     backend that has a direct kernel for such a subgraph, but does not offer it otherwise, offers it in its place. It
     is no part of a measurement's key: a variant is the same kernel with and without, or ``Backend.settings`` says so.
 
+    ``precisions`` are the reduced precisions that kernels may compute in. A backend offers a variant of another
+    precision than "" only where that is among them and this machine has instructions for it. It is no part of a
+    measurement's key: a variant is the same kernel whatever else is allowed.
+
     ``speeds`` are what is known of the machine. A backend may leave out variants because of them; where they change a
     variant's kernel, ``Backend.settings`` says so.
     """
@@ -64,4 +80,5 @@ class BuildOptions:
     variant: Variant = ALL_PLAIN
     profile: str = ""
     exact: bool = False
+    precisions: frozenset[str] = frozenset()
     speeds: MachineSpeeds = WRITTEN_DOWN

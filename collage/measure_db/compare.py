@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from collage.graph.dataflow import Array
-from collage.graph.storage import PLAIN, Storage, to_layout
+from collage.graph.dataflow import Array, TensorType, np_dtype
+from collage.graph.storage import BF16, PLAIN, Storage, is_narrow, stored_type, to_layout
+from collage.graph.storage import widened as unrounded
 from collage.measure_db.scales import magnitudes, scales, slice_maxima, widened
 
 # Libraries sum in different orders, and fast algorithms (Winograd, fused exp) lose some digits. A sum of K
@@ -33,6 +34,13 @@ takes one of them, and an engine that sums floats the other. A step is 8e-3 of t
 next layer. ResNet-18 in 8 bits ends 8e-3 off in the integer kernels of both ONNX Runtime and OpenVINO.
 """
 
+_REDUCED = {BF16: 2.0**-9}
+"""For each reduced precision, the largest relative error of rounding a number to it."""
+
+_REDUCED_ALLOWED = {BF16: 5e-2}
+"""The error that a kernel of a reduced precision may have. It only tells wrong kernels from right ones, since the
+search charges a kernel the error that it has: convolutions and products show 3e-3 to 1e-2."""
+
 _PADDING = 1e30
 """One over the scale of what pads a layout, so that whatever is not zero there is too much."""
 
@@ -40,6 +48,9 @@ _TIMES = 32.0
 """A result may be off by this many times what changed last bits of the inputs change. Sums of thousands of products
 round in each step: direct ones come to 4 times, and Strassen's algorithm to 25 times on ResNeXt50. Arithmetic in fewer
 bits is far beyond that; bfloat16 comes to ten thousand times."""
+
+_TIMES_REDUCED = 4.0
+"""The same for reduced precisions, whose inputs are changed by as much as rounding them does, and no more."""
 
 _OVERFLOW = 1e37
 """From this magnitude on, float32 may overflow in one order of summation and not in another."""
@@ -60,6 +71,11 @@ def region_tolerance(dtypes: Iterable[str], *, rounded: bool = False) -> float:
     return max((tolerance(dtype) for dtype in dtypes), default=0.0) if not rounded else _ROUNDED
 
 
+def reduced_tolerance(precision: str) -> float:
+    """The largest error that a kernel of a reduced precision may have. Raises KeyError for an unknown precision."""
+    return _REDUCED_ALLOWED[precision]
+
+
 def dtypes_of(values: Sequence[Any]) -> list[str]:
     """Names of the dtypes of values, which may be arrays, numbers, and sequences of these; other values have none."""
     found: list[str] = []
@@ -76,6 +92,9 @@ class Expected:
     """An array that outputs are compared with, many times. Make it with ``of``."""
 
     value: Array
+    """In the order of the storage, and not rounded where that is narrow."""
+    dtype: np.dtype[np.generic]
+    """What outputs have."""
     odd: Array | None
     """Tells of each element whether it is NaN or infinite; None where all are finite."""
     inverse: Array | None
@@ -98,9 +117,13 @@ class Expected:
         comparison is ``lenient``, what overflows may also be a huge number, and the other way round.
         ``channels_first`` is as in ``scales``.
         """
+        dtype = array.dtype
+        if is_narrow(layout):
+            dtype = np_dtype(stored_type(TensorType(array.shape, dtype.name), layout).dtype)
+        layout = unrounded(layout)
         stored = to_layout(array, layout)
         if not _is_inexact(array) and not (rounded and _is_short(array)):
-            return Expected(stored, None, None, None)
+            return Expected(stored, dtype, None, None, None)
         wide = widened(stored)
         odd = ~np.isfinite(wide)
         huge = np.abs(wide) >= _OVERFLOW if lenient else None
@@ -114,6 +137,7 @@ class Expected:
             inverse[~padding] = _PADDING  # its readers rely on zeros there
         return Expected(
             stored,
+            dtype,
             odd if odd.any() else None,
             inverse,
             huge if huge is not None and (odd | huge).any() else None,
@@ -125,7 +149,7 @@ class Expected:
         It is infinite for another shape or dtype, and where NaN or infinities are at other places.
         """
         expected = self.value
-        if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        if actual.shape != expected.shape or actual.dtype != self.dtype:
             return math.inf
         if expected.size == 0:
             return 0.0
@@ -164,12 +188,19 @@ def relative_error(
 
 
 def is_tolerable(
-    actual: Array, expected: Array, allowed: float, nearby: Sequence[Array], *, channels_first: bool = False
+    actual: Array,
+    expected: Array,
+    allowed: float,
+    nearby: Sequence[Array],
+    *,
+    channels_first: bool = False,
+    precision: str = "",
 ) -> bool:
     """Whether an output is as good as floating-point arithmetic lets it be.
 
     ``nearby`` are outputs for inputs that differ in the last bits. On top of ``allowed`` of its scale each element may
-    be off by a few times what these bits change in its slice; integers may be what any of them is.
+    be off by a few times what these bits change in its slice; integers may be what any of them is. ``precision`` is
+    the one that they are changed by (see ``slightly_changed``).
     """
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return False
@@ -185,17 +216,22 @@ def is_tolerable(
         if changes:
             change = np.maximum.reduce(changes)
             everything = change.max(initial=0.0, keepdims=True)
-            slack = slack + _TIMES * slice_maxima(change, everything, channels_first)[1]
+            times = _TIMES_REDUCED if precision else _TIMES
+            slack = slack + times * slice_maxima(change, everything, channels_first)[1]
         return bool(np.all(odd | (np.abs(a - e) <= slack)))
 
 
-def slightly_changed(array: Array, rng: np.random.Generator) -> Array:
-    """The array with floating-point numbers changed by up to eight units in the last place; others stay as they are."""
+def slightly_changed(array: Array, rng: np.random.Generator, precision: str = "") -> Array:
+    """The array with floating-point numbers changed by up to eight units in the last place; others stay as they are.
+
+    For a reduced ``precision`` they are changed by as much as rounding to it changes numbers at most.
+    """
     if not _is_inexact(array) or array.dtype.kind == "c":
         return array
     eps = {8: 2.0**-52, 4: 2.0**-23, 2: 2.0**-10}.get(array.dtype.itemsize, 0.0)
     with np.errstate(all="ignore"):
-        changed = np.asarray(array, np.float64) * (1 + rng.uniform(-4 * eps, 4 * eps, array.shape))
+        most = _REDUCED[precision] if precision else 4 * eps
+        changed = np.asarray(array, np.float64) * (1 + rng.uniform(-most, most, array.shape))
         return changed.astype(array.dtype)
 
 

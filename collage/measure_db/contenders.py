@@ -1,5 +1,8 @@
 """The races of a model's candidates: which of a region's run first, and which time the others have to beat.
 
+A candidate of a reduced precision races against those of the same precision and exact ones, and an exact candidate
+against exact ones only: where little error is allowed, it is wanted although a less exact one is faster.
+
 The fastest one is found sooner when the candidates come first that were fast on similar regions before: on regions of
 the same operators, else on all regions. Nothing is left out for that reason, since measurements decide.
 """
@@ -20,6 +23,8 @@ from collage.measure_db.results import Measurement, Outcome, Slower
 Nodes: TypeAlias = "tuple[int, ...]"
 _Kind: TypeAlias = "tuple[str, Variant]"
 
+_EXACT = ""
+"""The precision of candidates that compute in the model's own dtypes."""
 _MANY = 5
 _HOPELESS = 1.4
 """A kernel that was slower by this factor on so many regions of the same operators is not measured on others."""
@@ -90,15 +95,18 @@ class Contenders:
 
     def __init__(self, about: Field | None = None) -> None:
         self.about = about or Field()
-        self._rivals_us = dict(self.about.rivals_us)
+        self._rivals_us: dict[tuple[Nodes, str], float] = {}
+        for nodes, us in self.about.rivals_us.items():
+            self._rivals_us[nodes, _EXACT] = us
         self._times: dict[Nodes, dict[_Kind, float]] = {}
         self._new: set[Nodes] = set()
 
     def in_order(self, requests: Iterable[Request]) -> list[Request]:
         """The requests of one region, the one that is expected to be the fastest first."""
         for nodes in self._new:
-            fastest = min(self._times[nodes].values())
-            for kind, us in self._times[nodes].items():
+            times = self._times[nodes]
+            for kind, us in times.items():
+                fastest = min(t for (_, other), t in times.items() if other.precision in _rivals(kind[1]))
                 self.about.losses.note(self.about.operators(nodes), kind, math.log(us / fastest))
         self._new.clear()
         return sorted(requests, key=self._expected)
@@ -126,7 +134,9 @@ class Contenders:
 
         It is negative where the rival takes less than a call of the candidate's engine costs.
         """
-        return self._rivals_us.get(request.nodes, math.inf) - self._switch_us(request)
+        precisions = _rivals(request.variant)
+        best = min(self._rivals_us.get((request.nodes, each), math.inf) for each in precisions)
+        return best - self._switch_us(request)
 
     def _switch_us(self, request: Request) -> float:
         charges = self.about.charges
@@ -137,7 +147,8 @@ class Contenders:
         if isinstance(outcome, Measurement):
             us = outcome.median_us
             charged_us = us + self._switch_us(request)
-            self._rivals_us[request.nodes] = min(charged_us, self._rivals_us.get(request.nodes, math.inf))
+            about = request.nodes, request.variant.precision
+            self._rivals_us[about] = min(charged_us, self._rivals_us.get(about, math.inf))
         elif isinstance(outcome, Slower) and outcome.repeats:
             us = outcome.least_us
         else:
@@ -145,6 +156,11 @@ class Contenders:
         if us > 0:
             self._times.setdefault(request.nodes, {})[_kind(request)] = us
             self._new.add(request.nodes)
+
+
+def _rivals(variant: Variant) -> frozenset[str]:
+    """The precisions of the candidates that one of this variant races against."""
+    return frozenset((_EXACT, variant.precision))
 
 
 def _kind(request: Request) -> _Kind:

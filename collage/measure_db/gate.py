@@ -12,7 +12,7 @@ from collage.graph.dataflow import Array
 from collage.graph.storage import PLAIN, from_layout, to_layout
 from collage.kernel.buffers import as_bytes, poison
 from collage.measure_db.bound_kernel import BoundKernel, usual_sample
-from collage.measure_db.compare import region_tolerance
+from collage.measure_db.compare import reduced_tolerance, region_tolerance
 from collage.measure_db.results import Rejection, RejectionKind
 from collage.measure_db.samples import Sample, Samples
 from collage.measure_db.stages import RejectedError, stage
@@ -22,7 +22,8 @@ from collage.measure_db.stages import RejectedError, stage
 class Checked:
     """What the gate has found about a kernel that passes.
 
-    ``error`` is the largest relative error on ordinary inputs (see ``scales``). ``finite_only`` tells how the kernel
+    ``error`` is the largest relative error on ordinary inputs (see ``scales``). For a kernel of a reduced precision it
+    is that on the usual inputs, because it is charged for what it does to these. ``finite_only`` tells how the kernel
     differs on other inputs, or is "" where it does not.
     """
 
@@ -38,6 +39,7 @@ class Gate:
         self._kernel = kernel
         self._subgraph = kernel.source.subgraph
         self._samples = samples
+        self._precision = kernel.source.options.variant.precision
         self._usual = usual_sample(self._subgraph, samples)
 
     def check_first(self) -> float:
@@ -63,7 +65,7 @@ class Gate:
                     raise
                 different = different or rejected.rejection.message
             else:
-                worst = max(worst, error if sample.ordinary else 0.0)
+                worst = max(worst, error if sample.ordinary and not self._precision else 0.0)
         if changed:
             self._fill(self._usual)
         self._run(self._usual, "after other inputs, " if changed else "in a later run, ")
@@ -102,31 +104,47 @@ class Gate:
         # Outputs are compared as they are stored: the padding of a blocked value must be zero, as its readers expect.
         storage = self._kernel.buffers.output_storages[position]
         expected = sample.expected(position, storage)
-        allowed = allowed_error(self._subgraph, sample)
+        allowed = allowed_error(self._subgraph, sample, self._precision)
         error = expected.error(array)
         if error <= allowed:
             return error
         plain = from_layout(array, storage, self._subgraph.output_types[position])
         padded = storage != PLAIN and not np.array_equal(as_bytes(to_layout(plain, storage)), as_bytes(array))
-        if padded or not may_be_rounding(self._samples, self._subgraph, sample, position, plain, error):
+        output = Output(position, plain, error, self._precision)
+        if padded or not may_be_rounding(self._samples, self._subgraph, sample, output):
             raise _inaccurate(
                 f"{about}output {position} {_difference(array, expected.value, error, allowed)}"
             )
-        return allowed
+        return error if self._precision else allowed
 
 
-def allowed_error(subgraph: Subgraph, sample: Sample) -> float:
-    """The error that outputs may have, in units of their scale (see ``scales``)."""
-    return region_tolerance(_dtypes(subgraph), rounded=sample.rounded)
+@dataclass(frozen=True)
+class Output:
+    """A kernel's output ``position`` as a plain array, with its error and the precision of the kernel."""
+
+    position: int
+    plain: Array
+    error: float
+    precision: str
 
 
-def may_be_rounding(
-    samples: Samples, subgraph: Subgraph, sample: Sample, position: int, plain: Array, error: float
-) -> bool:
-    """Whether a plain output that is off by more than is allowed is as good as can be expected all the same."""
-    if sample.rounded or not sample.is_doubtful(position, error):
+def allowed_error(subgraph: Subgraph, sample: Sample, precision: str) -> float:
+    """The error that outputs of a kernel of that precision may have, in units of their scale (see ``scales``)."""
+    exact = region_tolerance(_dtypes(subgraph), rounded=sample.rounded)
+    return max(exact, reduced_tolerance(precision)) if precision else exact
+
+
+def may_be_rounding(samples: Samples, subgraph: Subgraph, sample: Sample, output: Output) -> bool:
+    """Whether an output that is off by more than is allowed is as good as can be expected all the same.
+
+    What rounding to a reduced precision changes may be large, as where a softmax reads large numbers.
+    """
+    position, precision = output.position, output.precision
+    reduced = bool(precision) and np.isfinite(output.error)
+    if sample.rounded or not (reduced or sample.is_doubtful(position, output.error)):
         return False
-    return samples.tolerates(subgraph, sample, position, plain, allowed_error(subgraph, sample))
+    allowed = allowed_error(subgraph, sample, precision)
+    return samples.tolerates(subgraph, sample, position, output.plain, allowed, precision)
 
 
 def _inaccurate(text: str) -> RejectedError:

@@ -178,8 +178,8 @@ class Measurer:
         return self._outcomes(requests, None, progress or self._progress)
 
     def _least_us(self, request: Request) -> float:
-        """The roofline of the candidate in microseconds; 0 for engines, whose arithmetic is their own."""
-        if request.backend in self._engines:
+        """The roofline of the candidate in microseconds; 0 for engines and reduced precisions, for which none holds."""
+        if request.backend in self._engines or request.variant.precision:
             return 0.0
         subgraph = self.measured.subgraph(request.nodes)
         direct = not self.backends[request.backend].reassociates(subgraph, request.variant)

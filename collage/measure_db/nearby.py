@@ -21,26 +21,31 @@ Run = Callable[[onnx.ModelProto, Mapping[str, Array]], list[Any]]
 """Runs a model on inputs by name, and returns its outputs in order."""
 
 
-def nearby_outputs(model: onnx.ModelProto, feeds: Mapping[str, Array], run: Run) -> Iterator[list[Any]]:
+def nearby_outputs(
+    model: onnx.ModelProto, feeds: Mapping[str, Array], run: Run, precision: str = ""
+) -> Iterator[list[Any]]:
     """Outputs of the model for inputs that are changed in their last bits, one list of arrays for each run.
 
-    Where no input holds floating-point numbers the weights are changed instead.
+    With a reduced ``precision`` they are changed as much as rounding to it does. Where no input holds floating-point
+    numbers the weights are changed instead.
     """
     rng = np.random.default_rng(0)
     if any(array.dtype.kind == "f" or "float" in array.dtype.name for array in feeds.values()):
         for _ in range(_RUNS):
-            yield run(model, {name: slightly_changed(array, rng) for name, array in feeds.items()})
+            yield run(model, {name: slightly_changed(array, rng, precision) for name, array in feeds.items()})
         return
     for _ in range(_RUNS_OF_WEIGHTS):
-        yield run(_with_changed_weights(model, rng), feeds)
+        yield run(_with_changed_weights(model, rng, precision), feeds)
 
 
-def _with_changed_weights(model: onnx.ModelProto, rng: np.random.Generator) -> onnx.ModelProto:
+def _with_changed_weights(
+    model: onnx.ModelProto, rng: np.random.Generator, precision: str
+) -> onnx.ModelProto:
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
     for tensor in changed.graph.initializer:
         if tensor.data_type == TensorProto.FLOAT:
-            array = slightly_changed(numpy_helper.to_array(tensor), rng)
+            array = slightly_changed(numpy_helper.to_array(tensor), rng, precision)
             tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
     return changed
 
@@ -53,16 +58,19 @@ def as_good_as_can_be(
     precise: Callable[[], Any],
     *,
     channels_first: bool,
+    precision: str = "",
 ) -> bool:
     """Whether an output that is off by more than ``allowed`` is still as good as can be expected.
 
     ``nearby`` are outputs for inputs that differ in their last bits; they tell how exact the output can be. ``precise``
     computes the output in float64 arithmetic, or returns None. It decides where the reference may be the worse one.
+    ``precision`` is as in ``is_tolerable``.
     """
-    if is_tolerable(actual, expected, allowed, nearby, channels_first=channels_first):
+    if is_tolerable(actual, expected, allowed, nearby, channels_first=channels_first, precision=precision):
         return True
     judge = precise()
     if judge is None:
         return False
     judge = np.asarray(judge).astype(actual.dtype)
-    return is_tolerable(actual, judge, allowed, [*nearby, expected], channels_first=channels_first)
+    around = [*nearby, expected]
+    return is_tolerable(actual, judge, allowed, around, channels_first=channels_first, precision=precision)

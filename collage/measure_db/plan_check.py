@@ -12,7 +12,7 @@ from collage.graph.dataflow import Array
 from collage.graph.storage import PLAIN, Storage, from_layout, to_layout
 from collage.kernel.buffers import as_bytes, poison
 from collage.kernel.kernel import Call, Kernel
-from collage.measure_db.gate import allowed_error, may_be_rounding
+from collage.measure_db.gate import Output, allowed_error, may_be_rounding
 from collage.measure_db.plan_protocol import Plan, Stage
 from collage.measure_db.plan_trace import WorkerPosition
 from collage.measure_db.results import Rejection, RejectionKind
@@ -68,7 +68,7 @@ class PlanCheck:
             return None
 
     def judge(self, launch: int) -> _Judge | None:
-        """What compares the outputs of a launch, or None for layout transforms and views, which must be exact."""
+        """What compares the outputs of a launch, or None for layout transforms and views, which move values only."""
         region = self._plan.program.launches[launch]
         if not region.nodes:
             return None
@@ -76,7 +76,20 @@ class PlanCheck:
         if any(self.reference(buffer) is None for buffer in (*region.inputs, *region.outputs)):
             return None  # the values are inside an ONNX node, where the reference knows none
         layouts = [self._plan.stored.get(buffer, (buffer, PLAIN))[1] for buffer in region.outputs]
-        return _Judge(self._samples, subgraph, layouts)
+        return _Judge(self._samples, subgraph, layouts, region.precision)
+
+    def moved(self, launch: int) -> Array | None:
+        """What a launch that is a layout transform gives for the reference value that it reads, or None."""
+        region = self._plan.program.launches[launch]
+        if not region.is_transform:
+            return None
+        (read,), (written,) = region.inputs, region.outputs
+        stored = self.reference(read)
+        if stored is None:
+            return None
+        (value, source), (_, target) = (self._plan.stored.get(b, (b, PLAIN)) for b in (read, written))
+        plain = from_layout(stored, source, self._model.graph.type_of(value))
+        return to_layout(plain, target)
 
     def buffers(self, launch: int) -> tuple[Sequence[int], Sequence[int]]:
         """The buffers that a launch reads, and those that it writes."""
@@ -87,20 +100,24 @@ class PlanCheck:
 class _Judge:
     """Compares outputs as the numerics gate of each kernel does."""
 
-    def __init__(self, samples: Samples, subgraph: Subgraph, layouts: Sequence[Storage]) -> None:
+    def __init__(
+        self, samples: Samples, subgraph: Subgraph, layouts: Sequence[Storage], precision: str
+    ) -> None:
         self._samples = samples
+        self._precision = precision
         self._subgraph = subgraph
         self._layouts = layouts
         self._sample = samples.usual(subgraph)
 
     def complaint(self, position: int, stored: Array) -> str:
         """What is wrong with an output, or "" where nothing is."""
-        allowed = allowed_error(self._subgraph, self._sample)
+        allowed = allowed_error(self._subgraph, self._sample, self._precision)
         error = self._sample.expected(position, self._layouts[position]).error(stored)
         if error <= allowed:
             return ""
         plain = from_layout(stored, self._layouts[position], self._subgraph.output_types[position])
-        if may_be_rounding(self._samples, self._subgraph, self._sample, position, plain, error):
+        output = Output(position, plain, error, self._precision)
+        if may_be_rounding(self._samples, self._subgraph, self._sample, output):
             return ""
         what = f"differs by {error:.1e} of its scale" if np.isfinite(error) else "is wrong"
         return f"output {position} {what} (allowed: {allowed:.0e})"
@@ -112,6 +129,7 @@ class _Launch:
     def __init__(self, check: PlanCheck, number: int, kernel: Kernel) -> None:
         self._check = check
         self._judge = check.judge(number)
+        self._moved = check.moved(number)
         read, written = check.buffers(number)
         self._inputs = [(check.array(each), each) for each in read]
         self._outputs = [(check.array(each), each) for each in written]
@@ -135,20 +153,30 @@ class _Launch:
             if not np.array_equal(as_bytes(array), as_bytes(np.ascontiguousarray(expected))):
                 raise _inaccurate(f"in call {number}, writes to its inputs")
         for position, (array, buffer) in enumerate(self._outputs):
-            expected = self._check.reference(buffer)
+            expected = self._check.reference(buffer) if self._moved is None else self._moved
             if expected is None:
                 continue
             if self._judge is not None:
                 complaint = self._judge.complaint(position, array)
             else:
-                same = np.array_equal(as_bytes(array), as_bytes(np.ascontiguousarray(expected)))
-                complaint = "" if same else f"output {position} is wrong"
+                complaint = "" if same_values(array, expected) else f"output {position} is wrong"
             if complaint:
                 raise _inaccurate(f"in call {number}, {complaint}")
 
     @staticmethod
     def _overlaps(array: Array, others: Sequence[tuple[Array, int]]) -> bool:
         return any(np.may_share_memory(array, other) for other, _ in others)
+
+
+def same_values(one: Array, other: Array) -> bool:
+    """Whether arrays of one type are identical, or differ in denormals of a narrow type only, which may be zeros."""
+    if np.array_equal(as_bytes(one), as_bytes(np.ascontiguousarray(other))):
+        return True
+    if one.dtype.name != "bfloat16":
+        return False
+    a, b = (np.asarray(each).astype(np.float32) for each in (one, other))
+    a, b = (np.where(np.abs(each) < np.finfo(np.float32).tiny, 0.0, each) for each in (a, b))
+    return bool(np.array_equal(a, b, equal_nan=True))
 
 
 def _inaccurate(text: str) -> RejectedError:

@@ -122,4 +122,5 @@ def _digest(example_inputs: Mapping[str, Array]) -> str:
 def _storages(variant: Variant) -> str:
     """The variant with the storage of each input and output."""
     sides = [" ".join(map(str, side)) for side in (variant.inputs, variant.outputs)]
-    return f"[{sides[0]} -> {sides[1]}; {variant.split}]"
+    precision = f" in {variant.precision}" if variant.precision else ""
+    return f"[{sides[0]} -> {sides[1]}; {variant.split}]{precision}"

@@ -61,7 +61,7 @@ class Sample:
     channels_first: bool
     _stored: dict[tuple[int, Storage], Array] = field(default_factory=dict, repr=False)
     _expected: dict[tuple[int, Storage], Expected] = field(default_factory=dict, repr=False)
-    _nearby: list[list[Array]] = field(default_factory=list, repr=False)
+    _nearby: dict[str, list[list[Array]]] = field(default_factory=dict, repr=False)
     _precise: list[list[Array] | None] = field(default_factory=list, repr=False)
 
     def stored(self, position: int, layout: Storage) -> Array:
@@ -132,21 +132,21 @@ class Samples:
         return self._changed
 
     def tolerates(
-        self, subgraph: Subgraph, sample: Sample, position: int, actual: Array, allowed: float
+        self, subgraph: Subgraph, sample: Sample, position: int, actual: Array, allowed: float, precision: str
     ) -> bool:
         """Whether a plain output that is off by more than ``allowed`` is still ``as_good_as_can_be``.
 
-        False where the region has no ONNX form.
+        ``precision`` is that of the kernel which made it. False where the region has no ONNX form.
         """
         self._turn_to(subgraph)
         names = [f"v{value}" for value in subgraph.inputs]
         try:
-            if not sample._nearby:
-                self._add_nearby(subgraph, sample)
+            if precision not in sample._nearby:
+                sample._nearby[precision] = self._near(subgraph, sample, precision)
         except Exception as error:  # ORT's exceptions share no base class but Exception
             log.debug("%s: %s", subgraph, error)
             return False
-        nearby = [outputs[position] for outputs in sample._nearby]
+        nearby = [outputs[position] for outputs in sample._nearby[precision]]
 
         def precise() -> Any:
             if not sample._precise:
@@ -158,9 +158,10 @@ class Samples:
         return as_good_as_can_be(
             *(actual, sample.outputs[position], allowed, nearby, precise),
             channels_first=sample.channels_first,
+            precision=precision,
         )
 
-    def _add_nearby(self, subgraph: Subgraph, sample: Sample) -> None:
+    def _near(self, subgraph: Subgraph, sample: Sample, precision: str) -> list[list[Array]]:
         session = self._reference(subgraph)
         model = self._model
         assert model is not None
@@ -169,7 +170,8 @@ class Samples:
             return (session if each is model else PartSession(each)).run(feeds, self._limit_s)
 
         names = (f"v{value}" for value in subgraph.inputs)
-        sample._nearby.extend(nearby_outputs(model, dict(zip(names, sample.inputs, strict=True)), run))
+        feeds = dict(zip(names, sample.inputs, strict=True))
+        return list(nearby_outputs(model, feeds, run, precision))
 
     def _reference(self, subgraph: Subgraph) -> PartSession:
         if self._session is None:

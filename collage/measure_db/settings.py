@@ -59,4 +59,9 @@ class MeasureSettings:
         if threads == self.threads:
             return self
         build = self.build
-        return replace(self, build=BuildOptions(threads=threads, exact=build.exact, speeds=build.speeds))
+        return replace(
+            self,
+            build=replace(
+                BuildOptions(threads), exact=build.exact, precisions=build.precisions, speeds=build.speeds
+            ),
+        )

@@ -17,9 +17,9 @@ from collage.schedule.region import CandidateId, Region
 class CandidateReport:
     """A candidate with its nodes, backend, pattern, layout and split, and its cost or the reason why it has none.
 
-    ``threads``, ``original`` and ``profile`` are as in ``CandidateId``. A ``finite_only`` candidate needs a guard where
-    NaN and infinities may occur. One that lost a race has no cost: it takes ``least_us`` microseconds or more, and its
-    ``verdict`` tells by how much it is slower.
+    ``threads``, ``original``, ``profile`` and ``precision`` are as in ``CandidateId``. A ``finite_only`` candidate
+    needs a guard where NaN and infinities may occur. One that lost a race has no cost: it takes ``least_us``
+    microseconds or more, and its ``verdict`` tells by how much it is slower.
     """
 
     nodes: tuple[int, ...]
@@ -36,11 +36,12 @@ class CandidateReport:
     profile: str = ""
     least_us: float | None = None
     verdict: str = ""
+    precision: str = ""
 
     @property
     def candidate(self) -> CandidateId:
         """The identity of the candidate."""
-        about = self.layout, self.split, self.threads, self.original, self.profile
+        about = self.layout, self.split, self.threads, self.original, self.profile, self.precision
         return CandidateId(self.nodes, self.backend, *about)
 
 
@@ -134,8 +135,12 @@ class Report:
         return f"{self.measured_us / 1000:.3f} ms" if self.is_measured else "not measured"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for the module file."""
-        return asdict(self)
+        """Plain values for the module file. A candidate's precision is among them only where it is a reduced one."""
+        found = asdict(self)
+        for each in found["candidates"]:
+            if not each["precision"]:
+                del each["precision"]
+        return found
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Report:
@@ -208,6 +213,8 @@ def _entry(candidate: CandidateReport, region: Region | None, threads: int) -> d
         "split": split_words(candidate.candidate, threads),
         "operators": len(candidate.nodes),
     }
+    if candidate.precision:
+        entry["precision"] = candidate.precision
     if candidate.cost_us is not None:
         entry["cost_us"] = round(candidate.cost_us, 3)
         entry["noise_us"] = round(candidate.noise_us or 0.0, 3)

@@ -11,6 +11,10 @@ def as_written(profile: str) -> str:
 
 
 def split_words(candidate: CandidateId, threads: int) -> str:
-    """How a candidate divides its work, in words, where kernels usually have ``threads`` threads."""
+    """How a candidate divides its work, in words, where kernels usually have ``threads`` threads.
+
+    A reduced precision is named, too.
+    """
     split = as_written(candidate.profile) if candidate.original else candidate.split
-    return ", ".join(filter(None, (split, "one thread" if candidate.threads < threads else "")))
+    alone = "one thread" if candidate.threads < threads else ""
+    return ", ".join(filter(None, (split, candidate.precision, alone)))

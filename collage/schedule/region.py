@@ -16,8 +16,9 @@ TRANSFORM = ("layout",)
 class CandidateId:
     """The identity of a candidate of a model: its nodes, its backend and what it is built for.
 
-    ``layout`` and ``split`` are those of the variant, and ``threads`` are the threads that it may use. An ``original``
-    candidate is the model as its author wrote it, instead of all nodes, with a ``profile`` of the backend.
+    ``layout``, ``split`` and ``precision`` are those of the variant, and ``threads`` are the threads that it may use.
+    An ``original`` candidate is the model as its author wrote it, instead of all nodes, with a ``profile`` of the
+    backend.
     """
 
     nodes: tuple[int, ...]
@@ -27,6 +28,7 @@ class CandidateId:
     threads: int
     original: bool
     profile: str
+    precision: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Region:
 
     A ``finite_only`` kernel is not right on NaN and infinities (``Measurement.finite_only``). ``scans`` are buffers
     that are scanned right before the launch, so that no such kernel gets any; see ``collage.schedule.guards``.
-    ``reassociates`` is ``Backend.reassociates``.
+    ``reassociates`` is ``Backend.reassociates``, and ``precision`` that of the variant.
     """
 
     backend: str
@@ -64,6 +66,7 @@ class Region:
     finite_only: bool = False
     scans: tuple[int, ...] = ()
     reassociates: bool = False
+    precision: str = ""
 
     @property
     def is_transform(self) -> bool:
@@ -73,12 +76,15 @@ class Region:
     @property
     def candidate(self) -> CandidateId:
         """The identity of the candidate that was chosen."""
-        about = self.layout, self.split, self.threads, self.original, self.profile
+        about = self.layout, self.split, self.threads, self.original, self.profile, self.precision
         return CandidateId(self.nodes, self.backend, *about)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for the module file."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        """Plain values for the module file. The precision is among them only where it is a reduced one."""
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        if not self.precision:
+            del found["precision"]
+        return found
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Region:
@@ -98,4 +104,5 @@ class Region:
             "finite_only": self.finite_only,
             "scans": len(self.scans),
             "reassociates": self.reassociates,
+            **({"precision": self.precision} if self.precision else {}),
         }

@@ -8,18 +8,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collage.graph.dataflow import TensorType
-from collage.graph.formats import Blocked
+from collage.graph.formats import Blocked, Narrow
 from collage.graph.storage import (
+    BF16,
+    BF16_STORAGES,
     BLOCKED,
+    BLOCKED_BF16,
     CHANNELS_LAST,
     FORMATS,
     PLAIN,
+    PLAIN_BF16,
     STORAGES,
     Storage,
     from_layout,
+    is_narrow,
+    narrowed,
     parse_storage,
     stored_type,
     to_layout,
+    widened,
 )
 from collage.kernel.options import Variant
 from collage.kernel.transform import FormatKernel, LayoutTransform, read_transform, transform_artifact
@@ -59,7 +66,9 @@ def test_names_of_devices(name: str) -> None:
         Storage(name)
 
 
-@pytest.mark.parametrize("storage", [*STORAGES, COLUMNS, DEVICE, DEVICE_COLUMNS, Storage("cuda:1")])
+@pytest.mark.parametrize(
+    "storage", [*STORAGES, *BF16_STORAGES, COLUMNS, DEVICE, DEVICE_COLUMNS, Storage("cuda:1")]
+)
 def test_texts_are_read_back(storage: Storage) -> None:
     assert parse_storage(str(storage), KNOWN) == storage
     transform = LayoutTransform(KIND, storage, BLOCKED)
@@ -92,3 +101,69 @@ def test_the_transform_of_any_formats() -> None:
         kernel.bind([array], [given])
     with pytest.raises(ValueError, match="no column-major layout"):
         FormatKernel(LayoutTransform(KIND, PLAIN, COLUMNS))
+
+
+def test_texts_of_narrow_storages() -> None:
+    assert [str(each) for each in BF16_STORAGES] == ["plain-bf16", "channels-last-bf16", "blocked-bf16"]
+    assert stored_type(KIND, BLOCKED_BF16) == TensorType((1, 2, 3, 2, 16), "bfloat16")
+    assert stored_type(KIND, BLOCKED_BF16).nbytes * 2 == stored_type(KIND, BLOCKED).nbytes
+    variant = Variant((PLAIN_BF16,), (BLOCKED,), "rows", BF16)
+    assert str(variant) == "plain-bf16 -> blocked; rows; bf16"
+    assert repr(variant).endswith("split='rows', precision='bf16')")
+    assert repr(Variant(split="rows")) == "Variant(inputs=(), outputs=(), split='rows')"
+    for integers in (TensorType((4,), "int64"), TensorType((1, 4, 2), "float16")):
+        with pytest.raises(ValueError, match="no float32"):
+            stored_type(integers, PLAIN_BF16)
+
+
+def test_narrow_storages_have_wide_ones() -> None:
+    for wide, narrow in zip(STORAGES, BF16_STORAGES, strict=True):
+        assert (widened(narrow), widened(wide), narrowed(wide, BF16), narrowed(wide, "")) == (
+            *(wide, wide, narrow, wide),
+        )
+        assert is_narrow(narrow)
+        assert not is_narrow(wide)
+    with pytest.raises(ValueError, match="precision 'f4'"):
+        narrowed(PLAIN, "f4")
+    with pytest.raises(ValueError, match="column-major"):
+        narrowed(COLUMNS, BF16)
+
+
+def rounded_to_bf16(
+    array: np.ndarray[tuple[int, ...], np.dtype[np.float32]],
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    """Finite numbers rounded to 8 significant bits, to the nearest and of two to the even one, in float64."""
+    wide = array.astype(np.float64)
+    _, exponent = np.frexp(wide)
+    unit = np.exp2(np.maximum(exponent, -125) - 8.0)  # numbers below 2**-126 have the unit of denormals
+    return np.asarray(np.rint(wide / unit) * unit)
+
+
+@settings(deadline=None)
+@given(shapes, st.sampled_from(BF16_STORAGES), st.integers(-130, 110))
+def test_narrow_values_are_rounded_to_the_nearest(
+    shape: tuple[int, ...], storage: Storage, exponent: int
+) -> None:
+    kind = TensorType(shape, "float32")
+    if storage.format.problem(kind):
+        return
+    rng = np.random.default_rng(abs(exponent))
+    array = np.ldexp(rng.standard_normal(shape), exponent).astype(np.float32)
+    array.reshape(-1)[::3] = np.ldexp(np.float32(257), exponent)  # between two, of which 256 is the even one
+    stored = to_layout(array, storage)
+    assert stored.flags.c_contiguous
+    assert TensorType(stored.shape, stored.dtype.name) == stored_type(kind, storage)
+    found = from_layout(stored, storage, kind)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, rounded_to_bf16(array))
+    assert isinstance(storage.format, Narrow)
+    np.testing.assert_array_equal(to_layout(found, storage), stored)
+
+
+def test_special_values_in_narrow_storages() -> None:
+    values = np.array([np.nan, np.inf, -np.inf, -0.0, 3.4e38, -3.4e38, 1e-45, 3e-39], np.float32)
+    found = from_layout(to_layout(values, PLAIN_BF16), PLAIN_BF16, TensorType((8,), "float32"))
+    expected = [np.nan, np.inf, -np.inf, 0.0, np.inf, -np.inf, 0.0]
+    np.testing.assert_array_equal(found[:7], expected)
+    assert np.signbit(found[3])
+    assert abs(found[7] / 3e-39 - 1) < 0.02

@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collage.graph.dataflow import Graph, Node, TensorType, Value
-from collage.graph.storage import BLOCKED, CHANNELS_LAST, PLAIN, STORAGES, stored_type, to_layout
+from collage.graph.storage import (
+    BF16_STORAGES,
+    BLOCKED,
+    CHANNELS_LAST,
+    PLAIN,
+    PLAIN_BF16,
+    STORAGES,
+    stored_type,
+    to_layout,
+)
 from collage.graph.views import PART_BYTES, free_storages
 from tests.storage_formats import COLUMNS, DEVICE, DEVICE_COLUMNS
 
@@ -120,6 +129,16 @@ def test_what_is_joined_lies_there_one_after_another(
             stored_type(graph.type_of(v), layout).nbytes % PART_BYTES == 0 for v in range(len(parts) - 1)
         )
         assert (layout in free) == (aligned and np.array_equal(together, whole))
+
+
+def test_in_narrow_storages() -> None:
+    """As in wide ones, but parts of 32 bytes are not aligned, and integers are not stored so."""
+    graph = joined((16, 32), (8, 32), axis=0)
+    assert free_storages(graph, graph.nodes[-1], (PLAIN, *BF16_STORAGES)) == (PLAIN, PLAIN_BF16)
+    graph = joined((16,), (8,), axis=0)
+    assert free_storages(graph, graph.nodes[-1], (PLAIN, PLAIN_BF16)) == (PLAIN,)
+    graph = graph_of([(4, 8), (8, 4)], [("reshape", [0], [1], None)])
+    assert free_storages(graph, graph.nodes[0], (PLAIN, *BF16_STORAGES)) == (PLAIN, PLAIN_BF16)
 
 
 def test_in_storages_of_plug_ins() -> None:

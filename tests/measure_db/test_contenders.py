@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from collage.kernel.options import Variant
 from collage.measure_db.contenders import Charges, Contenders, Field
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind, Slower
@@ -90,3 +91,28 @@ def test_what_lost_by_far_on_many_regions_is_not_measured_on_more() -> None:
     noted(contenders, (6, "slow", took(9.0)), (6, "fast", took(10.0)))
     contenders.in_order([])
     assert not contenders.hopeless(Request((9,), "slow"))  # it has won once
+
+
+def test_what_is_less_exact_is_no_rival_of_what_is_exact() -> None:
+    contenders = Contenders(Field(operators=lambda nodes: "conv", rivals_us={(9,): 30.0}))
+    exact, reduced = (Request((9,), "lib", Variant(precision=each)) for each in ("", "bf16"))
+    contenders.note(reduced, took(10.0))
+    assert contenders.rival_us(exact) == 30.0
+    assert contenders.rival_us(reduced) == 10.0
+    assert contenders.rival_us(Request((9,), "lib", Variant(precision="int8"))) == 30.0
+    contenders.note(exact, took(8.0))
+    assert contenders.rival_us(exact) == contenders.rival_us(reduced) == 8.0
+
+
+def test_what_is_exact_is_not_left_out_for_what_is_less_exact() -> None:
+    contenders = Contenders(Field(operators=lambda nodes: "conv"))
+    exact, reduced = Variant(), Variant(precision="bf16")
+    for node in range(6):
+        contenders.note(Request((node,), "lib", exact), took(20.0))
+        contenders.note(Request((node,), "lib", reduced), took(10.0))
+        contenders.note(Request((node,), "other", reduced), took(30.0))
+        contenders.in_order([])
+    noted(contenders, (9, "lib", took(15.0)))
+    contenders.note(Request((9,), "lib", reduced), took(7.0))
+    assert not contenders.hopeless(Request((9,), "lib", exact))
+    assert contenders.hopeless(Request((9,), "other", reduced))

@@ -15,10 +15,11 @@ from collage.backends.onnxruntime import OnnxRuntime
 from collage.frontend.model import Model, import_model
 from collage.frontend.random_inputs import random_inputs
 from collage.frontend.subgraph import Subgraph
-from collage.graph.dataflow import Array
+from collage.graph.dataflow import Array, TensorType
 from collage.graph.magnitudes import INTEGER_LIMIT
+from collage.graph.storage import BF16, PLAIN_BF16, from_layout, to_layout
 from collage.kernel.kernel import Call, Kernel
-from collage.kernel.options import BuildOptions
+from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
 from collage.measure_db.bound_kernel import KernelSource
 from collage.measure_db.candidate import measure_candidate
 from collage.measure_db.input_kinds import KINDS, free_integers, integers
@@ -57,13 +58,15 @@ class _Planted(Kernel):
         return spoiled
 
 
-def measured(model: onnx.ModelProto | Model, spoil: Spoil, folder: Path) -> Outcome:
+def measured(
+    model: onnx.ModelProto | Model, spoil: Spoil, folder: Path, variant: Variant = ALL_PLAIN
+) -> Outcome:
     imported = model if isinstance(model, Model) else import_model(model)
     store = ValueStore(folder / "values")
     evaluate(imported, random_inputs(imported, np.random.default_rng(0)), store)
     subgraph = Subgraph(imported, tuple(range(len(imported.graph.nodes))))
     return measure_candidate(
-        KernelSource(subgraph, Planted(spoil), BuildOptions()), Samples(store), sample_s=0.01
+        KernelSource(subgraph, Planted(spoil), BuildOptions(variant=variant)), Samples(store), sample_s=0.01
     )
 
 
@@ -213,6 +216,50 @@ def test_float64_decides_where_the_reference_cancels(tmp_path: Path, monkeypatch
     assert isinstance(measured(model, wrong, tmp_path / "b"), Rejection)
     monkeypatch.setattr("collage.measure_db.samples.Samples.tolerates", lambda *_: False)
     assert isinstance(measured(model, precisely, tmp_path / "c"), Rejection)
+
+
+def in_bf16(array: Any) -> Any:
+    """The array, rounded."""
+    return from_layout(to_layout(array, PLAIN_BF16), PLAIN_BF16, TensorType(array.shape, "float32"))
+
+
+def rounded_product(inputs: Sequence[Any], output: Any, calls: int) -> None:
+    """The product of rounded factors."""
+    weights = np.random.default_rng(0).standard_normal((16, output.shape[1])).astype(np.float32)
+    with np.errstate(all="ignore"):
+        output[...] = in_bf16(inputs[0]) @ in_bf16(weights)
+
+
+def a_tenth_more(inputs: Sequence[Any], output: Any, calls: int) -> None:
+    output *= np.float32(1.1)
+
+
+def test_a_reduced_precision_has_a_bound_of_its_own(tmp_path: Path) -> None:
+    reduced = Variant(precision=BF16)
+    outcome = measured(product(), rounded_product, tmp_path / "a", reduced)
+    assert isinstance(outcome, Measurement), outcome
+    assert 1e-4 < outcome.max_error < 2e-2
+    assert not outcome.finite_only
+    assert isinstance(measured(product(), rounded_product, tmp_path / "b"), Rejection)
+    assert isinstance(measured(product(), a_tenth_more, tmp_path / "c", reduced), Rejection)
+
+
+def test_what_rounding_of_inputs_changes_much_may_be_off(tmp_path: Path) -> None:
+    """The cosine of thirty times a rounded number is off by up to 0.2, and by no more."""
+    nodes = [helper.make_node("Mul", ["x", "k"], ["a"]), helper.make_node("Cos", ["a"], ["y"])]
+    model = make_model(nodes, {"x": [4, 64]}, {"y": [4, 64]}, {"k": np.array(30, np.float32)})
+
+    def of_rounded(inputs: Sequence[Any], output: Any, calls: int) -> None:
+        with np.errstate(all="ignore"):
+            output[...] = np.cos(np.float32(30) * in_bf16(inputs[0]))
+
+    def of_others(inputs: Sequence[Any], output: Any, calls: int) -> None:
+        output *= -1
+
+    reduced = Variant(precision=BF16)
+    outcome = measured(model, of_rounded, tmp_path / "a", reduced)
+    assert isinstance(outcome, Measurement), outcome
+    assert isinstance(measured(model, of_others, tmp_path / "b", reduced), Rejection)
 
 
 def test_a_division_of_integers_is_checked(tmp_path: Path) -> None:

@@ -73,6 +73,11 @@ def keys(effort: Effort = FULL, threads: int = 2) -> RequestKeys:
             "6db2013a4032ed0268cee53b373b045d",
             "[plain -> channels-last; rows]  among 1 MiB",
         ),
+        (
+            Request((0, 1), "numpy", replace(ROWS, precision="bf16")),
+            "6db2013a4032ed0268cee53b373b045d",
+            "[plain -> channels-last; rows] in bf16  among 1 MiB",
+        ),
         (Request((2,), "tuner"), "dc9e79c991767e7a2abbc87961b7f384", "3 trials, exclusive False"),
         (Request(ALL, "tuner"), WHOLE, "3 trials, exclusive True among 1 MiB"),
         (
@@ -115,3 +120,11 @@ def test_keys_of_conversions() -> None:
     model = replace(chain_model((8, 1 << 17)), example_inputs={"x": np.arange(3, dtype=np.float32)})
     found = RequestKeys(MeasuredModel(model), settings_of(FULL)).conversions_key()
     assert found == f"{MODEL} on {SAMPLES} {versions}"
+
+
+def test_keys_do_not_depend_on_the_precisions_that_are_allowed() -> None:
+    some = settings_of(FULL)
+    allowed = replace(some, build=replace(some.build, precisions=frozenset({"bf16"})))
+    measured = MeasuredModel(chain_model((8, 1 << 17)))
+    for request in (Request((0,), "numpy"), Request((0, 1), "numpy", ROWS), Request(ALL, "tuner")):
+        assert RequestKeys(measured, allowed).key(request) == RequestKeys(measured, some).key(request)

@@ -32,6 +32,7 @@ def explained(region: Region, *candidates: CandidateReport) -> list[tuple[str, s
         ({"original": True}, "as written"),
         ({"original": True, "profile": "no spinning"}, "as written, no spinning"),
         ({"split": "columns"}, "columns"),
+        ({"precision": "bf16"}, "rows, bf16"),
     ],
 )
 def test_only_the_same_candidate_is_chosen(change: dict[str, object], words: str) -> None:
@@ -46,3 +47,18 @@ def test_a_split_that_is_called_like_another_candidate_is_not_taken_for_it() -> 
     original = replace(CHOSEN, split="", original=True, cost_us=2.0)
     region = replace(REGION, split="as written")
     assert [verdict for _, verdict in explained(region, namesake, original)] == ["chosen", "slower by 100 %"]
+
+
+def test_files_name_a_precision_only_where_it_is_reduced() -> None:
+    assert "precision" not in REGION.to_json()
+    assert "precision" not in REGION.summary()
+    reduced = replace(REGION, precision="bf16")
+    assert reduced.to_json()["precision"] == reduced.summary()["precision"] == "bf16"
+    for each in (REGION, reduced):
+        assert Region.from_json(each.to_json()) == each
+    nodes = (NodeReport("op", "node", "Op"),)
+    about = ("made up", "here", 2, 1.0, 1.0, 0.0, 0.0, 0, 0.0, 0.0, 0.0, {}, {})
+    report = Report(*about, nodes=nodes, candidates=(CHOSEN, replace(CHOSEN, precision="bf16")))
+    data = report.to_json()
+    assert ["precision" in each for each in data["candidates"]] == [False, True]
+    assert [each.precision for each in Report.from_json(data).candidates] == ["", "bf16"]
