@@ -15,10 +15,13 @@ from collage.graph.dataflow import Graph, Node
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
-def evaluate(subgraph: Subgraph, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The subgraph's outputs as float64 arrays."""
+def evaluate(
+    subgraph: Subgraph, inputs: Sequence[np.ndarray], instead: Mapping[int, np.ndarray] | None = None
+) -> list[np.ndarray]:
+    """The subgraph's outputs as float64 arrays. ``instead`` are other values of constants."""
     graph = subgraph.model.graph
     values: dict[int, np.ndarray] = {v: np.asarray(a, np.float64) for v, a in graph.constants.items()}
+    values.update({v: np.asarray(a, np.float64) for v, a in (instead or {}).items()})
     values.update({v: np.asarray(a, np.float64) for v, a in zip(subgraph.inputs, inputs, strict=True)})
     for node in subgraph.operators:
         arrays = [values[v] for v in node.inputs]

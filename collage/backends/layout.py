@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from collage.backends.base import LAYOUT, Availability, Backend, BackendKind, UnsupportedError
-from collage.graph.storage import STORAGES
+from collage.graph.storage import BF16_STORAGES, FORMATS, STORAGES
 from collage.kernel.kernel import Kernel
 from collage.kernel.options import BuildOptions
 from collage.kernel.transform import LayoutTransform, read_transform
@@ -48,7 +48,7 @@ class LayoutTransforms(Backend):
 
     def transforms(self, transform: LayoutTransform) -> bool:
         """Whether both storages are built in."""
-        return transform.source in STORAGES and transform.target in STORAGES
+        return {transform.source, transform.target} <= {*STORAGES, *BF16_STORAGES}
 
     def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
         """The same as ``load_transform``, since it makes nothing but transforms."""
@@ -58,7 +58,7 @@ class LayoutTransforms(Backend):
         """A kernel that is split over the team's threads. Raises ValueError for what is no transform."""
         from collage.backends.onednn_kernels.reorder import reorder_kernel
 
-        found = read_transform(artifact, (each.format for each in STORAGES))
+        found = read_transform(artifact, FORMATS)
         if not self.transforms(found):
             raise ValueError(f"no transform {found} on the host")
         return reorder_kernel(found.kind, found.source, found.target, options.threads)

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from collage.backends.base import Availability, Backend, BackendKind, UnsupportedError
+from collage.graph.storage import BF16
 from collage.kernel.kernel import Kernel
 from collage.kernel.options import BuildOptions, Variant
+from collage.kernel.target import reduced_precisions
 
 if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph
@@ -22,7 +24,7 @@ class OneDnn(Backend):
     """Each thread of the team runs a single-threaded primitive on its share; layouts and splits are variants.
 
     The library is found by the environment variable COLLAGE_ONEDNN, in the system, or as the wheel
-    ``onednn-cpu-gomp``. It takes float32 only.
+    ``onednn-cpu-gomp``. It takes float32 only, and may store and multiply it as bfloat16.
     """
 
     name = "onednn"
@@ -45,12 +47,16 @@ class OneDnn(Backend):
         return True
 
     def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
-        """Layouts and splits among which the fastest is. There are none for a subgraph that it does not take."""
-        from collage.backends.onednn_kernels.roots import task_of
+        """Layouts, splits and dtypes among which the fastest is; none for a subgraph that it does not take."""
+        from collage.backends.onednn_kernels.narrow import narrow_variants
+        from collage.backends.onednn_kernels.roots import chain_of, task_of
 
         try:
             root, task = task_of(subgraph)
-            return tuple(root.variants(task, options.threads))
+            found = root.variants(task, options.threads)
+            if BF16 in options.precisions & reduced_precisions():
+                found = [*found, *narrow_variants(chain_of(task), found, root.narrow)]
+            return tuple(found)
         except UnsupportedError:
             return ()
 
@@ -66,11 +72,14 @@ class OneDnn(Backend):
         """An artifact with the variant's plan and the weights, packed for each share."""
         from collage.backends.onednn_kernels.artifact import to_bytes
         from collage.backends.onednn_kernels.handles import UnimplementedError
+        from collage.backends.onednn_kernels.narrow import narrow, wide_variant
         from collage.backends.onednn_kernels.pack import pack
         from collage.backends.onednn_kernels.roots import task_of
 
         root, task = task_of(subgraph)
-        draft = root.plan(task, options.variant, options.threads)
+        draft = root.plan(task, wide_variant(options.variant), options.threads)
+        if options.variant.precision:
+            draft = narrow(draft, options.variant)
         try:
             return to_bytes(pack(draft.plan, draft.arrays, options.threads))
         except UnimplementedError as error:

@@ -18,8 +18,9 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from collage.core.cpuinfo import ARITHMETIC, precisions_of
 from collage.errors import CollageError, DatabaseLockedError
-from collage.kernel.target import cores, host, usable_cores
+from collage.kernel.target import cores, flags, host, usable_cores
 
 
 class Status(Enum):
@@ -133,28 +134,15 @@ def _import_trouble(module: str) -> str:
 
 def cpu_check() -> Check:
     """The CPU's model and the instruction sets that decide its speed."""
-    found = _cpu_flags()
+    found = flags()
     device = host().device.split(", cpu family")[0]
-    wanted = [
-        name for name in ("avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve") if name in found
-    ]
+    wanted = [name for name in ("avx2", "avx512f", *ARITHMETIC, "asimd", "sve") if name in found]
     detail = f"{device}; {', '.join(wanted) or 'no vector instructions known'}"
+    if precisions := sorted(precisions_of(found)):
+        detail += f"; reduced precisions: {', '.join(precisions)}"
     if found and not {"avx2", "asimd"} & found:
         return Check("CPU", Status.WARN, detail, "a CPU with AVX2 or NEON is several times as fast")
     return Check("CPU", Status.OK, detail)
-
-
-def _cpu_flags() -> frozenset[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    return frozenset(
-        next((s for n, _, s in (x.partition(":") for x in lines) if n.strip() in _FLAG_LINES), "").split()
-    )
-
-
-_FLAG_LINES = ("flags", "Features")
 
 
 def native_check() -> Check:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 _X86 = ("sse4_2", "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512", "amx", "asimd", "sve", "bf16")
 _ARM = ("asimd", "sve", "sme", "bf16", "i8mm", "fp", "fcma", "neon", "vfp", "half", "atomics")
 _FEATURES = ("flags", "Features", "features", "isa")
+_FLAG_LINES = ("flags", "Features")
 
 _WHICH = (
     *("CPU implementer", "CPU architecture", "CPU part", "CPU variant", "CPU revision"),  # Arm
@@ -39,6 +40,33 @@ def _x86(first: dict[str, str], machine: Callable[[], str]) -> tuple[str, str]:
     return ", ".join(names), _hash([f for f in first.get("flags", "").split() if f.startswith(_X86)])
 
 
+ARITHMETIC = (
+    "avx512_vnni",
+    "avx_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_tile",
+    "amx_int8",
+    "amx_bf16",
+    "amx_fp16",
+)
+"""Flags of x86 that tell of arithmetic in fewer than 32 bits, which is several times as fast."""
+
+_OF_PRECISION = {"bf16": ("avx512_bf16", "amx_bf16")}
+"""For each reduced precision, the flags of which one is needed. Without any of them it is emulated, and slower."""
+
+
+def cpu_flags(text: str) -> frozenset[str]:
+    """The names of the instruction sets, as the text of the file has them."""
+    first = next((s for s in map(_fields, text.split("\n\n")) if any(name in s for name in _FLAG_LINES)), {})
+    return frozenset(" ".join(first.get(name, "") for name in _FLAG_LINES).split())
+
+
+def precisions_of(flags: Container[str]) -> frozenset[str]:
+    """The reduced precisions for which a CPU with these flags has instructions."""
+    return frozenset(name for name, some in _OF_PRECISION.items() if any(each in flags for each in some))
+
+
 def _others(
     cores: Sequence[dict[str, str]], first: dict[str, str], machine: Callable[[], str]
 ) -> tuple[str, str]:
@@ -62,11 +90,12 @@ def _hash(found: Sequence[str] | set[str]) -> str:
 
 def _cores(text: str) -> Sequence[dict[str, str]]:
     """The fields of each paragraph; a paragraph describes a core or the board."""
-    found: list[dict[str, str]] = []
-    for paragraph in text.split("\n\n"):
-        fields: dict[str, str] = {}
-        for line in paragraph.splitlines():
-            name, _, value = line.partition(":")
-            fields.setdefault(name.strip(), value.strip())
-        found.append(fields)
-    return found
+    return [_fields(paragraph) for paragraph in text.split("\n\n")]
+
+
+def _fields(paragraph: str) -> dict[str, str]:
+    fields: dict[str, str] = {}
+    for line in paragraph.splitlines():
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip(), value.strip())
+    return fields

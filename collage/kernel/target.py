@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from collage.core.cgroup import CpuQuota, cpu_quota
-from collage.core.cpuinfo import describe_cpu
+from collage.core.cpuinfo import cpu_flags, describe_cpu, precisions_of
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,23 @@ def target_of(device: str, flags: str, threads: int | None, cores: Cores) -> Tar
 
 
 @cache
+def flags() -> frozenset[str]:
+    """The names of this CPU's instruction sets, as the system has them; none where it does not tell."""
+    return cpu_flags(_text())
+
+
+def reduced_precisions() -> frozenset[str]:
+    """The reduced precisions (see ``Variant.precision``) for which this CPU has instructions."""
+    return precisions_of(flags())
+
+
+@cache
 def _cpu() -> tuple[str, str]:
+    return describe_cpu(_text(), lambda: platform.processor() or platform.machine())
+
+
+def _text() -> str:
     try:
-        text = Path("/proc/cpuinfo").read_text(errors="replace")
+        return Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:
-        text = ""
-    return describe_cpu(text, lambda: platform.processor() or platform.machine())
+        return ""

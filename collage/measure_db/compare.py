@@ -34,7 +34,7 @@ takes one of them, and an engine that sums floats the other. A step is 8e-3 of t
 next layer. ResNet-18 in 8 bits ends 8e-3 off in the integer kernels of both ONNX Runtime and OpenVINO.
 """
 
-_REDUCED = {BF16: 2.0**-9}
+_REDUCED = {BF16: 2.0**-8}
 """For each reduced precision, the largest relative error of rounding a number to it."""
 
 _REDUCED_ALLOWED = {BF16: 5e-2}

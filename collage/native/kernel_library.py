@@ -45,6 +45,22 @@ def library_function(name: str) -> int | None:
         return None
 
 
+def has_bf16_dots() -> bool:
+    """Whether the kernels and this processor have dot products of bfloat16."""
+    return not bf16_problem() and bool(_load().collage_kernels_bf16())
+
+
+def bf16_problem() -> str:
+    """The reason why the kernels for bfloat16 cannot be used here, or "" if they can.
+
+    The revision does not tell, since all other kernels are what they were without these.
+    """
+    if problem := kernels_problem():
+        return problem
+    missing = library_function("collage_bf16_gemm") is None
+    return "Collage's own kernels were built before there were any for bfloat16" if missing else ""
+
+
 @cache
 def _load() -> ctypes.CDLL:
     return ctypes.CDLL(str(built("_kernels")))

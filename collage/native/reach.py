@@ -24,11 +24,11 @@ def reach(*walks: Walk, last: int = 1, start: int = 0) -> int:
     return start + sum((count - 1) * step for count, step in walks) + last
 
 
-def check_floats(what: str, array: Array, floats: int) -> None:
-    """Raise MalformedError unless the array is contiguous and has at least so many floats."""
+def check_floats(what: str, array: Array, floats: float) -> None:
+    """Raise MalformedError unless the array is contiguous and has at least so many floats; half of one is 2 bytes."""
     if array.nbytes < FLOAT_BYTES * floats or not array.flags.c_contiguous:
         raise MalformedError(
-            f"{what} has {array.nbytes} bytes, and the kernel goes as far as {FLOAT_BYTES * floats}"
+            f"{what} has {array.nbytes} bytes, and the kernel goes as far as {FLOAT_BYTES * floats:.0f}"
         )
 
 

@@ -76,6 +76,7 @@ def test_errors_are_one_line() -> None:
         (("cpu", "rubbish"), "unknown model: rubbish"),
         (("versions",), "--before"),
         (("native-layers", "nothing.onnx"), "nothing.onnx"),
+        (("precision-layers", "nothing.onnx"), "nothing.onnx"),
     ):
         done = bench(*arguments)
         assert done.returncode in (1, 2), arguments

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 FLOAT_BYTES = 4
-"""The size of an element: all tensors are float32."""
+"""The size of a float32 element."""
 
 
 @dataclass(frozen=True)
 class Strided:
-    """A tensor with any order of its axes. ``strides`` are in elements."""
+    """A tensor with any order of its axes. ``strides`` are in elements, and ``dtype`` is "" for float32 or "bf16"."""
 
     dims: tuple[int, ...]
     strides: tuple[int, ...]
+    dtype: str = ""
 
 
 def ordered(dims: Sequence[int], order: Sequence[int]) -> Strided:

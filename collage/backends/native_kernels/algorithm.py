@@ -27,6 +27,8 @@ class Algorithm(ABC):
     """Its name in artifacts."""
     roots: ClassVar[frozenset[str]]
     """Relax operators with which the chains of its tasks begin."""
+    precision: ClassVar[str] = ""
+    """The precision of all of its variants. It is asked for them only where that is allowed."""
 
     def reassociates(self, variant: Variant) -> bool:
         """Whether a variant is one of its own that reassociates (see ``Backend.reassociates``)."""

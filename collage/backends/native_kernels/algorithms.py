@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from collage.backends.base import NOT_EXACT, UnsupportedError
 from collage.backends.native_kernels.algorithm import Algorithm
+from collage.backends.native_kernels.bf16_gemm import Bf16Gemm
 from collage.backends.native_kernels.direct import DirectConv
 from collage.backends.native_kernels.gemm import Gemm
 from collage.backends.native_kernels.narrow import NarrowTransposed
@@ -29,6 +30,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     StrassenConv(),
     Gemm(),
     StrassenGemm(),
+    Bf16Gemm(),
 )
 
 ROOTS = frozenset().union(*(each.roots for each in ALGORITHMS))
@@ -37,12 +39,17 @@ ROOTS = frozenset().union(*(each.roots for each in ALGORITHMS))
 def offers(subgraph: Subgraph, build: BuildOptions) -> dict[Variant, Algorithm]:
     """Every variant of the subgraph and the algorithm that offers it, only direct ones if ``build.exact``.
 
+    Those of reduced precisions are there only where ``build`` allows the precision, or names such a variant.
+
     Raises UnsupportedError when there is none.
     """
     task = task_of(subgraph)
     found: dict[Variant, Algorithm] = {}
     reasons = []
+    allowed = {"", build.variant.precision, *build.precisions}
     for algorithm in _of_root(task):
+        if algorithm.precision not in allowed:
+            continue
         try:
             variants = (algorithm.direct_variants if build.exact else algorithm.variants)(task, build)
             if not variants:

@@ -20,14 +20,15 @@ Arrays = Mapping[str, Any]
 Numbers = Mapping[str, Any]
 
 _MOST_PIECES = 1 << 16
+_MOST_FLOATS = 1 << 44
 
 
 @dataclass(frozen=True)
 class Needs:
     """Floats of the data that are read, and of the result that are written. A residual lies like the result."""
 
-    data: int
-    result: int
+    data: float
+    result: float
 
 
 Limits = Callable[[Numbers, Arrays], Needs]
@@ -218,3 +219,16 @@ def gemm_limits(n: Numbers, arrays: Arrays) -> Needs:
     check_floats("weights", arrays["weights"], n["depth"] * blocks * BLOCK)
     check_floats("bias", arrays["bias"], n["columns"])
     return Needs(n["rows"] * n["depth"], n["rows"] * n["columns"])
+
+
+def bf16_gemm_limits(n: Numbers, arrays: Arrays) -> Needs:
+    """The limits of the kernel in `bf16_gemm.h`. A number of bfloat16 counts as half a float."""
+    at_least(1, n, "rows", "depth", "columns", "row_chunk")
+    one_of((0, 1), n, "by_rows", "widens", "src_narrow", "dst_narrow")
+    if max(n["rows"], n["depth"], n["columns"], n["row_chunk"]) > _MOST_FLOATS:
+        raise MalformedError(f"a product of {n['rows']} x {n['depth']} x {n['columns']}")
+    blocks = -(-n["columns"] // BLOCK)
+    check_floats("weights", arrays["weights"], -(-n["depth"] // 2) * blocks * BLOCK)
+    check_floats("bias", arrays["bias"], n["columns"])
+    data, result = n["rows"] * n["depth"], n["rows"] * n["columns"]
+    return Needs(data / 2 if n["src_narrow"] else data, result / 2 if n["dst_narrow"] else result)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from collage.backends.chains.strided import Strided
 from collage.backends.onednn_kernels import description, handles, operations, plan
 from collage.backends.onednn_kernels.limits import check_plan
 from collage.core.typed import MalformedError, shown, typed
@@ -21,6 +22,7 @@ from collage.kernel.frames import frame, unframe
 
 _KIND = "onednn"
 _MODULES = description, operations, plan, handles
+_TENSORS = Strided, description.Blocked, description.Packed
 _CLASSES: dict[str, Any] = {
     each.__name__: each
     for module in _MODULES
@@ -91,9 +93,14 @@ def from_artifact(artifact: frames.Artifact) -> Artifact:
 
 
 def _encode(value: Any) -> Any:
-    """Dataclasses as lists that begin with their name; tuples as lists that begin with 0."""
+    """Dataclasses as lists that begin with their name; tuples as lists that begin with 0.
+
+    The last field of a tensor of float32 is left out, so that artifacts with nothing else are what they always were.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = (getattr(value, each.name) for each in dataclasses.fields(value))
+        fields = [getattr(value, each.name) for each in dataclasses.fields(value)]
+        if isinstance(value, _TENSORS) and not value.dtype:
+            fields.pop()
         return [type(value).__name__, *(_encode(each) for each in fields)]
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [0, *(_encode(each) for each in value)]

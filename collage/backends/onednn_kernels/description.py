@@ -1,4 +1,7 @@
-"""How tensors lie in memory, as values that can be saved. oneDNN's memory descriptors are made of them later."""
+"""How tensors lie in memory, as values that can be saved. oneDNN's memory descriptors are made of them later.
+
+The elements of a description are float32 where its ``dtype`` is "", and bfloat16 where it is "bf16".
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from collage.backends.chains.strided import FLOAT_BYTES, Strided, ordered
-from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST, Storage
+from collage.graph.storage import BF16, BLOCK, BLOCKED, CHANNELS_LAST, Storage
 
 
 @dataclass(frozen=True)
@@ -15,6 +18,7 @@ class Blocked:
     """A tensor in the blocked format: its second axis is in blocks of 16, the last of which is padded with zeros."""
 
     dims: tuple[int, ...]
+    dtype: str = ""
 
 
 @dataclass(frozen=True)
@@ -22,9 +26,13 @@ class Packed:
     """Weights in the order that the primitive chooses."""
 
     dims: tuple[int, ...]
+    dtype: str = ""
 
 
 Description: TypeAlias = "Strided | Blocked | Packed"
+
+ITEM_BYTES = {"": FLOAT_BYTES, BF16: 2}
+"""The size of an element of each dtype."""
 
 
 def laid_out(dims: Sequence[int], layout: Storage) -> Strided | Blocked:

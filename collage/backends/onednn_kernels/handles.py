@@ -12,10 +12,12 @@ from collage.backends.chains.strided import Strided
 from collage.backends.onednn_kernels.description import Description, Packed
 from collage.backends.onednn_kernels.library import library
 from collage.errors import CollageError
-from collage.graph.storage import BLOCK
+from collage.graph.storage import BF16, BLOCK
 
 MAX_DIMS = 12
 _FLOAT32, _TAG_ANY, _CPU, _IN_ORDER = 3, 1, 1, 1
+_DTYPES = {"": _FLOAT32, BF16: 2}
+"""Numbers of ``dnnl_data_type_t``."""
 _FORMAT_KIND_BLOCKED = 2
 _BLOCKED_TAGS = {3: 56, 4: 78, 5: 121}
 """The numbers of ``dnnl_aBc16b`` and the like, which are checked before use."""
@@ -75,16 +77,14 @@ def extents(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
 def memory_desc(description: Description) -> Handle:
     """The memory descriptor that a description means."""
     made = ctypes.c_void_p()
-    c, dims = library().c, description.dims
+    c, dims, dtype = library().c, description.dims, _DTYPES[description.dtype]
     if isinstance(description, Strided):
         status = c.dnnl_memory_desc_create_with_strides(
-            ctypes.byref(made), len(dims), extents(dims), _FLOAT32, extents(description.strides)
+            ctypes.byref(made), len(dims), extents(dims), dtype, extents(description.strides)
         )
     else:
         tag: int = _TAG_ANY if isinstance(description, Packed) else blocked_tag(len(dims))
-        status = c.dnnl_memory_desc_create_with_tag(
-            ctypes.byref(made), len(dims), extents(dims), _FLOAT32, tag
-        )
+        status = c.dnnl_memory_desc_create_with_tag(ctypes.byref(made), len(dims), extents(dims), dtype, tag)
     check(status, f"memory descriptor of {description}")
     return Handle("memory_desc", made.value)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from collage.backends.chains.strided import Strided
-from collage.backends.onednn_kernels.description import Blocked, Description
+from collage.backends.onednn_kernels.description import ITEM_BYTES, Blocked, Description
 from collage.backends.onednn_kernels.handles import MAX_DIMS
 from collage.backends.onednn_kernels.operations import Binary, Convolution, Operation, Pooling, Softmax
 from collage.backends.onednn_kernels.plan import DST, Output, Plan, Share, Weight
-from collage.core.typed import MalformedError
+from collage.core.typed import MalformedError, shown
 
 _MOST_FLOATS = 1 << 44
 
@@ -58,6 +58,8 @@ def _check_operation(operation: Operation) -> None:
 
 
 def _check_tensor(tensor: Description) -> None:
+    if tensor.dtype not in ITEM_BYTES:
+        raise MalformedError(f"a tensor of {shown(tensor.dtype)}")
     size = 1
     for extent in tensor.dims:
         size *= extent

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from functools import cache, cached_property
 
 from collage.backends.chains.functions import Algorithm, Eltwise
-from collage.backends.chains.strided import FLOAT_BYTES, Strided, dense
+from collage.backends.chains.strided import Strided, dense
 from collage.backends.onednn_kernels.creators import create
-from collage.backends.onednn_kernels.description import Description
+from collage.backends.onednn_kernels.description import ITEM_BYTES, Description
 from collage.backends.onednn_kernels.handles import (
     Form,
     Handle,
@@ -29,7 +29,8 @@ from collage.backends.onednn_kernels.plan import BIAS, DST, SCRATCHPAD, SRC, SRC
 from collage.native.reach import reach
 
 _SCRATCHPAD_USER = 1
-_NAMES = {SRC: "src", SRC_1: "second", DST: "dst", WEIGHTS: "weights", BIAS: "bias"}
+TENSORS = {SRC: "src", SRC_1: "second", DST: "dst", WEIGHTS: "weights", BIAS: "bias"}
+"""The fields of operations that hold the tensors of arguments."""
 _IMPLEMENTATION, _ARGUMENT_MD = 8, 255  # dnnl_query_t
 
 
@@ -83,7 +84,7 @@ class PrimitiveDesc:
         size = int(library().c.dnnl_memory_desc_get_size(desc)) if desc else 0
         tensor = _tensor(self.operation, argument)
         if size and isinstance(tensor, Strided):
-            return FLOAT_BYTES * reach(*zip(tensor.dims, tensor.strides, strict=True))
+            return ITEM_BYTES[tensor.dtype] * reach(*zip(tensor.dims, tensor.strides, strict=True))
         return size
 
     def form(self, argument: int | PostOpOperand) -> Form:
@@ -109,7 +110,7 @@ def _tensor(operation: Operation, argument: int | PostOpOperand) -> Description 
     if isinstance(argument, PostOpOperand):
         step = operation.post_ops[argument.position] if argument.position < len(operation.post_ops) else None
         return step.operand if isinstance(step, Binary) else None
-    found: Description | None = getattr(operation, _NAMES.get(argument, ""), None)
+    found: Description | None = getattr(operation, TENSORS.get(argument, ""), None)
     return found
 
 

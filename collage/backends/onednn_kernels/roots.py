@@ -14,6 +14,7 @@ from collage.backends.chains.product import matmul_problem
 from collage.backends.chains.transposes import product_of
 from collage.backends.onednn_kernels import concat, conv_plan, elementwise, matmul, normalise, pooling
 from collage.backends.onednn_kernels.builder import Draft
+from collage.backends.onednn_kernels.narrow import BOTH, DATA, RESULT, Ends
 from collage.graph.dataflow import Graph, Node
 from collage.kernel.options import Variant
 
@@ -33,7 +34,8 @@ class Root(Generic[T]):
     """What plans the chains that begin with some operators.
 
     ``problem`` says why such a node cannot be taken, or "". ``read`` makes a task of a subgraph. ``variants`` and
-    ``plan`` serve a task, and ``in_place`` gives the value that its result may overwrite, if there is one.
+    ``plan`` serve a task, and ``in_place`` gives the value that its result may overwrite, if there is one. ``narrow``
+    are the ends that may be bfloat16.
     """
 
     problem: Callable[[Graph, Node], str]
@@ -41,6 +43,7 @@ class Root(Generic[T]):
     variants: Callable[[T, int], Sequence[Variant]]
     plan: Callable[[T, Variant, int], Draft]
     in_place: Callable[[T], int | None] = _nothing
+    narrow: Sequence[Ends] = (BOTH,)
 
 
 def _alone(subgraph: Subgraph) -> Chain:
@@ -51,9 +54,11 @@ def _alone(subgraph: Subgraph) -> Chain:
     return chain
 
 
-_CONV = Root(conv_problem, conv_plan.read, conv_plan.variants, conv_plan.plan)
+_CONV = Root(conv_problem, conv_plan.read, conv_plan.variants, conv_plan.plan, narrow=(BOTH, DATA))
 _POOL = Root(pooling.pool_problem, pooling.read, pooling.variants, pooling.plan)
-_NORMALISATION = Root(normalise.normalise_problem, _alone, normalise.variants, normalise.plan)
+_NORMALISATION = Root(
+    normalise.normalise_problem, _alone, normalise.variants, normalise.plan, narrow=(BOTH, RESULT, DATA)
+)
 _FUNCTION = Root(
     elementwise.elementwise_problem,
     read_functions,
@@ -68,7 +73,7 @@ ROOTS: Mapping[str, Root[Any]] = {
     **dict.fromkeys(pooling.POOLS, _POOL),
     **dict.fromkeys(normalise.NORMALISATIONS, _NORMALISATION),
     "concat": Root(concat.concat_problem, _alone, concat.variants, concat.plan),
-    "matmul": Root(matmul_problem, matmul.read, matmul.variants, matmul.plan),
+    "matmul": Root(matmul_problem, matmul.read, matmul.variants, matmul.plan, narrow=(BOTH, DATA)),
 }
 """Roots by the Relax names of their operators."""
 
@@ -88,6 +93,12 @@ def root_problem(graph: Graph, node: Node) -> str:
 def task_of(subgraph: Subgraph) -> tuple[Root[Any], Any]:
     """The subgraph as a task, parsed once, and the root that plans it. Raises UnsupportedError when it is none."""
     return subgraph.parsed(_read_task)
+
+
+def chain_of(task: Any) -> Chain:
+    """The chain of a task."""
+    chain: Chain = task if isinstance(task, Chain) else task.chain
+    return chain
 
 
 def _read_task(subgraph: Subgraph) -> tuple[Root[Any], Any]:

@@ -63,7 +63,7 @@ def lies_channels_last(description: Description) -> bool:
 
 def _channels_last(description: Description) -> Description:
     dims = description.dims
-    return ordered(dims, axis_order(len(dims), CHANNELS_LAST))
+    return replace(ordered(dims, axis_order(len(dims), CHANNELS_LAST)), dtype=description.dtype)
 
 
 def _plain(description: Description) -> Description:
@@ -84,7 +84,7 @@ def _plain(description: Description) -> Description:
             column = axis == len(dims) - 2 and strides[-1] != 1
             strides[axis] = 1 if column else span if axis < first else inner
         inner = dims[axis] * strides[axis]
-    return Strided(dims, tuple(strides))
+    return Strided(dims, tuple(strides), description.dtype)
 
 
 def _post_ops(post_ops: tuple[PostOp, ...], last: tuple[int, ...] | None) -> tuple[PostOp, ...]:

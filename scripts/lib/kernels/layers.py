@@ -15,7 +15,7 @@ from collage.backends.onednn import OneDnn
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.storage import PLAIN, stored_type
-from collage.kernel.buffers import aligned_bytes
+from collage.kernel.buffers import aligned_array
 from collage.kernel.options import BuildOptions
 from collage.native import LaunchList, NativeKernel, Step, team_of
 from collage.patterns.context import MatchContext
@@ -60,11 +60,13 @@ def layers(model: Model) -> Iterator[Layer]:
         yield Layer(name, alike[0], len(alike), 4 * math.prod(weights))
 
 
-def kernels(layer: Layer, threads: int, copies: int) -> dict[str, LaunchList]:
+def kernels(
+    layer: Layer, threads: int, copies: int, precisions: frozenset[str] = frozenset()
+) -> dict[str, LaunchList]:
     """``copies`` kernels in sequence, with weights of their own, by backend and variant."""
     made = {}
     for backend in BACKENDS:
-        for variant in backend.variants(layer.subgraph, BuildOptions(threads=threads)):
+        for variant in backend.variants(layer.subgraph, BuildOptions(threads=threads, precisions=precisions)):
             options = BuildOptions(threads=threads, variant=variant)
             try:
                 artifact = backend.codegen(layer.subgraph, options)
@@ -85,7 +87,7 @@ def launch_list(
         arrays = []
         for kind, layout in zip(kinds, layouts or (PLAIN,) * len(kinds), strict=True):
             stored = stored_type(kind, layout)
-            arrays.append(aligned_bytes(4 * stored.size).view(np.float32).reshape(stored.shape))
+            arrays.append(aligned_array(stored))
             arrays[-1][...] = rng.standard_normal(stored.shape, np.float32)
         sides.append(arrays)
     steps: list[Step] = []
@@ -101,13 +103,15 @@ def copies_of(layer: Layer, cold: bool) -> int:
     return min(16, max(3, COLD_BYTES // layer.weight_bytes)) if cold else 1
 
 
-def race(layer: Layer, threads: int, seconds: float, *, cold: bool) -> dict[str, float]:
+def race(
+    layer: Layer, threads: int, seconds: float, *, cold: bool, precisions: frozenset[str] = frozenset()
+) -> dict[str, float]:
     """Microseconds of the layer by backend and variant; ``cold`` reads its weights from memory.
 
     A round is then several kernels in sequence, each with weights of its own that together exceed the last cache: that
-    is what a layer meets inside its network. Times are the 15th percentile of the rounds, since other processes only
-    ever add to them.
+    is what a layer meets inside its network. Variants of the reduced ``precisions`` take part, too. Times are the 15th
+    percentile of the rounds, since other processes only ever add to them.
     """
     copies = copies_of(layer, cold)
-    times = in_turns(kernels(layer, threads, copies), seconds, Turn(), rounds=LEAST_ROUNDS)
+    times = in_turns(kernels(layer, threads, copies, precisions), seconds, Turn(), rounds=LEAST_ROUNDS)
     return {name: 1e6 * float(np.quantile(each, 0.15)) / copies for name, each in times.items()}

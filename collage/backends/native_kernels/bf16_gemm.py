@@ -1,0 +1,149 @@
+"""Products with a constant matrix that is stored as bfloat16; see `bf16_gemm.cpp`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from collage.backends.base import UnsupportedError
+from collage.backends.chains.chain import Floats
+from collage.backends.native_kernels.algorithm import Algorithm, is_small
+from collage.backends.native_kernels.gemm import COLUMNS, ROWS, WHOLE
+from collage.backends.native_kernels.geometry import shape_struct
+from collage.backends.native_kernels.kernel import SharedKernel
+from collage.backends.native_kernels.limits import bf16_gemm_limits
+from collage.backends.native_kernels.task import NativeTask
+from collage.errors import ModuleFileError
+from collage.graph.storage import BF16, BLOCK, PLAIN, PLAIN_BF16, Storage, is_narrow, to_layout
+from collage.kernel.options import BuildOptions, Variant
+from collage.native import NativeKernel
+from collage.native.kernel_library import bf16_problem, has_bf16_dots
+from collage.native.packed import Packed
+
+WIDENED = "widened"
+"""Says in a variant's split that the weights are widened and multiplied with float32 rows."""
+
+_PANEL = 3
+_TILE_ROWS = 8
+_MOST_CHUNK = 128
+_CHUNK_BYTES = 1 << 19
+"""Bytes of rows that are multiplied with a panel, which has up to as many in the L2 cache again."""
+_FEW_ROWS = 16
+"""Up to so many rows, memory sets the pace of multiplying widened weights, too."""
+
+
+class Bf16Gemm(Algorithm):
+    """Takes a matrix, or several with rows of the same length, times a constant one."""
+
+    name = "bf16_gemm"
+    roots = frozenset({"matmul"})
+    precision = BF16
+
+    def variants(self, task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
+        """The splits of float32, each with float32 and bfloat16 data and results, and two kinds of arithmetic."""
+        if problem := bf16_problem():
+            raise UnsupportedError(problem)
+        product, threads = task.product, build.threads
+        splits = []
+        if threads > 1:
+            splits += [COLUMNS] if product.matrix.shape[1] >= BLOCK * threads else []
+            splits += [ROWS] if product.rows >= _TILE_ROWS * threads else []
+        if not splits or is_small(product.flop, build):
+            splits.append(WHOLE)
+        kinds = [""] if has_bf16_dots() else []
+        kinds += [WIDENED] if product.rows <= _FEW_ROWS or not kinds else []
+        return [
+            Variant(_inputs(task, source, target), (target,), _words(split, kind), BF16)
+            for split in splits
+            for kind in kinds
+            for source in (PLAIN, PLAIN_BF16)
+            for target in (PLAIN, PLAIN_BF16)
+            if source == target or product.data != product.epilogue.residual
+        ]
+
+    def pack(self, task: NativeTask, build: BuildOptions) -> Packed:
+        """The shape of the kernel, the weights in the order in which they are read, and the bias."""
+        product, variant = task.product, build.variant
+        depth, columns = product.matrix.shape
+        split = variant.split.removesuffix(WIDENED).removesuffix(", ")
+        shares = 1 if split == WHOLE else build.threads
+        chunk = _CHUNK_BYTES // (2 * depth) // _TILE_ROWS * _TILE_ROWS
+        numbers = {
+            "rows": product.rows,
+            "depth": depth,
+            "columns": columns,
+            "row_chunk": max(_TILE_ROWS, min(chunk, _MOST_CHUNK)),
+            "shares": shares,
+            "by_rows": split == ROWS,
+            "widens": variant.split != split,
+            "src_narrow": is_narrow(variant.inputs[task.chain.inputs.index(product.data)]),
+            "dst_narrow": is_narrow(variant.outputs[0]),
+            **task.numbers_of(product),
+        }
+        bias = np.zeros(columns + -columns % BLOCK, np.float32)
+        if product.bias is not None:
+            bias[:columns] = product.bias
+        weights = packed_weights(product.weights, shares if split == COLUMNS else 1)
+        return Packed(numbers, {"weights": weights, "bias": bias})
+
+    def load(self, packed: Packed, threads: int) -> NativeKernel:
+        """A kernel whose shares read one array of weights. Raises ModuleFileError where this CPU cannot run it."""
+        if problem := bf16_problem():
+            raise ModuleFileError(f"{problem}: compile the model here.")
+        if not packed.numbers["widens"] and not has_bf16_dots():
+            raise ModuleFileError(
+                "it has kernels for processors with AVX512-BF16, which this one lacks: compile the model here."
+            )
+        return SharedKernel(
+            "collage_bf16_gemm",
+            _Shape,
+            packed,
+            threads,
+            limits=bf16_gemm_limits,
+            constants=[packed.arrays["weights"], packed.arrays["bias"]],
+            scratch_bytes=_scratch_bytes,
+        )
+
+
+def packed_weights(weights: Floats, shares: int) -> Floats:
+    """Weights (K, N) as [share of the columns][panel of 48 columns][pair of k][block][column][2 of the pair], flat.
+
+    They are rounded to bfloat16. Two of them, the first in the low half, are seen as one float32, as artifacts have it.
+    """
+    depth, columns = weights.shape
+    pairs, blocks = -(-depth // 2), -(-columns // BLOCK)
+    padded = np.zeros((2 * pairs, blocks * BLOCK), np.float32)
+    padded[:depth, :columns] = weights
+    rounded = to_layout(padded, PLAIN_BF16).view(np.uint16)
+    parts = []
+    for share in range(shares):
+        begin, end = blocks * share // shares, blocks * (share + 1) // shares
+        for block in range(begin, end, _PANEL):
+            wide = min(_PANEL, end - block)
+            panel = rounded[:, block * BLOCK : (block + wide) * BLOCK].reshape(pairs, 2, wide, BLOCK)
+            parts.append(panel.transpose(0, 2, 3, 1).reshape(-1))
+    return np.concatenate(parts).view(np.float32)
+
+
+def _inputs(task: NativeTask, source: Storage, target: Storage) -> tuple[Storage, ...]:
+    """The storages of the inputs: the data's, and for a residual the result's."""
+    data = task.product.data
+    return tuple(source if value == data else target for value in task.chain.inputs)
+
+
+def _words(split: str, kind: str) -> str:
+    return ", ".join(filter(None, (split, kind)))
+
+
+def _scratch_bytes(n: Mapping[str, Any]) -> int:
+    rows: int = n["row_chunk"] * 2 * -(-n["depth"] // 2)
+    return 4 * (_TILE_ROWS * _PANEL * BLOCK + rows)
+
+
+_Shape = shape_struct(
+    *("rows", "depth", "columns", "row_chunk", "shares", "by_rows"),
+    *("widens", "src_narrow", "dst_narrow", "activation", "residual_first"),
+)
+"""``collage_bf16_gemm_shape``."""

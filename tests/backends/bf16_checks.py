@@ -1,0 +1,132 @@
+"""Running kernels of reduced precision against a float64 model of bfloat16's rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from collage.backends.base import Backend, UnsupportedError
+from collage.frontend.subgraph import Subgraph
+from collage.graph.dataflow import TensorType
+from collage.graph.storage import BF16, PLAIN, PLAIN_BF16, from_layout, is_narrow, stored_type, to_layout
+from collage.kernel.buffers import aligned_array, aligned_copy, as_bytes, poison
+from collage.kernel.options import BuildOptions, Variant
+from tests.reference import evaluate
+
+ALLOWED = frozenset({BF16})
+UNIT = 2.0**-8
+"""The largest relative error of one rounding to the nearest number of 8 bits."""
+OF_SUMS = 3e-5
+"""The error of float32 sums, and of approximations in epilogues, as a part of the largest result."""
+
+Rounds = Callable[[Variant, int], bool]
+"""Whether a variant rounds the input of that position to bfloat16, wherever that happens."""
+
+
+def rounded(array: Any) -> Any:
+    """The array with every number rounded to bfloat16. `tests/graph/test_storage.py` checks the rounding itself."""
+    with np.errstate(all="ignore"):
+        single = np.asarray(array, np.float32)
+    return from_layout(to_layout(single, PLAIN_BF16), PLAIN_BF16, TensorType(single.shape, "float32"))
+
+
+def stored_narrow(variant: Variant, position: int) -> bool:
+    """What rounds where a kernel multiplies numbers as they are stored."""
+    return is_narrow(variant.inputs[position])
+
+
+def reduced_variants(backend: Backend, subgraph: Subgraph, threads: int) -> list[Variant]:
+    """What the backend offers in a reduced precision, each once; without one it offers all others as before."""
+    exact = backend.variants(subgraph, BuildOptions(threads=threads))
+    found = backend.variants(subgraph, BuildOptions(threads=threads, precisions=ALLOWED))
+    assert [each for each in found if not each.precision] == list(exact)
+    assert len({*found}) == len(found)
+    return [each for each in found if each.precision]
+
+
+def run(
+    backend: Backend, subgraph: Subgraph, variant: Variant, threads: int, inputs: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """The plain outputs of two runs in a row."""
+    options = BuildOptions(threads=threads, variant=variant)
+    kernel = backend.load(backend.codegen(subgraph, options), options)
+    outputs = variant.outputs or (PLAIN,) * len(subgraph.outputs)
+    with np.errstate(all="ignore"):
+        sources = [aligned_copy(to_layout(a, s)) for a, s in zip(inputs, variant.inputs, strict=True)]
+    before = [as_bytes(each).copy() for each in sources]
+    types = zip(subgraph.output_types, outputs, strict=True)
+    targets = [aligned_array(stored_type(kind, storage)) for kind, storage in types]
+    for each in targets:
+        poison(each)
+    call = kernel.bind(sources, targets)
+    call()
+    first = [as_bytes(each).copy() for each in targets]
+    call()
+    for mine, copy in zip((*sources, *targets), (*before, *first), strict=True):
+        np.testing.assert_array_equal(as_bytes(mine), copy)
+    for position in backend.in_place(subgraph):
+        again = [aligned_copy(each) for each in sources]
+        kernel.bind(again, [again[position]])()
+        np.testing.assert_array_equal(as_bytes(again[position]), as_bytes(targets[0]), err_msg="in place")
+    found = []
+    for kind, storage, target in zip(subgraph.output_types, outputs, targets, strict=True):
+        plain = from_layout(target, storage, kind)
+        np.testing.assert_array_equal(
+            as_bytes(to_layout(plain, storage)), as_bytes(target)
+        )  # padding is zero
+        found.append(plain)
+    return found
+
+
+def model(
+    subgraph: Subgraph, variant: Variant, inputs: Sequence[np.ndarray], rounds: Rounds = stored_narrow
+) -> list[np.ndarray]:
+    """Exact products and sums of rounded inputs and weights, in float64."""
+    taken = [rounded(a) if rounds(variant, i) else a for i, a in enumerate(inputs)]
+    weights = {
+        value: rounded(subgraph.model.graph.constants[value])
+        for node in subgraph.operators
+        if node.op == "matmul" or node.op.startswith("nn.conv")
+        for value in node.inputs[1:]
+        if subgraph.model.graph.is_constant(value)
+    }
+    return evaluate(subgraph, taken, weights)
+
+
+def check(
+    variant: Variant, found: Sequence[np.ndarray], wanted: Sequence[np.ndarray], roundings: int = 1
+) -> None:
+    """Results are those of the model, but for float32 sums, and for ``roundings`` where they are stored narrow."""
+    outputs = variant.outputs or (PLAIN,) * len(found)
+    for mine, exact, storage in zip(found, wanted, outputs, strict=True):
+        allowed = OF_SUMS * (np.abs(exact).max(initial=0) + 1e-3)
+        if is_narrow(storage):
+            allowed = allowed + 1.01 * roundings * UNIT * np.abs(exact)
+        off = np.abs(mine.astype(np.float64) - exact) - allowed
+        assert off.max(initial=-1) <= 0, (str(variant), float(off.max()), float(np.abs(exact).max()))
+
+
+def check_all(
+    backend: Backend,
+    subgraph: Subgraph,
+    threads: int,
+    *,
+    rounds: Rounds = stored_narrow,
+    roundings: int = 1,
+    least: int = 1,
+) -> list[Variant]:
+    """Every reduced variant that can be built computes what the model says; those that can, at least ``least``."""
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(kind.shape).astype(np.float32) for kind in subgraph.input_types]
+    built = []
+    for variant in reduced_variants(backend, subgraph, threads):
+        try:
+            found = run(backend, subgraph, variant, threads, inputs)
+        except UnsupportedError:
+            continue
+        check(variant, found, model(subgraph, variant, inputs, rounds), roundings)
+        built.append(variant)
+    assert len(built) >= least, reduced_variants(backend, subgraph, threads)
+    return built

@@ -1,0 +1,141 @@
+"""Products of weights that are stored as bfloat16, against a float64 model of the rounding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collage.backends.native_kernels import bf16_gemm
+from collage.backends.native_kernels.bf16_gemm import WIDENED, packed_weights
+from collage.errors import CollageError, ModuleFileError
+from collage.frontend.subgraph import Subgraph
+from collage.graph.storage import PLAIN, PLAIN_BF16
+from collage.kernel.options import BuildOptions, Variant
+from collage.native.kernel_library import bf16_problem, has_bf16_dots
+from collage.native.packed import from_artifact, to_bytes
+from tests.backends.bf16_checks import ALLOWED, check_all, model, reduced_variants, rounded, run
+from tests.backends.native_checks import BACKEND, subgraphs_of
+from tests.backends.product_models import EPILOGUES, product_model, weighted_products
+
+pytestmark = pytest.mark.skipif(bool(bf16_problem()), reason=bf16_problem())
+needs_dots = pytest.mark.skipif(not has_bf16_dots(), reason="this processor has no AVX512-BF16")
+
+
+def rounds_of(subgraph: Subgraph) -> object:
+    """Dot products round the data wherever it comes from; widened weights meet it as it is stored."""
+    data = subgraph.inputs.index(subgraph.operators[0].inputs[0])
+
+    def rounds(variant: Variant, position: int) -> bool:
+        narrow = variant.inputs[position] == PLAIN_BF16
+        return narrow or (position == data and WIDENED not in variant.split)
+
+    return rounds
+
+
+def longest(proto: onnx.ModelProto) -> Subgraph:
+    return subgraphs_of(proto)[-1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(weighted_products(), st.sampled_from([1, 2, 3]))
+def test_products(proto: onnx.ModelProto, threads: int) -> None:
+    chain = longest(proto)
+    check_all(BACKEND, chain, threads, rounds=rounds_of(chain))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("then", EPILOGUES)
+def test_every_ending(then: tuple[str, ...]) -> None:
+    chain = longest(product_model([1, 17, 65], 100, then=then))
+    built = check_all(BACKEND, chain, 2, rounds=rounds_of(chain))  # type: ignore[arg-type]
+    assert {each.outputs[0] for each in built} == {PLAIN, PLAIN_BF16}
+
+
+def test_many_rows() -> None:
+    chain = longest(product_model([300, 2050], 96, then=("Residual", "Relu")))
+    built = check_all(BACKEND, chain, 2, rounds=rounds_of(chain))  # type: ignore[arg-type]
+    assert {each.split for each in built} <= {"columns", "rows", "columns, widened", "rows, widened"}
+
+
+def test_few_rows_are_offered_with_both_kinds_of_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = (longest(product_model([rows, 64], 96)) for rows in (4, 64))
+    splits = {each.split for each in reduced_variants(BACKEND, few, 1)}
+    assert splits == ({"", WIDENED} if has_bf16_dots() else {WIDENED})
+    monkeypatch.setattr(bf16_gemm, "has_bf16_dots", lambda: True)
+    assert {each.split for each in reduced_variants(BACKEND, many, 1)} == {""}
+    monkeypatch.setattr(bf16_gemm, "has_bf16_dots", lambda: False)
+    assert {each.split for each in reduced_variants(BACKEND, many, 1)} == {WIDENED}
+
+
+def test_weights_lie_as_they_are_read() -> None:
+    weights = np.arange(3 * 70, dtype=np.float32).reshape(3, 70)
+    packed = packed_weights(weights, 2).view(np.uint16).astype(np.uint32) << 16
+    numbers = packed.view(np.float32)
+    first = numbers[: 4 * 32].reshape(2, 2, 16, 2)  # 5 blocks: 2 for the first share, 3 for the second
+    np.testing.assert_array_equal(first[0, 1, :, 1], rounded(weights[1, 16:32]))
+    np.testing.assert_array_equal(first[1, 0, :, 0], rounded(weights[2, :16]))
+    assert not first[1, :, :, 1].any()
+    second = numbers[4 * 32 :].reshape(2, 3, 16, 2)
+    np.testing.assert_array_equal(second[0, 2, :6, 0], rounded(weights[0, 64:]))
+    assert not second[:, 2, 6:].any()
+
+
+def test_special_values() -> None:
+    """NaN and infinities go where IEEE's arithmetic has them; denormals may be zeros."""
+    chain = longest(product_model([4, 6], 32, bias=False))
+    x = np.ones((4, 6), np.float32)
+    x[0, 3], x[1, 2], x[2, :] = np.nan, np.inf, 1e-40
+    for variant in reduced_variants(BACKEND, chain, 1):
+        (y,) = run(BACKEND, chain, variant, 1, [x])
+        with np.errstate(all="ignore"):
+            (exact,) = model(chain, variant, [x])
+        assert np.isnan(y[0]).all()
+        np.testing.assert_array_equal(y[1], exact[1])
+        assert np.isinf(y[1]).all()
+        assert np.abs(y[2]).max() < 1e-37
+        np.testing.assert_allclose(y[3], exact[3], rtol=1e-2, atol=1e-3)
+
+
+@needs_dots
+def test_large_numbers_overflow_to_infinity() -> None:
+    chain = longest(product_model([1, 2], 16, bias=False))
+    x = np.full((1, 2), 3.4e38, np.float32)  # rounds to infinity
+    for variant in reduced_variants(BACKEND, chain, 1):
+        (y,) = run(BACKEND, chain, variant, 1, [x])
+        if variant.inputs == (PLAIN_BF16,) or WIDENED not in variant.split:
+            assert not np.isfinite(y).any()
+
+
+def test_half_as_many_bytes() -> None:
+    chain = longest(product_model([4, 512], 512))
+    (exact, *_), (reduced, *_) = (
+        BACKEND.variants(chain, BuildOptions(threads=1)),
+        reduced_variants(BACKEND, chain, 1),
+    )
+    sizes = [len(BACKEND.codegen(chain, BuildOptions(variant=each))) for each in (exact, reduced)]
+    assert sizes[1] < 0.51 * sizes[0]
+
+
+def test_damaged_artifacts_are_refused() -> None:
+    chain = longest(product_model([4, 64], 96))
+    variant = reduced_variants(BACKEND, chain, 1)[0]
+    options = BuildOptions(variant=variant, precisions=ALLOWED)
+    name, packed = from_artifact(BACKEND.codegen(chain, options))
+    for number, value in (("depth", 66), ("columns", 1 << 50), ("src_narrow", 2), ("rows", 0), ("shares", 2)):
+        damaged = replace(packed, numbers={**packed.numbers, number: value})
+        with pytest.raises((CollageError, ValueError)):
+            BACKEND.load(to_bytes(name, damaged), options)
+
+
+def test_modules_for_other_processors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = longest(product_model([64, 64], 96))
+    monkeypatch.setattr(bf16_gemm, "has_bf16_dots", lambda: True)
+    options = BuildOptions(variant=reduced_variants(BACKEND, chain, 1)[0])
+    artifact = BACKEND.codegen(chain, options)
+    monkeypatch.setattr(bf16_gemm, "has_bf16_dots", lambda: False)
+    with pytest.raises(ModuleFileError, match="AVX512-BF16"):
+        BACKEND.load(artifact, options)

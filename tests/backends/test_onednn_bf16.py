@@ -1,0 +1,249 @@
+"""oneDNN's kernels that store and multiply bfloat16, against a float64 model of the rounding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from collage.backends.layout import LayoutTransforms
+from collage.backends.onednn import OneDnn
+from collage.backends.onednn_kernels.artifact import from_artifact, to_bytes
+from collage.frontend.subgraph import Subgraph
+from collage.graph.dataflow import TensorType
+from collage.graph.storage import (
+    BF16,
+    BF16_STORAGES,
+    BLOCKED,
+    BLOCKED_BF16,
+    CHANNELS_LAST,
+    CHANNELS_LAST_BF16,
+    PLAIN,
+    PLAIN_BF16,
+    STORAGES,
+    Storage,
+    from_layout,
+    stored_type,
+    to_layout,
+)
+from collage.kernel.buffers import aligned_array, aligned_copy, poison
+from collage.kernel.options import BuildOptions
+from collage.kernel.transform import LayoutTransform
+from collage.measure_db.plan_check import same_values
+from tests.backends.bf16_checks import ALLOWED, check_all, model, reduced_variants, rounded, run
+from tests.backends.onednn_checks import BACKEND, chains_of, needs_onednn, subgraph_of
+from tests.backends.product_models import EPILOGUES, product_model
+from tests.models import make_model
+
+pytestmark = [
+    needs_onednn,
+    pytest.mark.skipif(
+        not reduced_variants(BACKEND, subgraph_of(product_model([8, 8], 8)), 1)
+        if BACKEND.available()
+        else True,
+        reason="this processor has no arithmetic of bfloat16",
+    ),
+]
+RNG = np.random.default_rng(0)
+
+
+def conv(shape: tuple[int, ...], weights: tuple[int, ...], *then: str, **attrs: Any) -> onnx.ModelProto:
+    """A convolution with a bias, and with a residual and a relu where they are asked for."""
+    fan = weights[1] * int(np.prod(weights[2:]))
+    numbers = {
+        "w": (RNG.standard_normal(weights) / np.sqrt(fan)).astype(np.float32),
+        "b": RNG.standard_normal(weights[0]).astype(np.float32),
+    }
+    pads = [(k - 1) // 2 for k in weights[2:]] * 2
+    nodes = [helper.make_node("Conv", ["x", "w", "b"], ["y"], pads=pads, **attrs)]
+    inputs: dict[str, Any] = {"x": list(shape)}
+    strides = attrs.get("strides", [1] * (len(shape) - 2))
+    out = [shape[0], weights[0], *(-(-n // s) for n, s in zip(shape[2:], strides, strict=True))]
+    value = "y"
+    for op in then:
+        operands = [value]
+        if op == "Add":
+            inputs["r"] = out
+            operands.append("r")
+        nodes.append(helper.make_node(op, operands, [f"y{len(nodes)}"]))
+        value = nodes[-1].output[0]
+    return make_model(nodes, inputs, {value: out}, numbers)
+
+
+CONVOLUTIONS = {
+    "3x3": conv((1, 32, 9, 9), (48, 32, 3, 3), "Relu"),
+    "1x1": conv((1, 64, 8, 8), (32, 64, 1, 1), "Add", "Relu"),
+    "strides": conv((1, 32, 9, 9), (32, 32, 3, 3), strides=[2, 2]),
+    "first": conv((1, 3, 16, 16), (32, 3, 7, 7), "Relu"),
+    "groups": conv((1, 64, 8, 8), (64, 16, 3, 3), "Relu", group=4),
+    "depthwise": conv((1, 32, 8, 8), (32, 1, 3, 3), "Relu", group=32),
+    "3d": conv((1, 16, 4, 6, 6), (32, 16, 3, 3, 3), "Add", "Relu"),
+    "odd channels": conv((1, 20, 7, 7), (21, 20, 3, 3), "Relu"),
+    "batch": conv((3, 32, 6, 6), (32, 32, 3, 3), "Sigmoid"),
+}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions(name: str, threads: int) -> None:
+    built = check_all(BACKEND, subgraph_of(CONVOLUTIONS[name]), threads)
+    stored = {each.inputs[0] for each in built}
+    assert stored <= {*BF16_STORAGES}
+    assert stored & {BLOCKED_BF16, CHANNELS_LAST_BF16} or name == "first"
+    assert any(each.outputs[0] in STORAGES for each in built)
+    assert any(each.outputs[0] in BF16_STORAGES for each in built)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("then", EPILOGUES)
+def test_products(then: tuple[str, ...], threads: int) -> None:
+    built = check_all(BACKEND, subgraph_of(product_model([2, 20, 64], 96, then=then)), threads)
+    assert {each.outputs[0] for each in built} == {PLAIN, PLAIN_BF16}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_attention(threads: int) -> None:
+    """Products of two computed matrices, with the transposes around them, and the softmax between."""
+    heads = {"perm": [0, 2, 1, 3]}
+    nodes = [
+        helper.make_node("Transpose", ["q"], ["a"], **heads),
+        helper.make_node("Transpose", ["k"], ["b"], perm=[0, 2, 3, 1]),
+        helper.make_node("Transpose", ["v"], ["c"], **heads),
+        helper.make_node("MatMul", ["a", "b"], ["s"]),
+        helper.make_node("Softmax", ["s"], ["w"]),
+        helper.make_node("MatMul", ["w", "c"], ["o"]),
+        helper.make_node("Transpose", ["o"], ["y"], **heads),
+    ]
+    inputs = {name: [1, 16, 2, 32] for name in "qkv"}
+    for chain in chains_of(make_model(nodes, inputs, {"y": [1, 16, 2, 32]})):
+        softmax = "softmax" in chain.ops
+        built = check_all(
+            BACKEND, chain, threads, roundings=2 if softmax else 1
+        )  # oneDNN rounds exponentials, too
+        if softmax:
+            ends = {(each.inputs[0], each.outputs[0]) for each in built}
+            assert (PLAIN, PLAIN_BF16) in ends
+            assert (PLAIN_BF16, PLAIN_BF16) in ends
+
+
+def others() -> dict[str, onnx.ModelProto]:
+    shape = [1, 32, 8, 8]
+    half = [1, 32, 4, 4]
+    norm = {"s": RNG.uniform(0.5, 2, 64).astype(np.float32), "b": RNG.standard_normal(64).astype(np.float32)}
+    pool = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    return {
+        "max pool": make_model(
+            [helper.make_node("MaxPool", ["x"], ["y"], **pool)], {"x": shape}, {"y": half}
+        ),
+        "average pool": make_model(
+            [helper.make_node("AveragePool", ["x"], ["y"], **pool)], {"x": shape}, {"y": half}
+        ),
+        "mean": make_model(
+            [helper.make_node("GlobalAveragePool", ["x"], ["y"])], {"x": shape}, {"y": [1, 32, 1, 1]}
+        ),
+        "add": make_model(
+            [helper.make_node("Add", ["x", "z"], ["a"]), helper.make_node("Relu", ["a"], ["y"])],
+            {"x": shape, "z": shape},
+            {"y": shape},
+        ),
+        "sigmoid": make_model([helper.make_node("Sigmoid", ["x"], ["y"])], {"x": shape}, {"y": shape}),
+        "layer norm": make_model(
+            [helper.make_node("LayerNormalization", ["x", "s", "b"], ["y"], axis=-1)],
+            {"x": [4, 9, 64]},
+            {"y": [4, 9, 64]},
+            norm,
+            opset=17,
+        ),
+        "concat": make_model(
+            [helper.make_node("Concat", ["x", "z"], ["y"], axis=1)],
+            {"x": shape, "z": shape},
+            {"y": [1, 64, 8, 8]},
+        ),
+    }
+
+
+OTHERS = others()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_operators(name: str, threads: int) -> None:
+    built = check_all(BACKEND, subgraph_of(OTHERS[name]), threads)
+    assert any({*each.inputs, *each.outputs} <= {*BF16_STORAGES} for each in built)
+
+
+def test_special_values() -> None:
+    """NaN and infinities go where IEEE's arithmetic has them; denormals may be zeros."""
+    chain = subgraph_of(product_model([4, 6], 32, bias=False))
+    x = np.ones((4, 6), np.float32)
+    x[0, 3], x[1, 2], x[2, :] = np.nan, np.inf, 1e-40
+    for variant in reduced_variants(BACKEND, chain, 1):
+        (y,) = run(BACKEND, chain, variant, 1, [x])
+        with np.errstate(all="ignore"):
+            (exact,) = model(chain, variant, [x])
+        assert np.isnan(y[0]).all()
+        np.testing.assert_array_equal(y[1], exact[1])
+        assert np.abs(y[2]).max() < 1e-37
+        np.testing.assert_allclose(y[3], exact[3], rtol=1e-2, atol=1e-3)
+
+
+def test_artifacts_of_float32_hold_no_dtypes() -> None:
+    chain = subgraph_of(CONVOLUTIONS["3x3"])
+    for variant in BACKEND.variants(chain, BuildOptions(threads=2, precisions=ALLOWED)):
+        data = BACKEND.codegen(chain, BuildOptions(threads=2, variant=variant))
+        assert to_bytes(from_artifact(data)) == data
+        assert (b'"bf16"' in data) == (variant.precision == BF16)
+
+
+def test_nothing_is_offered_that_this_processor_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = subgraph_of(CONVOLUTIONS["3x3"])
+    monkeypatch.setattr("collage.backends.onednn.reduced_precisions", frozenset)
+    assert not reduced_variants(OneDnn(), chain, 2)
+
+
+PAIRS = [
+    (one, other)
+    for one in (*STORAGES, *BF16_STORAGES)
+    for other in (*STORAGES, *BF16_STORAGES)
+    if one != other and {one, other} & {*BF16_STORAGES}
+]
+
+
+@pytest.mark.parametrize(("source", "target"), PAIRS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_layout_transforms(source: Storage, target: Storage, threads: int) -> None:
+    kind = TensorType((2, 20, 5, 3), "float32")
+    plain = RNG.standard_normal(kind.shape).astype(np.float32)
+    plain.reshape(-1)[:6] = [np.nan, np.inf, -np.inf, 1e-40, 257, 3.4e38]
+    maker, options = LayoutTransforms(), BuildOptions(threads=threads)
+    transform = LayoutTransform(kind, source, target)
+    assert maker.transforms(transform)
+    kernel = maker.load_transform(maker.codegen_transform(transform, options), options)
+    given = aligned_array(stored_type(kind, target))
+    poison(given)
+    with np.errstate(all="ignore"):
+        taken = aligned_copy(to_layout(plain, source))
+        expected = to_layout(from_layout(taken, source, kind), target)
+    kernel.bind([taken], [given])()
+    if given.dtype == np.float32:
+        np.testing.assert_array_equal(
+            np.nan_to_num(given, nan=7), np.nan_to_num(expected, nan=7), strict=True
+        )
+    else:
+        assert same_values(given, expected)
+
+
+def test_a_narrow_value_is_half_as_large() -> None:
+    chain: Subgraph = subgraph_of(CONVOLUTIONS["1x1"])
+    assert {*map(str, reduced_variants(BACKEND, chain, 1))} >= {
+        "channels-last-bf16; bf16",
+        "channels-last-bf16, channels-last -> channels-last; bf16",
+        "blocked-bf16; bf16",
+    }
+    kind = chain.input_types[0]
+    for wide, narrow in ((BLOCKED, BLOCKED_BF16), (CHANNELS_LAST, CHANNELS_LAST_BF16)):
+        assert 2 * stored_type(kind, narrow).nbytes == stored_type(kind, wide).nbytes
+    assert rounded(np.float32(257)) == 256
