@@ -19,7 +19,7 @@ from collage.cli.options import (
     SHAPE_SETS_OPTION,
     THREADS_OPTION,
     once_each,
-    parse_file_of,
+    parse_input,
     parse_names,
     sets_of,
 )
@@ -77,10 +77,11 @@ from collage.cli.options import (
 @click.option(
     "--input",
     "inputs",
-    type=parse_file_of,
-    metavar="NAME=FILE.npy",
+    type=parse_input,
+    metavar="NAME=FILE.npy|SAMPLE.npz|FOLDER",
     multiple=True,
-    help="Measure and check with this input, where made-up numbers would not do. This fixes its shape, too.",
+    help="Measure and check with this input, where made-up numbers would not do. This fixes its shape, too. Files .npz "
+    "or a folder of them are samples of all inputs, to measure errors on (--tolerance).",
 )
 @click.option(
     "--strict",
@@ -110,6 +111,21 @@ from collage.cli.options import (
     help="Use direct algorithms only: not Winograd's nor Strassen's, which form sums that the model does not.",
 )
 @click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="ERROR",
+    help="The largest error of the outputs that is allowed, such as 1e-2: bfloat16 where faster. Default: float32.",
+)
+@click.option(
+    "--metric",
+    type=click.Choice(["max", "top1", "cosine"]),
+    default="max",
+    show_default=True,
+    help="What --tolerance bounds: the largest difference over the outputs' scale, the share of decisions that differ, "
+    "or 1 - cosine.",
+)
+@click.option(
     "--cluster",
     metavar="ADDRESS",
     help="Measure on the nodes of this Ray cluster that match this machine: auto, HOST:PORT, ray://HOST:PORT or local.",
@@ -135,6 +151,8 @@ def compile(
     remeasure: bool,
     exact: bool,
     cluster: str | None,
+    tolerance: float,
+    metric: str,
     seed: int,
     as_json: bool,
     quiet: bool,
@@ -157,6 +175,7 @@ def compile(
       collage compile model.onnx -o model.collage --budget 60
       collage compile model.onnx -o model.collage --level graph --budget 600
       collage compile model.onnx -o model.collage --cluster auto
+      collage compile model.onnx -o model.collage --tolerance 1e-2 --input samples/
 
     \b
     One file for several shapes, each with a placement of its own:
@@ -164,14 +183,19 @@ def compile(
                                                 --shape input_ids:1x128 --shape attention_mask:1x128
     """
     sets = sets_of(shapes)
-    files = once_each("--input", inputs)
-    if files and len(sets) > 1:
+    files = once_each("--input", [(name, path) for name, path in inputs if name])
+    sample_paths = [path for name, path in inputs if not name]
+    if files and sample_paths:
+        raise click.UsageError(
+            "--input takes NAME=FILE.npy or samples (.npz), not both", click.get_current_context()
+        )
+    if inputs and len(sets) > 1:
         raise click.UsageError("--input is for one set of shapes", click.get_current_context())
     refuse_same(model, output)
     check_writable(output)
     with measurements_survive():
         from collage import api
-        from collage.cli.arrays import read_arrays
+        from collage.cli.arrays import read_arrays, read_samples
         from collage.report.progress_display import display
 
         with display(not quiet) as progress:
@@ -191,9 +215,12 @@ def compile(
                 "remeasure": remeasure,
                 "exact": exact,
                 "cluster": cluster,
+                "tolerance": tolerance,
+                "metric": metric,
             }
+            given = read_samples(sample_paths) if sample_paths else read_arrays(files)
             module = (
-                api.compile(model, shapes=sets[0], inputs=read_arrays(files), **options)
+                api.compile(model, shapes=sets[0], inputs=given, **options)
                 if len(sets) == 1
                 else api.compile_shapes(model, sets, **options)
             )
