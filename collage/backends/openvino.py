@@ -60,7 +60,7 @@ class OpenVino(OnnxEngine):
         return (BF16,) if BF16 in options.precisions and _has_bf16() else ()
 
     def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
-        """In float32; and what has convolutions or products, in reduced precisions, too."""
+        """Convolutions and products have variants in the reduced precisions, too."""
         if not any(_multiplies(node.op) for node in subgraph.operators):
             return (ALL_PLAIN,)
         return (ALL_PLAIN, *(Variant(precision=each) for each in self.precisions(options)))

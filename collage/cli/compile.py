@@ -126,6 +126,12 @@ from collage.cli.options import (
     "or 1 - cosine.",
 )
 @click.option(
+    "--pareto",
+    is_flag=True,
+    help="Compile at several tolerances, a file each, and show time against error, with the engines beside. The extra "
+    "`plots` draws a picture, OUT.pareto.svg.",
+)
+@click.option(
     "--cluster",
     metavar="ADDRESS",
     help="Measure on the nodes of this Ray cluster that match this machine: auto, HOST:PORT, ray://HOST:PORT or local.",
@@ -153,6 +159,7 @@ def compile(
     cluster: str | None,
     tolerance: float,
     metric: str,
+    pareto: bool,
     seed: int,
     as_json: bool,
     quiet: bool,
@@ -189,6 +196,8 @@ def compile(
         raise click.UsageError(
             "--input takes NAME=FILE.npy or samples (.npz), not both", click.get_current_context()
         )
+    if pareto and len(sets) > 1:
+        raise click.UsageError("--pareto is for one set of shapes", click.get_current_context())
     if inputs and len(sets) > 1:
         raise click.UsageError("--input is for one set of shapes", click.get_current_context())
     refuse_same(model, output)
@@ -225,6 +234,11 @@ def compile(
                 else api.compile_shapes(model, sets, **options)
             )
         module.save(output)
+    if pareto:
+        options |= {"shapes": sets[0], "inputs": given}
+        found = _curve(model, output, tolerance, options, quiet=quiet)
+        _tell_curve(found, as_json=as_json)
+        return
     from collage.module.file import read_summary
 
     if as_json:
@@ -236,3 +250,39 @@ def compile(
 
     print_rich(summary_view(read_summary(output)))
     say(f"\nwrote {output} ({size(output.stat().st_size)})")
+
+
+def _curve(
+    model: Path, output: Path, tolerance: float, options: dict[str, Any], *, quiet: bool
+) -> dict[str, Any]:
+    """Compile at the other tolerances of the curve, race all, and tell what was found."""
+    from collage import api
+    from collage.bench.pareto import TOLERANCES
+    from collage.cli.pareto import curve_file, drawn, raced
+    from collage.module.file import read_summary
+    from collage.report.progress_display import display
+
+    modules = {tolerance: output}
+    with measurements_survive(), display(not quiet) as progress:
+        for each in TOLERANCES:
+            if each != tolerance:
+                modules[each] = curve_file(output, each)
+                module = api.compile(model, **{**options, "tolerance": each, "progress": progress})
+                module.save(modules[each])
+        threads = read_summary(output).first[0].threads
+        found = raced(model, dict(sorted(modules.items())), threads, options["shapes"], progress)
+    picture = drawn(found, output)
+    found["modules"] = {f"{each:g}": str(file) for each, file in sorted(modules.items())}
+    found["picture"] = None if picture is None else str(picture)
+    return found
+
+
+def _tell_curve(found: dict[str, Any], *, as_json: bool) -> None:
+    from collage.cli.pareto import pareto_table
+
+    if as_json:
+        print_json(found)
+        return
+    print_rich(pareto_table(found))
+    files = [*found["modules"].values(), *filter(None, [found["picture"]])]
+    say(f"\nwrote {', '.join(files)}")

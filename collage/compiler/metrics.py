@@ -27,7 +27,7 @@ class MetricError(CollageError):
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric. ``own`` is the user's function; the others are known by name.
+    """Tells how far outputs are from the reference's. ``own`` is the user's function; the others are known by name.
 
     - ``max``: the largest absolute difference over the scale of its element (see ``measure_db.scales``).
     - ``top1``: the share of decisions that differ; a decision is the index of the largest number along the last axis.
