@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Native(Backend):
-    """Kernels in C++ for AVX-512 that run on Collage's team, in float32, mostly with channels innermost."""
+    """Kernels in C++ for AVX-512 on Collage's team, for float32 and bfloat16, mostly with channels innermost."""
 
     name = "native"
     kind = BackendKind.LIBRARY
@@ -32,7 +32,7 @@ class Native(Backend):
         """The rule that finds operators with their epilogues."""
         from collage.backends.native_kernels.rule import NativeRule
 
-        return (NativeRule(exact=options.exact),)
+        return (NativeRule(exact=options.exact, precisions=options.precisions),)
 
     def on_team(self) -> bool:
         """Native kernels always run on the team."""

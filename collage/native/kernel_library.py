@@ -57,7 +57,7 @@ def bf16_problem() -> str:
     """
     if problem := kernels_problem():
         return problem
-    missing = library_function("collage_bf16_gemm") is None
+    missing = None in map(library_function, ("collage_bf16_gemm", "collage_bf16_direct_conv"))
     return "Collage's own kernels were built before there were any for bfloat16" if missing else ""
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import helper
 
 from collage.backends.base import Backend, UnsupportedError
 from collage.frontend.subgraph import Subgraph
@@ -13,6 +15,7 @@ from collage.graph.dataflow import TensorType
 from collage.graph.storage import BF16, PLAIN, PLAIN_BF16, from_layout, is_narrow, stored_type, to_layout
 from collage.kernel.buffers import aligned_array, aligned_copy, as_bytes, poison
 from collage.kernel.options import BuildOptions, Variant
+from tests.models import make_model
 from tests.reference import evaluate
 
 ALLOWED = frozenset({BF16})
@@ -35,6 +38,32 @@ def rounded(array: Any) -> Any:
 def stored_narrow(variant: Variant, position: int) -> bool:
     """What rounds where a kernel multiplies numbers as they are stored."""
     return is_narrow(variant.inputs[position])
+
+
+def convolution(
+    shape: tuple[int, ...], weights: tuple[int, ...], *then: str, **attrs: Any
+) -> onnx.ModelProto:
+    """A convolution with a bias, and with a residual and a relu where they are asked for."""
+    rng = np.random.default_rng(0)
+    fan = weights[1] * int(np.prod(weights[2:]))
+    numbers = {
+        "w": (rng.standard_normal(weights) / np.sqrt(fan)).astype(np.float32),
+        "b": rng.standard_normal(weights[0]).astype(np.float32),
+    }
+    pads = [(k - 1) // 2 for k in weights[2:]] * 2
+    nodes = [helper.make_node("Conv", ["x", "w", "b"], ["y"], pads=pads, **attrs)]
+    inputs: dict[str, Any] = {"x": list(shape)}
+    strides = attrs.get("strides", [1] * (len(shape) - 2))
+    out = [shape[0], weights[0], *(-(-n // s) for n, s in zip(shape[2:], strides, strict=True))]
+    value = "y"
+    for op in then:
+        operands = [value]
+        if op == "Add":
+            inputs["r"] = out
+            operands.append("r")
+        nodes.append(helper.make_node(op, operands, [f"y{len(nodes)}"]))
+        value = nodes[-1].output[0]
+    return make_model(nodes, inputs, {value: out}, numbers)
 
 
 def reduced_variants(backend: Backend, subgraph: Subgraph, threads: int) -> list[Variant]:
@@ -81,14 +110,19 @@ def run(
 
 
 def model(
-    subgraph: Subgraph, variant: Variant, inputs: Sequence[np.ndarray], rounds: Rounds = stored_narrow
+    subgraph: Subgraph,
+    variant: Variant,
+    inputs: Sequence[np.ndarray],
+    rounds: Rounds = stored_narrow,
+    *,
+    of_weights: bool = True,
 ) -> list[np.ndarray]:
-    """Exact products and sums of rounded inputs and weights, in float64."""
+    """Exact products and sums of rounded inputs, and of rounded weights unless these stay wide, in float64."""
     taken = [rounded(a) if rounds(variant, i) else a for i, a in enumerate(inputs)]
     weights = {
         value: rounded(subgraph.model.graph.constants[value])
         for node in subgraph.operators
-        if node.op == "matmul" or node.op.startswith("nn.conv")
+        if of_weights and (node.op == "matmul" or node.op.startswith("nn.conv"))
         for value in node.inputs[1:]
         if subgraph.model.graph.is_constant(value)
     }
@@ -115,6 +149,7 @@ def check_all(
     *,
     rounds: Rounds = stored_narrow,
     roundings: int = 1,
+    of_weights: bool = True,
     least: int = 1,
 ) -> list[Variant]:
     """Every reduced variant that can be built computes what the model says; those that can, at least ``least``."""
@@ -126,7 +161,8 @@ def check_all(
             found = run(backend, subgraph, variant, threads, inputs)
         except UnsupportedError:
             continue
-        check(variant, found, model(subgraph, variant, inputs, rounds), roundings)
+        wanted = model(subgraph, variant, inputs, rounds, of_weights=of_weights)
+        check(variant, found, wanted, roundings)
         built.append(variant)
     assert len(built) >= least, reduced_variants(backend, subgraph, threads)
     return built

@@ -12,13 +12,23 @@ from hypothesis import strategies as st
 
 from collage.backends.native_kernels import bf16_gemm
 from collage.backends.native_kernels.bf16_gemm import WIDENED, packed_weights
+from collage.backends.native_kernels.rule import NativeRule
 from collage.errors import CollageError, ModuleFileError
+from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
-from collage.graph.storage import PLAIN, PLAIN_BF16
+from collage.graph.storage import (
+    BLOCKED_BF16,
+    CHANNELS_LAST,
+    CHANNELS_LAST_BF16,
+    PLAIN,
+    PLAIN_BF16,
+    is_narrow,
+)
 from collage.kernel.options import BuildOptions, Variant
 from collage.native.kernel_library import bf16_problem, has_bf16_dots
 from collage.native.packed import from_artifact, to_bytes
-from tests.backends.bf16_checks import ALLOWED, check_all, model, reduced_variants, rounded, run
+from collage.patterns.context import MatchContext
+from tests.backends.bf16_checks import ALLOWED, check_all, convolution, model, reduced_variants, rounded, run
 from tests.backends.native_checks import BACKEND, subgraphs_of
 from tests.backends.product_models import EPILOGUES, product_model, weighted_products
 
@@ -31,10 +41,18 @@ def rounds_of(subgraph: Subgraph) -> object:
     data = subgraph.inputs.index(subgraph.operators[0].inputs[0])
 
     def rounds(variant: Variant, position: int) -> bool:
-        narrow = variant.inputs[position] == PLAIN_BF16
+        narrow = is_narrow(variant.inputs[position])
         return narrow or (position == data and WIDENED not in variant.split)
 
     return rounds
+
+
+def longest_of_all(proto: onnx.ModelProto) -> Subgraph:
+    """The longest chain that some kernel of a reduced precision takes."""
+    model = import_model(proto)
+    rule = NativeRule(precisions=ALLOWED)
+    found = [each.nodes for each in rule.find(MatchContext(model)) if not each.reason]
+    return Subgraph(model, max(found, key=len))
 
 
 def longest(proto: onnx.ModelProto) -> Subgraph:
@@ -59,6 +77,39 @@ def test_many_rows() -> None:
     chain = longest(product_model([300, 2050], 96, then=("Residual", "Relu")))
     built = check_all(BACKEND, chain, 2, rounds=rounds_of(chain))  # type: ignore[arg-type]
     assert {each.split for each in built} <= {"columns", "rows", "columns, widened", "rows, widened"}
+
+
+PIXELS = {
+    "pixels": convolution((1, 64, 9, 7), (48, 64, 1, 1), "Add", "Relu"),
+    "of 3 axes": convolution((2, 20, 3, 4, 5), (33, 20, 1, 1, 1), "Sigmoid"),
+    "one row": convolution((1, 33, 50), (16, 33, 1)),
+}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", PIXELS)
+def test_convolutions_of_pixels(name: str, threads: int) -> None:
+    chain = longest_of_all(PIXELS[name])
+    built = check_all(BACKEND, chain, threads, rounds=rounds_of(chain))  # type: ignore[arg-type]
+    assert {each.outputs[0] for each in built} == {CHANNELS_LAST, CHANNELS_LAST_BF16}
+
+
+GROUPS = {
+    "of 4": convolution((1, 32, 9, 7), (32, 4, 3, 3), "Add", "Relu", group=8),
+    "of 8, strides": convolution((2, 48, 8, 9), (48, 8, 3, 3), "Relu", group=6, strides=[2, 2]),
+    "of 32": convolution((1, 64, 6, 6), (64, 32, 3, 3), "Relu", group=2),
+    "single": convolution((1, 40, 11, 12), (40, 1, 5, 5), "Relu", group=40),
+    "3d": convolution((1, 32, 4, 5, 6), (32, 4, 3, 3, 3), group=8),
+}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", GROUPS)
+def test_narrow_groups(name: str, threads: int) -> None:
+    """Weights and arithmetic are float32, so only what is stored is rounded."""
+    built = check_all(BACKEND, longest_of_all(GROUPS[name]), threads, of_weights=False)
+    assert {each.inputs[0] for each in built} == {BLOCKED_BF16, CHANNELS_LAST_BF16}
+    assert all(each.inputs[0] == each.outputs[0] for each in built)
 
 
 def test_few_rows_are_offered_with_both_kinds_of_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
@@ -33,7 +31,7 @@ from collage.kernel.buffers import aligned_array, aligned_copy, poison
 from collage.kernel.options import BuildOptions
 from collage.kernel.transform import LayoutTransform
 from collage.measure_db.plan_check import same_values
-from tests.backends.bf16_checks import ALLOWED, check_all, model, reduced_variants, rounded, run
+from tests.backends.bf16_checks import ALLOWED, check_all, convolution, model, reduced_variants, rounded, run
 from tests.backends.onednn_checks import BACKEND, chains_of, needs_onednn, subgraph_of
 from tests.backends.product_models import EPILOGUES, product_model
 from tests.models import make_model
@@ -50,39 +48,16 @@ pytestmark = [
 RNG = np.random.default_rng(0)
 
 
-def conv(shape: tuple[int, ...], weights: tuple[int, ...], *then: str, **attrs: Any) -> onnx.ModelProto:
-    """A convolution with a bias, and with a residual and a relu where they are asked for."""
-    fan = weights[1] * int(np.prod(weights[2:]))
-    numbers = {
-        "w": (RNG.standard_normal(weights) / np.sqrt(fan)).astype(np.float32),
-        "b": RNG.standard_normal(weights[0]).astype(np.float32),
-    }
-    pads = [(k - 1) // 2 for k in weights[2:]] * 2
-    nodes = [helper.make_node("Conv", ["x", "w", "b"], ["y"], pads=pads, **attrs)]
-    inputs: dict[str, Any] = {"x": list(shape)}
-    strides = attrs.get("strides", [1] * (len(shape) - 2))
-    out = [shape[0], weights[0], *(-(-n // s) for n, s in zip(shape[2:], strides, strict=True))]
-    value = "y"
-    for op in then:
-        operands = [value]
-        if op == "Add":
-            inputs["r"] = out
-            operands.append("r")
-        nodes.append(helper.make_node(op, operands, [f"y{len(nodes)}"]))
-        value = nodes[-1].output[0]
-    return make_model(nodes, inputs, {value: out}, numbers)
-
-
 CONVOLUTIONS = {
-    "3x3": conv((1, 32, 9, 9), (48, 32, 3, 3), "Relu"),
-    "1x1": conv((1, 64, 8, 8), (32, 64, 1, 1), "Add", "Relu"),
-    "strides": conv((1, 32, 9, 9), (32, 32, 3, 3), strides=[2, 2]),
-    "first": conv((1, 3, 16, 16), (32, 3, 7, 7), "Relu"),
-    "groups": conv((1, 64, 8, 8), (64, 16, 3, 3), "Relu", group=4),
-    "depthwise": conv((1, 32, 8, 8), (32, 1, 3, 3), "Relu", group=32),
-    "3d": conv((1, 16, 4, 6, 6), (32, 16, 3, 3, 3), "Add", "Relu"),
-    "odd channels": conv((1, 20, 7, 7), (21, 20, 3, 3), "Relu"),
-    "batch": conv((3, 32, 6, 6), (32, 32, 3, 3), "Sigmoid"),
+    "3x3": convolution((1, 32, 9, 9), (48, 32, 3, 3), "Relu"),
+    "1x1": convolution((1, 64, 8, 8), (32, 64, 1, 1), "Add", "Relu"),
+    "strides": convolution((1, 32, 9, 9), (32, 32, 3, 3), strides=[2, 2]),
+    "first": convolution((1, 3, 16, 16), (32, 3, 7, 7), "Relu"),
+    "groups": convolution((1, 64, 8, 8), (64, 16, 3, 3), "Relu", group=4),
+    "depthwise": convolution((1, 32, 8, 8), (32, 1, 3, 3), "Relu", group=32),
+    "3d": convolution((1, 16, 4, 6, 6), (32, 16, 3, 3, 3), "Add", "Relu"),
+    "odd channels": convolution((1, 20, 7, 7), (21, 20, 3, 3), "Relu"),
+    "batch": convolution((3, 32, 6, 6), (32, 32, 3, 3), "Sigmoid"),
 }
 
 

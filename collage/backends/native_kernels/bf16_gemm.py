@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,14 +10,26 @@ import numpy as np
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
+from collage.backends.chains.epilogue import read_epilogue
 from collage.backends.native_kernels.algorithm import Algorithm, is_small
 from collage.backends.native_kernels.gemm import COLUMNS, ROWS, WHOLE
 from collage.backends.native_kernels.geometry import shape_struct
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.limits import bf16_gemm_limits
+from collage.backends.native_kernels.product import Product
 from collage.backends.native_kernels.task import NativeTask
 from collage.errors import ModuleFileError
-from collage.graph.storage import BF16, BLOCK, PLAIN, PLAIN_BF16, Storage, is_narrow, to_layout
+from collage.graph.storage import (
+    BF16,
+    BLOCK,
+    CHANNELS_LAST,
+    PLAIN,
+    PLAIN_BF16,
+    Storage,
+    is_narrow,
+    narrowed,
+    to_layout,
+)
 from collage.kernel.options import BuildOptions, Variant
 from collage.native import NativeKernel
 from collage.native.kernel_library import bf16_problem, has_bf16_dots
@@ -35,17 +48,21 @@ _FEW_ROWS = 16
 
 
 class Bf16Gemm(Algorithm):
-    """Takes a matrix, or several with rows of the same length, times a constant one."""
+    """Takes a matrix, or several with rows of the same length, times a constant one; and convolutions of single pixels.
+
+    The rows of these are pixels with their channels.
+    """
 
     name = "bf16_gemm"
-    roots = frozenset({"matmul"})
+    roots = frozenset({"matmul", "nn.conv1d", "nn.conv2d", "nn.conv3d"})
     precision = BF16
 
     def variants(self, task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
         """The splits of float32, each with float32 and bfloat16 data and results, and two kinds of arithmetic."""
         if problem := bf16_problem():
             raise UnsupportedError(problem)
-        product, threads = task.product, build.threads
+        (product, wide), threads = _product_of(task), build.threads
+        narrow = narrowed(wide, BF16)
         splits = []
         if threads > 1:
             splits += [COLUMNS] if product.matrix.shape[1] >= BLOCK * threads else []
@@ -55,17 +72,17 @@ class Bf16Gemm(Algorithm):
         kinds = [""] if has_bf16_dots() else []
         kinds += [WIDENED] if product.rows <= _FEW_ROWS or not kinds else []
         return [
-            Variant(_inputs(task, source, target), (target,), _words(split, kind), BF16)
+            Variant(_inputs(task, product, source, target), (target,), _words(split, kind), BF16)
             for split in splits
             for kind in kinds
-            for source in (PLAIN, PLAIN_BF16)
-            for target in (PLAIN, PLAIN_BF16)
+            for source in (wide, narrow)
+            for target in (wide, narrow)
             if source == target or product.data != product.epilogue.residual
         ]
 
     def pack(self, task: NativeTask, build: BuildOptions) -> Packed:
         """The shape of the kernel, the weights in the order in which they are read, and the bias."""
-        product, variant = task.product, build.variant
+        (product, _), variant = _product_of(task), build.variant
         depth, columns = product.matrix.shape
         split = variant.split.removesuffix(WIDENED).removesuffix(", ")
         shares = 1 if split == WHOLE else build.threads
@@ -127,10 +144,31 @@ def packed_weights(weights: Floats, shares: int) -> Floats:
     return np.concatenate(parts).view(np.float32)
 
 
-def _inputs(task: NativeTask, source: Storage, target: Storage) -> tuple[Storage, ...]:
+def _product_of(task: NativeTask) -> tuple[Product, Storage]:
+    """The product, and the wide storage in which its rows lie one after another.
+
+    Raises UnsupportedError for a convolution that is none.
+    """
+    chain, conv = task.chain, task.conv
+    if conv is None:
+        return task.product, PLAIN
+    if conv.groups > 1 or conv.transposed or math.prod(conv.weights.shape[2:]) != 1:
+        raise UnsupportedError("the windows have more than a pixel, or the convolution is grouped")
+    if max(conv.strides) > 1 or any((*conv.pad_begin, *conv.pad_end)):
+        raise UnsupportedError("the pixels are at distances, or there is padding")
+    data = chain.root.inputs[0]
+    if chain.viewed or chain.graph.is_constant(data):
+        raise UnsupportedError("the result is reshaped, or the data is a constant")
+    folded = task.folded
+    rows = conv.dst[0] * math.prod(conv.dst[2:])
+    matrix = conv.weights.reshape(conv.weights.shape[:2]).T
+    epilogue = read_epilogue(chain, folded.epilogue, conv.dst)
+    return Product(data, rows, matrix, folded.scale, folded.bias, epilogue), CHANNELS_LAST
+
+
+def _inputs(task: NativeTask, product: Product, source: Storage, target: Storage) -> tuple[Storage, ...]:
     """The storages of the inputs: the data's, and for a residual the result's."""
-    data = task.product.data
-    return tuple(source if value == data else target for value in task.chain.inputs)
+    return tuple(source if value == product.data else target for value in task.chain.inputs)
 
 
 def _words(split: str, kind: str) -> str:

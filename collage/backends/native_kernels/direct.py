@@ -13,7 +13,7 @@ from collage.backends.native_kernels.algorithm import Algorithm, in_layout, is_s
 from collage.backends.native_kernels.direct_weights import packed_weights, sources_of
 from collage.backends.native_kernels.geometry import shape_struct, strides, three
 from collage.backends.native_kernels.kernel import SharedKernel
-from collage.backends.native_kernels.limits import direct_limits
+from collage.backends.native_kernels.limits import Arrays, Needs, Numbers, direct_limits
 from collage.backends.native_kernels.task import NativeTask
 from collage.core.typed import typed
 from collage.graph.storage import BLOCK, BLOCKED, CHANNELS_LAST
@@ -40,6 +40,7 @@ class DirectConv(Algorithm):
 
     name = "direct_conv"
     roots = frozenset({"nn.conv1d", "nn.conv2d", "nn.conv3d"})
+    function = "collage_direct_conv"
 
     def variants(self, task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
         """Both layouts with channels innermost and the more even split, and one thread alone for small work."""
@@ -93,13 +94,18 @@ class DirectConv(Algorithm):
         """A kernel whose shares read the same weights."""
         reach = [np.array(typed(list[int], packed.numbers[name]), np.int64) for name in ("begin", "sources")]
         return SharedKernel(
-            "collage_direct_conv",
+            self.function,
             _Shape,
             packed,
             threads,
-            limits=direct_limits,
+            limits=self.limits,
             constants=[*reach, packed.arrays["weights"], packed.arrays["bias"]],
         )
+
+    @staticmethod
+    def limits(numbers: Numbers, arrays: Arrays) -> Needs:
+        """The limits of the kernel."""
+        return direct_limits(numbers, arrays)
 
 
 def problem_of(conv: Conv) -> str:

@@ -22,14 +22,17 @@ class NativeRule:
     max_nodes: int = 12
     exact: bool = False
     """Whether to find only what a direct algorithm takes."""
+    precisions: frozenset[str] = frozenset()
+    """Reduced precisions whose algorithms count, too."""
 
     def find(self, context: MatchContext) -> Iterator[Found]:
         """The operators, each with a reason if there is no kernel for it, and the chains that begin with them."""
+        build = BuildOptions(exact=self.exact, precisions=self.precisions)
         for seed in range(len(context.graph.nodes)):
             for nodes in ((seed,), *grown(context, seed, self.max_nodes)):
                 name = f"{type(self).__name__}: {text_of(context, nodes)}"
                 try:
-                    offers(Subgraph(context.model, nodes), BuildOptions(exact=self.exact))
+                    offers(Subgraph(context.model, nodes), build)
                     yield Found(nodes, name)
                 except UnsupportedError as error:
                     if len(nodes) == 1:

@@ -44,6 +44,9 @@ typedef struct {
 // Share n of the convolution. a: collage_direct_conv_shape, b: collage_direct_conv_buffers.
 int collage_direct_conv(void *a, void *b, intptr_t n, void *c);
 
+// The same, where src, residual and dst are bfloat16: steps count elements of 2 bytes.
+int collage_bf16_direct_conv(void *a, void *b, intptr_t n, void *c);
+
 #ifdef __cplusplus
 }
 #endif

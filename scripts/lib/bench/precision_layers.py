@@ -42,10 +42,11 @@ def command(model: Path, threads: int, seconds: float, only: str, every: bool) -
     if BF16 not in reduced_precisions():
         raise CollageError("this processor has no instructions for bfloat16 (AVX512-BF16 or AMX).")
     sums = {"float32": 0.0, "bf16": 0.0, "the faster one": 0.0}
-    for layer in layers(import_model(model)):
+    allowed = frozenset({BF16})
+    for layer in layers(import_model(model), allowed):
         if only not in layer.name:
             continue
-        us = race(layer, threads, seconds, cold=True, precisions=frozenset({BF16}))
+        us = race(layer, threads, seconds, cold=True, precisions=allowed)
         exact, reduced = (
             min((t, n) for n, t in us.items() if n.endswith(f"; {BF16}") == narrow)
             for narrow in (False, True)

@@ -36,12 +36,12 @@ class Layer:
     weight_bytes: int
 
 
-def layers(model: Model) -> Iterator[Layer]:
+def layers(model: Model, precisions: frozenset[str] = frozenset()) -> Iterator[Layer]:
     """Convolutions and products with constant weights, each with the longest chain that both backends take."""
     context, graph = MatchContext(model), model.graph
     chains: dict[int, list[set[tuple[int, ...]]]] = {}
     for place, backend in enumerate(BACKENDS):
-        for source in backend.sources(BuildOptions()):
+        for source in backend.sources(BuildOptions(precisions=precisions)):
             for found in source.find(context):
                 op = graph.nodes[min(found.nodes)].op
                 if not found.reason and op.startswith(("nn.conv", "matmul")):
