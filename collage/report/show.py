@@ -171,7 +171,7 @@ def _errors(found: ErrorReport, program: Program) -> str:
     text = f"{found.tolerance:g} by {found.metric}"
     if found.measured is not None:
         text += f"; measured {found.measured:.2g}"
-    if found.predicted:
+    if found.predicted and found.metric == "max":
         text += f" (predicted {found.predicted:.2g})"
     if found.own is not None:
         text += f", in float32 {found.own:.2g}"
