@@ -154,6 +154,8 @@ def compile(
         raise UsageError("a quick compile is no exhaustive one: leave out either quick or effort.")
     if budget_s is not None and not budget_s > 0:
         raise UsageError("budget_s must be more than 0 seconds.")
+    if not 0 < time_limit_s < math.inf:
+        raise UsageError("time_limit_s must be a number of seconds above 0.")
     if quick and tune_trials:
         raise UsageError(
             "a quick compile does not tune: leave out either quick or tune_trials (--quick or --tune-trials)."

@@ -38,7 +38,8 @@ Beside = Callable[[], AbstractContextManager[Any]]
 class Race:
     """Timings of the contenders that ran, and the reasons of those that failed, both by name.
 
-    A timing holds microseconds and the error of the outputs. ``bursts`` holds the median microseconds in each round.
+    A timing holds microseconds, the error of the outputs, and the seconds until the first run had ended (``load_s``).
+    ``bursts`` holds the median microseconds in each round.
     """
 
     timings: Mapping[str, Mapping[str, Any]]
@@ -77,6 +78,7 @@ def race(
     """
     contenders: dict[str, _Contender] = {}
     errors: dict[str, float | None] = {}
+    loads_s: dict[str, float] = {}
     failed: dict[str, str] = {}
     with ExitStack() as stack:
         for position, (name, setup) in enumerate(setups.items()):
@@ -84,18 +86,22 @@ def race(
             contender = _Contender(setup)
             stack.callback(contender.kill)
             try:
-                outputs = contender.outputs()
+                loaded = contender.loaded()
             except ChildError as failure:
                 if name in required:
                     raise CollageError(f"{name} cannot run {setup.path}: {failure}") from failure
                 failed[name] = str(failure)
                 continue
-            errors[name] = None if expected is None else _largest_error(outputs, expected)
+            errors[name] = None if expected is None else _largest_error(loaded.outputs, expected)
+            loads_s[name] = loaded.load_s
             contenders[name] = contender
         bursts = _rounds(contenders, beside or {}, rounds, progress)
     return Race(
         {
-            name: _timing([one for burst in bursts[name] for one in burst], errors[name])
+            name: {
+                **_timing([one for burst in bursts[name] for one in burst], errors[name]),
+                "load_s": round(loads_s[name], 3),
+            }
             for name in contenders
         },
         {name: [median(burst) / 1e3 for burst in bursts[name]] for name in contenders},
@@ -107,7 +113,7 @@ def outputs_of(setup: Setup) -> Sequence[Array]:
     """The outputs of a contender that runs the model once. Raises ChildError."""
     contender = _Contender(setup)
     try:
-        return contender.outputs()
+        return contender.loaded().outputs
     finally:
         contender.kill()
 
@@ -160,10 +166,10 @@ class _Contender(ChildProcess):
         super().__init__("collage.bench.worker", subprocess.DEVNULL)
         self._setup = setup
 
-    def outputs(self) -> Sequence[Array]:
-        """Load the model, run it once, and return its outputs. Raises ChildError."""
-        loaded: Loaded = self.ask(self._setup, math.inf)
-        return loaded.outputs
+    def loaded(self) -> Loaded:
+        """Load the model, and run it once. Raises ChildError."""
+        reply: Loaded = self.ask(self._setup, math.inf)
+        return reply
 
     def burst(self, seconds: float) -> Sequence[int]:
         """Run a burst, and return the nanoseconds of its calls. Raises ChildError."""

@@ -55,9 +55,13 @@ class Setup:
 
 @dataclass(frozen=True)
 class Loaded:
-    """The reply when the engine has run once; ``outputs`` are its outputs in the model's order."""
+    """The reply when the engine has run once; ``outputs`` are its outputs in the model's order.
+
+    ``load_s`` are the seconds from importing the engine to the end of its first run.
+    """
 
     outputs: tuple[Array, ...]
+    load_s: float
 
 
 @dataclass(frozen=True)
@@ -87,9 +91,11 @@ def main() -> None:
     try:
         setup: Setup = read_message(source)
         try:
+            started = time.perf_counter()
             call, outputs = _engine(setup)(setup)
             call()
-            reply: object = Loaded(tuple(np.array(each) for each in outputs()))
+            load_s = time.perf_counter() - started
+            reply: object = Loaded(tuple(np.array(each) for each in outputs()), load_s)
         except Exception as error:  # an engine may raise anything, and the parent is told of it
             reply = Failure(_one_line(error))
         write_message(sink, reply)

@@ -18,11 +18,13 @@ from collage.cli.options import (
     SEED_OPTION,
     SHAPE_SETS_OPTION,
     THREADS_OPTION,
+    Seconds,
     once_each,
     parse_input,
     parse_names,
     sets_of,
 )
+from collage.frontend.model_path import check_model_path
 
 
 @click.command()
@@ -54,7 +56,7 @@ from collage.cli.options import (
 )
 @click.option(
     "--time-limit",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(finite=True),
     default=60.0,
     show_default=True,
     metavar="S",
@@ -69,7 +71,7 @@ from collage.cli.options import (
 )
 @click.option(
     "--budget",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(),
     metavar="SECONDS",
     help="Time for the whole compile; the best module by then is written. Default: as long as it takes "
     "(300 for the search of --level graph), 10 with --quick.",
@@ -200,6 +202,7 @@ def compile(
         raise click.UsageError("--pareto is for one set of shapes", click.get_current_context())
     if inputs and len(sets) > 1:
         raise click.UsageError("--input is for one set of shapes", click.get_current_context())
+    check_model_path(model)
     refuse_same(model, output)
     check_writable(output)
     with measurements_survive():

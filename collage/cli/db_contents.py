@@ -115,8 +115,8 @@ def list_rows(db: Path | None, backend: str, only: str, limit: int, everything: 
 def why(text: str, db: Path | None, backend: str, everything: bool, as_json: bool) -> None:
     """Show all candidates that were measured for regions whose operators hold OPERATORS.
 
-    The fastest comes first, and what was rejected comes last, with the reason. A digest of a region, as in the output
-    of --json, selects that region.
+    The fastest comes first, then what lost a race, and what was rejected comes last, with the reason. A digest of a
+    region, as in the output of --json, selects that region.
 
     \b
     Examples:
@@ -141,9 +141,9 @@ def why(text: str, db: Path | None, backend: str, everything: bool, as_json: boo
         table = _table("backend", "variant and settings", "threads", "us", "noise", "busy", "", "when")
         best: dict[int, float] = {}
         for row in rows:
-            if not row.rejected:
+            if not row.rejected and not row.outrun:
                 best.setdefault(row["threads"], row["median_us"])
-            compared = "" if row.rejected else _compared(row["median_us"], best[row["threads"]])
+            compared = _compared(row, best.get(row["threads"]))
             table.add_row(row["backend"], *_figures(row), compared, date_of(row["created"]))
         print_rich(table)
         say("")
@@ -174,8 +174,14 @@ def _figures(row: Row) -> tuple[str, str, str, str, str]:
     return settings[:120], threads, f"{row['median_us']:.1f}", f"{row.relative_noise:.1%}", busy
 
 
-def _compared(median_us: float, best_us: float) -> str:
-    return "fastest" if median_us <= best_us else f"slower by {median_us / max(best_us, 1e-9) - 1:.0%}"
+def _compared(row: Row, best_us: float | None) -> str:
+    """What a row loses to the fastest one that was measured to the end, with the same number of threads."""
+    if row.outrun:
+        return "lost a race" if row["repeats"] else "not measured: it had no chance"
+    if row.rejected or best_us is None:
+        return ""
+    us = row["median_us"]
+    return "fastest" if us <= best_us else f"slower by {us / max(best_us, 1e-9) - 1:.0%}"
 
 
 def _as_json(row: Row) -> dict[str, Any]:

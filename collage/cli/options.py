@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
 Value = TypeVar("Value")
+
+
+class Seconds(click.FloatRange):
+    """A number above 0, which NaN is not."""
+
+    def __init__(self, *, finite: bool = False) -> None:
+        """Infinity is a number of seconds, too, unless they have to be ``finite``."""
+        super().__init__(min=0, min_open=True)
+        self._finite = finite
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Parse the number. Raises click.BadParameter."""
+        found = float(super().convert(value, param, ctx))
+        if math.isnan(found) or (self._finite and math.isinf(found)):
+            self.fail(f"{value} is no number of seconds.", param, ctx)
+        return found
 
 
 def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:

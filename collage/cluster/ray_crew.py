@@ -86,8 +86,9 @@ class RayCrew:
                     yield from (Done(job, (), self._fate()) for job in shares.open)
                     return
                 try:
+                    self.session.deadline.check()
                     ready, _ = self.ray.wait([*self._pending], num_returns=1, timeout=_TICK_S)
-                except BaseException:  # Ctrl-C, or another signal's exception
+                except BaseException:  # the time is over, Ctrl-C, or another signal's exception
                     yield from self._unfinished(shares)
                     raise
                 for ref in ready:

@@ -124,11 +124,17 @@ def _candidates(compilation: Compilation, threads: int) -> Iterator[CandidateRep
             yield replace(found, threads=threads)
     for each in compilation.refused:
         yield CandidateReport(each.nodes, each.backend, each.pattern, reason=f"no match: {each.reason}")
+    # A request that several passes have considered is told once, with what came of it at last.
+    considered = {
+        (event.request, event.single_threaded): event
+        for event in compilation.log
+        if isinstance(event, Considered)
+    }
+    for last in considered.values():
+        found = _candidate(last.request, last.purpose, last.outcome)
+        yield replace(found, threads=1 if last.single_threaded else threads)
     for event in compilation.log:
-        if isinstance(event, Considered):
-            found = _candidate(event.request, event.purpose, event.outcome)
-            yield replace(found, threads=1 if event.single_threaded else threads)
-        elif isinstance(event, TriedEngine):
+        if isinstance(event, TriedEngine):
             yield replace(_on_engine(event), threads=threads)
 
 

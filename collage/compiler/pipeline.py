@@ -37,7 +37,18 @@ FULL: tuple[Pass, ...] = (
     Verify(),
     Match(),
     Measure(few=True),
-    IfPlaced((Repeat((Fixpoint(Place(suggests=False), Calibrate()), Glance())),)),
+    IfPlaced(
+        (
+            Repeat(
+                (
+                    Fixpoint(Place(suggests=False), Calibrate()),
+                    Glance(),
+                    Concurrency(),
+                    Glance(of_streams=True),
+                )
+            ),
+        )
+    ),
     Measure(),
     Repeat(
         (

@@ -21,11 +21,11 @@ SHORT = Race(replace(FULL, rounds=12, compare_s=3.0), FEWEST, SURE, noted=True, 
 
 
 def short_list(context: Context, compilation: Compilation, plans: Sequence[Plan], most: int) -> list[Plan]:
-    """The placement, or the first and the last ones of the plans that were found; and the best engine."""
+    """The placement, or the first one of the plans where it is among them; the last ones of them; the best engine."""
     ours = [plan for plan in plans if not plan.original]
-    if not ours:
-        placement = compilation.placed.placement
-        ours = [Plan("collage", placement, exclusive=len(placement.candidates) == 1)]
+    placement = compilation.placed.placement
+    if all(plan.placement != placement for plan in ours):
+        ours.insert(0, Plan("collage", placement, exclusive=len(placement.candidates) == 1))
     kept = list(dict.fromkeys((ours[0], *ours[1 - most :]))) if most > 1 else ours[:1]
     engines = [plan for plan in plans if plan.original] or _first(context, compilation)
     return kept + sorted(engines, key=lambda plan: plan.placement.predicted_us)[:1]

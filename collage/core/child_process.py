@@ -89,16 +89,17 @@ class ChildProcess:
         """Whether the child still runs."""
         return self._process.poll() is None
 
-    def ask(self, message: object, limit_s: float) -> Any:
+    def ask(self, message: object, limit_s: float, *, most_s: float = math.inf) -> Any:
         """Send a message and wait for the reply, at most ``limit_s`` seconds besides those in which the child waits.
 
-        Raises ChildError when the reply is a Failure; the child lives on. Raises TimeoutError, ChildEndedError and
-        ChannelError. After these, and after any other exception (such as KeyboardInterrupt), the child is killed.
+        With those it takes at most ``most_s`` seconds. Raises ChildError when the reply is a Failure; the child lives
+        on. Raises TimeoutError, ChildEndedError and ChannelError. After these, and after any other exception (such as
+        KeyboardInterrupt), the child is killed.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             write_pickle(self._process.stdin.fileno(), self.pickled(message))
-            reply = _read_reply(self._process.stdout.fileno(), limit_s)
+            reply = _read_reply(self._process.stdout.fileno(), limit_s, most_s)
         except (EOFError, BrokenPipeError) as error:
             raise ChildEndedError(self._code()) from error
         except BaseException:
@@ -197,15 +198,16 @@ def read_message(fd: int, limit_s: float = math.inf) -> Any:
         raise ChannelError(f"damaged message: {error}") from error
 
 
-def _read_reply(fd: int, limit_s: float) -> Any:
-    """Wait for the next message that is a reply. The limit does not run between ``Waits`` and ``GoesOn``."""
-    left = limit_s
+def _read_reply(fd: int, limit_s: float, most_s: float) -> Any:
+    """Wait for the next message that is a reply. Only ``most_s`` runs between ``Waits`` and ``GoesOn``."""
+    left, end = limit_s, time.monotonic() + most_s
     while True:
         start = time.monotonic()
-        reply = read_message(fd, left)
+        reply = read_message(fd, min(left, end - start))
         if isinstance(reply, Waits):
-            left -= time.monotonic() - start
-            reply = read_message(fd)
+            now = time.monotonic()
+            left -= now - start
+            reply = read_message(fd, end - now)
         if not isinstance(reply, GoesOn):
             return reply
 

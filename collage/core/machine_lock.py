@@ -7,6 +7,7 @@ Who has had the machine begins at the first file again, so nobody has it twice w
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -28,8 +29,17 @@ Waiting = Callable[[], AbstractContextManager[None]]
 
 _open: set[int] = set()
 """The descriptors of the files that this process has open."""
-_mine = threading.local()
-"""Whether the current thread has the machine."""
+
+
+class _Mine(threading.local):
+    """What the current thread has: whether the machine, and the descriptors of the files that are open."""
+
+    def __init__(self) -> None:
+        self.has_it = False
+        self.files: list[int] = []
+
+
+_mine = _Mine()
 
 
 def lock_path() -> Path | None:
@@ -47,44 +57,47 @@ def machine_lock(waiting: Waiting = nullcontext) -> Iterator[None]:
     A thread that has it already goes on at once. Where the files cannot be made or locked, nothing is locked.
     """
     path = lock_path()
-    if path is None or getattr(_mine, "has_it", False):
+    if path is None or _mine.has_it:
         yield
         return
-    machine: int | None = None
     try:
-        machine = _taken(path, waiting)
+        _close_all()  # what an interrupt in the middle of an earlier release has left
+        _take(path, waiting)
         _mine.has_it = True
         yield
     finally:
         _mine.has_it = False
-        _close(machine)
+        _close_all()
 
 
-def _taken(path: Path, waiting: Waiting) -> int | None:
-    """The descriptor of the machine's file, which is locked then, or None where the system refuses."""
-    queue = machine = None
+def _take(path: Path, waiting: Waiting) -> None:
+    """Lock the machine's file, unless the system refuses."""
     try:
         queue, machine = _opened(path.with_name(f"{path.name}.next")), _opened(path)
         if not (_locked_at_once(queue) and _locked_at_once(machine)):
             with waiting():
                 fcntl.flock(queue, fcntl.LOCK_EX)
                 fcntl.flock(machine, fcntl.LOCK_EX)
-        return machine
+        _close(queue)
     except OSError as error:
         log.info("measurements are not kept apart from those of other processes: %s: %s", path, error)
-        _close(machine)
-        return None
-    except BaseException:
-        _close(machine)
-        raise
-    finally:
-        _close(queue)
+        _close_all()
 
 
 def _opened(path: Path) -> int:
-    """A descriptor of the file, which is made where there is none."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    """A descriptor of the file, which is made where there is none. It needs no more than to be readable.
+
+    Raises OSError for a file in the default place that is another user's, who could keep it locked.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe would wait for a writer
+    try:
+        fd = os.open(path, flags)
+    except FileNotFoundError:
+        fd = os.open(path, flags | os.O_CREAT, 0o644)
     _open.add(fd)
+    _mine.files.append(fd)
+    if LOCK_VARIABLE not in os.environ and os.fstat(fd).st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, "it is another user's")
     return fd
 
 
@@ -96,14 +109,20 @@ def _locked_at_once(fd: int) -> bool:
     return True
 
 
-def _close(fd: int | None) -> None:
+def _close_all() -> None:
+    """Close the files that the current thread has open."""
+    for fd in [*_mine.files]:
+        _close(fd)
+
+
+def _close(fd: int) -> None:
     """Release the lock, also where a child that was forked still has the file open."""
-    if fd is None or fd not in _open:
-        return
-    _open.discard(fd)
-    with suppress(OSError):
-        fcntl.flock(fd, fcntl.LOCK_UN)
-    os.close(fd)
+    if fd in _open:
+        with suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)
+        _open.discard(fd)
+        os.close(fd)
+    _mine.files.remove(fd)
 
 
 def _forget() -> None:
@@ -111,6 +130,7 @@ def _forget() -> None:
     for fd in _open:
         os.close(fd)
     _open.clear()
+    _mine.files.clear()
     _mine.has_it = False
 
 

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 
 from collage.core.library_text import library_text
 from collage.errors import ModelError
+from collage.frontend.model_path import check_model_path
 from collage.frontend.proto_text import check_text
 from collage.frontend.scopes import all_nodes
 
@@ -60,12 +61,9 @@ def as_written(source: ModelSource) -> onnx.ModelProto:
     if isinstance(source, bytes):
         return _parse(source, "the given bytes")
     path = Path(source)
-    if path.is_dir():
-        raise ModelError(f"{path} is a directory; give the .onnx file in it.")
     try:
+        check_model_path(path)
         data = path.read_bytes()
-    except FileNotFoundError as error:
-        raise ModelError(f"no such file: {path}. Check the path of the ONNX model.") from error
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}.") from error
     model = _parse(data, str(path))

@@ -38,8 +38,12 @@ def is_busy(busy: float | None) -> bool:
 
 
 def quietness(busy: float | None) -> tuple[bool, float]:
-    """A value that is larger for a quieter machine. An unknown number counts as one at the limit."""
-    return not is_busy(busy), -(busy_limit() if busy is None else busy)
+    """A value that is larger for a quieter machine. An unknown number counts as one at the limit.
+
+    The limit is the usual one, whatever it is in this process, so that a merge has the same result everywhere.
+    """
+    known = _LIMIT if busy is None else busy
+    return known <= _LIMIT, -known
 
 
 def patience(busy: float) -> float:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from collage.measure_db.busy import is_busy, quietness
+from collage.measure_db.busy import quietness
 from collage.measure_db.results import RejectionKind
 from collage.measure_db.rows import FACTS, KERNELS, NETWORKS, Row
 
@@ -31,8 +31,8 @@ def certainty(row: Row) -> tuple[Any, ...]:
     Of kernels: the later edition of the numerics gate; then a kernel that was found wrong or broken, for it may be so
     only now and then; then a measurement that no busy machine disturbed; then the one with less noise; then that of the
     quieter machine; then a kernel that is only known to be slower than another. Of facts: one that no busy machine
-    disturbed; then the newer one. What is still equal is decided by
-    the newer date, and at last by the values themselves.
+    disturbed; then the newer one. What is still equal is decided by the newer date, and at last by the values
+    themselves.
     """
     last = (row["created"], tuple(map(str, row.values)))
     if row.table is KERNELS:
@@ -44,7 +44,7 @@ def certainty(row: Row) -> tuple[Any, ...]:
         return (row["gate"], 2, *_precision(row), *last)
     if row.table is NETWORKS:
         return (*_precision(row), *last)
-    return (not is_busy(row["busy"]), *last)
+    return (quietness(row["busy"])[0], *last)
 
 
 def _precision(row: Row) -> tuple[bool, float, float]:

@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TypeAlias
 
-from collage.kernel.options import Variant
 from collage.measure_db.protocol import Request
+from collage.measure_db.request_keys import variant_text
 from collage.measure_db.results import Measurement, Outcome, Slower
 
 Nodes: TypeAlias = "tuple[int, ...]"
-_Kind: TypeAlias = "tuple[str, Variant]"
+Kind: TypeAlias = "tuple[str, str]"
+"""The name of a backend, and the ``variant_text`` of a variant."""
 
 _EXACT = ""
 """The precision of candidates that compute in the model's own dtypes."""
@@ -41,18 +42,18 @@ class Losses:
     def __init__(self) -> None:
         self._of: dict[tuple[object, ...], list[float]] = defaultdict(list)
 
-    def note(self, operators: str, kind: _Kind, loss: float) -> None:
+    def note(self, operators: str, kind: Kind, loss: float) -> None:
         """Record a loss."""
         backend, variant = kind
         for key in ((operators, backend, variant), (backend, variant), (backend,)):
             self._of[key].append(loss)
 
-    def least(self, operators: str, kind: _Kind) -> float:
+    def least(self, operators: str, kind: Kind) -> float:
         """The least factor by which the variant lost on regions of these operators; 1 where few of them are known."""
         found = self._of.get((operators, *kind), ())
         return math.exp(min(found)) if len(found) >= _MANY else 1.0
 
-    def expected(self, operators: str, kind: _Kind, prior: float) -> float:
+    def expected(self, operators: str, kind: Kind, prior: float) -> float:
         """The mean loss of the most similar candidates, or ``prior`` where none is known."""
         backend, variant = kind
         for key in ((operators, backend, variant), (backend, variant), (backend,)):
@@ -95,19 +96,42 @@ class Contenders:
 
     def __init__(self, about: Field | None = None) -> None:
         self.about = about or Field()
+<<<<<<< HEAD
         self._rivals_us: dict[tuple[Nodes, str], float] = {}
         for nodes, us in self.about.rivals_us.items():
             self._rivals_us[nodes, _EXACT] = us
         self._times: dict[Nodes, dict[_Kind, float]] = {}
         self._new: set[Nodes] = set()
+||||||| c04c0f1
+        self._rivals_us = dict(self.about.rivals_us)
+        self._times: dict[Nodes, dict[_Kind, float]] = {}
+        self._new: set[Nodes] = set()
+=======
+        self._rivals_us = dict(self.about.rivals_us)
+        self._times: dict[Nodes, dict[Kind, float]] = {}
+        self._new: set[tuple[Nodes, Kind]] = set()
+>>>>>>> main
 
     def in_order(self, requests: Iterable[Request]) -> list[Request]:
         """The requests of one region, the one that is expected to be the fastest first."""
+<<<<<<< HEAD
         for nodes in self._new:
             times = self._times[nodes]
             for kind, us in times.items():
                 fastest = min(t for (_, other), t in times.items() if other.precision in _rivals(kind[1]))
                 self.about.losses.note(self.about.operators(nodes), kind, math.log(us / fastest))
+||||||| c04c0f1
+        for nodes in self._new:
+            fastest = min(self._times[nodes].values())
+            for kind, us in self._times[nodes].items():
+                self.about.losses.note(self.about.operators(nodes), kind, math.log(us / fastest))
+=======
+        for nodes, kind in self._new:
+            times = self._times[nodes]
+            self.about.losses.note(
+                self.about.operators(nodes), kind, math.log(times[kind] / min(times.values()))
+            )
+>>>>>>> main
         self._new.clear()
         return sorted(requests, key=self._expected)
 
@@ -142,8 +166,11 @@ class Contenders:
         charges = self.about.charges
         return charges.switch_us if request.backend in charges.engines else 0.0
 
-    def note(self, request: Request, outcome: Outcome) -> None:
-        """Record the candidate's time, where one was seen. Only what was measured to the end is a rival of others."""
+    def note(self, request: Request, outcome: Outcome, *, new: bool = True) -> None:
+        """Record the candidate's time, where one was seen. Only what was measured to the end is a rival of others.
+
+        An outcome that is not ``new`` is among the losses already (see ``known_losses``).
+        """
         if isinstance(outcome, Measurement):
             us = outcome.median_us
             charged_us = us + self._switch_us(request)
@@ -155,9 +182,11 @@ class Contenders:
             return
         if us > 0:
             self._times.setdefault(request.nodes, {})[_kind(request)] = us
-            self._new.add(request.nodes)
+            if new:
+                self._new.add((request.nodes, _kind(request)))
 
 
+<<<<<<< HEAD
 def _rivals(variant: Variant) -> frozenset[str]:
     """The precisions of the candidates that one of this variant races against."""
     return frozenset((_EXACT, variant.precision))
@@ -165,3 +194,10 @@ def _rivals(variant: Variant) -> frozenset[str]:
 
 def _kind(request: Request) -> _Kind:
     return request.backend, request.variant
+||||||| c04c0f1
+def _kind(request: Request) -> _Kind:
+    return request.backend, request.variant
+=======
+def _kind(request: Request) -> Kind:
+    return request.backend, variant_text(request.variant)
+>>>>>>> main

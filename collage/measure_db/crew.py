@@ -57,7 +57,10 @@ class Crew(Protocol):
     """Workers that do jobs about one model."""
 
     def run(self, jobs: Sequence[Job[Part]]) -> Iterator[Done[Part]]:
-        """Each job's result, as soon as it is there. KeyboardInterrupt is raised after the parts that are known."""
+        """Each job's result, as soon as it is there.
+
+        KeyboardInterrupt and BudgetOverError are raised after the parts that are known.
+        """
 
     def close(self) -> None:
         """End what the crew has started. Closing twice does nothing."""
@@ -68,25 +71,3 @@ class Crews(Protocol):
 
     def crew(self, session: WorkerSession) -> Crew:
         """A crew for the session's model. Nothing is started before it gets jobs."""
-
-
-class LocalCrew:
-    """The session's own worker, which does one job after another."""
-
-    def __init__(self, session: WorkerSession) -> None:
-        self._session = session
-
-    def run(self, jobs: Sequence[Job[Part]]) -> Iterator[Done[Part]]:
-        """Each job's result, in order."""
-        for position, job in enumerate(jobs):
-            parts: list[Part] = []
-            try:
-                for part in job.run(self._session):
-                    parts.append(part)
-            except KeyboardInterrupt:
-                yield Done(position, tuple(parts), "interrupted")
-                raise
-            yield Done(position, tuple(parts))
-
-    def close(self) -> None:
-        """The session ends its worker itself."""

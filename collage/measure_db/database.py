@@ -127,6 +127,17 @@ class Database(DatabaseFile):
             found = (*found, outcome.kind.value, outcome.message)
         self._write(_PUT, (*astuple(key), *found, GATE, time.time(), description))
 
+    def times(self, hardware: str, threads: int, tvm_version: str) -> list[tuple[KernelKey, str, float]]:
+        """The keys, descriptions and microseconds of all kernels that were timed there, also of those that lost races.
+
+        The times of the latter are lower bounds.
+        """
+        rows = self._rows(_TIMES, (hardware, threads, tvm_version, GATE, self._since))
+        try:
+            return [(KernelKey(*key), str(text), float(_numbers((us,))[0])) for *key, text, us in rows]
+        except TypeError as error:
+            raise self._damaged(str(error)) from error
+
     def get_networks(self, keys: Iterable[NetworkKey]) -> dict[NetworkKey, Timing]:
         """The end-to-end timings known for these keys, in one query; keys without one are left out.
 
@@ -216,6 +227,10 @@ _GET = (
 _PUT = (
     f"INSERT OR REPLACE INTO kernels ({_KEY}, {_OUTCOME}, gate, created, description) "
     f"VALUES ({', '.join('?' * 21)})"
+)
+_TIMES = (
+    f"SELECT {_KEY}, description, median_us FROM kernels WHERE hardware = ? AND threads = ? AND tvm_version = ? "
+    f"AND gate = ? AND created >= ? AND rejection IS NULL AND repeats > 0 ORDER BY {_KEY}"
 )
 _TIMING = "median_us, noise_us, min_us, p90_us, repeats, busy"
 _NETWORK_KEY = "graph, placement, threads, hardware, versions"

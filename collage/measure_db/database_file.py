@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -52,6 +53,10 @@ class DatabaseFile:
         """
         self.path = Path(path) if path is not None else default_path()
         self._since = since
+        if os.path.exists(self.path) and not os.path.isfile(self.path):
+            raise DatabaseError(
+                f"{self.path} is no file. Give a file with --db for the measurement database."
+            )
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:

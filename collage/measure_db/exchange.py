@@ -70,12 +70,14 @@ def export(
 ) -> Exchange:
     """Write the rows that are wanted to a database of one file, which appears whole or not at all.
 
-    Raises DatabaseError where the file exists, unless it is to be replaced; CollageError where it cannot be written.
+    Raises DatabaseError where the file exists, unless it is to be replaced, and where it is in use; CollageError where
+    it cannot be written.
     """
     if path.exists() and not replace:
         raise DatabaseError(
             f"{path} exists. Give another path, or --force to replace it. `collage db merge` adds to a database."
         )
+    _refuse_in_use(path, database)
     with TemporaryFolder("export") as folder:
         copy = folder / "export.sqlite"
         with Database(copy) as made:
@@ -87,6 +89,19 @@ def export(
         with new_file(path) as stream, copy.open("rb") as content:
             shutil.copyfileobj(content, stream)
     return found
+
+
+def _refuse_in_use(path: Path, database: Database) -> None:
+    """Raises DatabaseError for the database itself, and for one whose journal SQLite would apply to the new file."""
+    if path.exists() and path.samefile(database.path):
+        raise DatabaseError(
+            f"{path} cannot be exported over itself. `collage db prune` removes what is not needed."
+        )
+    journals = [path.with_name(path.name + end) for end in ("-wal", "-journal")]
+    if found := [each for each in journals if each.exists()]:
+        raise DatabaseError(
+            f"{path} cannot be replaced: it is in use, or was not closed ({found[0].name}). Give another path."
+        )
 
 
 def usable_here(hardware: str, versions: Mapping[str, str]) -> Filter:

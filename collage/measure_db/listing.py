@@ -41,14 +41,17 @@ def latest(database: Database, choice: Choice, limit: int) -> Sequence[Row]:
 
 
 def candidates(database: Database, text: str, choice: Choice) -> Mapping[str, Sequence[Row]]:
-    """The rows of each region whose operators hold the text, fastest first and rejections at the end, by digest."""
+    """The rows of each region whose operators hold the text, by digest: the fastest first, then what lost a race.
+
+    Rejections are at the end.
+    """
     regions: dict[str, list[Row]] = defaultdict(list)
     wanted = _simple(text)
     for row in _kernels(database):
         if choice.takes(row) and (wanted in _simple(row["description"]) or row["digest"].startswith(text)):
             regions[row["digest"]].append(row)
     return {
-        digest: sorted(rows, key=lambda row: (row.rejected, row["median_us"] or 0.0, row.key))
+        digest: sorted(rows, key=lambda row: (row.rejected, row.outrun, row["median_us"] or 0.0, row.key))
         for digest, rows in regions.items()
     }
 

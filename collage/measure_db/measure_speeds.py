@@ -17,6 +17,8 @@ from statistics import median
 
 from collage.core.caches import Cache, caches
 from collage.kernel.machine_speeds import WRITTEN_DOWN, Blocking, Level, MachineSpeeds, rounded
+from collage.measure_db.protocol import MeasuredSpeeds
+from collage.measure_db.quiet import quiet_machine
 from collage.measure_db.speed_kernels import BLOCKS, SpeedKernels
 from collage.native import core_problem
 from collage.native.kernel_library import kernels_problem
@@ -38,18 +40,22 @@ _Transfers = Mapping[tuple[str, int], Sampled]
 """Reading and writing, by name and threads."""
 
 
-def measure_speeds(threads: int, seconds: float) -> MachineSpeeds:
+def measure_speeds(threads: int, seconds: float) -> MeasuredSpeeds:
     """The machine's speeds with a team of that size, from samples of about so many seconds.
 
-    They are ``WRITTEN_DOWN`` where nothing can be measured: without the native core, or without memory to spare.
+    While samples are taken, this process has the machine. The speeds are ``WRITTEN_DOWN`` where nothing can be
+    measured: without the native core, or without memory to spare.
     """
     if core_problem() or not can_measure():
-        return replace(WRITTEN_DOWN, threads=threads)
+        return MeasuredSpeeds(replace(WRITTEN_DOWN, threads=threads))
     try:
-        return rounded(_SpeedMeasurement(threads).run(seconds))
+        measurement = _SpeedMeasurement(threads)
+        with quiet_machine() as watch:
+            found = rounded(measurement.run(seconds))
+        return MeasuredSpeeds(found, watch.busy)
     except MemoryError:
         log.info("there is too little memory to measure the machine's speeds")
-        return replace(WRITTEN_DOWN, threads=threads)
+        return MeasuredSpeeds(replace(WRITTEN_DOWN, threads=threads))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import groupby
 from types import TracebackType
 from typing import Any
 
@@ -23,6 +22,7 @@ from collage.measure_db.crew import Crew
 from collage.measure_db.database import Database, Json, KernelKey
 from collage.measure_db.jobs import RegionJob, TransformJob, ask_fairly
 from collage.measure_db.keys import Fact
+from collage.measure_db.known_losses import known_losses
 from collage.measure_db.launch_cost import LaunchCost
 from collage.measure_db.plan_kernels import PlanKernels
 from collage.measure_db.protocol import Measure, MeasureTransform, Request
@@ -74,7 +74,6 @@ class Measurer:
         self._crew = crew
         self._keys = RequestKeys(self.measured, self.settings)
         self._others: dict[int, Measurer] = {}
-        self._losses = Losses()
         self._bounds_us: dict[tuple[tuple[int, ...], bool], float] = {}
         self._engines = frozenset(n for n, b in self.backends.items() if b.kind is BackendKind.ENGINE)
 
@@ -124,6 +123,11 @@ class Measurer:
         """The kernels of the model's plans."""
         return PlanKernels(self.session, self._database)
 
+    @cached_property
+    def _losses(self) -> Losses:
+        """Losses of races so far, of all models in the database."""
+        return known_losses(self._database, self.settings)
+
     def on_threads(self, threads: int) -> Measurer:
         """A measurer of the same model on that many threads. It shares the session, so it need not be closed."""
         if threads == self.settings.threads:
@@ -154,7 +158,7 @@ class Measurer:
         rivals_us: Mapping[tuple[int, ...], float] | None = None,
         switch_us: float = 0.0,
     ) -> dict[Request, Outcome]:
-        """Outcomes of the requests, where those of the same nodes race against each other.
+        """Outcomes of the requests, where those of the same nodes race against each other, region by region.
 
         One that is slower than another of the same nodes is let go after a few samples (``Slower``), unless the
         settings' effort measures all to the end. One that is hopeless by what is known is not measured at all (see
@@ -203,7 +207,7 @@ class Measurer:
         contenders = Contenders() if races is None else races
         for request, key in keys.items():
             if key in outcomes:
-                contenders.note(request, outcomes[key])
+                contenders.note(request, outcomes[key], new=False)
         missing: dict[KernelKey, Request] = {}
         for request, key in keys.items():
             known = outcomes.get(key)
@@ -234,7 +238,7 @@ class Measurer:
             yield key, outcome
         # Without a crew, or where it has lost a job, the session's worker measures.
         # Candidates of one region follow each other, so that the worker makes the region's samples once.
-        for _, region in groupby(sorted(key_of, key=lambda r: r.nodes), key=lambda r: r.nodes):
+        for region in _regions(key_of):
             for request in contenders.in_order(region):
                 done += 1
                 text = self.measured.describe(request)
@@ -265,7 +269,7 @@ class Measurer:
         if self._crew is None or not requests:
             return
         jobs = []
-        for _, region in groupby(sorted(requests, key=lambda r: r.nodes), key=lambda r: r.nodes):
+        for region in _regions(requests):
             asked = []
             for request in contenders.in_order(region):
                 if to_the_end:
@@ -358,6 +362,14 @@ class Measurer:
     def epsilon_us(self, requests: Sequence[Request]) -> float:
         """Eq. 2.2's cost of one more kernel launch, in microseconds; see ``LaunchCost.epsilon_us``."""
         return LaunchCost(self.session, self.settings, self._database, self.kernels).epsilon_us(requests)
+
+
+def _regions(requests: Iterable[Request]) -> list[list[Request]]:
+    """The requests of each region, in the order of the regions' first requests."""
+    found: dict[tuple[int, ...], list[Request]] = {}
+    for request in requests:
+        found.setdefault(request.nodes, []).append(request)
+    return list(found.values())
 
 
 def _costs_us(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import signal
 import tempfile
@@ -71,17 +72,18 @@ class WorkerProcess(ChildProcess):
             self.kill()
             raise MeasurementError(f"the measuring worker did not start: unexpected {type(ready).__name__}")
 
-    def ask(self, message: object, limit_s: float) -> Any:
+    def ask(self, message: object, limit_s: float, *, most_s: float = math.inf) -> Any:
         """Send a message and wait for the reply.
 
         Raises WorkerDiedError when the worker crashes or takes more than ``limit_s`` seconds (it is killed then), and
         MeasurementError when it says that it failed and no candidate is to blame. Raises BudgetOverError where the
-        deadline is over: before anything is sent, or a moment after it has passed, and then the worker is killed. After
-        any other exception, such as KeyboardInterrupt, it is killed, too.
+        deadline is over: before anything is sent, or a moment after it has passed, also while the worker waits for the
+        machine, and then it is killed. After any other exception, such as KeyboardInterrupt, it is killed, too.
         """
         self.deadline.check()
         try:
-            return super().ask(message, min(limit_s, self.deadline.remaining_s + _GRACE_S))
+            most_s = min(most_s, self.deadline.remaining_s + _GRACE_S)
+            return super().ask(message, limit_s, most_s=most_s)
         except TimeoutError as late:
             if self.deadline.over:
                 raise BudgetOverError("the time is over, and a worker was busy") from late

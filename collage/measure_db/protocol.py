@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from collage.graph.dataflow import Array
+from collage.kernel.machine_speeds import MachineSpeeds
 from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
 from collage.kernel.transform import LayoutTransform
 
@@ -129,11 +130,23 @@ class MeasureSwitch:
 
 @dataclass(frozen=True)
 class MeasureSpeeds:
-    """Measure the machine's speeds, with samples for ``sample_s`` seconds. It needs no model. Reply: MachineSpeeds."""
+    """Measure the machine's speeds, with samples for ``sample_s`` seconds. It needs no model. Reply: MeasuredSpeeds.
+
+    ``calibration_us`` is as in Init.
+    """
 
     threads: int
     sample_s: float
     limit_s: float
+    calibration_us: float | None = None
+
+
+@dataclass(frozen=True)
+class MeasuredSpeeds:
+    """The machine's speeds, and how busy the machine was meanwhile."""
+
+    speeds: MachineSpeeds
+    busy: float | None = None
 
 
 @dataclass(frozen=True)

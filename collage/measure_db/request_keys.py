@@ -38,7 +38,6 @@ class RequestKeys:
         """The key that the request's outcome is recorded under."""
         settings, subgraph = self._settings, self._measured.subgraph(request.nodes)
         about = settings.backends[request.backend].settings(self.options(request))
-        variant = "" if request.variant == ALL_PLAIN else f"{_storages(request.variant)} "
         if request.original:
             about += f" {request.profile} on the original {self._measured.original_digest}"
         among = weights_among(subgraph)
@@ -46,7 +45,10 @@ class RequestKeys:
             digest=subgraph.digest,
             backend=request.backend,
             backend_version=settings.versions[request.backend],
-            settings=variant + about + (f" among {among >> 20} MiB" if among else "") + settings.effort.mark,
+            settings=variant_text(request.variant)
+            + about
+            + (f" among {among >> 20} MiB" if among else "")
+            + settings.effort.mark,
             threads=settings.threads,
             hardware=settings.hardware,
             tvm_version=tvm.__version__,
@@ -119,8 +121,22 @@ def _digest(example_inputs: Mapping[str, Array]) -> str:
     return f" on {hasher.hexdigest()}"
 
 
-def _storages(variant: Variant) -> str:
-    """The variant with the storage of each input and output."""
+def variant_text(variant: Variant) -> str:
+    """The variant with the storage of each input and output, as a key's settings begin; "" for ``ALL_PLAIN``."""
+    if variant == ALL_PLAIN:
+        return ""
     sides = [" ".join(map(str, side)) for side in (variant.inputs, variant.outputs)]
+<<<<<<< HEAD
     precision = f" in {variant.precision}" if variant.precision else ""
     return f"[{sides[0]} -> {sides[1]}; {variant.split}]{precision}"
+||||||| c04c0f1
+    return f"[{sides[0]} -> {sides[1]}; {variant.split}]"
+=======
+    return f"[{sides[0]} -> {sides[1]}; {variant.split}] "
+
+
+def variant_in(key: KernelKey) -> str:
+    """The ``variant_text`` that the key's settings begin with."""
+    text, end, _ = key.settings.partition("] ")
+    return text + end if end and text.startswith("[") else ""
+>>>>>>> main

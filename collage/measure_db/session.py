@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from collage.core.deadline import Deadline
 from collage.core.temporary import TemporaryFolder
 from collage.frontend.simplify import save_proto
 from collage.measure_db.fingerprint import fingerprint
@@ -47,6 +48,11 @@ class WorkerSession:
             if self._folder is not None:
                 self._folder.remove()
             self._folder = None
+
+    @property
+    def deadline(self) -> Deadline:
+        """That of the compile that measures."""
+        return self._workers.deadline
 
     @property
     def folder(self) -> str:

@@ -13,7 +13,7 @@ from collage.kernel.target import Target
 from collage.measure_db.database import Database, Json
 from collage.measure_db.keys import Fact, FactKey
 from collage.measure_db.process import WorkerDiedError, Workers
-from collage.measure_db.protocol import MeasureSpeeds
+from collage.measure_db.protocol import MeasuredSpeeds, MeasureSpeeds
 from collage.native.kernel_library import REVISION
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,7 @@ def machine_speeds(
 ) -> MachineSpeeds:
     """The speeds of the machine, as they are recorded, else measured now with samples for so many seconds.
 
+    How busy the machine was is kept beside them, so that speeds which others have disturbed are measured again.
     They are those that are written down (``WRITTEN_DOWN``) where ``seconds`` is 0, where nothing can be measured, and
     where that ends the worker. These are not recorded, so that the next compile tries again.
     """
@@ -47,14 +48,17 @@ def machine_speeds(
     if not seconds:
         return found
     worker = workers.lend(target.threads)
+    message = MeasureSpeeds(target.threads, seconds, _LIMIT_S, workers.calibration_us)
+    busy: float | None = None
     try:
-        found = worker.ask(MeasureSpeeds(target.threads, seconds, _LIMIT_S), _LIMIT_S)
+        reply: MeasuredSpeeds = worker.ask(message, _LIMIT_S)
+        found, busy = reply.speeds, reply.busy
     except (WorkerDiedError, MeasurementError) as error:
         log.warning("the machine's speeds cannot be measured, and those of another one are used: %s", error)
     finally:
         workers.release(worker, target.threads)
     if found.measured:
-        key.record(database, found)
+        database.put_fact(key.fact.name, key.key, key.fact.write(found), busy)
     log.info("speeds of the machine: %s", found)
     return found
 

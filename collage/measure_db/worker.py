@@ -56,9 +56,10 @@ def main() -> None:
         # A kernel may hang with Python's lock held, and then nobody here notices that the parent is gone.
         signal.setitimer(signal.ITIMER_REAL, 2 * message.limit_s + 30 if hasattr(message, "limit_s") else 0)
         try:
-            if isinstance(message, (Init, InitWhole)):
+            if isinstance(message, (Init, InitWhole, MeasureSpeeds)):
                 waiting = partial(without_limits, sink)
                 use_machine(Machine(message.threads, message.calibration_us, waiting, cpu))
+            if isinstance(message, (Init, InitWhole)):
                 worker = _begin(message)
                 reply: object = Ready()
             elif isinstance(message, MeasureSpeeds):

@@ -15,7 +15,7 @@ from collage.cli.db_options import installed_versions, this_machine
 from collage.measure_db import rows
 from collage.measure_db.busy import BUSY_VARIABLE
 from collage.measure_db.database import Database, KernelKey
-from collage.measure_db.results import Measurement, Rejection, RejectionKind
+from collage.measure_db.results import Measurement, Rejection, RejectionKind, Slower
 from tests.cli.helpers import collage, fails, json_of, succeeds
 
 FAST, SLOW = Measurement(10.0, 0.1, 9.0, 31, 0.0), Measurement(15.0, 0.1, 9.0, 31, 0.0)
@@ -162,3 +162,18 @@ def test_prune_and_verify(db: Path) -> None:
     found = collage("db", "verify", "--db", db, "--json")
     assert found.exit_code == 1 and len(json.loads(found.stdout)["problems"]) == 1
     assert "collage db merge NEW.sqlite" in found.stderr
+
+
+def test_why_takes_no_kernel_that_lost_a_race_for_the_fastest(tmp_path: Path, key: KernelKey) -> None:
+    path = tmp_path / "races.sqlite"
+    rows = {"raced": Slower(12.0, 11.0, 7), "hopeless": Slower(9.0, 8.0, 0)}
+    with Database(path) as database:
+        for settings, outcome in rows.items():
+            database.put(replace(key, settings=settings), outcome, "conv2d")
+    text = succeeds("db", "why", "conv2d", "--db", path)
+    assert "fastest" not in text and "lost a race" in text and "not measured: it had no chance" in text
+    with Database(path) as database:
+        database.put(replace(key, settings="measured"), SLOW, "conv2d")
+    lines = succeeds("db", "why", "conv2d", "--db", path).splitlines()
+    (first,) = [number for number, line in enumerate(lines) if "fastest" in line]
+    assert "measured" in lines[first] and all("onnxruntime" in line for line in lines[first : first + 3])

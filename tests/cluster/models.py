@@ -15,6 +15,7 @@ from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
 from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import BuildOptions
+from collage.measure_db.crew import Done, Job, Part
 from collage.measure_db.measured_model import MeasuredModel
 from collage.measure_db.protocol import Request
 from collage.measure_db.session import WorkerSession
@@ -113,3 +114,18 @@ class _Waits(Kernel):
             time.sleep(self.milliseconds / 1e3)
 
         return waits
+
+
+class LocalCrew:
+    """The session's own worker, which does one job after another."""
+
+    def __init__(self, session: WorkerSession) -> None:
+        self._session = session
+
+    def run(self, jobs: Sequence[Job[Part]]) -> Iterator[Done[Part]]:
+        """Each job's result, in order."""
+        for position, job in enumerate(jobs):
+            yield Done(position, tuple(job.run(self._session)))
+
+    def close(self) -> None:
+        """The session ends its worker itself."""

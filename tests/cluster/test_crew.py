@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from collage.core.progress import Progress
-from collage.measure_db.crew import Done, Job, LocalCrew
+from collage.measure_db.crew import Done, Job
 from collage.measure_db.database import Database
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.results import Measurement
 from collage.measure_db.session import WorkerSession
-from tests.cluster.models import PAIRS, SINGLES, session_of
+from tests.cluster.models import PAIRS, SINGLES, LocalCrew, session_of
 
 
 @pytest.fixture

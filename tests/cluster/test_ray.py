@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from collage.cluster.connect import connected
 from collage.cluster.crews import on_cluster
 from collage.cluster.ray_crew import RayCrew
 from collage.cluster.trial import failure
+from collage.core.deadline import BudgetOverError
 from collage.errors import ClusterError
 from collage.kernel.target import Target
 from collage.measure_db.database import Database
@@ -115,6 +117,23 @@ def test_what_an_interrupt_finds_is_kept(bench: Bench, database: Database) -> No
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         bench.measurer(database).measure(requests)
+    assert [*bench.measurer(database).known(requests)] == requests[:1]
+
+
+def test_what_is_found_within_the_budget_is_kept(bench: Bench, database: Database) -> None:
+    requests = [Request((1,), "numpy"), Request((1,), "late")]
+    deadline = bench.session.deadline
+
+    def end() -> None:
+        _until(lambda: "1" in bench.late.builders())
+        deadline.allow(0.0)
+
+    threading.Thread(target=end, daemon=True).start()
+    try:
+        with pytest.raises(BudgetOverError):
+            bench.measurer(database).measure(requests)
+    finally:
+        deadline.allow(math.inf)
     assert [*bench.measurer(database).known(requests)] == requests[:1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ from collage.compiler.passes.first_module import FirstModule
 from collage.compiler.passes.fixpoint import Fixpoint
 from collage.compiler.passes.glance import Glance
 from collage.compiler.passes.place import Place
+from collage.compiler.plan import Plan, StreamPlan
 from collage.compiler.state import Compilation
 from collage.measure_db.database import Database
 from collage.measure_db.whole_trial import EngineTrial
+from collage.schedule.schedule import TEAM, Schedule
 from tests.compiler.null import Made, NullBackend, NullEngine, each_node
 from tests.compiler.test_run_whole import timing, trial
 
@@ -53,6 +56,17 @@ def test_a_slower_one_is_not(made: Made, trial: list[EngineTrial]) -> None:
     made.runs.whole_us = {"fast, as written": 5.0}
     Glance()(made.context, start)
     assert [each.label for each in made.context.course.best] == ["fast, as written"]
+
+
+def test_a_concurrent_plan_is_looked_at_beside_the_placement(made: Made, trial: list[EngineTrial]) -> None:
+    start = placed(made, trial, 90.0)
+    ran = list(made.runs.ran)
+    assert Glance(of_streams=True)(made.context, start) is start and made.runs.ran == ran
+    streams = StreamPlan(Schedule((0, 1, 2, 3), (TEAM,) * 4), (None,) * 4, "list")
+    plan = Plan("concurrent", replace(start.placed.placement, predicted_us=7.0), False, streams=streams)
+    made.runs.whole_us = {"concurrent": 7.0}
+    Glance(of_streams=True)(made.context, replace(start, plans=(*start.plans, plan)))
+    assert [each.label for each in made.context.course.best] == ["fast, as written", "concurrent"]
 
 
 def test_without_a_first_module_nothing_is_run(made: Made) -> None:

@@ -45,15 +45,18 @@ def test_few_offers_are_measured_first_and_the_rest_against_the_placed_mix() -> 
     assert {request.nodes for request in few.outcomes} == {(0, 1), (2,), (3,)}
     placed = Place()(made.context, few)
     asked: list[Mapping[tuple[int, ...], float]] = []
+    order: list[tuple[int, ...]] = []
     race = made.measurer.race
 
     def noted(requests, rivals_us=None, switch_us=0.0):  # type: ignore[no-untyped-def]
         asked.append(rivals_us)
+        order.extend(dict.fromkeys(request.nodes for request in requests))
         return race(requests, rivals_us, switch_us)
 
     made.measurer.race = noted  # type: ignore[method-assign]
     found = Measure(slack=2.0)(made.context, placed)
     assert len(found.outcomes) == len(costs)
     (rivals_us,) = asked
+    assert order == [(0,), (0, 1), (1,), (2,), (3,)]  # what could replace the slowest kernels comes first
     assert rivals_us[0,] == rivals_us[0, 1] == 2.0 * (15.0 + found.epsilon_us)
     assert rivals_us[2,] == 2.0 * (10.0 + found.epsilon_us)

@@ -41,6 +41,9 @@ def main() -> None:
             os.write(sink, b"rubbish" * 9)
         elif what == "hang":
             time.sleep(60)
+        elif what == "wait for ever":
+            write_message(sink, Waits())
+            time.sleep(60)
         elif what in ("wait", "wait and hang"):
             write_message(sink, Waits())
             time.sleep(1.5)
@@ -63,6 +66,13 @@ def test_the_limit_does_not_run_while_the_child_waits_for_others(child: ChildPro
     assert child.ask("wait", 1.0) == "wait"
     with pytest.raises(TimeoutError):
         child.ask("wait and hang", 1.0)
+
+
+def test_a_child_that_waits_for_ever_is_not_waited_for(child: ChildProcess) -> None:
+    assert child.ask("ready", 60) == "ready"
+    with pytest.raises(TimeoutError):
+        child.ask("wait for ever", 60, most_s=0.2)
+    assert not child.alive
 
 
 def test_answers_and_lives_on_after_a_failure(child: ChildProcess) -> None:

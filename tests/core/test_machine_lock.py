@@ -143,3 +143,46 @@ def test_an_error_in_the_block_releases_it() -> None:
     with pytest.raises(ValueError, match="wrong"), machine_lock():
         raise ValueError("wrong")
     assert can_be_had()
+
+
+def test_whoever_may_read_the_files_takes_part(lock: Path) -> None:
+    with machine_lock():
+        pass
+    for path in (lock, lock.with_name("lock.next")):
+        assert path.stat().st_mode & 0o444
+        path.chmod(0o444)
+    with machine_lock():
+        assert not can_be_had()
+
+
+def test_a_file_of_another_user_in_the_default_place_is_left_alone(
+    lock: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could be kept locked for ever."""
+    monkeypatch.setattr("collage.core.machine_lock._PLACE", lock.parent)
+    monkeypatch.delenv(LOCK_VARIABLE)
+    with machine_lock():
+        assert not can_be_had()
+    mine = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
+    path = lock_path()
+    assert path is not None
+    path.touch()
+    with machine_lock():
+        assert can_be_had()
+
+
+def test_what_an_interrupted_release_has_left_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C may come while the lock is released. The thread that comes back does not keep it from others."""
+    with monkeypatch.context() as patch:
+        patch.setattr("collage.core.machine_lock._close", _interrupted)
+        with pytest.raises(KeyboardInterrupt), machine_lock():
+            pass
+    assert not can_be_had()
+    with machine_lock():
+        pass
+    assert can_be_had()
+
+
+def _interrupted(_: int) -> None:
+    raise KeyboardInterrupt

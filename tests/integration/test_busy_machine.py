@@ -1,20 +1,15 @@
-"""Compiles on busy machines: what was disturbed is measured again on a quiet one, and two at once take turns."""
+"""Compiles on busy machines: what was disturbed is measured again on a quiet one."""
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
-import onnx
 import pytest
 
 import collage
 from collage.compiler import compile as compile_module
-from collage.core.machine_lock import LOCK_VARIABLE
 from collage.measure_db.busy import BUSY_VARIABLE
 from tests.models import elementwise_net
 
@@ -51,32 +46,3 @@ def test_what_was_disturbed_is_measured_again_on_a_quiet_machine(
     assert rows(database, measured) == [(1,)]  # some may be of regions that are not proposed this time
     monkeypatch.setenv(BUSY_VARIABLE, "1")  # however busy this machine is now
     assert made() == 0
-
-
-def test_two_compiles_at_once_take_turns_and_both_end(tmp_path: Path) -> None:
-    onnx.save_model(elementwise_net(), str(tmp_path / "net.onnx"))
-    environment = os.environ | {
-        LOCK_VARIABLE: str(tmp_path / "lock"),
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    compiles = [
-        subprocess.Popen(
-            [
-                *(sys.executable, "-m", "collage", "compile", "net.onnx", "--quick", "--quiet"),
-                *("-o", f"{name}.collage", "--db", f"{name}.sqlite"),
-            ],
-            cwd=tmp_path,
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for name in "ab"
-    ]
-    for each in compiles:
-        _, errors = each.communicate(timeout=300)
-        assert each.returncode == 0, errors
-    assert (tmp_path / "lock").exists()
-    for name in "ab":
-        assert rows(
-            tmp_path / f"{name}.sqlite", "SELECT count(*) FROM kernels WHERE rejection = 'timeout'"
-        ) == [(0,)]

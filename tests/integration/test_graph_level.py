@@ -185,3 +185,5 @@ def test_levels_and_budgets_that_make_no_sense() -> None:
         collage.compile(elementwise_net(), level="kernel", progress=False)
     with pytest.raises(UsageError, match="more than 0"):
         collage.compile(elementwise_net(), level="graph", budget_s=0.0, progress=False)
+    with pytest.raises(UsageError, match="above 0"):
+        collage.compile(elementwise_net(), time_limit_s=math.inf, progress=False)

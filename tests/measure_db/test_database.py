@@ -397,8 +397,10 @@ def test_folder_that_cannot_be_written() -> None:
 
 
 def test_path_is_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(DatabaseError, match="cannot be opened"):
+    with pytest.raises(DatabaseError, match=r"is no file\. Give a file with --db"):
         Database(tmp_path)
+    with pytest.raises(DatabaseError, match="/dev/null is no file"):
+        Database("/dev/null")
 
 
 def test_locked_for_too_long(path: Path) -> None:

@@ -24,7 +24,7 @@ from collage.errors import DatabaseError
 from collage.measure_db.certainty import certainty, race_of
 from collage.measure_db.database import Database, KernelKey, NetworkKey
 from collage.measure_db.exchange import export, merge, usable_here
-from collage.measure_db.results import GATE, Measurement, Rejection, RejectionKind
+from collage.measure_db.results import GATE, Measurement, Rejection, RejectionKind, Slower
 from collage.measure_db.rows import FACTS, KERNELS, NETWORKS, Row, rows_of, snapshot
 from collage.measure_db.timing import Timing
 
@@ -96,6 +96,7 @@ _busy = st.sampled_from([None, 0.0, 0.05, 0.4])
 _outcomes = st.one_of(
     st.builds(lambda noise, busy: Measurement(10.0, noise, 9.0, 31, 0.0, busy=busy), _noises, _busy),
     st.sampled_from([Rejection(kind, "why") for kind in RejectionKind]),
+    st.builds(lambda repeats, busy: Slower(12.0, 11.0, repeats, busy), st.sampled_from([0, 3, 12]), _busy),
 )
 _keys = st.builds(
     lambda d, t: replace(KEY, digest=d, threads=t), st.sampled_from("ab"), st.sampled_from([1, 2])
@@ -325,3 +326,18 @@ def test_killed_in_a_merge_all_or_nothing_is_there(tmp_path: Path) -> None:
             assert database.run("PRAGMA integrity_check") == [("ok",)]
         seen.add(len(rows))
     assert seen <= {2, 3001} and 2 in seen
+
+
+def test_a_database_that_is_in_use_is_not_replaced_by_an_export(tmp_path: Path) -> None:
+    """SQLite would apply the journal beside it to the file that has taken its place."""
+    tanh = replace(KEY, digest="tanh")
+    with Database(tmp_path / "mine.sqlite") as mine, Database(tmp_path / "other.sqlite") as other:
+        mine.put(KEY, SURE)
+        other.put(tanh, SURE)
+        with pytest.raises(DatabaseError, match=r"other\.sqlite cannot be replaced: it is in use"):
+            export(mine, other.path, replace=True)
+        with pytest.raises(DatabaseError, match=r"mine\.sqlite cannot be exported over itself"):
+            export(mine, mine.path, replace=True)
+        assert {*other.get([KEY, tanh]), *mine.get([KEY])} == {KEY, tanh}
+    with Database(tmp_path / "mine.sqlite") as mine:
+        assert export(mine, tmp_path / "other.sqlite", replace=True).taken == 1

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -12,12 +15,16 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from collage.core.machine_lock import LOCK_VARIABLE, machine_lock
 from collage.kernel.buffers import aligned_bytes
 from collage.kernel.machine_speeds import WRITTEN_DOWN, Blocking, rounded
 from collage.kernel.target import Target
+from collage.measure_db.busy import BUSY_VARIABLE
 from collage.measure_db.database import Database
-from collage.measure_db.measure_speeds import _best_size
+from collage.measure_db.measure_speeds import _best_size, measure_speeds
 from collage.measure_db.process import WorkerProcess, Workers
+from collage.measure_db.protocol import MeasuredSpeeds
+from collage.measure_db.quiet import Machine, use_machine
 from collage.measure_db.speeds import MACHINE_SPEEDS, machine_speeds, read_speeds, speeds_key, write_speeds
 from collage.native import LaunchList, Step, core_problem, team_of
 from collage.native.speed import Memory, Sampled, _task, arithmetic, can_measure, transfer
@@ -32,6 +39,13 @@ def database(tmp_path: Path) -> Iterator[Database]:
         yield found
 
 
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    """One that tests share: most of the time is its start."""
+    with Workers() as found:
+        yield found
+
+
 class NoWorkers:
     """Fails the test that asks it for a worker."""
 
@@ -43,19 +57,64 @@ NOBODY = cast(Workers, NoWorkers())
 
 
 @needs_core
-def test_a_machine_is_measured_once(database: Database) -> None:
-    with Workers() as workers:
-        found = machine_speeds(TARGET, database, workers, 0.05)
-        assert machine_speeds(TARGET, database, NOBODY, 0.05) == found
-        assert machine_speeds(TARGET, database, NOBODY) == found
-        assert found.measured and found.threads == 2
-        assert 1 < found.gemm_gflops <= found.peak_gflops
-        assert found.levels[-1].nbytes == 0 and all(each.nbytes for each in found.levels[:-1])
-        assert found.levels[0].read_gbs > found.memory.read_gbs
-        assert found == rounded(found)
-        other = replace(TARGET, threads=1)
-        assert machine_speeds(other, database, NOBODY) == replace(WRITTEN_DOWN, threads=1)
+def test_a_machine_is_measured_once(database: Database, workers: Workers) -> None:
+    found = machine_speeds(TARGET, database, workers, 0.05)
+    assert machine_speeds(TARGET, database, NOBODY, 0.05) == found
+    assert machine_speeds(TARGET, database, NOBODY) == found
+    assert found.measured and found.threads == 2
+    assert 1 < found.gemm_gflops <= found.peak_gflops
+    assert found.levels[-1].nbytes == 0 and all(each.nbytes for each in found.levels[:-1])
+    assert found.levels[0].read_gbs > found.memory.read_gbs
+    assert found == rounded(found)
+    other = replace(TARGET, threads=1)
+    assert machine_speeds(other, database, NOBODY) == replace(WRITTEN_DOWN, threads=1)
     assert MACHINE_SPEEDS.known(database, [speeds_key(other).key]) == {}
+
+
+@needs_core
+def test_speeds_that_others_disturbed_are_measured_again(
+    database: Database, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are marked, and the next compile doubts them on a quiet machine."""
+    monkeypatch.setenv(BUSY_VARIABLE, "0.1")
+    found = machine_speeds(TARGET, database, workers, 0.05)
+    ((busy,),) = database.run("SELECT busy FROM facts WHERE name = ?", (MACHINE_SPEEDS.name,))
+    assert busy is not None
+    database.run("UPDATE facts SET busy = 0.9")
+    database.doubt(lambda: False)
+    assert machine_speeds(TARGET, database, NOBODY, 0.05) == found
+    database.doubt(lambda: True)
+    with pytest.raises(AssertionError, match="nothing should be measured"):
+        machine_speeds(TARGET, database, NOBODY, 0.05)
+    machine_speeds(TARGET, database, workers, 0.05)
+    assert machine_speeds(TARGET, database, NOBODY, 0.05).measured
+
+
+@needs_core
+def test_speeds_wait_for_their_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LOCK_VARIABLE, str(tmp_path / "lock"))
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with machine_lock():
+            held.set()
+            over.wait(60.0)
+
+    @contextmanager
+    def waiting() -> Iterator[None]:
+        over.set()
+        yield
+
+    def measured() -> MeasuredSpeeds:
+        use_machine(Machine(2, waiting=waiting))
+        return measure_speeds(2, 0.01)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    assert copy_context().run(measured).speeds.measured
+    assert over.is_set()
+    holder.join()
 
 
 class Deadly(Workers):

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from collage.bench.compiled import Options
 from scripts.lib.studies import tables
-from scripts.lib.studies.anytime import EXHAUSTIVE, UNLIMITED, anytime
+from scripts.lib.studies.anytime import EXHAUSTIVE, QUICK, SECOND, UNLIMITED, anytime
 from scripts.lib.studies.anytime_picture import draw
 from tests.models import elementwise_net
 
@@ -20,14 +20,17 @@ def test_ways_to_compile_are_compared(tmp_path: Path) -> None:
     onnx.save_model(elementwise_net(), str(model))
     options = Options(threads=1, rounds=3)
     result = anytime(model, options, lambda _: None, budgets=(30.0,), exhaustive=True)
-    assert list(result["compiles"]) == ["30 s", UNLIMITED, EXHAUSTIVE]
+    assert list(result["compiles"]) == [QUICK, "30 s", UNLIMITED, SECOND, EXHAUSTIVE]
+    assert result["compiles"].pop(SECOND)["measurements"] == 0
     assert all(each["measurements"] > 0 and each["course"] for each in result["compiles"].values())
+    assert 0 < result["first_module_s"] < result["compiles"][UNLIMITED]["compile_s"]
+    assert 0 < result["engine_load_s"] < 60
     assert result["share_of_best"][EXHAUSTIVE] == 1.0 and not result["failed"]
     assert all(ratio > 0 for ratio in result["over_best_engine"].values())
     console = Console(width=200, record=True, file=StringIO())
     for part in tables.anytime([result]):
         console.print(part)
     text = console.export_text()
-    assert all(word in text for word in ("30 s", UNLIMITED, EXHAUSTIVE, "100.0%", "finished"))
+    assert all(word in text for word in (QUICK, "30 s", UNLIMITED, EXHAUSTIVE, "100.0%", "finished"))
     draw([result], tmp_path / "curve.svg")
     assert "<svg" in (tmp_path / "curve.svg").read_text()

@@ -1,11 +1,15 @@
-"""`scripts/bench busy`: five compiles of a tiny network, and a race between what came of them."""
+"""`scripts/bench busy`: five compiles of a tiny network, two of them at once, and a race between what came of them."""
 
 from __future__ import annotations
 
 import os
+import sqlite3
+import subprocess
 import sys
+from contextlib import closing
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -26,8 +30,22 @@ def test_compiles_beside_a_busy_core_and_two_at_once(tmp_path: Path, monkeypatch
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     model = tmp_path / "net.onnx"
     onnx.save_model(elementwise_net(), str(model))
-    more = ("--quick", "--backends", "onnxruntime")
+    # However busy this machine is, all candidates are measured.
+    more = ("--quick", "--budget", "inf", "--backends", "onnxruntime")
+    timeouts: dict[str, int] = {}
+    end = Compile.end
+
+    def ended(compile: Compile, process: subprocess.Popen[str]) -> dict[str, Any]:
+        found = end(compile, process)
+        with closing(sqlite3.connect(compile.folder / compile.database)) as connection:
+            query = "SELECT count(*) FROM kernels WHERE rejection = 'timeout'"
+            (timeouts[compile.module],) = connection.execute(query).fetchone()
+        return found
+
+    monkeypatch.setattr(Compile, "end", ended)
     result = shared_machine(model, Options(threads=1, rounds=3), lambda _: None, more=more)
+    assert (tmp_path / "lock").exists()
+    assert len(timeouts) == 5 and not any(timeouts.values())  # nobody's turn counts against another one
     assert set(result["compiles"]) == {ALONE, BESIDE, LATER, *TOGETHER}
     made = {what: each["measurements"] for what, each in result["compiles"].items()}
     assert made[ALONE] > 0 and made[BESIDE] > 0 and made[LATER] <= made[BESIDE]

@@ -67,7 +67,7 @@ class Calibrate:
         return self._best(context, replace(compilation, calibration=calibration))
 
     def _best(self, context: Context, compilation: Compilation) -> Compilation:
-        """Sets the best proposal of all rounds and its plans."""
+        """Sets the best proposal of all rounds and its plans. A concurrent plan stays until there is a better one."""
         rounds = sorted(compilation.calibration.rounds, key=_mix_us)
         best = rounds[0] if rounds else compilation.placed
         # Rounds before all offers were measured know of fewer candidates.
@@ -78,7 +78,8 @@ class Calibrate:
         close = close[: self.most_close]
         graph = compilation.imported.graph
         plans = plans_of(graph, best, close, compilation.epsilon_us, context.backends)
-        return replace(compilation, proposal=best, plans=tuple(plans))
+        concurrent = [plan for plan in compilation.plans if plan.streams is not None]
+        return replace(compilation, proposal=best, plans=(*plans, *concurrent))
 
 
 def _mix_us(proposal: Proposal) -> float:

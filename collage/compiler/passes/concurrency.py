@@ -46,7 +46,10 @@ _EVENT = 0.4
 
 @dataclass(frozen=True)
 class Concurrency:
-    """Schedules the mix with concurrent launches where there is more than one thread, in at most ``rounds`` rounds."""
+    """Schedules the mix with concurrent launches where there is more than one thread, in at most ``rounds`` rounds.
+
+    The plan takes the place of one that an earlier run of this pass has made, of an earlier mix.
+    """
 
     rounds: int = 3
 
@@ -63,8 +66,10 @@ class Concurrency:
         single, considered = single_threaded(context, compilation, base.launches, beside)
         launches = _Launches(compilation.epsilon_us, mix, base, tuple(single))
         plan = self._best(bench, launches, compilation.tunings, context.speeds.barrier_us)
-        plans = (*compilation.plans, *([] if plan is None else [plan]))
-        return replace(compilation, plans=plans).told(*considered)
+        if plan is None:
+            return compilation.told(*considered)
+        others = [each for each in compilation.plans if each.label != LABEL]
+        return replace(compilation, plans=(*others, plan)).told(*considered)
 
     def _best(
         self, bench: Workbench, launches: _Launches, tunings: Mapping[Request, str], barrier_us: float

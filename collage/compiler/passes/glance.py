@@ -19,14 +19,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Glance:
-    """Runs the best plan so far and the best engine in one short comparison."""
+    """Runs the placement so far and the best engine in one short comparison.
+
+    One ``of_streams`` does so only where there is a concurrent plan, which takes part.
+    """
+
+    of_streams: bool = False
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
         """Sets nothing, and tells the course of the compile. Raises KernelRejectedError where a kernel fails."""
         if compilation.proposal is None or compilation.first is None:
             return compilation
+        if self.of_streams and not any(plan.streams for plan in compilation.plans):
+            return compilation
         bench = context.workbench(compilation)
-        plans = short_list(context, compilation, compilation.plans, 1)
+        plans = short_list(context, compilation, compilation.plans, 2 if self.of_streams else 1)
         executables = [bench.assembler.assemble(plan, compilation.tunings) for plan in plans]
         try:
             raced = bench.runs.race(executables, SHORT)
@@ -34,7 +41,8 @@ class Glance:
             log.info("the placement so far %s", dropped)
             return compilation
         times = {label: each.timing.median_us for label, each in raced.items()}
-        ours, *engines = (each.label for each in executables)
+        engines = [plan.label for plan in plans if plan.original]
+        ours = min((plan.label for plan in plans if not plan.original), key=times.__getitem__)
         first = compilation.first.timing
         known_us = math.inf if first is None else first.median_us
         engine = (engines[0], times[engines[0]]) if engines else None

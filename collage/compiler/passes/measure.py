@@ -19,7 +19,8 @@ class Measure:
     """Measures all offers, or looks them up; with ``few`` only the most promising ones (``search.promising``).
 
     Where the model is placed already, an offer has to beat the kernels of the placed mix that it could replace, with
-    ``slack`` for the layout transforms that it could save.
+    ``slack`` for the layout transforms that it could save. Those come first that could replace the slowest kernels, and
+    whole models last, so that a compile that is stopped has looked where most could be gained.
 
     The cost of a switch is measured with ``switched`` candidates of each backend: those whose time is nearest to
     ``typical_us`` microseconds. The quickest candidates run on one thread, so they would not show the cost of waking
@@ -35,14 +36,15 @@ class Measure:
         """Adds outcomes, and sets the cost of a switch. What is placed already has to be calibrated again."""
         measurer = context.workbench(compilation).measurer
         offers: Sequence[Offer] = compilation.offers
+        count = len(compilation.imported.graph.nodes)
         if self.few:
             done = {node for view in compilation.views for node in view.nodes}
-            count = len(compilation.imported.graph.nodes)
             offers = promising(offers, count, context.engines, done)
             # The engines on the whole model are known from the first module, as far as that matters now.
             offers = [each for each in offers if len(each.request.nodes) < count]
         requests = [offer.request for offer in offers]
         rivals_us = self._rivals_us(compilation, requests)
+        requests.sort(key=lambda r: (len(r.nodes) == count, -rivals_us.get(r.nodes, math.inf), r.nodes))
         measured = measurer.race(requests, rivals_us, compilation.epsilon_us)
         outcomes = {**compilation.outcomes, **measured}
         epsilon_us = measurer.epsilon_us(self._typical(outcomes))

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 
 from collage.backends.base import VIEW
 from collage.compiler.cheapest import NOISE_MARGIN, cheapest
@@ -42,7 +43,7 @@ class Place:
 
     Kernels that lost a race (``results.Slower``) are not placed. Their lower bounds show what they could gain at most:
     where a placement with them would cost less by a share of more than ``least_gain``, those in it are measured to the
-    end, and the model is placed again.
+    end, and the model is placed again, in at most ``doubts`` rounds: bounds promise more than kernels keep.
 
     A pass that does not suggest (``suggests``) leaves regions to a later one.
 
@@ -52,7 +53,8 @@ class Place:
 
     suggests: bool = True
     rounds: int = 6
-    least_gain: float = 0.003
+    doubts: int = 2
+    least_gain: float = 0.005
     most_faults: int = 5
     large: float = 0.25
 
@@ -77,18 +79,22 @@ class Place:
 
     def _certain(self, context: Context, compilation: Compilation) -> tuple[Compilation, Searched]:
         """Search, and measure to the end what lost a race and could be part of a better placement all the same."""
-        while True:
-            compilation, searched, doubtful = self._search(context, compilation)
+        for number in count():
+            compilation, searched, doubtful = self._search(context, compilation, number < self.doubts)
             if not doubtful:
                 return compilation, searched
             log.info("%d kernels that lost a race are measured to the end", len(doubtful))
             measured = context.workbench(compilation).measurer.measure(doubtful)
             compilation = replace(compilation, outcomes={**compilation.outcomes, **measured})
+        raise AssertionError("the loop ends by returning")
 
     def _search(
-        self, context: Context, compilation: Compilation
+        self, context: Context, compilation: Compilation, doubts: bool
     ) -> tuple[Compilation, Searched, list[Request]]:
-        """The compilation with a proposal, and the requests that are worth measuring to the end."""
+        """The compilation with a proposal, and the requests that are worth measuring to the end.
+
+        Without ``doubts`` these are only those without which there is no placement.
+        """
         measurer = context.workbench(compilation).measurer
         graph, corrections = compilation.imported.graph, compilation.calibration.corrections
         candidates = candidates_in(context, compilation, corrections.outcomes(compilation.outcomes))
@@ -112,7 +118,7 @@ class Place:
             return compilation, Searched(time.perf_counter() - started), [_request(c) for c in needed]
         proposal = Proposal(placement, mix, tuple(candidates), transforms_us, corrections)
         doubtful = []
-        if mix is not None and any(c.outrun for c in parts):
+        if doubts and mix is not None and any(c.outrun for c in parts):
             doubtful = self._doubtful(mix, hoped=best(parts))
         return replace(compilation, proposal=proposal), Searched(time.perf_counter() - started), doubtful
 

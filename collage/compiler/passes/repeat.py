@@ -17,7 +17,7 @@ class Repeat:
     """Runs the passes, and runs them again from the same state when a kernel is rejected in a network.
 
     Every attempt but the last one rejects a kernel or drops a plan, and the database remembers it. There are at most
-    ``attempts``.
+    ``attempts``. Plans of earlier passes may have that kernel, so only the first attempt has them.
     """
 
     passes: tuple[Pass, ...]
@@ -25,11 +25,13 @@ class Repeat:
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
         """Sets what the passes set. Raises NoPlacementError after the last attempt, and what the passes raise."""
+        start = _recalled(context, compilation)
         for _ in range(self.attempts):
             try:
-                return run(self.passes, context, _recalled(context, compilation))
+                return run(self.passes, context, start)
             except (KernelRejectedError, PlanDroppedError) as error:
                 log.info("searching again: %s", error)
+            start = replace(_recalled(context, compilation), plans=())
         raise NoPlacementError("too many kernels fail in the network; leave out their backend.")
 
 

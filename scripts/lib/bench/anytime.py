@@ -59,9 +59,10 @@ def command(
 ) -> None:
     """Compare what a compile has after some seconds with what it has at its end.
 
-    Each model is compiled with each budget, without one, and with every candidate measured to the end, each time into
-    an empty database. Then all modules and each engine run in processes of their own, in bursts that take turns. The
-    table tells the share of the exhaustive result's speed that each of the others has.
+    Each model is compiled quickly, with each budget, without one, and with every candidate measured to the end, each
+    time into an empty database. The compile without a budget is repeated with the database that it has made. Then all
+    modules and each engine run in processes of their own, in bursts that take turns. The table tells the share of the
+    exhaustive result's speed that each of the others has.
 
     \b
     Examples:

@@ -59,7 +59,7 @@ def command(
     for backend in BACKENDS:
         if not backend.available():
             raise CollageError(f"{backend.name} is not available: {backend.available().reason}")
-    speeds = measure_speeds(threads, _SPEEDS_S * seconds)
+    speeds = measure_speeds(threads, _SPEEDS_S * seconds).speeds
     if not speeds.measured:
         raise CollageError(
             "the speeds of this machine cannot be measured: install Collage again with a compiler."

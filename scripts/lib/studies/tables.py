@@ -13,6 +13,7 @@ from rich.text import Text
 from collage.bench.engines import OURS
 from collage.bench.peak import Peak
 from collage.report.show_terminal import plain_table
+from scripts.lib.studies.anytime import AGAIN
 from scripts.lib.studies.comparison import geometric_means
 from scripts.lib.studies.shared_machine import rows_of
 
@@ -141,8 +142,17 @@ def anytime(results: Sequence[Result]) -> list[RenderableType]:
                 f"{result['share_of_best'][way]:.1%}",
                 f"{ratio:.3f}" if ratio else "-",
             )
+        table.add_row(
+            *(Text(result["model"].removesuffix(".onnx")), AGAIN, "-", "-"),
+            *(_ms(result["contenders"].get(AGAIN)), f"{result['share_of_best'][AGAIN]:.1%}", "-"),
+        )
     parts: list[RenderableType] = [table]
     for result in results:
+        if result["fastest_engine"]:
+            parts.append(
+                f"{result['model']}: the first module after {result['first_module_s']:.1f} s; "
+                f"{result['fastest_engine']} alone needs {result['engine_load_s']:.1f} s to load and run it"
+            )
         for way, compiled in result["compiles"].items():
             steps = ", ".join(f"{ms:.4g} ms after {s:.0f} s" for s, ms, _ in compiled["course"])
             parts.append(f"{result['model']}, {way}: {steps}; {compiled['ended']}")

@@ -1,0 +1,15 @@
+"""Whether there is a file at a model's path: quick to ask, before anything is imported that reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from collage.errors import ModelError
+
+
+def check_model_path(path: Path) -> None:
+    """Raise ModelError where there is no file."""
+    if path.is_dir():
+        raise ModelError(f"{path} is a directory; give the .onnx file in it.")
+    if not path.exists():
+        raise ModelError(f"no such file: {path}. Check the path of the ONNX model.")
