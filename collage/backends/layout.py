@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from collage.backends.base import LAYOUT, Availability, Backend, BackendKind, UnsupportedError
-from collage.graph.storage import BF16_STORAGES, FORMATS, STORAGES
+from collage.graph.storage import BF16_STORAGES, FORMATS, PLAIN, STORAGES, is_narrow, widened
 from collage.kernel.kernel import Kernel
 from collage.kernel.options import BuildOptions
 from collage.kernel.transform import LayoutTransform, read_transform
@@ -47,8 +47,15 @@ class LayoutTransforms(Backend):
         raise UnsupportedError("layout transforms stand between operators")
 
     def transforms(self, transform: LayoutTransform) -> bool:
-        """Whether both storages are built in."""
-        return {transform.source, transform.target} <= {*STORAGES, *BF16_STORAGES}
+        """Whether both storages are built in. To and from bfloat16 the order changes, too, only if one side is plain.
+
+        Each transform that a model may need is measured, and the others would be hundreds that no placement needs.
+        """
+        ends = {transform.source, transform.target}
+        if not ends <= {*STORAGES, *BF16_STORAGES}:
+            return False
+        mixed = is_narrow(transform.source) != is_narrow(transform.target)
+        return not mixed or PLAIN in ends or widened(transform.source) == widened(transform.target)
 
     def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
         """The same as ``load_transform``, since it makes nothing but transforms."""

@@ -48,14 +48,13 @@ class OneDnn(Backend):
 
     def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
         """Layouts, splits and dtypes among which the fastest is; none for a subgraph that it does not take."""
-        from collage.backends.onednn_kernels.narrow import narrow_variants
-        from collage.backends.onednn_kernels.roots import chain_of, task_of
+        from collage.backends.onednn_kernels.roots import reduced_variants, task_of
 
         try:
             root, task = task_of(subgraph)
             found = root.variants(task, options.threads)
             if BF16 in options.precisions & reduced_precisions():
-                found = [*found, *narrow_variants(chain_of(task), found, root.narrow)]
+                found = [*found, *reduced_variants(root, task, found)]
             return tuple(found)
         except UnsupportedError:
             return ()

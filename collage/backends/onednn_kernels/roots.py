@@ -14,8 +14,9 @@ from collage.backends.chains.product import matmul_problem
 from collage.backends.chains.transposes import product_of
 from collage.backends.onednn_kernels import concat, conv_plan, elementwise, matmul, normalise, pooling
 from collage.backends.onednn_kernels.builder import Draft
-from collage.backends.onednn_kernels.narrow import BOTH, DATA, RESULT, Ends
+from collage.backends.onednn_kernels.narrow import BOTH, DATA, RESULT, Ends, narrow_variants
 from collage.graph.dataflow import Graph, Node
+from collage.graph.storage import PLAIN
 from collage.kernel.options import Variant
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Root(Generic[T]):
 
     ``problem`` says why such a node cannot be taken, or "". ``read`` makes a task of a subgraph. ``variants`` and
     ``plan`` serve a task, and ``in_place`` gives the value that its result may overwrite, if there is one. ``narrow``
-    are the ends that may be bfloat16.
+    are the ends that may be bfloat16, and ``narrow_plain`` tells whether that is of use where both ends are plain.
     """
 
     problem: Callable[[Graph, Node], str]
@@ -44,6 +45,7 @@ class Root(Generic[T]):
     plan: Callable[[T, Variant, int], Draft]
     in_place: Callable[[T], int | None] = _nothing
     narrow: Sequence[Ends] = (BOTH,)
+    narrow_plain: bool = True
 
 
 def _alone(subgraph: Subgraph) -> Chain:
@@ -54,8 +56,10 @@ def _alone(subgraph: Subgraph) -> Chain:
     return chain
 
 
-_CONV = Root(conv_problem, conv_plan.read, conv_plan.variants, conv_plan.plan, narrow=(BOTH, DATA))
-_POOL = Root(pooling.pool_problem, pooling.read, pooling.variants, pooling.plan)
+_CONV = Root(
+    conv_problem, conv_plan.read, conv_plan.variants, conv_plan.plan, narrow=(BOTH, DATA), narrow_plain=False
+)
+_POOL = Root(pooling.pool_problem, pooling.read, pooling.variants, pooling.plan, narrow_plain=False)
 _NORMALISATION = Root(
     normalise.normalise_problem, _alone, normalise.variants, normalise.plan, narrow=(BOTH, RESULT, DATA)
 )
@@ -93,6 +97,15 @@ def root_problem(graph: Graph, node: Node) -> str:
 def task_of(subgraph: Subgraph) -> tuple[Root[Any], Any]:
     """The subgraph as a task, parsed once, and the root that plans it. Raises UnsupportedError when it is none."""
     return subgraph.parsed(_read_task)
+
+
+def reduced_variants(root: Root[Any], task: Any, wide: Sequence[Variant]) -> list[Variant]:
+    """Variants in bfloat16 for those of the ``wide`` ones where that may be of use.
+
+    Plain convolutions and poolings are slow in bfloat16, too, and only transforms would lead to them.
+    """
+    kept = [each for each in wide if root.narrow_plain or {*each.inputs, *each.outputs} != {PLAIN}]
+    return list(narrow_variants(chain_of(task), kept, root.narrow))
 
 
 def chain_of(task: Any) -> Chain:
