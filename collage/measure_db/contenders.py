@@ -16,15 +16,16 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TypeAlias
 
+from collage.kernel.options import Variant
 from collage.measure_db.protocol import Request
-from collage.measure_db.request_keys import variant_text
+from collage.measure_db.request_keys import precision_in, variant_text
 from collage.measure_db.results import Measurement, Outcome, Slower
 
 Nodes: TypeAlias = "tuple[int, ...]"
 Kind: TypeAlias = "tuple[str, str]"
 """The name of a backend, and the ``variant_text`` of a variant."""
 
-_EXACT = ""
+EXACT = ""
 """The precision of candidates that compute in the model's own dtypes."""
 _MANY = 5
 _HOPELESS = 1.4
@@ -96,42 +97,18 @@ class Contenders:
 
     def __init__(self, about: Field | None = None) -> None:
         self.about = about or Field()
-<<<<<<< HEAD
         self._rivals_us: dict[tuple[Nodes, str], float] = {}
         for nodes, us in self.about.rivals_us.items():
-            self._rivals_us[nodes, _EXACT] = us
-        self._times: dict[Nodes, dict[_Kind, float]] = {}
-        self._new: set[Nodes] = set()
-||||||| c04c0f1
-        self._rivals_us = dict(self.about.rivals_us)
-        self._times: dict[Nodes, dict[_Kind, float]] = {}
-        self._new: set[Nodes] = set()
-=======
-        self._rivals_us = dict(self.about.rivals_us)
+            self._rivals_us[nodes, EXACT] = us
         self._times: dict[Nodes, dict[Kind, float]] = {}
         self._new: set[tuple[Nodes, Kind]] = set()
->>>>>>> main
 
     def in_order(self, requests: Iterable[Request]) -> list[Request]:
         """The requests of one region, the one that is expected to be the fastest first."""
-<<<<<<< HEAD
-        for nodes in self._new:
-            times = self._times[nodes]
-            for kind, us in times.items():
-                fastest = min(t for (_, other), t in times.items() if other.precision in _rivals(kind[1]))
-                self.about.losses.note(self.about.operators(nodes), kind, math.log(us / fastest))
-||||||| c04c0f1
-        for nodes in self._new:
-            fastest = min(self._times[nodes].values())
-            for kind, us in self._times[nodes].items():
-                self.about.losses.note(self.about.operators(nodes), kind, math.log(us / fastest))
-=======
         for nodes, kind in self._new:
             times = self._times[nodes]
-            self.about.losses.note(
-                self.about.operators(nodes), kind, math.log(times[kind] / min(times.values()))
-            )
->>>>>>> main
+            fastest = min(us for other, us in times.items() if races(kind[1], other[1]))
+            self.about.losses.note(self.about.operators(nodes), kind, math.log(times[kind] / fastest))
         self._new.clear()
         return sorted(requests, key=self._expected)
 
@@ -186,18 +163,15 @@ class Contenders:
                 self._new.add((request.nodes, _kind(request)))
 
 
-<<<<<<< HEAD
+def races(variant: str, other: str) -> bool:
+    """Whether a candidate of a variant (its ``variant_text``) has one of the other among its rivals."""
+    return precision_in(other) in (EXACT, precision_in(variant))
+
+
 def _rivals(variant: Variant) -> frozenset[str]:
     """The precisions of the candidates that one of this variant races against."""
-    return frozenset((_EXACT, variant.precision))
+    return frozenset((EXACT, variant.precision))
 
 
-def _kind(request: Request) -> _Kind:
-    return request.backend, request.variant
-||||||| c04c0f1
-def _kind(request: Request) -> _Kind:
-    return request.backend, request.variant
-=======
 def _kind(request: Request) -> Kind:
     return request.backend, variant_text(request.variant)
->>>>>>> main
