@@ -9,8 +9,9 @@ add no error of their own, since each kernel's error is measured with its inputs
 
 **Prices.** Otherwise the error gets a price, and the plain dynamic program minimises the sum of both (Lagrangian
 relaxation, with prices by secants as in the algorithm LARAC for constrained shortest paths). The best cover that keeps
-the budget among these is within a kernel or so of the best one of all. It bounds what labels may cost, and where there
-are too many labels to follow, those that are cheapest at the last price are followed.
+the budget among these is within a kernel or so of the best one of all, and prices bound what can be gained beside it.
+In large networks that is less than noise, and the search ends there. Otherwise it bounds what labels may cost. Where
+there are too many labels to follow, those that are cheapest at the last price are followed.
 """
 
 from __future__ import annotations
@@ -42,10 +43,15 @@ _PRICES = 10
 
 @dataclass(frozen=True)
 class Budget:
-    """The most that errors of candidates may add up to, and the most ``labels`` that the search follows at one node."""
+    """The most that errors of candidates may add up to, and how far the search goes.
+
+    It follows at most so many ``labels`` at one node, and none where prices show that there is less than the share
+    ``gap`` of the cost to gain.
+    """
 
     error: float
     labels: int = _MOST_LABELS
+    gap: float = 1e-3
 
     def keeps(self, error: float) -> bool:
         """Whether the error is within the budget, but for rounding."""
@@ -134,8 +140,10 @@ def place_within(
     free = problem.cheapest(possible)
     if budget.keeps(free.error):
         return free
-    known, price = _by_prices(problem, free, budget)
+    known, price, least = _by_prices(problem, free, budget)
     limit = None if known is None else problem.weight(known)
+    if known is not None and limit is not None and limit <= least * (1 + budget.gap):
+        return replace(known, exact=limit <= least)
     order = branch_order(graph)
     usable = contenders(graph, possible, epsilon_us, margin)
     rules = StorageRules(graph, order, usable, transforms_us)
@@ -153,8 +161,8 @@ def place_within(
     return replace(known, exact=exact)
 
 
-def _by_prices(problem: _Problem, free: Placement, budget: Budget) -> tuple[Placement | None, float]:
-    """A cheap placement within the budget, or None, and the weight of a unit of error that gives it.
+def _by_prices(problem: _Problem, free: Placement, budget: Budget) -> tuple[Placement | None, float, float]:
+    """A cheap placement within the budget, or None, the weight of a unit of error, and the least weight of any.
 
     ``free`` is the cheapest placement, which is beyond the budget. The price at which it costs as much as the best one
     within the budget is tried, and the placement that comes of it replaces one of the two. Where none comes of it that
@@ -167,19 +175,21 @@ def _by_prices(problem: _Problem, free: Placement, budget: Budget) -> tuple[Plac
         # No time is worth any error: there is no cover with less.
         within = problem.at_price((problem.weight(free) / weight(1.0) + 1) / budget.error * _UNITS)
         if not budget.keeps(within.error):
-            return None, problem.weight(free) / free.error
-    beyond, price = free, 0.0
+            return None, problem.weight(free) / free.error, problem.weight(free)
+    beyond, price, least = free, 0.0, float(problem.weight(free))
     for _ in range(_PRICES):
         price = (problem.weight(within) - problem.weight(beyond)) / (beyond.error - within.error)
         found = problem.at_price(price / weight(1.0))
-        gain = problem.weight(beyond) + price * beyond.error
-        if problem.weight(found) + price * found.error >= gain * (1 - 1e-9):
+        priced = problem.weight(found) + price * found.error
+        # No cover costs less at this price, so that one within the budget costs at least what is left without it.
+        least = max(least, priced - price * budget.error)
+        if priced >= (problem.weight(beyond) + price * beyond.error) * (1 - 1e-9):
             break
         if budget.keeps(found.error):
             within = found
         else:
             beyond = found
-    return within, price
+    return within, price, least
 
 
 def _with_errors(options: Sequence[Sequence[Option]], budget: float) -> list[list[tuple[Option, int]]]:

@@ -93,9 +93,13 @@ def test_placement_under_a_budget_equals_brute_force(case: Case, budget: int, ma
     best = least_cost(case, budget, margin)
     if best is None:
         with pytest.raises(NoPlacementError):
-            place_within(graph, candidates, EPSILON, Budget(budget), margin=margin, transforms_us=costs)
+            place_within(
+                graph, candidates, EPSILON, Budget(budget, gap=0.0), margin=margin, transforms_us=costs
+            )
         return
-    found = place_within(graph, candidates, EPSILON, Budget(budget), margin=margin, transforms_us=costs)
+    found = place_within(
+        graph, candidates, EPSILON, Budget(budget, gap=0.0), margin=margin, transforms_us=costs
+    )
     assert check_placement(graph, found.candidates) == found.candidates
     assert set(found.candidates) <= set(candidates)
     assert found.error <= budget
@@ -111,7 +115,7 @@ def test_placement_under_a_budget_equals_brute_force(case: Case, budget: int, ma
 def test_placement_under_a_budget_equals_the_exact_solver(case: Case, budget: int) -> None:
     graph, candidates, costs = case
     try:
-        found = place_within(graph, candidates, EPSILON, Budget(budget), transforms_us=costs)
+        found = place_within(graph, candidates, EPSILON, Budget(budget, gap=0.0), transforms_us=costs)
     except NoPlacementError:
         with pytest.raises(NoPlacementError):
             place_exact(graph, candidates, EPSILON, transforms_us=costs, budget=budget)
@@ -126,12 +130,12 @@ def test_placement_under_a_budget_equals_the_exact_solver(case: Case, budget: in
 def test_dropping_labels_still_keeps_the_budget(case: Case, budget: int, labels: int) -> None:
     graph, candidates, costs = case
     try:
-        best = place_within(graph, candidates, EPSILON, Budget(budget), transforms_us=costs)
+        best = place_within(graph, candidates, EPSILON, Budget(budget, gap=0.0), transforms_us=costs)
     except NoPlacementError:
         with pytest.raises(NoPlacementError):
-            place_within(graph, candidates, EPSILON, Budget(budget, labels), transforms_us=costs)
+            place_within(graph, candidates, EPSILON, Budget(budget, labels, gap=0.0), transforms_us=costs)
         return
-    found = place_within(graph, candidates, EPSILON, Budget(budget, labels), transforms_us=costs)
+    found = place_within(graph, candidates, EPSILON, Budget(budget, labels, gap=0.0), transforms_us=costs)
     assert found.error <= budget
     assert found.predicted_us >= best.predicted_us
     if found.exact:
@@ -147,9 +151,9 @@ def test_without_errors_it_is_the_plain_search(case: tuple[Graph, list[Candidate
             found = place(graph, candidates, EPSILON)
         except NoPlacementError:
             with pytest.raises(NoPlacementError):
-                place_within(graph, candidates, EPSILON, Budget(budget))
+                place_within(graph, candidates, EPSILON, Budget(budget, gap=0.0))
         else:
-            assert place_within(graph, candidates, EPSILON, Budget(budget)) == found
+            assert place_within(graph, candidates, EPSILON, Budget(budget, gap=0.0)) == found
 
 
 def test_the_budget_goes_where_it_saves_most() -> None:
@@ -159,7 +163,7 @@ def test_the_budget_goes_where_it_saves_most() -> None:
     reduced = [Candidate((n,), "b", 10.0 - us, error=error) for n, (us, error) in enumerate(saved)]
     chosen = {0: [], 1: [0], 2: [0, 1], 3: [0, 1], 4: [0, 2], 5: [0, 1, 2]}
     for budget, nodes in chosen.items():
-        found = place_within(graph, [*exact, *reduced], 0.0, Budget(budget))
+        found = place_within(graph, [*exact, *reduced], 0.0, Budget(budget, gap=0.0))
         assert [c.nodes[0] for c in found.candidates if c.error] == nodes, budget
 
 
@@ -174,9 +178,10 @@ def test_a_network_of_hundreds_of_nodes_comes_close_to_the_exact_solver() -> Non
     free = place(graph, [*exact, *reduced], 2.0)
     fastest, slowest = free.predicted_us, place(graph, exact, 2.0).predicted_us
     budget = free.error / 4
-    found = place_within(graph, [*exact, *reduced], 2.0, Budget(budget))
-    assert found.error <= budget
-    assert found == finish(graph, found.candidates, 2.0, exact=found.exact)
     best = place_exact(graph, [*exact, *reduced], 2.0, budget=budget).predicted_us
     assert fastest < best < slowest
-    assert found.predicted_us <= 1.003 * best
+    for gap in (0.0, 3e-3):
+        found = place_within(graph, [*exact, *reduced], 2.0, Budget(budget, gap=gap))
+        assert found.error <= budget
+        assert found == finish(graph, found.candidates, 2.0, exact=found.exact)
+        assert found.predicted_us <= 1.003 * best
