@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from pathlib import Path
@@ -74,12 +74,14 @@ def compile(
     level: str = "op",
     budget_s: float | None = None,
     effort: str = "usual",
-    inputs: Mapping[str, Any] | None = None,
+    inputs: Mapping[str, Any] | Iterable[Mapping[str, Any]] | None = None,
     quick: bool = False,
     strict: bool = False,
     remeasure: bool = False,
     exact: bool = False,
     cluster: str | ClusterAddress | None = None,
+    tolerance: float = 0.0,
+    metric: str | Callable[[Mapping[str, Any], Mapping[str, Any]], float] | None = None,
 ) -> CompiledModule:
     """Compile an ONNX model to the fastest mix of backends, by measuring.
 
@@ -100,7 +102,8 @@ def compile(
       engine on the whole model.
     - ``effort``: "usual", or "exhaustive" to measure every candidate to the end, also those that lose early races.
     - ``inputs``: values to measure and check with, by name, for inputs where random values make no sense, such as a
-      shape. They fix symbolic shapes, too.
+      shape. They fix symbolic shapes, too. Several such mappings, in a list or an iterator, are samples to measure
+      errors on (see ``tolerance``).
     - ``quick``: take few samples of few candidates. Outputs are checked as always, but the choice is not sure.
     - ``strict``: raise an error where an operator cannot be converted, or where an engine has to run the whole model or
       its dynamic suffix.
@@ -109,6 +112,11 @@ def compile(
       digits from the small ones beside it.
     - ``cluster``: the address of a Ray cluster whose nodes measure instead of this machine, as far as they match it:
       "auto", "host:port", "ray://host:port", or "local" for one that is this machine alone.
+    - ``tolerance``: the largest error of the outputs that you allow, on the ``inputs`` or on made-up ones: kernels may
+      then compute in bfloat16 where that is faster. With 0 all compute in the model's own dtypes.
+    - ``metric``: what the error is: "max" (the default) for the largest difference over the outputs' scale, "top1" for
+      the share of decisions that differ, "cosine" for 1 - the cosine of their angle, or a function of the reference's
+      outputs and the module's, by name, that returns a number.
 
     Without ``strict``, operators that TVM cannot import run on an engine, and so does everything from where shapes
     depend on data. A model that cannot be cut into parts runs whole on the fastest engine. The report gives the reason.
@@ -122,9 +130,22 @@ def compile(
     """
     from collage.cluster.address import as_address
     from collage.compiler.compile import compile_model
+    from collage.compiler.metrics import check_tolerance, metric_of
     from collage.compiler.options import CompileOptions
     from collage.measure_db.effort import EFFORTS, QUICK
 
+    chosen_metric, tolerance = metric_of(metric), check_tolerance(tolerance)
+    samples: list[Mapping[str, Any]] = []
+    if inputs is not None and not isinstance(inputs, Mapping):
+        samples, inputs = list(inputs), None
+    if chosen_metric.needs_samples and not (samples or inputs):
+        raise UsageError(
+            f"the metric {chosen_metric.name} says nothing on made-up inputs: give samples with inputs (--input)."
+        )
+    if quick and tolerance:
+        raise UsageError(
+            "a quick compile measures no errors: leave out either quick or tolerance (--quick or --tolerance)."
+        )
     if level not in LEVELS:
         raise unknown_names("level", [level], LEVELS)
     if effort not in EFFORTS:
@@ -159,6 +180,9 @@ def compile(
         since=time.time() if remeasure else 0.0,
         exact=exact,
         cluster=None if cluster is None else as_address(cluster),
+        tolerance=tolerance,
+        metric=chosen_metric,
+        samples=tuple(samples),
     )
     chosen = registry if registry is not None else default_registry()
     with _shown(progress) as show:

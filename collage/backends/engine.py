@@ -55,6 +55,13 @@ class Engine(Backend):
         """
         return ("",)
 
+    def precisions(self, options: BuildOptions) -> Sequence[str]:
+        """The reduced precisions, of ``options.precisions``, in which it runs whole models on this machine.
+
+        One of them is ``options.variant.precision`` where a model is built and loaded in it. There are none by default.
+        """
+        return ()
+
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
         """The engine is offered no parts of models by default."""
         return ()

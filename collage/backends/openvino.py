@@ -12,20 +12,32 @@ from collage.backends.base import UnsupportedError
 from collage.backends.onnx_engine import OnnxEngine
 from collage.core.library_text import library_text
 from collage.graph.dataflow import Array
+from collage.graph.storage import BF16
 from collage.kernel.buffers import aligned_empty
 from collage.kernel.kernel import Call, Kernel, Session
-from collage.kernel.options import BuildOptions
+from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
+    from collage.frontend.subgraph import Subgraph
+
 _NOT_PINNED = "not pinned"
 """With this profile the system may move threads away from cores that somebody else uses."""
 _ONE_THREAD = "one thread"
+_PRODUCTS = (
+    "onnx.Conv",
+    "onnx.MatMul",
+    "onnx.Gemm",
+    "onnx.Einsum",
+    "onnx.Attention",
+    "onnx.LSTM",
+    "onnx.GRU",
+)
 
 
 class OpenVino(OnnxEngine):
-    """Takes what OpenVINO's ONNX frontend takes, in float32 arithmetic throughout.
+    """Takes what OpenVINO's ONNX frontend takes, in float32 arithmetic throughout, unless bfloat16 is allowed.
 
     It turns 64-bit integers into 32-bit ones, float64 into float32, divides, compares and reduces 32-bit integers in
     float32, and saturates those of 8 bits where ONNX wraps around.
@@ -42,6 +54,16 @@ class OpenVino(OnnxEngine):
     def profiles(self, options: BuildOptions) -> Sequence[str]:
         """Pinned threads, tuned for latency; then threads that are not pinned; then no other threads."""
         return ("", *((_NOT_PINNED, _ONE_THREAD) if options.threads > 1 else ()))
+
+    def precisions(self, options: BuildOptions) -> Sequence[str]:
+        """bfloat16, where OpenVINO computes in it by default."""
+        return (BF16,) if BF16 in options.precisions and _has_bf16() else ()
+
+    def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
+        """Convolutions and products have variants in the reduced precisions, too."""
+        if not any(_multiplies(node.op) for node in subgraph.operators):
+            return (ALL_PLAIN,)
+        return (ALL_PLAIN, *(Variant(precision=each) for each in self.precisions(options)))
 
     def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
         """Compile the artifact for this machine (20-50 ms for one operator)."""
@@ -82,7 +104,7 @@ class OpenVino(OnnxEngine):
             "INFERENCE_NUM_THREADS": 1 if options.profile == _ONE_THREAD else options.threads,
             "PERFORMANCE_HINT": "LATENCY",
             # Without this a CPU with bfloat16 arithmetic would quietly compute in bfloat16.
-            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_PRECISION_HINT": options.variant.precision or "f32",
         }
         if options.profile == _NOT_PINNED:
             config["ENABLE_CPU_PINNING"] = False
@@ -118,6 +140,23 @@ def _refuse_unsafe(model: ModelProto) -> None:
         raise ValueError(
             f"OpenVINO runs models that are no valid ONNX, with any result: {library_text(error)}"
         ) from error
+
+
+def _multiplies(op: str) -> bool:
+    """Whether an operator computes products of matrices or convolutions, for which there are kernels for bfloat16."""
+    from collage.frontend.op_kinds import COMPUTE_BOUND
+
+    return op in COMPUTE_BOUND or op.startswith(_PRODUCTS)
+
+
+@cache
+def _has_bf16() -> bool:
+    """Whether OpenVINO has kernels for bfloat16 on this machine."""
+    try:
+        import openvino  # noqa: F401
+    except ImportError:
+        return False
+    return "BF16" in _core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 @cache

@@ -10,6 +10,7 @@ import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any, TypeAlias
 
@@ -33,9 +34,9 @@ _WARM_PART = 0.2
 class Setup:
     """The first message to the process, with the engine and what it runs. The reply is Loaded or Failure.
 
-    ``engine`` is one of ``ENGINES``, or "module:function" for a contender from outside. Such a function takes the
-    setup; it returns a call that runs the model once, and a function that returns the outputs of the last run. The
-    module is found as in the parent, since the child has the parent's ``sys.path``.
+    ``engine`` is one of ``ENGINES`` or ``REDUCED_ENGINES``, or "module:function" for a contender from outside. Such a
+    function takes the setup; it returns a call that runs the model once, and a function that returns the outputs of the
+    last run. The module is found as in the parent, since the child has the parent's ``sys.path``.
     ``path`` is the ONNX file, or the ``.collage`` file for Collage. ``dims`` gives the extents of symbolic
     dimensions that have a name, and ``shapes`` the shapes of inputs that are not static. ``outputs`` has the model's
     order; the type is None where the shape depends on data. ``backend`` is the pickled backend of an engine that
@@ -178,7 +179,7 @@ def _onnxruntime(setup: Setup) -> tuple[Call, Outputs]:
     return run, results
 
 
-def _openvino(setup: Setup) -> tuple[Call, Outputs]:
+def _openvino(setup: Setup, precision: str = "f32") -> tuple[Call, Outputs]:
     """OpenVINO tuned for latency, in float32. Without the hint it would use bfloat16 where the CPU has that."""
     import openvino as ov
 
@@ -189,7 +190,7 @@ def _openvino(setup: Setup) -> tuple[Call, Outputs]:
     config = {
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": setup.threads,
-        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_PRECISION_HINT": precision,
     }
     request: Any = core.compile_model(model, "CPU", config).create_infer_request()
     inputs = {name: aligned_copy(array) for name, array in setup.inputs.items()}
@@ -208,6 +209,13 @@ ENGINES: Mapping[str, Engine] = {
     "onnxruntime": _onnxruntime,
     "openvino": _openvino,
 }
+
+REDUCED_ENGINES: Mapping[str, tuple[str, Engine]] = {
+    "openvino bf16": ("openvino", partial(_openvino, precision="bf16")),
+}
+"""Engines in reduced precisions, by name, each with the name of the engine in float32."""
+
+_OF_NAME: Mapping[str, Engine] = {**ENGINES, **{name: load for name, (_, load) in REDUCED_ENGINES.items()}}
 
 
 def _registered(setup: Setup) -> tuple[Call, Outputs]:
@@ -245,7 +253,7 @@ def _engine(setup: Setup) -> Engine:
     if setup.backend is not None:
         return _registered
     module, _, function = setup.engine.partition(":")
-    found: Engine = getattr(import_module(module), function) if function else ENGINES[setup.engine]
+    found: Engine = getattr(import_module(module), function) if function else _OF_NAME[setup.engine]
     return found
 
 

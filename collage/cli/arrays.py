@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -20,6 +21,32 @@ from collage.schedule.suffix import ValuePort
 def read_arrays(files: Mapping[str, Path]) -> dict[str, Array]:
     """Read ``.npy`` files, by input name. Raises InputError, which names the file and what is wrong."""
     return {name: _read(name, path) for name, path in files.items()}
+
+
+def read_samples(paths: Sequence[Path]) -> list[dict[str, Array]]:
+    """Read ``.npz`` files, each of which holds the inputs of a sample by name, and folders of such files, by file name.
+
+    Raises InputError, which names the file and what is wrong.
+    """
+    files: list[Path] = []
+    for path in paths:
+        found = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+        if not found:
+            raise InputError(
+                f"the folder {path} holds no samples: write them with numpy.savez, one file each."
+            )
+        files += found
+    return [_read_sample(path) for path in files]
+
+
+def _read_sample(path: Path) -> dict[str, Array]:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except FileNotFoundError as error:
+        raise InputError(f"there is no file {path}.") from error
+    except (OSError, ValueError, EOFError, AttributeError, BadZipFile) as error:
+        raise InputError(f"the sample {path} cannot be read; write it with numpy.savez.") from error
 
 
 def _read(name: str, path: Path) -> Array:

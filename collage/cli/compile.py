@@ -20,7 +20,7 @@ from collage.cli.options import (
     THREADS_OPTION,
     Seconds,
     once_each,
-    parse_file_of,
+    parse_input,
     parse_names,
     sets_of,
 )
@@ -79,10 +79,11 @@ from collage.frontend.model_path import check_model_path
 @click.option(
     "--input",
     "inputs",
-    type=parse_file_of,
-    metavar="NAME=FILE.npy",
+    type=parse_input,
+    metavar="NAME=FILE.npy|SAMPLE.npz|FOLDER",
     multiple=True,
-    help="Measure and check with this input, where made-up numbers would not do. This fixes its shape, too.",
+    help="Measure and check with this input, where made-up numbers would not do. This fixes its shape, too. Files .npz "
+    "or a folder of them are samples of all inputs, to measure errors on (--tolerance).",
 )
 @click.option(
     "--strict",
@@ -112,6 +113,27 @@ from collage.frontend.model_path import check_model_path
     help="Use direct algorithms only: not Winograd's nor Strassen's, which form sums that the model does not.",
 )
 @click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="ERROR",
+    help="The largest error of the outputs that is allowed, such as 1e-2: bfloat16 where faster. Default: float32.",
+)
+@click.option(
+    "--metric",
+    type=click.Choice(["max", "top1", "cosine"]),
+    default="max",
+    show_default=True,
+    help="What --tolerance bounds: the largest difference over the outputs' scale, the share of decisions that differ, "
+    "or 1 - cosine.",
+)
+@click.option(
+    "--pareto",
+    is_flag=True,
+    help="Compile at several tolerances, a file each, and show time against error, with the engines beside. The extra "
+    "`plots` draws a picture, OUT.pareto.svg.",
+)
+@click.option(
     "--cluster",
     metavar="ADDRESS",
     help="Measure on the nodes of this Ray cluster that match this machine: auto, HOST:PORT, ray://HOST:PORT or local.",
@@ -137,6 +159,9 @@ def compile(
     remeasure: bool,
     exact: bool,
     cluster: str | None,
+    tolerance: float,
+    metric: str,
+    pareto: bool,
     seed: int,
     as_json: bool,
     quiet: bool,
@@ -159,6 +184,7 @@ def compile(
       collage compile model.onnx -o model.collage --budget 60
       collage compile model.onnx -o model.collage --level graph --budget 600
       collage compile model.onnx -o model.collage --cluster auto
+      collage compile model.onnx -o model.collage --tolerance 1e-2 --input samples/
 
     \b
     One file for several shapes, each with a placement of its own:
@@ -166,15 +192,22 @@ def compile(
                                                 --shape input_ids:1x128 --shape attention_mask:1x128
     """
     sets = sets_of(shapes)
-    files = once_each("--input", inputs)
-    if files and len(sets) > 1:
+    files = once_each("--input", [(name, path) for name, path in inputs if name])
+    sample_paths = [path for name, path in inputs if not name]
+    if files and sample_paths:
+        raise click.UsageError(
+            "--input takes NAME=FILE.npy or samples (.npz), not both", click.get_current_context()
+        )
+    if pareto and len(sets) > 1:
+        raise click.UsageError("--pareto is for one set of shapes", click.get_current_context())
+    if inputs and len(sets) > 1:
         raise click.UsageError("--input is for one set of shapes", click.get_current_context())
     check_model_path(model)
     refuse_same(model, output)
     check_writable(output)
     with measurements_survive():
         from collage import api
-        from collage.cli.arrays import read_arrays
+        from collage.cli.arrays import read_arrays, read_samples
         from collage.report.progress_display import display
 
         with display(not quiet) as progress:
@@ -194,13 +227,21 @@ def compile(
                 "remeasure": remeasure,
                 "exact": exact,
                 "cluster": cluster,
+                "tolerance": tolerance,
+                "metric": metric,
             }
+            given = read_samples(sample_paths) if sample_paths else read_arrays(files)
             module = (
-                api.compile(model, shapes=sets[0], inputs=read_arrays(files), **options)
+                api.compile(model, shapes=sets[0], inputs=given, **options)
                 if len(sets) == 1
                 else api.compile_shapes(model, sets, **options)
             )
         module.save(output)
+    if pareto:
+        options |= {"shapes": sets[0], "inputs": given}
+        found = _curve(model, output, tolerance, options, quiet=quiet)
+        _tell_curve(found, as_json=as_json)
+        return
     from collage.module.file import read_summary
 
     if as_json:
@@ -212,3 +253,39 @@ def compile(
 
     print_rich(summary_view(read_summary(output)))
     say(f"\nwrote {output} ({size(output.stat().st_size)})")
+
+
+def _curve(
+    model: Path, output: Path, tolerance: float, options: dict[str, Any], *, quiet: bool
+) -> dict[str, Any]:
+    """Compile at the other tolerances of the curve, race all, and tell what was found."""
+    from collage import api
+    from collage.bench.pareto import TOLERANCES
+    from collage.cli.pareto import curve_file, drawn, raced
+    from collage.module.file import read_summary
+    from collage.report.progress_display import display
+
+    modules = {tolerance: output}
+    with measurements_survive(), display(not quiet) as progress:
+        for each in TOLERANCES:
+            if each != tolerance:
+                modules[each] = curve_file(output, each)
+                module = api.compile(model, **{**options, "tolerance": each, "progress": progress})
+                module.save(modules[each])
+        threads = read_summary(output).first[0].threads
+        found = raced(model, dict(sorted(modules.items())), threads, options["shapes"], progress)
+    picture = drawn(found, output)
+    found["modules"] = {f"{each:g}": str(file) for each, file in sorted(modules.items())}
+    found["picture"] = None if picture is None else str(picture)
+    return found
+
+
+def _tell_curve(found: dict[str, Any], *, as_json: bool) -> None:
+    from collage.cli.pareto import pareto_table
+
+    if as_json:
+        print_json(found)
+        return
+    print_rich(pareto_table(found))
+    files = [*found["modules"].values(), *filter(None, [found["picture"]])]
+    say(f"\nwrote {', '.join(files)}")

@@ -53,6 +53,12 @@ def parse_file_of(text: str) -> tuple[str, Path]:
     return name, Path(path)
 
 
+def parse_input(text: str) -> tuple[str, Path]:
+    """Parse ``name=file.npy`` as ``parse_file_of`` does; a file ``.npz`` or a folder is samples, with the name ""."""
+    path = Path(text)
+    return ("", path) if path.suffix == ".npz" or path.is_dir() else parse_file_of(text)
+
+
 def once_each(option: str, pairs: Sequence[tuple[str, Value]]) -> dict[str, Value]:
     """The pairs as a mapping. Raises click.UsageError, which names all names that are given twice."""
     names = [name for name, _ in pairs]

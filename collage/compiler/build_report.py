@@ -12,6 +12,7 @@ import onnx
 
 from collage.backends.base import VIEW
 from collage.compiler.events import (
+    Bounded,
     Considered,
     Event,
     Evolved,
@@ -25,7 +26,7 @@ from collage.compiler.events import (
 from collage.compiler.state import Compilation, Context
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome, Slower
-from collage.report.report import CandidateReport, NodeReport, Report, figures
+from collage.report.report import CandidateReport, ErrorReport, NodeReport, Report, figures
 
 
 def report_of(context: Context, compilation: Compilation, started: float) -> Report:
@@ -61,7 +62,20 @@ def report_of(context: Context, compilation: Compilation, started: float) -> Rep
         ended=context.course.ended,
         budget_s=context.options.budget_s,
         spent_s=_spent(log),
+        errors=_errors(context, compilation),
     )
+
+
+def _errors(context: Context, compilation: Compilation) -> ErrorReport | None:
+    """What became of the tolerance, or None without one."""
+    options, selected = context.options, compilation.result
+    if not options.tolerance:
+        return None
+    found = ErrorReport(options.tolerance, options.metric.name)
+    for event in compilation.log:
+        if isinstance(event, Bounded):
+            found = replace(found, samples=event.about, own=event.own, rounds=event.rounds)
+    return replace(found, predicted=selected.predicted_error, measured=selected.error)
 
 
 def _spent(log: Sequence[Event]) -> dict[str, float]:

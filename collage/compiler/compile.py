@@ -13,6 +13,7 @@ from collage.backends.registry import Registry
 from collage.cluster.crews import on_cluster
 from collage.compiler.build_report import report_of
 from collage.compiler.course import Course
+from collage.compiler.events import Noted
 from collage.compiler.lab import WorkerLab
 from collage.compiler.options import CompileOptions
 from collage.compiler.passes.anytime import Anytime
@@ -28,8 +29,8 @@ from collage.core.temporary import sweep
 from collage.errors import ModelError, NoPlacementError, UsageError
 from collage.frontend.load import ModelSource, load_onnx
 from collage.frontend.original import AsLoaded
-from collage.frontend.shapes import fix_shapes
-from collage.frontend.value_types import check_example_inputs, shapes_of
+from collage.frontend.shapes import fix_shapes, model_inputs
+from collage.frontend.value_types import check_example_inputs, check_samples, shapes_of
 from collage.kernel.target import Target, cores, host
 from collage.measure_db.calibration import best_calibration_us
 from collage.measure_db.database import Database
@@ -67,8 +68,11 @@ def compile_model(
     progress(Progress("import", 0, 1, name))
     sweep()
     original = load_onnx(source)
-    example_inputs = check_example_inputs(original, options.inputs)
-    loaded = Source(original, AsLoaded.of(original), name, example_inputs)
+    samples = check_samples(original, options.samples)
+    example_inputs = samples[0] if samples else check_example_inputs(original, options.inputs)
+    if not samples and example_inputs.keys() == {info.name for info in model_inputs(original)}:
+        samples = (example_inputs,)
+    loaded = Source(original, AsLoaded.of(original), name, example_inputs, samples)
     shapes = {**shapes_of(example_inputs), **options.shapes}
     fix_shapes(original, shapes)
     with ExitStack() as stack:
@@ -108,6 +112,8 @@ def compile_model(
             if options.strict:
                 raise
             log.info("%s: no placement (%s); trying the engines on the whole model", name, error)
+            if options.tolerance:
+                start = start.told(Noted("the model is not placed, so that the tolerance is not used"))
             whole = RunWhole(str(error), source, shapes), DynamicSuffix(error), CheckIndices()
             compilation = run((Anytime(whole, Settle()),), context, start)
         report = report_of(context, compilation, started)

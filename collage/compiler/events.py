@@ -78,4 +78,21 @@ class TriedEngine:
     reason: str = ""
 
 
-Event: TypeAlias = "Noted | Failed | Measured | Profiled | Searched | Considered | Evolved | TriedEngine"
+@dataclass(frozen=True)
+class Bounded:
+    """The model was placed within a ``tolerance`` by a metric, on samples that ``about`` describes.
+
+    ``own`` is the error in the model's own dtypes, and ``rounds`` the number of placements that were run to correct
+    what is predicted of errors.
+    """
+
+    tolerance: float
+    metric: str
+    about: str
+    own: float
+    rounds: int = 0
+
+
+Event: TypeAlias = (
+    "Noted | Bounded | Failed | Measured | Profiled | Searched | Considered | Evolved | TriedEngine"
+)

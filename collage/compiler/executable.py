@@ -59,6 +59,11 @@ class Executable:
         return self.program.ordered.schedule.count > 0
 
     @property
+    def reduced(self) -> bool:
+        """Whether some launches compute in a reduced precision."""
+        return any(region.precision for region in self.program.launches)
+
+    @property
     def tuned(self) -> bool:
         """Whether an engine runs with other settings than the usual ones."""
         return any(region.profile for region in self.program.launches)

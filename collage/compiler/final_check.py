@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -44,6 +44,10 @@ _SEED = 0x5EED
 
 _BUDGET_S = 60.0
 """Seconds for the reference on inputs of other kinds than the usual one."""
+
+_REDUCED = 0.25
+"""The error that outputs of a module of reduced precision may have here, on inputs of whatever kind. It only tells
+wrong modules from right ones."""
 
 USUAL = "usual"
 
@@ -105,7 +109,15 @@ class FinalCheck:
         except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
             text = library_text(error)
             raise ModelError(f"ONNX Runtime cannot run the model: {text}") from error
-        return FinalCheck(original, names, samples, tuple(_rules(model)))
+        return FinalCheck(original, names, samples, tuple(output_rules(model)))
+
+    def of_reduced(self) -> FinalCheck:
+        """The check of modules of reduced precision, whose errors are checked on samples (see ``accuracy``)."""
+        rules = [
+            replace(each, allowed=max(each.allowed, _REDUCED)) if each.allowed else each
+            for each in self.rules
+        ]
+        return replace(self, rules=tuple(rules))
 
     def look(self, run: Run) -> Finding:
         """Run the module on each sample, and compare. A module whose guards trip on usual inputs is refused, too."""
@@ -188,7 +200,7 @@ def _samples(
             log.info("%s: ONNX Runtime refuses %s: %s", model.name, kind.name, library_text(error))
 
 
-def _rules(model: Model) -> Iterator[OutputRule]:
+def output_rules(model: Model) -> Iterator[OutputRule]:
     """The rule for each output, which follows from the dtypes and the roundings on the way to it."""
     graph = model.graph
     for output in graph.outputs:

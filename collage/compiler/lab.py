@@ -10,6 +10,7 @@ import logging
 import onnx
 
 from collage.backends.onnx_engine import MAX_BYTES
+from collage.compiler.accuracy import Asked
 from collage.compiler.assemble import Assembler
 from collage.compiler.events import Event, Profiled
 from collage.compiler.plan_runs import PlanRuns
@@ -75,7 +76,8 @@ def _workbench(context: Context, compilation: Compilation) -> Workbench:
     measurer = Measurer(session, context.database, context.progress, crew=crew)
     assembler = Assembler(measurer, context.backends, context.build, context.target, context.versions)
     runs = PlanRuns(measurer, context.database, context.target, options.seed, context.progress)
-    return Workbench(measurer, assembler, runs, source.original, context.course.deadline)
+    asked = Asked(options.tolerance, options.metric, source.samples) if options.tolerance else None
+    return Workbench(measurer, assembler, runs, source.original, context.course.deadline, asked)
 
 
 def _as_region(original: onnx.ModelProto, model: Model) -> onnx.ModelProto | None:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from collage.compiler.cheapest import cheapest
 from collage.compiler.events import Considered
 from collage.compiler.executable import Executable
-from collage.compiler.passes.place import NOISE_MARGIN
 from collage.compiler.plan import Plan
 from collage.compiler.plan_failures import KernelRejectedError, PlanDroppedError
 from collage.compiler.plan_runs import Race
@@ -26,7 +26,6 @@ from collage.measure_db.results import Measurement, Outcome, Rejection
 from collage.measure_db.timing import Timing
 from collage.search.candidate import Candidate
 from collage.search.candidates import candidate_of, with_floor
-from collage.search.dp import place
 from collage.search.evolution import Cost, Trial
 from collage.search.offload import Encoding, Genome, Offloaded
 from collage.search.placement import Placement
@@ -179,12 +178,8 @@ class OffloadJudge:
             if c.nodes in stay and (c.nodes, c.backend, c.variant) not in same and self._usable(c)
         ]
         try:
-            return place(
-                compilation.imported.graph,
-                [*chosen, *offloaded.kept, *others],
-                compilation.epsilon_us,
-                margin=NOISE_MARGIN,
-                transforms_us=compilation.placed.transforms_us,
+            return cheapest(
+                compilation, [*chosen, *offloaded.kept, *others], compilation.placed.transforms_us
             )
         except NoPlacementError as error:
             raise CollageError(f"no way to lay out the kernels around the regions: {error}") from error

@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from collage.cluster.address import ClusterAddress
+from collage.compiler.metrics import Metric
+from collage.graph.storage import BF16
 from collage.measure_db.effort import FULL, Effort
+
+REDUCED = frozenset((BF16,))
+"""The reduced precisions that backends may offer kernels in, where the machine has instructions for them."""
 
 
 @dataclass(frozen=True)
@@ -34,3 +39,13 @@ class CompileOptions:
     """A ``time.time()``. Measurements that are older are made again."""
     exact: bool = False
     cluster: ClusterAddress | None = None
+    tolerance: float = 0.0
+    """The largest error of the outputs, by the metric; with 0 kernels compute in the model's own dtypes."""
+    metric: Metric = field(default_factory=Metric)
+    samples: Sequence[Mapping[str, Any]] = ()
+    """Several sets of inputs, to measure errors on."""
+
+    @property
+    def precisions(self) -> frozenset[str]:
+        """The reduced precisions that kernels may compute in."""
+        return REDUCED if self.tolerance else frozenset()

@@ -17,6 +17,7 @@ from collage.measure_db.protocol import Request
 from collage.report.words import as_written
 from collage.schedule.region import TRANSFORM, Region
 from collage.search.candidate import Candidate
+from collage.search.errors import of_outputs
 from collage.search.transforms import PlacedTransform
 
 
@@ -99,6 +100,7 @@ class PieceMaker:
             in_place=tuple(backend.in_place(subgraph)),
             finite_only=candidate.finite_only,
             reassociates=backend.reassociates(subgraph, candidate.variant),
+            error=of_outputs(candidate.error),
         )
         about = (candidate.backend, subgraph.digest, options.exclusive, candidate.variant, options.tuning)
         request = Request(candidate.nodes, candidate.backend, candidate.variant)
@@ -108,9 +110,11 @@ class PieceMaker:
         """The same piece, which is all of the graph, run from the model as its author wrote it."""
         original = self.measurer.original
         assert original is not None
-        name = as_written(options.profile)
+        name = as_written(options.profile, options.variant.precision)
         region = replace(piece.region, original=True, profile=options.profile)
-        request = Request(region.nodes, region.backend, original=True, profile=options.profile)
+        request = Request(
+            region.nodes, region.backend, options.variant, original=True, profile=options.profile
+        )
         digest = f"{piece.digest} {name} {original_digest(original)}"
         return replace(piece, region=region, digest=digest, kernel=PlanKernel(request, options))
 

@@ -30,6 +30,7 @@ from collage.compiler.passes.select import Select
 from collage.compiler.passes.select_only import SelectOnly
 from collage.compiler.passes.settle import Settle
 from collage.compiler.passes.verify import Verify
+from collage.compiler.passes.within import Within
 from collage.compiler.state import Compilation, Context, Lab, Pass, Source, run
 from collage.measure_db.effort import QUICK as QUICK_EFFORT
 
@@ -55,7 +56,7 @@ FULL: tuple[Pass, ...] = (
     Measure(),
     Repeat(
         (
-            Fixpoint(Place(), Calibrate()),
+            Within(Fixpoint(Place(), Calibrate())),
             Baselines(),
             Refine(),
             Concurrency(),

@@ -69,9 +69,15 @@ def plans_of(
         plain = not (candidate.reads or candidate.writes)  # the model's inputs and outputs are plain
         whole = candidate.nodes == everything and not candidate.outrun
         if whole and plain and proposal.placement.candidates != (candidate,):
-            placements.setdefault(candidate.backend, finish(graph, [candidate], epsilon_us))
+            label = form_label(candidate.backend, candidate.variant.precision)
+            placements.setdefault(label, finish(graph, [candidate], epsilon_us))
     plans = [plan for label, each in placements.items() for plan in variants_of(label, each, backends)]
     return plans + [Plan(f"mix {n}", mix, exclusive=False) for n, mix in enumerate(close, start=2)]
+
+
+def form_label(engine: str, precision: str) -> str:
+    """The label of the plan that runs an engine on the whole model, in the form that it gets from Collage."""
+    return f"{engine} {precision}" if precision else engine
 
 
 def variants_of(label: str, placement: Placement, backends: Mapping[str, Backend]) -> list[Plan]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import onnxruntime
 
+from collage.compiler.accuracy import Accuracy
 from collage.compiler.assemble import Assembler
 from collage.compiler.executable import Executable, network_key
 from collage.compiler.final_check import FinalCheck, Finding
@@ -28,7 +29,9 @@ from collage.measure_db.keys import (
     Raced,
     RaceKey,
     TimingKey,
+    as_number,
     read_numbers,
+    write_number,
     write_numbers,
 )
 from collage.measure_db.measurer import Measurer
@@ -58,6 +61,7 @@ def _read_finding(value: Any) -> Finding:
 
 
 _FINDING: Fact[Finding] = Fact("final_check", asdict, _read_finding)
+_ERROR: Fact[float] = Fact("error_on_samples", write_number, as_number)
 
 
 @dataclass(frozen=True)
@@ -172,6 +176,14 @@ class PlanRuns:
 
     def _look(self, executable: Executable, check: Callable[[], FinalCheck]) -> Finding:
         return check().look(partial(self.outputs, executable))
+
+    def error(self, executable: Executable, accuracy: Accuracy) -> float:
+        """The executable's error on samples, measured now or in an earlier compile. Raises MetricError, too."""
+        look = partial(accuracy.error, lambda inputs: self.outputs(executable, inputs)[0])
+        about, samples = self._checked_as(executable), accuracy.digest
+        if about is None or samples is None:
+            return look()
+        return self.database.remember(_ERROR.at(f"{about} {samples}"), look)
 
     def _checked_as(self, executable: Executable) -> str | None:
         """The database key of a finding, which covers the weights. None where the model is too large to be hashed."""

@@ -28,5 +28,9 @@ class Selection:
     max_abs_error: float
     relative_error: float
     schedule: str
+    predicted_error: float = 0.0
+    """What the search predicts of the error of the outputs in reduced precision, as a share of their scale."""
+    error: float | None = None
+    """The error on samples by the user's metric; None where there is no tolerance, or where it is not known."""
     unmeasured: str = ""
     """The reason why the module was neither measured nor checked, or "" if it was."""

@@ -8,24 +8,27 @@ from typing import TypeAlias
 
 from collage.compiler.events import Considered
 from collage.compiler.state import Compilation, Context
+from collage.frontend.model import Model
 from collage.graph.storage import Storage
 from collage.kernel.options import BuildOptions
 from collage.kernel.transform import LayoutTransform
 from collage.measure_db.measurer import Measurer
+from collage.measure_db.protocol import Request
 from collage.search.candidate import Candidate
 from collage.search.candidates import candidates_of, offers_of, ports_of
 from collage.search.transforms import PlacedTransform
 
 Launch: TypeAlias = "Candidate | PlacedTransform"
 _Storages: TypeAlias = "tuple[tuple[int, Storage], ...]"
-_Work: TypeAlias = "tuple[tuple[int, ...], _Storages, _Storages]"
-"""The nodes of a launch, and the storages of its inputs and outputs."""
+_Work: TypeAlias = "tuple[tuple[int, ...], _Storages, _Storages, str]"
+"""The nodes of a launch, the storages of its inputs and outputs, and its precision."""
 
 
 def single_threaded(
     context: Context, compilation: Compilation, launches: Sequence[Launch], beside: Collection[int]
 ) -> tuple[list[Launch | None], list[Considered]]:
-    """Measure the counterparts of the launches with the indices ``beside``, in the same storages.
+    """Measure the counterparts of the launches with the indices ``beside``, in the same storages and
+    the same precision.
 
     There is None for the others, and for launches of engines. The second result are the candidates that were measured
     for it.
@@ -36,12 +39,14 @@ def single_threaded(
     nodes = {each.nodes for each in wanted_launches if isinstance(each, Candidate)}
     matches = [m for m in compilation.matches if m.nodes in nodes and m.backend in context.on_team]
     wanted = {_work(each) for each in wanted_launches if isinstance(each, Candidate)}
-    build = BuildOptions(threads=1, exact=context.options.exact, speeds=context.speeds)
+    options = context.options
+    build = BuildOptions(1, exact=options.exact, precisions=options.precisions, speeds=context.speeds)
     offers, _ = offers_of(model, matches, context.backends, build)
-    offers = [o for o in offers if (o.request.nodes, *ports_of(model, o.request)) in wanted]
+    offers = [o for o in offers if _asked(model, o.request) in wanted]
     outcomes = measurer.race([offer.request for offer in offers])
     fastest: dict[_Work, Candidate] = {}
-    for candidate in candidates_of(model, offers, (), outcomes, context.on_team):
+    errors = None if compilation.budget is None else compilation.budget.model
+    for candidate in candidates_of(model, offers, (), outcomes, context.on_team, errors):
         if candidate.outrun:
             continue
         known = fastest.get(_work(candidate))
@@ -68,4 +73,8 @@ def _runs_on_team(measurer: Measurer, transform: LayoutTransform) -> bool:
 
 
 def _work(candidate: Candidate) -> _Work:
-    return candidate.nodes, candidate.reads, candidate.writes
+    return candidate.nodes, candidate.reads, candidate.writes, candidate.variant.precision
+
+
+def _asked(model: Model, request: Request) -> _Work:
+    return request.nodes, *ports_of(model, request), request.variant.precision

@@ -33,19 +33,21 @@ from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome
 from collage.patterns.match import Match, RejectedMatch
 from collage.search.candidates import Offer
+from collage.search.errors import ErrorBudget
 
 
 @dataclass(frozen=True)
 class Source:
     """What is compiled: the model with its shapes fixed, the model as it was loaded, and a name.
 
-    ``example_inputs`` are the user's inputs by name.
+    ``example_inputs`` are the user's inputs by name, and ``samples`` several such sets, whose first one they are then.
     """
 
     original: onnx.ModelProto
     as_loaded: AsLoaded
     name: str
     example_inputs: Mapping[str, Any] = field(default_factory=dict)
+    samples: tuple[Mapping[str, Any], ...] = ()
 
 
 class Lab(Protocol):
@@ -84,7 +86,11 @@ class Context:
     def build(self) -> BuildOptions:
         """The build options of kernels."""
         return BuildOptions(
-            self.target.threads, self.options.tune_trials, exact=self.options.exact, speeds=self.speeds
+            self.target.threads,
+            self.options.tune_trials,
+            exact=self.options.exact,
+            precisions=self.options.precisions,
+            speeds=self.speeds,
         )
 
     @cached_property
@@ -112,6 +118,7 @@ class Compilation:
     - ``outcomes``, ``epsilon_us``: the outcome of each measurement, and the cost of a switch between libraries in
       microseconds (Eq. 2.2).
     - ``left_out``: names of backends that no placement may use.
+    - ``budget``: the error that the search may spend; without it kernels compute in the model's own dtypes.
     - ``proposal``, ``calibration``, ``plans``: what the search proposes; times in the network; what is compared last.
     - ``form``, ``on_engine``: the form of the model that engines were tried on as a whole; the nodes that an engine
       runs after the placed ones, or all nodes where none is placed.
@@ -127,6 +134,7 @@ class Compilation:
     outcomes: Mapping[Request, Outcome] = field(default_factory=dict)
     epsilon_us: float = 0.0
     left_out: frozenset[str] = frozenset()
+    budget: ErrorBudget | None = None
     proposal: Proposal | None = None
     calibration: Calibration = NOT_CALIBRATED
     plans: tuple[Plan, ...] = ()

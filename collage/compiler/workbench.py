@@ -9,6 +9,7 @@ from functools import cached_property
 
 import onnx
 
+from collage.compiler.accuracy import Accuracy, Asked
 from collage.compiler.assemble import Assembler
 from collage.compiler.events import Event, Measured
 from collage.compiler.executable import Executable
@@ -24,13 +25,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Workbench:
-    """The tools for one model; ``original`` is the ONNX model that it was made from, and ``deadline`` the compile's."""
+    """The tools for one model; ``original`` is the ONNX model that it was made from, and ``deadline`` the compile's.
+
+    ``asked`` is what the user asks of the error of outputs, where that may be more than float32's.
+    """
 
     measurer: Measurer
     assembler: Assembler
     runs: PlanRuns
     original: onnx.ModelProto
     deadline: Deadline = field(default_factory=Deadline)
+    asked: Asked | None = None
 
     @property
     def model(self) -> Model:
@@ -42,20 +47,30 @@ class Workbench:
         """What is expected of the model's modules. It is made on first use, which takes runs of the original."""
         return FinalCheck.of(self.original, self.model, self.runs.seed, self.deadline)
 
+    @cached_property
+    def accuracy(self) -> Accuracy:
+        """The samples that errors of outputs are measured on. It is made on first use. Raises ModelError."""
+        assert self.asked is not None
+        return Accuracy.of(self.original, self.model, self.asked, self.runs.seed, self.deadline)
+
     def checked(self, executable: Executable, tunings: Mapping[Request, str]) -> tuple[Executable, Finding]:
         """The executable, and what the last check finds.
 
         Where it errs on unusual inputs only, it is replaced by one that scans its inputs, and that is checked.
         """
-        finding = self.runs.finding(executable, self._check)
+        check = self._check_of_reduced if executable.reduced else self._check
+        finding = self.runs.finding(executable, check)
         if not finding.complaint or finding.ordinary or executable.guarded:
             return executable, finding
         log.info("%s: %s; its inputs are guarded", executable.label, finding.complaint)
         guarded = self.assembler.assemble(executable.plan, tunings, guard_inputs=True)
-        return guarded, self.runs.finding(guarded, self._check)
+        return guarded, self.runs.finding(guarded, check)
 
     def _check(self) -> FinalCheck:
         return self.final_check
+
+    def _check_of_reduced(self) -> FinalCheck:
+        return self.final_check.of_reduced()
 
     def journal(self) -> tuple[Event, ...]:
         """The events of the worker so far, also those of searches that were repeated."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 
-from collage.errors import InputError, ModelError, unknown_names
+from collage.errors import InputError, ModelError, UsageError, unknown_names
 from collage.frontend.shapes import model_inputs
 from collage.graph.value_type import OPTIONAL, SEQUENCE, STRING, TENSOR, MismatchError, ValueType
 
@@ -46,6 +46,33 @@ def check_example_inputs(model: onnx.ModelProto, given: Mapping[str, Any]) -> di
         except MismatchError as error:
             raise InputError(f"input {name} {error}.") from error
     return found
+
+
+def check_samples(model: onnx.ModelProto, given: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """The given samples, each as in ``check_example_inputs``.
+
+    Raises UsageError and InputError, which name the sample by its number, also where a sample has other inputs or
+    shapes than the first one.
+    """
+    found: list[dict[str, Any]] = []
+    for number, sample in enumerate(given, start=1):
+        try:
+            checked = check_example_inputs(model, sample)
+        except UsageError as error:
+            raise type(error)(f"sample {number}: {error}") from error
+        first = found[0] if found else checked
+        if checked.keys() != first.keys():
+            names = ", ".join(sorted(checked.keys() ^ first.keys()))
+            raise InputError(f"sample {number} and sample 1 differ in whether they have {names}.")
+        shapes, firsts = shapes_of(checked), shapes_of(first)
+        for name, shape in shapes.items():
+            if shape != firsts[name]:
+                raise InputError(
+                    f"sample {number}: input {name} has the shape {shape}, and that of sample 1 has {firsts[name]}; "
+                    "a compile is for one set of shapes."
+                )
+        found.append(checked)
+    return tuple(found)
 
 
 def shapes_of(example_inputs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

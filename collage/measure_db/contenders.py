@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TypeAlias
 
+from collage.kernel.options import Variant
 from collage.measure_db.protocol import Request
 from collage.measure_db.request_keys import precision_in, variant_text
 from collage.measure_db.results import Measurement, Outcome, Slower
@@ -24,7 +25,7 @@ Nodes: TypeAlias = "tuple[int, ...]"
 Kind: TypeAlias = "tuple[str, str]"
 """The name of a backend, and the ``variant_text`` of a variant."""
 
-_EXACT = ""
+EXACT = ""
 """The precision of candidates that compute in the model's own dtypes."""
 _MANY = 5
 _HOPELESS = 1.4
@@ -96,7 +97,9 @@ class Contenders:
 
     def __init__(self, about: Field | None = None) -> None:
         self.about = about or Field()
-        self._rivals_us = {(nodes, _EXACT): us for nodes, us in self.about.rivals_us.items()}
+        self._rivals_us: dict[tuple[Nodes, str], float] = {}
+        for nodes, us in self.about.rivals_us.items():
+            self._rivals_us[nodes, EXACT] = us
         self._times: dict[Nodes, dict[Kind, float]] = {}
         self._new: set[tuple[Nodes, Kind]] = set()
 
@@ -104,8 +107,8 @@ class Contenders:
         """The requests of one region, the one that is expected to be the fastest first."""
         for nodes, kind in self._new:
             times = self._times[nodes]
-            fastest_us = min(us for (_, other), us in times.items() if are_rivals(kind[1], other))
-            self.about.losses.note(self.about.operators(nodes), kind, math.log(times[kind] / fastest_us))
+            fastest = min(us for other, us in times.items() if races(kind[1], other[1]))
+            self.about.losses.note(self.about.operators(nodes), kind, math.log(times[kind] / fastest))
         self._new.clear()
         return sorted(requests, key=self._expected)
 
@@ -132,7 +135,7 @@ class Contenders:
 
         It is negative where the rival takes less than a call of the candidate's engine costs.
         """
-        precisions = _rivals(request.variant.precision)
+        precisions = _rivals(request.variant)
         best = min(self._rivals_us.get((request.nodes, each), math.inf) for each in precisions)
         return best - self._switch_us(request)
 
@@ -160,14 +163,14 @@ class Contenders:
                 self._new.add((request.nodes, _kind(request)))
 
 
-def _rivals(precision: str) -> frozenset[str]:
-    """The precisions of the candidates that one of this precision races against."""
-    return frozenset((_EXACT, precision))
+def races(variant: str, other: str) -> bool:
+    """Whether a candidate of a variant (its ``variant_text``) has one of the other among its rivals."""
+    return precision_in(other) in (EXACT, precision_in(variant))
 
 
-def are_rivals(variant: str, other: str) -> bool:
-    """Whether a candidate with this ``variant_text`` races against one with the other."""
-    return precision_in(other) in _rivals(precision_in(variant))
+def _rivals(variant: Variant) -> frozenset[str]:
+    """The precisions of the candidates that one of this variant races against."""
+    return frozenset((EXACT, variant.precision))
 
 
 def _kind(request: Request) -> Kind:

@@ -11,17 +11,17 @@ from collections import defaultdict
 
 import tvm
 
-from collage.measure_db.contenders import Losses, are_rivals
+from collage.measure_db.contenders import EXACT, Losses
 from collage.measure_db.database import Database
-from collage.measure_db.request_keys import variant_in
+from collage.measure_db.request_keys import precision_in, variant_in
 from collage.measure_db.settings import MeasureSettings
 
 
 def known_losses(database: Database, settings: MeasureSettings) -> Losses:
     """The losses of all kernels in the database that were measured with these libraries, on as many threads.
 
-    Regions with the same digest are the same operators on the same shapes, so that their kernels are rivals. Raises
-    DatabaseError.
+    Regions with the same digest are the same operators on the same shapes, so that their kernels are rivals, as far as
+    their precisions allow (see ``contenders``). Raises DatabaseError.
     """
     regions: dict[str, list[tuple[str, str, str, float]]] = defaultdict(list)
     for key, description, us in database.times(settings.hardware, settings.threads, tvm.__version__):
@@ -30,7 +30,11 @@ def known_losses(database: Database, settings: MeasureSettings) -> Losses:
             regions[key.digest].append((operators, key.backend, variant_in(key), us))
     losses = Losses()
     for kernels in regions.values():
+        fastest_us: dict[str, float] = {}
+        for *_, variant, us in kernels:
+            precision = precision_in(variant)
+            fastest_us[precision] = min(us, fastest_us.get(precision, us))
         for operators, backend, variant, us in kernels:
-            fastest_us = min(time for *_, other, time in kernels if are_rivals(variant, other))
-            losses.note(operators, (backend, variant), math.log(us / fastest_us))
+            rivals_us = (fastest_us[each] for each in {EXACT, precision_in(variant)} & fastest_us.keys())
+            losses.note(operators, (backend, variant), math.log(us / min(rivals_us)))
     return losses

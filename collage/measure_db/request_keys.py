@@ -6,6 +6,7 @@ Nothing is measured or looked up here. Keys are in users' databases, so their te
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -24,6 +25,9 @@ from collage.measure_db.fingerprint import model_digest
 from collage.measure_db.measured_model import MeasuredModel
 from collage.measure_db.protocol import Request
 from collage.measure_db.settings import MeasureSettings
+
+_VARIANT = re.compile(r"\[[^\]]*\] (?:in (\w+) )?")
+"""What ``variant_text`` gives, at the beginning of a key's settings."""
 
 
 class RequestKeys:
@@ -126,16 +130,17 @@ def variant_text(variant: Variant) -> str:
     if variant == ALL_PLAIN:
         return ""
     sides = [" ".join(map(str, side)) for side in (variant.inputs, variant.outputs)]
-    precision = f"; in {variant.precision}" if variant.precision else ""
-    return f"[{sides[0]} -> {sides[1]}; {variant.split}{precision}] "
+    precision = f"in {variant.precision} " if variant.precision else ""
+    return f"[{sides[0]} -> {sides[1]}; {variant.split}] {precision}"
 
 
 def variant_in(key: KernelKey) -> str:
     """The ``variant_text`` that the key's settings begin with."""
-    text, end, _ = key.settings.partition("] ")
-    return text + end if end and text.startswith("[") else ""
+    found = _VARIANT.match(key.settings)
+    return found[0] if found else ""
 
 
-def precision_in(variant: str) -> str:
-    """The precision that a ``variant_text`` tells of."""
-    return variant.partition("; in ")[2].removesuffix("] ")
+def precision_in(text: str) -> str:
+    """The precision of a variant, given its ``variant_text``."""
+    found = _VARIANT.match(text)
+    return (found[1] or "") if found else ""

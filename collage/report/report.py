@@ -71,6 +71,25 @@ class GraphLevelReport:
     history: Sequence[tuple[float, float]]
 
 
+@dataclass(frozen=True)
+class ErrorReport:
+    """What became of the user's ``tolerance`` by a ``metric``.
+
+    ``samples`` says on which inputs errors were measured, ``own`` is the error in the model's own dtypes, and
+    ``measured`` that of the module; each is None where it is not known. ``predicted`` is the module's error by the
+    search, which adds up the errors of its kernels, as a share of the outputs' scale. ``rounds`` placements were run to
+    correct the predictions.
+    """
+
+    tolerance: float
+    metric: str
+    samples: str = ""
+    own: float | None = None
+    predicted: float = 0.0
+    measured: float | None = None
+    rounds: int = 0
+
+
 def figures(timings: Mapping[str, Timing]) -> dict[str, dict[str, float]]:
     """The timings of finalists by label, in microseconds, in the form of a report."""
     return {
@@ -123,6 +142,8 @@ class Report:
     budget_s: float | None = None
     """None for a compile without a budget."""
     spent_s: Mapping[str, float] = field(default_factory=dict)
+    errors: ErrorReport | None = None
+    """None for a compile without a tolerance."""
 
     @property
     def is_measured(self) -> bool:
@@ -171,6 +192,7 @@ class Report:
             "ended": self.ended,
             "best_so_far": [asdict(each) for each in self.best_so_far],
             "epsilon_us": round(self.epsilon_us, 3),
+            "errors": None if self.errors is None else asdict(self.errors),
             "arena_bytes": self.arena_bytes,
             "arena_lower_bound_bytes": self.arena_lower_bound_bytes,
             "value_bytes": self.value_bytes,

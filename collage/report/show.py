@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from collage.graph.magnitudes import LIMIT
 from collage.report.best_so_far import FINISHED, course_words, ended_words
-from collage.report.report import CandidateReport, GraphLevelReport, Report
+from collage.report.report import CandidateReport, ErrorReport, GraphLevelReport, Report
 from collage.schedule.program import Program
 from collage.schedule.schedule import TEAM, concurrency, critical_path_us
 
@@ -31,7 +31,8 @@ class Row:
 
     ``cost_us`` is None where nothing was measured. ``stream`` is the number of the stream, or "team" where all threads
     work on the region. ``mark`` has ``MARK`` where the region's algorithm reassociates, and ``GUARDED`` where its
-    kernel is right on ordinary numbers only.
+    kernel is right on ordinary numbers only. ``precision`` is the reduced one that it computes in, or "", and ``error``
+    what that adds to the error of the outputs, as a share of their scale.
     """
 
     number: int
@@ -43,6 +44,8 @@ class Row:
     cost_us: float | None
     share: float
     mark: str = ""
+    precision: str = ""
+    error: float = 0.0
 
     @property
     def where(self) -> str:
@@ -50,9 +53,19 @@ class Row:
         return f"{self.backend} {self.mark}" if self.mark else self.backend
 
     @property
+    def where_and_how(self) -> str:
+        """The backend with its mark, and the precision where it is a reduced one."""
+        return f"{self.where} {self.precision}" if self.precision else self.where
+
+    @property
     def cost(self) -> str:
         """The cost in microseconds as text, or "-" where nothing was measured."""
         return "-" if self.cost_us is None else f"{self.cost_us:.1f}"
+
+    @property
+    def cost_in_error(self) -> str:
+        """The error as text, or "" where the region is of the model's own dtypes."""
+        return f"{self.error:.1e}" if self.precision else ""
 
     @property
     def percent(self) -> str:
@@ -75,6 +88,8 @@ def rows(program: Program) -> list[Row]:
             region.cost_us if total > 0 else None,
             region.cost_us / total if total > 0 else 0.0,
             MARK * region.reassociates + GUARDED * region.finite_only,
+            region.precision,
+            region.error,
         )
         for number, region in enumerate(program.regions)
         if region in launched
@@ -105,6 +120,8 @@ def facts(report: Report, program: Program) -> list[tuple[str, str]]:
         )
     if report.finalists:
         found.append(("finalists", "; ".join(_finalists(report.finalists))))
+    if report.errors is not None:
+        found.append(("error budget", _errors(report.errors, program)))
     if len(report.best_so_far) > 1:
         found.append(("best so far", course_words(report.best_so_far)))
     if report.ended != FINISHED:
@@ -146,6 +163,21 @@ def _measured(report: Report, program: Program) -> list[tuple[str, str]]:
         ("predicted", predicted),
         ("max error", errors),
     ]
+
+
+def _errors(found: ErrorReport, program: Program) -> str:
+    """The tolerance, and what became of it."""
+    reduced = sum(1 for region in program.executed if region.precision)
+    text = f"{found.tolerance:g} by {found.metric}"
+    if found.measured is not None:
+        text += f"; measured {found.measured:.2g}"
+    if found.predicted and found.metric == "max":
+        text += f" (predicted {found.predicted:.2g})"
+    if found.own is not None:
+        text += f", in float32 {found.own:.2g}"
+    if found.samples:
+        text += f", on {found.samples}"
+    return f"{text}; {reduced} of {len(program.executed)} regions in reduced precision"
 
 
 def _guards(program: Program) -> str:

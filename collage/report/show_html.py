@@ -89,7 +89,7 @@ def _legend(program: Program, colours: Mapping[str, str]) -> str:
 def _table(program: Program, colours: Mapping[str, str]) -> str:
     body = "".join(
         f"<tr><td>{row.number}</td>"
-        f'<td><i style="background:{colours[row.backend]}"></i>{escape(row.where)}</td>'
+        f'<td><i style="background:{colours[row.backend]}"></i>{escape(row.where_and_how)}</td>'
         f"<td>{escape(row.ops)}</td><td>{escape(row.nodes)}</td>"
         f'<td class="n">{row.cost}</td><td class="n">{row.percent}</td></tr>'
         for row in rows(program)

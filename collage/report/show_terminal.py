@@ -51,6 +51,10 @@ def placement_table(program: Program) -> RenderableType:
     layouts = any(row.layout != "plain" for row in found)
     if layouts:
         table.add_column("layout", overflow="fold", ratio=1)
+    reduced = any(row.precision for row in found)
+    if reduced:
+        table.add_column("precision", no_wrap=True)
+        table.add_column("error", justify="right", no_wrap=True)
     streams = any(row.stream != "team" for row in found)
     if streams:
         table.add_column("stream", justify="right", no_wrap=True)
@@ -63,6 +67,7 @@ def placement_table(program: Program) -> RenderableType:
             Text(row.ops),
             Text(row.nodes),
             *([Text(row.layout)] if layouts else []),
+            *([Text(row.precision), Text(row.cost_in_error)] if reduced else []),
             *([Text(row.stream)] if streams else []),
             row.cost,
             row.percent,

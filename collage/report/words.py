@@ -5,9 +5,9 @@ from __future__ import annotations
 from collage.schedule.region import CandidateId
 
 
-def as_written(profile: str) -> str:
-    """The name of a run of an engine on the model as its author wrote it, with ``profile``."""
-    return ", ".join(filter(None, ("as written", profile)))
+def as_written(profile: str, precision: str = "") -> str:
+    """The name of a run of an engine on the model as its author wrote it, with ``profile`` and in a ``precision``."""
+    return ", ".join(filter(None, ("as written", profile, precision)))
 
 
 def split_words(candidate: CandidateId, threads: int) -> str:

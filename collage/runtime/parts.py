@@ -12,7 +12,7 @@ from collage.errors import CollageError
 from collage.graph.dataflow import Array
 from collage.kernel.frames import Artifact, Buffer, Framed
 from collage.kernel.kernel import Kernel
-from collage.kernel.options import BuildOptions
+from collage.kernel.options import BuildOptions, Variant
 from collage.kernel.target import Target
 from collage.runtime.careful import Careful
 from collage.runtime.executor import Executor, kernel_name
@@ -93,7 +93,12 @@ def load_kernels(
     """
     loaded = {} if loaded is None else loaded
     for region, artifact in zip(program.launches, artifacts, strict=False):  # a suffix has none
-        options = BuildOptions(threads=region.threads, exclusive=region.exclusive, profile=region.profile)
+        options = BuildOptions(
+            threads=region.threads,
+            exclusive=region.exclusive,
+            variant=Variant(precision=region.precision),
+            profile=region.profile,
+        )
         key = id(artifact), region.backend, region.is_transform, options
         try:
             if key not in loaded:

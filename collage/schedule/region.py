@@ -44,7 +44,8 @@ class Region:
 
     A ``finite_only`` kernel is not right on NaN and infinities (``Measurement.finite_only``). ``scans`` are buffers
     that are scanned right before the launch, so that no such kernel gets any; see ``collage.schedule.guards``.
-    ``reassociates`` is ``Backend.reassociates``, and ``precision`` that of the variant.
+    ``reassociates`` is ``Backend.reassociates``, and ``precision`` that of the variant. ``error``
+    is what the kernel adds to the error of the outputs, by the search's prediction, as a share of their scale.
     """
 
     backend: str
@@ -67,6 +68,7 @@ class Region:
     scans: tuple[int, ...] = ()
     reassociates: bool = False
     precision: str = ""
+    error: float = 0.0
 
     @property
     def is_transform(self) -> bool:
@@ -80,10 +82,10 @@ class Region:
         return CandidateId(self.nodes, self.backend, *about)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for the module file. The precision is among them only where it is a reduced one."""
+        """Plain values for the module file. A reduced precision is among them, with its error, and no other one is."""
         found = {name: getattr(self, name) for name in self.__dataclass_fields__}
         if not self.precision:
-            del found["precision"]
+            del found["precision"], found["error"]
         return found
 
     @staticmethod
@@ -104,5 +106,5 @@ class Region:
             "finite_only": self.finite_only,
             "scans": len(self.scans),
             "reassociates": self.reassociates,
-            **({"precision": self.precision} if self.precision else {}),
+            **({"precision": self.precision, "error": self.error} if self.precision else {}),
         }

@@ -19,6 +19,9 @@ class Candidate:
     view, which runs nothing. ``reads`` and ``writes`` are the values that it reads and writes in another storage than
     the plain one, by ascending id, as its ``variant`` says. ``finite_only`` is that of its measurement. The cost of
     one that was ``outrun`` is a lower bound (``results.Slower``): it shows whether measuring it to the end could pay.
+
+    ``error`` is what the candidate adds to the error of the outputs, in a unit in which errors of candidates add up
+    (see ``collage.search.errors``). It is 0 for exact kernels, and for all of them without a tolerance.
     """
 
     nodes: tuple[int, ...]
@@ -31,6 +34,7 @@ class Candidate:
     writes: tuple[tuple[int, Storage], ...] = ()
     finite_only: bool = False
     outrun: bool = False
+    error: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.nodes or any(a >= b for a, b in pairwise(self.nodes)):
@@ -39,3 +43,5 @@ class Candidate:
             raise ValueError(
                 f"cost and noise must be finite and not negative: {self.cost_us} us, {self.noise_us} us"
             )
+        if not 0 <= self.error < math.inf:
+            raise ValueError(f"the error must be finite and not negative: {self.error}")

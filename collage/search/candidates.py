@@ -16,6 +16,7 @@ from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome, Rejection, Slower
 from collage.patterns.match import Match, RejectedMatch
 from collage.search.candidate import Candidate
+from collage.search.errors import UNMEASURED, ErrorModel
 from collage.search.transforms import ValueTransform
 
 NOISE_FLOOR = 0.02
@@ -66,13 +67,15 @@ def candidates_of(
     views: Sequence[Match],
     outcomes: Mapping[Request, Outcome],
     on_team: Collection[str],
+    errors: ErrorModel | None = None,
 ) -> list[Candidate]:
     """Candidates of the offers that have an outcome, and of ``views``, which cost nothing and launch nothing.
 
     Offers that lost a race are ``outrun`` ones. No placement may run these.
 
     A view is offered in each storage in which it is free and which some kernel reads or writes. ``on_team`` are the
-    backends whose kernels pay no context switch.
+    backends whose kernels pay no context switch. Kernels of reduced precision are candidates only where ``errors``
+    tells what they add to the error of the outputs.
     """
     storages = storages_of(offer.request.variant for offer in offers)
     candidates: list[Candidate] = []
@@ -89,9 +92,11 @@ def candidates_of(
             )
     for offer in offers:
         request, outcome = offer.request, outcomes.get(offer.request)
+        if request.variant.precision and errors is None:
+            continue
         if outcome is not None and not isinstance(outcome, Rejection):
             switches = 0 if request.backend in on_team else 1
-            candidates.append(candidate_of(model, request, outcome, switches))
+            candidates.append(candidate_of(model, request, outcome, switches, errors))
     return candidates
 
 
@@ -115,10 +120,21 @@ def ports_of(
 
 
 def candidate_of(
-    model: Model, request: Request, outcome: Measurement | Slower, switches: int = 1
+    model: Model,
+    request: Request,
+    outcome: Measurement | Slower,
+    switches: int = 1,
+    errors: ErrorModel | None = None,
 ) -> Candidate:
-    """The candidate of a measured request; ``switches`` are the context switches that it pays for."""
+    """The candidate of a measured request; ``switches`` are the context switches that it pays for.
+
+    Where it is of reduced precision, ``errors`` tells what it adds to the error of the outputs.
+    """
     reads, writes = ports_of(model, request)
+    error = 0.0
+    if request.variant.precision and errors is not None:
+        own = outcome.max_error if isinstance(outcome, Measurement) else UNMEASURED
+        error = errors.added(Subgraph(model, request.nodes).outputs, own)
     if isinstance(outcome, Slower):
         return Candidate(
             request.nodes,
@@ -130,6 +146,7 @@ def candidate_of(
             reads,
             writes,
             outrun=True,
+            error=error,
         )
     return Candidate(
         request.nodes,
@@ -141,6 +158,7 @@ def candidate_of(
         reads,
         writes,
         outcome.finite_only,
+        error=error,
     )
 
 

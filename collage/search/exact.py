@@ -35,8 +35,11 @@ def place_exact(
     *,
     margin: float = 0.0,
     transforms_us: Mapping[ValueTransform, float] = NO_TRANSFORMS,
+    budget: float | None = None,
 ) -> Placement:
     """The placement with the least sum of charges and layout transforms, like ``dp.place``.
+
+    With a ``budget`` the errors of its candidates add up to no more, as in ``dp_budget.place_within``.
 
     It needs scipy (the extra ``exact``). Raises ``NoPlacementError`` when no placement exists, and ``CollageError``
     when scipy is missing or the solver gives up.
@@ -59,6 +62,9 @@ def place_exact(
             shape=(1, width),
         )
         constraints.append(optimize.LinearConstraint(row, -np.inf, len(needing) - 1))
+    if budget is not None:
+        errors = [candidate.error for candidate in usable] + [0.0] * len(transforms)
+        constraints.append(optimize.LinearConstraint(np.array([errors]), -np.inf, budget))
     charges = np.array(
         [charge_us(candidate, epsilon_us, margin) for candidate in usable]
         + [transforms_us[each] for each in transforms]

@@ -36,6 +36,11 @@ class Placement:
     exact: bool = True
     transforms: tuple[PlacedTransform, ...] = ()
 
+    @property
+    def error(self) -> float:
+        """The sum of the candidates' errors (see ``Candidate.error``)."""
+        return math.fsum(c.error for c in self.candidates)
+
 
 def check_placement(graph: Graph, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """Check that the candidates are a placement, and return them in launch order.
@@ -93,28 +98,24 @@ def contenders(
 ) -> tuple[Candidate, ...]:
     """The candidates that can be part of a best placement: convex, and the best for their nodes and storages.
 
-    Of equal candidates the one with less noise is kept, then the one with the first backend name. The order of the
-    result does not depend on the order of ``candidates``. Raises ``NoPlacementError`` with the nodes that none of them
-    covers.
+    One that costs more than another of the same nodes and storages is kept where it adds less error. Of equal
+    candidates the one with less noise is kept, then the one with the first backend name. The order of the result does
+    not depend on the order of ``candidates``. Raises ``NoPlacementError`` with the nodes that none of them covers.
     """
-    best: dict[_Interface, tuple[tuple[float, float, str], Candidate]] = {}
+    alike: dict[_Interface, list[Candidate]] = {}
     for candidate in candidates:
-        rank = (charge_us(candidate, epsilon_us, margin), candidate.noise_us, candidate.backend)
-        interface = (candidate.nodes, candidate.reads, candidate.writes)
-        if interface not in best or rank < best[interface][0]:
-            best[interface] = (rank, candidate)
+        alike.setdefault((candidate.nodes, candidate.reads, candidate.writes), []).append(candidate)
     reach = Reachability.of(graph)
     kept: list[Candidate] = []
     missing = dict.fromkeys(range(len(graph.nodes)))
     convex: dict[tuple[int, ...], bool] = {}
-    for interface in sorted(best):
-        candidate = best[interface][1]
-        _check_ids(graph, candidate)
-        nodes = candidate.nodes
+    for interface in sorted(alike):
+        nodes = interface[0]
+        _check_ids(graph, alike[interface][0])
         if nodes not in convex:
             convex[nodes] = len(nodes) == 1 or is_convex(graph, nodes, reach)
         if convex[nodes]:
-            kept.append(candidate)
+            kept += _best(alike[interface], epsilon_us, margin)
             for node in nodes:
                 missing.pop(node, None)
     if missing:
@@ -123,6 +124,20 @@ def contenders(
             f"no candidate that can run as one kernel covers {', '.join(names)}{_and_more(list(missing))}"
         )
     return tuple(kept)
+
+
+def _best(alike: Sequence[Candidate], epsilon_us: float, margin: float) -> list[Candidate]:
+    """The cheapest of the candidates, then each next one that adds less error than all before it."""
+
+    def rank(candidate: Candidate) -> tuple[float, float, float, str]:
+        charge = charge_us(candidate, epsilon_us, margin)
+        return charge, candidate.error, candidate.noise_us, candidate.backend
+
+    kept: list[Candidate] = []
+    for candidate in sorted(alike, key=rank):
+        if not kept or candidate.error < kept[-1].error:
+            kept.append(candidate)
+    return kept
 
 
 def no_cover(graph: Graph, stuck_at: int | None = None) -> NoPlacementError:

@@ -16,10 +16,12 @@ from collage.backends.engine import Engine
 from collage.backends.layout import LayoutTransforms
 from collage.backends.registry import Registry
 from collage.backends.view import View
+from collage.compiler.accuracy import Accuracy, Asked
 from collage.compiler.assemble import Assembler
 from collage.compiler.events import Event, Noted
 from collage.compiler.executable import Executable
 from collage.compiler.final_check import Finding
+from collage.compiler.metrics import Metric
 from collage.compiler.options import CompileOptions
 from collage.compiler.passes.calibrate import Calibrate
 from collage.compiler.passes.fixpoint import Fixpoint
@@ -34,7 +36,7 @@ from collage.compiler.workbench import Workbench
 from collage.core.progress import Progress
 from collage.frontend.model import Model, import_model
 from collage.frontend.original import AsLoaded
-from collage.kernel.options import BuildOptions
+from collage.kernel.options import BuildOptions, Variant
 from collage.kernel.target import Target
 from collage.measure_db.database import Database, KernelKey
 from collage.measure_db.keys import Raced
@@ -131,6 +133,8 @@ class NullMeasurer:
         self.stopped: BaseException | None = None
         """What ends the measuring."""
         self.unknown: set[tuple[str, tuple[int, ...]]] = set()
+        self.error = 4e-3
+        """The error of each kernel of reduced precision. Its cost is under "backend precision"."""
 
     def race(
         self,
@@ -158,11 +162,12 @@ class NullMeasurer:
 
     def _outcome(self, request: Request) -> Outcome:
         name = f"{request.backend} as written{request.profile}" if request.original else request.backend
-        key = name, request.nodes
+        precision = request.variant.precision
+        key = f"{name} {precision}" if precision else name, request.nodes
         if key in self.rejected:
             return self.rejected[key]
         us = self.costs.get(key)
-        return NOTHING_KNOWN if us is None else Measurement(us, 0.0, us, 9, 0.0)
+        return NOTHING_KNOWN if us is None else Measurement(us, 0.0, us, 9, self.error if precision else 0.0)
 
     def measure_transforms(self, changes: Collection[Any]) -> dict[Any, float]:
         self.changed += changes
@@ -209,6 +214,8 @@ class NullRuns:
         self.findings: dict[str, Finding] = {}
         self.loaded: list[Executable] = []
         self.drops: Callable[[Executable], bool] = lambda _: False
+        self.error_of: Callable[[Executable], float] = lambda _: 1e-7
+        """The error on samples."""
 
     def launch_times_us(self, executable: Executable) -> tuple[float, ...]:
         self._run(executable)
@@ -227,6 +234,10 @@ class NullRuns:
         self._run(executable)
         label = f"{executable.label}, guarded" if executable.guarded else executable.label
         return self.findings.get(label, Finding(0.25, 0.125, ""))
+
+    def error(self, executable: Executable, accuracy: Accuracy) -> float:
+        self._run(executable)
+        return self.error_of(executable)
 
     def timing(self, executable: Executable, sample_s: float) -> Timing:
         self._run(executable)
@@ -302,7 +313,15 @@ class Made:
             cast(Any, self.measurer), chosen, BuildOptions(TARGET.threads), TARGET, versions
         )
         original = model()
-        self.lab = NullLab(Workbench(cast(Any, self.measurer), assembler, cast(Any, self.runs), original))
+        self.lab = NullLab(
+            Workbench(
+                cast(Any, self.measurer),
+                assembler,
+                cast(Any, self.runs),
+                original,
+                asked=Asked(options.get("tolerance", 0.0), options.get("metric", Metric())),
+            )
+        )
         self.shown: list[Progress] = []
         self.context = Context(
             registry=registry,
@@ -320,7 +339,9 @@ class Made:
     def measured(self) -> Compilation:
         """The start with an offer for each made-up cost, measured."""
         requests = [
-            Request(nodes, name) for name, nodes in self.measurer.costs if name in self.context.backends
+            Request(nodes, name, Variant(precision=precision))
+            for (name, _, precision), nodes in ((n.partition(" "), ids) for n, ids in self.measurer.costs)
+            if name in self.context.backends and precision in ("", "bf16")
         ]
         offers = tuple(Offer(request, "pattern") for request in requests)
         return replace(self.start, offers=offers, outcomes=self.measurer.known(requests), epsilon_us=0.5)

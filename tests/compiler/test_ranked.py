@@ -12,7 +12,10 @@ from collage.measure_db.timing import Timing
 
 def finalist(label: str, launches: int, concurrent: bool = False) -> Executable:
     program = SimpleNamespace(launches=[label] * launches)
-    return cast(Executable, SimpleNamespace(label=label, program=program, concurrent=concurrent, tuned=False))
+    return cast(
+        Executable,
+        SimpleNamespace(label=label, program=program, concurrent=concurrent, tuned=False, reduced=False),
+    )
 
 
 def winner(finalists: list[Executable], **timings: tuple[float, float]) -> str:

@@ -8,6 +8,7 @@ import onnx
 import pytest
 
 from collage.compiler.events import Measured
+from collage.compiler.passes.place import Place
 from collage.compiler.passes.settle import SHORT, Settle
 from collage.compiler.plan_failures import PlanDroppedError
 from collage.compiler.state import Compilation
@@ -17,6 +18,7 @@ from collage.core.deadline import BudgetOverError
 from collage.errors import NoPlacementError
 from collage.measure_db.timing import Timing
 from collage.measure_db.whole_trial import EngineTrial
+from collage.search.errors import ErrorBudget
 from tests.compiler.null import WHOLE, WRONG, Costs, Made, NullBackend, NullEngine, each_node, planned
 
 COSTS: Costs = {**each_node("lib", 10.0), **each_node("slow", 30.0), ("engine as written", WHOLE): 70.0}
@@ -125,3 +127,13 @@ def test_failing_plans_come_to_an_end() -> None:
 
 def selected(each: Made, start: Compilation):  # type: ignore[no-untyped-def]
     return Settle()(each.context, start).result
+
+
+def test_a_budget_whose_errors_were_not_measured_is_not_spent() -> None:
+    costs = {**COSTS, **each_node("lib bf16", 4.0)}
+    each = Made(costs, NullBackend("lib", team=True), NullBackend("slow", team=True), tolerance=0.05)
+    start = replace(each.measured(), first=first_module(each.start.source.original, 70.0))
+    reduced = Place()(each.context, replace(start, budget=ErrorBudget(0.05)))
+    assert reduced.placed.placement.error > 0
+    found = Settle()(each.context, reduced)
+    assert {region.precision for region in found.result.parts.program.launches} == {""}

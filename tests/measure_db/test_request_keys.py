@@ -76,7 +76,7 @@ def keys(effort: Effort = FULL, threads: int = 2) -> RequestKeys:
         (
             Request((0, 1), "numpy", replace(ROWS, precision="bf16")),
             "6db2013a4032ed0268cee53b373b045d",
-            "[plain -> channels-last; rows; in bf16]  among 1 MiB",
+            "[plain -> channels-last; rows] in bf16  among 1 MiB",
         ),
         (Request((2,), "tuner"), "dc9e79c991767e7a2abbc87961b7f384", "3 trials, exclusive False"),
         (Request(ALL, "tuner"), WHOLE, "3 trials, exclusive True among 1 MiB"),

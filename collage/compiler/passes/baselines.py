@@ -13,16 +13,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from collage.backends.engine import Engine
+from collage.compiler.beyond import within_tolerance
 from collage.compiler.events import Considered
-from collage.compiler.plan import Plan
+from collage.compiler.plan import Plan, form_label
 from collage.compiler.state import Compilation, Context
 from collage.frontend.subgraph import Subgraph
-from collage.kernel.options import ALL_PLAIN
+from collage.kernel.options import ALL_PLAIN, Variant
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome
 from collage.report.words import as_written
 from collage.search.candidate import Candidate
 from collage.search.candidates import candidate_of, with_floor
+from collage.search.errors import ErrorModel
 from collage.search.placement import finish
 
 USUAL = ""
@@ -39,7 +41,7 @@ class Baselines:
 
     Settings other than the usual ones race against all that is known to run the whole model. Of the plans that run an
     engine on the whole model, the fastest baseline is kept, and those that are slower than the best plan by a factor of
-    ``far`` at most.
+    ``far`` at most. In reduced precisions an engine is a baseline where its error is within the tolerance.
     """
 
     far: float = 1.15
@@ -51,27 +53,34 @@ class Baselines:
         if not everything or context.workbench(compilation).measurer.original is None:
             return compilation
         outcomes = self._outcomes(context, compilation, everything)
-        measured: dict[str, dict[str, Candidate]] = {}
+        errors = ErrorModel() if compilation.budget is None else compilation.budget.model
+        measured: dict[tuple[str, str], dict[str, Candidate]] = {}
         for request, outcome in outcomes.items():
             if isinstance(outcome, Measurement):
-                found = candidate_of(compilation.imported, request, outcome)
-                measured.setdefault(request.backend, {})[request.profile] = found
+                found = candidate_of(compilation.imported, request, outcome, errors=errors)
+                about = request.backend, request.variant.precision
+                measured.setdefault(about, {})[request.profile] = found
         plans: list[Plan] = []
         beaten: set[str] = set()
-        for name, profiles in measured.items():
+        for (name, precision), profiles in measured.items():
             best = best_profile(profiles)
             candidates = compilation.placed.candidates
-            ours = [c for c in candidates if c.backend == name and c.nodes == everything]
+            ours = [
+                c
+                for c in candidates
+                if (c.backend, c.variant.precision, c.nodes) == (name, precision, everything)
+            ]
             if any(_slower(profiles[best], c) for c in ours):
                 continue
             if ours and all(_slower(c, profiles[best]) for c in ours):
-                beaten.add(name)
+                beaten.add(form_label(name, precision))
             for profile in dict.fromkeys((best, USUAL if USUAL in profiles else best)):
                 placement = finish(graph, [profiles[profile]], compilation.epsilon_us)
-                label = f"{name}, {as_written(profile)}"
+                label = f"{name}, {as_written(profile, precision)}"
                 plans.append(Plan(label, placement, exclusive=True, original=True, profile=profile))
         kept = [plan for plan in compilation.plans if plan.label not in beaten]
-        return replace(compilation, plans=tuple(self._near([*kept, *plans]))).told(
+        allowed = within_tolerance(context, compilation, [*kept, *plans])
+        return replace(compilation, plans=tuple(self._near(allowed))).told(
             *(Considered(request, "whole model", _floored(each)) for request, each in outcomes.items())
         )
 
@@ -91,10 +100,11 @@ class Baselines:
         build = context.build
         whole = Subgraph(compilation.imported, everything)
         requests = [
-            Request(everything, name, original=True, profile=profile)
+            Request(everything, name, Variant(precision=precision), original=True, profile=profile)
             for name, backend in context.backends.items()
             if isinstance(backend, Engine) and not (build.exact and backend.reassociates(whole, ALL_PLAIN))
             for profile in backend.profiles(build)
+            for precision in ("", *backend.precisions(build))
         ]
         measurer = context.workbench(compilation).measurer
         usual = measurer.measure([each for each in requests if each.profile == USUAL])

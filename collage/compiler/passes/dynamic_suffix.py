@@ -48,7 +48,9 @@ class DynamicSuffix:
         example_inputs = {n: v for n, v in form.example_inputs.items() if n in wanted}
         source = Source(parts.prefix, AsLoaded.of(parts.prefix), compilation.source.name, example_inputs)
         # The course of the prefix is not that of the whole: its times are those of a part.
-        apart = replace(context, course=Course(context.course.show, context.course.deadline))
+        course: Course[Compilation] = Course(context.course.show, context.course.deadline)
+        # A tolerance is for the outputs of the whole model, which are not those of a part.
+        apart = replace(context, course=course, options=replace(context.options, tolerance=0.0))
         try:
             prefix = compiled(apart, source)
         except (ModelError, NoPlacementError) as error:

@@ -11,27 +11,25 @@ from functools import partial
 from itertools import count
 
 from collage.backends.base import VIEW
+from collage.compiler.cheapest import NOISE_MARGIN, cheapest
 from collage.compiler.events import Searched
 from collage.compiler.proposal import Proposal
 from collage.compiler.state import Compilation, Context
 from collage.errors import NoPlacementError
 from collage.graph.order import branch_order
+from collage.kernel.options import Variant
 from collage.kernel.transform import LayoutTransform
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import IN_NETWORK, Outcome, Rejection
 from collage.search.candidate import Candidate
 from collage.search.candidates import Offer, candidates_of, possible_transforms
-from collage.search.dp import place
 from collage.search.merge_regions import region_merges
 from collage.search.placement import Placement
 from collage.search.split_regions import region_splits
 from collage.search.transforms import ValueTransform
 
 log = logging.getLogger(__name__)
-
-NOISE_MARGIN = 1.0
-"""The number of half-widths of its confidence interval that a candidate is charged, so that noise decides nothing."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +103,7 @@ class Place:
         )
         transforms_us |= {each: us for each, us in corrections.transforms_us.items() if each in transforms_us}
         started = time.perf_counter()
-        best = partial(
-            place, graph, epsilon_us=compilation.epsilon_us, margin=NOISE_MARGIN, transforms_us=transforms_us
-        )
+        best = partial(cheapest, compilation, transforms_us=transforms_us)
         left_out = compilation.left_out | self._faulty(measurer, compilation.outcomes)
         possible = [c for c in candidates if c.backend not in left_out]
         parts = [c for c in possible if len(c.nodes) < len(graph.nodes)]
@@ -148,13 +144,13 @@ class Place:
         engines = context.engines.keys()
         suggested: dict[Request, str] = {}
         for nodes, name in region_merges(proposal.mix, engines, {VIEW}) if proposal.mix else []:
-            suggested[Request(nodes, name)] = "neighbours on one engine"
+            variant = Variant(precision=_precision(proposal.mix, nodes))
+            suggested[Request(nodes, name, variant)] = "neighbours on one engine"
         order = branch_order(graph)
         for region in self._large_regions(context, proposal, len(graph.nodes)):
             for nodes in region_splits(order, proposal.candidates, region, compilation.epsilon_us):
-                suggested.setdefault(
-                    Request(nodes, region.backend), "beside a kernel that another does faster"
-                )
+                request = Request(nodes, region.backend, Variant(precision=region.variant.precision))
+                suggested.setdefault(request, "beside a kernel that another does faster")
         return [
             Offer(request, why)
             for request, why in suggested.items()
@@ -192,6 +188,13 @@ def _placed(
     return None, [c for c in best(candidates).candidates if c.outrun]
 
 
+def _precision(mix: Placement | None, nodes: Collection[int]) -> str:
+    """The reduced precision that some kernel of the mix computes these nodes in, or ""."""
+    inside = set(nodes)
+    found = (c.variant.precision for c in mix.candidates if inside.issuperset(c.nodes)) if mix else ()
+    return max(found, default="")
+
+
 def _request(candidate: Candidate) -> Request:
     return Request(candidate.nodes, candidate.backend, candidate.variant)
 
@@ -222,9 +225,7 @@ def without_mix(compilation: Compilation) -> Compilation:
     graph = compilation.imported.graph
     idle = {n for view in compilation.views for n in view.nodes}
     whole = [c for c in proposal.candidates if not c.outrun and len({*c.nodes, *idle}) == len(graph.nodes)]
-    placement = place(
-        graph, whole, compilation.epsilon_us, margin=NOISE_MARGIN, transforms_us=proposal.transforms_us
-    )
+    placement = cheapest(compilation, whole, proposal.transforms_us)
     return replace(compilation, proposal=replace(proposal, mix=None, placement=placement))
 
 
@@ -243,8 +244,8 @@ def placed_by_known(context: Context, compilation: Compilation) -> Compilation:
     usable = [c for c in candidates if c.backend not in compilation.left_out and not c.outrun]
     transforms_us = _transforms_us(measurer, usable, epsilon_us, measurer.known_transforms)
     transforms_us |= {each: us for each, us in corrections.transforms_us.items() if each in transforms_us}
-    graph, started = compilation.imported.graph, time.perf_counter()
-    placement = place(graph, usable, epsilon_us, margin=NOISE_MARGIN, transforms_us=transforms_us)
+    started = time.perf_counter()
+    placement = cheapest(known, usable, transforms_us)
     proposal = Proposal(placement, placement, tuple(candidates), transforms_us, corrections)
     return replace(known, proposal=proposal).told(Searched(time.perf_counter() - started))
 
@@ -252,9 +253,10 @@ def placed_by_known(context: Context, compilation: Compilation) -> Compilation:
 def candidates_in(
     context: Context, compilation: Compilation, outcomes: Mapping[Request, Outcome]
 ) -> list[Candidate]:
-    """The candidates that the search chooses from."""
+    """The candidates that the search chooses from; without an error budget there are none of reduced precision."""
+    errors = None if compilation.budget is None else compilation.budget.model
     return candidates_of(
-        compilation.imported, compilation.offers, compilation.views, outcomes, context.on_team
+        compilation.imported, compilation.offers, compilation.views, outcomes, context.on_team, errors
     )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
+from collage.compiler.cheapest import cheapest
 from collage.compiler.events import Searched
-from collage.compiler.passes.place import NOISE_MARGIN, candidates_in
+from collage.compiler.passes.place import candidates_in
 from collage.compiler.proposal import Proposal
 from collage.compiler.state import Compilation, Context
-from collage.search.dp import place
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class PlaceOnce:
         """Sets the proposal. Raises NoPlacementError."""
         candidates = candidates_in(context, compilation, compilation.outcomes)
         usable = [c for c in candidates if not c.outrun and (self.guarded or not c.finite_only)]
-        graph, started = compilation.imported.graph, time.perf_counter()
-        placement = place(graph, usable, compilation.epsilon_us, margin=NOISE_MARGIN)
+        started = time.perf_counter()
+        placement = cheapest(compilation, usable)
         proposal = Proposal(placement, None, tuple(candidates))
         return replace(compilation, proposal=proposal).told(Searched(time.perf_counter() - started))

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from collage.compiler.beyond import beyond, on_samples
 from collage.compiler.events import Event, Noted
 from collage.compiler.executable import Executable
 from collage.compiler.final_check import Finding
@@ -24,6 +25,7 @@ from collage.measure_db.keys import Raced
 from collage.measure_db.timing import Timing
 from collage.schedule.program import Program
 from collage.schedule.schedule import makespan_us
+from collage.search.errors import of_outputs
 
 log = logging.getLogger(__name__)
 
@@ -64,15 +66,16 @@ class Select:
                 if self.except_baselines and executable.plan.original:
                     break
                 right, finding = bench.checked(executable, compilation.tunings)
-                if not finding.complaint:
-                    selected = _selected(bench, right, finding, raced)
+                complaint = finding.complaint or beyond(context, bench, right)
+                if not complaint:
+                    selected = _selected(bench, right, finding, raced, on_samples(context, bench, right))
                     best = min((e for e in usable if e.plan.original), key=_time_in(timings), default=None)
                     engine = None if best is None else (best.label, timings[best.label].median_us)
                     context.course.improved(selected.label, selected.measured_us, engine)
                     context.progress(Progress("check", 1, 1))
                     told: list[Event] = [Noted(text) for text in (*notes, *self._drift(right, selected))]
                     return replace(compilation, selected=selected).told(*told)
-                notes.append(f"{executable.label}: {finding.complaint}; not used")
+                notes.append(f"{executable.label}: {complaint}; not used")
                 log.warning("%s", notes[-1])
         raise NoPlacementError(
             "no placement agrees with ONNX Runtime on the original model: " + "; ".join(notes)
@@ -89,9 +92,13 @@ class Select:
 
 
 def _selected(
-    bench: Workbench, executable: Executable, finding: Finding, raced: Mapping[str, Raced]
+    bench: Workbench,
+    executable: Executable,
+    finding: Finding,
+    raced: Mapping[str, Raced],
+    error: float | None,
 ) -> Selection:
-    """The executable, loaded, with the times of its launches in their places."""
+    """The executable, loaded, with the times of its launches in their places, and its error on samples."""
     parts, executor = bench.runs.load(executable, bench.assembler)
     program, predicted_us = _with_times(executable, raced[executable.label].launches_us)
     return Selection(
@@ -103,6 +110,8 @@ def _selected(
         predicted_us=predicted_us,
         max_abs_error=finding.absolute,
         relative_error=finding.relative,
+        predicted_error=of_outputs(executable.plan.placement.error),
+        error=error,
         schedule=executable.plan.algorithm,
     )
 
@@ -139,13 +148,15 @@ def _time_in(timings: Mapping[str, Timing]) -> Callable[[Executable], float]:
 def _ranked(executables: Sequence[Executable], timings: Mapping[str, Timing]) -> list[Executable]:
     """The executables, the best one first. Among those that tie with the best, simpler ones come first.
 
-    An executable is simpler with fewer launches, then without concurrent launches, then with the usual settings.
+    One that computes in the model's own dtypes comes before those of reduced precision. An executable is simpler with
+    fewer launches, then without concurrent launches, then with the usual settings.
     """
     by_time = sorted(executables, key=lambda each: timings[each.label].median_us)
     alike = ties(timings)
     close = [each for each in by_time if each.label in alike]
     close.sort(
         key=lambda each: (
+            each.reduced,
             len(each.program.launches),
             each.concurrent,
             each.tuned,

@@ -12,6 +12,7 @@ from itertools import count
 
 from collage.compiler.passes.place import placed_by_known
 from collage.compiler.passes.select import Select
+from collage.compiler.passes.within import FLOAT32
 from collage.compiler.plan_failures import KernelRejectedError, PlanDroppedError
 from collage.compiler.short_list import SHORT, short_list
 from collage.compiler.state import Compilation, Context, Pass
@@ -37,6 +38,9 @@ class Settle:
             return compilation
         if compilation.model is None or not compilation.offers:
             raise NoPlacementError("it is not known yet how parts of the model run")
+        if compilation.budget is not None and all(plan.label != FLOAT32 for plan in compilation.plans):
+            # The search was stopped before any error was measured.
+            compilation = replace(compilation, budget=None, proposal=None, plans=())
         context.progress(Progress("finish", 0, 1))
         for attempt in count():
             context.course.deadline.check()

@@ -187,6 +187,32 @@ def levels(results: Sequence[Result]) -> list[RenderableType]:
     return parts
 
 
+def precision(results: Sequence[Result], means: Mapping[str, float]) -> list[RenderableType]:
+    """Milliseconds and errors of each contender, the ratios, and the errors on inputs that were not samples."""
+    table = _table("model", "contender", "ms", "error", "within")
+    for result in results:
+        for name, each in sorted(result["points"].items(), key=lambda item: float(item[1]["median_us"])):
+            error = each["error"]
+            within = "" if error is None or error > result["tolerance"] else "yes"
+            text = "-" if error is None else f"{error:.1e}"
+            table.add_row(Text(result["model"].removesuffix(".onnx")), name, _ms(each), text, within)
+    parts: list[RenderableType] = [table]
+    for result in results:
+        best, own = result["speedup"]["best_engine_over_ours"], result["speedup"]["float32_over_ours"]
+        against = "no engine is within the tolerance" if best is None else f"best engine / ours {best:.3f}"
+        beyond = sum(error > result["tolerance"] for error in result["draws"])
+        parts.append(
+            f"{result['model']}: {against}, float32 / ours {own:.3f}; "
+            f"{result['reduced']} of {result['launches']} launches "
+            f"in reduced precision; {beyond} of {len(result['draws'])} other inputs beyond {result['tolerance']:g} "
+            f"(largest {max(result['draws']):.1e})"
+        )
+        parts += _failures(result)
+    if means:
+        parts.append("geometric means: " + ", ".join(f"{key} {mean:.3f}" for key, mean in means.items()))
+    return parts
+
+
 def assignments(results: Sequence[Result]) -> list[RenderableType]:
     """The time that each algorithm takes, and the numbers of streams and events that it finds."""
     table = _table(

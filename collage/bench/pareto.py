@@ -1,0 +1,125 @@
+"""The curve of time against error: modules at several tolerances, and engines in their own precisions, in one race."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from collage.bench.engines import OURS, prepare, reference
+from collage.bench.race import race
+from collage.bench.worker import ENGINES, REDUCED_ENGINES, Setup
+from collage.core.progress import Progress
+
+TOLERANCES = (0.0, 1e-3, 3e-3, 1e-2, 3e-2)
+"""The tolerances of a curve: those at which bfloat16 is nowhere, in few and in all products of usual networks."""
+
+
+@dataclass(frozen=True)
+class Contest:
+    """A race of modules at several tolerances against engines on ``model``; ``rounds`` is its number of rounds.
+
+    ``modules`` are module files by tolerance, and ``shapes`` fix symbolic inputs.
+    """
+
+    model: Path
+    modules: Mapping[float, Path]
+    threads: int
+    rounds: int = 30
+    shapes: Mapping[str, Sequence[int]] | None = None
+    seed: int = 0
+
+
+def curve(contest: Contest, show: Callable[[Progress], None]) -> dict[str, Any]:
+    """Run all modules and engines against each other, and compare their outputs with ONNX Runtime's.
+
+    ``points`` has the contenders by name, each with its median in microseconds (``median_us``), the error of its
+    outputs (``error``, as a share of their scale) and, for modules, its ``tolerance``. ``frontier`` are the names of
+    those that no other one beats in both, the fastest one first. Raises CollageError where a module fails.
+    """
+    from collage.api import default_registry
+
+    setup = prepare(contest.model, threads=contest.threads, shapes=contest.shapes, seed=contest.seed)
+    probes = default_registry().availability()
+    engines = [name for name, probe in probes.items() if probe and name in ENGINES]
+    engines += [name for name, (base, _) in REDUCED_ENGINES.items() if probes.get(base)]
+    setups: dict[str, Setup] = {
+        module_name(tolerance): replace(setup, engine=OURS, path=str(file))
+        for tolerance, file in contest.modules.items()
+    }
+    ours = [*setups]
+    setups |= {name: replace(setup, engine=name) for name in engines if name != OURS}
+    expected, failed = reference(setup)
+    found = race(setups, expected=expected, rounds=contest.rounds, required=ours, progress=show)
+    points = {
+        name: {
+            "median_us": timing["median_us"],
+            "noise_us": timing["noise_us"],
+            "error": timing["max_relative_error"],
+        }
+        for name, timing in found.timings.items()
+    }
+    for tolerance in contest.modules:
+        points[module_name(tolerance)]["tolerance"] = tolerance
+    return {
+        "model": contest.model.name,
+        "threads": contest.threads,
+        "rounds": contest.rounds,
+        "points": points,
+        "frontier": frontier(points),
+        "failed": {**failed, **found.failed},
+    }
+
+
+def module_name(tolerance: float) -> str:
+    """The name of the contender that was compiled within a tolerance."""
+    return f"{OURS} {tolerance:g}" if tolerance else f"{OURS} float32"
+
+
+def frontier(points: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The names of the points that no other one beats in time and error, the fastest one first."""
+    kept: list[str] = []
+    least: float | None = None
+    known = {name: each for name, each in points.items() if each["error"] is not None}
+    for name in sorted(known, key=lambda name: (known[name]["median_us"], known[name]["error"])):
+        error = known[name]["error"]
+        if least is None or error < least:
+            kept.append(name)
+            least = error
+    return kept
+
+
+def draw(found: Mapping[str, Any], file: Path) -> None:
+    """Draw the points, and a line through those of our own modules. The suffix of the file gives the format.
+
+    It needs matplotlib (see ``bench.pictures.check``).
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axes = figure.subplots()
+    points = {name: each for name, each in found["points"].items() if each["error"] is not None}
+    ours = sorted((each for each in points.values() if "tolerance" in each), key=lambda each: each["error"])
+    least = 1e-7
+    axes.plot(
+        [max(each["error"], least) for each in ours],
+        [each["median_us"] / 1e3 for each in ours],
+        marker="o",
+        color="#0072b2",
+        label=OURS,
+    )
+    colours = ("#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
+    others = [(name, each) for name, each in points.items() if "tolerance" not in each]
+    for number, (name, each) in enumerate(others):
+        colour = colours[number % len(colours)]
+        axes.scatter(
+            [max(each["error"], least)], [each["median_us"] / 1e3], marker="s", color=colour, label=name
+        )
+    axes.set_xscale("log")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("largest error of the outputs, as a share of their scale")
+    axes.set_ylabel("milliseconds")
+    axes.set_title(found["model"].removesuffix(".onnx"))
+    axes.legend(frameon=False)
+    figure.savefig(file)

@@ -1,0 +1,141 @@
+"""Accuracy: the error of plans' outputs on samples, against ONNX Runtime without optimisation on the original model.
+
+The samples are the user's, or made up where there are none. The error by the metric ``max`` is told in the units of the
+last check (see ``final_check``), so that a tolerance means the same on each output of each model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+
+from collage.compiler.final_check import OutputRule, output_rules
+from collage.compiler.metrics import Metric
+from collage.core.deadline import Deadline
+from collage.core.library_text import library_text
+from collage.errors import ModelError
+from collage.frontend.model import Model
+from collage.frontend.random_inputs import random_inputs
+from collage.frontend.session import Reference
+from collage.graph.dataflow import Array
+from collage.measure_db.compare import Expected
+
+log = logging.getLogger(__name__)
+
+Run: TypeAlias = Callable[[Sequence[Array]], Sequence[Array]]
+"""Runs something on inputs in the model's order, and gives its outputs in order."""
+
+MADE_UP = 12
+"""The number of made-up samples. The largest of as many errors is rarely exceeded by much in other draws."""
+_SEED = 0xACC
+"""Combined with the seed of a compile, so that the numbers are not those of other checks."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user asks of the error of outputs: at most ``tolerance`` by the metric, on the samples."""
+
+    tolerance: float
+    metric: Metric
+    samples: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Samples with the reference's outputs. Make it with ``of``. ``given`` tells that the samples are the user's."""
+
+    asked: Asked
+    names: tuple[str, ...]
+    inputs: tuple[tuple[Array, ...], ...]
+    expected: tuple[tuple[Array, ...], ...]
+    rules: tuple[OutputRule, ...]
+    given: bool
+
+    @staticmethod
+    def of(original: onnx.ModelProto, model: Model, asked: Asked, seed: int, deadline: Deadline) -> Accuracy:
+        """Run the original model on the samples, or on inputs that are made from ``seed``.
+
+        Raises ModelError where ONNX Runtime does not run it, and BudgetOverError after ``deadline``.
+        """
+        inputs = tuple(_inputs(model, asked.samples, seed))
+        reference = Reference(original)
+        expected = []
+        for each in inputs:
+            deadline.check()
+            try:
+                expected.append(tuple(reference.run(dict(zip(model.input_names, each, strict=True)))))
+            except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
+                text = library_text(error)
+                raise ModelError(f"ONNX Runtime cannot run the model on a sample: {text}") from error
+        rules = tuple(output_rules(model))
+        return Accuracy(asked, tuple(model.output_names), inputs, tuple(expected), rules, bool(asked.samples))
+
+    @property
+    def digest(self) -> str | None:
+        """What a value that depends on samples and metric is recorded under; None for a metric of the user's own."""
+        if self.asked.metric.own is not None:
+            return None
+        hasher = hashlib.sha256(self.asked.metric.name.encode())
+        for array in (a for each in self.inputs for a in each):
+            hasher.update(f"{array.dtype}{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+        return hasher.hexdigest()[:32]
+
+    @property
+    def about(self) -> str:
+        """The samples in words."""
+        count = len(self.inputs)
+        what = "sample" if self.given else "made-up input"
+        return f"{count} {what}{'s' if count != 1 else ''}" + (" that were given" if self.given else "")
+
+    def error(self, run: Run) -> float:
+        """The error of something that runs the model. Raises MetricError, and what ``run`` raises."""
+        metric = self.asked.metric
+        errors = []
+        for inputs, expected in zip(self.inputs, self.expected, strict=True):
+            outputs = run(inputs)
+            if metric.is_max:
+                errors.append(self.largest(outputs, expected))
+            else:
+                named = (dict(zip(self.names, each, strict=True)) for each in (expected, outputs))
+                errors.append(metric.measured(*named))
+        return metric.of_all(errors)
+
+    def largest(self, outputs: Sequence[Array], expected: Sequence[Array]) -> float:
+        """The largest difference over the scale of its element; infinite for integers, NaN or types that differ."""
+        return max(
+            (
+                Expected.of(e, rounded=rule.rounded, channels_first=rule.channels_first).error(a)
+                for a, e, rule in zip(outputs, expected, self.rules, strict=True)
+            ),
+            default=0.0,
+        )
+
+    def of_floats(self, outputs: Sequence[Array], expected: Sequence[Array]) -> float:
+        """The same for outputs of floating-point numbers only; infinite where there are none."""
+        floats = [at for at, each in enumerate(expected) if each.dtype.kind == "f"]
+        if not floats:
+            return math.inf
+        found = (
+            Expected.of(expected[at], channels_first=self.rules[at].channels_first).error(outputs[at])
+            for at in floats
+        )
+        return max(found)
+
+
+def _inputs(model: Model, samples: Sequence[Mapping[str, Any]], seed: int) -> list[tuple[Array, ...]]:
+    """The samples in the model's order; what a sample lacks, and all where there are none, is made up."""
+    rng = np.random.default_rng([_SEED, seed])
+    if not samples:
+        return [random_inputs(model, rng) for _ in range(MADE_UP)]
+    found = []
+    for sample in samples:
+        made = random_inputs(model, rng)
+        found.append(tuple(sample.get(n, array) for n, array in zip(model.input_names, made, strict=True)))
+    return found

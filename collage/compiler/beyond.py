@@ -1,0 +1,63 @@
+"""Whether plans of reduced precision keep the user's tolerance on the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from collage.compiler.executable import Executable
+from collage.compiler.metrics import MetricError
+from collage.compiler.plan import Plan
+from collage.compiler.plan_failures import PlanDroppedError
+from collage.compiler.state import Compilation, Context
+from collage.compiler.workbench import Workbench
+from collage.errors import ModelError
+
+
+def beyond(context: Context, bench: Workbench, executable: Executable) -> str:
+    """The complaint about an executable of reduced precision whose error is above the tolerance, or "".
+
+    Raises KernelRejectedError and PlanDroppedError where it fails.
+    """
+    if not executable.reduced:
+        return ""
+    try:
+        error = bench.runs.error(executable, bench.accuracy)
+    except MetricError as raised:
+        return str(raised)
+    tolerance = context.options.tolerance
+    if error <= tolerance:
+        return ""
+    return f"an error of {error:.2g} on {bench.accuracy.about}, above the tolerance of {tolerance:g}"
+
+
+def within_tolerance(context: Context, compilation: Compilation, plans: Sequence[Plan]) -> list[Plan]:
+    """The plans without those of one engine on the whole model in a reduced precision that is beyond the tolerance.
+
+    They may be the fastest by far, and others must not be left out because of them.
+    """
+    bench = context.workbench(compilation)
+    kept = []
+    for plan in plans:
+        (first, *more) = plan.placement.candidates
+        if not more and first.variant.precision:
+            executable = bench.assembler.assemble(plan, compilation.tunings)
+            try:
+                if beyond(context, bench, executable):
+                    continue
+            except PlanDroppedError:
+                continue
+        kept.append(plan)
+    return kept
+
+
+def on_samples(context: Context, bench: Workbench, executable: Executable) -> float | None:
+    """The executable's error on the samples; None without a tolerance, or where the error cannot be told.
+
+    Raises KernelRejectedError and PlanDroppedError where it fails.
+    """
+    if not context.options.tolerance:
+        return None
+    try:
+        return bench.runs.error(executable, bench.accuracy)
+    except (MetricError, ModelError):
+        return None

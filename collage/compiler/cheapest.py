@@ -1,0 +1,34 @@
+"""The search that a compile asks for: the cheapest placement, within its error budget where it has one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from collage.compiler.state import Compilation
+from collage.search.candidate import Candidate
+from collage.search.dp import place
+from collage.search.dp_budget import place_within
+from collage.search.placement import NO_TRANSFORMS, Placement
+from collage.search.transforms import ValueTransform
+
+NOISE_MARGIN = 1.0
+"""The number of half-widths of its confidence interval that a candidate is charged, so that noise decides nothing."""
+
+
+def cheapest(
+    compilation: Compilation,
+    candidates: Sequence[Candidate],
+    transforms_us: Mapping[ValueTransform, float] = NO_TRANSFORMS,
+) -> Placement:
+    """The cheapest placement of the candidates, with these costs of layout transforms. Raises NoPlacementError."""
+    graph, epsilon_us, budget = compilation.imported.graph, compilation.epsilon_us, compilation.budget
+    if budget is None:
+        return place(graph, candidates, epsilon_us, margin=NOISE_MARGIN, transforms_us=transforms_us)
+    return place_within(
+        graph,
+        candidates,
+        epsilon_us,
+        budget.of_candidates,
+        margin=NOISE_MARGIN,
+        transforms_us=transforms_us,
+    )

@@ -1,0 +1,120 @@
+"""Metrics: what "at most this much error" means. Each one is a number that is 0 where outputs are equal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from collage.errors import CollageError, UsageError, unknown_names
+from collage.graph.dataflow import Array
+
+Outputs: TypeAlias = "Mapping[str, Array]"
+"""The outputs of a run by name."""
+Measure: TypeAlias = Callable[[Outputs, Outputs], float]
+"""The error of outputs (second), given those of the reference (first)."""
+
+MAX, TOP1, COSINE = "max", "top1", "cosine"
+METRICS = (MAX, TOP1, COSINE)
+
+
+class MetricError(CollageError):
+    """A metric of the user's raised an exception, or returned no number."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Tells how far outputs are from the reference's. ``own`` is the user's function; the others are known by name.
+
+    - ``max``: the largest absolute difference over the scale of its element (see ``measure_db.scales``).
+    - ``top1``: the share of decisions that differ; a decision is the index of the largest number along the last axis.
+    - ``cosine``: 1 - the cosine of the angle between an output and the reference.
+
+    The error of several samples is the largest one, but for ``top1``, where it is the share in all samples.
+    """
+
+    name: str = MAX
+    own: Measure | None = None
+
+    @property
+    def is_max(self) -> bool:
+        """Whether it is the metric that predictions are made for."""
+        return self.name == MAX and self.own is None
+
+    @property
+    def needs_samples(self) -> bool:
+        """Whether it says nothing on made-up inputs."""
+        return self.own is not None or self.name == TOP1
+
+    def measured(self, expected: Outputs, actual: Outputs) -> float:
+        """The error of one sample, by a metric other than ``max``. Raises MetricError."""
+        if self.own is None:
+            return _SHARES[self.name](expected, actual)
+        try:
+            found = float(self.own(dict(expected), dict(actual)))
+        except Exception as error:  # the user's function raises anything
+            text = str(error).partition("\n")[0]
+            raise MetricError(f"the metric {self.name} raised {type(error).__name__}: {text}") from error
+        if math.isnan(found):
+            raise MetricError(f"the metric {self.name} returned NaN")
+        return found
+
+    def of_all(self, errors: Sequence[float]) -> float:
+        """The error of several samples."""
+        if self.name == TOP1 and self.own is None:
+            return math.fsum(errors) / len(errors) if errors else 0.0
+        return max(errors, default=0.0)
+
+
+def metric_of(given: str | Measure | None) -> Metric:
+    """The metric of that name, or of a function. Raises UsageError."""
+    if given is None:
+        return Metric()
+    if callable(given):
+        return Metric(getattr(given, "__name__", type(given).__name__), given)
+    if given not in METRICS:
+        raise unknown_names("metric", [str(given)], METRICS)
+    return Metric(given)
+
+
+def check_tolerance(tolerance: Any) -> float:
+    """The tolerance as a number. Raises UsageError for anything but a number from 0 on."""
+    try:
+        found = float(tolerance)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"tolerance is a number such as 1e-2, not {tolerance!r}.") from error
+    if not 0 <= found < math.inf:
+        raise UsageError(f"tolerance must be 0 or more and finite, not {found}.")
+    return found
+
+
+def _decisions(expected: Outputs, actual: Outputs) -> float:
+    different = made = 0
+    for name, reference in expected.items():
+        if reference.dtype.kind == "f" and reference.ndim and reference.shape[-1] > 1:
+            found = np.argmax(actual[name], axis=-1) != np.argmax(reference, axis=-1)
+        elif reference.dtype.kind in "iub":
+            found = np.asarray(actual[name] != reference)
+        else:
+            continue
+        different, made = different + int(np.count_nonzero(found)), made + found.size
+    return different / made if made else 0.0
+
+
+def _angle(expected: Outputs, actual: Outputs) -> float:
+    worst = 0.0
+    for name, reference in expected.items():
+        a = np.asarray(actual[name], np.float64).ravel()
+        b = np.asarray(reference, np.float64).ravel()
+        if np.array_equal(a, b, equal_nan=True):
+            continue
+        lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
+        cosine = 0.0 if lengths == 0 else float(a @ b) / lengths
+        worst = max(worst, 1.0 - cosine if math.isfinite(cosine) else math.inf)
+    return worst
+
+
+_SHARES: Mapping[str, Measure] = {TOP1: _decisions, COSINE: _angle}

@@ -1,0 +1,137 @@
+"""Within: the fastest placement whose outputs are within the user's tolerance, as far as the samples show.
+
+The model is placed in its own dtypes first, and then once more with kernels of reduced precision, under an error
+budget. What the search predicts of the error is an estimate: sensitivities are measured one group of values at a time,
+and quadrature takes roundings for independent. So the placement is run on the samples. Where its error is above the
+tolerance the estimate is corrected and the search repeated, until the error is within it, or nothing of reduced
+precision is left. Where the estimate was far too high, the search is repeated with more room.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from collage.compiler.accuracy import Accuracy
+from collage.compiler.events import Bounded, Noted
+from collage.compiler.metrics import MetricError
+from collage.compiler.plan import Plan
+from collage.compiler.sensitivities import error_model
+from collage.compiler.state import Compilation, Context, Pass
+from collage.core.progress import Progress
+from collage.errors import ModelError
+from collage.search.errors import ErrorBudget, of_outputs
+
+log = logging.getLogger(__name__)
+
+FLOAT32 = "float32"
+"""The label of the fastest plan in the model's own dtypes, beside plans of reduced precision."""
+_LABELS = ("collage", "mix")
+"""The plans of a proposal whose errors correct the estimate. Others are checked before they are selected."""
+_LEAST, _MOST = 0.25, 16.0
+"""The least and the largest factor of one correction."""
+_NOTHING = (
+    "nothing runs in reduced precision here (this takes a CPU with bfloat16 instructions, and float32 operators); "
+    "float32 remains"
+)
+
+
+@dataclass(frozen=True)
+class Within:
+    """Runs ``search``, which places the model, in the model's own dtypes, and then within the tolerance.
+
+    The search aims at a share ``aim`` of the tolerance, because other inputs have somewhat larger errors than the
+    samples. It is repeated at most ``rounds`` times. A placement is kept where its error is at least ``loose`` times
+    the predicted one, or where it spends less than half of its budget. By another metric than ``max`` the search begins
+    with an error of ``first`` of the outputs' scale.
+    """
+
+    search: Pass
+    aim: float = 0.85
+    rounds: int = 6
+    loose: float = 0.6
+    first: float = 0.03
+
+    def __call__(self, context: Context, compilation: Compilation) -> Compilation:
+        """Sets what the search sets, and the budget where kernels of reduced precision are placed."""
+        compilation = self.search(context, replace(compilation, budget=None))
+        if not context.options.tolerance:
+            return compilation
+        if not any(offer.request.variant.precision for offer in compilation.offers):
+            return compilation.told(Noted(_NOTHING))
+        context.progress(Progress("errors", 0, 1))
+        try:
+            accuracy = context.workbench(compilation).accuracy
+            own = self._error(context, compilation, accuracy)
+            if own > context.options.tolerance:
+                told = Bounded(context.options.tolerance, accuracy.asked.metric.name, accuracy.about, own)
+                return compilation.told(told, Noted(_too_small(context, own, accuracy)))
+            return self._reduced(context, compilation, accuracy, own)
+        except (MetricError, ModelError) as error:
+            log.warning("%s", error)
+            return compilation.told(Noted(f"{str(error).rstrip('.')}; float32 remains"))
+
+    def _reduced(self, context: Context, exact: Compilation, accuracy: Accuracy, own: float) -> Compilation:
+        """The best compilation of all rounds, with the fastest plan of the exact one beside its own."""
+        tolerance, by_max = context.options.tolerance, accuracy.asked.metric.is_max
+        aimed = self.aim * tolerance
+        budget = ErrorBudget(aimed if by_max else self.first, error_model(context, exact, accuracy))
+        best: Compilation | None = None
+        latest = exact
+        told = Bounded(tolerance, accuracy.asked.metric.name, accuracy.about, own)
+        seen: dict[tuple[object, ...], float] = {}
+        for number in range(1, self.rounds + 1):
+            calibration = replace(latest.calibration, rounds=(), seen=(), converged=False)
+            latest = self.search(context, replace(latest, budget=budget, calibration=calibration))
+            found = latest
+            predicted = max(of_outputs(plan.placement.error) for plan in _checked(found.plans))
+            if predicted == 0 or seen.get(_kernels(found), math.inf) <= tolerance:
+                break
+            measured = seen[_kernels(found)] = self._error(context, found, accuracy)
+            log.info("round %d: predicted error %.2g, measured %.2g", number, predicted, measured)
+            told = replace(told, rounds=number)
+            if measured <= tolerance and (best is None or _us(found) < _us(best)):
+                best = found
+            factor = measured / (predicted if by_max else aimed)
+            if measured <= tolerance and (factor >= self.loose or predicted < budget.error / 2):
+                break
+            factor = min(max(factor, _LEAST), _MOST)
+            if by_max:
+                budget = replace(budget, model=budget.model.corrected(factor))
+            else:
+                budget = replace(budget, error=predicted / factor)
+        if best is None:
+            why = f"is within {tolerance:g}" if told.rounds else "is faster"
+            return exact.told(told, Noted(f"no placement of reduced precision {why}; float32 remains"))
+        plans = (*best.plans, replace(exact.plans[0], label=FLOAT32))
+        return replace(best, plans=plans).told(told)
+
+    def _error(self, context: Context, compilation: Compilation, accuracy: Accuracy) -> float:
+        """The largest error of the proposal's plans on the samples. Raises MetricError, and where a plan fails."""
+        bench = context.workbench(compilation)
+        executables = [bench.assembler.assemble(p, compilation.tunings) for p in _checked(compilation.plans)]
+        dropped = bench.runs.why_dropped(executables)
+        errors = [bench.runs.error(each, accuracy) for each in executables if each.label not in dropped]
+        return max(errors, default=math.inf)
+
+
+def _checked(plans: Sequence[Plan]) -> list[Plan]:
+    return [plan for plan in plans if plan.label in _LABELS]
+
+
+def _kernels(compilation: Compilation) -> tuple[object, ...]:
+    """The kernels of the proposal's plans, whatever they cost."""
+    return tuple(
+        (c.nodes, c.backend, c.variant) for p in _checked(compilation.plans) for c in p.placement.candidates
+    )
+
+
+def _us(compilation: Compilation) -> float:
+    return compilation.placed.placement.predicted_us
+
+
+def _too_small(context: Context, own: float, accuracy: Accuracy) -> str:
+    asked = f"a tolerance of {context.options.tolerance:g}"
+    return f"{asked} is below float32's own error of {own:.2g} on {accuracy.about}; float32 remains"

@@ -1,0 +1,68 @@
+"""Sensitivities of the model that is compiled: measured once, and remembered for the model and its samples."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import onnxruntime
+
+from collage.compiler.accuracy import Accuracy
+from collage.compiler.state import Compilation, Context
+from collage.core.library_text import library_text
+from collage.frontend.subgraph import Subgraph
+from collage.measure_db.database import Json
+from collage.measure_db.keys import Fact
+from collage.measure_db.sensitivity import sensitivities
+from collage.search.errors import ErrorModel
+
+log = logging.getLogger(__name__)
+
+_EDITION = 1
+"""That of the way in which sensitivities are measured."""
+_SAMPLES = 2
+"""Sensitivities are the largest ones of so many samples. Those of other samples are about the same."""
+
+
+def _write(found: Mapping[int, float]) -> Json:
+    return {str(value): share for value, share in found.items()}
+
+
+def _read(value: Any) -> Mapping[int, float]:
+    return {int(number): float(share) for number, share in value.items()}
+
+
+_SENSITIVITIES: Fact[Mapping[int, float]] = Fact("sensitivities", _write, _read)
+
+
+def error_model(context: Context, compilation: Compilation, accuracy: Accuracy) -> ErrorModel:
+    """What predicts errors of outputs from those of kernels of reduced precision."""
+    model = compilation.imported
+    nodes = {o.request.nodes for o in compilation.offers if o.request.variant.precision}
+    values = sorted({value for each in nodes for value in Subgraph(model, each).outputs})
+    look = partial(_measured, compilation, values, accuracy)
+    key = _key(context, compilation, values, accuracy)
+    return ErrorModel(look() if key is None else context.database.remember(_SENSITIVITIES.at(key), look))
+
+
+def _key(context: Context, compilation: Compilation, values: list[int], accuracy: Accuracy) -> str | None:
+    """The database key, which covers weights and samples; None where one of these cannot be hashed."""
+    measurer = context.workbench(compilation).measurer
+    model, samples = measurer.as_loaded, accuracy.digest
+    if model is None or samples is None:
+        return None
+    about = (hashlib.sha256(model).hexdigest(), samples, values, onnxruntime.__version__, _EDITION)
+    return hashlib.sha256(repr(about).encode()).hexdigest()
+
+
+def _measured(compilation: Compilation, values: list[int], accuracy: Accuracy) -> Mapping[int, float]:
+    """The sensitivities; none where ONNX Runtime does not run the model with noise."""
+    try:
+        found = sensitivities(compilation.imported, values, accuracy.inputs[:_SAMPLES], accuracy.of_floats)
+    except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
+        log.info("%s: sensitivities are not known: %s", compilation.imported.name, library_text(error))
+        return {}
+    return {value: float(f"{share:.4g}") for value, share in found.items()}

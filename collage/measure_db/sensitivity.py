@@ -1,0 +1,172 @@
+"""Sensitivities: how much of an error in a value inside the model is left in its outputs.
+
+ONNX Runtime runs the model with noise added to values, as large in each element's scale as errors of kernels are (see
+``scales``), and the outputs are compared with those of a run without noise. There is one run for each group of values
+that follow each other, and not one for each value: neighbours are about as sensitive, and noises are independent, so
+that they add up in quadrature.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from collage.core.temporary import TemporaryFolder
+from collage.frontend.model import Model
+from collage.frontend.ort_session import session_options
+from collage.frontend.simplify import save_proto
+from collage.graph.dataflow import Array
+from collage.measure_db.scales import scales
+
+log = logging.getLogger(__name__)
+
+NOISE = 4e-3
+"""The largest noise of an element, in its scale: half of the last bit of a bfloat16 number."""
+GROUPS = 24
+"""The most groups of values. A network of 24 layers has one group for each."""
+
+_EXACT = "/before noise"
+_NOISE = "/noise"
+
+Compare = Callable[[Sequence[Array], Sequence[Array]], float]
+"""The error of outputs (first) in units of their scale, given what is expected of them (second)."""
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A value of the graph that has a name in the ONNX model, and the values that have its sensitivity."""
+
+    value: int
+    name: str
+    alike: tuple[int, ...]
+
+
+def sensitivities(
+    model: Model, values: Collection[int], samples: Sequence[Sequence[Array]], compare: Compare
+) -> dict[int, float]:
+    """The outputs' error for each unit of error in the values, by value; the largest one of the samples.
+
+    ``samples`` are inputs in the model's order. A value that is inside an ONNX node has the sensitivity of what the
+    node makes of it. Values about which nothing can be found out are left out. Raises whatever ONNX Runtime raises.
+    """
+    named = _named(model, values)
+    if not named:
+        return {}
+    noisy = _NoisyModel(model, named)
+    found: dict[int, float] = {}
+    for number, inputs in enumerate(samples):
+        feeds = dict(zip(model.input_names, inputs, strict=True))
+        expected = noisy.run(feeds, {})
+        rng = np.random.default_rng(number)
+        for group in _groups(named):
+            noise = {each.name: _noise(array, rng) for each, array in noisy.values(feeds, group)}
+            error = compare(noisy.run(feeds, noise), expected)
+            if not math.isfinite(error):
+                continue
+            share = error / (NOISE * math.sqrt(len(group)))
+            for value in (v for each in group for v in each.alike):
+                found[value] = max(share, found.get(value, 0.0))
+    return found
+
+
+def _noise(array: Array, rng: np.random.Generator) -> Array:
+    """Normal noise in each element's scale, whose largest one is ``NOISE``."""
+    drawn = rng.standard_normal(array.shape, np.float32)
+    most = float(np.abs(drawn).max(initial=0.0))
+    noise: Array = (drawn * scales(array) * (NOISE / most if most > 0 else 0.0)).astype(np.float32)
+    return noise
+
+
+def _groups(named: Sequence[_Named]) -> Iterator[Sequence[_Named]]:
+    """At most ``GROUPS`` groups of neighbours, of about equal size."""
+    count = min(GROUPS, len(named))
+    bounds = [round(k * len(named) / count) for k in range(count + 1)]
+    for begin, end in pairwise(bounds):
+        yield named[begin:end]
+
+
+def _named(model: Model, values: Collection[int]) -> list[_Named]:
+    """The float32 values with names that stand for these values, in the order of their producers."""
+    graph = model.graph
+    names: dict[int, str] = {}
+    for node in model.onnx.graph.node:
+        for name in node.output:
+            value = model.onnx_values.get(name)
+            if value is not None and graph.type_of(value).dtype == "float32":
+                names.setdefault(value, name)
+    stands: dict[int, list[int]] = {}
+    for value in values:
+        found = _next_named(model, value, names)
+        if found is not None:
+            stands.setdefault(found, []).append(value)
+    order = sorted(stands, key=lambda value: graph.values[value].producer or 0)
+    return [_Named(value, names[value], tuple(stands[value])) for value in order]
+
+
+def _next_named(model: Model, value: int, names: Mapping[int, str]) -> int | None:
+    """The value itself where it has a name, or the first one with a name that is computed from it, or None."""
+    graph, seen, pending = model.graph, {value}, [value]
+    while pending:
+        current = pending.pop(0)
+        if current in names:
+            return current
+        for user in graph.users[current]:
+            new = [v for v in graph.nodes[user].outputs if v not in seen]
+            seen.update(new)
+            pending += new
+    return None
+
+
+class _NoisyModel:
+    """The model in ONNX Runtime, with an input for noise that is added to each of some values."""
+
+    def __init__(self, model: Model, named: Sequence[_Named]) -> None:
+        proto = onnx.ModelProto()
+        proto.CopyFrom(model.onnx)
+        wanted = {each.name for each in named}
+        nodes = list(proto.graph.node)
+        del proto.graph.node[:]
+        for node in nodes:
+            made = [name for name in node.output if name in wanted]
+            for position, name in enumerate(node.output):
+                if name in wanted:
+                    node.output[position] = name + _EXACT
+            proto.graph.node.append(node)
+            for name in made:
+                proto.graph.node.append(
+                    onnx.helper.make_node("Add", [name + _EXACT, name + _NOISE], [name], name=name + _NOISE)
+                )
+        for name in sorted(wanted):
+            # The shape is left open: a single zero stands for no noise.
+            proto.graph.input.append(
+                onnx.helper.make_tensor_value_info(name + _NOISE, onnx.TensorProto.FLOAT, None)
+            )
+            proto.graph.output.append(onnx.ValueInfoProto(name=name + _EXACT))
+        self._outputs = list(model.output_names)
+        self._silence = {name + _NOISE: np.zeros((), np.float32) for name in wanted}
+        options = session_options()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        with TemporaryFolder("session") as folder:
+            path = folder / "model.onnx"
+            save_proto(proto, path)
+            self._session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    def run(self, feeds: Mapping[str, Any], noise: Mapping[str, Array]) -> list[Array]:
+        """The model's outputs, in order, with noise by the values' names."""
+        given = {name + _NOISE: array for name, array in noise.items()}
+        return list(self._session.run(self._outputs, {**feeds, **self._silence, **given}))
+
+    def values(self, feeds: Mapping[str, Any], group: Sequence[_Named]) -> list[tuple[_Named, Array]]:
+        """The values of a group without noise."""
+        names = [each.name + _EXACT for each in group]
+        found = self._session.run(names, {**feeds, **self._silence})
+        return list(zip(group, found, strict=True))

@@ -1,0 +1,295 @@
+"""Placement under an error budget: the least cost of all covers whose errors add up to no more than the budget.
+
+It is the dynamic program of ``dp`` with several ways into each state. A label says what a way costs and how much error
+it adds, and a label is dropped when another one of its state costs no more and adds no more error. States with the same
+nodes covered in other storages drop labels, too, where layout transforms make one the other (see ``storages``): these
+add no error of their own, since each kernel's error is measured with its inputs and outputs as they are stored.
+
+**Without the budget.** Where the cheapest cover keeps the budget it is the answer, and nothing else is searched.
+
+**Prices.** Otherwise the error gets a price, and the plain dynamic program minimises the sum of both (Lagrangian
+relaxation, with prices by secants as in the algorithm LARAC for constrained shortest paths). The best cover that keeps
+the budget among these is within a kernel or so of the best one of all, and prices bound what can be gained beside it.
+In large networks that is less than noise, and the search ends there. Otherwise it bounds what labels may cost. Where
+there are too many labels to follow, those that are cheapest at the last price are followed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from collage.errors import NoPlacementError
+from collage.graph.dataflow import Graph
+from collage.graph.order import branch_order
+from collage.search.candidate import Candidate
+from collage.search.covers import Bound, Loose, Option, State, advanced, joined_by, options_of
+from collage.search.dp import place
+from collage.search.placement import NO_TRANSFORMS, Placement, charge_us, contenders, finish
+from collage.search.storages import Held, StorageRules, weight
+from collage.search.transforms import ValueTransform
+
+_UNITS = 1 << 40
+"""The budget as an integer, so that errors add up to the same sum in any order."""
+_SLACK = 1 << 10
+"""Errors are rounded to units, and so many units more than the budget are still within it: a billionth of it."""
+_MOST_LABELS = 512
+"""The most labels at one node, over all of its states."""
+_PRICES = 10
+"""The most prices that are tried. Most problems need three to five."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most that errors of candidates may add up to, and how far the search goes.
+
+    It follows at most so many ``labels`` at one node, and none where prices show that there is less than the share
+    ``gap`` of the cost to gain.
+    """
+
+    error: float
+    labels: int = _MOST_LABELS
+    gap: float = 1e-3
+
+    def keeps(self, error: float) -> bool:
+        """Whether the error is within the budget, but for rounding."""
+        return error <= self.error * (1 + _SLACK / _UNITS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Label:
+    """A way into a state: what it costs, the error that it adds, the last option taken and the label before it."""
+
+    weight: int
+    error: int
+    last: Option | None = None
+    before: _Label | None = None
+
+    def candidates(self) -> list[Candidate]:
+        """The candidates of the way, the last one first."""
+        found: list[Candidate] = []
+        label = self
+        while label.last is not None and label.before is not None:
+            found.append(label.last.candidate)
+            label = label.before
+        return found
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """What bounds the labels: ``most`` at one node, and the ``weight`` of a cover that is known (or None).
+
+    ``price`` is the weight of a unit of error, by which labels are ranked where there are too many.
+    """
+
+    most: int
+    weight: int | None
+    price: float
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """What is placed; the parameters are those of ``place_within``."""
+
+    graph: Graph
+    candidates: Sequence[Candidate]
+    epsilon_us: float
+    margin: float
+    transforms_us: Mapping[ValueTransform, float]
+
+    def cheapest(self, candidates: Sequence[Candidate]) -> Placement:
+        """The cheapest placement of these candidates, whatever its error is. Raises NoPlacementError."""
+        return place(
+            self.graph, candidates, self.epsilon_us, margin=self.margin, transforms_us=self.transforms_us
+        )
+
+    def at_price(self, price_us: float) -> Placement:
+        """The cheapest placement where a unit of error costs ``price_us`` microseconds."""
+        priced = [replace(c, cost_us=c.cost_us + price_us * c.error) for c in self.candidates]
+        unpriced = dict(zip(priced, self.candidates, strict=True))
+        return self.finished([unpriced[c] for c in self.cheapest(priced).candidates], exact=False)
+
+    def finished(self, chosen: Sequence[Candidate], *, exact: bool) -> Placement:
+        """The placement of chosen candidates."""
+        return finish(self.graph, chosen, self.epsilon_us, exact=exact, transforms_us=self.transforms_us)
+
+    def weight(self, placement: Placement) -> int:
+        """What the search minimises, for a placement that is known."""
+        kernels = sum(weight(charge_us(c, self.epsilon_us, self.margin)) for c in placement.candidates)
+        return kernels + sum(weight(each.cost_us) for each in placement.transforms)
+
+
+def place_within(
+    graph: Graph,
+    candidates: Sequence[Candidate],
+    epsilon_us: float,
+    budget: Budget,
+    *,
+    margin: float = 0.0,
+    transforms_us: Mapping[ValueTransform, float] = NO_TRANSFORMS,
+) -> Placement:
+    """The cheapest placement, as in ``dp.place``, of those whose candidates keep the budget.
+
+    With more than ``budget.labels`` labels at one node only the most promising ones are followed, and the placement has
+    ``exact=False``. Raises ``NoPlacementError`` when no placement keeps the budget.
+    """
+    possible = [c for c in candidates if budget.keeps(c.error)]
+    problem = _Problem(graph, possible, epsilon_us, margin, transforms_us)
+    free = problem.cheapest(possible)
+    if budget.keeps(free.error):
+        return free
+    known, price, least = _by_prices(problem, free, budget)
+    limit = None if known is None else problem.weight(known)
+    if known is not None and limit is not None and limit <= least * (1 + budget.gap):
+        return replace(known, exact=limit <= least)
+    order = branch_order(graph)
+    usable = contenders(graph, possible, epsilon_us, margin)
+    rules = StorageRules(graph, order, usable, transforms_us)
+    options = _with_errors(options_of(graph, order, usable, epsilon_us, margin, rules), budget.error)
+    labels = budget.labels
+    while True:
+        label, exact = _walk(options, _Limits(labels, limit, price * budget.error / _UNITS), rules)
+        if label is not None or known is not None or exact:
+            break
+        labels *= 4  # every label that led to a cover was dropped
+    if label is not None and (limit is None or label.weight < limit):
+        return problem.finished(label.candidates(), exact=exact)
+    if known is None:
+        raise NoPlacementError("no placement keeps the error within the budget")
+    return replace(known, exact=exact)
+
+
+def _by_prices(problem: _Problem, free: Placement, budget: Budget) -> tuple[Placement | None, float, float]:
+    """A cheap placement within the budget, or None, the weight of a unit of error, and the least weight of any.
+
+    ``free`` is the cheapest placement, which is beyond the budget. The price at which it costs as much as the best one
+    within the budget is tried, and the placement that comes of it replaces one of the two. Where none comes of it that
+    is cheaper at that price, the price is the right one.
+    """
+    within: Placement | None = None
+    with suppress(NoPlacementError):
+        within = problem.cheapest([c for c in problem.candidates if c.error == 0])
+    if within is None:
+        # No time is worth any error: there is no cover with less.
+        within = problem.at_price((problem.weight(free) / weight(1.0) + 1) / budget.error * _UNITS)
+        if not budget.keeps(within.error):
+            return None, problem.weight(free) / free.error, problem.weight(free)
+    beyond, price, least = free, 0.0, float(problem.weight(free))
+    for _ in range(_PRICES):
+        price = (problem.weight(within) - problem.weight(beyond)) / (beyond.error - within.error)
+        found = problem.at_price(price / weight(1.0))
+        priced = problem.weight(found) + price * found.error
+        # No cover costs less at this price, so that one within the budget costs at least what is left without it.
+        least = max(least, priced - price * budget.error)
+        if priced >= (problem.weight(beyond) + price * beyond.error) * (1 - 1e-9):
+            break
+        if budget.keeps(found.error):
+            within = found
+        else:
+            beyond = found
+    return within, price, least
+
+
+def _with_errors(options: Sequence[Sequence[Option]], budget: float) -> list[list[tuple[Option, int]]]:
+    """The options with their errors in units of the budget."""
+    scale = _UNITS / budget if budget > 0 else 0.0
+    return [[(option, round(option.candidate.error * scale)) for option in here] for here in options]
+
+
+def _walk(
+    options: Sequence[Sequence[tuple[Option, int]]], limits: _Limits, rules: StorageRules
+) -> tuple[_Label | None, bool]:
+    """The cheapest label of a cover of all positions (or None), and whether it is exact."""
+    end = len(options)
+    layers: list[dict[State, list[_Label]]] = [{} for _ in range(end + 1)]
+    layers[0][(0, (), ())] = [_Label(0, 0)]
+    bound = Bound([[option for option, _ in here] for here in options])
+    whole = bound.covered(end, 0)
+    exact = True
+    for at in range(end):
+        states, layers[at] = layers[at], {}
+        labels = _undominated(states, rules)
+        if limits.weight is not None:
+            most = limits.weight - whole
+            labels = [each for each in labels if each[1].weight - bound.covered(at, each[0][0]) <= most]
+        if len(labels) > limits.most:
+            exact = False
+            labels = _promising(labels, limits, bound, at)
+        for (covered, loose, held), label in labels:
+            for option, error in options[at]:
+                if covered & option.mask or label.error + error > _UNITS + _SLACK:
+                    continue
+                after = _after(rules, (covered, loose, held), option, at)
+                if after is None:
+                    continue
+                step, state, extra = after
+                found = _Label(label.weight + option.weight + extra, label.error + error, option, label)
+                layers[at + step].setdefault(state, []).append(found)
+    return min(layers[end].get((0, (), ()), ()), key=lambda label: label.weight, default=None), exact
+
+
+def _promising(
+    labels: list[tuple[State, _Label]], limits: _Limits, bound: Bound, at: int
+) -> list[tuple[State, _Label]]:
+    """The labels that are cheapest with their error at its price, and the one with the least error."""
+
+    def rank(item: tuple[State, _Label]) -> float:
+        state, label = item
+        return label.weight - bound.covered(at, state[0]) + limits.price * label.error
+
+    least = min(labels, key=lambda item: (item[1].error, rank(item)))
+    kept = heapq.nsmallest(limits.most, labels, key=rank)
+    return kept if any(each is least for each in kept) else [*kept, least]
+
+
+def _after(rules: StorageRules, state: State, option: Option, at: int) -> tuple[int, State, int] | None:
+    """How far the option leads, the state that it leads to, and the weight of layout transforms; None in a circle."""
+    covered, loose, held = state
+    ahead = covered | option.mask
+    step = (~ahead & (ahead + 1)).bit_length() - 1
+    if loose or option.reaches:
+        joined = joined_by(loose, option)
+        if joined is None:
+            return None
+        loose = advanced(joined, step)
+    extra = 0
+    if held or option.ports:
+        after = rules.transition(held, option.ports, at, covered, at + step)
+        if after is None:
+            return None
+        held, extra = after
+    return step, (ahead >> step, loose, held), extra
+
+
+def _undominated(states: Mapping[State, Sequence[_Label]], rules: StorageRules) -> list[tuple[State, _Label]]:
+    """The labels without dominated ones, of the same state and of the cheapest one with the same nodes covered."""
+    fronts = {state: _front(labels) for state, labels in states.items()}
+    cheapest: dict[tuple[int, Loose], tuple[Held, list[_Label]]] = {}
+    for (covered, loose, held), front in fronts.items():
+        best = cheapest.get((covered, loose))
+        if best is None or front[0].weight < best[1][0].weight:
+            cheapest[covered, loose] = (held, front)
+    kept: list[tuple[State, _Label]] = []
+    for state, front in fronts.items():
+        held, better = cheapest[state[:2]]
+        if held == state[2]:
+            kept += [(state, label) for label in front]
+            continue
+        extra = rules.becoming(held, state[2])
+        kept += [
+            (state, label)
+            for label in front
+            if all(each.weight + extra > label.weight or each.error > label.error for each in better)
+        ]
+    return kept
+
+
+def _front(labels: Sequence[_Label]) -> list[_Label]:
+    """The labels that no other one beats in cost and error, the cheapest first."""
+    kept: list[_Label] = []
+    for label in sorted(labels, key=lambda each: (each.weight, each.error)):
+        if not kept or label.error < kept[-1].error:
+            kept.append(label)
+    return kept

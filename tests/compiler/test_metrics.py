@@ -1,0 +1,59 @@
+"""Metrics of the error of outputs, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from collage.compiler.metrics import Metric, MetricError, check_tolerance, metric_of
+from collage.errors import UsageError
+
+
+def test_top1_is_the_share_of_decisions_that_differ() -> None:
+    reference = {"y": np.array([[0.1, 0.9], [0.8, 0.2]], np.float32), "n": np.array([3, 4])}
+    outputs = {"y": np.array([[0.9, 0.1], [0.7, 0.3]], np.float32), "n": np.array([3, 4])}
+    metric = metric_of("top1")
+    assert metric.measured(reference, reference) == 0
+    assert metric.measured(reference, outputs) == 0.25
+    assert metric.of_all([0.25, 0.0]) == 0.125
+    assert metric.needs_samples
+
+
+def test_cosine_is_0_in_the_same_direction_and_2_in_the_opposite_one() -> None:
+    metric, reference = metric_of("cosine"), {"y": np.array([3.0, 4.0])}
+    assert metric.measured(reference, {"y": np.array([3.0, 4.0])}) == 0
+    assert metric.measured(reference, {"y": np.array([6.0, 8.0])}) == pytest.approx(0)
+    assert metric.measured(reference, {"y": np.array([-3.0, -4.0])}) == pytest.approx(2)
+    assert metric.measured(reference, {"y": np.array([math.nan, 4.0])}) == math.inf
+    assert metric.of_all([0.25, 0.0]) == 0.25
+    assert not metric.needs_samples
+
+
+def test_a_function_is_a_metric() -> None:
+    def first(reference: Any, outputs: Any) -> Any:
+        return abs(outputs["y"][0] - reference["y"][0])
+
+    metric = metric_of(first)
+    assert (metric.name, metric.needs_samples, metric.is_max) == ("first", True, False)
+    assert metric.measured({"y": np.array([1.0])}, {"y": np.array([3.0])}) == 2.0
+    with pytest.raises(MetricError, match=r"^the metric first raised KeyError: 'y'$"):
+        metric.measured({"y": np.array([1.0])}, {})
+    with pytest.raises(MetricError, match=r"^the metric first returned NaN$"):
+        metric.measured({"y": np.array([math.nan])}, {"y": np.array([1.0])})
+    with pytest.raises(MetricError, match="raised TypeError"):
+        metric_of(lambda *_: None).measured({}, {})
+
+
+def test_what_is_no_metric_or_tolerance_is_refused() -> None:
+    assert metric_of(None) == metric_of("max") == Metric()
+    with pytest.raises(UsageError, match=r"unknown metric: mse\. Valid: cosine, max, top1\."):
+        metric_of("mse")
+    assert check_tolerance("1e-2") == 0.01
+    for wrong in (-1e-3, math.nan, math.inf):
+        with pytest.raises(UsageError, match="must be 0 or more"):
+            check_tolerance(wrong)
+    with pytest.raises(UsageError, match=r"tolerance is a number such as 1e-2, not 'small'\."):
+        check_tolerance("small")

@@ -1,0 +1,57 @@
+"""Sensitivities of networks whose answer is known, by ONNX Runtime with noise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from collage.frontend.model import import_model
+from collage.measure_db.compare import relative_error
+from collage.measure_db.sensitivity import sensitivities
+from tests.models import conv_net, make_model
+
+
+def compare(outputs: list[np.ndarray], expected: list[np.ndarray]) -> float:
+    return max(relative_error(a, e) for a, e in zip(outputs, expected, strict=True))
+
+
+def test_what_is_added_to_something_large_matters_less() -> None:
+    # y = tanh(x) + 9 sin(x) hides an error in the first term, and not one in the second.
+    nodes = [
+        helper.make_node("Tanh", ["x"], ["t"], "tanh"),
+        helper.make_node("Sin", ["x"], ["s"], "sin"),
+        helper.make_node("Mul", ["s", "nine"], ["m"], "mul"),
+        helper.make_node("Add", ["t", "m"], ["y"], "add"),
+    ]
+    weights = {"nine": np.array(9.0, np.float32)}
+    model = import_model(make_model(nodes, {"x": [8, 512]}, {"y": [8, 512]}, weights))
+    values = {name: model.onnx_values[name] for name in ("t", "m", "y")}
+    sample = [np.random.default_rng(0).standard_normal((8, 512)).astype(np.float32)]
+    found = sensitivities(model, list(values.values()), [sample], compare)
+    assert found[values["y"]] == pytest.approx(1.0, rel=1e-3)
+    assert found[values["m"]] == pytest.approx(0.9, rel=0.1)
+    assert 0.05 < found[values["t"]] < 0.2
+
+
+def test_noise_of_many_values_is_shared_by_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = import_model(conv_net())
+    values = [v for node in model.graph.nodes for v in node.outputs]
+    sample = [np.random.default_rng(0).standard_normal((1, 3, 16, 16)).astype(np.float32)]
+    each = sensitivities(model, values, [sample], compare)
+    assert set(each) == set(values)
+    monkeypatch.setattr("collage.measure_db.sensitivity.GROUPS", 2)
+    grouped = sensitivities(model, values, [sample], compare)
+    assert len(set(grouped.values())) == 2
+    least, most = min(each.values()), max(each.values())
+    assert all(least / 2 < share < 2 * most for share in grouped.values())
+
+
+def test_a_value_inside_a_node_has_the_sensitivity_of_what_the_node_makes() -> None:
+    node = helper.make_node("Gelu", ["x"], ["y"], "gelu")
+    model = import_model(make_model([node], {"x": [4, 64]}, {"y": [4, 64]}, opset=20))
+    inner = [v for n in model.graph.nodes for v in n.outputs]
+    sample = [np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)]
+    found = sensitivities(model, inner, [sample], compare)
+    assert set(found) == set(inner)
+    assert all(share == pytest.approx(1.0, rel=1e-3) for share in found.values())
