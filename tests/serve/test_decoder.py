@@ -139,6 +139,20 @@ def test_padding_writes_nothing_to_the_cache(ready: Ready) -> None:
     assert error_of(found[0], ready.original.logits([*other, 9])[-1]) < 1e-3
 
 
+def test_an_iteration_is_one_call_of_native_code(ready: Ready) -> None:
+    """Our own kernels and attention run without Python in between."""
+    assert [len(each.calls) for each in ready.runner.iterations.values()] == [1, 1]
+
+
+def test_logits_of_more_requests_than_rows(ready: Ready, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last segment then runs several times, and what it has computed first is not overwritten."""
+    monkeypatch.setattr(ready.runner, "_rows", (2,))
+    tokens = [3, 50, 9, 120, 77]
+    found = ready.runner.step([Slice((each,), 0, (number,), True) for number, each in enumerate(tokens)])
+    wanted = np.stack([ready.original.logits([each])[0] for each in tokens])
+    assert error_of(found, wanted) < 1e-3
+
+
 def test_costs_are_measured_for_each_bucket(ready: Ready) -> None:
     costs = [ready.runner.cost_ms(tokens) for tokens in (1, 2, 3, 24)]
     assert all(cost > 0 for cost in costs)
@@ -178,7 +192,7 @@ def test_cache_in_bfloat16(ready: Ready) -> None:
     tokens = list(range(60, 120))
     runner.step([Slice(tuple(tokens[:24]), 0, (2,), False)])
     rows = [
-        runner.step([Slice(tuple(tokens[at : at + 12]), at, (2, 0), True)])[0]
+        runner.step([Slice(tuple(tokens[at : at + 12]), at, (2, 0), True)])[0].copy()
         for at in range(24, len(tokens), 12)
     ]
     error = error_of(np.stack(rows), ready.original.logits(tokens)[35::12])
@@ -231,7 +245,9 @@ def test_other_forms_of_attention(shape: DecoderShape, database: Path) -> None:
     model = decoder(shape)
     runner = DecoderRunner(compiled(model, database, (24,)), default_registry(), 4)
     tokens = list(range(30, 50))
-    found = [runner.step([Slice(tuple(tokens[at : at + 5]), at, (2,), True)])[0] for at in range(0, 20, 5)]
+    found = [
+        runner.step([Slice(tuple(tokens[at : at + 5]), at, (2,), True)])[0].copy() for at in range(0, 20, 5)
+    ]
     wanted = OriginalDecoder(model, 2).logits(tokens)[4::5]
     assert error_of(np.stack(found), wanted) < 1e-3
 

@@ -6,8 +6,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from collage.errors import UsageError
+from collage.serve.runner import USUAL_BUCKETS
 
-BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+BUCKETS = USUAL_BUCKETS
 """The default buckets."""
 MOST_REQUESTS = 64
 """The most rows of logits of an iteration, by default."""
