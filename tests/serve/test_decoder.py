@@ -19,6 +19,7 @@ from collage.cli.main import main
 from collage.core.progress import Progress
 from collage.errors import InputError, ModelError, ModuleFileError, UsageError
 from collage.kernel.frames import Framed
+from collage.serve.decoder.buckets import fastest_buckets
 from collage.serve.decoder.build import compile_decoder
 from collage.serve.decoder.compile import DecoderOptions
 from collage.serve.decoder.compiled import CompiledDecoder
@@ -159,6 +160,18 @@ def test_costs_are_measured_for_each_bucket(ready: Ready) -> None:
     assert costs[0] == costs[1] and costs[2] == costs[3]  # those of the next bucket
     with pytest.raises(UsageError, match="larger than the largest bucket"):
         ready.runner.cost_ms(25)
+
+
+def test_a_larger_bucket_is_used_where_it_is_faster(ready: Ready) -> None:
+    """An iteration of two tokens then runs in the bucket of 24, whose time counts, and gives the same."""
+    found = replace(load_decoder(ready.path, default_registry()), costs_ms={2: 9.0, 24: 3.0})
+    runner = DecoderRunner(found, default_registry(), 3)
+    assert runner.cost_ms(1) == runner.cost_ms(24) == 3.0
+    del runner.iterations[2]
+    logits = runner.step([Slice((7, 9), 0, (1,), True)])
+    assert error_of(logits[0], ready.original.logits([7, 9])[-1]) < 1e-3
+    assert fastest_buckets((1, 2, 4), {1: 2.0, 2: 1.99, 4: 3.0}) == {1: 1, 2: 2, 4: 4}
+    assert fastest_buckets((1, 2), {}) == {1: 1, 2: 2}
 
 
 @pytest.mark.parametrize(

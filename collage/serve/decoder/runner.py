@@ -14,7 +14,7 @@ from collage.kernel.buffers import aligned_empty
 from collage.runtime.executor import Executor
 from collage.runtime.parts import Parts, load_parts
 from collage.serve.attention import BLOCK_TOKENS, CACHE_TYPES, Batch, make_cache
-from collage.serve.decoder.buckets import bucket_for
+from collage.serve.decoder.buckets import bucket_for, fastest_buckets
 from collage.serve.decoder.compiled import CompiledDecoder
 from collage.serve.decoder.iteration import End, Iteration, Shared
 from collage.serve.decoder.memory import chosen_blocks, free_bytes
@@ -59,6 +59,7 @@ class DecoderRunner:
             for tokens, parts in compiled.segments.items()
         }
         """What computes iterations, by its bucket of tokens."""
+        self._fastest = fastest_buckets(compiled.buckets, compiled.costs_ms)
         self._rows = tuple(sorted(compiled.ends))
         self._ends = {
             rows: End(compiled.wiring[-1], rows, _executor(parts, registry), arena)
@@ -72,7 +73,7 @@ class DecoderRunner:
         computed then.
         """
         ids, positions = self._tokens(slices)
-        iteration = self.iterations[bucket_for(self.buckets, len(ids))]
+        iteration = self.iterations[self._fastest[bucket_for(self.buckets, len(ids))]]
         self._batch.fill(slices)
         iteration.run(ids, positions)
         lengths = np.cumsum([len(each.token_ids) for each in slices])
@@ -112,7 +113,7 @@ class DecoderRunner:
 
     def cost_ms(self, tokens: int) -> float:
         """The measured time of an iteration with that many tokens, in milliseconds."""
-        bucket = bucket_for(self.buckets, tokens)
+        bucket = self._fastest[bucket_for(self.buckets, tokens)]
         if bucket not in self._compiled.costs_ms:
             raise CollageError(f"the time of an iteration of {bucket} tokens was not measured.")
         return self._compiled.costs_ms[bucket]
