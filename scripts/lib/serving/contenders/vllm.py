@@ -9,7 +9,6 @@ from typing import Any
 from scripts.lib.serving.contender import Contender, MissingError, Note, Setup, serve_stepwise
 from scripts.lib.serving.trace import Arrival
 
-_LENGTH = 1024
 _BATCHED_TOKENS = 256
 _CACHE_GB = 2
 
@@ -35,7 +34,6 @@ class Vllm:
         self._engine = library.LLMEngine.from_engine_args(
             library.EngineArgs(
                 model=str(setup.folder),
-                max_model_len=_LENGTH,
                 enable_prefix_caching=False,
                 enable_chunked_prefill=True,
                 skip_tokenizer_init=True,
