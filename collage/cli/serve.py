@@ -64,6 +64,13 @@ from collage.cli.files import check_writable
     help="Blocks of the cache of keys and values. Default: as many as make sense in the free memory.",
 )
 @click.option(
+    "--cache",
+    type=click.Choice(["float32", "bfloat16"]),
+    default="float32",
+    show_default=True,
+    help="Type of the cache's elements; bfloat16 takes half the memory, and rounds keys and values.",
+)
+@click.option(
     "--prefix-caching/--no-prefix-caching",
     default=True,
     show_default=True,
@@ -113,6 +120,7 @@ def serve(
     max_waiting: int,
     itl_target: float | None,
     cache_blocks: int | None,
+    cache: str,
     prefix_caching: bool,
     preemption: bool,
     drain_seconds: float,
@@ -161,6 +169,7 @@ def serve(
         tokenizer,
         cache_blocks,
         trusted_key,
+        cache,
         drain_seconds,
         stall_seconds,
         trace,

@@ -60,6 +60,9 @@ def main() -> None:
                 waiting = partial(without_limits, sink)
                 use_machine(Machine(message.threads, message.calibration_us, waiting, cpu))
             if isinstance(message, (Init, InitWhole)):
+                worker = None
+                gc.unfreeze()  # else the model before this one would stay, where it is part of a cycle
+                gc.collect()
                 worker = _begin(message)
                 reply: object = Ready()
             elif isinstance(message, MeasureSpeeds):

@@ -92,6 +92,13 @@ class Events:
         ]
         return Task(record, a=start, keep=(memory,)), waits
 
+    @classmethod
+    def of(cls, several: Sequence[Events]) -> Events:
+        """The events of several launch lists that become one."""
+        found = cls()
+        found._counters = [counter for each in several for counter in each._counters]
+        return found
+
     def reset(self) -> None:
         """Set all events to not recorded, since in a fork another thread of the parent may have changed some."""
         for each in self._counters:
@@ -171,6 +178,13 @@ class LaunchList:
 
     def __len__(self) -> int:
         return len(self._source)
+
+    def followed_by(self, others: Sequence[LaunchList]) -> LaunchList:
+        """One launch list of the steps of this list and of others of the same team, in order."""
+        assert all(each.team is self.team for each in others)
+        every = (self, *others)
+        events = [each._events for each in every if each._events is not None]
+        return LaunchList(self.team, [step for each in every for step in each._source], Events.of(events))
 
     def between(self, first: Sequence[Step], last: Sequence[Step]) -> LaunchList:
         """A launch list of the same steps, after those in ``first`` and before those in ``last``."""

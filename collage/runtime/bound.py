@@ -10,6 +10,7 @@ from collage.errors import InputError, unknown_names
 from collage.graph.dataflow import Array, np_dtype
 from collage.kernel.buffers import ALIGNMENT, aligned_array, as_bytes
 from collage.kernel.kernel import Call
+from collage.native import LaunchList
 from collage.runtime.executor import Executor
 from collage.schedule.program import Port
 
@@ -38,6 +39,13 @@ class BoundCall:
     def calls(self) -> list[Call]:
         """The calls of a run, in order. Kernels that follow each other on the team are one call."""
         return self._executor.calls
+
+    @property
+    def launch_lists(self) -> list[LaunchList] | None:
+        """A run as launch lists, or None where it needs Python in between or afterwards."""
+        lists = [each for each in self.calls if isinstance(each, LaunchList)]
+        bare = not self._copies and not self._executor.program.is_guarded
+        return lists if bare and len(lists) == len(self.calls) else None
 
     def __call__(self) -> None:
         """Run the module once. Raises CollageError where a call needs the original model, and there is none."""

@@ -41,6 +41,13 @@ class Heads:
     interleaved: bool
     scale: float
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for heads that the kernel cannot compute, as a damaged file may have them."""
+        if not 0 < self.kv_heads <= self.heads or self.heads % self.kv_heads:
+            raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} K/V heads")
+        if not 0 < self.dim <= MOST_DIM or not 0 <= self.rotary <= self.dim or self.rotary % 2:
+            raise ValueError(f"heads of {self.dim} elements, of which {self.rotary} are rotated, cannot be")
+
     def block_bytes(self, dtype: str = "float32") -> int:
         """The bytes of a block of one layer's cache."""
         elements = self.kv_heads * BLOCK_TOKENS * (self.dim + -(-self.dim // _LANES) * _LANES)
@@ -106,8 +113,10 @@ class Batch:
         blocks = [block for each in slices for block in each.blocks]
         self._set("tables", np.array(blocks, np.int32))
         self._struct.requests = len(slices)
-        while self._plan(ctypes.addressof(self._shape), self.address):
-            self._grow()
+        if self._plan(ctypes.addressof(self._shape), self.address):
+            self._grow()  # for twice as much as is needed
+            status = self._plan(ctypes.addressof(self._shape), self.address)
+            assert not status, "the attention cannot be planned"
 
     def _grow(self) -> None:
         found = self._struct

@@ -136,8 +136,10 @@ class Core:
 
     def run(self, steps: list[list[Slice]]) -> NDArray[np.float32]:
         """Run the steps. It reads nothing of this state, so other threads may use it meanwhile."""
-        rows = [self._runner.step(each) for each in steps]
-        return rows[0] if len(rows) == 1 else np.concatenate([each for each in rows if len(each)] or rows[:1])
+        if len(steps) == 1:
+            return self._runner.step(steps[0])
+        rows = [self._runner.step(each).copy() for each in steps]
+        return np.concatenate([each for each in rows if len(each)] or rows[:1])
 
     def finish(self, plan: Plan, logits: NDArray[np.float32], now_s: float) -> list[Event]:
         """Take in what an iteration has computed: tokens are chosen, answers end, blocks are freed."""

@@ -16,14 +16,19 @@ def folder_of(model: Path) -> Path:
     return model if model.is_dir() else model.parent
 
 
-def open_runner(model: Path, block_count: int | None = None, trusted_key: Path | None = None) -> Runner:
+def open_runner(
+    model: Path, block_count: int | None = None, trusted_key: Path | None = None, cache: str = "float32"
+) -> Runner:
     """Load a decoder. ``block_count`` is the number of blocks of its cache, None for the runner's own choice.
 
+    ``cache`` is the type of its elements: "float32", or "bfloat16", which a reference decoder does not have.
     Raises CollageError when there is none, when it is no decoder, or when the blocks do not fit into memory.
     """
     if block_count is not None and block_count < 1:
         raise CollageError(f"the cache needs at least one block, not {block_count}.")
     if model.is_dir() and (model / REFERENCE_FILE).exists():
+        if cache != "float32":
+            raise CollageError(f"the reference decoder in {model} has no cache in {cache}.")
         return open_reference(model, block_count)
     file = _decoder_file(model)
     from collage.api import default_registry  # takes a second, and the server's own process needs none of it
@@ -31,7 +36,7 @@ def open_runner(model: Path, block_count: int | None = None, trusted_key: Path |
     from collage.serve.decoder.runner import DecoderRunner
 
     registry = default_registry()
-    return DecoderRunner(load_decoder(file, registry, trusted_key=trusted_key), registry, block_count)
+    return DecoderRunner(load_decoder(file, registry, trusted_key=trusted_key), registry, block_count, cache)
 
 
 def _decoder_file(model: Path) -> Path:

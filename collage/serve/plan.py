@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import abc
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from collage.serve.blocks import BlockPool
 from collage.serve.costs import Costs
@@ -45,9 +46,8 @@ class Pool:
     next_deadline_s: float = float("inf")
 
 
-@dataclass(frozen=True)
-class Part:
-    """A sequence's share of an iteration: its next ``tokens`` tokens."""
+class Part(NamedTuple):
+    """A sequence's share of an iteration: its next ``tokens`` tokens. It is a tuple, since an iteration makes many."""
 
     sequence: Sequence
     tokens: int

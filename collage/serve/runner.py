@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-_USUAL_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+USUAL_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""The numbers of tokens that decoders are compiled for by default."""
 
 
-@dataclass(frozen=True)
-class Slice:
-    """The part of one request in one iteration.
+class Slice(NamedTuple):
+    """The part of one request in one iteration. It is a tuple, since an iteration makes many.
 
     ``token_ids`` are the new tokens of this iteration, and ``start`` is the position of the first of them in the
     sequence. ``blocks`` are the ids of the sequence's blocks so far, in order, and cover ``start + len(token_ids)``
@@ -45,7 +44,7 @@ class Runner(Protocol):
     def step(self, slices: Sequence[Slice]) -> NDArray[np.float32]:
         """Run one iteration. Returns the logits [wanted, vocabulary], a row for each slice that wants them, in order.
 
-        It releases the GIL while it computes.
+        The next iteration may overwrite them. It releases the GIL while it computes.
         """
         ...
 
@@ -60,7 +59,7 @@ class Runner(Protocol):
 
 def buckets_of(runner: Runner) -> tuple[int, ...]:
     """The numbers of tokens that the runner was compiled for, ascending, up to the most that it takes."""
-    named: Sequence[int] = getattr(runner, "buckets", _USUAL_BUCKETS)
+    named: Sequence[int] = getattr(runner, "buckets", USUAL_BUCKETS)
     return tuple(sorted({each for each in named if 0 < each < runner.max_tokens} | {runner.max_tokens}))
 
 

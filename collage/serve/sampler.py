@@ -35,16 +35,12 @@ class Sampler:
         seed = sampling.seed
         self._random = np.random.default_rng(None if seed is None else seed % 2**64)
         self._counts: Counter[int] = Counter()
-
-    @property
-    def plain(self) -> bool:
-        """Whether the likeliest token is taken and nothing else is asked for."""
-        asked = self.sampling
-        return (
-            asked.temperature < _COLDEST
-            and asked.logprobs is None
-            and not (asked.logit_bias or asked.presence_penalty or asked.frequency_penalty)
+        self.plain = (
+            sampling.temperature < _COLDEST
+            and sampling.logprobs is None
+            and not (sampling.logit_bias or sampling.presence_penalty or sampling.frequency_penalty)
         )
+        """Whether the likeliest token is taken and nothing else is asked for."""
 
     def choose(self, logits: NDArray[np.float32]) -> tuple[int, Logprobs | None]:
         """Choose a token from a row of logits. Raises NotANumberError.
@@ -142,10 +138,10 @@ def choose_all(
     """The choices for all rows of an iteration, None where the logits are not numbers."""
     found: list[tuple[int, Logprobs | None] | None] = []
     best = np.argmax(logits, axis=1)
-    for row, sampler in enumerate(samplers):
-        token = int(best[row])
+    finite = np.isfinite(logits[np.arange(len(best)), best]).tolist()
+    for row, (sampler, token) in enumerate(zip(samplers, best.tolist(), strict=True)):
         if sampler.plain:
-            found.append((token, None) if np.isfinite(logits[row, token]) else None)
+            found.append((token, None) if finite[row] else None)
             continue
         try:
             found.append(sampler.choose(logits[row]))

@@ -25,6 +25,16 @@ from collage.serve.runner import Slice
 MOST = 1200
 
 
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "rotary"),
+    [(4, 0, 8, 0), (4, 3, 8, 0), (2, 4, 8, 0), (4, 4, 0, 0), (4, 4, 257, 0), (4, 4, 8, 10), (4, 4, 8, 3)],
+)
+def test_heads_that_the_kernel_cannot_compute(heads: int, kv_heads: int, dim: int, rotary: int) -> None:
+    """A damaged file may ask for them; the kernel would divide by zero or write beyond its rows."""
+    with pytest.raises(ValueError, match="heads"):
+        Heads(heads, kv_heads, dim, rotary, False, 1.0)
+
+
 def rotated(x: Array, cos: Array, sin: Array, heads: Heads) -> Array:
     """x [token, head, dim] in float64, rotated by its tokens' angles [token, rotary / 2]."""
     found = x.astype(np.float64).copy()

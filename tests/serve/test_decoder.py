@@ -19,6 +19,7 @@ from collage.cli.main import main
 from collage.core.progress import Progress
 from collage.errors import InputError, ModelError, ModuleFileError, UsageError
 from collage.kernel.frames import Framed
+from collage.serve.decoder.buckets import fastest_buckets
 from collage.serve.decoder.build import compile_decoder
 from collage.serve.decoder.compile import DecoderOptions
 from collage.serve.decoder.compiled import CompiledDecoder
@@ -139,12 +140,38 @@ def test_padding_writes_nothing_to_the_cache(ready: Ready) -> None:
     assert error_of(found[0], ready.original.logits([*other, 9])[-1]) < 1e-3
 
 
+def test_an_iteration_is_one_call_of_native_code(ready: Ready) -> None:
+    """Our own kernels and attention run without Python in between."""
+    assert [len(each.calls) for each in ready.runner.iterations.values()] == [1, 1]
+
+
+def test_logits_of_more_requests_than_rows(ready: Ready, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last segment then runs several times, and what it has computed first is not overwritten."""
+    monkeypatch.setattr(ready.runner, "_rows", (2,))
+    tokens = [3, 50, 9, 120, 77]
+    found = ready.runner.step([Slice((each,), 0, (number,), True) for number, each in enumerate(tokens)])
+    wanted = np.stack([ready.original.logits([each])[0] for each in tokens])
+    assert error_of(found, wanted) < 1e-3
+
+
 def test_costs_are_measured_for_each_bucket(ready: Ready) -> None:
     costs = [ready.runner.cost_ms(tokens) for tokens in (1, 2, 3, 24)]
     assert all(cost > 0 for cost in costs)
     assert costs[0] == costs[1] and costs[2] == costs[3]  # those of the next bucket
     with pytest.raises(UsageError, match="larger than the largest bucket"):
         ready.runner.cost_ms(25)
+
+
+def test_a_larger_bucket_is_used_where_it_is_faster(ready: Ready) -> None:
+    """An iteration of two tokens then runs in the bucket of 24, whose time counts, and gives the same."""
+    found = replace(load_decoder(ready.path, default_registry()), costs_ms={2: 9.0, 24: 3.0})
+    runner = DecoderRunner(found, default_registry(), 3)
+    assert runner.cost_ms(1) == runner.cost_ms(24) == 3.0
+    del runner.iterations[2]
+    logits = runner.step([Slice((7, 9), 0, (1,), True)])
+    assert error_of(logits[0], ready.original.logits([7, 9])[-1]) < 1e-3
+    assert fastest_buckets((1, 2, 4), {1: 2.0, 2: 1.99, 4: 3.0}) == {1: 1, 2: 2, 4: 4}
+    assert fastest_buckets((1, 2), {}) == {1: 1, 2: 2}
 
 
 @pytest.mark.parametrize(
@@ -178,7 +205,7 @@ def test_cache_in_bfloat16(ready: Ready) -> None:
     tokens = list(range(60, 120))
     runner.step([Slice(tuple(tokens[:24]), 0, (2,), False)])
     rows = [
-        runner.step([Slice(tuple(tokens[at : at + 12]), at, (2, 0), True)])[0]
+        runner.step([Slice(tuple(tokens[at : at + 12]), at, (2, 0), True)])[0].copy()
         for at in range(24, len(tokens), 12)
     ]
     error = error_of(np.stack(rows), ready.original.logits(tokens)[35::12])
@@ -231,7 +258,9 @@ def test_other_forms_of_attention(shape: DecoderShape, database: Path) -> None:
     model = decoder(shape)
     runner = DecoderRunner(compiled(model, database, (24,)), default_registry(), 4)
     tokens = list(range(30, 50))
-    found = [runner.step([Slice(tuple(tokens[at : at + 5]), at, (2,), True)])[0] for at in range(0, 20, 5)]
+    found = [
+        runner.step([Slice(tuple(tokens[at : at + 5]), at, (2,), True)])[0].copy() for at in range(0, 20, 5)
+    ]
     wanted = OriginalDecoder(model, 2).logits(tokens)[4::5]
     assert error_of(np.stack(found), wanted) < 1e-3
 

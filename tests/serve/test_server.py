@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import signal
@@ -10,13 +11,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from collage.serve.answer import Delta
 from tests.cli.helpers import fails, succeeds
 from tests.serve.served import CONFIG, ROOT, Served, served, write_folder
 
@@ -245,6 +248,49 @@ def test_a_killed_engine_is_started_again(slow: Path) -> None:
         assert server.metric("cache_blocks_used") == 0
 
 
+def test_restarts_of_the_engine_leave_no_sockets(slow: Path) -> None:
+    with served(slow) as server:
+        before = len(psutil.Process(server.process.pid).net_connections("unix"))
+        assert before
+        for restarts in (1, 2):
+            server.engine.kill()
+            server.wait_for("engine_restarts_total", restarts)
+            server.wait_for("engine_up", 1)
+        assert len(psutil.Process(server.process.pid).net_connections("unix")) == before
+
+
+def test_a_client_that_leaves_before_the_head_of_a_stream_ends_its_request() -> None:
+    """Nothing of the stream has been sent then, so nothing of what makes its events has begun."""
+    from collage.serve.http.app import _EventStream
+
+    ended = []
+
+    async def deltas() -> AsyncGenerator[tuple[int, Delta], None]:
+        try:
+            while True:
+                yield 0, Delta("x")
+        finally:
+            ended.append(True)
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        yield b""
+
+    async def receive() -> dict[str, str]:
+        await asyncio.sleep(60)
+        return {"type": "http.disconnect"}
+
+    async def send(message: object) -> None:
+        raise OSError
+
+    async def run() -> None:
+        begun = deltas()
+        await anext(begun)
+        await _EventStream(events(), begun)({}, receive, send)
+        assert ended == [True]
+
+    asyncio.run(run())
+
+
 def test_an_engine_that_does_nothing_is_started_again(needs_server: None, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "stuck", replace(CONFIG, step_ms=60_000.0), tokenizer=False)
     with served(folder, "--stall-seconds", "0.5") as server:
@@ -288,6 +334,7 @@ def test_a_server_that_cannot_start_says_why(folder: Path, tmp_path: Path, taken
     fails(1, "serve", tmp_path, "--port", "0", words=("one compiled decoder",))
     fails(1, "serve", folder, "--port", "0", "--cache-blocks", str(10**12), words=("fit into",))
     fails(2, "serve", folder, "--port", "0", "--cache-blocks", "0", words=("--cache-blocks",))
+    fails(1, "serve", folder, "--port", "0", "--cache", "bfloat16", words=("no cache in bfloat16",))
     fails(2, "serve", folder, "--host", "no.such.host.invalid", words=("--host",))
     small = write_folder(tmp_path / "small", replace(CONFIG, vocabulary=100))
     fails(1, "serve", small, "--port", "0", words=("259 tokens", "100", "--tokenizer"))

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from collage.errors import UsageError
+from collage.serve.runner import USUAL_BUCKETS
 
-BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+BUCKETS = USUAL_BUCKETS
 """The default buckets."""
 MOST_REQUESTS = 64
 """The most rows of logits of an iteration, by default."""
+
+_CLEARLY = 0.97
+"""The share of a bucket's time below which another one is faster beyond doubt."""
 
 
 def checked_buckets(buckets: Sequence[int]) -> tuple[int, ...]:
@@ -26,6 +30,20 @@ def checked_buckets(buckets: Sequence[int]) -> tuple[int, ...]:
 def row_buckets(buckets: Sequence[int], most: int = MOST_REQUESTS) -> tuple[int, ...]:
     """The buckets for rows of logits: those of tokens up to the most requests of an iteration."""
     return tuple(each for each in buckets if each <= most) or (buckets[0],)
+
+
+def fastest_buckets(buckets: Sequence[int], costs_ms: Mapping[int, float]) -> dict[int, int]:
+    """The bucket in which an iteration of each bucket is fastest: itself, or a larger one that was measured faster.
+
+    Kernels for 12 tokens may be faster than those for 8, which split the work in another way. A bucket whose time is
+    not known is run itself.
+    """
+    found = {}
+    for place, bucket in enumerate(buckets):
+        own = costs_ms.get(bucket, 0.0)
+        faster = [each for each in buckets[place + 1 :] if costs_ms.get(each, own) < _CLEARLY * own]
+        found[bucket] = min(faster, key=costs_ms.__getitem__, default=bucket)
+    return found
 
 
 def bucket_for(buckets: Sequence[int], tokens: int) -> int:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from collage.graph.dataflow import Array, TensorType
 from collage.kernel.kernel import Call
 from collage.native import LaunchList, team_of
-from collage.runtime.bound import bind
+from collage.runtime.bound import BoundCall, bind
 from collage.runtime.executor import Executor
 from collage.serve.attention import Batch, Cache, Operands, Rows, attention_steps
 from collage.serve.decoder.buffers import allocate
@@ -38,15 +38,18 @@ class Iteration:
     ) -> None:
         self.tokens = tokens
         self._values = _buffers(compiled, tokens, executors)
-        self._calls: list[Call] = []
+        calls: list[BoundCall | LaunchList] = []
         team = team_of(compiled.threads)
         for place, layer in enumerate(compiled.decoder.layers):
-            self._calls.append(bound(executors[place], compiled.wiring[place], self._values, shared.arena))
+            calls.append(bound(executors[place], compiled.wiring[place], self._values, shared.arena))
             operands = self._operands(layer, shared.caches[place])
             steps = attention_steps(
                 compiled.heads, shared.batch, operands, compiled.rotations, compiled.threads
             )
-            self._calls.append(LaunchList(team, steps))
+            calls.append(LaunchList(team, steps))
+        self._bound = calls  # whose kernels have to stay alive
+        self.calls = joined(calls)
+        """The calls of a run. It is one, which native code runs without the GIL, where all kernels run on the team."""
 
     def run(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> None:
         """Run it on these tokens, one after another. Rows beyond them are computed of token 0, and written nowhere."""
@@ -56,7 +59,7 @@ class Iteration:
                 row = self._values[name].reshape(-1)
                 row[:count] = given
                 row[count:] = 0
-        for call in self._calls:
+        for call in self.calls:
             call()
 
     def rows(self, name: str) -> Array:
@@ -85,19 +88,35 @@ class End:
         self._call = bound(executor, wiring, self._values, arena)
 
     def run(self, iteration: Iteration, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """The logits [rows, vocabulary] of these rows of the iteration."""
+        """The logits [rows, vocabulary] of these rows of the iteration, which the next run overwrites."""
         for name in self._reads:
             array = self._values[name].reshape(self._rows, -1)
             np.take(iteration.rows(name), rows, axis=0, out=array[: len(rows)], mode="clip")
             array[len(rows) :] = 0
         self._call()
-        found: npt.NDArray[np.float32] = (
-            self._values[self._logits].reshape(self._rows, -1)[: len(rows)].copy()
-        )
-        return found
+        return self._values[self._logits].reshape(self._rows, -1)[: len(rows)].view(np.float32)
 
 
-def bound(executor: Executor, wiring: Wiring, values: Mapping[str, Array], arena: Array) -> Call:
+def joined(calls: Sequence[BoundCall | LaunchList]) -> list[Call]:
+    """The calls, of which those on the team that follow each other are one launch list."""
+    found: list[Call] = []
+    row: list[LaunchList] = []
+    for call in calls:
+        lists = [call] if isinstance(call, LaunchList) else call.launch_lists
+        if lists is not None:
+            row += lists
+            continue
+        found += [_in_one(row)] if row else []
+        found.append(call)
+        row = []
+    return [*found, _in_one(row)] if row else found
+
+
+def _in_one(lists: Sequence[LaunchList]) -> LaunchList:
+    return lists[0].followed_by(lists[1:])
+
+
+def bound(executor: Executor, wiring: Wiring, values: Mapping[str, Array], arena: Array) -> BoundCall:
     """A segment's call on the values."""
     program = executor.program
     inputs = {port.name: values[name] for port, name in zip(program.model_inputs, wiring.reads, strict=True)}

@@ -14,7 +14,7 @@ from collage.kernel.buffers import aligned_empty
 from collage.runtime.executor import Executor
 from collage.runtime.parts import Parts, load_parts
 from collage.serve.attention import BLOCK_TOKENS, CACHE_TYPES, Batch, make_cache
-from collage.serve.decoder.buckets import bucket_for
+from collage.serve.decoder.buckets import bucket_for, fastest_buckets
 from collage.serve.decoder.compiled import CompiledDecoder
 from collage.serve.decoder.iteration import End, Iteration, Shared
 from collage.serve.decoder.memory import chosen_blocks, free_bytes
@@ -54,10 +54,12 @@ class DecoderRunner:
         shared = Shared(self._batch, caches, arena)
         self.buckets = compiled.buckets
         """The numbers of tokens that it was compiled for; an iteration of others is padded."""
-        self._iterations = {
+        self.iterations = {
             tokens: Iteration(compiled, tokens, [_executor(each, registry) for each in parts], shared)
             for tokens, parts in compiled.segments.items()
         }
+        """What computes iterations, by its bucket of tokens."""
+        self._fastest = fastest_buckets(compiled.buckets, compiled.costs_ms)
         self._rows = tuple(sorted(compiled.ends))
         self._ends = {
             rows: End(compiled.wiring[-1], rows, _executor(parts, registry), arena)
@@ -67,10 +69,11 @@ class DecoderRunner:
     def step(self, slices: Sequence[Slice]) -> NDArray[np.float32]:
         """One row of logits [wanted, vocabulary] for each slice that wants them, in order.
 
-        Raises InputError for slices that do not fit the decoder; nothing is computed then.
+        The next iteration overwrites them. Raises InputError for slices that do not fit the decoder; nothing is
+        computed then.
         """
         ids, positions = self._tokens(slices)
-        iteration = self._iterations[bucket_for(self.buckets, len(ids))]
+        iteration = self.iterations[self._fastest[bucket_for(self.buckets, len(ids))]]
         self._batch.fill(slices)
         iteration.run(ids, positions)
         lengths = np.cumsum([len(each.token_ids) for each in slices])
@@ -78,41 +81,46 @@ class DecoderRunner:
         if not len(rows):
             return np.empty((0, self.vocabulary), np.float32)
         most = self._rows[-1]
-        parts = [
-            self._ends[bucket_for(self._rows, len(part))].run(iteration, part)
-            for part in (rows[at : at + most] for at in range(0, len(rows), most))
-        ]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if len(rows) <= most:
+            return self._ends[bucket_for(self._rows, len(rows))].run(iteration, rows)
+        parts = (rows[at : at + most] for at in range(0, len(rows), most))
+        return np.concatenate(
+            [self._ends[bucket_for(self._rows, len(part))].run(iteration, part).copy() for part in parts]
+        )
 
     def _tokens(self, slices: Sequence[Slice]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The tokens of all slices and their positions. Raises InputError."""
-        if not self._iterations:
+        if not self.iterations:
             raise CollageError("the runner is closed.")
         ids = np.fromiter(chain.from_iterable(each.token_ids for each in slices), np.int64)
         if not 0 < len(ids) <= self.max_tokens:
             raise InputError(f"an iteration has 1 to {self.max_tokens} tokens, not {len(ids)}.")
         if ids.min() < 0 or ids.max() >= self.vocabulary:
             raise InputError(f"token ids must be from 0 to {self.vocabulary - 1}.")
-        for each in slices:
-            end = each.start + len(each.token_ids)
-            if not each.token_ids or each.start < 0 or end > self.max_length:
-                raise InputError(f"a slice has at least one token, and ends within {self.max_length} tokens.")
-            if len(each.blocks) * BLOCK_TOKENS < end:
-                raise InputError(f"{len(each.blocks)} blocks do not hold {end} tokens.")
-            if min(each.blocks) < 0 or max(each.blocks) >= self.block_count:
-                raise InputError(f"blocks are numbers from 0 to {self.block_count - 1}.")
-        return ids, np.concatenate([each.start + np.arange(len(each.token_ids)) for each in slices])
+        counts = np.array([len(each.token_ids) for each in slices])
+        starts = np.array([each.start for each in slices])
+        ends = starts + counts
+        if counts.min() < 1 or starts.min() < 0 or ends.max() > self.max_length:
+            raise InputError(f"a slice has at least one token, and ends within {self.max_length} tokens.")
+        held = np.array([len(each.blocks) for each in slices])
+        if (short := np.flatnonzero(held * BLOCK_TOKENS < ends)).size:
+            raise InputError(f"{held[short[0]]} blocks do not hold {ends[short[0]]} tokens.")
+        blocks = np.fromiter(chain.from_iterable(each.blocks for each in slices), np.int64)
+        if blocks.min() < 0 or blocks.max() >= self.block_count:
+            raise InputError(f"blocks are numbers from 0 to {self.block_count - 1}.")
+        shift = np.repeat(ends - np.cumsum(counts), counts)  # from a token's row to its position
+        return ids, np.arange(len(ids)) + shift
 
     def cost_ms(self, tokens: int) -> float:
         """The measured time of an iteration with that many tokens, in milliseconds."""
-        bucket = bucket_for(self.buckets, tokens)
+        bucket = self._fastest[bucket_for(self.buckets, tokens)]
         if bucket not in self._compiled.costs_ms:
             raise CollageError(f"the time of an iteration of {bucket} tokens was not measured.")
         return self._compiled.costs_ms[bucket]
 
     def close(self) -> None:
         """Free the cache and the kernels. The runner must not be used afterwards."""
-        self._iterations, self._ends = {}, {}
+        self.iterations, self._ends = {}, {}
 
 
 def _executor(parts: Parts, registry: Registry) -> Executor:

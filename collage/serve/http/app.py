@@ -144,7 +144,7 @@ async def _answer(
         deltas = job.deltas()
         # The first delta comes before the head of the answer, so that what is refused has a status of its own.
         first = await _unless_gone(request.receive, _first(deltas))
-        return _EventStream(_events(job, shape, first, deltas, usage))
+        return _EventStream(_events(job, shape, first, deltas, usage), deltas)
     whole = await _unless_gone(request.receive, _collected(job))
     return JSONResponse(shape.whole(job, whole))
 
@@ -176,8 +176,6 @@ async def _events(
     except ApiError as error:
         yield _event(error.body())
         return
-    finally:
-        await deltas.aclose()
     if usage:
         yield _event(shape.last(job))
     yield b"data: [DONE]\n\n"
@@ -192,8 +190,12 @@ class _EventStream:
 
     _HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], deltas: AsyncGenerator[tuple[int, Delta], None]
+    ) -> None:
+        """``deltas`` are what the events are made of. They have begun, so they are closed even if no event was sent."""
         self._events = events
+        self._deltas = deltas
 
     async def __call__(self, scope: Any, receive: Receive, send: Callable[[Any], Awaitable[None]]) -> None:
         try:
@@ -202,6 +204,7 @@ class _EventStream:
             pass  # the client has left
         finally:
             await self._events.aclose()
+            await self._deltas.aclose()
 
     async def _run(self, send: Callable[[Any], Awaitable[None]]) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self._HEADERS})

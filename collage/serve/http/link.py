@@ -159,6 +159,8 @@ class Link:
     async def _run(self, reader: asyncio.StreamReader) -> None:
         while True:
             await self._receive(reader)
+            if self._writer is not None:
+                self._writer.close()
             self._writer = None
             reason = await asyncio.to_thread(self._end)
             if self._stalled:

@@ -23,6 +23,7 @@ class Setup:
     end_tokens: tuple[int, ...] = ()
     block_count: int | None = None
     trusted_key: Path | None = None
+    cache: str = "float32"
     trace: Path | None = None
 
 

@@ -44,6 +44,7 @@ class ServerOptions:
     tokenizer: Path | None = None
     block_count: int | None = None
     trusted_key: Path | None = None
+    cache: str = "float32"
     drain_s: float = 30.0
     stall_s: float = 300.0
     trace: Path | None = None
@@ -99,6 +100,7 @@ async def _serve(options: ServerOptions, listener: socket.socket, say: Callable[
         tokenizer.end_tokens,
         options.block_count,
         options.trusted_key,
+        options.cache,
         options.trace,
     )
     link = Link(setup, metrics.batch, metrics.died, options.stall_s)

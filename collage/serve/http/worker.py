@@ -28,7 +28,7 @@ def main(descriptor: int) -> None:
         setup = _read(connection)
         assert isinstance(setup, Setup)
         try:
-            runner = open_runner(setup.model, setup.block_count, setup.trusted_key)
+            runner = open_runner(setup.model, setup.block_count, setup.trusted_key, setup.cache)
         except CollageError as error:
             connection.sendall(packed(NotReady(str(error), error.exit_code)))
             return

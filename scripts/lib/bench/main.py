@@ -17,6 +17,7 @@ COMMANDS: Mapping[str, str] = {
     "busy": "Compare compiles on a shared machine with one that has the machine alone.",
     "search": "Time the op-level search against the exact solver.",
     "service": "Measure a compiled module as a service uses it.",
+    "serve": "Compare the serving engine with request-level scheduling and with other systems.",
     "cluster": "Tell how measuring scales with the workers of a Ray cluster.",
     "versions": "Compare two versions of Collage on the same models.",
     "native-kernels": "Compare Collage's own convolutions with oneDNN's.",

@@ -13,10 +13,10 @@ from scripts.lib.decoders.attention import attention
 from scripts.lib.decoders.emit import Emitter
 from scripts.lib.decoders.shape import ATTENTION, GPT2, PLAIN, DecoderShape
 
-_EPSILON = 1e-5
-_SHARPNESS = 3.0
+EPSILON = 1e-5
+SHARPNESS = 3.0
 """The standard deviation of the logits, with which the best token stands out."""
-_TIED = 0.1
+TIED = 0.1
 """That of an embedding that is the last projection, too: with a larger one, a token predicts itself."""
 
 
@@ -48,7 +48,7 @@ def decoder(shape: DecoderShape, seed: int = 0, beside: Path | None = None) -> o
 def _embedding(emit: Emitter, shape: DecoderShape) -> str:
     emit.scope = "model"
     tied = shape.family == GPT2
-    scale = _TIED if tied else 1.0
+    scale = TIED if tied else 1.0
     x = emit.op(
         "Gather", emit.weight("embed_tokens", shape.vocabulary, shape.width, scale=scale), "input_ids"
     )
@@ -60,10 +60,10 @@ def _embedding(emit: Emitter, shape: DecoderShape) -> str:
 
 def _head(emit: Emitter, shape: DecoderShape) -> str:
     """GPT-2's embedding is the last projection, too. A Llama has another one."""
-    scale = _SHARPNESS / math.sqrt(shape.width)
+    scale = SHARPNESS / math.sqrt(shape.width)
     if shape.family == GPT2:
         table = emit.op("Transpose", "model.embed_tokens", perm=[1, 0])
-        return emit.op("Mul", table, emit.constant(scale / _TIED, np.float32))
+        return emit.op("Mul", table, emit.constant(scale / TIED, np.float32))
     return emit.weight("lm_head", shape.width, shape.vocabulary, scale=scale)
 
 
@@ -71,14 +71,14 @@ def _norm(emit: Emitter, shape: DecoderShape, name: str, x: str) -> str:
     weight = emit.weight(f"{name}.weight", shape.width, scale=0.1, mean=1.0)
     if shape.family == GPT2:
         bias = emit.weight(f"{name}.bias", shape.width, scale=0.1)
-        return emit.op("LayerNormalization", x, weight, bias, axis=-1, epsilon=_EPSILON)
+        return emit.op("LayerNormalization", x, weight, bias, axis=-1, epsilon=EPSILON)
     square = emit.op("Pow", x, emit.constant(2.0, np.float32))
     mean = (
         emit.op("ReduceMean", square, axes=[-1])
         if shape.form != ATTENTION
         else emit.op("ReduceMean", square, emit.constant([-1]))
     )
-    root = emit.op("Sqrt", emit.op("Add", mean, emit.constant(_EPSILON, np.float32)))
+    root = emit.op("Sqrt", emit.op("Add", mean, emit.constant(EPSILON, np.float32)))
     scaled = emit.op("Mul", x, emit.op("Div", emit.constant(1.0, np.float32), root))
     return emit.op("Mul", weight, scaled)
 

@@ -1,0 +1,198 @@
+"""The command ``scripts/bench serve``."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from collage.cli.options import DB_OPTION, JSON_OPTION, THREADS_OPTION, parse_names
+from scripts.lib.bench.options import Models, packed, rounds_option, takes_models
+from scripts.lib.bench.output import head, show
+
+if TYPE_CHECKING:
+    from scripts.lib.serving.prepare import Making
+    from scripts.lib.serving.study import Course
+
+MODELS = ("gpt2_124m", "qwen2_like")
+OURS = ("collage", "request-level")
+PEERS = ("openvino-genai", "llama.cpp", "ctranslate2", "vllm", "openvino-genai at its defaults")
+
+
+@dataclass(frozen=True)
+class Rivals:
+    """The contenders, and the interpreter of Python for each that has one of its own."""
+
+    names: tuple[str, ...]
+    pythons: dict[str, Path]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is run, as far as it was said; see ``scripts.lib.serving.study.Course``."""
+
+    rounds: int | None
+    requests: int | None
+    seconds: float | None
+    rates: tuple[float, ...] | None
+    only: str | None
+    quick: bool
+
+    def course(self) -> Course:
+        """What is run. It is little where it is ``quick``."""
+        from scripts.lib.serving.study import QUICK, Course
+
+        course = QUICK if self.quick else Course()
+        return replace(
+            course,
+            rounds=self.rounds or course.rounds,
+            requests=self.requests or course.requests,
+            seconds=self.seconds or course.seconds,
+            rates=self.rates or course.rates,
+            relative=self.rates is None,
+            parts=course.parts if self.only is None else (self.only,),
+        )
+
+
+@dataclass(frozen=True)
+class Compiling:
+    """How decoders that are not compiled yet are compiled."""
+
+    threads: int | None
+    db: Path | None
+    quick_compile: bool
+
+    def making(self, folder: Path, quick: bool) -> Making:
+        """How the files of models are made."""
+        from collage.kernel.target import usable_cores
+        from scripts.lib.serving.prepare import Making
+
+        options = () if self.db is None else ("--db", str(self.db))
+        if quick:
+            options = (*options, "--buckets", "1,8,64")
+        if quick or self.quick_compile:
+            options = (*options, "--quick")
+        return Making(folder, self.threads or usable_cores(), quick, options)
+
+
+def _rivals(peers: tuple[str, ...] | None, python: tuple[str, ...]) -> Rivals:
+    from collage.errors import unknown_names
+
+    names = PEERS if peers is None else tuple(each for each in peers if each != "none")
+    unknown = [each for each in names if each not in PEERS]
+    if unknown:
+        raise unknown_names("peer", unknown, [*PEERS, "none"])
+    pythons = {}
+    for each in python:
+        name, _, path = each.partition("=")
+        if name not in PEERS or not Path(path).is_file():
+            raise click.UsageError(
+                f"--python {each}: write it as PEER=PATH, the PATH being that of an interpreter"
+            )
+        pythons[name] = Path(path).absolute()
+    return Rivals((*OURS, *names), pythons)
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    try:
+        found = tuple(map(float, text.split(",")))
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} are no rates; write them as 0.5,1,2.") from error
+    if not all(0 < each < float("inf") for each in found):
+        raise click.BadParameter(f"rates must be above 0, not {text}.")
+    return found
+
+
+@click.command("serve")
+@takes_models
+@click.option(
+    "--peers",
+    type=parse_names,
+    metavar="A,B",
+    help=f"Compare with these only, or with `none`. Default: all that are installed, of: {', '.join(PEERS)}.",
+)
+@click.option(
+    "--python",
+    multiple=True,
+    metavar="PEER=PATH",
+    help="The interpreter of Python that has this peer. It may be given several times.",
+)
+@packed("rivals", _rivals)
+@rounds_option(None)
+@click.option("--requests", type=click.IntRange(min=4), metavar="N", help="Requests of a saturated run.")
+@click.option(
+    "--seconds", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Length of a run at a rate."
+)
+@click.option(
+    "--rates",
+    type=_rates,
+    metavar="0.5,1",
+    help="Requests a second. Default: shares of what Collage can serve.",
+)
+@click.option("--only", type=click.Choice(["alone", "trace", "between"]), help="Only this part of the study.")
+@click.option("--quick", is_flag=True, help="Tiny models and few requests, to see that everything works.")
+@packed("sizes", Sizes)
+@THREADS_OPTION
+@DB_OPTION
+@click.option("--quick-compile", is_flag=True, help="Compile with --quick what is not compiled yet.")
+@packed("compiling", Compiling)
+@JSON_OPTION
+@click.pass_context
+def command(
+    ctx: click.Context, *, models: Models, rivals: Rivals, sizes: Sizes, compiling: Compiling, as_json: bool
+) -> None:
+    """Compare Collage's serving engine with a static batch, with request-level scheduling, and with other systems.
+
+    A MODEL is gpt2_124m, qwen2_like or llama_1b; by default the first two. Files that are missing are made, which takes
+    long for Collage's (the module of a decoder stays in --folder). All contenders have the same weights, token ids and
+    arrivals, threads, float32 for weights and cache, and ignore end tokens. Each has a process of its own, which is
+    stopped while another one is measured. One that is not installed is left out.
+
+    Three parts: `alone` is the engine against a static batch on the same kernels, and the scheduler's time. `trace` is
+    Orca's trace, saturated and at several rates. `between` is the time between tokens while prompts of 512 tokens
+    arrive. Shares of the bound are those of the machine's memory and products, measured in the same run.
+
+    \b
+    Examples:
+      scripts/bench serve
+      scripts/bench serve gpt2_124m --peers none --only alone
+      scripts/bench serve --python vllm=venv/bin/python --rounds 5 --json
+      scripts/bench serve --quick
+    """
+    from collage.errors import CollageError
+    from scripts.lib.serving.bounds import measure_machine
+    from scripts.lib.serving.contender import Setup
+    from scripts.lib.serving.field import opened
+    from scripts.lib.serving.prepare import prepared
+    from scripts.lib.serving.study import study
+    from scripts.lib.serving.table import tables
+    from scripts.lib.studies.each import INTERRUPTED, say
+
+    making, course = compiling.making(models.folder, sizes.quick), sizes.course()
+    results: list[dict[str, Any]] = []
+    status = 0
+    machine = measure_machine(making.threads)
+    try:
+        for name in models.models or MODELS:
+            try:
+                model = prepared(name, making)
+                setup = Setup(
+                    model.folder.absolute(), model.module.absolute(), making.threads, course.running
+                )
+                with opened(rivals.names, rivals.pythons, setup, Path(sys.executable)) as field:
+                    results.append(study(model, field, course, machine))
+            except CollageError as error:
+                say(f"error: {name}: {error}")
+                status = 1
+    except KeyboardInterrupt:
+        say("interrupted")
+        status = INTERRUPTED
+    found = {**head(making.threads, machine=asdict(machine), course=asdict(course)), "models": results}
+    view = (
+        [f"memory {machine.gbytes_per_s:.1f} GB/s, products {machine.gflops:.0f} GFLOP/s"] if results else []
+    )
+    show(found, [*view, *(part for each in results for part in tables(each))], as_json=as_json)
+    ctx.exit(status or int(any(each["failed"] for each in results)))

@@ -1,0 +1,1 @@
+"""What ``scripts/bench serve`` measures: Collage's engine and those of others, each in a process of its own."""

@@ -1,0 +1,64 @@
+"""The engine against a static batch on the same kernels: what scheduling costs where it wins nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scripts.lib.serving.trace import Arrival
+
+if TYPE_CHECKING:
+    from collage.serve.decoder.runner import DecoderRunner
+    from scripts.lib.serving.contenders.collage_engine import CollageEngine
+
+
+def measure(engine: CollageEngine, arrivals: Sequence[Arrival]) -> Mapping[str, Any]:
+    """Seconds of the static batch and of the engine, and what the engine's time went into.
+
+    All requests have equal lengths and are there at once. The static batch computes all prompts in iterations that are
+    as large as they can be, and then a token of each request in each iteration. Both choose the likeliest tokens.
+    """
+    static_s, expected = _static(engine.runner, arrivals)
+    before = engine.loop.stats()
+    tokens: list[list[int]] = [[] for _ in arrivals]
+    start = time.monotonic()
+    engine.serve(
+        [Arrival(each.prompt, each.tokens) for each in arrivals],
+        lambda number, token: tokens[number].append(token),
+    )
+    engine_s = time.monotonic() - start
+    after = engine.loop.stats()
+    iterations = after.iterations - before.iterations
+    return {
+        "static_s": static_s,
+        "engine_s": engine_s,
+        "iterations": iterations,
+        "model_s": after.busy_s - before.busy_s,
+        "scheduler_us": 1e6 * (after.scheduler_s - before.scheduler_s) / iterations,
+        "same_tokens": sum(a == b for a, b in zip(tokens, expected, strict=True)) / len(expected),
+    }
+
+
+def _static(runner: DecoderRunner, arrivals: Sequence[Arrival]) -> tuple[float, list[list[int]]]:
+    """The seconds and the tokens of a static batch."""
+    from collage.serve.core import split_steps
+    from collage.serve.runner import Slice
+
+    length = len(arrivals[0].prompt)
+    outputs = arrivals[0].tokens
+    needed = -(-(length + outputs) // runner.block_tokens)
+    blocks = [tuple(range(i * needed, (i + 1) * needed)) for i in range(len(arrivals))]
+    prompts = [Slice(each.prompt, 0, mine, True) for each, mine in zip(arrivals, blocks, strict=True)]
+    start = time.monotonic()
+    rows = [runner.step(each).copy() for each in split_steps(prompts, runner.max_tokens)]
+    last = np.argmax(np.concatenate(rows), axis=1).tolist()
+    tokens = [[each] for each in last]
+    for position in range(length, length + outputs - 1):
+        streams = [Slice((token,), position, mine, True) for token, mine in zip(last, blocks, strict=True)]
+        last = np.argmax(runner.step(streams), axis=1).tolist()
+        for mine, token in zip(tokens, last, strict=True):
+            mine.append(token)
+    return time.monotonic() - start, tokens

@@ -1,0 +1,95 @@
+"""What serves a trace, and the two ways of driving what has no queue of its own: step by step, or batch by batch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from scripts.lib.serving.trace import Arrival
+
+Note = Callable[[int, int], None]
+"""Takes the number of a request and its next token, when that has come."""
+
+
+class MissingError(Exception):
+    """What the contender needs is not installed, or cannot take the model. The message is one line."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a contender is opened with.
+
+    ``folder`` has the model in the form of Hugging Face, and is where a contender keeps it in its own form. ``module``
+    is Collage's file. ``running`` is the most requests at a time. ``defaults`` asks for the contender's own precision.
+    """
+
+    folder: Path
+    module: Path
+    threads: int
+    running: int
+    defaults: bool = False
+
+
+class Contender(Protocol):
+    """A system that serves requests."""
+
+    def facts(self) -> Mapping[str, Any]:
+        """Its version, and what it was set to."""
+        ...
+
+    def serve(self, arrivals: Sequence[Arrival], note: Note) -> None:
+        """Serve the requests as they arrive, the times of which count from the call."""
+        ...
+
+
+class Stepping(Protocol):
+    """An engine that is asked for one iteration after another."""
+
+    def add(self, number: int, arrival: Arrival) -> None:
+        """Take a request in."""
+        ...
+
+    def step(self) -> list[tuple[int, int]]:
+        """Run an iteration. Returns the new tokens, each with the number of its request."""
+        ...
+
+
+def serve_stepwise(engine: Stepping, arrivals: Sequence[Arrival], note: Note) -> None:
+    """Serve the requests with iterations in this thread; requests are taken in between."""
+    start = time.monotonic()
+    left = {number: each.tokens for number, each in enumerate(arrivals)}
+    waiting = list(enumerate(arrivals))
+    running = 0
+    while left:
+        now = time.monotonic() - start
+        while waiting and waiting[0][1].at_s <= now:
+            engine.add(*waiting.pop(0))
+            running += 1
+        if not running:
+            time.sleep(max(0.0, waiting[0][1].at_s - now))
+            continue
+        for number, token in engine.step():
+            note(number, token)
+            left[number] -= 1
+            if not left[number]:
+                del left[number]
+                running -= 1
+
+
+def serve_in_batches(
+    run: Callable[[list[tuple[int, Arrival]]], None], most: int, arrivals: Sequence[Arrival]
+) -> None:
+    """Serve the requests in batches of at most ``most``, none of which begins before the last one has ended."""
+    start = time.monotonic()
+    waiting = list(enumerate(arrivals))
+    while waiting:
+        now = time.monotonic() - start
+        batch = [each for each in waiting[:most] if each[1].at_s <= now]
+        if not batch:
+            time.sleep(max(0.0, waiting[0][1].at_s - now))
+            continue
+        del waiting[: len(batch)]
+        run(batch)

@@ -1,0 +1,142 @@
+"""Collage's engine, and the same engine used as systems before Orca are: batches of requests, one after another."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from scripts.lib.serving.contender import Contender, Note, Setup, serve_in_batches
+from scripts.lib.serving.trace import MOST_TOKENS, Arrival, from_message
+
+if TYPE_CHECKING:
+    from collage.serve.request import Event, Iteration, Stats
+
+REQUEST_LEVEL_BATCH = 8
+"""The requests of a batch without iteration-level scheduling, as many as an unscheduled system may wait for."""
+_MOST_WAITING = 1 << 20
+
+
+class CollageEngine:
+    """The engine with its thread, without HTTP. Arrivals come from another thread."""
+
+    def __init__(self, setup: Setup) -> None:
+        from collage._version import __version__
+        from collage.api import default_registry
+        from collage.serve.attention import BLOCK_TOKENS
+        from collage.serve.decoder.file import load_decoder
+        from collage.serve.decoder.runner import DecoderRunner
+        from collage.serve.loop import Loop
+        from collage.serve.options import EngineOptions
+
+        registry = default_registry()
+        compiled = load_decoder(setup.module, registry)
+        longest = min(MOST_TOKENS, compiled.max_length)
+        blocks = setup.running * -(-longest // BLOCK_TOKENS)
+        self.runner = DecoderRunner(compiled, registry, blocks)
+        self.options = EngineOptions(
+            max_running=setup.running, max_waiting=_MOST_WAITING, prefix_caching=False
+        )
+        self.version = __version__
+        self._note: Note = _nothing
+        self._first = 0
+        self._left = 0
+        self._error = ""
+        self._changed = threading.Condition()
+        self.loop = Loop(self.runner, self.options, self._deliver)
+
+    def facts(self) -> Mapping[str, Any]:
+        """The version and the sizes."""
+        return {
+            "version": self.version,
+            "buckets": list(self.runner.buckets),
+            "iteration_ms": {str(each): round(self.runner.cost_ms(each), 3) for each in self.runner.buckets},
+            "running": self.options.max_running,
+            "blocks": self.runner.block_count,
+        }
+
+    def serve(self, arrivals: Sequence[Arrival], note: Note) -> None:
+        """Submit the requests when they arrive, and wait for the last token."""
+        start = time.monotonic()
+        self._begin(len(arrivals), note)
+        for number, each in enumerate(arrivals):
+            time.sleep(max(0.0, each.at_s - (time.monotonic() - start)))
+            self._submit(number, each)
+        self._wait()
+
+    def alone(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Orca's microbenchmark; see ``scripts.lib.serving.alone``."""
+        from scripts.lib.serving.alone import measure
+
+        return measure(self, from_message(message["arrivals"]))
+
+    def scheduler(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The time of the scheduler; see ``scripts.lib.serving.scheduler``."""
+        from scripts.lib.serving.scheduler import iteration_us
+
+        return iteration_us(message["running"])
+
+    def run_batch(self, batch: Sequence[tuple[int, Arrival]], note: Note) -> None:
+        """Serve requests that are there at once."""
+        self._begin(len(batch), lambda number, token: note(batch[number][0], token))
+        for number, (_, each) in enumerate(batch):
+            self._submit(number, each)
+        self._wait()
+
+    def _begin(self, count: int, note: Note) -> None:
+        self._note, self._left = note, count
+
+    def _submit(self, number: int, arrival: Arrival) -> None:
+        from collage.serve.request import Request
+        from collage.serve.sampling import Sampling
+
+        sampling = Sampling(max_tokens=arrival.tokens, temperature=0.0, ignore_eos=True)
+        self.loop.submit(Request(self._first + number, arrival.prompt, sampling))
+
+    def _wait(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._left or self._error)
+        self._first += 1 << 32  # numbers of the next run are no numbers of this one
+        if self._error:
+            raise RuntimeError(self._error)
+
+    def _deliver(self, events: list[Event], iteration: Iteration | None, stats: Stats) -> None:
+        ended = 0
+        for event in events:
+            self._error = self._error or event.error
+            if event.token is not None:
+                self._note(event.id - self._first, event.token)
+            ended += event.finish is not None
+        if ended:
+            with self._changed:
+                self._left -= ended
+                self._changed.notify()
+
+
+class RequestLevel:
+    """Batches of at most eight requests, none of which begins before the last one has ended.
+
+    It is a generous form: answers are handed over token by token, and those that have ended cost nothing more.
+    """
+
+    def __init__(self, engine: CollageEngine) -> None:
+        self._engine = engine
+
+    def facts(self) -> Mapping[str, Any]:
+        """Those of the engine, and the size of a batch."""
+        return {**self._engine.facts(), "running": REQUEST_LEVEL_BATCH}
+
+    def serve(self, arrivals: Sequence[Arrival], note: Note) -> None:
+        """Serve the requests in batches."""
+        serve_in_batches(lambda batch: self._engine.run_batch(batch, note), REQUEST_LEVEL_BATCH, arrivals)
+
+
+def open_contender(name: str, setup: Setup) -> Contender:
+    """The engine, or request-level scheduling on it."""
+    engine = CollageEngine(setup)
+    return RequestLevel(engine) if name == "request-level" else engine
+
+
+def _nothing(number: int, token: int) -> None:
+    """Take a token of a run that has ended."""

@@ -1,0 +1,1 @@
+"""The seeded decoders of ``scripts/models`` in the forms that other systems read."""

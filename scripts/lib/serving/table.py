@@ -1,0 +1,116 @@
+"""The study of a model as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from collage.report.show_terminal import plain_table
+
+
+def tables(found: Mapping[str, Any]) -> list[RenderableType]:
+    """All parts of the study of one model."""
+    parts: list[RenderableType] = ["", found["model"]]
+    if "alone" in found:
+        parts += ["the engine alone, against a static batch", _alone(found["alone"]), _scheduler(found)]
+    if "trace" in found:
+        parts += ["Orca's trace: all requests at once", _saturated(found["trace"])]
+        parts += ["Orca's trace: latency per token against the rate", _rates(found["trace"])]
+        parts += [_ratio(label, each) for label, each in found["trace"]["ratios"].items()]
+    if "between" in found:
+        parts += ["between tokens, at 70 % load with long prompts", _between(found["between"])]
+    parts += [f"left out: {why}" for why in found["missing"].values()]
+    parts += [f"failed: {why}" for why in found["failed"].values()]
+    return parts
+
+
+def _alone(rows: list[Mapping[str, Any]]) -> Table:
+    table = _table("inputs", "batch", "tokens/s", "of static", "of bound", "scheduler us", "same tokens")
+    for each in rows:
+        table.add_row(
+            str(each["inputs"]),
+            str(each["batch"]),
+            f"{each['tokens_per_s']:.0f}",
+            f"{each['share_of_static']:.3f}",
+            f"{each['share_of_bound']:.2f}",
+            f"{each['scheduler_us']:.0f}",
+            f"{each['same_tokens']:.1%}",
+        )
+    return table
+
+
+def _scheduler(found: Mapping[str, Any]) -> str:
+    us = found["scheduler_us"]
+    parts = ", ".join(f"{name} {us[name]:.0f}" for name in ("plan", "begin", "finish"))
+    return (
+        f"the scheduler without a model: {us['scheduler']:.0f} us an iteration ({parts}); "
+        f"{us['prompts']:.0f} us with prompts"
+    )
+
+
+def _saturated(trace: Mapping[str, Any]) -> Table:
+    table = _table(
+        "contender",
+        "requests/s",
+        "tokens/s",
+        "spread",
+        "of bound",
+        "unloaded ms",
+        "rate at twice",
+        "same tokens",
+    )
+    for name, each in trace["by_contender"].items():
+        rate, same = each["rate_at_twice_unloaded"], each["same_tokens"]
+        table.add_row(
+            name,
+            f"{each['saturated']['requests_per_s']:.2f}",
+            f"{each['saturated']['tokens_per_s']:.0f}",
+            f"{each['saturated_spread']:.2f}",
+            f"{each['share_of_bound']:.2f}",
+            f"{each['unloaded']['latency_ms']:.1f}",
+            "-" if rate is None else f"{rate:.2f}",
+            "-" if same is None else f"{same:.1%}",
+        )
+    return table
+
+
+def _rates(trace: Mapping[str, Any]) -> Table:
+    rates = sorted({row["rate"] for each in trace["by_contender"].values() for row in each["rates"]})
+    table = _table("ms a token at", *(f"{rate:.2f}/s" for rate in rates))
+    for name, each in trace["by_contender"].items():
+        known = {row["rate"]: row["latency_ms"] for row in each["rates"]}
+        table.add_row(name, *(f"{known[rate]:.1f}" if rate in known else "-" for rate in rates))
+    return table
+
+
+def _ratio(label: str, each: Mapping[str, Any]) -> str:
+    at = each["at_twice_unloaded"]
+    return (
+        f"Collage over {label.replace('_', ' ')}: {each['saturated']:.2f} saturated, "
+        f"{'-' if at is None else f'{at:.2f}'} at twice Collage's unloaded latency"
+    )
+
+
+def _between(by_contender: Mapping[str, Mapping[str, Any]]) -> Table:
+    table = _table("contender", "requests/s", "median ms", "99 % ms", "ratio", "first token ms")
+    for name, each in by_contender.items():
+        table.add_row(
+            name,
+            f"{each['rate']:.2f}",
+            f"{each['between_ms']:.1f}",
+            f"{each['between_p99_ms']:.1f}",
+            f"{each['p99_over_median']:.2f}",
+            f"{each['first_ms']:.0f}",
+        )
+    return table
+
+
+def _table(first: str, *numbers: str) -> Table:
+    table = plain_table()
+    table.add_column(first, no_wrap=True)
+    for title in numbers:
+        table.add_column(title, justify="right")
+    return table
