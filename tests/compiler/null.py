@@ -125,7 +125,7 @@ class NullMeasurer:
         self.switched: list[Sequence[Request]] = []
         self.original: onnx.ModelProto | None = None
         self.as_loaded = None
-        self.made_in_all = 0
+        self.made_in_all = 1
         self.single: NullMeasurer = self
         self.changed: list[Any] = []
         self.outrun: dict[tuple[str, tuple[int, ...]], Slower] = {}

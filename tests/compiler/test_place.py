@@ -56,6 +56,16 @@ def test_what_lost_a_race_is_measured_to_the_end_where_it_could_gain() -> None:
     assert regions(found) == [("lib", (0,)), ("lib", (1, 2)), ("lib", (3,))]
 
 
+def test_a_compile_that_knows_all_has_no_doubts() -> None:
+    made = Made({**each_node("lib", 10.0), ("lib", (1, 2)): 12.0}, LIBRARY)
+    start = made.measured()
+    fused = next(offer.request for offer in start.offers if offer.request.nodes == (1, 2))
+    start = replace(start, outcomes={**start.outcomes, fused: Slower(11.5, 11.0, 3)})
+    made.measurer.made_in_all = 0
+    assert len(regions(Place()(made.context, start))) == 4
+    assert made.measurer.asked == []
+
+
 def test_what_lost_a_race_is_let_be_where_it_could_gain_nothing() -> None:
     made = Made({**each_node("lib", 10.0), ("lib", (1, 2)): 1.0}, LIBRARY)
     start = made.measured()

@@ -79,8 +79,10 @@ class Place:
 
     def _certain(self, context: Context, compilation: Compilation) -> tuple[Compilation, Searched]:
         """Search, and measure to the end what lost a race and could be part of a better placement all the same."""
+        # Where all was known, the compile that has measured it has had its doubts already.
+        doubts = self.doubts if context.workbench(compilation).measurer.made_in_all else 0
         for number in count():
-            compilation, searched, doubtful = self._search(context, compilation, number < self.doubts)
+            compilation, searched, doubtful = self._search(context, compilation, number < doubts)
             if not doubtful:
                 return compilation, searched
             log.info("%d kernels that lost a race are measured to the end", len(doubtful))
