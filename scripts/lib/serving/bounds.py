@@ -23,7 +23,7 @@ def measure_machine(threads: int, seconds: float = 3.0) -> Machine:
     """Measure the machine with loops for so many seconds."""
     from collage.measure_db.measure_speeds import measure_speeds
 
-    found = measure_speeds(threads, seconds)
+    found = measure_speeds(threads, seconds).speeds
     return Machine(found.memory.team_read_gbs, found.team_gemm_gflops)
 
 
