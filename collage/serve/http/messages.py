@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from collage.serve.options import EngineOptions
+from collage.serve.parallel.options import Parallelism
 from collage.serve.request import Event, Iteration, Stats
 
 HEADER = struct.Struct("<I")
@@ -24,6 +25,7 @@ class Setup:
     block_count: int | None = None
     trusted_key: Path | None = None
     trace: Path | None = None
+    parallelism: Parallelism | None = None
 
 
 @dataclass(frozen=True)
