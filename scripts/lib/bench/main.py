@@ -18,6 +18,7 @@ COMMANDS: Mapping[str, str] = {
     "search": "Time the op-level search against the exact solver.",
     "service": "Measure a compiled module as a service uses it.",
     "cluster": "Tell how measuring scales with the workers of a Ray cluster.",
+    "parallel": "Compare ways to compute a decoder on several processes.",
     "versions": "Compare two versions of Collage on the same models.",
     "native-kernels": "Compare Collage's own convolutions with oneDNN's.",
     "native-layers": "Compare Collage's own kernels with oneDNN's on the layers of a model.",
