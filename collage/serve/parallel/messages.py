@@ -62,4 +62,4 @@ class Count(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """End."""
+    """The process shall end."""
