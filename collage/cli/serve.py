@@ -98,6 +98,27 @@ from collage.cli.files import check_writable
     help="Start the engine again when it has done nothing for so long though there are requests.",
 )
 @click.option(
+    "--parallel",
+    type=click.Choice(["cache", "pipeline"]),
+    help="Use several processes. cache: each holds a share of every sequence's cache. pipeline: each has some layers.",
+)
+@click.option(
+    "--processes",
+    type=click.IntRange(min=2),
+    default=2,
+    show_default=True,
+    metavar="N",
+    help="Processes of --parallel.",
+)
+@click.option(
+    "--answer-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    metavar="S",
+    help="Start the processes of --parallel again when one has not answered for so long.",
+)
+@click.option(
     "--trusted-key",
     metavar="PUBLIC.pem",
     type=click.Path(path_type=Path),
@@ -125,6 +146,9 @@ def serve(
     preemption: bool,
     drain_seconds: float,
     stall_seconds: float,
+    parallel: str | None,
+    processes: int,
+    answer_seconds: float,
     trusted_key: Path | None,
     trace: Path | None,
 ) -> None:
@@ -140,6 +164,7 @@ def serve(
       collage serve model.collage --port 8000
       collage serve folder --itl-target 100 --cache-blocks 2000 --preemption
       collage serve model.collage --policy orca --trace trace.json
+      collage serve model.collage --parallel cache --processes 2
 
     \b
     A client:
@@ -148,6 +173,7 @@ def serve(
     """
     from collage.serve.http.server import ServerOptions, run_server
     from collage.serve.options import EngineOptions
+    from collage.serve.parallel.options import Parallelism
 
     if trace is not None:
         check_writable(trace)
@@ -173,5 +199,6 @@ def serve(
         drain_seconds,
         stall_seconds,
         trace,
+        None if parallel is None else Parallelism(parallel, processes, answer_seconds),
     )
     run_server(options, lambda text: say(text, err=True))

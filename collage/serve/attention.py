@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -107,12 +107,24 @@ class Batch:
         """Describe the slices, whose tokens are rows one after another, and divide the work into items."""
         lengths = [len(each.token_ids) for each in slices]
         tables = [len(each.blocks) for each in slices]
-        self._set("first", np.cumsum([0, *lengths], dtype=np.int64))
-        self._set("start", np.array([each.start for each in slices], np.int64))
-        self._set("table", np.cumsum([0, *tables], dtype=np.int64))
         blocks = [block for each in slices for block in each.blocks]
-        self._set("tables", np.array(blocks, np.int32))
-        self._struct.requests = len(slices)
+        self.describe(
+            {
+                "first": np.cumsum([0, *lengths], dtype=np.int64),
+                "start": np.array([each.start for each in slices], np.int64),
+                "table": np.cumsum([0, *tables], dtype=np.int64),
+                "tables": np.array(blocks, np.int32),
+            }
+        )
+
+    def describe(self, arrays: Mapping[str, Array]) -> None:
+        """Take the arrays of the C struct, and divide the work into items.
+
+        A process that holds some blocks of the sequences only gives ``places`` and ``stored``, too.
+        """
+        for name, array in arrays.items():
+            self._set(name, array)
+        self._struct.requests = len(arrays["start"])
         if self._plan(ctypes.addressof(self._shape), self.address):
             self._grow()  # for twice as much as is needed
             status = self._plan(ctypes.addressof(self._shape), self.address)
@@ -152,15 +164,17 @@ class Rotations:
 
 
 def attention_steps(
-    heads: Heads, batch: Batch, operands: Operands, rotations: Rotations, threads: int
+    heads: Heads, batch: Batch, operands: Operands, rotations: Rotations, threads: int, partial: bool = False
 ) -> list[Step]:
     """The steps of a layer: k and v are written to the cache, parts of sequences are attended to, and merged.
 
+    With ``partial`` the output has (m, s, o) of each head [heads, 2 + dim], to be merged with those of other processes.
     Raises CollageError without the native kernels.
     """
     rows = (operands.q, operands.k, operands.v, operands.out)
     half = operands.cache.keys.dtype != np.float32
-    shape = structure(_Shape, _numbers(heads, [each.distance for each in rows], threads, half))
+    numbers = _numbers(heads, [each.distance for each in rows], threads, half)
+    shape = structure(_Shape, {**numbers, "partial": int(partial)})
     q, k, v, out = (each.address for each in rows)
     cache = operands.cache
     middle = (cache.keys, cache.values, rotations.cos, rotations.sin)
@@ -184,9 +198,28 @@ def attention_steps(
     return [Step(tuple(each)) for each in tasks]
 
 
+class Merge:
+    """Merges the partial results of several processes [count, row, heads, 2 + dim] to rows of the output."""
+
+    def __init__(self, heads: Heads, partials: Array, out: Rows, threads: int) -> None:
+        self._partials = partials
+        self._struct = _Partials(count=len(partials), apart=partials[0].size, out=out.address)
+        self._shape = structure(_Shape, _numbers(heads, (0, 0, 0, out.distance), threads))
+        keep = (self._struct, self._shape, partials, out)
+        function = _function("collage_attention_combine")
+        places = ctypes.addressof(self._shape), ctypes.addressof(self._struct)
+        self.steps = [Step(tuple(Task(function, *places, n, 0, keep) for n in range(threads)))]
+
+    def set_rows(self, first: int, count: int) -> None:
+        """Merge ``count`` rows of the partial results from ``first`` on, to as many rows of the output."""
+        row = self._partials[0, 0].nbytes
+        self._struct.partials = int(self._partials.ctypes.data) + first * row
+        self._struct.rows = count
+
+
 def attention_problem() -> str:
     """The reason why the native attention cannot be used, or "" where it can."""
-    if library_function("collage_attention_plan") is not None:
+    if library_function("collage_attention_combine") is not None:
         return ""
     return (
         "Collage's own kernels were not built, or from older sources, and serving needs them: install a C++17 "
@@ -209,6 +242,7 @@ def _numbers(heads: Heads, rows: Sequence[int], threads: int, half: bool = False
         "threads": threads,
         "bfloat16": int(half),
         "scale": heads.scale,
+        "partial": 0,
     }
 
 
@@ -224,6 +258,7 @@ class _Shape(ctypes.Structure):
             for name in "heads kv_heads dim rotary interleaved q_row k_row v_row out_row threads bfloat16".split()
         ),
         ("scale", ctypes.c_float),
+        ("partial", ctypes.c_int64),
     )
 
 
@@ -236,6 +271,18 @@ class _Batch(ctypes.Structure):
         *((f"{name}_capacity", ctypes.c_int64) for name in ("item", "merge", "partial")),
         *((f"{name}_count", ctypes.c_int64) for name in ("item", "merge", "partial")),
         ("next", ctypes.c_int64),
+        ("places", ctypes.c_void_p),
+        ("stored", ctypes.c_void_p),
+    )
+
+
+class _Partials(ctypes.Structure):
+    """The C struct ``collage_attention_partials``."""
+
+    _fields_ = (
+        ("partials", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in "rows count apart".split()),
     )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from itertools import chain
 
 from collage.errors import CollageError
 
@@ -29,23 +30,26 @@ class BlockPool:
 
     A block is in one of three states: used (by at least one sequence), kept (by nobody, but found by its key), or
     empty. Kept blocks are handed out again, the least recently used first, when no empty one is left.
+
+    With ``shares``, as many processes hold the cache, and block b is in share b % shares. A sequence gets its blocks
+    from all shares in turn, so that each process has the same part of its attention to compute.
     """
 
-    def __init__(self, count: int, *, keep: bool = True) -> None:
+    def __init__(self, count: int, *, keep: bool = True, shares: int = 1) -> None:
         """A pool of ``count`` blocks with the ids 0 to count - 1. Without ``keep``, no block is found by its key."""
         self.count = count
         self.keeps = keep
-        self._empty = list(range(count - 1, -1, -1))
+        self._empty = [list(range(count - 1 - (count - 1 - i) % shares, -1, -shares)) for i in range(shares)]
         self._users = [0] * count
         self._key_of: dict[int, bytes] = {}
         self._by_key: dict[bytes, int] = {}
-        self._kept: OrderedDict[int, None] = OrderedDict()
+        self._kept: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(shares)]
         self.evictions = 0
 
     @property
     def free(self) -> int:
         """The number of blocks that can be handed out: the empty ones, and those that are only kept."""
-        return len(self._empty) + len(self._kept)
+        return sum(map(self._free_in, range(len(self._empty))))
 
     @property
     def used(self) -> int:
@@ -72,20 +76,34 @@ class BlockPool:
         """Count one more user of each of these used or kept blocks."""
         for block in blocks:
             if not self._users[block]:
-                del self._kept[block]
+                del self._kept[block % len(self._kept)][block]
             self._users[block] += 1
 
-    def allocate(self, count: int) -> list[int]:
-        """Hand out blocks with one user each. Raises OutOfBlocksError, and hands out none, when there are too few."""
+    def allocate(self, count: int, before: Sequence[int] = ()) -> list[int]:
+        """Hand out blocks with one user each, for a sequence that has the blocks ``before``.
+
+        Each comes from the share that has the fewest of the sequence's, and of these the one that has the most free
+        blocks. Raises OutOfBlocksError, and hands out none, when there are too few.
+        """
         if count > self.free:
             raise OutOfBlocksError(f"{count} blocks of the cache were asked for, and {self.free} are free.")
-        found = [self._empty.pop() if self._empty else self._evicted() for _ in range(count)]
-        for block in found:
-            self._users[block] = 1
+        shares = range(len(self._empty))
+        held: Counter[int] = (
+            Counter(block % len(shares) for block in before) if len(shares) > 1 else Counter()
+        )
+        found = []
+        for _ in range(count):
+            share = min((i for i in shares if self._free_in(i)), key=lambda i: (held[i], -self._free_in(i)))
+            held[share] += 1
+            found.append(self._empty[share].pop() if self._empty[share] else self._evicted(share))
+            self._users[found[-1]] = 1
         return found
 
-    def _evicted(self) -> int:
-        block, _ = self._kept.popitem(last=False)
+    def _free_in(self, share: int) -> int:
+        return len(self._empty[share]) + len(self._kept[share])
+
+    def _evicted(self, share: int) -> int:
+        block, _ = self._kept[share].popitem(last=False)
         del self._by_key[self._key_of.pop(block)]
         self.evictions += 1
         return block
@@ -102,10 +120,11 @@ class BlockPool:
             self._users[block] -= 1
             assert self._users[block] >= 0, f"block {block} was released twice"
             if not self._users[block]:
+                share = block % len(self._empty)
                 if block in self._key_of:
-                    self._kept[block] = None
+                    self._kept[share][block] = None
                 else:
-                    self._empty.append(block)
+                    self._empty[share].append(block)
 
     def check(self, users: Iterable[Sequence[int]]) -> None:
         """Assert that the pool is consistent, and that its blocks are used by exactly these sequences' lists."""
@@ -114,9 +133,12 @@ class BlockPool:
             for block in blocks:
                 expected[block] += 1
         assert self._users == expected, "the counts of users are not those of the sequences"
-        idle = [*self._empty, *self._kept]
+        kept, empty = list(chain(*self._kept)), list(chain(*self._empty))
+        idle = [*empty, *kept]
         assert len(set(idle)) == len(idle), "a block is free twice"
         assert set(idle) == {b for b in range(self.count) if not expected[b]}, "a block has leaked"
         assert {b: k for k, b in self._by_key.items()} == self._key_of
-        assert set(self._kept) <= set(self._key_of)
-        assert not set(self._empty) & set(self._key_of)
+        assert set(kept) <= set(self._key_of)
+        assert not set(empty) & set(self._key_of)
+        for share, both in enumerate(zip(self._empty, self._kept, strict=True)):
+            assert all(block % len(self._empty) == share for block in chain(*both))

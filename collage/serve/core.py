@@ -16,7 +16,7 @@ from collage.serve.costs import costs_of
 from collage.serve.options import POLICIES, EngineOptions
 from collage.serve.plan import Limits, Plan, Pool
 from collage.serve.request import Event, Finish, Request, Stats
-from collage.serve.runner import Runner, Slice, workers_of
+from collage.serve.runner import Runner, Slice, shares_of, workers_of
 from collage.serve.sampler import Sampler, choose_all
 from collage.serve.sequence import Sequence
 
@@ -50,7 +50,7 @@ class Core:
         )
         self._end_tokens = frozenset(end_tokens)
         caching = options.prefix_caching and options.policy != "orca"
-        self.blocks = BlockPool(runner.block_count, keep=caching)
+        self.blocks = BlockPool(runner.block_count, keep=caching, shares=shares_of(runner))
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._known: dict[int, Sequence] = {}
@@ -220,7 +220,7 @@ class Core:
     def _grow(self, sequence: Sequence, tokens: int) -> None:
         missing = self._limits.blocks_for(tokens) - len(sequence.blocks)
         if missing > 0:
-            sequence.blocks.extend(self.blocks.allocate(missing))
+            sequence.blocks.extend(self.blocks.allocate(missing, sequence.blocks))
 
     def _slice(self, sequence: Sequence, tokens: int) -> Slice:
         start = sequence.computed

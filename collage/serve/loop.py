@@ -16,7 +16,7 @@ from collage.serve.core import Core
 from collage.serve.options import EngineOptions
 from collage.serve.plan import Plan
 from collage.serve.request import Event, Finish, Iteration, RefusedError, Request, Stats
-from collage.serve.runner import Runner, workers_of
+from collage.serve.runner import Runner, RunnerLostError, watch, workers_of
 from collage.serve.trace import Trace
 
 logger = logging.getLogger(__name__)
@@ -59,6 +59,8 @@ class Loop:
         self._closing = self._drains = False
         self._stats = self._core.stats()
         self._scheduler_s = self._busy_s = 0.0
+        self._lost = False
+        watch(runner, self._runner_lost)
         self._thread = threading.Thread(target=self._run, name="collage-engine", daemon=True)
         self._thread.start()
 
@@ -102,13 +104,19 @@ class Loop:
         """Assert that no block has leaked; only for an engine that nobody uses at the moment."""
         self._core.check()
 
+    def _runner_lost(self) -> None:
+        with self._changed:
+            self._lost = True
+            self._changed.notify()
+
     def _run(self) -> None:
         try:
             while self._turn():
                 pass
         except Exception as error:
-            logger.exception("the engine has failed")
-            message = f"the engine has failed: {type(error).__name__}: {library_text(error)}"
+            logger.error("the engine has failed", exc_info=not isinstance(error, RunnerLostError))
+            kind = "" if isinstance(error, RunnerLostError) else f"{type(error).__name__}: "
+            message = f"the engine has failed: {kind}{library_text(error)}"
             with self._changed:
                 self._closing = True
                 left = [Event(id, finish=Finish.FAILED, error=message) for id in self._open]
@@ -152,6 +160,8 @@ class Loop:
         start = time.monotonic()
         try:
             logits = result()
+        except RunnerLostError:
+            raise  # all requests have lost what the cache held of them
         except Exception as error:  # the runner's code is not ours
             logger.exception("an iteration has failed")
             return self._core.fail(
@@ -181,8 +191,10 @@ class Loop:
     def _commands(self) -> list[Event]:
         """Take in what has been sent; wait for it where there is nothing else to do."""
         with self._changed:
-            while not (self._inbox or self._closing or self._core.busy or self._flying):
+            while not (self._inbox or self._closing or self._core.busy or self._flying or self._lost):
                 self._changed.wait()
+            if self._lost:
+                raise RunnerLostError("a process that computes for it has ended")
             taken = list(self._inbox)
             self._inbox.clear()
         events: list[Event] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from collage.errors import CollageError
+from collage.serve.parallel.options import Parallelism
 from collage.serve.reference import REFERENCE_FILE, open_reference
 from collage.serve.runner import Runner
 
@@ -17,11 +18,16 @@ def folder_of(model: Path) -> Path:
 
 
 def open_runner(
-    model: Path, block_count: int | None = None, trusted_key: Path | None = None, cache: str = "float32"
+    model: Path,
+    block_count: int | None = None,
+    trusted_key: Path | None = None,
+    cache: str = "float32",
+    parallelism: Parallelism | None = None,
 ) -> Runner:
     """Load a decoder. ``block_count`` is the number of blocks of its cache, None for the runner's own choice.
 
-    ``cache`` is the type of its elements: "float32", or "bfloat16", which a reference decoder does not have.
+    ``cache`` is the type of its elements: "float32", or "bfloat16", which a reference decoder does not have. With
+    ``parallelism``, several processes compute it, which the runner starts.
     Raises CollageError when there is none, when it is no decoder, or when the blocks do not fit into memory.
     """
     if block_count is not None and block_count < 1:
@@ -29,6 +35,10 @@ def open_runner(
     if model.is_dir() and (model / REFERENCE_FILE).exists():
         if cache != "float32":
             raise CollageError(f"the reference decoder in {model} has no cache in {cache}.")
+        if parallelism is not None:
+            raise CollageError(
+                f"{model} is the tiny decoder to try clients out; it runs in one process only."
+            )
         return open_reference(model, block_count)
     file = _decoder_file(model)
     from collage.api import default_registry  # takes a second, and the server's own process needs none of it
@@ -36,6 +46,10 @@ def open_runner(
     from collage.serve.decoder.runner import DecoderRunner
 
     registry = default_registry()
+    if parallelism is not None:
+        from collage.serve.parallel.runner import ParallelRunner
+
+        return ParallelRunner(file, registry, parallelism, block_count, cache, trusted_key)
     return DecoderRunner(load_decoder(file, registry, trusted_key=trusted_key), registry, block_count, cache)
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from collage.errors import CollageError
+
 USUAL_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """The numbers of tokens that decoders are compiled for by default."""
+
+
+class RunnerLostError(CollageError):
+    """A process that the runner needs is gone, and with it what its cache held. The runner cannot be used any more."""
 
 
 class Slice(NamedTuple):
@@ -32,7 +38,10 @@ class Runner(Protocol):
     ``block_tokens`` is the number of tokens in a block of the cache, ``block_count`` the number of blocks,
     ``max_tokens`` the most tokens of one iteration, and ``max_length`` the most tokens of one sequence. A runner may
     have two more attributes: ``buckets``, the numbers of tokens that it was compiled for, and ``workers``, the number
-    of iterations that it can have in flight, whose ``step`` is then called from as many threads.
+    of iterations that it can have in flight, whose ``step`` is then called from as many threads. One whose processes
+    each hold a share of the cache has ``shares``, their number: block b is in share b % shares. One that other
+    processes compute for raises ``RunnerLostError`` when one of them is gone, and has ``when_lost``: what is called
+    then, too, from any thread.
     """
 
     block_tokens: int
@@ -57,10 +66,21 @@ class Runner(Protocol):
         ...
 
 
+def watch(runner: Runner, lost: Callable[[], None]) -> None:
+    """Have ``lost`` called when a process that the runner needs is gone, for a runner that can tell."""
+    if hasattr(runner, "when_lost"):
+        runner.when_lost = lost
+
+
 def buckets_of(runner: Runner) -> tuple[int, ...]:
     """The numbers of tokens that the runner was compiled for, ascending, up to the most that it takes."""
     named: Sequence[int] = getattr(runner, "buckets", USUAL_BUCKETS)
     return tuple(sorted({each for each in named if 0 < each < runner.max_tokens} | {runner.max_tokens}))
+
+
+def shares_of(runner: Runner) -> int:
+    """The number of processes that share the blocks of the cache."""
+    return int(getattr(runner, "shares", 1))
 
 
 def workers_of(runner: Runner) -> int:

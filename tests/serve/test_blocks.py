@@ -22,10 +22,10 @@ OPERATIONS = st.lists(
 
 
 @settings(max_examples=200, deadline=None)
-@given(OPERATIONS, st.booleans())
-def test_blocks_do_not_leak(operations: list[tuple[str, int]], keep: bool) -> None:
+@given(OPERATIONS, st.booleans(), st.integers(1, 4))
+def test_blocks_do_not_leak(operations: list[tuple[str, int]], keep: bool, shares: int) -> None:
     """Whatever happens, each block is used by those that the pool says, or free once."""
-    pool = BlockPool(COUNT, keep=keep)
+    pool = BlockPool(COUNT, keep=keep, shares=shares)
     held: list[list[int]] = []
     names = iter(range(1000))
     for name, number in operations:
@@ -53,6 +53,34 @@ def test_blocks_do_not_leak(operations: list[tuple[str, int]], keep: bool) -> No
     pool.check([])
     assert pool.free == COUNT
     assert len(set(pool.allocate(COUNT))) == COUNT
+
+
+@pytest.mark.parametrize("shares", [2, 3, 4])
+def test_each_sequence_is_balanced_over_shares(shares: int) -> None:
+    """Sequences that grow by a block at a time beside others have as many blocks in each share, or one more."""
+    pool = BlockPool(60, shares=shares)
+    sequences: list[list[int]] = [[] for _ in range(4)]
+    for turn in range(12):
+        for number, blocks in enumerate(sequences):
+            blocks += pool.allocate(1 + (turn + number) % 2 if len(blocks) < 12 else 0, blocks)
+    for turn in range(3):  # some leave, of which blocks are kept or not, and others come
+        for number in (turn, 3):
+            left = sequences[number]
+            pool.register(left[0], f"{turn} {number}".encode())
+            pool.release(left)
+            sequences[number] = pool.allocate(5)
+            sequences[number] += pool.allocate(6, sequences[number])
+    for blocks in sequences:
+        counts = [sum(block % shares == share for block in blocks) for share in range(shares)]
+        assert max(counts) - min(counts) <= 1
+    pool.check(sequences)
+
+
+def test_a_share_without_free_blocks_is_passed_over() -> None:
+    pool = BlockPool(8, shares=2)
+    first = pool.allocate(8)
+    pool.release([block for block in first if block % 2])
+    assert all(block % 2 for block in pool.allocate(4))
 
 
 def test_keys_are_of_the_whole_prefix() -> None:

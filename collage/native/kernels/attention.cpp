@@ -25,6 +25,7 @@ using Shape = collage_attention_shape;
 using Batch = collage_attention_batch;
 using Buffers = collage_attention_buffers;
 using Item = collage_attention_item;
+using Partials = collage_attention_partials;
 
 typedef float Vector __attribute__((vector_size(64)));
 typedef int32_t Integers __attribute__((vector_size(64)));
@@ -38,6 +39,7 @@ constexpr int64_t kMostDim = 256;    // of a head
 constexpr int64_t kSplitBlocks = 8;  // of a part of the sequence
 constexpr int64_t kWhole = 8;        // tokens from which on a slice has items enough, and sequences are not split
 constexpr int64_t kHead = 16;        // floats before a partial row's o; the first two are m and s
+constexpr int64_t kSent = 2;         // those before an o that another process gets
 
 #define INLINE __attribute__((always_inline)) inline
 
@@ -117,7 +119,9 @@ INLINE void store_tokens(const Shape &s, const Buffers &b, int64_t part) {
   for (int64_t row = tokens * part / s.threads; row < end; ++row) {
     while (batch.first[request + 1] <= row) ++request;
     const int64_t position = batch.start[request] + row - batch.first[request];
-    const int64_t block = batch.tables[batch.table[request] + position / kBlock], slot = position % kBlock;
+    const int64_t slot = position % kBlock;
+    const int64_t block = batch.stored ? batch.stored[row] : batch.tables[batch.table[request] + position / kBlock];
+    if (block < 0) continue;
     const float *const cos = b.cos + position * half, *const sin = b.sin + position * half;
     for (int64_t head = 0; head < s.kv_heads; ++head) {
       const int64_t at = block * s.kv_heads + head;
@@ -126,6 +130,11 @@ INLINE void store_tokens(const Shape &s, const Buffers &b, int64_t part) {
       for (int64_t d = 0; d < s.dim; ++d) put(values[(at * kBlock + slot) * wide + d], v[d]);
     }
   }
+}
+
+// The position of the first token of a request's block.
+INLINE int64_t first_of(const Batch &batch, int64_t request, int64_t block) {
+  return kBlock * (batch.places ? batch.places[batch.table[request] + block] : block);
 }
 
 // Scores of R rows against a block's keys: [R][32].
@@ -233,6 +242,12 @@ INLINE void attend_tile(const Shape &s, State &state, int64_t row, int64_t first
   if (column < wide) multiply_values<R, 1>(scores, keep, values + column, count, wide, o + column);
 }
 
+// Where a row of an item has its result.
+INLINE float *output(const Shape &s, const Buffers &b, const Item &item, int64_t row) {
+  const int64_t token = item.token + row / item.heads, head = item.head + row % item.heads;
+  return b.out + (b.batch->first[item.request] + token) * s.out_row + head * (s.partial ? kSent + s.dim : s.dim);
+}
+
 template <typename Cell>
 INLINE void attend(const Shape &s, const Buffers &b, const Item &item, State &state) {
   const Batch &batch = *b.batch;
@@ -251,7 +266,7 @@ INLINE void attend(const Shape &s, const Buffers &b, const Item &item, State &st
   const int64_t last = start + item.token + item.tokens - 1;
   const int32_t *const table = batch.tables + batch.table[item.request];
   for (int64_t block = item.block; block < item.block_end; ++block) {
-    const int64_t at = table[block] * s.kv_heads + kv, first = block * kBlock;
+    const int64_t at = table[block] * s.kv_heads + kv, first = first_of(batch, item.request, block);
     const int64_t count = std::min(kBlock, last + 1 - first);
     const Cell *const keys = static_cast<const Cell *>(b.keys) + at * s.dim * kBlock;
     const Cell *const values = static_cast<const Cell *>(b.values) + at * kBlock * wide;
@@ -276,8 +291,13 @@ INLINE void attend(const Shape &s, const Buffers &b, const Item &item, State &st
       memcpy(to + kHead, o, wide * sizeof(float));
       continue;
     }
-    const int64_t token = item.token + row / item.heads, head = item.head + row % item.heads;
-    float *const to = b.out + (batch.first[item.request] + token) * s.out_row + head * s.dim;
+    float *const to = output(s, b, item, row);
+    if (s.partial) {
+      to[0] = state.m[row];
+      to[1] = state.s[row];
+      memcpy(to + kSent, o, s.dim * sizeof(float));
+      continue;
+    }
     const float factor = 1.0f / state.s[row];
     for (int64_t d = 0; d < s.dim; ++d) to[d] = o[d] * factor;
   }
@@ -294,17 +314,25 @@ INLINE void attend_items(const Shape &s, const Buffers &b) {
   }
 }
 
-// Merges `count` partial rows, `apart` floats from each other.
-INLINE void merge_row(const float *partial, int64_t count, int64_t apart, int64_t dim, float *to) {
+// Merges `count` partial rows, `apart` floats from each other, whose o is `head` floats behind their m. The result is
+// divided by s, or where `partial` it is one to be merged again.
+INLINE void merge_row(const float *rows, int64_t count, int64_t apart, int64_t head, int64_t dim, bool partial,
+                      float *to) {
   float most = -INFINITY, total = 0.0f;
-  for (int64_t i = 0; i < count; ++i) most = std::max(most, partial[i * apart]);
+  for (int64_t i = 0; i < count; ++i) most = std::max(most, rows[i * apart]);
   float o[kMostDim] = {};
   for (int64_t i = 0; i < count; ++i) {
-    const float *const each = partial + i * apart;
+    const float *const each = rows + i * apart;
     if (each[0] == -INFINITY) continue;
     const float weight = expf(each[0] - most);
     total += each[1] * weight;
-    for (int64_t d = 0; d < dim; ++d) o[d] += each[kHead + d] * weight;
+    for (int64_t d = 0; d < dim; ++d) o[d] += each[head + d] * weight;
+  }
+  if (partial) {
+    to[0] = most;
+    to[1] = total;
+    memcpy(to + kSent, o, dim * sizeof(float));
+    return;
   }
   for (int64_t d = 0; d < dim; ++d) to[d] = o[d] / total;
 }
@@ -316,9 +344,8 @@ INLINE void merge(const Shape &s, const Buffers &b, int64_t part) {
     const Item &item = batch.items[batch.merges[i].item];
     const int64_t rows = item.tokens * item.heads;
     for (int64_t row = 0; row < rows; ++row) {
-      const int64_t token = item.token + row / item.heads, head = item.head + row % item.heads;
-      float *const to = b.out + (batch.first[item.request] + token) * s.out_row + head * s.dim;
-      merge_row(batch.partials + item.partial + row * wide, batch.merges[i].splits, rows * wide, s.dim, to);
+      merge_row(batch.partials + item.partial + row * wide, batch.merges[i].splits, rows * wide, kHead, s.dim,
+                s.partial, output(s, b, item, row));
     }
   }
 }
@@ -396,7 +423,8 @@ class Planner {
 
  private:
   void tile(Item item, bool split) {
-    const int64_t blocks = (batch_.start[item.request] + item.token + item.tokens - 1) / kBlock + 1;
+    const int64_t blocks = seen(item.request, batch_.start[item.request] + item.token + item.tokens - 1);
+    if (!blocks) return;  // other processes hold what these rows see
     const int64_t splits = split ? (blocks + kSplitBlocks - 1) / kSplitBlocks : 1;
     if (splits > 1 && batch_.merge_count++ < batch_.merge_capacity)
       batch_.merges[batch_.merge_count - 1] = {batch_.item_count, splits};
@@ -407,6 +435,14 @@ class Planner {
       if (splits > 1) batch_.partial_count += item.tokens * item.heads * (kHead + padded(s_.dim));
       if (batch_.item_count++ < batch_.item_capacity) batch_.items[batch_.item_count - 1] = item;
     }
+  }
+
+  // The blocks of a request here that a token at this position sees.
+  int64_t seen(int64_t request, int64_t position) const {
+    const int64_t last = position / kBlock;
+    if (!batch_.places) return last + 1;
+    const int32_t *const from = batch_.places + batch_.table[request], *const to = batch_.places + batch_.table[request + 1];
+    return std::upper_bound(from, to, last) - from;
   }
 
   const Shape &s_;
@@ -433,5 +469,15 @@ int collage_attention_store(void *a, void *b, intptr_t n, void *) {
 int collage_attention_attend(void *a, void *b, intptr_t n, void *) { return run_phase(Phase::kAttend, a, b, n); }
 
 int collage_attention_finish(void *a, void *b, intptr_t n, void *) { return run_phase(Phase::kMerge, a, b, n); }
+
+int collage_attention_combine(void *a, void *b, intptr_t n, void *) {
+  const Shape &s = *static_cast<const Shape *>(a);
+  const Partials &p = *static_cast<const Partials *>(b);
+  for (int64_t row = p.rows * n / s.threads; row < p.rows * (n + 1) / s.threads; ++row)
+    for (int64_t head = 0; head < s.heads; ++head)
+      merge_row(p.partials + (row * s.heads + head) * (kSent + s.dim), p.count, p.apart, kSent, s.dim, false,
+                p.out + row * s.out_row + head * s.dim);
+  return 0;
+}
 
 }  // extern "C"

@@ -21,6 +21,9 @@ typedef struct {
   int64_t threads;
   int64_t bfloat16;  // whether the cache holds bfloat16, rounded to the nearest, and no floats
   float scale;
+  // Whether the output is partial results, since other processes hold other blocks of the sequences: m, s and o, which
+  // is not divided by s, of each head one after another. Rows that see no block here are not written.
+  int64_t partial;
 } collage_attention_shape;
 
 // Work for one thread: rows of q (`tokens` from `token` on, times `heads` from `head` on) that read one K/V head, and
@@ -37,7 +40,7 @@ typedef struct {
 
 // The requests of an iteration. Those of `requests` have rows [first[i], first[i + 1]) of the tokens, the first of which
 // is at position start[i] of its sequence, whose blocks are tables[table[i]] and those that follow. The rest is the
-// plan's.
+// plan's. A process that holds some of a sequence's blocks only lists those, and gives `places` and `stored`.
 typedef struct {
   int64_t requests;
   const int64_t *first, *start, *table;
@@ -48,6 +51,8 @@ typedef struct {
   int64_t item_capacity, merge_capacity, partial_capacity;
   int64_t item_count, merge_count, partial_count;  // as many as are needed
   int64_t next;  // the first item that no thread has taken
+  const int32_t *places;  // which block of its sequence each of `tables` is, ascending; NULL for the first, second, ...
+  const int32_t *stored;  // the block to which each row's k and v are written, or -1 for none; NULL for that in tables
 } collage_attention_batch;
 
 typedef struct {
@@ -59,6 +64,13 @@ typedef struct {
   collage_attention_batch *batch;
 } collage_attention_buffers;
 
+// Partial results of several processes, to be merged: `count` of [row][head][2 + dim], `apart` floats from each other.
+typedef struct {
+  const float *partials;
+  float *out;  // heads beside each other
+  int64_t rows, count, apart;
+} collage_attention_partials;
+
 // Divides the batch into items. Returns 0, or 1 where something is too small; the counts tell what is needed.
 int collage_attention_plan(const collage_attention_shape *shape, collage_attention_batch *batch);
 
@@ -67,6 +79,9 @@ int collage_attention_plan(const collage_attention_shape *shape, collage_attenti
 int collage_attention_store(void *a, void *b, intptr_t n, void *c);    // rotates k, and writes k and v to the cache
 int collage_attention_attend(void *a, void *b, intptr_t n, void *c);   // the items
 int collage_attention_finish(void *a, void *b, intptr_t n, void *c);   // the merges
+
+// Merges what processes have found. a: collage_attention_shape, b: collage_attention_partials.
+int collage_attention_combine(void *a, void *b, intptr_t n, void *c);
 
 #ifdef __cplusplus
 }

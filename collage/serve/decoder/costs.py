@@ -10,14 +10,13 @@ import numpy as np
 
 from collage.serve.attention import BLOCK_TOKENS
 from collage.serve.decoder.buckets import MOST_REQUESTS
-from collage.serve.decoder.runner import DecoderRunner
-from collage.serve.runner import Slice
+from collage.serve.runner import Runner, Slice
 
 _CONTEXT = 128
 """Tokens before the new ones, where the longest sequence has room for them."""
 
 
-def measured_ms(runner: DecoderRunner, buckets: Sequence[int], samples: int) -> dict[int, float]:
+def measured_ms(runner: Runner, buckets: Sequence[int], samples: int) -> dict[int, float]:
     """The median time of an iteration in milliseconds, for each bucket, with warm caches.
 
     The tokens are those of as many requests as there can be, up to 64, since most iterations decode.
@@ -34,7 +33,7 @@ def measured_ms(runner: DecoderRunner, buckets: Sequence[int], samples: int) -> 
     return found
 
 
-def iteration_of(runner: DecoderRunner, tokens: int) -> list[Slice]:
+def iteration_of(runner: Runner, tokens: int) -> list[Slice]:
     """Slices with that many tokens. Their requests share blocks where the cache has few, which changes no time."""
     requests = min(tokens, MOST_REQUESTS)
     random = np.random.default_rng(0)

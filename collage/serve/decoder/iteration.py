@@ -30,49 +30,79 @@ class Shared:
     arena: Array
 
 
-class Iteration:
-    """The segments but the last one, and all attention, for ``tokens`` tokens or fewer."""
+class Values:
+    """The values between the segments for ``tokens`` tokens or fewer, and the calls of the segments on them.
+
+    ``entering`` are the types of values that are filled in before the first segment, besides the tokens.
+    """
 
     def __init__(
-        self, compiled: CompiledDecoder, tokens: int, executors: Sequence[Executor], shared: Shared
+        self,
+        compiled: CompiledDecoder,
+        tokens: int,
+        executors: Sequence[Executor],
+        arena: Array,
+        entering: Mapping[str, TensorType] | None = None,
     ) -> None:
         self.tokens = tokens
-        self._values = _buffers(compiled, tokens, executors)
-        calls: list[BoundCall | LaunchList] = []
-        team = team_of(compiled.threads)
-        for place, layer in enumerate(compiled.decoder.layers):
-            calls.append(bound(executors[place], compiled.wiring[place], self._values, shared.arena))
-            operands = self._operands(layer, shared.caches[place])
-            steps = attention_steps(
-                compiled.heads, shared.batch, operands, compiled.rotations, compiled.threads
-            )
-            calls.append(LaunchList(team, steps))
-        self._bound = calls  # whose kernels have to stay alive
-        self.calls = joined(calls)
-        """The calls of a run. It is one, which native code runs without the GIL, where all kernels run on the team."""
+        self._values = _buffers(compiled, tokens, executors, entering or {})
+        self.segments = [
+            bound(executor, wiring, self._values, arena)
+            for executor, wiring in zip(executors, compiled.wiring, strict=False)
+        ]
 
-    def run(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> None:
-        """Run it on these tokens, one after another. Rows beyond them are computed of token 0, and written nowhere."""
+    def set_tokens(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> None:
+        """Fill the tokens in. Rows beyond them are computed of token 0, and written nowhere."""
         count = len(ids)
         for name, given in ((IDS, ids), (POSITIONS, positions)):
             if name in self._values:
                 row = self._values[name].reshape(-1)
                 row[:count] = given
                 row[count:] = 0
-        for call in self.calls:
-            call()
 
     def rows(self, name: str) -> Array:
-        """A value after a run, one row for each token."""
+        """A value, one row for each token."""
         return self._values[name].reshape(self.tokens, -1)
 
-    def _operands(self, layer: Layer, cache: Cache) -> Operands:
+    def operands(self, layer: Layer, cache: Cache) -> Operands:
+        """What a layer's attention reads and writes."""
         q, k, v = (self._rows(source) for source in (layer.q, layer.k, layer.v))
         return Operands(q, k, v, Rows(self._values[layer.output], 0, layer.heads * layer.dim), cache)
 
     def _rows(self, source: Source) -> Rows:
         array = self._values[by_token(source)]
         return Rows(array, source.offset, array.size // self.tokens)
+
+
+class Iteration(Values):
+    """The segments but the last one, and all attention, for ``tokens`` tokens or fewer."""
+
+    def __init__(
+        self,
+        compiled: CompiledDecoder,
+        tokens: int,
+        executors: Sequence[Executor],
+        shared: Shared,
+        entering: Mapping[str, TensorType] | None = None,
+    ) -> None:
+        super().__init__(compiled, tokens, executors, shared.arena, entering)
+        calls: list[BoundCall | LaunchList] = []
+        team = team_of(compiled.threads)
+        for place, layer in enumerate(compiled.decoder.layers):
+            operands = self.operands(layer, shared.caches[place])
+            steps = attention_steps(
+                compiled.heads, shared.batch, operands, compiled.rotations, compiled.threads
+            )
+            calls += [self.segments[place], LaunchList(team, steps)]
+        self._bound = calls  # whose kernels have to stay alive
+        self.calls = joined(calls)
+        """The calls of a run. It is one, which native code runs without the GIL, where all kernels run on the team."""
+
+    def run(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> None:
+        """Run it on these tokens, one after another."""
+        self.set_tokens(ids, positions)
+        for call in self.calls:
+            call()
 
 
 class End:
@@ -87,7 +117,7 @@ class End:
         (self._logits,) = wiring.writes
         self._call = bound(executor, wiring, self._values, arena)
 
-    def run(self, iteration: Iteration, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    def run(self, iteration: Values, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         """The logits [rows, vocabulary] of these rows of the iteration, which the next run overwrites."""
         for name in self._reads:
             array = self._values[name].reshape(self._rows, -1)
@@ -134,7 +164,12 @@ def _types(wiring: Wiring, executor: Executor) -> dict[str, TensorType]:
     }
 
 
-def _buffers(compiled: CompiledDecoder, tokens: int, executors: Sequence[Executor]) -> dict[str, Array]:
+def _buffers(
+    compiled: CompiledDecoder,
+    tokens: int,
+    executors: Sequence[Executor],
+    entering: Mapping[str, TensorType],
+) -> dict[str, Array]:
     """The arrays of all values between segments. Step 2i is segment i, and step 2i + 1 the attention after it."""
     layers, wiring = compiled.decoder.layers, compiled.wiring
     types = {
@@ -145,6 +180,8 @@ def _buffers(compiled: CompiledDecoder, tokens: int, executors: Sequence[Executo
     given = list(dict.fromkeys(name for each in wiring for name in each.reads if name in (IDS, POSITIONS)))
     for name in given:
         types.setdefault(name, TensorType((1, tokens), "int64"))
+    types.update(entering)
+    given += entering
     writes: list[list[str]] = [given]
     reads: list[list[str]] = [[]]
     for layer, each in zip(layers, wiring, strict=False):

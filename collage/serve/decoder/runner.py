@@ -18,7 +18,7 @@ from collage.serve.decoder.buckets import bucket_for, fastest_buckets
 from collage.serve.decoder.compiled import CompiledDecoder
 from collage.serve.decoder.iteration import End, Iteration, Shared
 from collage.serve.decoder.memory import chosen_blocks, free_bytes
-from collage.serve.runner import Slice
+from collage.serve.runner import Runner, Slice
 
 
 class DecoderRunner:
@@ -49,9 +49,10 @@ class DecoderRunner:
         self.max_length = compiled.max_length
         self.vocabulary = compiled.decoder.vocabulary
         self._batch = Batch(compiled.heads)
-        caches = [make_cache(compiled.heads, self.block_count, cache) for _ in range(layers)]
+        self.caches = [make_cache(compiled.heads, self.block_count, cache) for _ in range(layers)]
+        """The caches of the layers."""
         arena = aligned_empty((max(_arena_sizes(compiled)),), "uint8")
-        shared = Shared(self._batch, caches, arena)
+        shared = Shared(self._batch, self.caches, arena)
         self.buckets = compiled.buckets
         """The numbers of tokens that it was compiled for; an iteration of others is padded."""
         self.iterations = {
@@ -72,7 +73,9 @@ class DecoderRunner:
         The next iteration overwrites them. Raises InputError for slices that do not fit the decoder; nothing is
         computed then.
         """
-        ids, positions = self._tokens(slices)
+        if not self.iterations:
+            raise CollageError("the runner is closed.")
+        ids, positions = tokens_of(self, slices)
         iteration = self.iterations[self._fastest[bucket_for(self.buckets, len(ids))]]
         self._batch.fill(slices)
         iteration.run(ids, positions)
@@ -88,29 +91,6 @@ class DecoderRunner:
             [self._ends[bucket_for(self._rows, len(part))].run(iteration, part).copy() for part in parts]
         )
 
-    def _tokens(self, slices: Sequence[Slice]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The tokens of all slices and their positions. Raises InputError."""
-        if not self.iterations:
-            raise CollageError("the runner is closed.")
-        ids = np.fromiter(chain.from_iterable(each.token_ids for each in slices), np.int64)
-        if not 0 < len(ids) <= self.max_tokens:
-            raise InputError(f"an iteration has 1 to {self.max_tokens} tokens, not {len(ids)}.")
-        if ids.min() < 0 or ids.max() >= self.vocabulary:
-            raise InputError(f"token ids must be from 0 to {self.vocabulary - 1}.")
-        counts = np.array([len(each.token_ids) for each in slices])
-        starts = np.array([each.start for each in slices])
-        ends = starts + counts
-        if counts.min() < 1 or starts.min() < 0 or ends.max() > self.max_length:
-            raise InputError(f"a slice has at least one token, and ends within {self.max_length} tokens.")
-        held = np.array([len(each.blocks) for each in slices])
-        if (short := np.flatnonzero(held * BLOCK_TOKENS < ends)).size:
-            raise InputError(f"{held[short[0]]} blocks do not hold {ends[short[0]]} tokens.")
-        blocks = np.fromiter(chain.from_iterable(each.blocks for each in slices), np.int64)
-        if blocks.min() < 0 or blocks.max() >= self.block_count:
-            raise InputError(f"blocks are numbers from 0 to {self.block_count - 1}.")
-        shift = np.repeat(ends - np.cumsum(counts), counts)  # from a token's row to its position
-        return ids, np.arange(len(ids)) + shift
-
     def cost_ms(self, tokens: int) -> float:
         """The measured time of an iteration with that many tokens, in milliseconds."""
         bucket = self._fastest[bucket_for(self.buckets, tokens)]
@@ -121,6 +101,28 @@ class DecoderRunner:
     def close(self) -> None:
         """Free the cache and the kernels. The runner must not be used afterwards."""
         self.iterations, self._ends = {}, {}
+
+
+def tokens_of(runner: Runner, slices: Sequence[Slice]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The tokens of all slices and their positions. Raises InputError for what the runner cannot run."""
+    ids = np.fromiter(chain.from_iterable(each.token_ids for each in slices), np.int64)
+    if not 0 < len(ids) <= runner.max_tokens:
+        raise InputError(f"an iteration has 1 to {runner.max_tokens} tokens, not {len(ids)}.")
+    if ids.min() < 0 or ids.max() >= runner.vocabulary:
+        raise InputError(f"token ids must be from 0 to {runner.vocabulary - 1}.")
+    counts = np.array([len(each.token_ids) for each in slices])
+    starts = np.array([each.start for each in slices])
+    ends = starts + counts
+    if counts.min() < 1 or starts.min() < 0 or ends.max() > runner.max_length:
+        raise InputError(f"a slice has at least one token, and ends within {runner.max_length} tokens.")
+    held = np.array([len(each.blocks) for each in slices])
+    if (short := np.flatnonzero(held * BLOCK_TOKENS < ends)).size:
+        raise InputError(f"{held[short[0]]} blocks do not hold {ends[short[0]]} tokens.")
+    blocks = np.fromiter(chain.from_iterable(each.blocks for each in slices), np.int64)
+    if blocks.min() < 0 or blocks.max() >= runner.block_count:
+        raise InputError(f"blocks are numbers from 0 to {runner.block_count - 1}.")
+    shift = np.repeat(ends - np.cumsum(counts), counts)  # from a token's row to its position
+    return ids, np.arange(len(ids)) + shift
 
 
 def _executor(parts: Parts, registry: Registry) -> Executor:

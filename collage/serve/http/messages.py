@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from collage.serve.options import EngineOptions
+from collage.serve.parallel.options import Parallelism
 from collage.serve.request import Event, Iteration, Stats
 
 HEADER = struct.Struct("<I")
@@ -25,6 +26,7 @@ class Setup:
     trusted_key: Path | None = None
     cache: str = "float32"
     trace: Path | None = None
+    parallelism: Parallelism | None = None
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from collage.serve.http.metrics import Metrics
 from collage.serve.http.service import Service
 from collage.serve.model import folder_of
 from collage.serve.options import EngineOptions
+from collage.serve.parallel.options import Parallelism
 from collage.serve.request import Finish
 from collage.serve.tokenizer import EXTRA, FileTokenizer, open_tokenizer
 
@@ -48,6 +49,7 @@ class ServerOptions:
     drain_s: float = 30.0
     stall_s: float = 300.0
     trace: Path | None = None
+    parallelism: Parallelism | None = None
 
 
 def run_server(options: ServerOptions, say: Callable[[str], None]) -> None:
@@ -102,6 +104,7 @@ async def _serve(options: ServerOptions, listener: socket.socket, say: Callable[
         options.trusted_key,
         options.cache,
         options.trace,
+        options.parallelism,
     )
     link = Link(setup, metrics.batch, metrics.died, options.stall_s)
     service = Service(_name(options), tokenizer, open_chat_template(folder), link, metrics)

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 from typing import Any
 
 from collage.core.library_text import library_text
@@ -28,7 +29,9 @@ def main(descriptor: int) -> None:
         setup = _read(connection)
         assert isinstance(setup, Setup)
         try:
-            runner = open_runner(setup.model, setup.block_count, setup.trusted_key, setup.cache)
+            runner = open_runner(
+                setup.model, setup.block_count, setup.trusted_key, setup.cache, setup.parallelism
+            )
         except CollageError as error:
             connection.sendall(packed(NotReady(str(error), error.exit_code)))
             return
@@ -59,6 +62,8 @@ def main(descriptor: int) -> None:
                 with new_file(setup.trace) as stream:
                     stream.write(json.dumps(loop.trace()).encode())
             writer.close()
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)  # the server sends nothing more, and starts another one
             runner.close()
 
 

@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, str] = {
     "service": "Measure a compiled module as a service uses it.",
     "serve": "Compare the serving engine with request-level scheduling and with other systems.",
     "cluster": "Tell how measuring scales with the workers of a Ray cluster.",
+    "parallel": "Compare ways to compute a decoder on several processes.",
     "versions": "Compare two versions of Collage on the same models.",
     "native-kernels": "Compare Collage's own convolutions with oneDNN's.",
     "native-layers": "Compare Collage's own kernels with oneDNN's on the layers of a model.",

@@ -1,0 +1,32 @@
+"""How a decoder is divided among processes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from collage.errors import UsageError, unknown_names
+
+CACHE, PIPELINE = "cache", "pipeline"
+KINDS = (CACHE, PIPELINE)
+"""Each process holds some blocks of every sequence's cache, or some of the layers."""
+
+
+@dataclass(frozen=True)
+class Parallelism:
+    """``processes`` compute one decoder together; ``kind`` is one of ``KINDS``.
+
+    A process that does not answer for ``answer_s`` seconds is taken for lost, and so is the decoder.
+    """
+
+    kind: str = CACHE
+    processes: int = 2
+    answer_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise unknown_names("kind of parallelism", [self.kind], KINDS)
+        if self.processes < 2:
+            raise UsageError(f"a decoder is divided among 2 processes or more, not {self.processes}.")
+        if not (math.isfinite(self.answer_s) and self.answer_s > 0):
+            raise UsageError(f"answer_s is {self.answer_s}; it must be a number of seconds above 0.")

@@ -1,0 +1,181 @@
+"""The runner of a decoder on several processes: what the engine sees of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collage.backends.registry import Registry
+from collage.errors import CollageError, unknown_names
+from collage.serve.attention import BLOCK_TOKENS, CACHE_TYPES
+from collage.serve.decoder.buckets import bucket_for
+from collage.serve.decoder.compiled import CompiledDecoder
+from collage.serve.decoder.costs import measured_ms
+from collage.serve.decoder.file import load_decoder
+from collage.serve.decoder.memory import chosen_blocks, free_bytes
+from collage.serve.decoder.runner import tokens_of
+from collage.serve.parallel.crew import Crew
+from collage.serve.parallel.messages import Count, Fill, Setup, Step
+from collage.serve.parallel.options import CACHE, Parallelism
+from collage.serve.parallel.pipeline_rank import PipelineRank, wanted_rows
+from collage.serve.parallel.ranks import blocks_each, check_divisible, make_rank
+from collage.serve.parallel.tensors import PeerLostError, exchange
+from collage.serve.parallel.worker import fill
+from collage.serve.runner import RunnerLostError, Slice
+
+_SAMPLES = 2
+
+
+class ParallelRunner:
+    """A decoder on N processes, of which this is the first; see ``collage.serve.runner.Runner``.
+
+    With Cache Parallelism, one thread at a time may use it, and an iteration may have N times the tokens. With pipeline
+    parallelism, N threads may: as many iterations are in flight. ``close`` ends the other processes. They end by
+    themselves when this one does. When one of them is gone, ``step`` raises RunnerLostError, and ``when_lost`` is
+    called.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        registry: Registry,
+        parallelism: Parallelism,
+        blocks: int | None = None,
+        cache: str = "float32",
+        trusted_key: Path | None = None,
+    ) -> None:
+        """``blocks`` are those of all processes together, rounded up to the same number for each.
+
+        Raises CollageError where the decoder cannot be loaded or divided, or where memory does not suffice.
+        """
+        if cache not in CACHE_TYPES:
+            raise unknown_names("type of the cache", [cache], CACHE_TYPES)
+        compiled = load_decoder(model, registry, trusted_key=trusted_key)
+        check_divisible(compiled, parallelism)
+        size = parallelism.processes
+        self._compiled = compiled
+        self._pipeline = parallelism.kind != CACHE
+        self.parallelism = parallelism
+        self.block_tokens = BLOCK_TOKENS
+        each = blocks_each(parallelism, _blocks(compiled, blocks, cache))
+        self.block_count = each if self._pipeline else each * size
+        self.shares = 1 if self._pipeline else size
+        self.workers = size if self._pipeline else 1
+        self.buckets = tuple(bucket * self.shares for bucket in compiled.buckets)
+        """The numbers of tokens that it was compiled for; an iteration of others is padded."""
+        self.max_tokens = self.buckets[-1]
+        self.max_length = compiled.max_length
+        self.vocabulary = compiled.decoder.vocabulary
+        self._costs: dict[int, float] = {}
+        self._setup = Setup(parallelism, 0, model, trusted_key, each, cache, Path(), ())
+        self._crew: Crew | None = None
+        self._lock = threading.Lock()
+        self._turns = threading.Condition()
+        self._begun = self._returned = 0
+        self._gone = False
+        crew = Crew(self._setup, compiled.threads)
+        try:
+            self._tensors = crew.meet()
+            self._rank = make_rank(parallelism, compiled, registry, self._tensors, each, cache)
+            crew.begin()
+        except BaseException:
+            crew.close()
+            raise
+        self._crew = crew
+
+    @property
+    def when_lost(self) -> Callable[[], None]:
+        """What is called when a process is gone."""
+        return self._open.when_lost
+
+    @when_lost.setter
+    def when_lost(self, call: Callable[[], None]) -> None:
+        self._open.when_lost = call
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the other processes."""
+        return self._open.pids
+
+    def sent_bytes(self) -> list[int]:
+        """The bytes of tensors that each process has sent so far; only while nothing runs."""
+        with self._lock:
+            self._open.tell(Count())
+            counts = {peer: np.zeros(1) for peer in range(1, self.parallelism.processes)}
+            exchange(self._tensors, {}, counts)
+        return [self._tensors.sent_bytes, *(int(each[0]) for each in counts.values())]
+
+    @property
+    def _open(self) -> Crew:
+        if self._crew is None:
+            raise CollageError("the runner is closed.")
+        return self._crew
+
+    def step(self, slices: Sequence[Slice]) -> NDArray[np.float32]:
+        """One row of logits [wanted, vocabulary] for each slice that wants them, in order.
+
+        Raises InputError for slices that do not fit the decoder; nothing is computed then. Raises RunnerLostError.
+        """
+        crew = self._open
+        tokens_of(self, slices)
+        try:
+            if not isinstance(self._rank, PipelineRank):
+                with self._lock:
+                    crew.tell(Step(tuple(slices)))
+                    found = self._rank.step(slices)
+                    assert found is not None
+                    return found
+            return self._piped(self._rank, slices)
+        except (PeerLostError, RunnerLostError) as error:
+            with self._turns:
+                self._gone = True
+                self._turns.notify_all()
+            raise crew.lost() from error
+
+    def _piped(self, rank: PipelineRank, slices: Sequence[Slice]) -> NDArray[np.float32]:
+        """Run the first layers, and wait for the logits in turn."""
+        with self._lock:
+            self._open.tell(Step(tuple(slices)))
+            turn, self._begun = self._begun, self._begun + 1
+            rank.step(slices)
+        with self._turns:
+            self._turns.wait_for(lambda: self._gone or self._returned >= turn)
+            if self._gone:
+                raise PeerLostError("an iteration before was lost")
+        try:
+            return rank.logits(len(wanted_rows(slices)))
+        finally:
+            with self._turns:
+                self._returned = turn + 1
+                self._turns.notify_all()
+
+    def fill_cache(self, seed: int) -> None:
+        """Fill the cache with numbers that follow from the seed: for measurements with many cached tokens."""
+        with self._lock:
+            self._open.tell(Fill(seed))
+            fill(self._rank, self._setup, seed, len(self._compiled.decoder.layers))
+
+    def cost_ms(self, tokens: int) -> float:
+        """The time of an iteration with that many tokens, in milliseconds, measured when it is first asked for."""
+        bucket = bucket_for(self.buckets, tokens)
+        if bucket not in self._costs:
+            self._costs.update(measured_ms(self, [bucket], _SAMPLES))
+        return self._costs[bucket]
+
+    def close(self) -> None:
+        """End the other processes, and free the cache. The runner must not be used afterwards."""
+        if self._crew is not None:
+            self._crew.close()
+            self._crew = None
+            self._tensors.close()
+            self._rank.close()
+
+
+def _blocks(compiled: CompiledDecoder, wanted: int | None, cache: str) -> int:
+    """The blocks of the cache of all processes, which share this machine's memory."""
+    block_bytes = compiled.heads.block_bytes(cache) * len(compiled.decoder.layers)
+    return chosen_blocks(wanted, block_bytes, compiled.max_length, free_bytes())

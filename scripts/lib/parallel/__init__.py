@@ -1,0 +1,1 @@
+"""The study behind ``scripts/bench parallel``: decode iterations on several processes."""
