@@ -180,11 +180,15 @@ class LaunchList:
         return len(self._source)
 
     def followed_by(self, others: Sequence[LaunchList]) -> LaunchList:
-        """One launch list of the steps of this list and of others of the same team, in order."""
-        assert all(each.team is self.team for each in others)
+        """One launch list of the steps of this list and of others for as many threads, in order.
+
+        A team may have been ended since a list was made, so the one that there is now takes its place.
+        """
+        assert all(each.team.threads == self.team.threads for each in others)
         every = (self, *others)
         events = [each._events for each in every if each._events is not None]
-        return LaunchList(self.team, [step for each in every for step in each._source], Events.of(events))
+        steps = [step for each in every for step in each._source]
+        return LaunchList(team_of(self.team.threads), steps, Events.of(events))
 
     def between(self, first: Sequence[Step], last: Sequence[Step]) -> LaunchList:
         """A launch list of the same steps, after those in ``first`` and before those in ``last``."""
