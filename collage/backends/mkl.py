@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from collage.backends.base import Availability, Backend, BackendKind, UnsupportedError
+from collage.graph.storage import BF16
 from collage.kernel.kernel import Kernel
 from collage.kernel.options import BuildOptions, Variant
+from collage.kernel.target import reduced_precisions
 
 if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph
@@ -19,7 +21,8 @@ _KERNELS = "kernels 1"
 
 
 class Mkl(Backend):
-    """Each thread of the team multiplies its share with MKL's sequential GEMM. It takes float32 only.
+    """Each thread of the team multiplies its share with MKL's sequential GEMM. It takes float32 only,
+    and may multiply it as bfloat16.
 
     The library is found by the environment variable COLLAGE_MKL, in the system, or as the wheel ``mkl``. Bias,
     activations and residuals are a pass of Collage's own kernels over each block of sums.
@@ -45,12 +48,17 @@ class Mkl(Backend):
         return True
 
     def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
-        """Splits, with packed weights and without. There are none for a subgraph that it does not take."""
-        from collage.backends.mkl_kernels.plan import variants
+        """Splits, with packed weights and without, and dtypes. There are none for a subgraph that it does not take."""
+        from collage.backends.mkl_kernels.library import library
+        from collage.backends.mkl_kernels.plan import narrow_variants, variants
         from collage.backends.mkl_kernels.task import task_of
 
         try:
-            return variants(task_of(subgraph), options.threads)
+            task = task_of(subgraph)
+            found = variants(task, options.threads)
+            if BF16 in options.precisions & reduced_precisions() and library().has_bf16:
+                found = [*found, *narrow_variants(task, options.threads)]
+            return found
         except UnsupportedError:
             return ()
 

@@ -67,7 +67,7 @@ class Plain(StorageFormat):
 
     @property
     def in_order(self) -> bool:
-        """They do."""
+        """Elements lie in their logical order here."""
         return True
 
     def joined_axis(self, parts: Sequence[TensorType], axis: int) -> int | None:

@@ -14,6 +14,7 @@ extern "C" {
 typedef struct {
   void *sgemm, *sgemm_compute, *sgemm_batch;  // cblas_...; MKL's
   int (*set_threads)(int);                    // of the calling thread, returns what it was; or NULL: always one
+  void *bf16_compute;                         // cblas_gemm_bf16bf16f32_compute, or NULL
 } collage_blas;
 
 enum { COLLAGE_PLAIN = 0, COLLAGE_PACKED = 1, COLLAGE_BATCH = 2 };
@@ -37,6 +38,10 @@ typedef struct {
 
 // A task. a: collage_blas, b: collage_product, c: collage_matrices.
 int collage_multiply(void *a, void *b, intptr_t n, void *c);
+
+// The same for one matrix of bfloat16 on the left, whose elements `left_row` counts, and on the right what
+// gemm_bf16bf16f32_pack made. The result is float32.
+int collage_multiply_bf16(void *a, void *b, intptr_t n, void *c);
 
 #ifdef __cplusplus
 }

@@ -166,3 +166,26 @@ def check_all(
         built.append(variant)
     assert len(built) >= least, reduced_variants(backend, subgraph, threads)
     return built
+
+
+def check_special_values(
+    backend: Backend, subgraph: Subgraph, *, of_weights: bool = True, least: int = 1
+) -> None:
+    """NaN and infinities in the data come out where the model has them, and denormals change nothing else."""
+    x = np.random.default_rng(0).standard_normal(subgraph.input_types[0].shape).astype(np.float32)
+    flat = x.reshape(-1)
+    flat[len(flat) // 7], flat[len(flat) // 3], flat[::11] = np.nan, np.inf, 1e-40
+    built = 0
+    for variant in reduced_variants(backend, subgraph, 1):
+        with np.errstate(all="ignore"):
+            try:
+                (found,) = run(backend, subgraph, variant, 1, [x])
+            except UnsupportedError:
+                continue
+            (exact,) = model(subgraph, variant, [x], of_weights=of_weights)
+        odd = ~np.isfinite(exact)
+        assert 0 < odd.sum() < odd.size
+        np.testing.assert_array_equal(found[odd], exact[odd], err_msg=str(variant))
+        check(variant, [np.where(odd, 0, found)], [np.where(odd, 0, exact)])
+        built += 1
+    assert built >= least

@@ -19,9 +19,12 @@ from onnx import helper
 from collage.backends.mkl import Mkl
 from collage.backends.mkl_kernels import library
 from collage.frontend.subgraph import Subgraph
-from collage.graph.storage import CHANNELS_LAST
+from collage.graph.storage import BF16, CHANNELS_LAST, PLAIN
 from collage.kernel.options import BuildOptions
+from collage.kernel.target import reduced_precisions
 from tests.backends import native_checks
+from tests.backends.bf16_checks import check_all as check_all_bf16
+from tests.backends.bf16_checks import convolution, reduced_variants
 from tests.backends.native_checks import run_variant
 from tests.backends.product_models import (
     EPILOGUES,
@@ -230,3 +233,41 @@ def test_structs_are_as_large_as_in_c() -> None:
 
     assert ctypes.sizeof(_Product) == 11 * 4
     assert ctypes.sizeof(_Epilogue) == 5 * 8 + 2 * 4
+
+
+needs_bf16 = pytest.mark.skipif(
+    not (BACKEND.available() and library.library().has_bf16 and BF16 in reduced_precisions()),
+    reason="this MKL or this processor has no bfloat16",
+)
+
+
+@needs_bf16
+@settings(max_examples=40, deadline=None)
+@given(weighted_products(), st.sampled_from([1, 2, 3]))
+def test_products_in_bf16(proto: onnx.ModelProto, threads: int) -> None:
+    chain = chains_of(proto)[-1]
+    built = check_all_bf16(BACKEND, chain, threads)
+    assert {each.precision for each in built} == {BF16}
+    assert all(each.split.endswith("packed") and each.outputs == (PLAIN,) for each in built)
+
+
+@needs_bf16
+@pytest.mark.parametrize("rows", [151, 300])
+def test_chunks_of_rows_in_bf16(rows: int) -> None:
+    """A packed matrix serves chunks of different heights."""
+    check_all_bf16(BACKEND, chains_of(product_model([1, rows, 64], 1030, then=("Residual", "Relu")))[-1], 2)
+
+
+@needs_bf16
+def test_pixels_in_bf16() -> None:
+    for then in ((), ("Add", "Relu")):
+        chain = chains_of(convolution((1, 33, 9, 7), (48, 33, 1, 1), *then))[-1]
+        built = check_all_bf16(BACKEND, chain, 2)
+        assert {each.outputs[0] for each in built} == {CHANNELS_LAST}
+
+
+@needs_bf16
+def test_computed_operands_are_not_offered_in_bf16() -> None:
+    nodes = [helper.make_node("MatMul", ["x", "z"], ["y"])]
+    (chain,) = chains_of(make_model(nodes, {"x": [4, 8], "z": [8, 4]}, {"y": [4, 4]}))
+    assert not reduced_variants(BACKEND, chain, 2)

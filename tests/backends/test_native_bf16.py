@@ -28,7 +28,16 @@ from collage.kernel.options import BuildOptions, Variant
 from collage.native.kernel_library import bf16_problem, has_bf16_dots
 from collage.native.packed import from_artifact, to_bytes
 from collage.patterns.context import MatchContext
-from tests.backends.bf16_checks import ALLOWED, check_all, convolution, model, reduced_variants, rounded, run
+from tests.backends.bf16_checks import (
+    ALLOWED,
+    check_all,
+    check_special_values,
+    convolution,
+    model,
+    reduced_variants,
+    rounded,
+    run,
+)
 from tests.backends.native_checks import BACKEND, subgraphs_of
 from tests.backends.product_models import EPILOGUES, product_model, weighted_products
 
@@ -110,6 +119,11 @@ def test_narrow_groups(name: str, threads: int) -> None:
     built = check_all(BACKEND, longest_of_all(GROUPS[name]), threads, of_weights=False)
     assert {each.inputs[0] for each in built} == {BLOCKED_BF16, CHANNELS_LAST_BF16}
     assert all(each.inputs[0] == each.outputs[0] for each in built)
+
+
+def test_special_values_in_narrow_groups() -> None:
+    chain = longest_of_all(convolution((1, 32, 9, 7), (32, 4, 3, 3), group=8))
+    check_special_values(BACKEND, chain, of_weights=False, least=2)
 
 
 def test_few_rows_are_offered_with_both_kinds_of_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,16 @@ from collage.kernel.buffers import aligned_array, aligned_copy, poison
 from collage.kernel.options import BuildOptions
 from collage.kernel.transform import LayoutTransform
 from collage.measure_db.plan_check import same_values
-from tests.backends.bf16_checks import ALLOWED, check_all, convolution, model, reduced_variants, rounded, run
+from tests.backends.bf16_checks import (
+    ALLOWED,
+    check_all,
+    check_special_values,
+    convolution,
+    model,
+    reduced_variants,
+    rounded,
+    run,
+)
 from tests.backends.onednn_checks import BACKEND, chains_of, needs_onednn, subgraph_of
 from tests.backends.product_models import EPILOGUES, product_model
 from tests.models import make_model
@@ -166,6 +175,11 @@ def test_special_values() -> None:
         np.testing.assert_array_equal(y[1], exact[1])
         assert np.abs(y[2]).max() < 1e-37
         np.testing.assert_allclose(y[3], exact[3], rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("weights", [(32, 32, 3, 3), (32, 32, 1, 1)])
+def test_special_values_in_convolutions(weights: tuple[int, ...]) -> None:
+    check_special_values(BACKEND, subgraph_of(convolution((1, 32, 9, 9), weights)), least=2)
 
 
 def test_artifacts_of_float32_hold_no_dtypes() -> None:

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from collage.core.cpuinfo import describe_cpu
+from collage.core.cpuinfo import cpu_flags, describe_cpu, precisions_of
 
 N1 = "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp ssbs"
 V1 = (
@@ -126,3 +126,22 @@ def test_instruction_sets_count() -> None:
     assert of(GRAVITON_2)[1] != of(arm(4, N1 + " sve", "243.75", "0xd0c"))[1]
     text = RISCV["VisionFive 2"]
     assert of(text, "riscv64")[1] != of(text.replace("rv64imafdc_", "rv64imafdcv_"), "riscv64")[1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "precisions"),
+    [
+        ("fpu avx2 fma avx512f avx512_vnni", set()),
+        ("fpu avx512f avx512_bf16 avx512_vnni", {"bf16"}),
+        ("fpu avx512f amx_tile amx_bf16 amx_int8", {"bf16"}),
+        ("", set()),
+    ],
+)
+def test_instructions_for_reduced_precisions(flags: str, precisions: set[str]) -> None:
+    text = (
+        f"processor\t: 0\nmodel name\t: made up\nflags\t\t: {flags}\n\nprocessor\t: 1\nflags\t\t: {flags}\n\n"
+    )
+    assert cpu_flags(text) == {*flags.split()}
+    assert precisions_of(cpu_flags(text)) == precisions
+    assert cpu_flags("") == frozenset()
+    assert "asimd" in cpu_flags(GRAVITON_2)

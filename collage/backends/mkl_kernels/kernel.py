@@ -12,7 +12,9 @@ from collage.backends.chains.strided import FLOAT_BYTES
 from collage.backends.mkl_kernels.library import library
 from collage.backends.mkl_kernels.limits import Product, read_shares
 from collage.backends.native_kernels.geometry import shape_struct
+from collage.core.typed import MalformedError, typed
 from collage.graph.dataflow import Array
+from collage.graph.storage import PLAIN_BF16, to_layout
 from collage.kernel.buffers import aligned_bytes
 from collage.native import NativeKernel, Step, Task, in_sequence
 from collage.native.kernel_library import kernel_function
@@ -23,6 +25,7 @@ from collage.native.structure import structure
 
 _ROW_MAJOR, _AS_IS, _RIGHT = 101, 111, 162  # CblasRowMajor, CblasNoTrans, CblasBMatrix
 _PLAIN, _PACKED, _BATCH = range(3)  # the kinds of calls in blas.h
+_BF16_BYTES = 2
 
 
 class MklKernel(NativeKernel):
@@ -32,9 +35,12 @@ class MklKernel(NativeKernel):
         """Raises ValueError where numbers and arrays do not fit each other."""
         super().__init__(threads)
         self._numbers = packed.numbers
+        self._narrow = typed(bool, packed.numbers.get("narrow", False))
         self._shares = read_shares(packed, threads)
         self._weights, self._bias = packed.arrays.get("weights"), packed.arrays.get("bias")
         self._epilogue = kernel_function("collage_finish") if packed.numbers["finish"] else 0
+        if self._narrow and not (self._numbers["packed"] and library().has_bf16):
+            raise MalformedError("a product in bfloat16 that this MKL does not have")
         self._packed: list[npt.NDArray[np.uint8]] = []
         if self._numbers["packed"]:
             self._packed = [self._pack(calls[0]) for calls in self._shares]
@@ -48,7 +54,7 @@ class MklKernel(NativeKernel):
         )
         dst = picked("output", outputs, 0)
         for call in (call for calls in self._shares for call in calls):
-            call.check(left, right, residual, dst)
+            call.check(left, right, residual, dst, narrow=self._narrow)
         shares = range(len(self._shares))
         return [Step(tuple(in_sequence(tuple(self._share(i, inputs, dst))) for i in shares))]
 
@@ -73,11 +79,12 @@ class MklKernel(NativeKernel):
         kind = _PACKED if self._packed else _BATCH if count > 1 else _PLAIN
         more = {"kind": kind, "count": count, "factor": numbers["factor"]}
         shape = structure(_Product, {**vars(call), **more})
-        pointers = (_pointers(left, call.left), _pointers(right, starts), _pointers(dst, call.dst))
+        item = _BF16_BYTES if self._narrow else FLOAT_BYTES
+        pointers = (_pointers(left, call.left, item), _pointers(right, starts), _pointers(dst, call.dst))
         matrices = (ctypes.c_void_p * 3)(*map(ctypes.addressof, pointers))
         blas = library().blas
         return Task(
-            address_of(core().collage_multiply),
+            address_of(core().collage_multiply_bf16 if self._narrow else core().collage_multiply),
             a=ctypes.addressof(blas),
             b=ctypes.addressof(shape),
             c=ctypes.addressof(matrices),
@@ -98,6 +105,13 @@ class MklKernel(NativeKernel):
         assert self._weights is not None
         c = library().c
         sizes = call.rows, call.columns, call.depth
+        if self._narrow:
+            columns = self._weights[:, call.first_column : call.first_column + call.columns]
+            rounded = to_layout(np.ascontiguousarray(columns), PLAIN_BF16)
+            result = aligned_bytes(c.cblas_gemm_bf16bf16f32_pack_get_size(_RIGHT, *sizes))
+            at = rounded.ctypes.data, call.columns, result.ctypes.data
+            c.cblas_gemm_bf16bf16f32_pack(_ROW_MAJOR, _RIGHT, _AS_IS, *sizes, *at)
+            return result
         result = aligned_bytes(c.cblas_sgemm_pack_get_size(_RIGHT, *sizes))
         source = _address(self._weights, call.first_column)
         columns = self._weights.shape[1]
@@ -110,8 +124,9 @@ def _address(array: Array | None, floats: int) -> int | None:
     return None if array is None else int(array.ctypes.data) + FLOAT_BYTES * floats
 
 
-def _pointers(array: Array, starts: Sequence[int]) -> ctypes.Array[ctypes.c_void_p]:
-    return (ctypes.c_void_p * len(starts))(*(_address(array, start) for start in starts))
+def _pointers(array: Array, starts: Sequence[int], item: int = FLOAT_BYTES) -> ctypes.Array[ctypes.c_void_p]:
+    first = int(array.ctypes.data)
+    return (ctypes.c_void_p * len(starts))(*(first + item * start for start in starts))
 
 
 class _Product(ctypes.Structure):

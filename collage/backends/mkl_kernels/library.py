@@ -13,7 +13,7 @@ from pathlib import Path
 
 from collage.backends.base import Availability
 from collage.errors import CollageError
-from collage.native.library import address_of, core_problem
+from collage.native.library import address_of, core, core_problem
 
 PATH_VARIABLE = "COLLAGE_MKL"
 """The environment variable with the path of a ``libmkl_rt.so`` that is taken before all others."""
@@ -22,12 +22,15 @@ _INSTALL = "pip install 'collage[mkl]'"
 _NAMES = ("libmkl_rt.so.3", "libmkl_rt.so.2", "libmkl_rt.so.1", "libmkl_rt.so")
 _SEQUENTIAL, _LP64 = 1, 0  # arguments of MKL_Set_Threading_Layer and MKL_Set_Interface_Layer
 _PACK = "cblas_sgemm_pack_get_size"
+_BF16_COMPUTE = "cblas_gemm_bf16bf16f32_compute"
 
 
 class _Blas(ctypes.Structure):
     """The C structure ``collage_blas`` of blas.h."""
 
-    _fields_ = tuple((n, ctypes.c_void_p) for n in ("sgemm", "sgemm_compute", "sgemm_batch", "set_threads"))
+    _fields_ = tuple(
+        (n, ctypes.c_void_p) for n in ("sgemm", "sgemm_compute", "sgemm_batch", "set_threads", "bf16_compute")
+    )
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,11 @@ class Library:
     version: str
     blas: ctypes.Structure = field(repr=False)
     """The functions that ``collage_multiply`` calls (blas.h)."""
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether it multiplies packed matrices of bfloat16, and the native core was built to call it."""
+        return hasattr(self.c, _BF16_COMPUTE) and hasattr(core(), "collage_multiply_bf16")
 
 
 def availability() -> Availability:
@@ -128,4 +136,11 @@ def _blas(c: ctypes.CDLL, *, sequential: bool) -> ctypes.Structure:
     c.cblas_sgemm_pack.restype = None
     functions = [c.cblas_sgemm, c.cblas_sgemm_compute, c.cblas_sgemm_batch]
     set_threads = 0 if sequential else address_of(c.MKL_Set_Num_Threads_Local)
-    return _Blas(*map(address_of, functions), set_threads)
+    bf16 = 0
+    if hasattr(c, _BF16_COMPUTE):
+        c.cblas_gemm_bf16bf16f32_pack_get_size.argtypes = [integer] * 4
+        c.cblas_gemm_bf16bf16f32_pack_get_size.restype = ctypes.c_size_t
+        c.cblas_gemm_bf16bf16f32_pack.argtypes = [*[integer] * 6, pointer, integer, pointer]
+        c.cblas_gemm_bf16bf16f32_pack.restype = None
+        bf16 = address_of(c[_BF16_COMPUTE])
+    return _Blas(*map(address_of, functions), set_threads, bf16)

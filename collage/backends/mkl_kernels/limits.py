@@ -46,9 +46,18 @@ class Product:
             )
 
     def check(
-        self, left: Array | None, right: Array | None, residual: Array | None, dst: Array | None
+        self,
+        left: Array | None,
+        right: Array | None,
+        residual: Array | None,
+        dst: Array | None,
+        *,
+        narrow: bool = False,
     ) -> None:
-        """Raises MalformedError unless the buffers that there are are large enough."""
+        """Raises MalformedError unless the buffers that there are are large enough.
+
+        A ``narrow`` left operand is bfloat16, of which an element is as long as half a float.
+        """
         left_walks = (self.depth, self.rows) if self.left_transposed else (self.rows, self.depth)
         right_walks = (self.columns, self.depth) if self.right_transposed else (self.depth, self.columns)
         for what, array, starts, (count, length), row in (
@@ -59,7 +68,8 @@ class Product:
         ):
             if array is not None:
                 reach(last=length, start=min(starts))
-                check_floats(what, array, reach((count, row), last=length, start=max(starts)))
+                needed = reach((count, row), last=length, start=max(starts))
+                check_floats(what, array, needed / 2 if narrow and array is left else needed)
 
 
 def read_shares(packed: Packed, threads: int) -> list[list[Product]]:

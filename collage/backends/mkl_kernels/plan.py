@@ -14,7 +14,7 @@ from collage.backends.chains.epilogue import Epilogue
 from collage.backends.chains.product import ranges, splits
 from collage.backends.chains.strided import FLOAT_BYTES, Strided, cut
 from collage.backends.mkl_kernels.task import MklTask
-from collage.graph.storage import PLAIN
+from collage.graph.storage import BF16, PLAIN, narrowed
 from collage.kernel.options import Variant
 from collage.native.packed import Packed
 
@@ -42,6 +42,22 @@ def variants(task: MklTask, threads: int) -> list[Variant]:
     return [Variant((task.layout,) * len(task.chain.inputs), (task.layout,), word) for word in words]
 
 
+def narrow_variants(task: MklTask, threads: int) -> list[Variant]:
+    """The splits with bfloat16 data and a packed matrix of bfloat16. There are none for two computed operands.
+
+    The result is float32, and so is what is added to it.
+    """
+    if task.matrix is None or task.matrix.ndim != 2:
+        return []
+    data = task.chain.inputs.index(task.views.values[0])
+    if task.epilogue.residual == task.views.values[0]:
+        return []
+    wide = [task.layout] * len(task.chain.inputs)
+    wide[data] = narrowed(task.layout, BF16)
+    words = [word for split in splits(task.product, threads) for word in _words(split, True)[1:]]
+    return [Variant(tuple(wide), (task.layout,), word, BF16) for word in words]
+
+
 def _words(split: str, packs: bool) -> list[str]:
     packed = f"{split}, {PACKED}" if split else PACKED
     return [split, packed] if packs else [split]
@@ -63,6 +79,7 @@ def plan(task: MklTask, variant: Variant, threads: int) -> Packed:
         "left": place(task.views.values[0]),
         "right": None if task.matrix is not None else place(task.views.values[1]),
         "packed": variant.split != split,
+        **({"narrow": True} if variant.precision else {}),
         "factor": task.factor,
         "shares": shares,
         "finish": follows,

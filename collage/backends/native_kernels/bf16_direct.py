@@ -25,7 +25,7 @@ class Bf16DirectConv(DirectConv):
     function = "collage_bf16_direct_conv"
 
     def variants(self, task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
-        """Those of float32, with narrow storages on both sides."""
+        """Return the variants of float32, with narrow storages on both sides."""
         if problem := bf16_problem():
             raise UnsupportedError(problem)
         return [
