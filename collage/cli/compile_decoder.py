@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,6 +19,9 @@ from collage.cli.options import (
     THREADS_OPTION,
     parse_names,
 )
+
+if TYPE_CHECKING:
+    from collage.serve.decoder.compiled import CompiledDecoder
 
 
 def parse_buckets(text: str) -> tuple[int, ...]:
@@ -55,6 +60,14 @@ def parse_buckets(text: str) -> tuple[int, ...]:
     metavar="A,B",
     help="Use only these. Default: those whose kernels share their weights between buckets.",
 )
+@click.option(
+    "--tensor-parallel",
+    "processes",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="N",
+    help="Divide heads and products among N processes, to be served with --parallel tensor --processes N.",
+)
 @THREADS_OPTION
 @DB_OPTION
 @click.option(
@@ -70,6 +83,7 @@ def compile_decoder(
     buckets: tuple[int, ...] | None,
     max_length: int | None,
     backends: tuple[str, ...] | None,
+    processes: int,
     threads: int | None,
     db: Path | None,
     quick: bool,
@@ -86,6 +100,7 @@ def compile_decoder(
     Examples:
       collage compile-decoder gpt2.onnx -o gpt2.collage
       collage compile-decoder gpt2.onnx -o gpt2.collage --buckets 1,8,64 --quick
+      collage compile-decoder gpt2.onnx -o gpt2.collage --tensor-parallel 2 --threads 1
     """
     refuse_same(model, output)
     check_writable(output)
@@ -94,13 +109,18 @@ def compile_decoder(
         from collage.report.progress_display import display
         from collage.serve.decoder.buckets import BUCKETS
         from collage.serve.decoder.build import compile_decoder as compile_it
+        from collage.serve.decoder.build import compile_divided
         from collage.serve.decoder.compile import DecoderOptions
         from collage.serve.decoder.file import save_decoder
 
-        options = DecoderOptions(buckets or BUCKETS, max_length, backends, threads, db, quick)
+        options = DecoderOptions(buckets or BUCKETS, max_length, backends, threads, db, quick, processes)
+        others: Sequence[CompiledDecoder] = ()
         with display(not quiet) as progress:
-            found = compile_it(model, options, default_registry(), progress)
-        save_decoder(found, output)
+            if processes > 1:
+                found, *others = compile_divided(model, options, default_registry(), progress)
+            else:
+                found = compile_it(model, options, default_registry(), progress)
+        save_decoder(found, output, others)
     if as_json:
         print_json(
             {
@@ -109,6 +129,7 @@ def compile_decoder(
                 "vocabulary": found.decoder.vocabulary,
                 "max_length": found.max_length,
                 "threads": found.threads,
+                "processes": found.processes,
                 "costs_ms": {str(tokens): cost for tokens, cost in found.costs_ms.items()},
                 "output": str(output),
             }
@@ -116,7 +137,8 @@ def compile_decoder(
         return
     from collage.report.show import size
 
-    say("tokens  ms an iteration")
+    if found.costs_ms:
+        say("tokens  ms an iteration")
     for tokens, cost in found.costs_ms.items():
         say(f"{tokens:6}  {cost:.2f}")
     say(f"\nwrote {output} ({size(output.stat().st_size)})")

@@ -99,8 +99,9 @@ from collage.cli.files import check_writable
 )
 @click.option(
     "--parallel",
-    type=click.Choice(["cache", "pipeline"]),
-    help="Use several processes. cache: each holds a share of every sequence's cache. pipeline: each has some layers.",
+    type=click.Choice(["cache", "tensor", "pipeline"]),
+    help="Use several processes. cache: each holds a share of every sequence's cache. tensor: each has some heads and "
+    "columns of each layer. pipeline: each has some layers.",
 )
 @click.option(
     "--processes",

@@ -30,7 +30,9 @@ def test_the_study_on_a_tiny_decoder(tmp_path: Path) -> None:
     for row in found["rows"]:
         assert row["cache_2_bytes"] == row["cache_2_derived_bytes"] > 0
         assert 0 <= row["cache_2_error"] < 1e-5
-        assert all(row[f"{kind}_ms"] > 0 for kind in ("one", "data", "cache", "pipeline"))
+        assert row["tensor_2_bytes"] == row["tensor_2_derived_bytes"] > 0
+        assert 0 <= row["tensor_2_error"] < 1e-4
+        assert all(row[f"{kind}_ms"] > 0 for kind in ("one", "data", "tensor", "cache", "pipeline"))
     assert {each["kind"] for each in found["modelled"]} == {"data", "tensor", "cache"}
 
 

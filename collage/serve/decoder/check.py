@@ -7,8 +7,7 @@ import numpy as np
 from collage.errors import ModelError
 from collage.serve.attention import BLOCK_TOKENS
 from collage.serve.decoder.original import OriginalDecoder
-from collage.serve.decoder.runner import DecoderRunner
-from collage.serve.runner import Slice
+from collage.serve.runner import Runner, Slice
 
 TOLERANCE = 1e-3
 """The largest error of a logit, or of its size where that is above 1."""
@@ -17,7 +16,7 @@ _LENGTHS = (75, 40)
 _CHUNKS = (1, 5, 32, 3)
 
 
-def check(runner: DecoderRunner, original: OriginalDecoder, name: str) -> float:
+def check(runner: Runner, original: OriginalDecoder, name: str) -> float:
     """The largest error of the logits. Raises ModelError where it is beyond the tolerance.
 
     This finds what recognition cannot see: masks that are not causal, windows and biases of attention.

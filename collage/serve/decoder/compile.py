@@ -29,6 +29,7 @@ from collage.serve.decoder.onnx_graph import OnnxGraph, Sizes, read_graph
 from collage.serve.decoder.recognise import PROBE, recognise
 from collage.serve.decoder.rotary import angles
 from collage.serve.decoder.segments import Segment, cut, model_of, structure
+from collage.serve.decoder.shards import Shards, shard
 from collage.serve.decoder.shared import SharedArrays
 
 DEFAULT_LENGTH = 4096
@@ -42,7 +43,7 @@ class DecoderOptions:
     ``backends`` are names; by default the operator libraries and compilers that read their weights where the module
     file is mapped, so that buckets share them. ``buckets`` are numbers of tokens, and ``max_length`` is the longest
     sequence (by default what the model's positions allow). ``threads``, ``db`` and ``quick`` are those of
-    ``collage.compile``.
+    ``collage.compile``. With ``processes``, the heads and the columns of products are divided among as many.
     """
 
     buckets: Sequence[int] = BUCKETS
@@ -51,12 +52,13 @@ class DecoderOptions:
     threads: int | None = None
     db: Path | None = None
     quick: bool = False
+    processes: int = 1
 
 
 def compile_parts(
     source: ModelSource, options: DecoderOptions, registry: Registry, progress: Callable[[Progress], None]
-) -> CompiledDecoder:
-    """Compile the segments of a decoder. Neither is the whole checked, nor are its costs measured yet.
+) -> tuple[CompiledDecoder, ...]:
+    """Compile the segments of a decoder for each process. The whole is not checked, nor are its costs measured yet.
 
     Raises ModelError for a model that is no decoder, and what ``collage.compile`` raises.
     """
@@ -80,30 +82,55 @@ def compile_parts(
     )
     ends, shared = row_buckets(buckets), SharedArrays()
     parts: dict[tuple[int, int], Parts] = {}
-    last = len(decoder.layers)
+    ranks: list[Shards] = []
     with ExitStack() as stack:
         database = stack.enter_context(Database(options.db))
         workers = stack.enter_context(Workers())
         shop = Shop(registry, compile_options, database, workers, progress)
-        segments: list[Segment] = []
         for bucket in sorted({*buckets, *ends}):
-            segments = cut(read_graph(model, Sizes(bucket, PROBE.past)), decoder)
-            wanted = [i for i in range(last) if bucket in buckets] + ([last] if bucket in ends else [])
+            sized = read_graph(model, Sizes(bucket, PROBE.past))
+            segments = cut(sized, decoder)
+            ranks = [_shards(sized, segments, decoder, rank, options) for rank in range(options.processes)]
+            count = len(ranks[0].segments)
+            all_segments = [segment for each in ranks for segment in each.segments]
+            wanted = [
+                place
+                for place in range(len(all_segments))
+                if bucket in (ends if place % count == count - 1 else buckets)
+            ]
             for place, found in _compiled(
-                shop, segments, wanted, shared, f"{name} at {bucket} tokens"
+                shop, all_segments, wanted, shared, f"{name} at {bucket} tokens"
             ).items():
                 parts[bucket, place] = found
-    return CompiledDecoder(
-        name,
-        decoder,
-        heads,
-        length,
-        threads,
-        tuple(Wiring(each.reads, each.writes) for each in segments),
-        rotations,
-        {bucket: tuple(parts[bucket, i] for i in range(last)) for bucket in buckets},
-        {bucket: parts[bucket, last] for bucket in ends},
+    heads = replace(
+        heads, heads=heads.heads // options.processes, kv_heads=heads.kv_heads // options.processes
     )
+    last = len(ranks[0].segments) - 1
+    return tuple(
+        CompiledDecoder(
+            name,
+            each.decoder,
+            heads,
+            length,
+            threads,
+            tuple(Wiring(segment.reads, segment.writes) for segment in each.segments),
+            rotations,
+            {bucket: tuple(parts[bucket, first + i] for i in range(last)) for bucket in buckets},
+            {bucket: parts[bucket, first + last] for bucket in ends},
+            processes=options.processes,
+            after=each.after if options.processes > 1 else (),
+        )
+        for first, each in zip(range(0, len(ranks) * (last + 1), last + 1), ranks, strict=True)
+    )
+
+
+def _shards(
+    graph: OnnxGraph, segments: Sequence[Segment], decoder: Decoder, rank: int, options: DecoderOptions
+) -> Shards:
+    """The part of a process: all segments where there is one."""
+    if options.processes > 1:
+        return shard(graph, segments, decoder, rank, options.processes)
+    return Shards(tuple(segments), (), decoder)
 
 
 def default_backends(registry: Registry) -> list[str]:

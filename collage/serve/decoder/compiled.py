@@ -19,12 +19,23 @@ class Wiring:
 
 
 @dataclass(frozen=True)
+class After:
+    """What follows a segment: the attention of a layer, or where ``layer`` is -1 sums over all processes."""
+
+    layer: int
+    sums: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class CompiledDecoder:
     """A decoder that is ready to be loaded.
 
     ``segments`` has for each bucket of tokens the parts of all segments but the last, and ``ends`` for each bucket of
     rows those of the last one, which gives logits. ``wiring`` is that of all segments. ``costs_ms`` is the measured
     time of an iteration for each bucket of tokens.
+
+    Where ``processes`` are several, this is the part of one of them, with some of the heads, and ``after`` has what
+    follows each segment but the last one.
     """
 
     name: str
@@ -37,8 +48,15 @@ class CompiledDecoder:
     segments: Mapping[int, tuple[Parts, ...]]
     ends: Mapping[int, Parts]
     costs_ms: Mapping[int, float] = field(default_factory=dict)
+    processes: int = 1
+    after: tuple[After, ...] = ()
 
     @property
     def buckets(self) -> tuple[int, ...]:
         """The numbers of tokens that it was compiled for."""
         return tuple(sorted(self.segments))
+
+    @property
+    def steps(self) -> tuple[After, ...]:
+        """What follows each segment but the last one."""
+        return self.after or tuple(After(layer) for layer in range(len(self.decoder.layers)))

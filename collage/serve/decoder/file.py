@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,17 +22,18 @@ from collage.module.load import refuse_other_machine
 from collage.module.save import put_parts
 from collage.runtime.parts import Parts
 from collage.serve.attention import Heads, Rotations
-from collage.serve.decoder.compiled import CompiledDecoder, Wiring
+from collage.serve.decoder.compiled import After, CompiledDecoder, Wiring
 from collage.serve.decoder.description import Decoder
 
-DECODER_FORMAT = 1
+DECODER_FORMAT = 2
 """The format of what a decoder's file has besides that of modules."""
 
 
-def save_decoder(compiled: CompiledDecoder, path: Path) -> None:
+def save_decoder(compiled: CompiledDecoder, path: Path, others: Sequence[CompiledDecoder] = ()) -> None:
     """Write one file that ``load_decoder`` reads. Weights of kernels that share them are stored once.
 
-    Raises OSError when it cannot be written.
+    ``others`` are the parts of the processes after the first one, where there are several. Raises OSError when the file
+    cannot be written.
     """
     with new_file(path) as stream, NewArchive(stream) as archive:
         tables = {
@@ -44,8 +46,12 @@ def save_decoder(compiled: CompiledDecoder, path: Path) -> None:
             modules.append(put_parts(archive, parts))
             return len(modules) - 1
 
-        segments = {str(n): [put(each) for each in parts] for n, parts in compiled.segments.items()}
-        ends = {str(n): put(parts) for n, parts in compiled.ends.items()}
+        def kernels(each: CompiledDecoder) -> dict[str, Any]:
+            return {
+                "segments": {str(n): [put(part) for part in parts] for n, parts in each.segments.items()},
+                "ends": {str(n): put(parts) for n, parts in each.ends.items()},
+            }
+
         archive.finish(
             {
                 "format": FORMAT,
@@ -60,8 +66,8 @@ def save_decoder(compiled: CompiledDecoder, path: Path) -> None:
                     "threads": compiled.threads,
                     "wiring": [asdict(each) for each in compiled.wiring],
                     "tables": tables,
-                    "segments": segments,
-                    "ends": ends,
+                    "parts": [kernels(each) for each in (compiled, *others)],
+                    "after": [asdict(each) for each in compiled.after],
                     "costs_ms": {str(n): cost for n, cost in compiled.costs_ms.items()},
                 },
             }
@@ -69,12 +75,13 @@ def save_decoder(compiled: CompiledDecoder, path: Path) -> None:
 
 
 def load_decoder(
-    path: Path, registry: Registry, *, share: bool = True, trusted_key: Path | None = None
+    path: Path, registry: Registry, *, share: bool = True, trusted_key: Path | None = None, rank: int = 0
 ) -> CompiledDecoder:
     """Read a decoder's file, and check it against this machine and the installed libraries.
 
     Weights are read in the mapped file, or with ``share`` off in memory of this process. With ``trusted_key``, the path
-    of a public key, the file must be signed by its owner. Raises ModuleFileError.
+    of a public key, the file must be signed by its owner. Of a decoder for several processes, this is the part of
+    process ``rank``. Raises ModuleFileError.
     """
     archive = open_archive(path, share=share, trusted_key=trusted_key)
     if "decoder" not in archive.manifest:
@@ -96,6 +103,7 @@ def load_decoder(
             _table(reading, typed(str, about["tables"][name]), (length, heads.rotary // 2))
             for name in ("cos", "sin")
         )
+        parts = about["parts"][rank]
         return CompiledDecoder(
             typed(str, about["name"]),
             typed(Decoder, about["decoder"]),
@@ -106,10 +114,12 @@ def load_decoder(
             Rotations(cos, sin),
             {
                 int(n): tuple(reading.parts(modules[place]) for place in places)
-                for n, places in about["segments"].items()
+                for n, places in parts["segments"].items()
             },
-            {int(n): reading.parts(modules[place]) for n, place in about["ends"].items()},
+            {int(n): reading.parts(modules[place]) for n, place in parts["ends"].items()},
             {int(n): typed(float, cost) for n, cost in about["costs_ms"].items()},
+            len(about["parts"]),
+            tuple(typed(list[After], about["after"])),
         )
 
 

@@ -184,7 +184,12 @@ def _buffers(
     given += entering
     writes: list[list[str]] = [given]
     reads: list[list[str]] = [[]]
-    for layer, each in zip(layers, wiring, strict=False):
+    for after, each in zip(compiled.steps, wiring, strict=False):
+        if after.layer < 0:
+            writes += [list(each.writes), []]
+            reads += [list(each.reads), list(after.sums)]
+            continue
+        layer = layers[after.layer]
         writes += [list(each.writes), [layer.output]]
         reads += [list(each.reads), [by_token(source) for source in (layer.q, layer.k, layer.v)]]
         # The last layer's is read by the last segment only, whose rows are others.

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collage.backends.registry import Registry
-from collage.errors import CollageError, InputError, unknown_names
+from collage.errors import CollageError, InputError, UsageError, unknown_names
 from collage.kernel.buffers import aligned_empty
 from collage.runtime.executor import Executor
 from collage.runtime.parts import Parts, load_parts
@@ -38,6 +38,10 @@ class DecoderRunner:
         Raises UsageError where memory does not suffice, with the largest number of blocks that fits, and for another
         type of the cache, and CollageError for kernels that cannot be loaded.
         """
+        if compiled.processes > 1:
+            raise UsageError(
+                f"{compiled.name} is compiled for {compiled.processes} processes: serve it with --parallel tensor."
+            )
         self._compiled = compiled
         if cache not in CACHE_TYPES:
             raise unknown_names("type of the cache", [cache], CACHE_TYPES)

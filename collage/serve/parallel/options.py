@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from collage.errors import UsageError, unknown_names
 
-CACHE, PIPELINE = "cache", "pipeline"
-KINDS = (CACHE, PIPELINE)
-"""Each process holds some blocks of every sequence's cache, or some of the layers."""
+CACHE, TENSOR, PIPELINE = "cache", "tensor", "pipeline"
+KINDS = (CACHE, TENSOR, PIPELINE)
+"""Each process has some blocks of every sequence's cache, some heads and columns of each layer, or some layers."""
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,10 @@ from collage.serve.decoder.memory import chosen_blocks, free_bytes
 from collage.serve.decoder.runner import tokens_of
 from collage.serve.parallel.crew import Crew
 from collage.serve.parallel.messages import Count, Fill, Setup, Step
-from collage.serve.parallel.options import CACHE, Parallelism
+from collage.serve.parallel.options import CACHE, PIPELINE, TENSOR, Parallelism
 from collage.serve.parallel.pipeline_rank import PipelineRank, wanted_rows
-from collage.serve.parallel.ranks import blocks_each, check_divisible, make_rank
+from collage.serve.parallel.ranks import blocks_each, check_divisible, fill_caches, held_by, make_rank
 from collage.serve.parallel.tensors import PeerLostError, exchange
-from collage.serve.parallel.worker import fill
 from collage.serve.runner import RunnerLostError, Slice
 
 _SAMPLES = 2
@@ -33,7 +32,7 @@ _SAMPLES = 2
 class ParallelRunner:
     """A decoder on N processes, of which this is the first; see ``collage.serve.runner.Runner``.
 
-    With Cache Parallelism, one thread at a time may use it, and an iteration may have N times the tokens. With pipeline
+    One thread at a time may use it. With Cache Parallelism, an iteration may have N times the tokens. With pipeline
     parallelism, N threads may: as many iterations are in flight. ``close`` ends the other processes. They end by
     themselves when this one does. When one of them is gone, ``step`` raises RunnerLostError, and ``when_lost`` is
     called.
@@ -58,13 +57,12 @@ class ParallelRunner:
         check_divisible(compiled, parallelism)
         size = parallelism.processes
         self._compiled = compiled
-        self._pipeline = parallelism.kind != CACHE
         self.parallelism = parallelism
         self.block_tokens = BLOCK_TOKENS
-        each = blocks_each(parallelism, _blocks(compiled, blocks, cache))
-        self.block_count = each if self._pipeline else each * size
-        self.shares = 1 if self._pipeline else size
-        self.workers = size if self._pipeline else 1
+        each = blocks_each(parallelism, _blocks(compiled, parallelism, blocks, cache))
+        self.shares = size if parallelism.kind == CACHE else 1
+        self.block_count = each * self.shares
+        self.workers = size if parallelism.kind == PIPELINE else 1
         self.buckets = tuple(bucket * self.shares for bucket in compiled.buckets)
         """The numbers of tokens that it was compiled for; an iteration of others is padded."""
         self.max_tokens = self.buckets[-1]
@@ -157,7 +155,8 @@ class ParallelRunner:
         """Fill the cache with numbers that follow from the seed: for measurements with many cached tokens."""
         with self._lock:
             self._open.tell(Fill(seed))
-            fill(self._rank, self._setup, seed, len(self._compiled.decoder.layers))
+            layers = len(self._compiled.decoder.layers)
+            fill_caches(self._rank.caches, seed, held_by(self.parallelism, 0, layers))
 
     def cost_ms(self, tokens: int) -> float:
         """The time of an iteration with that many tokens, in milliseconds, measured when it is first asked for."""
@@ -175,7 +174,8 @@ class ParallelRunner:
             self._rank.close()
 
 
-def _blocks(compiled: CompiledDecoder, wanted: int | None, cache: str) -> int:
+def _blocks(compiled: CompiledDecoder, parallelism: Parallelism, wanted: int | None, cache: str) -> int:
     """The blocks of the cache of all processes, which share this machine's memory."""
-    block_bytes = compiled.heads.block_bytes(cache) * len(compiled.decoder.layers)
+    holders = parallelism.processes if parallelism.kind == TENSOR else 1  # each has some heads of all blocks
+    block_bytes = holders * compiled.heads.block_bytes(cache) * len(compiled.decoder.layers)
     return chosen_blocks(wanted, block_bytes, compiled.max_length, free_bytes())

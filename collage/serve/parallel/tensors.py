@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+import numpy as np
+
 from collage.graph.dataflow import Array
 
 Wait = Callable[[], None]
@@ -37,6 +39,24 @@ class Tensors(Protocol):
     def close(self) -> None:
         """End all transfers."""
         ...
+
+
+def add_up(tensors: Tensors, array: Array) -> None:
+    """Add up the arrays of all processes, in place: an all-reduce, after which all have the same bits.
+
+    Process p adds up part p of the array, in the order of processes, and sends it to the others. Raises PeerLostError.
+    """
+    flat, size, rank = array.reshape(-1), tensors.size, tensors.rank
+    bounds = [len(flat) * process // size for process in range(size + 1)]
+    parts = [flat[bounds[process] : bounds[process + 1]] for process in range(size)]
+    peers = [peer for peer in range(size) if peer != rank]
+    found = {peer: np.empty_like(parts[rank]) for peer in peers}
+    exchange(tensors, {peer: parts[peer] for peer in peers}, found)
+    found[rank] = parts[rank].copy()
+    np.copyto(parts[rank], found[0])
+    for process in range(1, size):
+        np.add(parts[rank], found[process], out=parts[rank])
+    exchange(tensors, dict.fromkeys(peers, parts[rank]), {peer: parts[peer] for peer in peers})
 
 
 def exchange(tensors: Tensors, outgoing: Mapping[int, Array], incoming: Mapping[int, Array]) -> None:

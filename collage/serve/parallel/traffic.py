@@ -39,10 +39,10 @@ def even_cache_bytes(tokens: int, heads: Heads, processes: int) -> float:
     return FLOAT * (queries + tokens * (n - 1) / n * 2 * heads.kv_heads * heads.dim)
 
 
-def tensor_bytes(tokens: int, width: int, processes: int) -> float:
-    """The bytes of a layer under tensor parallelism: two all-reduces of [tokens, width].
+def tensor_bytes(tokens: int, width: int, processes: int) -> int:
+    """The bytes of a layer under tensor parallelism, all processes together: two all-reduces of [tokens, width].
 
-    Each is a reduce-scatter and an all-gather, in which a process sends (N - 1) / N of the rows.
+    Each is a reduce-scatter and an all-gather, in which a process sends (N - 1) / N of the array.
     """
     return FLOAT * 2 * 2 * tokens * width * (processes - 1)
 

@@ -17,8 +17,8 @@ from collage.core.library_text import library_text
 from collage.errors import CollageError
 from collage.serve.parallel.gloo import GlooTensors, load_torch
 from collage.serve.parallel.messages import Count, Failed, Fill, Loaded, Meet, Ready, Setup, Step, Stop
-from collage.serve.parallel.options import CACHE
-from collage.serve.parallel.ranks import Rank, fill_caches, make_rank
+from collage.serve.parallel.options import TENSOR
+from collage.serve.parallel.ranks import fill_caches, held_by, make_rank
 from collage.serve.parallel.tensors import PeerLostError, exchange
 
 _MEETING_S = 60.0
@@ -73,7 +73,8 @@ def _serve(setup: Setup, descriptor: int, inbox: queue.SimpleQueue[Any]) -> None
     from collage.serve.decoder.file import load_decoder
 
     registry = default_registry()
-    compiled = load_decoder(setup.model, registry, trusted_key=setup.trusted_key)
+    part = setup.rank if setup.parallelism.kind == TENSOR else 0
+    compiled = load_decoder(setup.model, registry, trusted_key=setup.trusted_key, rank=part)
     load_torch()
     _tell(descriptor, Loaded())
     assert isinstance(inbox.get(), Meet)
@@ -82,10 +83,10 @@ def _serve(setup: Setup, descriptor: int, inbox: queue.SimpleQueue[Any]) -> None
     tensors = GlooTensors(setup.rank, parallelism.processes, setup.meeting, limit_s)
     rank = make_rank(parallelism, compiled, registry, tensors, setup.blocks, setup.cache)
     _tell(descriptor, Ready())
-    counted = 0
+    counted, layers = 0, len(compiled.decoder.layers)
     while not isinstance(message := inbox.get(), Stop):
         if isinstance(message, Fill):
-            fill(rank, setup, message.seed, len(compiled.decoder.layers))
+            fill_caches(rank.caches, message.seed, held_by(parallelism, setup.rank, layers))
         elif isinstance(message, Count):
             exchange(tensors, {0: np.array([tensors.sent_bytes - counted], np.float64)}, {})
             counted += np.dtype(np.float64).itemsize
@@ -94,15 +95,6 @@ def _serve(setup: Setup, descriptor: int, inbox: queue.SimpleQueue[Any]) -> None
             rank.step(message.slices)
     rank.close()
     tensors.close()
-
-
-def fill(rank: Rank, setup: Setup, seed: int, layers: int) -> None:
-    """Fill this process's share of the cache."""
-    size = setup.parallelism.processes
-    if setup.parallelism.kind == CACHE:
-        fill_caches(rank.caches, seed, 0, setup.rank, size)
-    else:
-        fill_caches(rank.caches, seed, layers * setup.rank // size, 0, 1)
 
 
 BOOTSTRAP = (

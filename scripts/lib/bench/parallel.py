@@ -77,8 +77,8 @@ def command(
 
     The models are one layer of Llama-7B and GPT-2 124M with a longer table of positions, both with random weights in
     float32. Each iteration computes a token of each sequence. Measured are one process of one thread, and two processes
-    of one thread each on this machine: replicas, a shared cache, and a pipeline with two batches in flight. The logits
-    of the shared cache are compared with those of one process, and its bytes with the formula. What data, tensor and
+    of one thread each on this machine: replicas, divided products, a shared cache, and a pipeline with two batches in
+    flight. Logits are compared with those of one process, and bytes with the formulas. What data, tensor and
     Cache Parallelism take on machines of their own is modelled, from the times of one process and of messages.
     This needs the extra `parallel`, and 15 GB of memory for GPT-2 with two sequences of 100K tokens.
 
@@ -100,9 +100,9 @@ def command(
     wire = measure_wire()
     results = []
     for name in names:
-        path = compiled_file(name, folder, batches[-1], db)
+        path, divided = (compiled_file(name, folder, batches[-1], db, count) for count in (1, 2))
         for batch in batches:
-            study = Study(path, batch, cached, rounds, processes)
+            study = Study(path, divided, batch, cached, rounds, processes)
             results.append(run(study, wire, lambda text: say(text, err=True)))
     found = {**head(1, rounds=rounds), "wire": vars(wire), "results": results}
     show(found, [part for each in results for part in tables(each)], as_json=as_json)

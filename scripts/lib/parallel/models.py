@@ -7,7 +7,7 @@ from pathlib import Path
 
 from collage.api import default_registry
 from collage.core.progress import Progress
-from collage.serve.decoder.build import compile_decoder
+from collage.serve.decoder.build import compile_decoder, compile_divided
 from collage.serve.decoder.compile import DecoderOptions
 from collage.serve.decoder.file import save_decoder
 from scripts.lib.decoders.build import decoder
@@ -26,9 +26,13 @@ SHAPES = {
 tiny one for tests of the study."""
 
 
-def compiled_file(name: str, folder: Path, most_batch: int, db: Path | None) -> Path:
-    """The file of a decoder for iterations of up to so many tokens, made when it is missing."""
-    path = folder / f"parallel-{name}-{most_batch}.collage"
+def compiled_file(name: str, folder: Path, most_batch: int, db: Path | None, processes: int = 1) -> Path:
+    """The file of a decoder for iterations of up to so many tokens, made when it is missing.
+
+    With ``processes``, it is divided among them by heads and columns.
+    """
+    divided = f"-tensor-{processes}" if processes > 1 else ""
+    path = folder / f"parallel-{name}-{most_batch}{divided}.collage"
     if path.exists():
         return path
     folder.mkdir(parents=True, exist_ok=True)
@@ -39,8 +43,13 @@ def compiled_file(name: str, folder: Path, most_batch: int, db: Path | None) -> 
 
     onnx.save_model(decoder(shape, beside=beside), str(source))
     buckets = sorted({1, *(batch for batch in (2, 4, 8, 16, 32) if batch < most_batch), most_batch})
-    options = DecoderOptions(buckets, min(shape.positions, LONGEST + _ROOM), threads=1, db=db, quick=True)
-    save_decoder(compile_decoder(source, options, default_registry(), _quiet), path)
+    length = min(shape.positions, LONGEST + _ROOM)
+    options = DecoderOptions(buckets, length, threads=1, db=db, quick=True, processes=processes)
+    if processes > 1:
+        first, *others = compile_divided(source, options, default_registry(), _quiet)
+        save_decoder(first, path, others)
+    else:
+        save_decoder(compile_decoder(source, options, default_registry(), _quiet), path)
     source.unlink()
     beside.unlink()
     return path

@@ -31,7 +31,7 @@ def main() -> None:
     from collage.api import default_registry
     from collage.serve.decoder.file import load_decoder
     from collage.serve.decoder.runner import DecoderRunner
-    from collage.serve.parallel.ranks import fill_caches
+    from collage.serve.parallel.ranks import Held, fill_caches
 
     source, sink = take_over_pipes()
     registry = default_registry()
@@ -46,7 +46,7 @@ def main() -> None:
                 load = message
                 compiled = load_decoder(load.path, registry)
                 runner = DecoderRunner(compiled, registry, blocks_for(load.batch, load.cached))
-                fill_caches(runner.caches, 0, 0, 0, 1)
+                fill_caches(runner.caches, 0, Held())
                 write_message(sink, None)
             else:
                 assert isinstance(message, Run) and runner is not None and load is not None

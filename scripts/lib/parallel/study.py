@@ -18,9 +18,9 @@ from collage.serve.decoder.compiled import CompiledDecoder
 from collage.serve.decoder.file import load_decoder
 from collage.serve.decoder.runner import DecoderRunner
 from collage.serve.parallel.options import Parallelism
-from collage.serve.parallel.ranks import fill_caches
+from collage.serve.parallel.ranks import Held, fill_caches
 from collage.serve.parallel.runner import ParallelRunner
-from collage.serve.parallel.traffic import cache_bytes
+from collage.serve.parallel.traffic import cache_bytes, tensor_bytes
 from scripts.lib.parallel.costs import MODELLED, Costs, crossover, modelled_ms
 from scripts.lib.parallel.iterations import blocks_for, decode, median_ms, times_ms
 from scripts.lib.parallel.replica import Load, Run
@@ -37,9 +37,12 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Study:
-    """A decoder's file, the sequences of an iteration, the cached tokens of each, and the rounds of a measurement."""
+    """A decoder's files, whole and divided in two, the sequences of an iteration, the cached tokens of each, and the
+    rounds of a measurement.
+    """
 
     path: Path
+    divided: Path
     batch: int
     cached: Sequence[int]
     rounds: int
@@ -86,6 +89,7 @@ def _row(study: Study, compiled: CompiledDecoder, cached: int) -> dict[str, Any]
     found["data_ms"] = _replicas(study, cached)
     for processes in (_MEASURED, *(n for n in study.processes if n > _MEASURED)):
         found |= _cache(study, compiled, cached, processes, logits)
+    found |= _tensor(study, compiled, cached, logits)
     found["pipeline_ms"] = _pipeline(study, compiled, cached)
     return found
 
@@ -95,7 +99,7 @@ def _alone(
 ) -> tuple[NDArray[np.float32], float]:
     runner = DecoderRunner(compiled, default_registry(), blocks_for(batch, cached))
     with closing(runner):
-        fill_caches(runner.caches, 0, 0, 0, 1)
+        fill_caches(runner.caches, 0, Held())
         slices = decode(batch, cached)
         times = times_ms(runner, [slices], rounds)
         logits = runner.step(slices).copy()
@@ -146,6 +150,28 @@ def _cache(
         if processes == _MEASURED:
             found["cache_ms"] = median_ms(times_ms(runner, [slices], study.rounds))
     return found
+
+
+def _tensor(
+    study: Study, compiled: CompiledDecoder, cached: int, logits: NDArray[np.float32]
+) -> dict[str, Any]:
+    """Tensor parallelism: its error, its bytes and its time."""
+    batch = study.batch
+    blocks, slices = blocks_for(batch, cached), decode(batch, cached)
+    parallelism = Parallelism("tensor", _MEASURED, _ANSWER_S)
+    with closing(ParallelRunner(study.divided, default_registry(), parallelism, blocks)) as runner:
+        runner.fill_cache(0)
+        error = float(np.abs(runner.step(slices) - logits).max())
+        before = sum(runner.sent_bytes())
+        runner.step(slices)
+        heads = compiled.heads
+        return {
+            "tensor_2_error": error,
+            "tensor_2_bytes": sum(runner.sent_bytes()) - before,
+            "tensor_2_derived_bytes": len(compiled.decoder.layers)
+            * tensor_bytes(batch, heads.heads * heads.dim, _MEASURED),
+            "tensor_ms": median_ms(times_ms(runner, [slices], study.rounds)),
+        }
 
 
 def _pipeline(study: Study, compiled: CompiledDecoder, cached: int) -> float | None:

@@ -16,16 +16,20 @@ def tables(found: Mapping[str, Any]) -> list[RenderableType]:
     title = f"{found['model']}: {batch} sequences, a token of each; ms an iteration"
     measured = plain_table()
     for name in (
-        *("cached tokens", "one process", "data x 2", "cache x 2", "pipeline x 2"),
-        *("error of cache", "bytes", "bytes derived", "bytes on lo"),
+        *("cached tokens", "one process", "data x 2", "tensor x 2", "cache x 2", "pipeline x 2"),
+        *("error of cache", "of tensor", "bytes of cache", "derived", "on lo", "bytes of tensor", "derived"),
     ):
         measured.add_column(name, justify="right")
     for row in found["rows"]:
         measured.add_row(
             str(row["cached"]),
-            *(_ms(row.get(f"{kind}_ms")) for kind in ("one", "data", "cache", "pipeline")),
-            f"{max(value for name, value in row.items() if name.endswith('_error')):.1e}",
+            *(_ms(row.get(f"{kind}_ms")) for kind in ("one", "data", "tensor", "cache", "pipeline")),
+            *(
+                f"{max(value for name, value in row.items() if name.startswith(kind) and 'error' in name):.1e}"
+                for kind in ("cache", "tensor")
+            ),
             *(_count(row[f"cache_2_{kind}"]) for kind in ("bytes", "derived_bytes", "loopback_bytes")),
+            *(_count(row[f"tensor_2_{kind}"]) for kind in ("bytes", "derived_bytes")),
         )
     modelled = plain_table()
     modelled.add_column("cached tokens", justify="right")

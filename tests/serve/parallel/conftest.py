@@ -17,7 +17,7 @@ from collage.serve.decoder.file import load_decoder, save_decoder
 from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import NAMED, small
 
-BUCKETS = (2, 8)
+BUCKETS = (8,)
 
 
 @dataclass(frozen=True)
