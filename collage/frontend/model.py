@@ -17,6 +17,7 @@ from collage.frontend.importer import import_onnx
 from collage.frontend.index_limits import Rows, index_limits
 from collage.frontend.load import ModelSource, load_onnx
 from collage.frontend.narrow import narrowed_nodes
+from collage.frontend.network import network_bytes
 from collage.frontend.shapes import Shapes, fix_shapes
 from collage.frontend.simplify import simplify
 from collage.graph.dataflow import Array, Graph, Node
@@ -71,6 +72,11 @@ class Model:
     def initializers(self) -> Mapping[str, Any]:
         """The model's initializers (``TensorProto``) by name."""
         return {tensor.name: tensor for tensor in self.onnx.graph.initializer}
+
+    @cached_property
+    def network_bytes(self) -> int:
+        """The bytes of weights of the network: of this model, or of the one that it is a part of."""
+        return max(self.graph.constant_bytes, network_bytes(self.onnx))
 
     @cached_property
     def index_limits(self) -> Mapping[str, Rows]:

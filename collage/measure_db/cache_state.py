@@ -33,7 +33,7 @@ def weights_among(subgraph: Subgraph) -> int:
     own, cached = weight_bytes(subgraph), last_level_cache()
     if not _SMALL_BYTES <= own < cached:
         return 0
-    network = max(_LEAST_BYTES, subgraph.model.graph.constant_bytes)
+    network = max(_LEAST_BYTES, subgraph.model.network_bytes)
     return min(2 * cached, 1 << (network - 1).bit_length())
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper
 
 import collage.measure_db.cache_state
-from collage.frontend.model import import_model
+from collage.frontend.model import Model, import_model
+from collage.frontend.network import note_network
 from collage.frontend.subgraph import Subgraph
 from collage.measure_db.cache_state import instance_count, weight_bytes, weights_among
 from tests.backends_for_tests import onnx_model
@@ -30,6 +32,14 @@ def test_weights_of_a_small_network_stay_in_the_cache() -> None:
     assert instance_count(16 * MIB, 16 * MIB, 32 * MIB, 0.001) == 1
 
 
+def part_of(model: Model, network_bytes: int) -> Model:
+    """The model as a part of a network with so many bytes of weights, simplified and imported anew."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.onnx)
+    note_network(proto, network_bytes)
+    return import_model(proto)
+
+
 def test_the_networks_weights_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collage.measure_db.cache_state, "last_level_cache", lambda: 2 * MIB)
     kind = ((8, 512), TensorProto.FLOAT)
@@ -44,5 +54,12 @@ def test_the_networks_weights_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Subgraph(model, (first,))
     assert weight_bytes(one) == MIB
     assert weights_among(one) == 4 * MIB  # 5 MiB in all: beyond the cache, which counts as twice the cache
+    assert weights_among(Subgraph(part_of(model, 0), (first,))) == 4 * MIB
+    monkeypatch.setattr(collage.measure_db.cache_state, "last_level_cache", lambda: 32 * MIB)
+    assert weights_among(one) == 8 * MIB  # in the cache
+    assert (
+        weights_among(Subgraph(part_of(model, 500 * MIB), (first,))) == 64 * MIB
+    )  # a part of a larger network
+    monkeypatch.setattr(collage.measure_db.cache_state, "last_level_cache", lambda: 2 * MIB)
     whole = Subgraph(model, tuple(range(first, last + 1)))
     assert weights_among(whole) == 0  # never in the cache

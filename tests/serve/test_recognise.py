@@ -98,7 +98,7 @@ def test_segments_hold_no_attention_and_layers_are_alike() -> None:
     assert segments[1].reads[0] == found.layers[0].output  # then the residual stream
     assert len(segments[1].reads) == 2
     for each in segments:
-        onnx.checker.check_model(model_of(each), full_check=True)
+        onnx.checker.check_model(model_of(each, 1), full_check=True)
     assert structure(segments[1]) == structure(segments[2]) != structure(segments[3])
 
 

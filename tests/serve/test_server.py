@@ -255,7 +255,7 @@ def test_restarts_of_the_engine_leave_no_sockets(slow: Path) -> None:
         for restarts in (1, 2):
             server.engine.kill()
             server.wait_for("engine_restarts_total", restarts)
-            server.wait_for("engine_up", 1)
+            server.wait_for("engine_up", 1, 60.0)
         assert len(psutil.Process(server.process.pid).net_connections("unix")) == before
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 
 from collage.backends.base import BackendKind
 from collage.backends.registry import Registry
@@ -81,6 +83,7 @@ def compile_parts(
         exact=True,
     )
     ends, shared = row_buckets(buckets), SharedArrays()
+    weights = sum(_tensor_bytes(each) for each in model.graph.initializer)
     parts: dict[tuple[int, int], Parts] = {}
     ranks: list[Shards] = []
     with ExitStack() as stack:
@@ -99,7 +102,7 @@ def compile_parts(
                 if bucket in (ends if place % count == count - 1 else buckets)
             ]
             for place, found in _compiled(
-                shop, all_segments, wanted, shared, f"{name} at {bucket} tokens"
+                shop, all_segments, wanted, shared, f"{name} at {bucket} tokens", weights
             ).items():
                 parts[bucket, place] = found
     heads = replace(
@@ -146,22 +149,36 @@ def default_backends(registry: Registry) -> list[str]:
 
 
 def _compiled(
-    shop: Shop, segments: Sequence[Segment], wanted: Sequence[int], shared: SharedArrays, name: str
+    shop: Shop,
+    segments: Sequence[Segment],
+    wanted: Sequence[int],
+    shared: SharedArrays,
+    name: str,
+    weights: int,
 ) -> Mapping[int, Parts]:
-    """The parts of the wanted segments; those of equal structure are measured once."""
+    """The parts of the wanted segments; those of equal structure are measured once.
+
+    ``weights`` are the bytes of all weights of the decoder.
+    """
     families: dict[str, list[int]] = {}
     for place in wanted:
         families.setdefault(structure(segments[place]), []).append(place)
     found: dict[int, Parts] = {}
     for number, places in enumerate(families.values()):
         shop.progress(Progress("segments", number, len(families), name))
-        models = (model_of(segments[place]) for place in places)  # one at a time: they are large
+        models = (model_of(segments[place], weights) for place in places)  # one at a time: they are large
         try:
             parts = compile_family(shop, models, f"segment {places[0]} of {name}", shared.adopt).parts
         except NoPlacementError as error:
             raise NoPlacementError(f"segment {places[0]} of {name}: {error}") from error
         found.update(zip(places, parts, strict=True))
     return found
+
+
+def _tensor_bytes(tensor: onnx.TensorProto) -> int:
+    """The bytes of a tensor, wherever its content is."""
+    count: int = math.prod(tensor.dims)
+    return count * int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
 
 
 def _positions(

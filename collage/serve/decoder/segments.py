@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from collage.core.printable import printable
 from collage.errors import ModelError
+from collage.frontend.network import note_network
 from collage.serve.decoder.description import Decoder, Layer, Source
 from collage.serve.decoder.onnx_graph import IDS, POSITIONS, OnnxGraph, described
 
@@ -188,8 +189,12 @@ class _Cutter:
         return helper.make_tensor_value_info(name, graph.dtypes[whole], shape)
 
 
-def model_of(segment: Segment) -> onnx.ModelProto:
-    """The segment's model. Its inputs and outputs are numbered, so that segments of equal structure have equal ones."""
+def model_of(segment: Segment, network_bytes: int) -> onnx.ModelProto:
+    """The segment's model. Its inputs and outputs are numbered, so that segments of equal structure have equal ones.
+
+    ``network_bytes`` are those of the whole decoder's weights. They tell whether the cache holds the segment's weights
+    from one iteration to the next, and so with which kernels it is fastest.
+    """
     model = onnx.ModelProto()
     model.CopyFrom(segment.bare)
     names = _ports(segment)
@@ -197,6 +202,7 @@ def model_of(segment: Segment) -> onnx.ModelProto:
         info.name = names[info.name]
     _rename(model, names)
     model.graph.initializer.extend(segment.weights.values())
+    note_network(model, network_bytes)
     return model
 
 

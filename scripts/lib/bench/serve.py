@@ -122,9 +122,14 @@ def _rates(text: str) -> tuple[float, ...]:
 )
 @packed("rivals", _rivals)
 @rounds_option(None)
-@click.option("--requests", type=click.IntRange(min=4), metavar="N", help="Requests of a saturated run.")
 @click.option(
-    "--seconds", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Length of a run at a rate."
+    "--requests", type=click.IntRange(min=4), metavar="N", help="Requests of a saturated run. Default: 48."
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="S",
+    help="Length of a run at a rate. Default: 12.",
 )
 @click.option(
     "--rates",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from scripts.lib.serving.bounds import Machine, Needs, batch_bound_s, token_bound_s, trace_bound_s
@@ -29,8 +29,8 @@ class Course:
     """
 
     rounds: int = 3
-    requests: int = 64
-    seconds: float = 20.0
+    requests: int = 48
+    seconds: float = 12.0
     rates: tuple[float, ...] = (0.15, 0.3, 0.5, 0.7, 0.9, 1.1)
     relative: bool = True
     running: int = 32
@@ -163,6 +163,7 @@ def trace(model: Model, field: Field, course: Course, machine: Machine) -> dict[
 def between(model: Model, field: Field, course: Course) -> dict[str, Any]:
     """The time between tokens while long prompts arrive, at 70 % of what each contender can serve of these."""
     found: dict[str, Any] = {}
+    course = replace(course, requests=max(course.fewest, course.requests // 2))  # they are long
     saturated = _runs(model, field, course, [math.inf], course.long_prompts)
     for name, runs in saturated.items():
         if math.inf not in runs:
