@@ -149,7 +149,7 @@ def _rates(text: str) -> tuple[float, ...]:
 def command(
     ctx: click.Context, *, models: Models, rivals: Rivals, sizes: Sizes, compiling: Compiling, as_json: bool
 ) -> None:
-    """Compare Collage's serving engine with a static batch, with request-level scheduling, and with other systems.
+    """Compare Collage's serving engine with a static batch, request-level scheduling and other systems.
 
     A MODEL is gpt2_124m, qwen2_like or llama_1b; by default the first two. Files that are missing are made, which takes
     long for Collage's (the module of a decoder stays in --folder). All contenders have the same weights, token ids and
