@@ -60,7 +60,7 @@ class Compile:
             query = "SELECT count(*), total(busy > ?) FROM kernels WHERE busy IS NOT NULL"
             rows, marked = connection.execute(query, (busy_limit(),)).fetchone()
         return {
-            "seconds": round(found["search_s"], 1),
+            "seconds": round(found["compile_s"], 1),
             "measurements": found["measurements_made"],
             "marked": round(marked / max(rows, 1), 3),
         }
