@@ -33,7 +33,7 @@ from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import ATTENTION, NAMED, DecoderShape, small
 from tests.serve.parallel.conftest import Ready
 from tests.serve.parallel.mixes import Mix
-from tests.serve.parallel.test_processes import BLOCKS, answers, running
+from tests.serve.parallel.running import BLOCKS, answers, running
 
 LAYERS = 2
 
