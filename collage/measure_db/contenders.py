@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TypeAlias
 
-from collage.kernel.options import Variant
 from collage.measure_db.protocol import Request
 from collage.measure_db.request_keys import precision_in, variant_text
 from collage.measure_db.results import Measurement, Outcome, Slower
@@ -107,7 +106,8 @@ class Contenders:
         """The requests of one region, the one that is expected to be the fastest first."""
         for nodes, kind in self._new:
             times = self._times[nodes]
-            fastest = min(us for other, us in times.items() if races(kind[1], other[1]))
+            rivals = rivals_of(precision_in(kind[1]))
+            fastest = min(us for (_, other), us in times.items() if precision_in(other) in rivals)
             self.about.losses.note(self.about.operators(nodes), kind, math.log(times[kind] / fastest))
         self._new.clear()
         return sorted(requests, key=self._expected)
@@ -135,7 +135,7 @@ class Contenders:
 
         It is negative where the rival takes less than a call of the candidate's engine costs.
         """
-        precisions = _rivals(request.variant)
+        precisions = rivals_of(request.variant.precision)
         best = min(self._rivals_us.get((request.nodes, each), math.inf) for each in precisions)
         return best - self._switch_us(request)
 
@@ -163,14 +163,9 @@ class Contenders:
                 self._new.add((request.nodes, _kind(request)))
 
 
-def races(variant: str, other: str) -> bool:
-    """Whether a candidate of a variant (its ``variant_text``) has one of the other among its rivals."""
-    return precision_in(other) in (EXACT, precision_in(variant))
-
-
-def _rivals(variant: Variant) -> frozenset[str]:
-    """The precisions of the candidates that one of this variant races against."""
-    return frozenset((EXACT, variant.precision))
+def rivals_of(precision: str) -> frozenset[str]:
+    """The precisions of the candidates that one of this precision races against."""
+    return frozenset((EXACT, precision))
 
 
 def _kind(request: Request) -> Kind:

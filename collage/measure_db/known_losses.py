@@ -11,7 +11,7 @@ from collections import defaultdict
 
 import tvm
 
-from collage.measure_db.contenders import EXACT, Losses
+from collage.measure_db.contenders import Losses, rivals_of
 from collage.measure_db.database import Database
 from collage.measure_db.request_keys import precision_in, variant_in
 from collage.measure_db.settings import MeasureSettings
@@ -35,6 +35,6 @@ def known_losses(database: Database, settings: MeasureSettings) -> Losses:
             precision = precision_in(variant)
             fastest_us[precision] = min(us, fastest_us.get(precision, us))
         for operators, backend, variant, us in kernels:
-            rivals_us = (fastest_us[each] for each in {EXACT, precision_in(variant)} & fastest_us.keys())
+            rivals_us = (fastest_us[each] for each in rivals_of(precision_in(variant)) & fastest_us.keys())
             losses.note(operators, (backend, variant), math.log(us / min(rivals_us)))
     return losses

@@ -9,6 +9,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 
 import onnxruntime
 import tvm
@@ -140,6 +141,7 @@ def variant_in(key: KernelKey) -> str:
     return found[0] if found else ""
 
 
+@cache  # races ask for each pair of candidates of a region
 def precision_in(text: str) -> str:
     """The precision of a variant, given its ``variant_text``."""
     found = _VARIANT.match(text)

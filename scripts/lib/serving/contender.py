@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -93,3 +94,13 @@ def serve_in_batches(
             continue
         del waiting[: len(batch)]
         run(batch)
+
+
+def convert(command: Sequence[str]) -> None:
+    """Run a peer's own converter of models. Raises MissingError where it is not installed, or refuses the model."""
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    except FileNotFoundError as error:
+        raise MissingError(f"{command[0]}, which converts the model, is not installed") from error
+    except subprocess.CalledProcessError as error:
+        raise MissingError(f"{command[0]} cannot convert the model: {error.stderr.strip()[-300:]}") from error

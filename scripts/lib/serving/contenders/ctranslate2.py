@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.lib.serving.contender import Contender, MissingError, Note, Setup, serve_in_batches
+from scripts.lib.serving.contender import Contender, MissingError, Note, Setup, convert, serve_in_batches
 from scripts.lib.serving.trace import Arrival
 
 
@@ -75,10 +74,5 @@ def _converted(folder: Path) -> Path:
     if (found / "model.bin").exists():
         return found
     command = ["ct2-transformers-converter", "--model", str(folder), "--output_dir", str(found), "--force"]
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True)
-    except FileNotFoundError as error:
-        raise MissingError("ct2-transformers-converter is not installed") from error
-    except subprocess.CalledProcessError as error:
-        raise MissingError(f"its converter cannot take the model: {error.stderr.strip()[-300:]}") from error
+    convert(command)
     return found

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.lib.serving.contender import Contender, MissingError, Note, Setup, serve_stepwise
+from scripts.lib.serving.contender import Contender, MissingError, Note, Setup, convert, serve_stepwise
 from scripts.lib.serving.trace import Arrival
 
 _BATCHED_TOKENS = 256
@@ -93,10 +92,5 @@ def _exported(folder: Path) -> Path:
         "optimum-cli", "export", "openvino", "--model", str(folder), "--task", "text-generation-with-past",
         "--weight-format", "fp32", str(found),
     ]  # fmt: skip
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True)
-    except FileNotFoundError as error:
-        raise MissingError("optimum-intel, which exports the model, is not installed") from error
-    except subprocess.CalledProcessError as error:
-        raise MissingError(f"optimum-intel cannot export the model: {error.stderr.strip()[-300:]}") from error
+    convert(command)
     return found
