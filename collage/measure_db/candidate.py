@@ -23,7 +23,7 @@ from collage.measure_db.results import Measurement, Outcome, Rejection, Rejectio
 from collage.measure_db.samples import Samples
 from collage.measure_db.spent import BUILD, CHECK, COPIES, RACE, SAMPLES, spent
 from collage.measure_db.stages import RejectedError, rejection_of
-from collage.measure_db.timing import Clocked, Timing, no_gc, samples_ns, time_calls, time_clocked
+from collage.measure_db.timing import Clocked, Timing, no_gc, sample_calls, sample_clocked, samples_ns
 from collage.native import LaunchList, NativeKernel, note_time, team_of, touch_interleaved
 
 Keep: TypeAlias = Callable[[BuildOptions, bytes], None]
@@ -40,7 +40,7 @@ def measure_candidate(
 ) -> Outcome:
     """Tune and build the kernel, compare its runs with the reference, and time it in the cache state of its network.
 
-    Sampling takes about ``sample_s`` seconds; see ``time_calls``. A kernel that turns out to be slower than one which
+    Sampling takes about ``sample_s`` seconds; see ``sample_calls``. A kernel that turns out to be slower than one which
     takes ``rival_us`` microseconds is let go at once, unless it was tuned: see ``race``. It races with its weights in
     the cache first, where it is not slower than in its network, and then as it is timed. ``keep`` is called with what
     was measured to the end. Nothing is raised: whatever goes wrong is a Rejection.
@@ -116,10 +116,11 @@ def _raced(instances: Sequence[BoundKernel], rival_us: float) -> Slower | None:
         return None
     with spent(RACE), quiet_machine() as watch, no_gc():
         if not isinstance(instances[0].kernel, NativeKernel):
-            slower = race(samples_ns([each.call for each in instances]), rival_us)
+            samples = samples_ns([each.call for each in instances])
         else:
             calls = [clocked(each.kernel, each.buffers.inputs, each.buffers.outputs) for each in instances]
-            slower = race((float(call()) for call in cycle(calls)), rival_us)
+            samples = (float(call()) for call in cycle(calls))
+        slower = race(samples, rival_us, watch.patience)
     return None if slower is None else replace(slower, busy=watch.busy)
 
 
@@ -130,6 +131,6 @@ def _time(instances: Sequence[BoundKernel], sample_s: float) -> Timing:
     """
     if not isinstance(instances[0].kernel, NativeKernel):
         plain = [each.call for each in instances]
-        return timed_quietly(lambda patience: time_calls(plain, limit_s=patience * sample_s))
+        return timed_quietly(lambda patience: sample_calls(plain, limit_s=patience * sample_s))
     calls = [clocked(each.kernel, each.buffers.inputs, each.buffers.outputs) for each in instances]
-    return timed_quietly(lambda patience: time_clocked(calls, limit_s=patience * sample_s))
+    return timed_quietly(lambda patience: sample_clocked(calls, limit_s=patience * sample_s))

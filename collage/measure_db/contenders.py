@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TypeAlias
 
+from collage.measure_db.busy import is_busy
 from collage.measure_db.protocol import Request
 from collage.measure_db.request_keys import precision_in, variant_text
-from collage.measure_db.results import Measurement, Outcome, Slower
+from collage.measure_db.results import Measurement, Outcome, Rejection, Slower
 
 Nodes: TypeAlias = "tuple[int, ...]"
 Kind: TypeAlias = "tuple[str, str]"
@@ -101,6 +102,7 @@ class Contenders:
             self._rivals_us[nodes, EXACT] = us
         self._times: dict[Nodes, dict[Kind, float]] = {}
         self._new: set[tuple[Nodes, Kind]] = set()
+        self._busy: float | None = None
 
     def in_order(self, requests: Iterable[Request]) -> list[Request]:
         """The requests of one region, the one that is expected to be the fastest first."""
@@ -115,16 +117,17 @@ class Contenders:
     def hopeless(self, request: Request) -> Slower | None:
         """What is known of a candidate that will lose, before it is built: a lower bound, or earlier races of its kind.
 
-        None where it has to be measured. Such an outcome has no samples (``repeats`` is 0).
+        None where it has to be measured. Such an outcome has no samples (``repeats`` is 0). What was measured while the
+        machine was busy may be wrong about it, so it is marked as that is.
         """
         about, rival_us = self.about, self.rival_us(request)
         if math.isinf(rival_us):
             return None
         least_us = about.least_us(request)
         if least_us >= rival_us:
-            return Slower(least_us, max(rival_us, 0.0), 0)
+            return Slower(least_us, max(rival_us, 0.0), 0, self._busy)
         factor = about.losses.least(about.operators(request.nodes), _kind(request))
-        return Slower(factor * rival_us, rival_us, 0) if factor > _HOPELESS else None
+        return Slower(factor * rival_us, rival_us, 0, self._busy) if factor > _HOPELESS else None
 
     def _expected(self, request: Request) -> float:
         prior = _ENGINE_PRIOR if request.backend in self.about.charges.engines else _PRIOR
@@ -146,8 +149,13 @@ class Contenders:
     def note(self, request: Request, outcome: Outcome, *, new: bool = True) -> None:
         """Record the candidate's time, where one was seen. Only what was measured to the end is a rival of others.
 
-        An outcome that is not ``new`` is among the losses already (see ``known_losses``).
+        An outcome that is not ``new`` is among the losses already (see ``known_losses``). One that others disturbed is
+        not a loss that says anything of other regions.
         """
+        busy = None if isinstance(outcome, Rejection) else outcome.busy
+        disturbed = is_busy(busy)
+        if disturbed:
+            self._busy = max(self._busy or 0.0, busy or 0.0)
         if isinstance(outcome, Measurement):
             us = outcome.median_us
             charged_us = us + self._switch_us(request)
@@ -159,7 +167,7 @@ class Contenders:
             return
         if us > 0:
             self._times.setdefault(request.nodes, {})[_kind(request)] = us
-            if new:
+            if new and not disturbed:
                 self._new.add((request.nodes, _kind(request)))
 
 

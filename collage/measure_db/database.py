@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from collage.measure_db.busy import busy_limit
 from collage.measure_db.database_file import DatabaseFile
 from collage.measure_db.doubt import Doubt
 from collage.measure_db.results import GATE, Measurement, Outcome, Rejection, RejectionKind, Slower
@@ -130,9 +131,10 @@ class Database(DatabaseFile):
     def times(self, hardware: str, threads: int, tvm_version: str) -> list[tuple[KernelKey, str, float]]:
         """The keys, descriptions and microseconds of all kernels that were timed there, also of those that lost races.
 
-        The times of the latter are lower bounds.
+        The times of the latter are lower bounds. What a busy machine disturbed is left out.
         """
-        rows = self._rows(_TIMES, (hardware, threads, tvm_version, GATE, self._since))
+        about = (hardware, threads, tvm_version, GATE, self._since, busy_limit())
+        rows = self._rows(_TIMES, about)
         try:
             return [(KernelKey(*key), str(text), float(_numbers((us,))[0])) for *key, text, us in rows]
         except TypeError as error:
@@ -230,7 +232,7 @@ _PUT = (
 )
 _TIMES = (
     f"SELECT {_KEY}, description, median_us FROM kernels WHERE hardware = ? AND threads = ? AND tvm_version = ? "
-    f"AND gate = ? AND created >= ? AND rejection IS NULL AND repeats > 0 ORDER BY {_KEY}"
+    f"AND gate = ? AND created >= ? AND coalesce(busy, 0) <= ? AND rejection IS NULL AND repeats > 0 ORDER BY {_KEY}"
 )
 _TIMING = "median_us, noise_us, min_us, p90_us, repeats, busy"
 _NETWORK_KEY = "graph, placement, threads, hardware, versions"

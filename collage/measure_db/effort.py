@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from collage.kernel.kernel import Call
-from collage.measure_db.interleave import FEWEST, SURE, Decision, Pace, interleave
+from collage.measure_db.interleave import FEWEST, SURE, Decision, Pace, apart, paired, take_turns
 from collage.measure_db.quiet import quiet_machine
 from collage.measure_db.timing import Timing
 
@@ -46,14 +46,18 @@ class Effort:
         least: int = SURE,
         after: Mapping[str, Call] | None = None,
     ) -> dict[str, Timing]:
-        """Timings of whole models in one interleaved run, until the order is beyond doubt; see ``interleave``.
+        """Timings of whole models in one interleaved run, until the order is beyond doubt; see ``take_turns``.
 
-        The run has the machine alone. It is fair to all of the models, so that it is no longer on a busy machine.
+        The run has the machine alone. On a busy machine it takes all its rounds, and the ``undisturbed`` runs of each
+        model decide: a model whose kernels use fewer cores suffers less from a core that is missing, which does not
+        make it the faster one.
         """
         settle_s = self.settle_s if len(calls) > 1 else 0.0
         pace = Pace(self.rounds, self.compare_s, settle_s, self.turn_s)
         with quiet_machine() as watch:
-            found = interleave(calls, pace, Decision(early, least), after=after)
+            decision = None if watch.disturbed else Decision(early, least)
+            turns = take_turns(calls, pace, decision, after=after)
+        found = apart(turns) if watch.disturbed else paired(turns)
         return {name: replace(timing, busy=watch.busy) for name, timing in found.items()}
 
 

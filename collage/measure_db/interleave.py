@@ -15,7 +15,16 @@ from statistics import median
 from typing import TypeVar
 
 from collage.kernel.kernel import Call
-from collage.measure_db.timing import Clock, Timing, batch_ns, clock_overhead, median_interval, no_gc, summary
+from collage.measure_db.timing import (
+    Clock,
+    Timing,
+    batch_ns,
+    clock_overhead,
+    median_interval,
+    no_gc,
+    summary,
+    undisturbed,
+)
 
 T = TypeVar("T")
 
@@ -48,7 +57,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class Decision:
-    """When the order of candidates is decided before the last round; see ``interleave``."""
+    """When the order of candidates is decided before the last round; see ``take_turns``."""
 
     early: int = FEWEST
     least: int = SURE
@@ -62,7 +71,19 @@ def interleave(
     after: Mapping[str, Call] | None = None,
     clock: Clock = time.perf_counter_ns,
 ) -> dict[str, Timing]:
-    """Compare whole networks: every round has a turn for each candidate, in an order that rotates.
+    """The ``paired`` timing of each candidate, in microseconds, of one run; see ``take_turns``."""
+    return paired(take_turns(candidates, pace, decision, after=after, clock=clock))
+
+
+def take_turns(
+    candidates: Mapping[str, Call],
+    pace: Pace,
+    decision: Decision | None = None,
+    *,
+    after: Mapping[str, Call] | None = None,
+    clock: Clock = time.perf_counter_ns,
+) -> dict[str, Turns]:
+    """Run whole networks against each other: every round has a turn for each candidate, in an order that rotates.
 
     A turn is a pause of ``settle_s`` seconds (ONNX Runtime's idle threads spin for tens of milliseconds after
     a run, on the cores the next candidate needs), then ``turn_s`` seconds of untimed calls and as many of
@@ -73,8 +94,6 @@ def interleave(
     also ends when one candidate is left, after ``least`` rounds or more, or when the times of those that are left are
     known to 0.5 % or 0.5 us. What a candidate has in ``after`` is called at the end of each of its turns, for
     ``turn_s`` seconds, without being timed.
-
-    The result has the ``paired`` timing of each candidate, in microseconds.
     """
     turns: dict[str, Turns] = {name: [] for name in candidates}
     running = list(candidates)
@@ -97,7 +116,25 @@ def interleave(
                 turns[name].append(take_turn(timed, pace.settle_s, pace.turn_s, clock))
                 if after and name in after:
                     _repeat(after[name], pace.turn_s, clock)
-    return paired(turns)
+    return turns
+
+
+def apart(turns: Mapping[str, Turns]) -> dict[str, Timing]:
+    """Timings of candidates from a run on a busy machine, in microseconds: each of its own ``undisturbed`` calls.
+
+    Those with fewer turns than others were let go, because they were known to be slower; they stay so. Raises
+    ValueError for a candidate without turns.
+    """
+    if not turns:
+        return {}
+    samples = {name: [each for turn in found for each in turn] for name, found in turns.items()}
+    found = {name: replace(summary(undisturbed(each)), repeats=len(each)) for name, each in samples.items()}
+    most = max(len(each) for each in turns.values())
+    shortest = min(timing.median_us for name, timing in found.items() if len(turns[name]) == most)
+    for name, timing in found.items():
+        if len(turns[name]) < most:
+            found[name] = replace(timing, median_us=max(timing.median_us, _SLOWER * shortest), noise_us=0.0)
+    return found
 
 
 def paired(turns: Mapping[str, Turns]) -> dict[str, Timing]:
@@ -157,7 +194,7 @@ def ties(timings: Mapping[str, Timing]) -> list[str]:
 def take_turn(
     run: Callable[[], T], settle_s: float, turn_s: float, clock: Clock = time.perf_counter_ns
 ) -> list[T]:
-    """The results of the runs of a turn, without the runs at its beginning; see ``interleave``."""
+    """The results of the runs of a turn, without the runs at its beginning; see ``take_turns``."""
     if settle_s:
         time.sleep(settle_s)
     _repeat(run, turn_s, clock)

@@ -16,6 +16,8 @@ from collage.runtime.executor import Executor
 from collage.schedule.schedule import TEAM, Ordered
 
 _LEAST_TURNS = 5
+_MIDDLE, _SHORTEST = 50, 10
+"""Percentiles of the runs."""
 
 
 class NotedRuns:
@@ -46,8 +48,8 @@ class NotedRuns:
         """The time of the longest run in seconds."""
         return max((int(clock.max(initial=begin)) - begin for begin, clock in self._runs), default=0) / 1e9
 
-    def launches_us(self) -> list[float]:
-        """Medians in microseconds, in launch order.
+    def launches_us(self, *, disturbed: bool = False) -> list[float]:
+        """Medians in microseconds, in launch order; where others disturbed the runs, the shortest tenths.
 
         A launch begins when all that it waits for has ended: the launch before it on its stream, those whose events it
         waits for, and all earlier ones where it takes the whole team. The time until it really runs counts to it, so
@@ -58,7 +60,8 @@ class NotedRuns:
         for begin, clock in self._runs:
             ends = [int(each) for each in clock]
             rows.append([end - at for end, at in zip(ends, begins(ordered, ends, begin), strict=True)])
-        return [float(each) for each in np.median(np.array(rows), axis=0) / 1e3]
+        share = _SHORTEST if disturbed else _MIDDLE
+        return [float(each) for each in np.percentile(np.array(rows), share, axis=0) / 1e3]
 
 
 def run_in_turns(noted: Call, limit_s: float) -> None:

@@ -194,7 +194,7 @@ class ModelWorker:
                 calls.append(beside_team(call, message.options.threads))
                 switches += 1
         with quiet_machine() as watch:
-            cost_us = switch_cost_us(calls, switches, 0.4 * message.sample_s)
+            cost_us = switch_cost_us(calls, switches, 0.4 * message.sample_s, disturbed=watch.disturbed)
         return SwitchCost(cost_us, watch.busy)
 
     def _marked(self, number: int, call: Call) -> Call:

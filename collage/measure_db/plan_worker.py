@@ -20,6 +20,7 @@ from collage.graph.dataflow import Array
 from collage.kernel.frames import Artifact
 from collage.kernel.kernel import Call, Kernel
 from collage.measure_db.artifacts import Artifacts
+from collage.measure_db.busy import is_busy
 from collage.measure_db.launch_times import NotedRuns, run_in_turns
 from collage.measure_db.plan_check import PlanCheck
 from collage.measure_db.plan_protocol import (
@@ -41,7 +42,7 @@ from collage.measure_db.protocol import AS_LOADED
 from collage.measure_db.quiet import quiet_machine, timed_quietly
 from collage.measure_db.samples import Samples
 from collage.measure_db.stages import RejectedError, stage
-from collage.measure_db.timing import time_calls
+from collage.measure_db.timing import sample_calls
 from collage.runtime.careful import Careful
 from collage.runtime.executor import Executor
 from collage.runtime.parts import Backends, Loaded, load_kernels
@@ -87,7 +88,7 @@ class PlanWorker:
             return self._about([message.name], lambda: self._run(message))
         if isinstance(message, TimePlan):
             call = self._timed(0, self._plans[message.name])
-            work = partial(timed_quietly, lambda _: time_calls([call], limit_s=message.sample_s))
+            work = partial(timed_quietly, lambda _: sample_calls([call], limit_s=message.sample_s))
             return self._about([message.name], work)
         return None
 
@@ -155,7 +156,7 @@ class PlanWorker:
         opened.noted.forget()
         with quiet_machine() as watch:
             run_in_turns(self._noted(0, opened), message.seconds)
-        return PlanTimes(tuple(opened.noted.launches_us()), watch.busy)
+        return PlanTimes(tuple(opened.noted.launches_us(disturbed=watch.disturbed)), watch.busy)
 
     def _compare(self, message: ComparePlans) -> PlansCompared:
         opened = {name: self._plans[name] for name in message.names}
@@ -170,7 +171,11 @@ class PlanWorker:
             if message.noted
             else None,
         )
-        noted = [tuple(each.noted.launches_us()) if message.noted else () for each in opened.values()]
+        disturbed = any(is_busy(each.busy) for each in timings.values())
+        noted = [
+            tuple(each.noted.launches_us(disturbed=disturbed)) if message.noted else ()
+            for each in opened.values()
+        ]
         return PlansCompared(tuple(timings[name] for name in opened), tuple(noted))
 
     def _run(self, message: RunPlan) -> PlanRan:

@@ -13,7 +13,7 @@ from collage.core.cpu_time import Cpu, CpuReading, queued, stolen, taken
 from collage.core.machine_lock import Waiting, machine_lock
 from collage.measure_db.busy import is_busy, patience
 from collage.measure_db.calibration import calibration_us, slowed
-from collage.measure_db.timing import Timing
+from collage.measure_db.timing import Timing, summary, undisturbed
 
 _LEAST_S = 0.25
 """The clocks of the cores tick each 10 ms. Shares of a shorter time would be mostly chance, so that what was before
@@ -32,6 +32,11 @@ class Watch:
         """How many times as long samples should be taken as on a quiet machine."""
         self.busy: float | None = None
         """How busy the machine was; see ``collage.measure_db.busy``."""
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether the machine is busy, or was when the work had ended."""
+        return self.patience > 1.0 if self.busy is None else is_busy(self.busy)
 
 
 class Machine:
@@ -129,11 +134,15 @@ def quiet_machine() -> Iterator[Watch]:
         yield watch
 
 
-def timed_quietly(work: Callable[[float], Timing]) -> Timing:
-    """The timing that the work gives, which is told for how many times as long to take samples, with ``busy`` set."""
+def timed_quietly(work: Callable[[float], list[float]]) -> Timing:
+    """The timing of the samples that the work takes, in nanoseconds.
+
+    The work is told for how many times as long to take samples. On a busy machine the ``undisturbed`` ones count.
+    """
     with quiet_machine() as watch:
-        timing = work(watch.patience)
-    return replace(timing, busy=watch.busy)
+        samples = work(watch.patience)
+    found = summary(undisturbed(samples) if watch.disturbed else samples)
+    return replace(found, repeats=len(samples), busy=watch.busy)
 
 
 def quiet_now(best_us: float | None) -> bool:

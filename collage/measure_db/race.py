@@ -1,7 +1,8 @@
 """A race against the fastest kernel so far: a few samples tell whether another kernel of the same operators is slower.
 
 Noise only adds time. So the shortest sample is a lower bound, and decides where the kernel is slower by far. Where it
-is about as fast, the median decides: a kernel that is not faster than its rival is not worth more samples.
+is about as fast, the median decides: a kernel that is not faster than its rival is not worth more samples. On a busy
+machine the shortest of more samples decides there, too.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ _BURST_NS = 4e6
 """Samples that span less than this many nanoseconds may all lie in one burst of somebody else's work."""
 
 
-def race(samples_ns: Iterator[float], rival_us: float) -> Slower | None:
+def race(samples_ns: Iterator[float], rival_us: float, patience: float = 1.0) -> Slower | None:
     """Take samples, in nanoseconds, until they show that the kernel is slower than the rival, or that it may not be.
 
-    The rival takes ``rival_us`` microseconds.
+    The rival takes ``rival_us`` microseconds. ``patience`` is above 1 on a busy machine (see ``busy``).
     """
     rival_ns = rival_us * 1e3
     samples: list[float] = []
     for count, factor in (*_BY_FAR, (_LAST, 1.0)):
-        while len(samples) < count or sum(samples) < _BURST_NS:
+        while len(samples) < count or sum(samples) < patience * _BURST_NS:
             samples.append(next(samples_ns))
             if samples[-1] < _FASTER * rival_ns:
                 return None
-        decides = median(samples) if count == _LAST else min(samples)
+        decides = median(samples) if count == _LAST and patience <= 1.0 else min(samples)
         if decides > factor * rival_ns:
             return Slower(min(samples) / 1e3, rival_us, len(samples))
     return None

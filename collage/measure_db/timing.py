@@ -1,4 +1,8 @@
-"""Timing of calls, with weights that are not in the cache: medians with a confidence interval."""
+"""Timing of calls, with weights that are not in the cache: medians with a confidence interval.
+
+A busy machine only adds time, to some of the samples more than to others. There the shortest tenth tells what the quiet
+machine would take (see ``undisturbed``).
+"""
 
 from __future__ import annotations
 
@@ -28,6 +32,8 @@ _FEWEST = 3
 _LEAST_CLOCKED = 15
 _LEAST_SHARE = 0.04
 """The share of the time limit that samples take at least. In a shorter time they may all lie in one burst of noise."""
+_SHORTEST = 5
+"""One of so many samples counts where others disturbed them."""
 _BLOCKS = 10
 _BLOCK_SAMPLES = 6
 
@@ -37,7 +43,8 @@ class Timing:
     """The time of one call in microseconds, from ``repeats`` samples.
 
     ``noise_us`` is the half-width of the 95 % confidence interval of the median; see ``noise``. ``busy`` says how busy
-    the machine was (see ``collage.measure_db.busy``), or is None where that is not known.
+    the machine was (see ``collage.measure_db.busy``), or is None where that is not known. On a busy machine the median
+    is that of the ``undisturbed`` samples.
     """
 
     median_us: float
@@ -56,7 +63,27 @@ def time_calls(
     target_relative_ci: float = 0.02,
     clock: Clock = time.perf_counter_ns,
 ) -> Timing:
-    """The time of one call, over instances of one kernel that are called in turn.
+    """The time of one call; see ``sample_calls``."""
+    return summary(
+        sample_calls(
+            calls,
+            limit_s=limit_s,
+            min_repeats=min_repeats,
+            target_relative_ci=target_relative_ci,
+            clock=clock,
+        )
+    )
+
+
+def sample_calls(
+    calls: Sequence[Call],
+    *,
+    limit_s: float = 0.25,
+    min_repeats: int = 7,
+    target_relative_ci: float = 0.02,
+    clock: Clock = time.perf_counter_ns,
+) -> list[float]:
+    """Nanoseconds of one call, over instances of one kernel that are called in turn.
 
     Instances with weights of their own keep each other's weights out of the cache, as the other kernels of
     the network will (53 convolutions that sum to 27.5 ms in loops take 32 ms in sequence).
@@ -77,8 +104,7 @@ def time_calls(
         batches = _batches(calls, clock, overhead)
         size = len(batches[0])
         found = (batch_ns(batch, clock, overhead) / size for batch in cycle(batches))
-        samples = _enough(found, limit_s, min_repeats, target_relative_ci, clock)
-    return summary(samples)
+        return _enough(found, limit_s, min_repeats, target_relative_ci, clock)
 
 
 def time_clocked(
@@ -88,17 +114,26 @@ def time_clocked(
     target_relative_ci: float = 0.02,
     clock: Clock = time.perf_counter_ns,
 ) -> Timing:
-    """The time of one call, over instances that return how many nanoseconds each call took.
+    """The time of one call; see ``sample_clocked``."""
+    return summary(sample_clocked(calls, limit_s=limit_s, target_relative_ci=target_relative_ci, clock=clock))
 
-    Sampling ends like that of ``time_calls``, but after 15 samples at least, or 3 that take four times ``limit_s``.
+
+def sample_clocked(
+    calls: Sequence[Clocked],
+    *,
+    limit_s: float = 0.25,
+    target_relative_ci: float = 0.02,
+    clock: Clock = time.perf_counter_ns,
+) -> list[float]:
+    """Nanoseconds of one call, over instances that return how many nanoseconds each call took.
+
+    Sampling ends like that of ``sample_calls``, but after 15 samples at least, or 3 that take four times ``limit_s``.
     """
     with no_gc():
         for call in calls:
             call()
-        samples = _enough(
-            (call() for call in cycle(calls)), limit_s, _LEAST_CLOCKED, target_relative_ci, clock
-        )
-    return summary(samples)
+        found = (call() for call in cycle(calls))
+        return _enough(found, limit_s, _LEAST_CLOCKED, target_relative_ci, clock)
 
 
 def samples_ns(calls: Sequence[Call], clock: Clock = time.perf_counter_ns) -> Iterator[float]:
@@ -111,7 +146,7 @@ def samples_ns(calls: Sequence[Call], clock: Clock = time.perf_counter_ns) -> It
 def _enough(
     found: Iterator[float], limit_s: float, least: int, target_relative_ci: float, clock: Clock
 ) -> list[float]:
-    """Samples until their interval is narrow or the time is up; see ``time_calls``."""
+    """Samples until their interval is narrow or the time is up; see ``sample_calls``."""
     samples: list[float] = []
     check = least
     start = clock()
@@ -140,7 +175,7 @@ def _slow(
     least: int,
     clock: Clock,
     overhead: int,
-) -> Timing:
+) -> list[float]:
     """Sample calls that are so slow that warming up has used the time; the median tolerates one slow first call."""
     rest = islice(cycle(calls), len(samples), None)
     for call in rest:
@@ -150,7 +185,18 @@ def _slow(
         ):
             break
         samples.append(batch_ns([call], clock, overhead))
-    return summary(samples)
+    return samples
+
+
+def undisturbed(samples: Sequence[float]) -> list[float]:
+    """The shortest fifth of the samples, in the order taken, whose median is the shortest tenth. At least one.
+
+    A program that keeps one of our cores busy has it for some milliseconds, then we have it for some. So there are
+    samples which nobody disturbed, unless a call takes longer than that.
+    """
+    count = max(1, round(len(samples) / _SHORTEST))
+    longest = sorted(samples)[count - 1]
+    return [each for each in samples if each <= longest]
 
 
 def summary(samples: Sequence[float]) -> Timing:

@@ -17,7 +17,7 @@ from collage.measure_db.candidate import clocked
 from collage.measure_db.quiet import timed_quietly
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
 from collage.measure_db.stages import RejectedError, stage
-from collage.measure_db.timing import time_calls, time_clocked
+from collage.measure_db.timing import sample_calls, sample_clocked
 from collage.native import NativeKernel
 
 _VALUES = 251
@@ -56,9 +56,9 @@ def measure_transform(
         return Rejection(RejectionKind.INACCURATE, str(transform))
     if isinstance(kernel, NativeKernel):
         calls = [clocked(kernel, [source_array], [target_array])]
-        timing = timed_quietly(lambda patience: time_clocked(calls, limit_s=patience * sample_s))
+        timing = timed_quietly(lambda patience: sample_clocked(calls, limit_s=patience * sample_s))
     else:
-        timing = timed_quietly(lambda patience: time_calls([call], limit_s=patience * sample_s))
+        timing = timed_quietly(lambda patience: sample_calls([call], limit_s=patience * sample_s))
     if keep is not None:
         keep(artifact)
     return Measurement(

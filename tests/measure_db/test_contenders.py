@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from collage.kernel.options import Variant
 from collage.measure_db.contenders import Charges, Contenders, Field
@@ -116,3 +117,15 @@ def test_what_is_exact_is_not_left_out_for_what_is_less_exact() -> None:
     contenders.note(Request((9,), "lib", reduced), took(7.0))
     assert not contenders.hopeless(Request((9,), "lib", exact))
     assert contenders.hopeless(Request((9,), "other", reduced))
+
+
+def test_what_a_busy_machine_tells_is_marked_and_not_learnt() -> None:
+    disturbed = replace(took(50.0), busy=0.4)
+    contenders = Contenders(Field(operators=lambda nodes: "conv", least_us=lambda request: 60.0))
+    noted(contenders, (0, "lib", disturbed))
+    lost = contenders.hopeless(Request((0,), "other"))
+    assert lost is not None and lost.busy == 0.4
+    for node in range(1, 7):
+        noted(contenders, (node, "lib", took(10.0)), (node, "other", replace(took(90.0), busy=0.4)))
+        contenders.in_order([])
+    assert contenders.about.losses.least("conv", ("other", "")) == 1.0

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from collage.measure_db.interleave import Decision, Pace, interleave, may_be_best, paired
+from collage.measure_db.interleave import Decision, Pace, apart, interleave, may_be_best, paired, take_turns
 from tests.measure_db.fake_clock import FakeClock
 
 
@@ -103,3 +103,32 @@ def test_who_was_let_go_as_slower_than_another_stays_slower() -> None:
     assert min(found, key=lambda name: found[name].median_us) == "b"
     assert may_be_best(found["a"], found)
     assert not may_be_best(found["c"], found)
+
+
+def test_on_a_busy_machine_the_undisturbed_calls_decide() -> None:
+    """Others take a core in four of five stretches of 4 ms, which slows a network on one core only a little."""
+    clock = FakeClock()
+    rng = random.Random(7)
+
+    def kernel(us: float, slowed: float) -> Callable[[], None]:
+        def duration() -> float:
+            disturbed = int(clock.now // 4e6) % 5 != 0
+            return us * (slowed if disturbed else 1.0) * rng.uniform(1.0, 1.01)
+
+        return clock.kernel(duration)
+
+    calls = {"all cores": kernel(200.0, 2.0), "one core": kernel(260.0, 1.1)}
+    turns = take_turns(calls, Pace(20, 10.0, turn_s=0.02), clock=clock)
+    medians, found = paired(turns), apart(turns)
+    assert medians["one core"].median_us < medians["all cores"].median_us
+    assert found["all cores"].median_us == pytest.approx(200.0, rel=0.02)
+    assert found["one core"].median_us == pytest.approx(260.0, rel=0.02)
+    assert found["all cores"].repeats == sum(len(turn) for turn in turns["all cores"])
+    assert may_be_best(found["all cores"], found) and not may_be_best(found["one core"], found)
+
+
+def test_what_was_let_go_stays_slower_although_the_machine_became_busy() -> None:
+    found = apart({"kept": [[100.0], [180.0], [190.0], [170.0]], "let go": [[90.0]]})
+    assert found["let go"].median_us > found["kept"].median_us == pytest.approx(0.1)
+    assert not may_be_best(found["let go"], found)
+    assert apart({}) == {}

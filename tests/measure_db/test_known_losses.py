@@ -86,3 +86,11 @@ def test_an_exact_kernel_loses_nothing_to_one_of_reduced_precision(tmp_path: Pat
     assert losses.least("matmul", ("fast", "")) == pytest.approx(1.0)
     assert losses.least("matmul", ("fast", reduced)) == pytest.approx(1.0)
     assert losses.least("matmul", ("slow", reduced)) == pytest.approx(4.0)
+
+
+def test_what_a_busy_machine_disturbed_does_not_count(tmp_path: Path) -> None:
+    with Database(tmp_path / "db.sqlite") as database:
+        for number in range(5):
+            database.put(key(f"shape {number}", "fast"), took(10.0), "add")
+            database.put(key(f"shape {number}", "slow"), replace(took(90.0), busy=0.5), "add")
+        assert known_losses(database, SETTINGS).least("add", ("slow", "")) == 1.0

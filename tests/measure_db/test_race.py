@@ -68,3 +68,16 @@ def test_the_bound_is_never_above_a_sample(samples: list[float], rival_us: float
         seen = samples[: slower.repeats]
         assert slower.least_us == min(seen) / 1e3
         assert sorted(seen)[len(seen) // 2] >= rival_us * 1e3
+
+
+def test_on_a_busy_machine_the_shortest_of_more_samples_decides() -> None:
+    """Others have a core most of the time: the median says that it is slower, and the shortest that it is not."""
+    disturbed = [4.0 * MS] * 3 + [1.97 * MS] + [4.0 * MS] * 10
+    samples, _ = counted(*disturbed, then=4.0 * MS)
+    assert race(samples, 2000.0) is not None
+    samples, taken = counted(*disturbed, then=4.0 * MS)
+    assert race(samples, 2000.0, patience=4.0) is None
+    assert len(taken) == 12
+    samples, _ = counted(then=2.1 * MS)
+    slower = race(samples, 2000.0, patience=2.5)
+    assert slower is not None and slower.least_us == 2100.0

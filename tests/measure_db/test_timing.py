@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collage.measure_db.switch_cost import switch_cost_us
-from collage.measure_db.timing import median_interval, noise, summary, time_calls
+from collage.measure_db.timing import median_interval, noise, summary, time_calls, undisturbed
 from tests.measure_db.fake_clock import FakeClock
 
 
@@ -137,6 +137,13 @@ def test_few_samples_span_all() -> None:
     assert median_interval([3.0, 1.0, 2.0]) == (1.0, 2.0, 3.0)
     with pytest.raises(ValueError, match="no samples"):
         median_interval([])
+
+
+def test_the_shortest_tenth_is_what_others_did_not_disturb() -> None:
+    samples = [900.0, 100.0, 800.0, 101.0, 700.0, 600.0, 650.0, 102.0, 640.0, 720.0] * 3
+    assert undisturbed(samples) == [100.0, 101.0] * 3
+    assert undisturbed([5.0, 4.0]) == [4.0]
+    assert summary(undisturbed(samples)).median_us == pytest.approx(0.1005)
 
 
 def test_summary_is_in_microseconds() -> None:
