@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import pytest
+
 from collage.kernel.options import Variant
+from collage.measure_db.busy import BUSY_VARIABLE
 from collage.measure_db.contenders import Charges, Contenders, Field
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind, Slower
@@ -119,7 +122,8 @@ def test_what_is_exact_is_not_left_out_for_what_is_less_exact() -> None:
     assert contenders.hopeless(Request((9,), "other", reduced))
 
 
-def test_what_a_busy_machine_tells_is_marked_and_not_learnt() -> None:
+def test_what_a_busy_machine_tells_is_marked_and_not_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(BUSY_VARIABLE)
     disturbed = replace(took(50.0), busy=0.4)
     contenders = Contenders(Field(operators=lambda nodes: "conv", least_us=lambda request: 60.0))
     noted(contenders, (0, "lib", disturbed))

@@ -10,6 +10,7 @@ import tvm
 
 from collage.graph.storage import BLOCKED
 from collage.kernel.options import BuildOptions, Variant
+from collage.measure_db.busy import BUSY_VARIABLE
 from collage.measure_db.database import Database, KernelKey
 from collage.measure_db.known_losses import known_losses
 from collage.measure_db.request_keys import variant_text
@@ -88,7 +89,10 @@ def test_an_exact_kernel_loses_nothing_to_one_of_reduced_precision(tmp_path: Pat
     assert losses.least("matmul", ("slow", reduced)) == pytest.approx(4.0)
 
 
-def test_what_a_busy_machine_disturbed_does_not_count(tmp_path: Path) -> None:
+def test_what_a_busy_machine_disturbed_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(BUSY_VARIABLE)
     with Database(tmp_path / "db.sqlite") as database:
         for number in range(5):
             database.put(key(f"shape {number}", "fast"), took(10.0), "add")
