@@ -71,6 +71,16 @@ class Machine:
             end, after = self._note(), self._slowed()
             watch.busy = max(self._taken(begin, end), min(before, after))
 
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Have the machine for an answer as a whole, with what is built and checked, where two need the same cores.
+
+        Else what one compile builds would disturb what another one times. Where there are cores for two teams, one
+        builds while the other times.
+        """
+        with machine_lock(self._waiting) if self._cpu.count < 2 * self._threads else nullcontext():
+            yield
+
     def probe(self, seconds: float = _PROBE_S) -> float:
         """How busy the machine is while this process does nothing for some time."""
         begin = self._note()

@@ -49,6 +49,7 @@ def main() -> None:
     messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(source, messages), daemon=True).start()
     cpu = Cpu()  # libraries may pin this thread later
+    machine = Machine(cpu=cpu)
     worker: ModelWorker | WholeWorker | None = None
     while True:
         message = messages.get()
@@ -58,7 +59,8 @@ def main() -> None:
         try:
             if isinstance(message, (Init, InitWhole, MeasureSpeeds)):
                 waiting = partial(without_limits, sink)
-                use_machine(Machine(message.threads, message.calibration_us, waiting, cpu))
+                machine = Machine(message.threads, message.calibration_us, waiting, cpu)
+                use_machine(machine)
             if isinstance(message, (Init, InitWhole)):
                 worker = None
                 gc.unfreeze()  # else the model before this one would stay, where it is part of a cycle
@@ -71,7 +73,8 @@ def main() -> None:
                 reply = measure_speeds(message.threads, message.sample_s)
             else:
                 assert worker is not None
-                reply = worker.answer(message)
+                with machine.working():
+                    reply = worker.answer(message)
         except CollageError as error:
             reply = Failure(str(error))
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -64,6 +64,9 @@ def test_a_compile_that_knows_all_has_no_doubts() -> None:
     made.measurer.made_in_all = 0
     assert len(regions(Place()(made.context, start))) == 4
     assert made.measurer.asked == []
+    made.measurer.made_in_all = 2  # of about ten
+    assert len(regions(Place(fresh=0.5)(made.context, start))) == 4
+    assert made.measurer.asked == []
 
 
 def test_what_lost_a_race_is_let_be_where_it_could_gain_nothing() -> None:

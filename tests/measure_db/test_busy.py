@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -227,6 +227,32 @@ def test_progress_says_that_the_machine_is_busy_until_it_is_not() -> None:
     notes = [each.note for each in shown]
     assert not notes[0] and not notes[-1] and shown[5].text == "text"
     assert "the machine is busy: others take 34% of it, measuring takes 3.0 times as long" in notes[5]
+
+
+@pytest.mark.parametrize(("threads", "alone"), [(2, True), (1, False)])
+def test_two_that_need_the_same_cores_do_not_build_at_once(
+    threads: int, alone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LOCK_VARIABLE, str(tmp_path / "lock"))
+    machine, waited = Machine(threads, cpu=Clocks()), threading.Event()
+
+    @contextmanager
+    def waiting() -> Iterator[None]:
+        waited.set()
+        yield
+
+    def time_something() -> None:
+        with machine_lock(waiting):
+            pass
+
+    other = threading.Thread(target=time_something)
+    with machine.working():
+        other.start()
+        assert waited.wait(10.0 if alone else 0.2) is alone
+        with machine.quiet() as watch:  # what is timed in between has the machine already
+            assert watch.patience == 1.0
+    other.join(10.0)
+    assert not other.is_alive()
 
 
 @pytest.fixture

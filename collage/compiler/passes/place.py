@@ -43,7 +43,8 @@ class Place:
 
     Kernels that lost a race (``results.Slower``) are not placed. Their lower bounds show what they could gain at most:
     where a placement with them would cost less by a share of more than ``least_gain``, those in it are measured to the
-    end, and the model is placed again, in at most ``doubts`` rounds: bounds promise more than kernels keep.
+    end, and the model is placed again, in at most ``doubts`` rounds: bounds promise more than kernels keep. A compile
+    that has measured less than a share of ``fresh`` itself has no doubts: the one that measured the rest had them.
 
     A pass that does not suggest (``suggests``) leaves regions to a later one.
 
@@ -55,6 +56,7 @@ class Place:
     rounds: int = 6
     doubts: int = 2
     least_gain: float = 0.005
+    fresh: float = 0.1
     most_faults: int = 5
     large: float = 0.25
 
@@ -79,8 +81,8 @@ class Place:
 
     def _certain(self, context: Context, compilation: Compilation) -> tuple[Compilation, Searched]:
         """Search, and measure to the end what lost a race and could be part of a better placement all the same."""
-        # Where all was known, the compile that has measured it has had its doubts already.
-        doubts = self.doubts if context.workbench(compilation).measurer.made_in_all else 0
+        made = context.workbench(compilation).measurer.made_in_all
+        doubts = self.doubts if made > self.fresh * len(compilation.outcomes) else 0
         for number in count():
             compilation, searched, doubtful = self._search(context, compilation, number < doubts)
             if not doubtful:
