@@ -54,6 +54,14 @@ FULL: tuple[Pass, ...] = (
         )
     ),
     Measure(),
+    # What runs side by side gains more than the next rounds of calibration do, if the compile is stopped here.
+    IfPlaced(
+        (
+            Repeat(
+                (Fixpoint(Place(), Calibrate(), rounds=1), Concurrency(), Glance(of_streams=True)),
+            ),
+        )
+    ),
     Repeat(
         (
             Within(Fixpoint(Place(), Calibrate())),
