@@ -62,17 +62,16 @@ def anytime(
         found = race(setups, expected=expected, rounds=options.rounds, required={*ways, AGAIN}, progress=show)
     medians = {name: each["median_us"] for name, each in found.timings.items()}
     fastest = min((name for name in medians if name in engines), key=medians.__getitem__, default=None)
-    best_engine = medians[fastest] if fastest else None
     return {
         "model": model.name,
         "contenders": dict(found.timings),
         "compiles": compiles,
-        "share_of_best": {way: round(medians[base] / medians[way], 4) for way in (*ways, AGAIN)},
+        "share_of_best": {way: round(found.ratio(base, way), 4) for way in (*ways, AGAIN)},
         "first_module_s": compiles[UNLIMITED]["course"][0][0],
         "fastest_engine": fastest,
         "engine_load_s": found.timings[fastest]["load_s"] if fastest else None,
         "over_best_engine": {
-            way: round(best_engine / medians[way], 4) if best_engine else None for way in ways
+            way: round(found.ratio(fastest, way), 4) if fastest else None for way in ways
         },
         "failed": {**failed, **found.failed},
     }
