@@ -47,7 +47,7 @@ FULL: tuple[Pass, ...] = (
                 (
                     Fixpoint(Place(suggests=False), Calibrate()),
                     Glance(),
-                    Concurrency(),
+                    Concurrency(rounds=1, most_first=1),
                     Glance(of_streams=True),
                 )
             ),

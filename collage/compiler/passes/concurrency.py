@@ -48,10 +48,11 @@ _EVENT = 0.4
 class Concurrency:
     """Schedules the mix with concurrent launches where there is more than one thread, in at most ``rounds`` rounds.
 
-    The plan takes the place of one that an earlier run of this pass has made, of an earlier mix.
+    At most ``most_first`` proposals run in the first round, and one in each of the others. The plan takes the place of one that an earlier run of this pass has made, of an earlier mix.
     """
 
     rounds: int = 3
+    most_first: int = 3
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
         """Adds the plan of the best schedule, if the costs promise a gain. Raises KernelRejectedError."""
@@ -84,7 +85,7 @@ class Concurrency:
         tried: set[Schedule] = set()
         for number in range(self.rounds):
             costs = Costs(tuple(team_us), tuple(single_threaded_us), barrier_us, _EVENT * barrier_us)
-            proposals = _proposals(dag, costs, threads, moved)[: None if number == 0 else 1]
+            proposals = _proposals(dag, costs, threads, moved)[: self.most_first if number == 0 else 1]
             new = [(name, found) for name, found in proposals if found.schedule not in tried]
             if not new:
                 break
