@@ -11,6 +11,7 @@ from collage.compiler.plan_failures import PlanDroppedError
 from collage.compiler.state import Compilation, Context
 from collage.compiler.workbench import Workbench
 from collage.errors import ModelError
+from collage.report.best_so_far import FINISHED
 
 
 def beyond(context: Context, bench: Workbench, executable: Executable) -> str:
@@ -22,7 +23,7 @@ def beyond(context: Context, bench: Workbench, executable: Executable) -> str:
         return ""
     try:
         error = bench.runs.error(executable, bench.accuracy)
-    except MetricError as raised:
+    except (MetricError, ModelError) as raised:
         return str(raised)
     tolerance = context.options.tolerance
     if error <= tolerance:
@@ -53,9 +54,11 @@ def within_tolerance(context: Context, compilation: Compilation, plans: Sequence
 def on_samples(context: Context, bench: Workbench, executable: Executable) -> float | None:
     """The executable's error on the samples; None without a tolerance, or where the error cannot be told.
 
-    Raises KernelRejectedError and PlanDroppedError where it fails.
+    A compile that was stopped has no time to run the samples for what is exact. Raises KernelRejectedError and
+    PlanDroppedError where it fails.
     """
-    if not context.options.tolerance:
+    stopped = context.course.ended != FINISHED
+    if not context.options.tolerance or (stopped and not executable.reduced and not bench.knows_accuracy):
         return None
     try:
         return bench.runs.error(executable, bench.accuracy)

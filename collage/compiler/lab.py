@@ -76,7 +76,7 @@ def _workbench(context: Context, compilation: Compilation) -> Workbench:
     measurer = Measurer(session, context.database, context.progress, crew=crew)
     assembler = Assembler(measurer, context.backends, context.build, context.target, context.versions)
     runs = PlanRuns(measurer, context.database, context.target, options.seed, context.progress)
-    asked = Asked(options.tolerance, options.metric, source.samples) if options.tolerance else None
+    asked = Asked.by(options, source.samples)
     return Workbench(measurer, assembler, runs, source.original, context.course.deadline, asked)
 
 

@@ -16,6 +16,8 @@ from collage.compiler.passes.anytime import Anytime
 from collage.compiler.passes.baselines import Baselines
 from collage.compiler.passes.calibrate import Calibrate
 from collage.compiler.passes.concurrency import Concurrency
+from collage.compiler.passes.early_engines import EarlyEngines
+from collage.compiler.passes.early_placement import EarlyPlacement
 from collage.compiler.passes.fixpoint import Fixpoint
 from collage.compiler.passes.glance import Glance
 from collage.compiler.passes.import_model import Import
@@ -39,6 +41,7 @@ log = logging.getLogger(__name__)
 FULL: tuple[Pass, ...] = (
     Import(),
     Verify(),
+    EarlyEngines(),
     Match(),
     Measure(few=True),
     IfPlaced(
@@ -47,6 +50,7 @@ FULL: tuple[Pass, ...] = (
                 (
                     Fixpoint(Place(suggests=False), Calibrate()),
                     Glance(),
+                    EarlyPlacement(Within(Fixpoint(Place(suggests=False), Calibrate()), rounds=2)),
                     Concurrency(),
                     Glance(of_streams=True),
                 )

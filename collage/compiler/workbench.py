@@ -53,6 +53,11 @@ class Workbench:
         assert self.asked is not None
         return Accuracy.of(self.original, self.model, self.asked, self.runs.seed, self.deadline)
 
+    @property
+    def knows_accuracy(self) -> bool:
+        """Whether the reference has been run on the samples."""
+        return "accuracy" in self.__dict__
+
     def checked(self, executable: Executable, tunings: Mapping[Request, str]) -> tuple[Executable, Finding]:
         """The executable, and what the last check finds.
 

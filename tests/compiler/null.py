@@ -114,6 +114,13 @@ class NullEngine(NullBackend, Engine):
         return object()
 
 
+class Bf16Engine(NullEngine):
+    """An engine that runs whole models in bfloat16, too."""
+
+    def precisions(self, options: BuildOptions) -> tuple[str, ...]:
+        return tuple(options.precisions & {"bf16"})
+
+
 class NullMeasurer:
     """Knows made-up costs. ``asked`` are the requests that were measured, and ``rejected`` those that are rejected."""
 

@@ -18,7 +18,7 @@ from collage.compiler.passes.place import Place
 from collage.compiler.passes.select import Select
 from collage.compiler.passes.within import FLOAT32, Within
 from collage.compiler.state import Compilation
-from tests.compiler.null import WHOLE, Made, NullBackend, NullEngine, chain, each_node, notes
+from tests.compiler.null import WHOLE, Bf16Engine, Made, NullBackend, chain, each_node, notes
 
 LIBRARY = NullBackend("lib", team=True)
 SEARCH = Fixpoint(Place(), Calibrate())
@@ -139,13 +139,6 @@ def test_a_plan_beyond_the_tolerance_is_not_selected() -> None:
     assert (selected.result.label, selected.result.error) == ("collage", 0.04)
     assert 0 < selected.result.predicted_error < 0.05
     assert {r.precision for r in selected.result.parts.program.launches} == {"bf16"}
-
-
-class Bf16Engine(NullEngine):
-    """An engine that runs whole models in bfloat16, too."""
-
-    def precisions(self, options: Any) -> tuple[str, ...]:
-        return tuple(options.precisions)
 
 
 @pytest.mark.parametrize("error", [1e-3, 0.1])

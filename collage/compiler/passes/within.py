@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 FLOAT32 = "float32"
 """The label of the fastest plan in the model's own dtypes, beside plans of reduced precision."""
-_LABELS = ("collage", "mix")
+CHECKED = ("collage", "mix")
 """The plans of a proposal whose errors correct the estimate. Others are checked before they are selected."""
 _LEAST, _MOST = 0.25, 16.0
 """The least and the largest factor of one correction."""
@@ -60,7 +60,7 @@ class Within:
         if not context.options.tolerance:
             return compilation
         if not any(offer.request.variant.precision for offer in compilation.offers):
-            return compilation.told(Noted(_NOTHING))
+            return compilation.told(_unmeasured(context, _NOTHING), Noted(_NOTHING))
         context.progress(Progress("errors", 0, 1))
         try:
             accuracy = context.workbench(compilation).accuracy
@@ -71,7 +71,8 @@ class Within:
             return self._reduced(context, compilation, accuracy, own)
         except (MetricError, ModelError) as error:
             log.warning("%s", error)
-            return compilation.told(Noted(f"{str(error).rstrip('.')}; float32 remains"))
+            why = f"{str(error).rstrip('.')}; float32 remains"
+            return compilation.told(_unmeasured(context, why), Noted(why))
 
     def _reduced(self, context: Context, exact: Compilation, accuracy: Accuracy, own: float) -> Compilation:
         """The best compilation of all rounds, with the fastest plan of the exact one beside its own."""
@@ -117,8 +118,13 @@ class Within:
         return max(errors, default=math.inf)
 
 
+def _unmeasured(context: Context, reason: str) -> Bounded:
+    options = context.options
+    return Bounded(options.tolerance, options.metric.name, reason=reason)
+
+
 def _checked(plans: Sequence[Plan]) -> list[Plan]:
-    return [plan for plan in plans if plan.label in _LABELS]
+    return [plan for plan in plans if plan.label in CHECKED]
 
 
 def _kernels(compilation: Compilation) -> tuple[object, ...]:
