@@ -11,6 +11,7 @@ from collage.compiler.plan_failures import PlanDroppedError
 from collage.compiler.state import Compilation, Context
 from collage.compiler.workbench import Workbench
 from collage.errors import ModelError
+from collage.measure_db.effort import QUICK
 from collage.report.best_so_far import FINISHED
 
 
@@ -54,11 +55,11 @@ def within_tolerance(context: Context, compilation: Compilation, plans: Sequence
 def on_samples(context: Context, bench: Workbench, executable: Executable) -> float | None:
     """The executable's error on the samples; None without a tolerance, or where the error cannot be told.
 
-    A compile that was stopped has no time to run the samples for what is exact. Raises KernelRejectedError and
-    PlanDroppedError where it fails.
+    A compile that is quick, or was stopped, has no time to run the samples for what is exact. Raises
+    KernelRejectedError and PlanDroppedError where it fails.
     """
-    stopped = context.course.ended != FINISHED
-    if not context.options.tolerance or (stopped and not executable.reduced and not bench.knows_accuracy):
+    hurried = context.course.ended != FINISHED or context.options.effort is QUICK
+    if not context.options.tolerance or (hurried and not executable.reduced and not bench.knows_accuracy):
         return None
     try:
         return bench.runs.error(executable, bench.accuracy)

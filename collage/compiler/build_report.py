@@ -30,7 +30,6 @@ from collage.measure_db.results import Measurement, Outcome, Slower
 from collage.report.best_so_far import BUDGET, INTERRUPT
 from collage.report.report import CandidateReport, ErrorReport, NodeReport, Report, figures
 
-
 _UNTRIED = {
     BUDGET: "the budget was over before our own placements of reduced precision were tried",
     INTERRUPT: "the compile was interrupted before our own placements of reduced precision were tried",
