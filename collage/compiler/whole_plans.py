@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from collage.backends.engine import Engine
 from collage.compiler.plan import Plan
 from collage.compiler.state import Compilation, Context
@@ -24,8 +26,8 @@ def whole_requests(context: Context, compilation: Compilation, build: BuildOptio
         Request(everything, name, Variant(precision=precision), original=True, profile=profile)
         for name, backend in context.backends.items()
         if isinstance(backend, Engine) and not (build.exact and backend.reassociates(whole, ALL_PLAIN))
-        for profile in backend.profiles(build)
         for precision in ("", *backend.precisions(build))
+        for profile in backend.profiles(replace(build, variant=Variant(precision=precision)))
     ]
 
 

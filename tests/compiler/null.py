@@ -114,11 +114,15 @@ class NullEngine(NullBackend, Engine):
         return object()
 
 
-class Bf16Engine(NullEngine):
-    """An engine that runs whole models in bfloat16, too."""
+class ReducedEngine(NullEngine):
+    """An engine that runs whole models in a reduced precision, too."""
+
+    def __init__(self, name: str, precision: str = "bf16") -> None:
+        super().__init__(name)
+        self.precision = precision
 
     def precisions(self, options: BuildOptions) -> tuple[str, ...]:
-        return tuple(options.precisions & {"bf16"})
+        return tuple(options.precisions & {self.precision})
 
 
 class NullMeasurer:

@@ -12,7 +12,7 @@ from collage.compiler.passes.early_engines import EarlyEngines
 from collage.compiler.passes.settle import Settle
 from collage.compiler.state import Compilation
 from collage.errors import NoPlacementError
-from tests.compiler.null import WHOLE, Bf16Engine, Made, NullBackend, each_node
+from tests.compiler.null import WHOLE, Made, NullBackend, ReducedEngine, each_node
 from tests.compiler.test_settle import first_module
 from tests.compiler.test_within import SEARCH
 
@@ -27,7 +27,7 @@ def made(bf16_us: float = 10.0, error: float = 4e-3, **options: float) -> tuple[
         ("engine as written bf16", WHOLE): bf16_us,
     }
     found = Made(
-        costs, NullBackend("lib", team=True), Bf16Engine("engine"), **({"tolerance": 1e-2} | options)
+        costs, NullBackend("lib", team=True), ReducedEngine("engine"), **({"tolerance": 1e-2} | options)
     )
     found.measurer.original = found.start.source.original
     found.runs.error_of = lambda each: error if each.reduced else 1e-7
