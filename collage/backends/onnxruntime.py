@@ -43,7 +43,7 @@ class OnnxRuntime(OnnxEngine):
     requirement = "onnxruntime"
 
     def precisions(self, options: BuildOptions) -> Sequence[str]:
-        """Its own quantisation to 8 bits, with numbers that are scaled in each call."""
+        """Gives its own quantisation to 8 bits, with numbers that are scaled in each call."""
         return (DYNAMIC_INT8,) if DYNAMIC_INT8 in options.precisions else ()
 
     def compile_onnx(self, model: ModelProto, options: BuildOptions) -> bytes:

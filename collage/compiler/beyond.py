@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from collage.compiler.events import Noted
 from collage.compiler.executable import Executable
 from collage.compiler.metrics import MetricError
 from collage.compiler.plan import Plan
@@ -32,24 +33,29 @@ def beyond(context: Context, bench: Workbench, executable: Executable) -> str:
     return f"an error of {error:.2g} on {bench.accuracy.about}, above the tolerance of {tolerance:g}"
 
 
-def within_tolerance(context: Context, compilation: Compilation, plans: Sequence[Plan]) -> list[Plan]:
+def within_tolerance(
+    context: Context, compilation: Compilation, plans: Sequence[Plan]
+) -> tuple[list[Plan], list[Noted]]:
     """The plans without those of one engine on the whole model in a reduced precision that is beyond the tolerance.
 
-    They may be the fastest by far, and others must not be left out because of them.
+    They may be the fastest by far, and others must not be left out because of them. Notes that the log does not have
+    yet say so.
     """
     bench = context.workbench(compilation)
-    kept = []
+    kept: list[Plan] = []
+    notes: list[Noted] = []
     for plan in plans:
         (first, *more) = plan.placement.candidates
         if not more and first.variant.precision:
             executable = bench.assembler.assemble(plan, compilation.tunings)
             try:
-                if beyond(context, bench, executable):
+                if complaint := beyond(context, bench, executable):
+                    notes.append(Noted(f"{plan.label}: {complaint}; not used"))
                     continue
             except PlanDroppedError:
                 continue
         kept.append(plan)
-    return kept
+    return kept, [note for note in notes if note not in compilation.log]
 
 
 def on_samples(context: Context, bench: Workbench, executable: Executable) -> float | None:

@@ -12,7 +12,7 @@ from collage.compiler.passes.early_engines import EarlyEngines
 from collage.compiler.passes.settle import Settle
 from collage.compiler.state import Compilation
 from collage.errors import NoPlacementError
-from tests.compiler.null import WHOLE, Made, NullBackend, ReducedEngine, each_node
+from tests.compiler.null import WHOLE, Made, NullBackend, ReducedEngine, each_node, notes
 from tests.compiler.test_settle import first_module
 from tests.compiler.test_within import SEARCH
 
@@ -72,6 +72,11 @@ def test_beyond_the_tolerance_it_is_no_plan(options: dict[str, float]) -> None:
     each, start = made(**options)
     early = EarlyEngines()(each.context, start)
     assert (early.early, each.context.course.best) == ((), [])
+    beyond = "engine, as written, bf16: an error of 0.02 on 12 made-up inputs, above the tolerance of 0.01; not used"
+    assert notes(early) == ([beyond] if "error" in options else [])
+    # Later passes do not say it again.
+    placed = SEARCH(each.context, replace(each.measured(), log=early.log))
+    assert notes(Baselines()(each.context, placed)) == notes(early)
     with pytest.raises(NoPlacementError, match="not known yet"):
         Settle()(each.context, early)
 

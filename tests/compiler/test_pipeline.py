@@ -166,7 +166,7 @@ def test_every_pass_has_a_test_file(path: Path) -> None:
     ],
 )
 def test_a_report_says_why_errors_are_not_known(ended: str, why: str) -> None:
-    each = made(tolerance=1e-2)
+    each = made(tolerance=1e-2, budget_s=60.0)
     found = compiled(each.context, each.start.source)
     each.context.course.ended = ended
     stopped = replace(found, log=tuple(event for event in found.log if not isinstance(event, Bounded)))

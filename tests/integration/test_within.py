@@ -124,7 +124,12 @@ def test_a_convolution_net_keeps_the_tolerance_on_samples_that_were_given(databa
 def test_a_quick_compile_keeps_the_tolerance_too(database: Path) -> None:
     model = transformer()
     module = collage.compile(
-        model, tolerance=TOLERANCE, quick=True, db=database, backends=["onednn", "native"], progress=False
+        model,
+        tolerance=TOLERANCE,
+        quick=True,
+        db=database,
+        backends=["onednn", "native", "onnxruntime"],
+        progress=False,
     )
     errors = module.report.errors
     assert errors is not None

@@ -72,9 +72,10 @@ class Baselines:
             for profile in dict.fromkeys((best, USUAL if USUAL in profiles else best)):
                 plans.append(whole_plan(compilation, profiles[profile], profile))
         kept = [plan for plan in compilation.plans if plan.label not in beaten]
-        allowed = within_tolerance(context, compilation, [*kept, *plans])
+        allowed, notes = within_tolerance(context, compilation, [*kept, *plans])
         return replace(compilation, plans=tuple(self._near(allowed))).told(
-            *(Considered(request, "whole model", _floored(each)) for request, each in outcomes.items())
+            *notes,
+            *(Considered(request, "whole model", _floored(each)) for request, each in outcomes.items()),
         )
 
     def _near(self, plans: Sequence[Plan]) -> list[Plan]:

@@ -52,7 +52,7 @@ class EarlyEngines:
             if isinstance(outcome, Measurement)
         ]
         try:
-            plans = within_tolerance(context, compilation, plans)
+            plans, notes = within_tolerance(context, compilation, plans)
         except (KernelRejectedError, PlanDroppedError) as error:
             log.info("engines in reduced precision: %s", error)
             return compilation
@@ -62,4 +62,4 @@ class EarlyEngines:
             if first is not None and us < first.median_us:
                 context.course.improved(plan.label, us, (plan.label, us))
         told = [Considered(request, "whole model", outcome) for request, outcome in outcomes.items()]
-        return replace(compilation, early=(*compilation.early, *plans)).told(*told)
+        return replace(compilation, early=(*compilation.early, *plans)).told(*told, *notes)
