@@ -57,9 +57,11 @@ class WorkerLab:
 
 def _workbench(context: Context, compilation: Compilation) -> Workbench:
     source, options = compilation.source, context.options
+    # A quick compile runs engines on the original model only where they may compute in reduced precisions.
+    engines = options.effort is not QUICK or bool(options.tolerance)
     measured = MeasuredModel(
         compilation.imported,
-        original=_as_region(source.original, compilation.imported) if options.effort is not QUICK else None,
+        original=_as_region(source.original, compilation.imported) if engines else None,
         as_loaded=source.as_loaded,
         guards=source.original.ByteSize() < MAX_BYTES,
     )

@@ -78,6 +78,7 @@ def _quickly(place: Pass) -> Pass:
 QUICK: tuple[Pass, ...] = (
     Import(),
     Verify(),
+    EarlyEngines(),
     Match(),
     Either(
         Repeat((MeasureFew(), _quickly(PlaceOnce()), SelectOnly())),

@@ -225,8 +225,6 @@ class NullRuns:
         self.findings: dict[str, Finding] = {}
         self.loaded: list[Executable] = []
         self.drops: Callable[[Executable], bool] = lambda _: False
-        self.alone_us: Callable[[Executable], float] = lambda _: 0.0
-        """The time of a plan alone, where it is another one than the sum of its launches."""
         self.error_of: Callable[[Executable], float] = lambda _: 1e-7
         """The error on samples."""
 
@@ -254,7 +252,7 @@ class NullRuns:
 
     def timing(self, executable: Executable, sample_s: float) -> Timing:
         self._run(executable)
-        us = self.alone_us(executable) or sum(self._times(executable))
+        us = self.whole_us.get(executable.label, sum(self._times(executable)))
         return Timing(us, 0.0, us, us, 3)
 
     def load(self, executable: Executable, assembler: Assembler) -> tuple[Parts, Any]:

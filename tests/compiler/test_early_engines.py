@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from collage.compiler.events import Considered
 from collage.compiler.passes.baselines import Baselines
 from collage.compiler.passes.early_engines import EarlyEngines
+from collage.compiler.passes.place_once import PlaceOnce
+from collage.compiler.passes.select_only import SelectOnly
 from collage.compiler.passes.settle import Settle
 from collage.compiler.state import Compilation
 from collage.errors import NoPlacementError
+from collage.measure_db.effort import QUICK
 from tests.compiler.null import WHOLE, Made, NullBackend, ReducedEngine, each_node, notes
 from tests.compiler.test_settle import first_module
 from tests.compiler.test_within import SEARCH
@@ -19,7 +23,7 @@ from tests.compiler.test_within import SEARCH
 BF16, FLOAT32 = "engine, as written, bf16", "engine, as written"
 
 
-def made(bf16_us: float = 10.0, error: float = 4e-3, **options: float) -> tuple[Made, Compilation]:
+def made(bf16_us: float = 10.0, error: float = 4e-3, **options: Any) -> tuple[Made, Compilation]:
     """An engine that takes 30 us in float32; a library would take 40 us."""
     costs = {
         **each_node("lib", 10.0),
@@ -95,3 +99,20 @@ def test_later_passes_measure_the_same_request() -> None:
     placed = SEARCH(each.context, replace(each.measured(), early=early.early))
     Baselines()(each.context, placed)
     assert asked in each.measurer.asked
+
+
+@pytest.mark.parametrize(("us", "label"), [(10.0, BF16), (60.0, "quick")])
+def test_a_quick_compile_runs_it_beside_its_placement(us: float, label: str) -> None:
+    each, start = made(bf16_us=us, effort=QUICK)
+    early = EarlyEngines()(each.context, replace(each.measured(), first=start.first))
+    found = SelectOnly()(each.context, PlaceOnce()(each.context, early))
+    assert (found.result.label, set(found.result.timings)) == (label, {"quick", BF16})
+
+
+def test_a_quick_compile_that_is_stopped_hands_it_over() -> None:
+    each, start = made(effort=QUICK)
+    found = Settle(select=SelectOnly())(each.context, EarlyEngines()(each.context, start))
+    assert (found.result.label, found.result.error) == (BF16, 4e-3)
+    each, start = made(bf16_us=30.0, effort=QUICK)
+    with pytest.raises(NoPlacementError, match="not faster than the first"):
+        Settle(select=SelectOnly())(each.context, EarlyEngines()(each.context, start))

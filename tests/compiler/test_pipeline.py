@@ -73,7 +73,7 @@ def test_a_full_compile_is_this_list_of_passes() -> None:
 
 def test_a_quick_compile_is_this_list_of_passes() -> None:
     search = ["MeasureFew", "PlaceOnce", "SelectOnly"]
-    assert list(leaves(QUICK)) == ["Import", "Verify", "Match", *search, *search, *search]
+    assert list(leaves(QUICK)) == ["Import", "Verify", "EarlyEngines", "Match", *search, *search, *search]
 
 
 def test_a_compile_that_is_stopped_settles() -> None:

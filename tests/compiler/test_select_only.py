@@ -38,7 +38,7 @@ def in_two_precisions(reduced_us: float, error: float = 4e-3) -> tuple[Made, Com
     made = Made(costs, NullBackend("lib", team=True), tolerance=0.05, effort=QUICK)
     made.runs.error_of = lambda each: error if each.reduced else 1e-7
     found = Within(PlaceOnce(), sensitivities=False)(made.context, made.measured())
-    made.runs.alone_us = lambda each: 4 * (reduced_us if each.reduced else 10.0)
+    made.runs.whole_us = {"quick": 4 * reduced_us, FLOAT32: 40.0}
     return made, found
 
 
@@ -63,7 +63,7 @@ def test_a_quick_compile_keeps_float32_where_the_reduced_placement_is_beyond_or_
     found = SelectOnly()(made.context, start)
     assert found.result.label == FLOAT32
     assert notes(found)[-1] == (
-        "the placement has an error of 0.06 on 12 made-up inputs, above the tolerance of 0.05; float32 remains"
+        "the placement has an error of 0.06 on 12 made-up inputs, above the tolerance of 0.05; not used"
     )
     made.runs.findings = {"quick": WRONG}
     assert SelectOnly()(made.context, start).result.label == FLOAT32

@@ -67,7 +67,8 @@ class Settle:
 def _if_faster(before: Compilation, found: Compilation) -> Compilation:
     """What was found. Raises NoPlacementError where it was not compared with the first module, and is not faster."""
     timing = None if before.first is None else before.first.timing
-    compared = any(plan.original for plan in found.plans)
+    engines = [plan.placement.candidates[0] for plan in found.plans if plan.original]
+    compared = any(not engine.variant.precision for engine in engines)
     if timing is not None and not compared and found.result.measured_us >= timing.median_us:
         raise NoPlacementError("the placement is not faster than the first module")
     return found
