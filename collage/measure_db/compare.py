@@ -78,6 +78,11 @@ def reduced_tolerance(precision: str) -> float:
     return _REDUCED_ALLOWED[precision]
 
 
+def rounds_each_number(precision: str) -> bool:
+    """Whether a reduced precision rounds each number by itself, so that a large one costs those beside it nothing."""
+    return precision == BF16
+
+
 def dtypes_of(values: Sequence[Any]) -> list[str]:
     """Names of the dtypes of values, which may be arrays, numbers, and sequences of these; other values have none."""
     found: list[str] = []
