@@ -142,10 +142,6 @@ def compile(
         raise UsageError(
             f"the metric {chosen_metric.name} says nothing on made-up inputs: give samples with inputs (--input)."
         )
-    if quick and tolerance:
-        raise UsageError(
-            "a quick compile measures no errors: leave out either quick or tolerance (--quick or --tolerance)."
-        )
     if level not in LEVELS:
         raise unknown_names("level", [level], LEVELS)
     if effort not in EFFORTS:

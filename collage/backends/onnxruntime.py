@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from collage.backends.onnx_engine import OnnxEngine
 from collage.graph.dataflow import Array
 from collage.kernel.kernel import Call, Kernel, Session
-from collage.kernel.options import BuildOptions
+from collage.kernel.options import DYNAMIC_INT8, BuildOptions
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 _SPIN_US = "30"
 """How long idle threads spin when another engine's kernel may be next, in microseconds.
@@ -38,6 +41,18 @@ class OnnxRuntime(OnnxEngine):
 
     name = "onnxruntime"
     requirement = "onnxruntime"
+
+    def precisions(self, options: BuildOptions) -> Sequence[str]:
+        """Gives its own quantisation to 8 bits, with numbers that are scaled in each call."""
+        return (DYNAMIC_INT8,) if DYNAMIC_INT8 in options.precisions else ()
+
+    def compile_onnx(self, model: ModelProto, options: BuildOptions) -> bytes:
+        """The serialised model, whose weights are quantised here where that is asked for."""
+        if options.variant.precision == DYNAMIC_INT8:
+            from collage.backends.dynamic_quantisation import quantised
+
+            model = quantised(model)
+        return super().compile_onnx(model, options)
 
     def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
         """A session on the artifact, with a thread pool of its own."""
@@ -78,7 +93,12 @@ class OnnxRuntime(OnnxEngine):
         return ort.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
 
     def profiles(self, options: BuildOptions) -> Sequence[str]:
-        """All optimisations with spinning threads, then without one of the two, and then without other threads."""
+        """All optimisations with spinning threads, then without one of the two, and then without other threads.
+
+        A model is quantised anew for each of them, which takes seconds, so that 8 bits have the usual ones only.
+        """
+        if options.variant.precision:
+            return ("",)
         return ("", _PLAIN_LAYOUT, *((_NO_SPINNING, _ONE_THREAD) if options.threads > 1 else ()))
 
     def settings(self, options: BuildOptions) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ TOLERANCES = (0.0, 1e-3, 3e-3, 1e-2, 3e-2)
 class Contest:
     """A race of modules at several tolerances against engines on ``model``; ``rounds`` is its number of rounds.
 
-    ``modules`` are module files by tolerance, and ``shapes`` fix symbolic inputs.
+    ``modules`` are module files by tolerance, and ``shapes`` fix symbolic inputs. ``inputs`` by name take the place of
+    made-up ones.
     """
 
     model: Path
@@ -29,6 +30,7 @@ class Contest:
     rounds: int = 30
     shapes: Mapping[str, Sequence[int]] | None = None
     seed: int = 0
+    inputs: Mapping[str, Any] = field(default_factory=dict)
 
 
 def curve(contest: Contest, show: Callable[[Progress], None]) -> dict[str, Any]:
@@ -41,6 +43,7 @@ def curve(contest: Contest, show: Callable[[Progress], None]) -> dict[str, Any]:
     from collage.api import default_registry
 
     setup = prepare(contest.model, threads=contest.threads, shapes=contest.shapes, seed=contest.seed)
+    setup = replace(setup, inputs={**setup.inputs, **contest.inputs})
     probes = default_registry().availability()
     engines = [name for name, probe in probes.items() if probe and name in ENGINES]
     engines += [name for name, (base, _) in REDUCED_ENGINES.items() if probes.get(base)]

@@ -147,7 +147,7 @@ def _collage(setup: Setup) -> tuple[Call, Outputs]:
     return bound, lambda: [bound.outputs[name] for name in setup.outputs]
 
 
-def _onnxruntime(setup: Setup) -> tuple[Call, Outputs]:
+def _onnxruntime(setup: Setup, *, in_8_bits: bool = False) -> tuple[Call, Outputs]:
     """ONNX Runtime with bound buffers and its defaults: all optimisations, and threads that spin."""
     import onnxruntime as ort
     from onnx.helper import np_dtype_to_tensor_dtype
@@ -157,7 +157,8 @@ def _onnxruntime(setup: Setup) -> tuple[Call, Outputs]:
     options.log_severity_level = 4
     for name, extent in setup.dims.items():
         options.add_free_dimension_override_by_name(name, extent)
-    session: Any = ort.InferenceSession(setup.path, options, providers=["CPUExecutionProvider"])
+    model = _quantised(setup.path) if in_8_bits else setup.path
+    session: Any = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     binding = session.io_binding()
     inputs = {name: aligned_copy(array) for name, array in setup.inputs.items()}
     outputs = {name: aligned_array(kind) for name, kind in setup.outputs.items() if kind is not None}
@@ -177,6 +178,16 @@ def _onnxruntime(setup: Setup) -> tuple[Call, Outputs]:
         return [outputs[name] if name in outputs else found[name].numpy() for name in setup.outputs]
 
     return run, results
+
+
+def _quantised(path: str) -> bytes:
+    """The model in 8 bits, as ONNX Runtime quantises it without samples."""
+    import onnx
+
+    from collage.backends.dynamic_quantisation import quantised
+
+    data: bytes = quantised(onnx.load(path)).SerializeToString()
+    return data
 
 
 def _openvino(setup: Setup, precision: str = "f32") -> tuple[Call, Outputs]:
@@ -212,6 +223,7 @@ ENGINES: Mapping[str, Engine] = {
 
 REDUCED_ENGINES: Mapping[str, tuple[str, Engine]] = {
     "openvino bf16": ("openvino", partial(_openvino, precision="bf16")),
+    "onnxruntime int8": ("onnxruntime", partial(_onnxruntime, in_8_bits=True)),
 }
 """Engines in reduced precisions, by name, each with the name of the engine in float32."""
 

@@ -18,6 +18,7 @@ import onnx
 
 from collage.compiler.final_check import OutputRule, output_rules
 from collage.compiler.metrics import Metric
+from collage.compiler.options import CompileOptions
 from collage.core.deadline import Deadline
 from collage.core.library_text import library_text
 from collage.errors import ModelError
@@ -26,6 +27,7 @@ from collage.frontend.random_inputs import random_inputs
 from collage.frontend.session import Reference
 from collage.graph.dataflow import Array
 from collage.measure_db.compare import Expected
+from collage.measure_db.effort import QUICK
 
 log = logging.getLogger(__name__)
 
@@ -34,17 +36,38 @@ Run: TypeAlias = Callable[[Sequence[Array]], Sequence[Array]]
 
 MADE_UP = 12
 """The number of made-up samples. The largest of as many errors is rarely exceeded by much in other draws."""
+MADE_UP_QUICK = 4
+"""The same for a quick compile, which keeps further below its tolerance for that reason."""
 _SEED = 0xACC
 """Combined with the seed of a compile, so that the numbers are not those of other checks."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a user asks of the error of outputs: at most ``tolerance`` by the metric, on the samples."""
+    """What a user asks of the error of outputs: at most ``tolerance`` by the metric, on the samples.
+
+    Without samples so many inputs are made up.
+    """
 
     tolerance: float
     metric: Metric
     samples: tuple[Mapping[str, Any], ...] = ()
+    made_up: int = MADE_UP
+
+    @staticmethod
+    def by(options: CompileOptions, samples: tuple[Mapping[str, Any], ...]) -> Asked | None:
+        """What the options ask for; None where the tolerance is 0. A quick compile makes fewer samples up."""
+        if not options.tolerance:
+            return None
+        made_up = MADE_UP_QUICK if options.effort is QUICK else MADE_UP
+        return Asked(options.tolerance, options.metric, samples, made_up)
+
+    @property
+    def about(self) -> str:
+        """The samples in words."""
+        count = len(self.samples) or self.made_up
+        what = "sample" if self.samples else "made-up input"
+        return f"{count} {what}{'s' if count != 1 else ''}" + (" that were given" if self.samples else "")
 
 
 @dataclass(frozen=True)
@@ -64,7 +87,7 @@ class Accuracy:
 
         Raises ModelError where ONNX Runtime does not run it, and BudgetOverError after ``deadline``.
         """
-        inputs = tuple(_inputs(model, asked.samples, seed))
+        inputs = tuple(_inputs(model, asked, seed))
         reference = Reference(original)
         expected = []
         for each in inputs:
@@ -90,9 +113,7 @@ class Accuracy:
     @property
     def about(self) -> str:
         """The samples in words."""
-        count = len(self.inputs)
-        what = "sample" if self.given else "made-up input"
-        return f"{count} {what}{'s' if count != 1 else ''}" + (" that were given" if self.given else "")
+        return self.asked.about
 
     def error(self, run: Run) -> float:
         """The error of something that runs the model. Raises MetricError, and what ``run`` raises."""
@@ -129,13 +150,13 @@ class Accuracy:
         return max(found)
 
 
-def _inputs(model: Model, samples: Sequence[Mapping[str, Any]], seed: int) -> list[tuple[Array, ...]]:
+def _inputs(model: Model, asked: Asked, seed: int) -> list[tuple[Array, ...]]:
     """The samples in the model's order; what a sample lacks, and all where there are none, is made up."""
     rng = np.random.default_rng([_SEED, seed])
-    if not samples:
-        return [random_inputs(model, rng) for _ in range(MADE_UP)]
+    if not asked.samples:
+        return [random_inputs(model, rng) for _ in range(asked.made_up)]
     found = []
-    for sample in samples:
+    for sample in asked.samples:
         made = random_inputs(model, rng)
         found.append(tuple(sample.get(n, array) for n, array in zip(model.input_names, made, strict=True)))
     return found

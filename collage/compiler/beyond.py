@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from collage.compiler.events import Noted
 from collage.compiler.executable import Executable
 from collage.compiler.metrics import MetricError
 from collage.compiler.plan import Plan
@@ -11,6 +12,8 @@ from collage.compiler.plan_failures import PlanDroppedError
 from collage.compiler.state import Compilation, Context
 from collage.compiler.workbench import Workbench
 from collage.errors import ModelError
+from collage.measure_db.effort import QUICK
+from collage.report.best_so_far import FINISHED
 
 
 def beyond(context: Context, bench: Workbench, executable: Executable) -> str:
@@ -22,7 +25,7 @@ def beyond(context: Context, bench: Workbench, executable: Executable) -> str:
         return ""
     try:
         error = bench.runs.error(executable, bench.accuracy)
-    except MetricError as raised:
+    except (MetricError, ModelError) as raised:
         return str(raised)
     tolerance = context.options.tolerance
     if error <= tolerance:
@@ -30,32 +33,39 @@ def beyond(context: Context, bench: Workbench, executable: Executable) -> str:
     return f"an error of {error:.2g} on {bench.accuracy.about}, above the tolerance of {tolerance:g}"
 
 
-def within_tolerance(context: Context, compilation: Compilation, plans: Sequence[Plan]) -> list[Plan]:
+def within_tolerance(
+    context: Context, compilation: Compilation, plans: Sequence[Plan]
+) -> tuple[list[Plan], list[Noted]]:
     """The plans without those of one engine on the whole model in a reduced precision that is beyond the tolerance.
 
-    They may be the fastest by far, and others must not be left out because of them.
+    They may be the fastest by far, and others must not be left out because of them. Notes that the log does not have
+    yet say so.
     """
     bench = context.workbench(compilation)
-    kept = []
+    kept: list[Plan] = []
+    notes: list[Noted] = []
     for plan in plans:
         (first, *more) = plan.placement.candidates
         if not more and first.variant.precision:
             executable = bench.assembler.assemble(plan, compilation.tunings)
             try:
-                if beyond(context, bench, executable):
+                if complaint := beyond(context, bench, executable):
+                    notes.append(Noted(f"{plan.label}: {complaint}; not used"))
                     continue
             except PlanDroppedError:
                 continue
         kept.append(plan)
-    return kept
+    return kept, [note for note in notes if note not in compilation.log]
 
 
 def on_samples(context: Context, bench: Workbench, executable: Executable) -> float | None:
     """The executable's error on the samples; None without a tolerance, or where the error cannot be told.
 
-    Raises KernelRejectedError and PlanDroppedError where it fails.
+    A compile that is quick, or was stopped, has no time to run the samples for what is exact. Raises
+    KernelRejectedError and PlanDroppedError where it fails.
     """
-    if not context.options.tolerance:
+    hurried = context.course.ended != FINISHED or context.options.effort is QUICK
+    if not context.options.tolerance or (hurried and not executable.reduced and not bench.knows_accuracy):
         return None
     try:
         return bench.runs.error(executable, bench.accuracy)

@@ -11,6 +11,7 @@ from dataclasses import replace
 import onnx
 
 from collage.backends.base import VIEW
+from collage.compiler.accuracy import Asked
 from collage.compiler.events import (
     Bounded,
     Considered,
@@ -26,7 +27,15 @@ from collage.compiler.events import (
 from collage.compiler.state import Compilation, Context
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome, Slower
+from collage.report.best_so_far import BUDGET, INTERRUPT
 from collage.report.report import CandidateReport, ErrorReport, NodeReport, Report, figures
+
+_UNTRIED = {
+    BUDGET: "the budget was over before our own placements of reduced precision were tried",
+    INTERRUPT: "the compile was interrupted before our own placements of reduced precision were tried",
+}
+"""Why errors are not known, by what has ended the compile."""
+_UNPLACED = "the model is not placed, so that an engine runs it in float32"
 
 
 def report_of(context: Context, compilation: Compilation, started: float) -> Report:
@@ -68,13 +77,15 @@ def report_of(context: Context, compilation: Compilation, started: float) -> Rep
 
 def _errors(context: Context, compilation: Compilation) -> ErrorReport | None:
     """What became of the tolerance, or None without one."""
-    options, selected = context.options, compilation.result
-    if not options.tolerance:
+    asked, selected = Asked.by(context.options, compilation.source.samples), compilation.result
+    if asked is None:
         return None
-    found = ErrorReport(options.tolerance, options.metric.name)
-    for event in compilation.log:
-        if isinstance(event, Bounded):
-            found = replace(found, samples=event.about, own=event.own, rounds=event.rounds)
+    found = ErrorReport(asked.tolerance, asked.metric.name, asked.about)
+    told = [event for event in compilation.log if isinstance(event, Bounded)]
+    for event in told[-1:]:
+        found = replace(found, own=event.own, rounds=event.rounds, reason=event.reason)
+    if not told:
+        found = replace(found, reason=_UNTRIED.get(context.course.ended, _UNPLACED))
     return replace(found, predicted=selected.predicted_error, measured=selected.error)
 
 

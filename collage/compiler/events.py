@@ -83,14 +83,15 @@ class Bounded:
     """The model was placed within a ``tolerance`` by a metric, on samples that ``about`` describes.
 
     ``own`` is the error in the model's own dtypes, and ``rounds`` the number of placements that were run to correct
-    what is predicted of errors.
+    what is predicted of errors. Where no error was measured, ``reason`` says why.
     """
 
     tolerance: float
     metric: str
-    about: str
-    own: float
+    about: str = ""
+    own: float | None = None
     rounds: int = 0
+    reason: str = ""
 
 
 Event: TypeAlias = (

@@ -61,7 +61,12 @@ class Executable:
     @property
     def reduced(self) -> bool:
         """Whether some launches compute in a reduced precision."""
-        return any(region.precision for region in self.program.launches)
+        return bool(self.precisions)
+
+    @property
+    def precisions(self) -> frozenset[str]:
+        """The reduced precisions that some launches compute in."""
+        return frozenset(region.precision for region in self.program.launches if region.precision)
 
     @property
     def tuned(self) -> bool:

@@ -57,9 +57,11 @@ class WorkerLab:
 
 def _workbench(context: Context, compilation: Compilation) -> Workbench:
     source, options = compilation.source, context.options
+    # A quick compile runs engines on the original model only where they may compute in reduced precisions.
+    engines = options.effort is not QUICK or bool(options.tolerance)
     measured = MeasuredModel(
         compilation.imported,
-        original=_as_region(source.original, compilation.imported) if options.effort is not QUICK else None,
+        original=_as_region(source.original, compilation.imported) if engines else None,
         as_loaded=source.as_loaded,
         guards=source.original.ByteSize() < MAX_BYTES,
     )
@@ -76,7 +78,7 @@ def _workbench(context: Context, compilation: Compilation) -> Workbench:
     measurer = Measurer(session, context.database, context.progress, crew=crew)
     assembler = Assembler(measurer, context.backends, context.build, context.target, context.versions)
     runs = PlanRuns(measurer, context.database, context.target, options.seed, context.progress)
-    asked = Asked(options.tolerance, options.metric, source.samples) if options.tolerance else None
+    asked = Asked.by(options, source.samples)
     return Workbench(measurer, assembler, runs, source.original, context.course.deadline, asked)
 
 

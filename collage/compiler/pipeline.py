@@ -16,6 +16,8 @@ from collage.compiler.passes.anytime import Anytime
 from collage.compiler.passes.baselines import Baselines
 from collage.compiler.passes.calibrate import Calibrate
 from collage.compiler.passes.concurrency import Concurrency
+from collage.compiler.passes.early_engines import EarlyEngines
+from collage.compiler.passes.early_placement import EarlyPlacement
 from collage.compiler.passes.fixpoint import Fixpoint
 from collage.compiler.passes.glance import Glance
 from collage.compiler.passes.import_model import Import
@@ -39,6 +41,7 @@ log = logging.getLogger(__name__)
 FULL: tuple[Pass, ...] = (
     Import(),
     Verify(),
+    EarlyEngines(),
     Match(),
     Measure(few=True),
     IfPlaced(
@@ -47,6 +50,7 @@ FULL: tuple[Pass, ...] = (
                 (
                     Fixpoint(Place(suggests=False), Calibrate()),
                     Glance(),
+                    EarlyPlacement(Within(Fixpoint(Place(suggests=False), Calibrate()), rounds=2)),
                     Concurrency(rounds=1, most_first=1),
                     Glance(of_streams=True),
                 )
@@ -73,16 +77,23 @@ FULL: tuple[Pass, ...] = (
     ),
 )
 
+
+def _quickly(place: Pass) -> Pass:
+    """Placing once, and within the tolerance: samples are few, and sensitivities take too long to measure."""
+    return Within(place, aim=0.7, rounds=4, sensitivities=False)
+
+
 QUICK: tuple[Pass, ...] = (
     Import(),
     Verify(),
+    EarlyEngines(),
     Match(),
     Either(
-        Repeat((MeasureFew(), PlaceOnce(), SelectOnly())),
+        Repeat((MeasureFew(), _quickly(PlaceOnce()), SelectOnly())),
         Either(
             # Where the model's usual values are infinite, a guard would trip in every call.
-            Repeat((MeasureFew(), PlaceOnce(guarded=False), SelectOnly())),
-            Repeat((MeasureFew(every=True), PlaceOnce(), SelectOnly())),
+            Repeat((MeasureFew(), _quickly(PlaceOnce(guarded=False)), SelectOnly())),
+            Repeat((MeasureFew(every=True), _quickly(PlaceOnce()), SelectOnly())),
         ),
     ),
 )

@@ -14,6 +14,8 @@ from collage.search.placement import Placement, finish
 from collage.search.transforms import PlacedTransform
 
 SEQUENTIAL = "sequential"
+QUICK = "quick"
+"""The label of the plan of a quick compile."""
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,7 @@ class Compilation:
     - ``outcomes``, ``epsilon_us``: the outcome of each measurement, and the cost of a switch between libraries in
       microseconds (Eq. 2.2).
     - ``left_out``: names of backends that no placement may use.
+    - ``early``: plans of reduced precision within the tolerance, for a compile that is stopped before it is done.
     - ``budget``: the error that the search may spend; without it kernels compute in the model's own dtypes.
     - ``proposal``, ``calibration``, ``plans``: what the search proposes; times in the network; what is compared last.
     - ``form``, ``on_engine``: the form of the model that engines were tried on as a whole; the nodes that an engine
@@ -134,6 +135,7 @@ class Compilation:
     outcomes: Mapping[Request, Outcome] = field(default_factory=dict)
     epsilon_us: float = 0.0
     left_out: frozenset[str] = frozenset()
+    early: tuple[Plan, ...] = ()
     budget: ErrorBudget | None = None
     proposal: Proposal | None = None
     calibration: Calibration = NOT_CALIBRATED

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import onnx
 
@@ -53,12 +53,19 @@ class Workbench:
         assert self.asked is not None
         return Accuracy.of(self.original, self.model, self.asked, self.runs.seed, self.deadline)
 
+    @property
+    def knows_accuracy(self) -> bool:
+        """Whether the reference has been run on the samples."""
+        return "accuracy" in self.__dict__
+
     def checked(self, executable: Executable, tunings: Mapping[Request, str]) -> tuple[Executable, Finding]:
         """The executable, and what the last check finds.
 
         Where it errs on unusual inputs only, it is replaced by one that scans its inputs, and that is checked.
         """
-        check = self._check_of_reduced if executable.reduced else self._check
+        check: Callable[[], FinalCheck] = self._check
+        if executable.reduced:
+            check = partial(self._check_of_reduced, executable.precisions)
         finding = self.runs.finding(executable, check)
         if not finding.complaint or finding.ordinary or executable.guarded:
             return executable, finding
@@ -69,8 +76,8 @@ class Workbench:
     def _check(self) -> FinalCheck:
         return self.final_check
 
-    def _check_of_reduced(self) -> FinalCheck:
-        return self.final_check.of_reduced()
+    def _check_of_reduced(self, precisions: frozenset[str]) -> FinalCheck:
+        return self.final_check.of_reduced(precisions)
 
     def journal(self) -> tuple[Event, ...]:
         """The events of the worker so far, also those of searches that were repeated."""

@@ -47,6 +47,9 @@ class Variant:
 ALL_PLAIN = Variant()
 """The one variant of a backend that knows no other."""
 
+DYNAMIC_INT8 = "dynamic_int8"
+"""The precision of products whose weights have 8 bits, and whose other factors are scaled to 8 bits in each call."""
+
 
 @dataclass(frozen=True)
 class BuildOptions:

@@ -12,6 +12,7 @@ import numpy as np
 from collage.graph.dataflow import Array, TensorType, np_dtype
 from collage.graph.storage import BF16, PLAIN, Storage, is_narrow, stored_type, to_layout
 from collage.graph.storage import widened as unrounded
+from collage.kernel.options import DYNAMIC_INT8
 from collage.measure_db.scales import magnitudes, scales, slice_maxima, widened
 
 # Libraries sum in different orders, and fast algorithms (Winograd, fused exp) lose some digits. A sum of K
@@ -34,12 +35,13 @@ takes one of them, and an engine that sums floats the other. A step is 8e-3 of t
 next layer. ResNet-18 in 8 bits ends 8e-3 off in the integer kernels of both ONNX Runtime and OpenVINO.
 """
 
-_REDUCED = {BF16: 2.0**-8}
+_REDUCED = {BF16: 2.0**-8, DYNAMIC_INT8: 2.0**-7}
 """For each reduced precision, the largest relative error of rounding a number to it."""
 
-_REDUCED_ALLOWED = {BF16: 5e-2}
+_REDUCED_ALLOWED = {BF16: 5e-2, DYNAMIC_INT8: 0.25}
 """The error that a kernel of a reduced precision may have. It only tells wrong kernels from right ones, since the
-search charges a kernel the error that it has: convolutions and products show 3e-3 to 1e-2."""
+search charges a kernel the error that it has: convolutions and products in bfloat16 show 3e-3 to 1e-2. In 8 bits there
+are whole networks only, whose errors add up."""
 
 _PADDING = 1e30
 """One over the scale of what pads a layout, so that whatever is not zero there is too much."""
@@ -74,6 +76,11 @@ def region_tolerance(dtypes: Iterable[str], *, rounded: bool = False) -> float:
 def reduced_tolerance(precision: str) -> float:
     """The largest error that a kernel of a reduced precision may have. Raises KeyError for an unknown precision."""
     return _REDUCED_ALLOWED[precision]
+
+
+def rounds_each_number(precision: str) -> bool:
+    """Whether a reduced precision rounds each number by itself, so that a large one costs those beside it nothing."""
+    return precision == BF16
 
 
 def dtypes_of(values: Sequence[Any]) -> list[str]:

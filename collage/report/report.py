@@ -75,10 +75,10 @@ class GraphLevelReport:
 class ErrorReport:
     """What became of the user's ``tolerance`` by a ``metric``.
 
-    ``samples`` says on which inputs errors were measured, ``own`` is the error in the model's own dtypes, and
-    ``measured`` that of the module; each is None where it is not known. ``predicted`` is the module's error by the
-    search, which adds up the errors of its kernels, as a share of the outputs' scale. ``rounds`` placements were run to
-    correct the predictions.
+    ``samples`` says on which inputs errors are measured, ``own`` is the error in the model's own dtypes, and
+    ``measured`` that of the module; each is None where it is not known, and ``reason`` then says why. ``predicted`` is
+    the module's error by the search, which adds up the errors of its kernels, as a share of the outputs' scale.
+    ``rounds`` placements were run to correct the predictions.
     """
 
     tolerance: float
@@ -88,6 +88,7 @@ class ErrorReport:
     predicted: float = 0.0
     measured: float | None = None
     rounds: int = 0
+    reason: str = ""
 
 
 def figures(timings: Mapping[str, Timing]) -> dict[str, dict[str, float]]:

@@ -175,9 +175,10 @@ def _errors(found: ErrorReport, program: Program) -> str:
         text += f" (predicted {found.predicted:.2g})"
     if found.own is not None:
         text += f", in float32 {found.own:.2g}"
-    if found.samples:
-        text += f", on {found.samples}"
-    return f"{text}; {reduced} of {len(program.executed)} regions in reduced precision"
+    known = found.measured is not None or found.own is not None
+    text += (", on " if known else "; no error was measured on ") + (found.samples or "samples")
+    text += f"; {reduced} of {len(program.executed)} regions in reduced precision"
+    return f"{text}; {found.reason}" if found.reason else text
 
 
 def _guards(program: Program) -> str:

@@ -38,3 +38,9 @@ def test_every_plain_offer_is_measured_where_a_few_do_not_do() -> None:
     made = Made(costs, LIBRARY, ENGINE)
     found = MeasureFew(every=True)(made.context, made.measured())
     assert len(found.outcomes) == len(costs)
+
+
+def test_kernels_of_reduced_precision_are_measured_last() -> None:
+    made = Made({**each_node("lib bf16", 1.0, 2), **each_node("lib", 2.0, 2)}, LIBRARY, tolerance=1e-2)
+    MeasureFew()(made.context, made.measured())
+    assert [request.variant.precision for request in made.measurer.asked] == ["", "", "bf16", "bf16"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,15 @@ import pytest
 import collage.compiler
 from collage.compiler import pipeline
 from collage.compiler.build_report import report_of
-from collage.compiler.events import Event, Failed, Measured
+from collage.compiler.events import Bounded, Event, Failed, Measured
 from collage.compiler.pipeline import ANYTIME, ANYTIME_QUICK, FULL, QUICK, compiled
 from collage.compiler.state import Compilation, Pass
 from collage.errors import NoPlacementError
 from collage.kernel.options import BuildOptions
 from collage.measure_db.effort import QUICK as QUICK_EFFORT
+from collage.report.best_so_far import BUDGET, INTERRUPT
+from collage.report.report import ErrorReport
+from collage.report.show import facts
 from tests.beside import TakeAll
 from tests.compiler.null import Made, NullBackend, each_node
 
@@ -63,14 +66,16 @@ def leaves(passes: Sequence[Any]) -> Iterator[str]:
 
 def test_a_full_compile_is_this_list_of_passes() -> None:
     search = ["Place", "Calibrate", "Baselines", "Refine", "Concurrency", "Select"]
-    first = ["Measure", "Place", "Calibrate", "Glance", "Concurrency", "Glance"]
+    early = ["Place", "Calibrate"]
+    first = ["Measure", "Place", "Calibrate", "Glance", *early, "Concurrency", "Glance"]
     streams = ["Place", "Calibrate", "Concurrency", "Glance"]
-    assert list(leaves(FULL)) == ["Import", "Verify", "Match", *first, "Measure", *streams, *search]
+    passes = ["Import", "Verify", "EarlyEngines", "Match", *first, "Measure", *streams, *search]
+    assert list(leaves(FULL)) == passes
 
 
 def test_a_quick_compile_is_this_list_of_passes() -> None:
     search = ["MeasureFew", "PlaceOnce", "SelectOnly"]
-    assert list(leaves(QUICK)) == ["Import", "Verify", "Match", *search, *search, *search]
+    assert list(leaves(QUICK)) == ["Import", "Verify", "EarlyEngines", "Match", *search, *search, *search]
 
 
 def test_a_compile_that_is_stopped_settles() -> None:
@@ -153,3 +158,32 @@ def test_no_function_takes_many_parameters(path: Path) -> None:
 def test_every_pass_has_a_test_file(path: Path) -> None:
     text = (Path(__file__).parent / f"test_{path.stem}.py").read_text()
     assert f"collage.compiler.passes.{path.stem} import" in text
+
+
+@pytest.mark.parametrize(
+    ("ended", "why"),
+    [
+        (BUDGET, "the budget was over before our own placements of reduced precision were tried"),
+        (INTERRUPT, "the compile was interrupted before our own placements of reduced precision were tried"),
+    ],
+)
+def test_a_report_says_why_errors_are_not_known(ended: str, why: str) -> None:
+    each = made(tolerance=1e-2, budget_s=60.0)
+    found = compiled(each.context, each.start.source)
+    each.context.course.ended = ended
+    stopped = replace(found, log=tuple(event for event in found.log if not isinstance(event, Bounded)))
+    stopped = replace(stopped, selected=replace(found.result, error=None))
+    errors = report_of(each.context, stopped, 0.0).errors
+    assert errors == ErrorReport(1e-2, "max", "12 made-up inputs", reason=why)
+    program = found.result.parts.program
+    assert dict(facts(report_of(each.context, stopped, 0.0), program))["error budget"] == (
+        f"0.01 by max; no error was measured on 12 made-up inputs; 0 of 4 regions in reduced precision; {why}"
+    )
+
+
+def test_a_report_says_that_nothing_runs_in_reduced_precision() -> None:
+    each = made(tolerance=1e-2)
+    errors = report_of(each.context, compiled(each.context, each.start.source), 0.0).errors
+    assert errors is not None
+    assert errors.reason.startswith("nothing runs in reduced precision here")
+    assert (errors.own, errors.measured) == (None, 1e-7)

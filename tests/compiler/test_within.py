@@ -18,7 +18,8 @@ from collage.compiler.passes.place import Place
 from collage.compiler.passes.select import Select
 from collage.compiler.passes.within import FLOAT32, Within
 from collage.compiler.state import Compilation
-from tests.compiler.null import WHOLE, Made, NullBackend, NullEngine, chain, each_node, notes
+from collage.kernel.options import DYNAMIC_INT8
+from tests.compiler.null import WHOLE, Made, NullBackend, ReducedEngine, chain, each_node, notes
 
 LIBRARY = NullBackend("lib", team=True)
 SEARCH = Fixpoint(Place(), Calibrate())
@@ -141,22 +142,20 @@ def test_a_plan_beyond_the_tolerance_is_not_selected() -> None:
     assert {r.precision for r in selected.result.parts.program.launches} == {"bf16"}
 
 
-class Bf16Engine(NullEngine):
-    """An engine that runs whole models in bfloat16, too."""
-
-    def precisions(self, options: Any) -> tuple[str, ...]:
-        return tuple(options.precisions)
-
-
+@pytest.mark.parametrize("precision", ["bf16", DYNAMIC_INT8])
 @pytest.mark.parametrize("error", [1e-3, 0.1])
-def test_an_engine_in_its_own_precision_is_a_rival_within_the_tolerance(error: float) -> None:
-    costs = {("engine as written", WHOLE): 30.0, ("engine as written bf16", WHOLE): 10.0}
-    made = Made({**each_node("lib", 10.0), **costs}, LIBRARY, Bf16Engine("engine"), tolerance=1e-2)
+def test_an_engine_in_its_own_precision_is_a_rival_within_the_tolerance(error: float, precision: str) -> None:
+    costs = {("engine as written", WHOLE): 30.0, (f"engine as written {precision}", WHOLE): 10.0}
+    made = Made(
+        {**each_node("lib", 10.0), **costs}, LIBRARY, ReducedEngine("engine", precision), tolerance=1e-2
+    )
     made.measurer.original = chain()
     made.runs.error_of = lambda each: error if counted(each) else 1e-7
     start = Within(SEARCH)(made.context, made.measured())
     found = Select()(made.context, Baselines()(made.context, start))
     reduced_wins = error < 1e-2
-    assert found.result.label == ("engine, as written, bf16" if reduced_wins else "engine, as written")
+    assert found.result.label == (
+        f"engine, as written, {precision}" if reduced_wins else "engine, as written"
+    )
     (region,) = found.result.parts.program.launches
-    assert (region.original, region.precision) == (True, "bf16" if reduced_wins else "")
+    assert (region.original, region.precision) == (True, precision if reduced_wins else "")

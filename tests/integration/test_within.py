@@ -120,6 +120,26 @@ def test_a_convolution_net_keeps_the_tolerance_on_samples_that_were_given(databa
     assert "onednn" in offered
 
 
+@needs_bf16
+def test_a_quick_compile_keeps_the_tolerance_too(database: Path) -> None:
+    model = transformer()
+    module = collage.compile(
+        model,
+        tolerance=TOLERANCE,
+        quick=True,
+        db=database,
+        backends=["onednn", "native", "onnxruntime"],
+        progress=False,
+    )
+    errors = module.report.errors
+    assert errors is not None
+    assert errors.samples == "4 made-up inputs"
+    assert any(region.precision == "bf16" for region in module.program.executed)
+    assert errors.measured is not None
+    assert 1e-5 < errors.measured <= TOLERANCE
+    assert max(fresh_error(module, model, seed) for seed in range(10)) <= TOLERANCE
+
+
 def test_bad_samples_and_metrics_are_refused_with_one_line(database: Path) -> None:
     model = elementwise_net()
     right, wrong = np.ones((4, 64), np.float32), np.ones((4, 63), np.float32)
@@ -132,8 +152,6 @@ def test_bad_samples_and_metrics_are_refused_with_one_line(database: Path) -> No
         collage.compile(model, inputs=[{"x": right}, {}], **options)
     with pytest.raises(UsageError, match=r"the metric top1 says nothing on made-up inputs"):
         collage.compile(model, metric="top1", **options)
-    with pytest.raises(UsageError, match=r"a quick compile measures no errors"):
-        collage.compile(model, quick=True, **options)
 
 
 def test_what_has_no_reduced_kernels_stays_exact_and_says_so(database: Path) -> None:

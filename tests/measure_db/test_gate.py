@@ -19,7 +19,7 @@ from collage.graph.dataflow import Array, TensorType
 from collage.graph.magnitudes import INTEGER_LIMIT
 from collage.graph.storage import BF16, PLAIN_BF16, from_layout, to_layout
 from collage.kernel.kernel import Call, Kernel
-from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
+from collage.kernel.options import ALL_PLAIN, DYNAMIC_INT8, BuildOptions, Variant
 from collage.measure_db.bound_kernel import KernelSource
 from collage.measure_db.candidate import measure_candidate
 from collage.measure_db.input_kinds import KINDS, free_integers, integers
@@ -242,6 +242,27 @@ def test_a_reduced_precision_has_a_bound_of_its_own(tmp_path: Path) -> None:
     assert not outcome.finite_only
     assert isinstance(measured(product(), rounded_product, tmp_path / "b"), Rejection)
     assert isinstance(measured(product(), a_tenth_more, tmp_path / "c", reduced), Rejection)
+
+
+def far_off_beside_large_numbers(inputs: Sequence[Any], output: Any, calls: int) -> None:
+    if np.abs(inputs[0]).max() > 1e3:
+        output *= 2
+
+
+def nan_beside_large_numbers(inputs: Sequence[Any], output: Any, calls: int) -> None:
+    if np.abs(inputs[0]).max() > 1e3:
+        output[...] = np.nan
+
+
+def test_an_engine_in_bfloat16_may_decide_otherwise_on_inputs_that_a_network_is_not_made_for(
+    tmp_path: Path,
+) -> None:
+    reduced = Variant(precision=BF16)
+    off, nan = far_off_beside_large_numbers, nan_beside_large_numbers
+    assert isinstance(measured(product(), off, tmp_path / "a", reduced), Measurement)
+    assert isinstance(measured(product(), nan, tmp_path / "b", reduced), Rejection)
+    assert isinstance(measured(product(), off, tmp_path / "c", Variant(precision=DYNAMIC_INT8)), Rejection)
+    assert isinstance(measured(product(), off, tmp_path / "d"), Rejection)
 
 
 def test_what_rounding_of_inputs_changes_much_may_be_off(tmp_path: Path) -> None:

@@ -12,20 +12,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from collage.backends.engine import Engine
 from collage.compiler.beyond import within_tolerance
 from collage.compiler.events import Considered
 from collage.compiler.plan import Plan, form_label
 from collage.compiler.state import Compilation, Context
-from collage.frontend.subgraph import Subgraph
-from collage.kernel.options import ALL_PLAIN, Variant
+from collage.compiler.whole_plans import whole_plan, whole_requests
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome
-from collage.report.words import as_written
 from collage.search.candidate import Candidate
 from collage.search.candidates import candidate_of, with_floor
 from collage.search.errors import ErrorModel
-from collage.search.placement import finish
 
 USUAL = ""
 """The profile of an engine's default settings."""
@@ -48,8 +44,7 @@ class Baselines:
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
         """Adds plans of baselines, and drops plans of engines that are slower on the form from Collage."""
-        graph = compilation.imported.graph
-        everything = tuple(range(len(graph.nodes)))
+        everything = tuple(range(len(compilation.imported.graph.nodes)))
         if not everything or context.workbench(compilation).measurer.original is None:
             return compilation
         outcomes = self._outcomes(context, compilation, everything)
@@ -75,13 +70,12 @@ class Baselines:
             if ours and all(_slower(c, profiles[best]) for c in ours):
                 beaten.add(form_label(name, precision))
             for profile in dict.fromkeys((best, USUAL if USUAL in profiles else best)):
-                placement = finish(graph, [profiles[profile]], compilation.epsilon_us)
-                label = f"{name}, {as_written(profile, precision)}"
-                plans.append(Plan(label, placement, exclusive=True, original=True, profile=profile))
+                plans.append(whole_plan(compilation, profiles[profile], profile))
         kept = [plan for plan in compilation.plans if plan.label not in beaten]
-        allowed = within_tolerance(context, compilation, [*kept, *plans])
+        allowed, notes = within_tolerance(context, compilation, [*kept, *plans])
         return replace(compilation, plans=tuple(self._near(allowed))).told(
-            *(Considered(request, "whole model", _floored(each)) for request, each in outcomes.items())
+            *notes,
+            *(Considered(request, "whole model", _floored(each)) for request, each in outcomes.items()),
         )
 
     def _near(self, plans: Sequence[Plan]) -> list[Plan]:
@@ -97,15 +91,7 @@ class Baselines:
     def _outcomes(
         self, context: Context, compilation: Compilation, everything: tuple[int, ...]
     ) -> dict[Request, Outcome]:
-        build = context.build
-        whole = Subgraph(compilation.imported, everything)
-        requests = [
-            Request(everything, name, Variant(precision=precision), original=True, profile=profile)
-            for name, backend in context.backends.items()
-            if isinstance(backend, Engine) and not (build.exact and backend.reassociates(whole, ALL_PLAIN))
-            for profile in backend.profiles(build)
-            for precision in ("", *backend.precisions(build))
-        ]
+        requests = whole_requests(context, compilation, context.build)
         measurer = context.workbench(compilation).measurer
         usual = measurer.measure([each for each in requests if each.profile == USUAL])
         times = [each.median_us for each in usual.values() if isinstance(each, Measurement)]

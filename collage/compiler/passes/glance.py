@@ -41,7 +41,7 @@ class Glance:
             log.info("the placement so far %s", dropped)
             return compilation
         times = {label: each.timing.median_us for label, each in raced.items()}
-        engines = [plan.label for plan in plans if plan.original]
+        engines = sorted((plan.label for plan in plans if plan.original), key=times.__getitem__)
         ours = min((plan.label for plan in plans if not plan.original), key=times.__getitem__)
         first = compilation.first.timing
         known_us = math.inf if first is None else first.median_us

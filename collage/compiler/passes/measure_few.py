@@ -38,11 +38,22 @@ class MeasureFew:
 
 
 def _measured(context: Context, compilation: Compilation, offers: Sequence[Offer]) -> dict[Request, Outcome]:
-    """Measure the offers, each engine on the whole model first, so that there is a placement as soon as possible."""
+    """Measure the offers: each engine on the whole model, then kernels, and those of reduced precision last.
+
+    So there is a placement as soon as possible.
+    """
     measurer, count = context.workbench(compilation).measurer, len(compilation.imported.graph.nodes)
     requests = [offer.request for offer in offers]
-    whole = measurer.race([request for request in requests if len(request.nodes) == count])
-    return {**whole, **measurer.race([request for request in requests if len(request.nodes) < count])}
+    kernels = [request for request in requests if len(request.nodes) < count]
+    found: dict[Request, Outcome] = {}
+    for part in (
+        [request for request in requests if len(request.nodes) == count],
+        [request for request in kernels if not request.variant.precision],
+        [request for request in kernels if request.variant.precision],
+    ):
+        if part:
+            found |= measurer.race(part)
+    return found
 
 
 def _is_plain(offer: Offer) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from collage.compiler.cheapest import cheapest
 from collage.compiler.events import Searched
 from collage.compiler.passes.place import candidates_in
+from collage.compiler.plan import QUICK, Plan
 from collage.compiler.proposal import Proposal
 from collage.compiler.state import Compilation, Context
 
@@ -16,16 +17,20 @@ from collage.compiler.state import Compilation, Context
 class PlaceOnce:
     """Places the model by dynamic programming, by times measured alone, and with all values in the plain format.
 
-    A pass that is not ``guarded`` leaves out kernels that are right on finite numbers only.
+    The placement is the only plan. A pass that is not ``guarded`` leaves out kernels that are right on finite numbers
+    only.
     """
 
     guarded: bool = True
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
-        """Sets the proposal. Raises NoPlacementError."""
+        """Sets the proposal and the plan. Raises NoPlacementError."""
         candidates = candidates_in(context, compilation, compilation.outcomes)
         usable = [c for c in candidates if not c.outrun and (self.guarded or not c.finite_only)]
         started = time.perf_counter()
         placement = cheapest(compilation, usable)
         proposal = Proposal(placement, None, tuple(candidates))
-        return replace(compilation, proposal=proposal).told(Searched(time.perf_counter() - started))
+        plan = Plan(QUICK, placement, exclusive=len(placement.candidates) == 1)
+        return replace(compilation, proposal=proposal, plans=(plan,)).told(
+            Searched(time.perf_counter() - started)
+        )

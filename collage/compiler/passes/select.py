@@ -37,7 +37,7 @@ class Select:
     Of the plans that tie with the best, the simplest wins (see ``_ranked``). Plans that have failed as a whole are left
     out. A note says so where the launches took longer or shorter than the search predicted, by more than a share of
     ``drift``. ``race`` says how the plans are run; None stands for the
-    compile's effort. With ``except_baselines`` nothing is selected unless it beats them.
+    compile's effort. With ``except_baselines`` nothing is selected unless it beats those in the model's own dtypes.
     """
 
     drift: float = 0.1
@@ -63,7 +63,7 @@ class Select:
             if self.except_baselines:
                 _refuse_baselines(usable, timings)
             for executable in _ranked(usable, timings):
-                if self.except_baselines and executable.plan.original:
+                if self.except_baselines and _is_exact_baseline(executable):
                     break
                 right, finding = bench.checked(executable, compilation.tunings)
                 complaint = finding.complaint or beyond(context, bench, right)
@@ -134,11 +134,15 @@ def _with_times(executable: Executable, times: Sequence[float]) -> tuple[Program
 
 
 def _refuse_baselines(executables: Sequence[Executable], timings: Mapping[str, Timing]) -> None:
-    """Raise NoPlacementError where a baseline is the fastest, or ties with it."""
+    """Raise NoPlacementError where a baseline in the model's own dtypes is the fastest, or ties with it."""
     best = ties(timings)
     for each in executables:
-        if each.plan.original and each.label in best:
+        if _is_exact_baseline(each) and each.label in best:
             raise NoPlacementError(f"nothing is faster than {each.label}")
+
+
+def _is_exact_baseline(executable: Executable) -> bool:
+    return executable.plan.original and not executable.reduced
 
 
 def _time_in(timings: Mapping[str, Timing]) -> Callable[[Executable], float]:

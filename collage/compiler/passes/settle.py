@@ -14,7 +14,7 @@ from collage.compiler.passes.place import placed_by_known
 from collage.compiler.passes.select import Select
 from collage.compiler.passes.within import FLOAT32
 from collage.compiler.plan_failures import KernelRejectedError, PlanDroppedError
-from collage.compiler.short_list import SHORT, short_list
+from collage.compiler.short_list import SHORT, short_list, without_placement
 from collage.compiler.state import Compilation, Context, Pass
 from collage.core.progress import Progress
 from collage.errors import NoPlacementError
@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 class Settle:
     """Places the model with what is known, unless there are plans, and selects by ``select``.
 
-    The engine of the first module is one of the plans. Where it is as fast as any, the first module stays the best one.
+    The engine of the first module is one of the plans, and so are early plans of reduced precision. Where the engine is
+    as fast as any, the first module stays the best one.
     """
 
     select: Pass = field(default_factory=lambda: Select(race=SHORT, except_baselines=True))
@@ -36,7 +37,7 @@ class Settle:
         """Sets the selection. Raises NoPlacementError where nothing known is faster, and BudgetOverError."""
         if compilation.selected is not None:
             return compilation
-        if compilation.model is None or not compilation.offers:
+        if compilation.model is None or not (compilation.offers or compilation.early):
             raise NoPlacementError("it is not known yet how parts of the model run")
         if compilation.budget is not None and all(plan.label != FLOAT32 for plan in compilation.plans):
             # The search was stopped before any error was measured.
@@ -44,20 +45,30 @@ class Settle:
         context.progress(Progress("finish", 0, 1))
         for attempt in count():
             context.course.deadline.check()
-            known = placed_by_known(context, compilation)
-            plans = compilation.plans if attempt == 0 else ()
-            known = replace(known, plans=tuple(short_list(context, known, plans, self.most_plans)))
+            if attempt == 1:  # a kernel of the plans has failed
+                compilation = replace(compilation, plans=(), early=())
             try:
-                return _if_faster(compilation, self.select(context, known))
+                return _if_faster(compilation, self.select(context, self._compared(context, compilation)))
             except (KernelRejectedError, PlanDroppedError) as error:
                 log.info("placing again: %s", error)
         raise AssertionError("the loop ends by returning or raising")
+
+    def _compared(self, context: Context, compilation: Compilation) -> Compilation:
+        """What is known with the plans that are compared. Raises NoPlacementError where there is none of our own."""
+        try:
+            known = placed_by_known(context, compilation)
+        except NoPlacementError:
+            if not compilation.early:
+                raise
+            return replace(compilation, plans=tuple(without_placement(context, compilation)))
+        return replace(known, plans=tuple(short_list(context, known, compilation.plans, self.most_plans)))
 
 
 def _if_faster(before: Compilation, found: Compilation) -> Compilation:
     """What was found. Raises NoPlacementError where it was not compared with the first module, and is not faster."""
     timing = None if before.first is None else before.first.timing
-    compared = any(plan.original for plan in found.plans)
+    engines = [plan.placement.candidates[0] for plan in found.plans if plan.original]
+    compared = any(not engine.variant.precision for engine in engines)
     if timing is not None and not compared and found.result.measured_us >= timing.median_us:
         raise NoPlacementError("the placement is not faster than the first module")
     return found

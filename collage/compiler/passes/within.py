@@ -17,18 +17,18 @@ from dataclasses import dataclass, replace
 from collage.compiler.accuracy import Accuracy
 from collage.compiler.events import Bounded, Noted
 from collage.compiler.metrics import MetricError
-from collage.compiler.plan import Plan
+from collage.compiler.plan import QUICK, Plan
 from collage.compiler.sensitivities import error_model
 from collage.compiler.state import Compilation, Context, Pass
 from collage.core.progress import Progress
 from collage.errors import ModelError
-from collage.search.errors import ErrorBudget, of_outputs
+from collage.search.errors import ErrorBudget, ErrorModel, of_outputs
 
 log = logging.getLogger(__name__)
 
 FLOAT32 = "float32"
 """The label of the fastest plan in the model's own dtypes, beside plans of reduced precision."""
-_LABELS = ("collage", "mix")
+CHECKED = ("collage", "mix", QUICK)
 """The plans of a proposal whose errors correct the estimate. Others are checked before they are selected."""
 _LEAST, _MOST = 0.25, 16.0
 """The least and the largest factor of one correction."""
@@ -45,7 +45,7 @@ class Within:
     The search aims at a share ``aim`` of the tolerance, because other inputs have somewhat larger errors than the
     samples. It is repeated at most ``rounds`` times. A placement is kept where its error is at least ``loose`` times
     the predicted one, or where it spends less than half of its budget. By another metric than ``max`` the search begins
-    with an error of ``first`` of the outputs' scale.
+    with an error of ``first`` of the outputs' scale. Without ``sensitivities`` all of a kernel's error counts at first.
     """
 
     search: Pass
@@ -53,6 +53,7 @@ class Within:
     rounds: int = 6
     loose: float = 0.6
     first: float = 0.03
+    sensitivities: bool = True
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
         """Sets what the search sets, and the budget where kernels of reduced precision are placed."""
@@ -60,7 +61,7 @@ class Within:
         if not context.options.tolerance:
             return compilation
         if not any(offer.request.variant.precision for offer in compilation.offers):
-            return compilation.told(Noted(_NOTHING))
+            return compilation.told(_unmeasured(context, _NOTHING), Noted(_NOTHING))
         context.progress(Progress("errors", 0, 1))
         try:
             accuracy = context.workbench(compilation).accuracy
@@ -71,13 +72,15 @@ class Within:
             return self._reduced(context, compilation, accuracy, own)
         except (MetricError, ModelError) as error:
             log.warning("%s", error)
-            return compilation.told(Noted(f"{str(error).rstrip('.')}; float32 remains"))
+            why = f"{str(error).rstrip('.')}; float32 remains"
+            return compilation.told(_unmeasured(context, why), Noted(why))
 
     def _reduced(self, context: Context, exact: Compilation, accuracy: Accuracy, own: float) -> Compilation:
         """The best compilation of all rounds, with the fastest plan of the exact one beside its own."""
         tolerance, by_max = context.options.tolerance, accuracy.asked.metric.is_max
         aimed = self.aim * tolerance
-        budget = ErrorBudget(aimed if by_max else self.first, error_model(context, exact, accuracy))
+        model = error_model(context, exact, accuracy) if self.sensitivities else ErrorModel()
+        budget = ErrorBudget(aimed if by_max else self.first, model)
         best: Compilation | None = None
         latest = exact
         told = Bounded(tolerance, accuracy.asked.metric.name, accuracy.about, own)
@@ -117,8 +120,13 @@ class Within:
         return max(errors, default=math.inf)
 
 
+def _unmeasured(context: Context, reason: str) -> Bounded:
+    options = context.options
+    return Bounded(options.tolerance, options.metric.name, reason=reason)
+
+
 def _checked(plans: Sequence[Plan]) -> list[Plan]:
-    return [plan for plan in plans if plan.label in _LABELS]
+    return [plan for plan in plans if plan.label in CHECKED]
 
 
 def _kernels(compilation: Compilation) -> tuple[object, ...]:

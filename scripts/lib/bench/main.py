@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, str] = {
     "native-kernels": "Compare Collage's own convolutions with oneDNN's.",
     "native-layers": "Compare Collage's own kernels with oneDNN's on the layers of a model.",
     "precision": "Compare modules within a tolerance with float32 and with engines in their own precisions.",
+    "accuracy": "Tell whether networks with real weights decide the same within a tolerance as in float32.",
     "precision-layers": "Compare float32 kernels with those that compute in bfloat16 on the layers of a model.",
     "constants": "Compare kernels planned for this machine with those planned for the one they were written on.",
     "tvm-kernels": "Compare Collage's TVM kernels with TVM's defaults and ONNX Runtime.",

@@ -110,3 +110,18 @@ def _options(
     from collage.kernel.target import usable_cores
 
     return Options(threads or usable_cores(), rounds or 0, None if db is None else str(db), tune_trials)
+
+
+BUDGET_OPTION = click.option(
+    "--budget",
+    "budget_s",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="S",
+    help="Seconds of each compile (default: as many as it takes).",
+)
+RESULTS_OPTION = click.option(
+    "--results",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write each model's result to this file as soon as it is there, as one line of JSON.",
+)

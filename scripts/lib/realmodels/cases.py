@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -33,32 +34,57 @@ class UnknownModelError(Exception):
     """The model has no known real inputs."""
 
 
-def cases_of(name: str, model: onnx.ModelProto) -> list[Case]:
-    """The cases for a model, by its name, inputs and outputs. Raises UnknownModelError."""
-    weights = {tensor.name for tensor in model.graph.initializer}
-    inputs = {info.name for info in model.graph.input} - weights
-    first = model.graph.output[0]
+class Kind(Enum):
+    """What a model does."""
+
+    FINDS_TEXT = "finds text"
+    READS = "reads text"
+    TURNS = "tells which way up text is"
+    FILES = "tells the kind of a file"
+    HEARS = "hears speech"
+    HEARS_MANY = "hears speech in several windows at once"
+
+
+def kind_of(model: onnx.ModelProto) -> Kind:
+    """What the model does, by its inputs and outputs. Raises UnknownModelError."""
+    inputs = inputs_of(model)
     if inputs == {"x"}:
-        return _ocr(first.name, len(first.type.tensor_type.shape.dim))
+        rank = len(model.graph.output[0].type.tensor_type.shape.dim)
+        return {4: Kind.FINDS_TEXT, 3: Kind.READS}.get(rank, Kind.TURNS)
     if inputs == {"bytes"}:
-        return _magika(first.name)
+        return Kind.FILES
     if "input" in inputs and inputs <= {"input", "state", "sr", "h", "c"}:
-        return _voice(name, inputs, first.name)
+        return Kind.HEARS if "state" in inputs else Kind.HEARS_MANY
     raise UnknownModelError(f"no real inputs are known for a model of {', '.join(sorted(inputs))}")
 
 
-def _ocr(output: str, rank: int) -> list[Case]:
-    if rank == 4:  # where the text is: a map of probabilities
+def inputs_of(model: onnx.ModelProto) -> set[str]:
+    """The names of the inputs that are no weights."""
+    return {info.name for info in model.graph.input} - {tensor.name for tensor in model.graph.initializer}
+
+
+def cases_of(name: str, model: onnx.ModelProto) -> list[Case]:
+    """The cases for a model, by its name, inputs and outputs. Raises UnknownModelError."""
+    kind, output = kind_of(model), model.graph.output[0].name
+    if kind is Kind.FILES:
+        return _magika(output)
+    if kind in (Kind.HEARS, Kind.HEARS_MANY):
+        return _voice(name, inputs_of(model), output)
+    return _ocr(output, kind)
+
+
+def _ocr(output: str, kind: Kind) -> list[Case]:
+    if kind is Kind.FINDS_TEXT:  # a map of probabilities
         sizes = ((320, 320), (160, 480))
         return [
             Case({"x": (1, 3, *s)}, [{"x": pictures.page(*s, seed)} for seed in range(3)], {}, {output: 0.3})
             for s in sizes
         ]
-    if rank == 3:  # which characters
+    if kind is Kind.READS:
         batches = ((1, 48, 320), (3, 48, 192))
-    else:  # which way up
+    else:
         batches = ((1, 48, 192), (4, 48, 192))
-    return [_lines(output, *batch, upside_down=rank == 2) for batch in batches]
+    return [_lines(output, *batch, upside_down=kind is Kind.TURNS) for batch in batches]
 
 
 def _lines(output: str, batch: int, height: int, width: int, *, upside_down: bool) -> Case:

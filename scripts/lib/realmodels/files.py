@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
+from collage.errors import CollageError
+
 PACKAGES = ("silero-vad", "rapidocr-onnxruntime", "magika")
 HINT = (
     f"none of {', '.join(PACKAGES)} is installed. Their wheels will do: "
@@ -61,3 +63,11 @@ def _installed() -> Iterator[ModelFile]:
         for each in listed:
             if each.suffix == ".onnx":
                 yield ModelFile(f"{package.replace('-', '_')}/{each.stem}", each.read_binary())
+
+
+def networks(paths: Sequence[Path], only: Sequence[str]) -> list[ModelFile]:
+    """The same as ``find_models``. Raises CollageError where there is none."""
+    try:
+        return find_models(paths, only)
+    except NoModelsError as error:
+        raise CollageError(str(error)) from error

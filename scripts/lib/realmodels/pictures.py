@@ -14,6 +14,11 @@ LINES = (
     "https://example.org/?q=1",
 )
 
+_WORDS = (
+    "invoice number customer address total amount street delivery order payment Monday water school morning letter "
+    "market green station winter machine paper window garden simple record quiet number yellow kitchen answer travel"
+).split()
+
 Floats = npt.NDArray[np.float32]
 
 
@@ -45,6 +50,16 @@ def line(height: int, width: int, text: str, *, upside_down: bool = False) -> Fl
     found = np.zeros((3, height, width), np.float32)
     found[:, :, : picture.width] = _scaled(picture)
     return found
+
+
+def sentence(rng: np.random.Generator) -> str:
+    """A line of words and numbers that fits in a picture of 320 x 48."""
+    found = [str(rng.choice(_WORDS)) for _ in range(int(rng.integers(1, 3)))]
+    if rng.random() < 0.5:
+        found.append(
+            str(rng.choice([f"{rng.integers(10**5)}", f"{rng.uniform(1, 999):.2f}", "No. 7", "A-12"]))
+        )
+    return " ".join(found).capitalize() if rng.random() < 0.5 else " ".join(found)
 
 
 def lines(batch: int, height: int, width: int, *, upside_down: bool) -> Floats:

@@ -30,8 +30,12 @@ def sounds(rate: int) -> Floats:
 
 
 def windows(rate: int) -> Floats:
+    """The windows of ``sounds``."""
+    return windows_of(sounds(rate), rate)
+
+
+def windows_of(sound: Floats, rate: int) -> Floats:
     """(windows, 576) at 16 kHz, (windows, 288) at 8 kHz: 32 ms each, and 4 ms of the one before."""
-    sound = sounds(rate)
     length, before = rate * 32 // 1000, rate * 4 // 1000
     padded = np.concatenate([np.zeros(before, np.float32), sound])
     count = len(sound) // length

@@ -70,8 +70,6 @@ def anytime(
         "first_module_s": compiles[UNLIMITED]["course"][0][0],
         "fastest_engine": fastest,
         "engine_load_s": found.timings[fastest]["load_s"] if fastest else None,
-        "over_best_engine": {
-            way: round(found.ratio(fastest, way), 4) if fastest else None for way in ways
-        },
+        "over_best_engine": {way: round(found.ratio(fastest, way), 4) if fastest else None for way in ways},
         "failed": {**failed, **found.failed},
     }

@@ -15,6 +15,7 @@ from collage.bench.peak import Peak
 from collage.report.show_terminal import plain_table
 from scripts.lib.studies.anytime import AGAIN
 from scripts.lib.studies.comparison import geometric_means
+from scripts.lib.studies.one_by_one import PROBLEM
 from scripts.lib.studies.shared_machine import rows_of
 
 Result = Mapping[str, Any]
@@ -190,27 +191,37 @@ def levels(results: Sequence[Result]) -> list[RenderableType]:
 def precision(results: Sequence[Result], means: Mapping[str, float]) -> list[RenderableType]:
     """Milliseconds and errors of each contender, the ratios, and the errors on inputs that were not samples."""
     table = _table("model", "contender", "ms", "error", "within")
-    for result in results:
+    compared = [result for result in results if PROBLEM not in result]
+    for result in compared:
         for name, each in sorted(result["points"].items(), key=lambda item: float(item[1]["median_us"])):
             error = each["error"]
             within = "" if error is None or error > result["tolerance"] else "yes"
             text = "-" if error is None else f"{error:.1e}"
             table.add_row(Text(result["model"].removesuffix(".onnx")), name, _ms(each), text, within)
     parts: list[RenderableType] = [table]
-    for result in results:
-        best, own = result["speedup"]["best_engine_over_ours"], result["speedup"]["float32_over_ours"]
-        against = "no engine is within the tolerance" if best is None else f"best engine / ours {best:.3f}"
-        beyond = sum(error > result["tolerance"] for error in result["draws"])
-        parts.append(
-            f"{result['model']}: {against}, float32 / ours {own:.3f}; "
-            f"{result['reduced']} of {result['launches']} launches "
-            f"in reduced precision; {beyond} of {len(result['draws'])} other inputs beyond {result['tolerance']:g} "
-            f"(largest {max(result['draws']):.1e})"
-        )
-        parts += _failures(result)
+    for result in compared:
+        parts += precision_lines(result)
+    parts += _problems(results)
     if means:
         parts.append("geometric means: " + ", ".join(f"{key} {mean:.3f}" for key, mean in means.items()))
     return parts
+
+
+def precision_lines(result: Result) -> list[str]:
+    """What was found about one model."""
+    best, own = result["speedup"]["best_engine_over_ours"], result["speedup"]["float32_over_ours"]
+    against = "no engine is within the tolerance" if best is None else f"best engine / ours {best:.3f}"
+    if own is not None:
+        against += f", float32 / ours {own:.3f}"
+    line = f"{result['model']}: {against}; {result['reduced']} of {result['launches']} regions in reduced precision"
+    if result["draws"]:
+        beyond = sum(error > result["tolerance"] for error in result["draws"])
+        kind = "real " if result["real"] else ""
+        line += (
+            f"; {beyond} of {len(result['draws'])} other {kind}inputs beyond {result['tolerance']:g} "
+            f"(largest {max(result['draws']):.1e})"
+        )
+    return [line, *_failures(result)]
 
 
 def assignments(results: Sequence[Result]) -> list[RenderableType]:
@@ -294,3 +305,27 @@ def _table(first: str, *numbers: str) -> Table:
 
 def _ms(timing: Mapping[str, Any] | None) -> str:
     return f"{timing['median_us'] / 1e3:.2f}" if timing else "-"
+
+
+def accuracy(results: Sequence[Result]) -> list[RenderableType]:
+    """The decisions within a tolerance that are others than in float32, and what the tolerance was spent on."""
+    table = _table("model", "task", "decisions", "different", "error", "in reduced precision")
+    for each in results:
+        if PROBLEM in each:
+            continue
+        counts = ", ".join(f"{count} {kind}" for kind, count in each["of_each"].items())
+        decisions = f"{each['decisions']} ({counts})" if counts else str(each["decisions"])
+        error = "-" if each["error"] is None else f"{each['error']:.1e}"
+        share = f"{each['reduced']} of {each['regions']} regions"
+        table.add_row(Text(each["model"]), each["task"], decisions, str(each["different"]), error, share)
+    return [table, *_problems(results)]
+
+
+def decisions(result: Result) -> list[str]:
+    """The decisions of one model in words."""
+    lines = [f"{result['model']}: {result['different']} of {result['decisions']} decisions differ"]
+    return lines + [f"  {each['ours']!r}, in float32 {each['float32']!r}" for each in result["examples"]]
+
+
+def _problems(results: Sequence[Result]) -> list[str]:
+    return [f"{each['model']}: {each[PROBLEM]}" for each in results if PROBLEM in each]

@@ -1,0 +1,83 @@
+"""Synthetic speech and noise: syllables of vowels with formants, hisses between them, pauses, hum, noise and tones."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+Samples = npt.NDArray[np.float64]
+
+_VOWELS = (
+    (730, 1090, 2440),
+    (270, 2290, 3010),
+    (300, 870, 2240),
+    (530, 1840, 2480),
+    (570, 840, 2410),
+)
+"""The first three formants of vowels in Hz (those of men's voices by Peterson and Barney)."""
+_WIDTHS = (80.0, 110.0, 160.0)
+"""Widths of the formants in Hz."""
+
+
+def speech_and_noise(rate: int, seconds: float, seed: int) -> Floats:
+    """Stretches of one to three seconds in turn: a sentence, or something else. Half of the sentences are noisy."""
+    rng = np.random.default_rng([seed, rate])
+    parts: list[Samples] = []
+    total = int(seconds * rate)
+    while sum(map(len, parts)) < total:
+        length = int(rng.uniform(1.0, 3.0) * rate)
+        if len(parts) % 2 == 0:
+            parts.append(_sentence(rate, length, rng) + rng.choice([0.0, 0.01]) * rng.standard_normal(length))
+        else:
+            parts.append(_other(rate, length, rng))
+    return np.concatenate(parts)[:total].astype(np.float32)
+
+
+def _sentence(rate: int, length: int, rng: np.random.Generator) -> Samples:
+    """Syllables of one speaker, whose pitch falls."""
+    pitch, at, found = rng.uniform(95, 220), 0, np.zeros(length)
+    while at < length:
+        hiss = _hiss(int(rng.uniform(0.03, 0.09) * rate), rng)
+        vowel = _vowel(rate, int(rng.uniform(0.09, 0.22) * rate), pitch, rng)
+        syllable = np.concatenate([hiss, vowel, np.zeros(int(rng.uniform(0.0, 0.06) * rate))])
+        part = found[at : at + len(syllable)]
+        part += syllable[: len(part)]
+        at += len(syllable)
+        pitch *= rng.uniform(0.97, 1.01)
+    return 0.3 * found / max(1e-6, float(np.abs(found).max()))
+
+
+def _vowel(rate: int, length: int, pitch: float, rng: np.random.Generator) -> Samples:
+    """Harmonics of a falling pitch, as loud as the formants that move from one vowel to another."""
+    t = np.arange(length) / rate
+    phase = 2 * np.pi * np.cumsum(pitch * (1 + 0.02 * np.sin(2 * np.pi * 5 * t))) / rate
+    start, end = (np.array(_VOWELS[int(i)], float) for i in rng.integers(len(_VOWELS), size=2))
+    formants = start[:, np.newaxis] + (end - start)[:, np.newaxis] * np.linspace(0, 1, length)
+    found = np.zeros(length)
+    for number in range(1, int(min(4000.0, rate / 2) / pitch)):
+        resonance = sum(
+            1 / (1 + ((number * pitch - f) / w) ** 2) for f, w in zip(formants, _WIDTHS, strict=True)
+        )
+        found += np.sin(number * phase) * resonance / np.sqrt(number)
+    return found * np.sin(np.linspace(0, np.pi, length)) ** 0.5
+
+
+def _hiss(length: int, rng: np.random.Generator) -> Samples:
+    """A consonant: noise without low frequencies."""
+    noise = np.diff(rng.standard_normal(length + 1))
+    return 0.15 * noise * np.hanning(length)
+
+
+def _other(rate: int, length: int, rng: np.random.Generator) -> Samples:
+    """Silence, noise, hum or a tone that moves."""
+    t = np.arange(length) / rate
+    low, high = rng.uniform(100, 400), rng.uniform(600, 2000)
+    kinds = (
+        np.zeros(length),
+        rng.uniform(0.01, 0.1) * rng.standard_normal(length),
+        0.02 * np.cumsum(rng.standard_normal(length)) / 30,
+        0.1 * np.sin(2 * np.pi * 50 * t) + 0.03 * np.sin(2 * np.pi * 150 * t),
+        0.2 * np.sin(2 * np.pi * (low * t + (high - low) * t**2 / (2 * t[-1]))),
+    )
+    return np.asarray(kinds[int(rng.integers(len(kinds)))])

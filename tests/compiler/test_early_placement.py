@@ -1,0 +1,65 @@
+"""An early placement in reduced precision, with made-up costs and errors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from collage.compiler.events import Bounded
+from collage.compiler.passes.early_placement import LABEL, EarlyPlacement
+from collage.compiler.passes.settle import Settle
+from collage.compiler.passes.within import Within
+from collage.compiler.state import Compilation
+from collage.errors import NoPlacementError
+from tests.compiler.null import Made, NullBackend, each_node
+from tests.compiler.test_settle import first_module
+from tests.compiler.test_within import SEARCH, counted
+
+EARLY = EarlyPlacement(Within(SEARCH, rounds=2))
+
+
+def placed(error: float = 4e-3, **options: Any) -> tuple[Made, Compilation]:
+    """A library that takes 10 us for each node, and 4 us in bfloat16, placed in float32."""
+    costs = {**each_node("lib", 10.0), **each_node("lib bf16", 4.0)}
+    made = Made(costs, NullBackend("lib", team=True), **({"tolerance": 0.05, "budget_s": 60.0} | options))
+    made.runs.error_of = lambda each: error * counted(each) ** 0.5
+    start = replace(made.measured(), first=first_module(made.start.source.original, 70.0))
+    return made, SEARCH(made.context, start)
+
+
+def test_a_stopped_compile_hands_over_what_was_placed_early() -> None:
+    made, start = placed()
+    found = EARLY(made.context, start)
+    (plan,) = found.early
+    assert (plan.label, plan.placement.predicted_us) == (LABEL, 16.0)
+    assert [type(event) for event in found.log[len(start.log) :]] == [Bounded]
+    # Everything else is as it was, so that candidates in float32 race against such ones only.
+    assert replace(found, early=(), log=start.log) == start
+    settled = Settle()(made.context, found)
+    assert settled.result.label == LABEL
+    assert {region.precision for region in settled.result.parts.program.launches} == {"bf16"}
+
+
+def test_nothing_is_kept_where_no_error_is_small_enough() -> None:
+    made, start = placed(error=1.0)
+    assert EARLY(made.context, start) is start
+
+
+def test_a_compile_without_a_budget_or_a_tolerance_spends_no_time_on_it() -> None:
+    for options in ({"budget_s": None}, {"tolerance": 0.0}):
+        made, start = placed(**options)
+        made.runs.ran.clear()
+        assert EARLY(made.context, start) is start
+        assert made.runs.ran == []
+
+
+def test_a_kernel_that_fails_in_the_early_plan_is_left_out() -> None:
+    made, start = placed()
+    found = EARLY(made.context, start)
+    made.runs.worn_out = ("lib", (2,))
+    with pytest.raises(
+        NoPlacementError
+    ):  # the only library fails on one node, so that the first module stays
+        Settle()(made.context, found)
