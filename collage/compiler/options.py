@@ -9,10 +9,10 @@ from typing import Any
 
 from collage.cluster.address import ClusterAddress
 from collage.compiler.metrics import Metric
-from collage.graph.storage import BF16
+from collage.graph.storage import BF16, INT8
 from collage.measure_db.effort import FULL, Effort
 
-REDUCED = frozenset((BF16,))
+REDUCED = frozenset((BF16, INT8))
 """The reduced precisions that backends may offer kernels in, where the machine has instructions for them."""
 
 
