@@ -1,0 +1,294 @@
+"""Convolutions and sums of values that come quantised: dequantize, compute, and quantize again, as one kernel.
+
+The model's own integers are multiplied, so that sums are exact, and nothing is rounded that the model does not round.
+A plan is the one for float32 with other dtypes: the factor of each channel, the bias and the steps of the result are
+functions after the sum, in float32. Where the model's float32 arithmetic is within a rounding error of the middle
+between two steps, the result may be the other one of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from collage.backends.base import UnsupportedError
+from collage.backends.chains.chain import Chain, Combine, EpilogueOp, Floats, read_part
+from collage.backends.chains.conv import read_conv
+from collage.backends.chains.fold import Folded, fold
+from collage.backends.chains.functions import Algorithm, Eltwise
+from collage.backends.onednn_kernels import conv_plan, elementwise
+from collage.backends.onednn_kernels.builder import Draft
+from collage.backends.onednn_kernels.conv_plan import ConvTask
+from collage.backends.onednn_kernels.description import INT8, UINT8
+from collage.backends.onednn_kernels.plan import DST, SRC, WEIGHTS, PostOpOperand
+from collage.backends.onednn_kernels.retype import typed
+from collage.frontend.fold import fold as fold_constant
+from collage.frontend.subgraph import Subgraph
+from collage.graph.dataflow import Array, Graph, Node
+from collage.graph.storage import BLOCKED, CHANNELS_LAST
+from collage.kernel.options import Variant
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+QUANTIZE, DEQUANTIZE = "quantize", "dequantize"
+CONVOLUTIONS = frozenset({"nn.conv1d", "nn.conv2d", "nn.conv3d"})
+_DTYPES = {"int8": INT8, "uint8": UINT8}
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A value as integers of 8 bits: (integer - zero) * scale."""
+
+    value: int
+    dtype: str
+    scale: float
+    zero: int
+
+
+@dataclass(frozen=True)
+class QuantisedTask:
+    """A chain whose epilogue ends with the steps of the result. ``conv`` is None for a sum of two values.
+
+    ``dtypes`` are those of the kernel's tensors, by the numbers of their arguments.
+    """
+
+    chain: Chain
+    conv: ConvTask | None
+    dtypes: tuple[tuple[int | PostOpOperand, str], ...]
+
+
+def is_quantised(subgraph: Subgraph) -> bool:
+    """Whether some operator turns integers of few bits into floats, or the other way round."""
+    return any(node.op in (QUANTIZE, DEQUANTIZE) for node in subgraph.operators)
+
+
+def problem(graph: Graph, node: Node) -> str:
+    """Why no float32 chain begins with the node. Those that are quantised have a rule of their own."""
+    return f"{node.op} is quantised"
+
+
+def read(subgraph: Subgraph) -> QuantisedTask:
+    """The subgraph as one kernel. Raises UnsupportedError when it is none."""
+    roots = [node for node in subgraph.operators if node.op in CONVOLUTIONS]
+    sums = [node for node in subgraph.operators if node.op == "add"]
+    if len(subgraph.outputs) != 1:
+        raise UnsupportedError("a result inside the chain is used outside")
+    if len(roots) == 1:
+        return _read_conv(subgraph, roots[0])
+    if not roots and len(sums) == 1:
+        return _read_sum(subgraph, sums[0])
+    raise UnsupportedError("there is neither a convolution nor a sum among these operators, or several")
+
+
+def variants(task: QuantisedTask, threads: int) -> list[Variant]:
+    """Those of float32 with channels last, and for sums also the plain ones."""
+    if task.conv is not None:
+        found = conv_plan.variants(task.conv, threads)
+        return [each for each in found if {*each.inputs, *each.outputs} == {CHANNELS_LAST}]
+    return [
+        each
+        for each in elementwise.variants(task.chain, threads)
+        if BLOCKED not in (*each.inputs, *each.outputs)
+    ]
+
+
+def plan(task: QuantisedTask, variant: Variant, threads: int) -> Draft:
+    """The plan of float32 with the dtypes of the task."""
+    if task.conv is not None:
+        draft = conv_plan.plan(task.conv, variant, threads)
+    else:
+        draft = elementwise.plan(task.chain, variant, threads)
+    return typed(draft, dict(task.dtypes))
+
+
+def _read_conv(subgraph: Subgraph, root: Node) -> QuantisedTask:
+    graph = subgraph.model.graph
+    data = steps_of(subgraph, root.inputs[0])
+    numbers, factors = _weights(subgraph, root.inputs[1])
+    conv = read_conv(graph, root, numbers.astype(np.float32))
+    inner, after = _inside(subgraph, root)
+    if len(subgraph.inputs) != 1:
+        raise UnsupportedError("there are other operands than the data")
+    padded = any((*conv.pad_begin, *conv.pad_end))
+    if data.zero and padded:
+        raise UnsupportedError("there is padding, and zero is another number than 0")
+    folded = fold(inner, conv.dst, 1)
+    scale = factors * data.scale * (1.0 if folded.scale is None else folded.scale.astype(np.float64))
+    sums = numbers.reshape(len(numbers), -1).sum(1)
+    bias = -data.zero * sums * scale + (0.0 if folded.bias is None else folded.bias.astype(np.float64))
+    shape = (1, len(numbers), *[1] * (len(conv.dst) - 2))
+    own = [*inner.own]
+    epilogue: list[EpilogueOp] = [_by_channel(Algorithm.MULTIPLY, scale, shape, own)]
+    if bias.any():
+        epilogue.append(_by_channel(Algorithm.ADD, bias, shape, own))
+    epilogue += [*folded.epilogue, *_ending(after)]
+    base, dtype = root.outputs[0], _DTYPES[data.dtype]
+    node = replace(root, inputs=(data.value, root.inputs[1]))
+    chain = Chain(
+        *(inner.graph, inner.operators, subgraph.inputs, node, base, tuple(epilogue), subgraph.outputs[0]),
+        tuple(own),
+    )
+    dtypes: list[tuple[int | PostOpOperand, str]] = [(SRC, dtype), (WEIGHTS, INT8), *_result(after)]
+    return QuantisedTask(chain, ConvTask(chain, conv, Folded(None, None, tuple(epilogue))), tuple(dtypes))
+
+
+def _read_sum(subgraph: Subgraph, root: Node) -> QuantisedTask:
+    graph = subgraph.model.graph
+    left, right = (steps_of(subgraph, value) for value in root.inputs)
+    inner, after = _inside(subgraph, root)
+    shapes = {graph.type_of(value).shape for value in (left.value, right.value, root.outputs[0])}
+    if len(shapes) > 1 or left.value == right.value or len(subgraph.inputs) != 2:
+        raise UnsupportedError("the operands of the sum are of different shapes, or the same")
+    if after is None:
+        raise UnsupportedError("the sum is not quantised")
+    shape = graph.type_of(left.value).shape
+    own = [*inner.own]
+    # left.scale (l - left.zero) + right.scale (r - right.zero) = right.scale (ratio l + r) - shift
+    shift = left.scale * left.zero + right.scale * right.zero
+    ratio = np.array([left.scale / right.scale])
+    epilogue: list[EpilogueOp] = [
+        _by_channel(Algorithm.MULTIPLY, ratio, (1,) * len(shape), own),
+        Combine(Algorithm.ADD, right.value, shape),
+        Eltwise(Algorithm.LINEAR, right.scale, -shift),
+        *inner.epilogue,
+        *_ending(after),
+    ]
+    node = replace(root, inputs=(left.value, right.value))
+    chain = Chain(
+        *(
+            inner.graph,
+            inner.operators,
+            subgraph.inputs,
+            node,
+            left.value,
+            tuple(epilogue),
+            subgraph.outputs[0],
+        ),
+        tuple(own),
+    )
+    dtypes: list[tuple[int | PostOpOperand, str]] = [(SRC, _DTYPES[left.dtype]), *_result(after)]
+    dtypes.append((PostOpOperand(0), _DTYPES[right.dtype]))
+    return QuantisedTask(chain, None, tuple(dtypes))
+
+
+def _inside(subgraph: Subgraph, root: Node) -> tuple[Chain, Steps | None]:
+    """What happens to the root's result in float32, and what it is quantised to, if it is."""
+    model = subgraph.model
+    after = [node for node in subgraph.operators if node.op == QUANTIZE]
+    made = _constants_made(subgraph, root)
+    nodes = [
+        node
+        for node in subgraph.operators
+        if node.op not in (QUANTIZE, DEQUANTIZE) and node.outputs[0] not in made
+    ]
+    known = replace(model, graph=replace(model.graph, constants={**model.graph.constants, **made}))
+    inner = Subgraph(known, tuple(node.id for node in nodes))
+    rest = {node.id: node for node in nodes if node.id != root.id}
+    chain = read_part(inner, root, root.outputs[0], rest)
+    if len(after) > 1 or (after and after[0].inputs[0] != chain.output):
+        raise UnsupportedError("something else than the result is quantised")
+    if chain.viewed:
+        raise UnsupportedError("the result is reshaped")
+    if not after:
+        return chain, None
+    return chain, _steps(model.graph, after[0], after[0].outputs[0])
+
+
+def _constants_made(subgraph: Subgraph, root: Node) -> dict[int, Array]:
+    """Values inside the subgraph that depend on constants only, such as a bias, without the weights."""
+    graph = subgraph.model.graph
+    made: dict[int, Array] = {}
+    for node in subgraph.operators:
+        given = [made.get(value, graph.constants.get(value)) for value in node.inputs]
+        arguments = [each for each in given if each is not None]
+        if len(arguments) < len(given) or node.outputs[0] in root.inputs:
+            continue
+        if node.op == DEQUANTIZE:
+            made[node.outputs[0]] = _dequantized(arguments, node)
+        elif (
+            array := fold_constant(node.op, arguments, node.attrs, graph.type_of(node.outputs[0]))
+        ) is not None:
+            made[node.outputs[0]] = array
+    return made
+
+
+def _dequantized(arguments: Sequence[Any], node: Node) -> Array:
+    """What a node makes of constants, in float32 as ONNX Runtime computes it."""
+    stored, scale, zero = arguments[:3]
+    shape, axis = [1] * stored.ndim, node.attrs.get("axis")
+    if scale.size > 1 and isinstance(axis, int):
+        shape[axis] = -1
+    whole = stored.astype(np.int64) - (zero.astype(np.int64).reshape(shape if zero.size > 1 else ()))
+    return np.asarray(whole.astype(np.float32) * scale.reshape(shape if scale.size > 1 else ()))
+
+
+def steps_of(subgraph: Subgraph, value: int) -> Steps:
+    """The integers that a value inside the subgraph is made of. Raises UnsupportedError where it is made otherwise."""
+    graph = subgraph.model.graph
+    producer = graph.values[value].producer
+    if producer is None or producer not in subgraph.members or graph.nodes[producer].op != DEQUANTIZE:
+        raise UnsupportedError("an operand does not come quantised")
+    node = graph.nodes[producer]
+    return _steps(graph, node, node.inputs[0])
+
+
+def _steps(graph: Graph, node: Node, value: int) -> Steps:
+    """The steps of a node, whose integers are ``value``."""
+    dtype = graph.type_of(value).dtype
+    scale, zero = (_constant(graph, each) for each in node.inputs[1:3])
+    if dtype not in _DTYPES or scale.size != 1 or zero.size != 1 or scale.dtype != np.float32:
+        raise UnsupportedError(f"{node.op} of {dtype} with {scale.size} scales")
+    found = float(scale.reshape(-1)[0])
+    if not (np.isfinite(found) and found > 0 and np.isfinite(np.float32(1 / found))):
+        raise UnsupportedError(f"{node.op} with steps of {found}")
+    if graph.is_constant(value):
+        raise UnsupportedError("an operand is a constant")
+    return Steps(value, dtype, found, int(zero.reshape(-1)[0].item()))
+
+
+def _weights(subgraph: Subgraph, value: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Weights as whole numbers of 8 bits and a sign, and the factor of each output channel (axis 0)."""
+    graph = subgraph.model.graph
+    producer = graph.values[value].producer
+    if producer is None or producer not in subgraph.members or graph.nodes[producer].op != DEQUANTIZE:
+        raise UnsupportedError("the weights do not come quantised")
+    node = graph.nodes[producer]
+    stored, scale, zero = (_constant(graph, each) for each in node.inputs[:3])
+    channels = len(stored)
+    if stored.dtype.name not in _DTYPES or scale.dtype != np.float32 or not np.isfinite(scale).all():
+        raise UnsupportedError(f"weights of {stored.dtype}")
+    one = scale.size == zero.size == 1
+    if not one and (node.attrs.get("axis") != 0 or scale.shape != (channels,) or zero.shape != (channels,)):
+        raise UnsupportedError("the weights have other scales than one for each output channel")
+    shape = (-1, *[1] * (stored.ndim - 1))
+    numbers = stored.astype(np.int64) - zero.astype(np.int64).reshape(shape)
+    if numbers.min() < -128 or numbers.max() > 127:
+        raise UnsupportedError("the weights have more than 8 bits without their zero points")
+    return numbers, np.broadcast_to(scale.astype(np.float64).reshape(-1), (channels,))
+
+
+def _constant(graph: Graph, value: int) -> Any:
+    found = graph.constants.get(value)
+    if found is None:
+        raise UnsupportedError("scales, zero points or weights are no constants")
+    return np.asarray(found)
+
+
+def _by_channel(
+    algorithm: Algorithm, numbers: npt.NDArray[np.float64], shape: tuple[int, ...], own: list[Floats]
+) -> Combine:
+    """A function with a constant operand of the chain's own, which is added to ``own``."""
+    own.append(numbers.astype(np.float32).reshape(shape))
+    return Combine(algorithm, -len(own), shape)
+
+
+def _ending(after: Steps | None) -> Sequence[EpilogueOp]:
+    return () if after is None else (Eltwise(Algorithm.LINEAR, 1 / after.scale, float(after.zero)),)
+
+
+def _result(after: Steps | None) -> list[tuple[int | PostOpOperand, str]]:
+    return [] if after is None else [(DST, _DTYPES[after.dtype])]
