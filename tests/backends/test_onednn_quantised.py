@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,10 +12,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from collage.backends.base import UnsupportedError
+from collage.backends.onednn_kernels.reorder import reorder_kernel
 from collage.frontend.model import import_model
 from collage.frontend.session import reference_run
 from collage.frontend.subgraph import Subgraph
-from collage.graph.storage import CHANNELS_LAST, PLAIN
+from collage.graph.dataflow import TensorType
+from collage.graph.storage import CHANNELS_LAST, PLAIN, STORAGES, stored_type, to_layout
+from collage.kernel.buffers import aligned_array, aligned_copy, poison
 from collage.kernel.options import BuildOptions, Variant
 from collage.patterns.context import MatchContext
 from tests.backends.bf16_checks import run
@@ -201,9 +206,53 @@ def test_sums(left: Steps, right: Steps, result: Steps, then: Sequence[str], thr
     assert {each.outputs[0] for each in variants} == {PLAIN, CHANNELS_LAST}
 
 
+def pool_model(data: Steps, result: Steps) -> onnx.ModelProto:
+    numbers = {**data.arrays("x"), **result.arrays("q")}
+    nodes = [
+        helper.make_node("DequantizeLinear", ["x", "x_s", "x_z"], ["xf"]),
+        helper.make_node("MaxPool", ["xf"], ["y"], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
+        helper.make_node("QuantizeLinear", ["y", "q_s", "q_z"], ["q"]),
+    ]
+    types = {"x": KINDS[data.dtype], "q": KINDS[result.dtype]}
+    return make_model(nodes, {"x": [1, 24, 11, 9]}, {"q": [None] * 4}, numbers, types=types)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("steps", [Steps("uint8", 0.0217, 3), Steps("int8", 0.0217)])
+def test_maxima(steps: Steps, threads: int) -> None:
+    chain = longest(pool_model(steps, steps))
+    (x,) = draw(chain)
+    (wanted,) = reference_run(pool_model(steps, steps), {"x": x})
+    built = set()
+    for variant in BACKEND.variants(chain, BuildOptions(threads=threads)):
+        try:
+            (found,) = run(BACKEND, chain, variant, threads, [x])
+        except UnsupportedError:
+            continue
+        np.testing.assert_array_equal(found, wanted)
+        built.add(variant.outputs[0])
+    assert CHANNELS_LAST in built
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_integers_change_their_layout(dtype: str, threads: int) -> None:
+    kind = TensorType((2, 24, 5, 7), dtype)
+    x = np.random.default_rng(0).integers(*LIMITS[dtype], kind.shape, dtype, endpoint=True)
+    for source, target in itertools.permutations(STORAGES, 2):
+        stored = aligned_copy(to_layout(x, source))
+        moved = aligned_array(stored_type(kind, target))
+        poison(moved)
+        reorder_kernel(kind, source, target, threads).bind([stored], [moved])()
+        np.testing.assert_array_equal(moved, to_layout(x, target))
+
+
 def test_what_is_refused_has_a_reason() -> None:
     case = Case((1, 16, 8, 8), (16, 16, 3, 3), Steps("uint8", 0.02, 9), U8, attrs=PADDED)
     model = import_model(case.model())
     found = [f for s in BACKEND.sources(BuildOptions()) for f in s.find(MatchContext(model))]
     assert any("there is padding, and zero is another number" in each.reason for each in found)
     assert not any(not each.reason and len(each.nodes) > 2 for each in found)
+    model = import_model(pool_model(U8, Steps("uint8", 0.03)))
+    reasons = [f.reason for s in BACKEND.sources(BuildOptions()) for f in s.find(MatchContext(model))]
+    assert "the maximum is not quantised in the same steps as the data" in reasons

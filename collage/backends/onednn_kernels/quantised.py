@@ -1,4 +1,4 @@
-"""Convolutions and sums of values that come quantised: dequantize, compute, and quantize again, as one kernel.
+"""Convolutions, sums and maxima of values that come quantised: dequantize, compute, and quantize again, as one kernel.
 
 The model's own integers are multiplied, so that sums are exact, and nothing is rounded that the model does not round.
 A plan is the one for float32 with other dtypes: the factor of each channel, the bias and the steps of the result are
@@ -19,11 +19,12 @@ from collage.backends.chains.chain import Chain, Combine, EpilogueOp, Floats, re
 from collage.backends.chains.conv import read_conv
 from collage.backends.chains.fold import Folded, fold
 from collage.backends.chains.functions import Algorithm, Eltwise
-from collage.backends.onednn_kernels import conv_plan, elementwise
+from collage.backends.onednn_kernels import conv_plan, elementwise, pooling
 from collage.backends.onednn_kernels.builder import Draft
 from collage.backends.onednn_kernels.conv_plan import ConvTask
 from collage.backends.onednn_kernels.description import INT8, UINT8
 from collage.backends.onednn_kernels.plan import DST, SRC, WEIGHTS, PostOpOperand
+from collage.backends.onednn_kernels.pooling import PoolTask, read_pool
 from collage.backends.onednn_kernels.retype import typed
 from collage.frontend.fold import fold as fold_constant
 from collage.frontend.subgraph import Subgraph
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 QUANTIZE, DEQUANTIZE = "quantize", "dequantize"
 CONVOLUTIONS = frozenset({"nn.conv1d", "nn.conv2d", "nn.conv3d"})
+MAX_POOLS = frozenset({"nn.max_pool1d", "nn.max_pool2d", "nn.max_pool3d"})
 _DTYPES = {"int8": INT8, "uint8": UINT8}
 
 
@@ -51,13 +53,14 @@ class Steps:
 
 @dataclass(frozen=True)
 class QuantisedTask:
-    """A chain whose epilogue ends with the steps of the result. ``conv`` is None for a sum of two values.
+    """A chain whose epilogue ends with the steps of the result, as the task that is planned for float32.
 
-    ``dtypes`` are those of the kernel's tensors, by the numbers of their arguments.
+    Of a sum of two values that is the ``chain`` itself. ``dtypes`` are those of the kernel's tensors, by the numbers of
+    their arguments.
     """
 
     chain: Chain
-    conv: ConvTask | None
+    wide: ConvTask | PoolTask | Chain
     dtypes: tuple[tuple[int | PostOpOperand, str], ...]
 
 
@@ -73,35 +76,38 @@ def problem(graph: Graph, node: Node) -> str:
 
 def read(subgraph: Subgraph) -> QuantisedTask:
     """The subgraph as one kernel. Raises UnsupportedError when it is none."""
-    roots = [node for node in subgraph.operators if node.op in CONVOLUTIONS]
+    roots = [node for node in subgraph.operators if node.op in (*CONVOLUTIONS, *MAX_POOLS)]
     sums = [node for node in subgraph.operators if node.op == "add"]
     if len(subgraph.outputs) != 1:
         raise UnsupportedError("a result inside the chain is used outside")
     if len(roots) == 1:
-        return _read_conv(subgraph, roots[0])
+        return (_read_pool if roots[0].op in MAX_POOLS else _read_conv)(subgraph, roots[0])
     if not roots and len(sums) == 1:
         return _read_sum(subgraph, sums[0])
-    raise UnsupportedError("there is neither a convolution nor a sum among these operators, or several")
+    raise UnsupportedError("there is no convolution, sum or maximum among these operators, or several")
 
 
 def variants(task: QuantisedTask, threads: int) -> list[Variant]:
-    """Those of float32 with channels last, and for sums also the plain ones."""
-    if task.conv is not None:
-        found = conv_plan.variants(task.conv, threads)
+    """Those of float32 with channels last, and plain ones where no convolution is to be slow."""
+    wide = task.wide
+    if isinstance(wide, ConvTask):
+        found = conv_plan.variants(wide, threads)
         return [each for each in found if {*each.inputs, *each.outputs} == {CHANNELS_LAST}]
-    return [
-        each
-        for each in elementwise.variants(task.chain, threads)
-        if BLOCKED not in (*each.inputs, *each.outputs)
-    ]
+    found = (
+        pooling.variants(wide, threads) if isinstance(wide, PoolTask) else elementwise.variants(wide, threads)
+    )
+    return [each for each in found if BLOCKED not in (*each.inputs, *each.outputs)]
 
 
 def plan(task: QuantisedTask, variant: Variant, threads: int) -> Draft:
     """The plan of float32 with the dtypes of the task."""
-    if task.conv is not None:
-        draft = conv_plan.plan(task.conv, variant, threads)
+    wide = task.wide
+    if isinstance(wide, ConvTask):
+        draft = conv_plan.plan(wide, variant, threads)
+    elif isinstance(wide, PoolTask):
+        draft = pooling.plan(wide, variant, threads)
     else:
-        draft = elementwise.plan(task.chain, variant, threads)
+        draft = elementwise.plan(wide, variant, threads)
     return typed(draft, dict(task.dtypes))
 
 
@@ -172,7 +178,19 @@ def _read_sum(subgraph: Subgraph, root: Node) -> QuantisedTask:
     )
     dtypes: list[tuple[int | PostOpOperand, str]] = [(SRC, _DTYPES[left.dtype]), *_result(after)]
     dtypes.append((PostOpOperand(0), _DTYPES[right.dtype]))
-    return QuantisedTask(chain, None, tuple(dtypes))
+    return QuantisedTask(chain, chain, tuple(dtypes))
+
+
+def _read_pool(subgraph: Subgraph, root: Node) -> QuantisedTask:
+    """A maximum of steps, which is one of them, so that their scale does not matter."""
+    data = steps_of(subgraph, root.inputs[0])
+    inner, after = _inside(subgraph, root)
+    if inner.epilogue or after is None or replace(after, value=data.value) != data:
+        raise UnsupportedError("the maximum is not quantised in the same steps as the data")
+    about = subgraph.inputs, replace(root, inputs=(data.value,)), root.outputs[0], (), subgraph.outputs[0]
+    chain = Chain(inner.graph, inner.operators, *about)
+    dtype = _DTYPES[data.dtype]
+    return QuantisedTask(chain, PoolTask(chain, read_pool(inner.graph, root)), ((SRC, dtype), (DST, dtype)))
 
 
 def _inside(subgraph: Subgraph, root: Node) -> tuple[Chain, Steps | None]:

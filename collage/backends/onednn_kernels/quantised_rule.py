@@ -1,4 +1,4 @@
-"""Which quantised convolutions and sums oneDNN is offered."""
+"""Which quantised convolutions, sums and maxima oneDNN is offered."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from collage.backends.base import UnsupportedError
-from collage.backends.onednn_kernels.quantised import CONVOLUTIONS, DEQUANTIZE, QUANTIZE
+from collage.backends.onednn_kernels.quantised import CONVOLUTIONS, DEQUANTIZE, MAX_POOLS, QUANTIZE
 from collage.backends.onednn_kernels.roots import task_of
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Graph, Node
@@ -25,7 +25,7 @@ class QuantisedRule:
         """The longest chain of each operator, and for convolutions also all shorter ones, which give float32."""
         graph = context.graph
         for seed in graph.nodes:
-            if seed.op not in (*CONVOLUTIONS, "add"):
+            if seed.op not in (*CONVOLUTIONS, *MAX_POOLS, "add"):
                 continue
             before = [_dequantized(graph, value) for value in seed.inputs]
             if None in before:
