@@ -1,4 +1,4 @@
-"""Convolutions, sums and maxima of values that come quantised: dequantize, compute, and quantize again, as one kernel.
+"""Kernels for values that come quantised: dequantize, compute, and quantize again, as one.
 
 The model's own integers are multiplied, so that sums are exact, and nothing is rounded that the model does not round.
 A plan is the one for float32 with other dtypes: the factor of each channel, the bias and the steps of the result are
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,10 +20,13 @@ from collage.backends.chains.chain import Chain, Combine, EpilogueOp, Floats, re
 from collage.backends.chains.conv import read_conv
 from collage.backends.chains.fold import Folded, fold
 from collage.backends.chains.functions import Algorithm, Eltwise
-from collage.backends.onednn_kernels import conv_plan, elementwise, pooling
+from collage.backends.chains.product import COLUMNS, WHOLE, read_product
+from collage.backends.chains.transposes import TRANSPOSE, ProductChain
+from collage.backends.onednn_kernels import conv_plan, elementwise, matmul, pooling
 from collage.backends.onednn_kernels.builder import Draft
 from collage.backends.onednn_kernels.conv_plan import ConvTask
 from collage.backends.onednn_kernels.description import INT8, UINT8
+from collage.backends.onednn_kernels.matmul import ProductTask
 from collage.backends.onednn_kernels.plan import DST, SRC, WEIGHTS, PostOpOperand
 from collage.backends.onednn_kernels.pooling import PoolTask, read_pool
 from collage.backends.onednn_kernels.retype import typed
@@ -60,7 +64,7 @@ class QuantisedTask:
     """
 
     chain: Chain
-    wide: ConvTask | PoolTask | Chain
+    wide: ConvTask | ProductTask | PoolTask | Chain
     dtypes: tuple[tuple[int | PostOpOperand, str], ...]
 
 
@@ -76,15 +80,17 @@ def problem(graph: Graph, node: Node) -> str:
 
 def read(subgraph: Subgraph) -> QuantisedTask:
     """The subgraph as one kernel. Raises UnsupportedError when it is none."""
-    roots = [node for node in subgraph.operators if node.op in (*CONVOLUTIONS, *MAX_POOLS)]
+    roots = [node for node in subgraph.operators if node.op in _READERS]
     sums = [node for node in subgraph.operators if node.op == "add"]
     if len(subgraph.outputs) != 1:
         raise UnsupportedError("a result inside the chain is used outside")
     if len(roots) == 1:
-        return (_read_pool if roots[0].op in MAX_POOLS else _read_conv)(subgraph, roots[0])
+        return _READERS[roots[0].op](subgraph, roots[0])
     if not roots and len(sums) == 1:
         return _read_sum(subgraph, sums[0])
-    raise UnsupportedError("there is no convolution, sum or maximum among these operators, or several")
+    raise UnsupportedError(
+        "there is no convolution, product, sum or maximum among these operators, or several"
+    )
 
 
 def variants(task: QuantisedTask, threads: int) -> list[Variant]:
@@ -93,6 +99,11 @@ def variants(task: QuantisedTask, threads: int) -> list[Variant]:
     if isinstance(wide, ConvTask):
         found = conv_plan.variants(wide, threads)
         return [each for each in found if {*each.inputs, *each.outputs} == {CHANNELS_LAST}]
+    if isinstance(wide, ProductTask):
+        # oneDNN has only its reference code for columns that do not lie together.
+        whole = wide.product.dst[-2] > 1
+        found = [each for each in matmul.variants(wide, threads) if not (whole and each.split == COLUMNS)]
+        return found or [Variant(split=WHOLE)]
     found = (
         pooling.variants(wide, threads) if isinstance(wide, PoolTask) else elementwise.variants(wide, threads)
     )
@@ -104,6 +115,8 @@ def plan(task: QuantisedTask, variant: Variant, threads: int) -> Draft:
     wide = task.wide
     if isinstance(wide, ConvTask):
         draft = conv_plan.plan(wide, variant, threads)
+    elif isinstance(wide, ProductTask):
+        draft = matmul.plan(wide, variant, threads)
     elif isinstance(wide, PoolTask):
         draft = pooling.plan(wide, variant, threads)
     else:
@@ -112,34 +125,71 @@ def plan(task: QuantisedTask, variant: Variant, threads: int) -> Draft:
 
 
 def _read_conv(subgraph: Subgraph, root: Node) -> QuantisedTask:
-    graph = subgraph.model.graph
-    data = steps_of(subgraph, root.inputs[0])
-    numbers, factors = _weights(subgraph, root.inputs[1])
-    conv = read_conv(graph, root, numbers.astype(np.float32))
+    data, weights = steps_of(subgraph, root.inputs[0]), _weights(subgraph, root, 0)
+    conv = read_conv(subgraph.model.graph, root, weights.numbers.astype(np.float32))
+    if data.zero and any((*conv.pad_begin, *conv.pad_end)):
+        raise UnsupportedError("there is padding, and zero is another number than 0")
     inner, after = _inside(subgraph, root)
+    chain = _weighted_chain(subgraph, root, (data, weights, after), inner)
+    dtypes: list[tuple[int | PostOpOperand, str]] = [
+        (SRC, _DTYPES[data.dtype]),
+        (WEIGHTS, INT8),
+        *_result(after),
+    ]
+    return QuantisedTask(chain, ConvTask(chain, conv, Folded(None, None, chain.epilogue)), tuple(dtypes))
+
+
+def _read_product(subgraph: Subgraph, root: Node) -> QuantisedTask:
+    data, weights = steps_of(subgraph, root.inputs[0]), _weights(subgraph, root, 1)
+    inner, after = _inside(subgraph, root)
+    chain = _weighted_chain(subgraph, root, (data, weights, after), inner)
+    known = {**chain.graph.constants, root.inputs[1]: weights.numbers.astype(np.float32)}
+    chain = ProductChain(
+        *(replace(chain.graph, constants=known), chain.operators, chain.inputs, chain.root, chain.base),
+        *(chain.epilogue, chain.output, chain.own),
+    )
+    dtypes: list[tuple[int | PostOpOperand, str]] = [
+        (SRC, _DTYPES[data.dtype]),
+        (WEIGHTS, INT8),
+        *_result(after),
+    ]
+    return QuantisedTask(chain, _WholeProduct(chain, read_product(chain.graph, chain.root)), tuple(dtypes))
+
+
+@dataclass(frozen=True)
+class _WholeProduct(ProductTask):
+    """A product of whole numbers, into which no factors are folded."""
+
+    @cached_property
+    def folded(self) -> Folded:
+        return Folded(None, None, self.chain.epilogue)
+
+
+def _weighted_chain(
+    subgraph: Subgraph, root: Node, about: tuple[Steps, _Weights, Steps | None], inner: Chain
+) -> Chain:
+    """The chain of sums of whole numbers: their factors, the bias, what follows in the model, and its steps."""
+    data, weights, after = about
     if len(subgraph.inputs) != 1:
         raise UnsupportedError("there are other operands than the data")
-    padded = any((*conv.pad_begin, *conv.pad_end))
-    if data.zero and padded:
-        raise UnsupportedError("there is padding, and zero is another number than 0")
-    folded = fold(inner, conv.dst, 1)
-    scale = factors * data.scale * (1.0 if folded.scale is None else folded.scale.astype(np.float64))
-    sums = numbers.reshape(len(numbers), -1).sum(1)
-    bias = -data.zero * sums * scale + (0.0 if folded.bias is None else folded.bias.astype(np.float64))
-    shape = (1, len(numbers), *[1] * (len(conv.dst) - 2))
+    dst, axis = inner.shape, -1 if weights.axis else 1
+    folded = fold(inner, dst, axis % len(dst))
+    scale = weights.scale * data.scale * (1.0 if folded.scale is None else folded.scale.astype(np.float64))
+    others = tuple(each for each in range(weights.numbers.ndim) if each != weights.axis)
+    bias = -data.zero * weights.numbers.sum(others) * scale
+    bias = bias + (0.0 if folded.bias is None else folded.bias.astype(np.float64))
+    shape = [1] * len(dst)
+    shape[axis] = len(scale)
     own = [*inner.own]
-    epilogue: list[EpilogueOp] = [_by_channel(Algorithm.MULTIPLY, scale, shape, own)]
+    epilogue: list[EpilogueOp] = [_by_channel(Algorithm.MULTIPLY, scale, tuple(shape), own)]
     if bias.any():
-        epilogue.append(_by_channel(Algorithm.ADD, bias, shape, own))
+        epilogue.append(_by_channel(Algorithm.ADD, bias, tuple(shape), own))
     epilogue += [*folded.epilogue, *_ending(after)]
-    base, dtype = root.outputs[0], _DTYPES[data.dtype]
     node = replace(root, inputs=(data.value, root.inputs[1]))
-    chain = Chain(
-        *(inner.graph, inner.operators, subgraph.inputs, node, base, tuple(epilogue), subgraph.outputs[0]),
-        tuple(own),
+    return Chain(
+        *(inner.graph, inner.operators, subgraph.inputs, node, root.outputs[0], tuple(epilogue)),
+        *(subgraph.outputs[0], tuple(own)),
     )
-    dtypes: list[tuple[int | PostOpOperand, str]] = [(SRC, dtype), (WEIGHTS, INT8), *_result(after)]
-    return QuantisedTask(chain, ConvTask(chain, conv, Folded(None, None, tuple(epilogue))), tuple(dtypes))
 
 
 def _read_sum(subgraph: Subgraph, root: Node) -> QuantisedTask:
@@ -193,15 +243,23 @@ def _read_pool(subgraph: Subgraph, root: Node) -> QuantisedTask:
     return QuantisedTask(chain, PoolTask(chain, read_pool(inner.graph, root)), ((SRC, dtype), (DST, dtype)))
 
 
+_READERS = {
+    **dict.fromkeys(CONVOLUTIONS, _read_conv),
+    **dict.fromkeys(MAX_POOLS, _read_pool),
+    "matmul": _read_product,
+}
+"""What reads a kernel, by the operator that it is about. Sums are read where there is none of these."""
+
+
 def _inside(subgraph: Subgraph, root: Node) -> tuple[Chain, Steps | None]:
     """What happens to the root's result in float32, and what it is quantised to, if it is."""
     model = subgraph.model
     after = [node for node in subgraph.operators if node.op == QUANTIZE]
-    made = _constants_made(subgraph, root)
+    made, path = _constants_made(subgraph, root), weights_path(model.graph, root)
     nodes = [
         node
         for node in subgraph.operators
-        if node.op not in (QUANTIZE, DEQUANTIZE) and node.outputs[0] not in made
+        if node.op not in (QUANTIZE, DEQUANTIZE) and node.outputs[0] not in made and node not in path
     ]
     known = replace(model, graph=replace(model.graph, constants={**model.graph.constants, **made}))
     inner = Subgraph(known, tuple(node.id for node in nodes))
@@ -219,11 +277,12 @@ def _inside(subgraph: Subgraph, root: Node) -> tuple[Chain, Steps | None]:
 def _constants_made(subgraph: Subgraph, root: Node) -> dict[int, Array]:
     """Values inside the subgraph that depend on constants only, such as a bias, without the weights."""
     graph = subgraph.model.graph
+    path = weights_path(graph, root)
     made: dict[int, Array] = {}
     for node in subgraph.operators:
         given = [made.get(value, graph.constants.get(value)) for value in node.inputs]
         arguments = [each for each in given if each is not None]
-        if len(arguments) < len(given) or node.outputs[0] in root.inputs:
+        if len(arguments) < len(given) or node in path:
             continue
         if node.op == DEQUANTIZE:
             made[node.outputs[0]] = _dequantized(arguments, node)
@@ -268,25 +327,58 @@ def _steps(graph: Graph, node: Node, value: int) -> Steps:
     return Steps(value, dtype, found, int(zero.reshape(-1)[0].item()))
 
 
-def _weights(subgraph: Subgraph, value: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Weights as whole numbers of 8 bits and a sign, and the factor of each output channel (axis 0)."""
+@dataclass(frozen=True)
+class _Weights:
+    """Whole numbers of 8 bits and a sign, and the factor of each output channel, which are those of ``axis``."""
+
+    numbers: npt.NDArray[np.int64]
+    scale: npt.NDArray[np.float64]
+    axis: int
+
+
+def weights_path(graph: Graph, root: Node) -> tuple[Node, ...]:
+    """The nodes that make a root's weights of constants: one that dequantizes, and one that transposes a matrix."""
+    found: list[Node] = []
+    producer = graph.values[root.inputs[1]].producer if len(root.inputs) > 1 else None
+    while producer is not None and len(found) < 2:
+        node = graph.nodes[producer]
+        if node.op not in (DEQUANTIZE, TRANSPOSE):
+            return ()
+        found.append(node)
+        if node.op == DEQUANTIZE:
+            return tuple(found) if all(map(graph.is_constant, node.inputs)) else ()
+        producer = graph.values[node.inputs[0]].producer
+    return ()
+
+
+def _weights(subgraph: Subgraph, root: Node, axis: int) -> _Weights:
+    """The weights of a root. Raises UnsupportedError where their ``axis`` has not one factor for each channel."""
     graph = subgraph.model.graph
-    producer = graph.values[value].producer
-    if producer is None or producer not in subgraph.members or graph.nodes[producer].op != DEQUANTIZE:
+    path = weights_path(graph, root)
+    if not path or any(node.id not in subgraph.members for node in path):
         raise UnsupportedError("the weights do not come quantised")
-    node = graph.nodes[producer]
+    *turned, node = path
     stored, scale, zero = (_constant(graph, each) for each in node.inputs[:3])
-    channels = len(stored)
+    along = node.attrs.get("axis")
     if stored.dtype.name not in _DTYPES or scale.dtype != np.float32 or not np.isfinite(scale).all():
         raise UnsupportedError(f"weights of {stored.dtype}")
-    one = scale.size == zero.size == 1
-    if not one and (node.attrs.get("axis") != 0 or scale.shape != (channels,) or zero.shape != (channels,)):
-        raise UnsupportedError("the weights have other scales than one for each output channel")
-    shape = (-1, *[1] * (stored.ndim - 1))
+    if turned:
+        if stored.ndim != 2 or turned[0].attrs["axes"] not in (None, (1, 0)):
+            raise UnsupportedError("weights of several axes are transposed")
+        stored, along = stored.T, 1 - along % 2 if isinstance(along, int) else None
+    if stored.ndim < 2 or (axis == 1 and stored.ndim != 2):
+        raise UnsupportedError("the weights are no matrix")
+    channels = stored.shape[axis]
+    if scale.size > 1 or zero.size > 1:
+        right = isinstance(along, int) and along % stored.ndim == axis
+        if not right or scale.shape != (channels,) or zero.shape != (channels,):
+            raise UnsupportedError("the weights have other scales than one for each output channel")
+    shape = [1] * stored.ndim
+    shape[axis] = -1
     numbers = stored.astype(np.int64) - zero.astype(np.int64).reshape(shape)
     if numbers.min() < -128 or numbers.max() > 127:
         raise UnsupportedError("the weights have more than 8 bits without their zero points")
-    return numbers, np.broadcast_to(scale.astype(np.float64).reshape(-1), (channels,))
+    return _Weights(numbers, np.broadcast_to(scale.astype(np.float64).reshape(-1), (channels,)), axis)
 
 
 def _constant(graph: Graph, value: int) -> Any:

@@ -1,4 +1,4 @@
-"""Which quantised convolutions, sums and maxima oneDNN is offered."""
+"""Which operators on quantised values oneDNN is offered."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from collage.backends.base import UnsupportedError
-from collage.backends.onednn_kernels.quantised import CONVOLUTIONS, DEQUANTIZE, MAX_POOLS, QUANTIZE
+from collage.backends.onednn_kernels.quantised import (
+    CONVOLUTIONS,
+    DEQUANTIZE,
+    MAX_POOLS,
+    QUANTIZE,
+    weights_path,
+)
 from collage.backends.onednn_kernels.roots import task_of
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Graph, Node
@@ -25,12 +31,13 @@ class QuantisedRule:
         """The longest chain of each operator, and for convolutions also all shorter ones, which give float32."""
         graph = context.graph
         for seed in graph.nodes:
-            if seed.op not in (*CONVOLUTIONS, *MAX_POOLS, "add"):
+            if seed.op not in (*CONVOLUTIONS, *MAX_POOLS, "matmul", "add"):
                 continue
-            before = [_dequantized(graph, value) for value in seed.inputs]
-            if None in before:
+            weights = {node.outputs[0]: node.id for node in weights_path(graph, seed)}
+            before = {_dequantized(graph, value) for value in seed.inputs if value not in weights}
+            if None in before or any(len(graph.users[value]) > 1 for value in weights):
                 continue
-            nodes, last = {seed.id, *(node for node in before if node is not None)}, seed
+            nodes, last = {seed.id, *weights.values(), *(node for node in before if node is not None)}, seed
             while len(nodes) <= self.max_nodes:
                 found = tuple(sorted(nodes))
                 name = f"{type(self).__name__}: {text_of(context, found)}"
