@@ -124,6 +124,14 @@ def _reshape(graph: Graph, node: Node, x: np.ndarray) -> np.ndarray:
     return x.reshape(graph.type_of(node.outputs[0]).shape)
 
 
+def _dequantize(graph: Graph, node: Node, q: np.ndarray, scale: np.ndarray, zero: np.ndarray) -> np.ndarray:
+    shape, axis = [1] * q.ndim, node.attrs["axis"]
+    if scale.size > 1:
+        assert isinstance(axis, int)
+        shape[axis] = -1
+    return np.asarray((q - zero.reshape(shape)) * scale.reshape(shape))
+
+
 def _of(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda graph, node, *arrays: function(*arrays)
 
@@ -169,5 +177,6 @@ _OPS: Mapping[str, Callable[..., Any]] = {
     "round": _of(np.round),
     "nn.softplus": _of(lambda x: np.logaddexp(0, x)),
     "permute_dims": lambda graph, node, x: np.transpose(x, node.attrs["axes"]),
+    "dequantize": _dequantize,
     "concat": lambda graph, node, *x: np.concatenate(x, node.attrs["axis"]),
 }

@@ -24,7 +24,8 @@ class OneDnn(Backend):
     """Each thread of the team runs a single-threaded primitive on its share; layouts and splits are variants.
 
     The library is found by the environment variable COLLAGE_ONEDNN, in the system, or as the wheel
-    ``onednn-cpu-gomp``. It takes float32 only, and may store and multiply it as bfloat16.
+    ``onednn-cpu-gomp``. It takes float32, which it may store and multiply as bfloat16, and convolutions and sums of
+    values that come quantised to 8 bits.
     """
 
     name = "onednn"
@@ -37,10 +38,11 @@ class OneDnn(Backend):
         return availability()
 
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
-        """The rule that finds operators with their epilogues."""
+        """The rules that find operators with their epilogues, also on values that come quantised."""
+        from collage.backends.onednn_kernels.quantised_rule import QuantisedRule
         from collage.backends.onednn_kernels.rule import OneDnnRule
 
-        return (OneDnnRule(),)
+        return (OneDnnRule(), QuantisedRule())
 
     def on_team(self) -> bool:
         """Kernels of oneDNN always run on the team."""

@@ -9,11 +9,11 @@ from typing import Any
 
 from collage.cluster.address import ClusterAddress
 from collage.compiler.metrics import Metric
-from collage.graph.storage import BF16
+from collage.graph.storage import BF16, INT8
 from collage.kernel.options import DYNAMIC_INT8
 from collage.measure_db.effort import FULL, Effort
 
-REDUCED = frozenset((BF16,))
+REDUCED = frozenset((BF16, INT8))
 """The reduced precisions that backends may offer kernels in, where the machine has instructions for them."""
 LEAST_IN_8_BITS = 2e-3
 """Rounding to 8 bits is off by up to this share of the largest number, so that no network stays below it."""
@@ -53,7 +53,7 @@ class CompileOptions:
         """The reduced precisions that kernels, and engines on whole models, may compute in."""
         if not self.tolerance:
             return frozenset()
-        return REDUCED | {DYNAMIC_INT8} if self._may_be_in_8_bits else REDUCED
+        return REDUCED | {DYNAMIC_INT8} if self._may_be_in_8_bits else REDUCED - {INT8}
 
     @property
     def _may_be_in_8_bits(self) -> bool:

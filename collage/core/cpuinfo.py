@@ -52,7 +52,10 @@ ARITHMETIC = (
 )
 """Flags of x86 that tell of arithmetic in fewer than 32 bits, which is several times as fast."""
 
-_OF_PRECISION = {"bf16": ("avx512_bf16", "amx_bf16")}
+_OF_PRECISION = {
+    "bf16": ("avx512_bf16", "amx_bf16"),
+    "int8": ("avx512_vnni", "avx_vnni", "amx_int8"),
+}
 """For each reduced precision, the flags of which one is needed. Without any of them it is emulated, and slower."""
 
 

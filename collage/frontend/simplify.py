@@ -16,6 +16,8 @@ from collage.errors import ModelError
 from collage.frontend.casts import casts_first
 from collage.frontend.expand import expand
 from collage.frontend.ort_session import session_options
+from collage.frontend.qlinear import spelt_out
+from collage.frontend.quantised_views import views_first
 from collage.frontend.scopes import all_nodes
 from collage.frontend.shapes import infer_types, model_inputs
 
@@ -27,19 +29,20 @@ _EXTERNAL_ABOVE_BYTES = 1024
 def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
     """A new model with constants folded, BatchNormalization folded into convolutions, and types inferred.
 
-    Before that, operators that only engines could run are replaced by those that define them (see ``expand``). After
-    it, casts of 64-bit integers move to where the integers come from (see ``casts_first``).
+    Before that, operators that only engines could run are replaced by those that define them (see ``expand`` and
+    ``spelt_out``). After it, casts of 64-bit integers move to where the integers come from (see ``casts_first``), and
+    views of what is quantised are taken of the integers (see ``views_first``).
 
     ONNX Runtime's level "basic" does the folding. It emits standard operators only. TVM's importer needs it, for
     example for BERT's ConstantOfShape on a shape tensor, and every engine would do the same by itself. Raises
     ModelError when ONNX Runtime cannot load the model.
     """
-    simple = _fold(expand(model))
+    simple = _fold(spelt_out(expand(model)))
     if any(node.op_type == "Shape" and node.domain == "" for node in simple.graph.node):
         # ONNX Runtime inlines functions (such as GroupNormalization) after it has folded shapes.
         simple = _fold(simple)
     _tidy(simple, {info.name for info in model_inputs(model)})
-    return infer_types(casts_first(simple))
+    return infer_types(casts_first(views_first(simple)))
 
 
 def _fold(model: onnx.ModelProto) -> onnx.ModelProto:

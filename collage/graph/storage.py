@@ -63,6 +63,10 @@ STORAGES = (PLAIN, CHANNELS_LAST, BLOCKED)
 BF16 = "bf16"
 """The precision of bfloat16 factors, exact products and float32 sums."""
 
+INT8 = "int8"
+"""The precision of factors of 8 bits, with a scale for each output channel of the weights, and for each row of the data
+where that is rounded, too. Sums are exact or float32. No value is stored so."""
+
 PLAIN_BF16, CHANNELS_LAST_BF16, BLOCKED_BF16 = BF16_STORAGES = tuple(
     Storage(format=Narrow(f"{each.format.name}-{BF16}", each.format, "bfloat16", BF16)) for each in STORAGES
 )

@@ -1,7 +1,8 @@
 """The races of a model's candidates: which of a region's run first, and which time the others have to beat.
 
-A candidate of a reduced precision races against those of the same precision and exact ones, and an exact candidate
-against exact ones only: where little error is allowed, it is wanted although a less exact one is faster.
+A candidate races against those that are at least as exact: one in 8 bits against all, one in bfloat16 against others in
+it and exact ones, and an exact candidate against exact ones only. Where little error is allowed, it is wanted, although
+a less exact one is faster.
 
 The fastest one is found sooner when the candidates come first that were fast on similar regions before: on regions of
 the same operators, else on all regions. Nothing is left out for that reason, since measurements decide.
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TypeAlias
 
+from collage.graph.storage import BF16, INT8
 from collage.measure_db.busy import is_busy
 from collage.measure_db.protocol import Request
 from collage.measure_db.request_keys import precision_in, variant_text
@@ -27,6 +29,8 @@ Kind: TypeAlias = "tuple[str, str]"
 
 EXACT = ""
 """The precision of candidates that compute in the model's own dtypes."""
+_MORE_EXACT = {INT8: (BF16,)}
+"""For a reduced precision, the other ones whose kernels have smaller errors."""
 _MANY = 5
 _HOPELESS = 1.4
 """A kernel that was slower by this factor on so many regions of the same operators is not measured on others."""
@@ -173,7 +177,7 @@ class Contenders:
 
 def rivals_of(precision: str) -> frozenset[str]:
     """The precisions of the candidates that one of this precision races against."""
-    return frozenset((EXACT, precision))
+    return frozenset((EXACT, precision, *_MORE_EXACT.get(precision, ())))
 
 
 def _kind(request: Request) -> Kind:

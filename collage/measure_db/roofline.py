@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from collage.frontend.op_kinds import op_kind
 from collage.frontend.subgraph import Subgraph
-from collage.graph.arithmetic import CONVOLUTIONS, arithmetic_of, convolution_axes
+from collage.graph.arithmetic import CONVOLUTIONS, NOTHING, arithmetic_of, convolution_axes
 from collage.graph.dataflow import Graph, Node, OpKind
 from collage.graph.views import RENAMING
 from collage.kernel.machine_speeds import Level, MachineSpeeds
@@ -29,6 +29,7 @@ _READ_ALL = (
     | RENAMING
 )
 """Operators besides convolutions and element-wise ones whose results take all elements of their inputs."""
+_FROM_INTEGERS = "dequantize"
 _EACH = (OpKind.ELEMWISE, OpKind.BROADCAST)
 _SOME = frozenset("where nn.dropout broadcast_to".split())
 """Element-wise operators whose results may be made without all elements of each input."""
@@ -63,14 +64,16 @@ def least_us(subgraph: Subgraph, speeds: MachineSpeeds, *, direct: bool = False)
 def work_of(subgraph: Subgraph, *, direct: bool = False) -> Work:
     """The work of the subgraph's definition that cannot be avoided.
 
-    An operator's arithmetic counts where all of its result is needed: a slice behind it could leave a part out.
+    An operator's arithmetic counts where all of its result is needed: a slice behind it could leave a part out. It does
+    not count where operands are dequantized in the subgraph, since a kernel may multiply their integers.
     """
     graph, needed = subgraph.model.graph, set(subgraph.outputs)
+    whole = {value for node in subgraph.operators if node.op == _FROM_INTEGERS for value in node.outputs}
     flop, read = 0.0, set[int]()
     for node in reversed(subgraph.operators):
         if not needed.issuperset(node.outputs if node.op == "split" else node.outputs[:1]):
             continue
-        arithmetic = arithmetic_of(graph, node)
+        arithmetic = NOTHING if whole.intersection(node.inputs) else arithmetic_of(graph, node)
         flop += arithmetic.flop if direct else arithmetic.least_flop
         taken = [*_read_whole(graph, node)]
         needed.update(taken)

@@ -61,6 +61,19 @@ def bf16_problem() -> str:
     return "Collage's own kernels were built before there were any for bfloat16" if missing else ""
 
 
+def has_int8_dots() -> bool:
+    """Whether the kernels and this processor have dot products of 8 bits."""
+    return not int8_problem() and bool(_load().collage_kernels_int8())
+
+
+def int8_problem() -> str:
+    """The same as ``bf16_problem`` for the kernels whose weights are stored in 8 bits."""
+    if problem := kernels_problem():
+        return problem
+    missing = library_function("collage_int8_gemm") is None
+    return "Collage's own kernels were built before there were any for 8 bits" if missing else ""
+
+
 @cache
 def _load() -> ctypes.CDLL:
     return ctypes.CDLL(str(built("_kernels")))

@@ -16,7 +16,7 @@ from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome, Rejection, Slower
 from collage.patterns.match import Match, RejectedMatch
 from collage.search.candidate import Candidate
-from collage.search.errors import UNMEASURED, ErrorModel
+from collage.search.errors import ErrorModel, unmeasured
 from collage.search.transforms import ValueTransform
 
 NOISE_FLOOR = 0.02
@@ -133,7 +133,7 @@ def candidate_of(
     reads, writes = ports_of(model, request)
     error = 0.0
     if request.variant.precision and errors is not None:
-        own = outcome.max_error if isinstance(outcome, Measurement) else UNMEASURED
+        own = outcome.max_error if isinstance(outcome, Measurement) else unmeasured(request.variant.precision)
         error = errors.added(Subgraph(model, request.nodes).outputs, own)
     if isinstance(outcome, Slower):
         return Candidate(

@@ -12,12 +12,18 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from collage.graph.storage import BF16, INT8
 from collage.search.dp_budget import Budget
 
 UNKNOWN = 1.0
 """The sensitivity of a value where none is known: an error comes out as large as it went in."""
-UNMEASURED = 2e-3
-"""The error of a kernel whose error is not known yet, because it lost a race: that of rounding its factors."""
+_UNMEASURED = {BF16: 2e-3, INT8: 1e-2}
+"""The errors of kernels that lost a race, so that theirs are not known yet: those of rounding their factors."""
+
+
+def unmeasured(precision: str) -> float:
+    """The error of a kernel of that reduced precision whose error is not known yet."""
+    return _UNMEASURED.get(precision, _UNMEASURED[BF16])
 
 
 @dataclass(frozen=True)

@@ -131,9 +131,11 @@ def test_instruction_sets_count() -> None:
 @pytest.mark.parametrize(
     ("flags", "precisions"),
     [
-        ("fpu avx2 fma avx512f avx512_vnni", set()),
-        ("fpu avx512f avx512_bf16 avx512_vnni", {"bf16"}),
-        ("fpu avx512f amx_tile amx_bf16 amx_int8", {"bf16"}),
+        ("fpu avx2 fma avx512f avx512bw", set()),
+        ("fpu avx2 fma avx512f avx512_vnni", {"int8"}),
+        ("fpu avx512f avx512_bf16", {"bf16"}),
+        ("fpu avx512f avx512_bf16 avx512_vnni", {"bf16", "int8"}),
+        ("fpu avx512f amx_tile amx_bf16 amx_int8", {"bf16", "int8"}),
         ("", set()),
     ],
 )

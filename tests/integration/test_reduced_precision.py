@@ -18,7 +18,7 @@ from collage.backends.native import Native
 from collage.backends.onednn import OneDnn
 from collage.backends.view import View
 from collage.compiler.compile import CompileOptions, compile_model
-from collage.graph.storage import BF16
+from collage.graph.storage import BF16, INT8
 from collage.kernel.options import BuildOptions, Variant
 from collage.kernel.target import reduced_precisions
 from collage.measure_db.process import Workers
@@ -146,3 +146,29 @@ def test_nothing_is_reduced_that_is_not_allowed(tmp_path: Path) -> None:
     assert {each.precision for each in module.program.launches} == {""}
     assert not any("bf16" in each.layout for each in (*module.program.launches, *module.report.candidates))
     assert error_of(module) < 1e-5
+
+
+class WithoutProducts(OneDnn):
+    def variants(self, subgraph: collage.Subgraph, options: BuildOptions) -> Sequence[Variant]:
+        found = super().variants(subgraph, options)
+        return [] if any(node.op == "matmul" for node in subgraph.operators) else found
+
+
+class In8Bits(Native):
+    def variants(self, subgraph: collage.Subgraph, options: BuildOptions) -> Sequence[Variant]:
+        return [each for each in super().variants(subgraph, options) if each.precision == INT8]
+
+
+@pytest.mark.usefixtures("placed_freely")
+def test_a_module_with_a_product_in_8_bits(tmp_path: Path) -> None:
+    backends = WithoutProducts(), In8Bits()
+    module = compiled(tmp_path, *backends, tolerance=5e-2)
+    products = [each for each in module.program.launches if "matmul" in each.ops]
+    assert [(each.backend, each.precision) for each in products] == [("native", INT8)]
+    assert 1e-5 < error_of(module) < 5e-2
+    check_nan(module)
+    assert compiled(tmp_path, *backends, tolerance=5e-2).report.measurements_made == 0
+    module.save(tmp_path / "m.collage")
+    loaded = collage.load(tmp_path / "m.collage")
+    x = np.random.default_rng(7).standard_normal((1, 3, 12, 12)).astype(np.float32)
+    np.testing.assert_array_equal(loaded(x), module(x))

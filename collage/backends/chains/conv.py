@@ -59,8 +59,11 @@ class Conv:
 
 def conv_problem(graph: Graph, node: Node) -> str:
     """Why a convolution cannot be taken, or ""."""
-    if not graph.is_constant(node.inputs[1]):
-        return "its weights are no constant"
+    return layout_problem(node) if graph.is_constant(node.inputs[1]) else "its weights are no constant"
+
+
+def layout_problem(node: Node) -> str:
+    """Why a convolution cannot be taken whatever its weights are, or ""."""
     transposed = node.op.endswith("_transpose")
     wanted = _TRANSPOSED_WEIGHTS if transposed else _WEIGHTS
     data, kernel = node.attrs.get("data_layout"), node.attrs.get("kernel_layout")
@@ -69,12 +72,17 @@ def conv_problem(graph: Graph, node: Node) -> str:
     return ""
 
 
-def read_conv(graph: Graph, node: Node) -> Conv:
-    """The convolution of a node. Raises UnsupportedError with the reason when it is none that can be taken."""
-    if problem := conv_problem(graph, node):
+def read_conv(graph: Graph, node: Node, weights: Floats | None = None) -> Conv:
+    """The convolution of a node, with other ``weights`` than its own if they are given.
+
+    Raises UnsupportedError with the reason when it is none that can be taken.
+    """
+    given = weights is not None
+    if problem := layout_problem(node) if given else conv_problem(graph, node):
         raise UnsupportedError(f"{node.op}: {problem}")
     src, dst = graph.type_of(node.inputs[0]).shape, graph.type_of(node.outputs[0]).shape
-    weights = np.asarray(graph.constants[node.inputs[1]], np.float32)
+    if weights is None:
+        weights = np.asarray(graph.constants[node.inputs[1]], np.float32)
     rank = len(src) - 2
     strides, dilation = integers(node.attrs["strides"]), integers(node.attrs["dilation"])
     begin, end = paddings(node, rank)

@@ -12,7 +12,8 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class Strided:
-    """A tensor with any order of its axes. ``strides`` are in elements, and ``dtype`` is "" for float32 or "bf16"."""
+    """A tensor with any order of its axes. ``strides`` are in elements, and ``dtype`` is "" for float32 or
+    another name that `description.py` of oneDNN has."""
 
     dims: tuple[int, ...]
     strides: tuple[int, ...]

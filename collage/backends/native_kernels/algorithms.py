@@ -11,6 +11,7 @@ from collage.backends.native_kernels.bf16_direct import Bf16DirectConv
 from collage.backends.native_kernels.bf16_gemm import Bf16Gemm
 from collage.backends.native_kernels.direct import DirectConv
 from collage.backends.native_kernels.gemm import Gemm
+from collage.backends.native_kernels.int8_gemm import Int8Gemm
 from collage.backends.native_kernels.narrow import NarrowTransposed
 from collage.backends.native_kernels.shallow import ShallowConv
 from collage.backends.native_kernels.strassen import StrassenConv, StrassenGemm
@@ -33,6 +34,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     StrassenGemm(),
     Bf16Gemm(),
     Bf16DirectConv(),
+    Int8Gemm(),
 )
 
 ROOTS = frozenset().union(*(each.roots for each in ALGORITHMS))

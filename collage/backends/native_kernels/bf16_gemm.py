@@ -43,7 +43,7 @@ _TILE_ROWS = 8
 _MOST_CHUNK = 128
 _CHUNK_BYTES = 1 << 19
 """Bytes of rows that are multiplied with a panel, which has up to as many in the L2 cache again."""
-_FEW_ROWS = 16
+FEW_ROWS = 16
 """Up to so many rows, memory sets the pace of multiplying widened weights, too."""
 
 
@@ -61,19 +61,13 @@ class Bf16Gemm(Algorithm):
         """The splits of float32, each with float32 and bfloat16 data and results, and two kinds of arithmetic."""
         if problem := bf16_problem():
             raise UnsupportedError(problem)
-        (product, wide), threads = _product_of(task), build.threads
+        product, wide = product_of(task)
         narrow = narrowed(wide, BF16)
-        splits = []
-        if threads > 1:
-            splits += [COLUMNS] if product.matrix.shape[1] >= BLOCK * threads else []
-            splits += [ROWS] if product.rows >= _TILE_ROWS * threads else []
-        if not splits or is_small(product.flop, build):
-            splits.append(WHOLE)
         kinds = [""] if has_bf16_dots() else []
-        kinds += [WIDENED] if product.rows <= _FEW_ROWS or not kinds else []
+        kinds += [WIDENED] if product.rows <= FEW_ROWS or not kinds else []
         return [
-            Variant(_inputs(task, product, source, target), (target,), _words(split, kind), BF16)
-            for split in splits
+            Variant(inputs_of(task, product, source, target), (target,), words(split, kind), BF16)
+            for split in splits_of(product, build)
             for kind in kinds
             for source in (wide, narrow)
             for target in (wide, narrow)
@@ -82,16 +76,15 @@ class Bf16Gemm(Algorithm):
 
     def pack(self, task: NativeTask, build: BuildOptions) -> Packed:
         """The shape of the kernel, the weights in the order in which they are read, and the bias."""
-        (product, _), variant = _product_of(task), build.variant
+        (product, _), variant = product_of(task), build.variant
         depth, columns = product.matrix.shape
         split = variant.split.removesuffix(WIDENED).removesuffix(", ")
         shares = 1 if split == WHOLE else build.threads
-        chunk = _CHUNK_BYTES // (2 * depth) // _TILE_ROWS * _TILE_ROWS
         numbers = {
             "rows": product.rows,
             "depth": depth,
             "columns": columns,
-            "row_chunk": max(_TILE_ROWS, min(chunk, _MOST_CHUNK)),
+            "row_chunk": row_chunk(depth),
             "shares": shares,
             "by_rows": split == ROWS,
             "widens": variant.split != split,
@@ -144,7 +137,25 @@ def packed_weights(weights: Floats, shares: int) -> Floats:
     return np.concatenate(parts).view(np.float32)
 
 
-def _product_of(task: NativeTask) -> tuple[Product, Storage]:
+def row_chunk(depth: int) -> int:
+    """The number of rows that are multiplied with a panel at a time, a multiple of a tile's."""
+    chunk = _CHUNK_BYTES // (2 * depth) // _TILE_ROWS * _TILE_ROWS
+    return max(_TILE_ROWS, min(chunk, _MOST_CHUNK))
+
+
+def splits_of(product: Product, build: BuildOptions) -> list[str]:
+    """How the work may be shared: by columns, so that each thread reads its part of the weights, or by rows."""
+    threads = build.threads
+    splits = []
+    if threads > 1:
+        splits += [COLUMNS] if product.matrix.shape[1] >= BLOCK * threads else []
+        splits += [ROWS] if product.rows >= _TILE_ROWS * threads else []
+    if not splits or is_small(product.flop, build):
+        splits.append(WHOLE)
+    return splits
+
+
+def product_of(task: NativeTask) -> tuple[Product, Storage]:
     """The product, and the wide storage in which its rows lie one after another.
 
     Raises UnsupportedError for a convolution that is none.
@@ -166,12 +177,13 @@ def _product_of(task: NativeTask) -> tuple[Product, Storage]:
     return Product(data, rows, matrix, folded.scale, folded.bias, epilogue), CHANNELS_LAST
 
 
-def _inputs(task: NativeTask, product: Product, source: Storage, target: Storage) -> tuple[Storage, ...]:
+def inputs_of(task: NativeTask, product: Product, source: Storage, target: Storage) -> tuple[Storage, ...]:
     """The storages of the inputs: the data's, and for a residual the result's."""
     return tuple(source if value == product.data else target for value in task.chain.inputs)
 
 
-def _words(split: str, kind: str) -> str:
+def words(split: str, kind: str) -> str:
+    """The split and the kind of arithmetic in the words of a variant."""
     return ", ".join(filter(None, (split, kind)))
 
 

@@ -21,6 +21,8 @@ Numbers = Mapping[str, Any]
 
 _MOST_PIECES = 1 << 16
 _MOST_FLOATS = 1 << 44
+INT8_DEPTH = 1 << 16
+"""The longest sum of products of 8 bits, 255 times 127 at most each, that 32 bits hold in any case."""
 
 
 @dataclass(frozen=True)
@@ -230,5 +232,23 @@ def bf16_gemm_limits(n: Numbers, arrays: Arrays) -> Needs:
     blocks = -(-n["columns"] // BLOCK)
     check_floats("weights", arrays["weights"], -(-n["depth"] // 2) * blocks * BLOCK)
     check_floats("bias", arrays["bias"], n["columns"])
+    return _narrow_needs(n)
+
+
+def int8_gemm_limits(n: Numbers, arrays: Arrays) -> Needs:
+    """The limits of the kernel in `int8_gemm.h`, whose weights are a quarter of a float each."""
+    at_least(1, n, "rows", "depth", "columns", "row_chunk")
+    one_of((0, 1), n, "by_rows", "widens", "src_narrow", "dst_narrow")
+    if max(n["rows"], n["columns"], n["row_chunk"]) > _MOST_FLOATS or n["depth"] > INT8_DEPTH:
+        raise MalformedError(f"a product of {n['rows']} x {n['depth']} x {n['columns']} in 8 bits")
+    whole = -(-n["columns"] // BLOCK) * BLOCK
+    check_floats("weights", arrays["weights"], -(-n["depth"] // 4) * whole)
+    for name in ("scales", "sums", "bias"):
+        check_floats(name, arrays[name], whole)
+    return _narrow_needs(n)
+
+
+def _narrow_needs(n: Numbers) -> Needs:
+    """What a product reads and writes where both ends may be bfloat16, of which a number counts as half a float."""
     data, result = n["rows"] * n["depth"], n["rows"] * n["columns"]
     return Needs(data / 2 if n["src_narrow"] else data, result / 2 if n["dst_narrow"] else result)

@@ -1,6 +1,7 @@
 """How tensors lie in memory, as values that can be saved. oneDNN's memory descriptors are made of them later.
 
-The elements of a description are float32 where its ``dtype`` is "", and bfloat16 where it is "bf16".
+The elements of a description are float32 where its ``dtype`` is "", bfloat16 where it is "bf16", and integers of 8 bits
+where it is "s8" or "u8".
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class Packed:
 
 Description: TypeAlias = "Strided | Blocked | Packed"
 
-ITEM_BYTES = {"": FLOAT_BYTES, BF16: 2}
+INT8, UINT8 = "s8", "u8"
+
+ITEM_BYTES = {"": FLOAT_BYTES, BF16: 2, INT8: 1, UINT8: 1}
 """The size of an element of each dtype."""
 
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from functools import cache
 
 from collage.backends.chains.strided import Strided
-from collage.backends.onednn_kernels.description import Description, Packed
+from collage.backends.onednn_kernels.description import INT8, UINT8, Description, Packed
 from collage.backends.onednn_kernels.library import library
 from collage.errors import CollageError
 from collage.graph.storage import BF16, BLOCK
 
 MAX_DIMS = 12
 _FLOAT32, _TAG_ANY, _CPU, _IN_ORDER = 3, 1, 1, 1
-_DTYPES = {"": _FLOAT32, BF16: 2}
+_DTYPES = {"": _FLOAT32, BF16: 2, INT8: 5, UINT8: 6}
 """Numbers of ``dnnl_data_type_t``."""
 _FORMAT_KIND_BLOCKED = 2
 _BLOCKED_TAGS = {3: 56, 4: 78, 5: 121}

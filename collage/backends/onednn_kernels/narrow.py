@@ -73,7 +73,7 @@ def _narrow(share: Share, variant: Variant) -> Share:
     operation, arguments = share.operation, []
     for each in share.arguments:
         if _is_narrow(each, variant):
-            operation = _with_narrow(operation, each.number)
+            operation = with_dtype(operation, each.number, BF16)
             buffer = each.buffer
             if isinstance(buffer, (Input, Output)):
                 buffer = replace(buffer, offset=buffer.offset // FLOAT_BYTES * ITEM_BYTES[BF16])
@@ -91,14 +91,14 @@ def _is_narrow(argument: Argument, variant: Variant) -> bool:
     return argument.number == WEIGHTS
 
 
-def _with_narrow(operation: Operation, number: int | PostOpOperand) -> Operation:
-    """The operation with one tensor in bfloat16."""
+def with_dtype(operation: Operation, number: int | PostOpOperand, dtype: str) -> Operation:
+    """The operation with the tensor of one argument in another dtype."""
     if not isinstance(number, PostOpOperand):
         name = TENSORS[number]
-        changed: Operation = replace(operation, **{name: replace(getattr(operation, name), dtype=BF16)})
+        changed: Operation = replace(operation, **{name: replace(getattr(operation, name), dtype=dtype)})
         return changed
     post_ops = [*operation.post_ops]
     step = post_ops[number.position]
     assert isinstance(step, Binary)
-    post_ops[number.position] = replace(step, operand=replace(step.operand, dtype=BF16))
+    post_ops[number.position] = replace(step, operand=replace(step.operand, dtype=dtype))
     return replace(operation, post_ops=tuple(post_ops))

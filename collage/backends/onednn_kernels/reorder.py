@@ -11,6 +11,7 @@ from collage.backends.onednn_kernels.narrow import narrow
 from collage.backends.onednn_kernels.operations import Reorder
 from collage.backends.onednn_kernels.pack import pack
 from collage.backends.onednn_kernels.plan import DST, SRC, Argument, Input, Output, Plan, Share
+from collage.backends.onednn_kernels.retype import DTYPES, typed
 from collage.graph.dataflow import TensorType
 from collage.graph.storage import BLOCK, BLOCKED, PLAIN, Storage, stored_type, widened
 from collage.kernel.options import Variant
@@ -18,14 +19,14 @@ from collage.native import NativeKernel
 
 
 def reorder_kernel(kind: TensorType, source: Storage, target: Storage, threads: int) -> NativeKernel:
-    """A kernel of one input and one output that stores a float32 value in another layout, on ``threads`` threads.
+    """A kernel of one input and one output that stores a value in another layout, on ``threads`` threads.
 
-    Either side may be a narrow storage.
+    The value is float32, where either side may be a narrow storage, or has integers of 8 bits.
     Padding channels of a blocked result are zeros. Raises ValueError when the value has no such layout, and
     CollageError without oneDNN.
     """
-    if kind.dtype != "float32":
-        raise ValueError(f"{kind}: only float32 values change their layout")
+    if kind.dtype not in DTYPES:
+        raise ValueError(f"{kind}: only values of float32 and of 8 bits change their layout")
     for layout in (source, target):
         stored_type(kind, layout)
     return load(reorder_artifact(kind, source, target, threads))
@@ -37,7 +38,11 @@ def reorder_artifact(kind: TensorType, source: Storage, target: Storage, threads
     for src, begin, dst, at in _parts(kind.shape, widened(source), widened(target), threads):
         arguments = Argument(SRC, Input(0, begin)), Argument(DST, Output(0, at))
         shares.append(Share(Reorder(src, dst), arguments))
-    draft = narrow(Draft(Plan((tuple(shares),)), ()), Variant((source,), (target,)))
+    draft = Draft(Plan((tuple(shares),)), ())
+    if dtype := DTYPES[kind.dtype]:
+        draft = typed(draft, {SRC: dtype, DST: dtype})
+    else:
+        draft = narrow(draft, Variant((source,), (target,)))
     return to_bytes(pack(draft.plan, draft.arrays, threads))
 
 

@@ -12,7 +12,15 @@ from collage.backends.chains.conv import CONVOLUTIONS, conv_problem
 from collage.backends.chains.eltwise_table import FUNCTIONS
 from collage.backends.chains.product import matmul_problem
 from collage.backends.chains.transposes import product_of
-from collage.backends.onednn_kernels import concat, conv_plan, elementwise, matmul, normalise, pooling
+from collage.backends.onednn_kernels import (
+    concat,
+    conv_plan,
+    elementwise,
+    matmul,
+    normalise,
+    pooling,
+    quantised,
+)
 from collage.backends.onednn_kernels.builder import Draft
 from collage.backends.onednn_kernels.narrow import BOTH, DATA, RESULT, Ends, narrow_variants
 from collage.graph.dataflow import Graph, Node
@@ -63,6 +71,7 @@ _POOL = Root(pooling.pool_problem, pooling.read, pooling.variants, pooling.plan,
 _NORMALISATION = Root(
     normalise.normalise_problem, _alone, normalise.variants, normalise.plan, narrow=(BOTH, RESULT, DATA)
 )
+_QUANTISED = Root(quantised.problem, quantised.read, quantised.variants, quantised.plan, narrow=())
 _FUNCTION = Root(
     elementwise.elementwise_problem,
     read_functions,
@@ -115,6 +124,8 @@ def chain_of(task: Any) -> Chain:
 
 
 def _read_task(subgraph: Subgraph) -> tuple[Root[Any], Any]:
+    if quantised.is_quantised(subgraph):
+        return _QUANTISED, quantised.read(subgraph)
     node = product_of(subgraph)
     if node is None:
         raise UnsupportedError("transposes alone")

@@ -48,7 +48,8 @@ _EVENT = 0.4
 class Concurrency:
     """Schedules the mix with concurrent launches where there is more than one thread, in at most ``rounds`` rounds.
 
-    At most ``most_first`` proposals run in the first round, and one in each of the others. The plan takes the place of one that an earlier run of this pass has made, of an earlier mix.
+    At most ``most_first`` proposals run in the first round, and one in each of the others. The plan takes the place of
+    one that an earlier run of this pass has made, of an earlier mix.
     """
 
     rounds: int = 3

@@ -33,8 +33,8 @@ CHECKED = ("collage", "mix", QUICK)
 _LEAST, _MOST = 0.25, 16.0
 """The least and the largest factor of one correction."""
 _NOTHING = (
-    "nothing runs in reduced precision here (this takes a CPU with bfloat16 instructions, and float32 operators); "
-    "float32 remains"
+    "nothing runs in reduced precision here (this takes a CPU with instructions for bfloat16 or 8 bits, and float32 "
+    "operators); float32 remains"
 )
 
 

@@ -19,8 +19,8 @@
 #include <algorithm>
 
 #include "avx512.h"
-#include "bf16.h"
 #include "epilogue.h"
+#include "streamed.h"
 #include "tile.h"
 
 #define COLLAGE_DOTS __attribute__((target("avx512f,avx512vl,avx512bw,avx512dq,fma,avx512bf16")))
@@ -29,7 +29,12 @@ namespace {
 
 using collage::Accumulators;
 using collage::Activation;
+using collage::first_lanes;
 using collage::kLanes;
+using collage::load;
+using collage::part;
+using collage::parts;
+using collage::Range;
 
 constexpr int kRows = 8;       // of a register tile
 constexpr int kPanel = 3;      // blocks of columns of a register tile
@@ -128,25 +133,6 @@ const Tile *tiles_of(bool widens, int wide) {
   return wide == 3 ? kDots<3> : wide == 2 ? kDots<2> : kDots<1>;
 }
 
-struct Range {
-  int64_t begin, end;
-};
-
-Range part(Range whole, int64_t which, int64_t parts) {
-  const int64_t size = whole.end - whole.begin;
-  return {whole.begin + size * which / parts, whole.begin + size * (which + 1) / parts};
-}
-
-int64_t parts(Range whole, int64_t most) { return (whole.end - whole.begin + most - 1) / most; }
-
-// Elements from `at` on of a matrix that is float32 or bfloat16.
-inline __m512 load(const void *from, bool narrow, intptr_t at, __mmask16 mask) {
-  return narrow ? collage::load_bf16(mask, static_cast<const uint16_t *>(from) + at)
-                : _mm512_maskz_loadu_ps(mask, static_cast<const float *>(from) + at);
-}
-
-__mmask16 first_lanes(int64_t count) { return count >= kLanes ? __mmask16(0xffff) : __mmask16((1u << count) - 1); }
-
 // Bias, residual, activation and clamp of the sums of some rows and of `columns` columns from `column` on.
 template <Activation ACTIVATION>
 void finish(const Shape &s, const Buffers &b, const float *sums, Range rows, int64_t column, int64_t columns) {
@@ -161,10 +147,7 @@ void finish(const Shape &s, const Buffers &b, const float *sums, Range rows, int
       if (s.residual_first) x += residual;
       x = collage::clamp(collage::activate(x, ACTIVATION), low, high);
       if (!s.residual_first) x += residual;
-      if (s.dst_narrow)
-        collage::store_bf16(static_cast<uint16_t *>(b.dst) + at, mask, x);
-      else
-        _mm512_mask_storeu_ps(static_cast<float *>(b.dst) + at, mask, x);
+      collage::store(b.dst, s.dst_narrow, at, mask, x);
     }
   }
 }

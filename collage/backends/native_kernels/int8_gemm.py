@@ -1,0 +1,158 @@
+"""Products with a constant matrix that is stored in 8 bits; see `int8_gemm.cpp`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from collage.backends.base import UnsupportedError
+from collage.backends.chains.chain import Floats
+from collage.backends.native_kernels.algorithm import Algorithm
+from collage.backends.native_kernels.bf16_gemm import (
+    FEW_ROWS,
+    WIDENED,
+    inputs_of,
+    product_of,
+    row_chunk,
+    splits_of,
+    words,
+)
+from collage.backends.native_kernels.gemm import COLUMNS, ROWS, WHOLE
+from collage.backends.native_kernels.geometry import shape_struct
+from collage.backends.native_kernels.kernel import SharedKernel
+from collage.backends.native_kernels.limits import INT8_DEPTH, int8_gemm_limits
+from collage.backends.native_kernels.task import NativeTask
+from collage.errors import ModuleFileError
+from collage.graph.storage import BF16, BLOCK, INT8, is_narrow, narrowed
+from collage.kernel.options import BuildOptions, Variant
+from collage.native import NativeKernel
+from collage.native.kernel_library import has_int8_dots, int8_problem
+from collage.native.packed import Packed
+
+_PANEL = 3
+_FOUR = 4
+"""Weights of so many successive rows of the matrix lie together."""
+_TILE_ROWS = 8
+_MOST = 127
+"""The largest magnitude of a weight. With -128 one sign would have a longer range than the other."""
+
+
+class Int8Gemm(Algorithm):
+    """Takes what ``Bf16Gemm`` takes. Each column of the weights has a factor of its own.
+
+    Each row of the data has a range of its own, too, which the kernel finds when it runs. So it needs no samples to
+    tell the range of activations beforehand, and clips nothing that no sample has shown.
+    """
+
+    name = "int8_gemm"
+    roots = frozenset({"matmul", "nn.conv1d", "nn.conv2d", "nn.conv3d"})
+    precision = INT8
+
+    def variants(self, task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
+        """The splits of float32, with data and result both in float32 or in bfloat16, and two kinds of arithmetic."""
+        if problem := int8_problem():
+            raise UnsupportedError(problem)
+        product, wide = product_of(task)
+        if product.matrix.shape[0] > INT8_DEPTH:
+            raise UnsupportedError(f"sums of more than {INT8_DEPTH} products may overflow")
+        kinds = [""] if has_int8_dots() else []
+        kinds += [WIDENED] if product.rows <= FEW_ROWS or not kinds else []
+        return [
+            Variant(inputs_of(task, product, storage, storage), (storage,), words(split, kind), INT8)
+            for split in splits_of(product, build)
+            for kind in kinds
+            for storage in (wide, narrowed(wide, BF16))
+        ]
+
+    def pack(self, task: NativeTask, build: BuildOptions) -> Packed:
+        """The shape of the kernel, the weights in the order in which they are read, and what belongs to columns."""
+        (product, _), variant = product_of(task), build.variant
+        depth, columns = product.matrix.shape
+        split = variant.split.removesuffix(WIDENED).removesuffix(", ")
+        shares = 1 if split == WHOLE else build.threads
+        numbers = {
+            "rows": product.rows,
+            "depth": depth,
+            "columns": columns,
+            "row_chunk": row_chunk(depth),
+            "shares": shares,
+            "by_rows": split == ROWS,
+            "widens": variant.split != split,
+            "src_narrow": is_narrow(variant.inputs[task.chain.inputs.index(product.data)]),
+            "dst_narrow": is_narrow(variant.outputs[0]),
+            **task.numbers_of(product),
+        }
+        weights, scales = quantised(product.weights)
+        padding = -columns % BLOCK
+        bias = np.zeros(columns, np.float32) if product.bias is None else product.bias
+        arrays = {
+            "weights": packed_weights(weights, shares if split == COLUMNS else 1),
+            "scales": np.pad(scales, (0, padding)),
+            "sums": np.pad(weights.sum(0, dtype=np.int32), (0, padding)).view(np.float32),
+            "bias": np.pad(bias, (0, padding)),
+        }
+        return Packed(numbers, arrays)
+
+    def load(self, packed: Packed, threads: int) -> NativeKernel:
+        """A kernel whose shares read one array of weights. Raises ModuleFileError where this CPU cannot run it."""
+        if problem := int8_problem():
+            raise ModuleFileError(f"{problem}: compile the model here.")
+        if not packed.numbers["widens"] and not has_int8_dots():
+            raise ModuleFileError(
+                "it has kernels for processors with AVX512-VNNI, which this one lacks: compile the model here."
+            )
+        return SharedKernel(
+            "collage_int8_gemm",
+            _Shape,
+            packed,
+            threads,
+            limits=int8_gemm_limits,
+            constants=[packed.arrays[name] for name in ("weights", "scales", "sums", "bias")],
+            scratch_bytes=_scratch_bytes,
+        )
+
+
+def quantised(weights: Floats) -> tuple[npt.NDArray[np.int8], Floats]:
+    """Weights (K, N) as whole numbers from -127 to 127, and the factor of each column.
+
+    Raises UnsupportedError for NaN and infinities.
+    """
+    most = np.abs(weights).max(0)
+    if not np.isfinite(most).all():
+        raise UnsupportedError("there are NaN or infinities among the weights")
+    scales = (most / _MOST).astype(np.float32)
+    steps = np.rint(weights / np.where(scales > 0, scales, 1).astype(np.float64))
+    return np.clip(steps, -_MOST, _MOST).astype(np.int8), scales
+
+
+def packed_weights(weights: npt.NDArray[np.int8], shares: int) -> Floats:
+    """Weights (K, N) as [share of the columns][panel of 48 columns][4 k][block][column][1 of the 4], flat.
+
+    Four of them are seen as one float32, as artifacts have it.
+    """
+    depth, columns = weights.shape
+    blocks = -(-columns // BLOCK)
+    padded = np.pad(weights, ((0, -depth % _FOUR), (0, -columns % BLOCK)))
+    parts = []
+    for share in range(shares):
+        begin, end = blocks * share // shares, blocks * (share + 1) // shares
+        for block in range(begin, end, _PANEL):
+            wide = min(_PANEL, end - block)
+            panel = padded[:, block * BLOCK : (block + wide) * BLOCK].reshape(-1, _FOUR, wide, BLOCK)
+            parts.append(panel.transpose(0, 2, 3, 1).reshape(-1))
+    return np.concatenate(parts).view(np.float32)
+
+
+def _scratch_bytes(n: Mapping[str, Any]) -> int:
+    length = n["row_chunk"] * _FOUR * -(-n["depth"] // _FOUR)
+    return int(4 * (_TILE_ROWS * _PANEL * BLOCK + 2 * n["row_chunk"]) + length * (4 if n["widens"] else 1))
+
+
+_Shape = shape_struct(
+    *("rows", "depth", "columns", "row_chunk", "shares", "by_rows"),
+    *("widens", "src_narrow", "dst_narrow", "activation", "residual_first"),
+)
+"""``collage_int8_gemm_shape``."""

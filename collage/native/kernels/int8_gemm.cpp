@@ -1,0 +1,341 @@
+// Products with a large constant matrix of 8 bits, which is a quarter of the bytes of float32.
+//
+// The order of the work is that of bf16_gemm.cpp: each share goes through its panels of 48 columns once, and all rows of
+// a chunk are multiplied with a panel while it is in the L2 cache. There are two kinds of arithmetic.
+//
+// Dot products add four products of 8 bits to a sum of 32 bits in one instruction. Each row of the data is rounded to
+// 8 bits first, to steps from its own least to its own largest number, zero being one of them. A row's range is found
+// in the pass that rounds it, so that no number is ever beyond it. Sums of integers are exact, and the epilogue
+// multiplies them by the factors of row and column. A row with NaN or infinity has NaN in all of its results.
+//
+// Widened weights are multiplied with float32 rows, so that only the weights are rounded: for a few rows, where memory
+// sets the pace, this is as fast.
+
+#include "int8_gemm.h"
+
+#include "kernels.h"
+
+#if COLLAGE_X86
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include <algorithm>
+
+#include "avx512.h"
+#include "epilogue.h"
+#include "streamed.h"
+#include "tile.h"
+
+#define COLLAGE_VNNI __attribute__((target("avx512f,avx512vl,avx512bw,avx512dq,fma,avx512vnni")))
+
+namespace {
+
+using collage::Accumulators;
+using collage::Activation;
+using collage::first_lanes;
+using collage::kLanes;
+using collage::load;
+using collage::part;
+using collage::parts;
+using collage::Range;
+
+constexpr int kRows = 8;       // of a register tile
+constexpr int kPanel = 3;      // blocks of columns of a register tile
+constexpr int64_t kWide = kPanel * kLanes;
+constexpr int64_t kFour = 4;   // of k, which lie together
+constexpr int64_t kLine = kFour * kLanes;
+constexpr int64_t kStep = 16;  // fours of k between prefetches
+constexpr int kOdd = 0x99;     // classes of numbers: NaN of both kinds, and both infinities
+
+using Shape = collage_int8_gemm_shape;
+using Buffers = collage_int8_gemm_buffers;
+
+// A tile's factors: rows of `a` that are `a_row` elements apart, and `fours` times four k of a panel.
+struct Factors {
+  const void *a;
+  intptr_t a_row, fours;
+  const int8_t *b;
+  const int8_t *ahead;
+  intptr_t ahead_lines;
+};
+
+inline void prefetch(const int8_t *&ahead, intptr_t lines) {
+  for (intptr_t line = 0; line < lines; ++line, ahead += kLine) _mm_prefetch(ahead, _MM_HINT_T1);
+}
+
+template <int MR, int NR>
+COLLAGE_VNNI void dots(const Factors &o, void *c) {
+  __m512i sum[MR][NR];
+#pragma GCC unroll 16
+  for (int i = 0; i < MR; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < NR; ++j) sum[i][j] = _mm512_setzero_si512();
+  const uint8_t *a = static_cast<const uint8_t *>(o.a);
+  const int8_t *b = o.b, *ahead = o.ahead;
+  for (intptr_t first = 0; first < o.fours; first += kStep) {
+    prefetch(ahead, o.ahead_lines);
+    const intptr_t last = std::min<intptr_t>(first + kStep, o.fours);
+#pragma GCC unroll 2
+    for (intptr_t four = first; four < last; ++four, a += kFour, b += NR * kLine) {
+      __m512i right[NR];
+#pragma GCC unroll 4
+      for (int j = 0; j < NR; ++j) right[j] = _mm512_load_si512(b + j * kLine);
+#pragma GCC unroll 16
+      for (int i = 0; i < MR; ++i) {
+        int32_t some;
+        memcpy(&some, a + i * o.a_row, sizeof some);
+        const __m512i left = _mm512_set1_epi32(some);
+#pragma GCC unroll 4
+        for (int j = 0; j < NR; ++j) sum[i][j] = _mm512_dpbusd_epi32(sum[i][j], left, right[j]);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < MR; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < NR; ++j)
+      _mm512_store_si512(static_cast<int32_t *>(c) + i * kWide + j * kLanes, sum[i][j]);
+}
+
+// Byte K of each 32 bits, with its sign, as float32.
+template <int K>
+inline __attribute__((always_inline)) __m512 widened_byte(__m512i four) {
+  const __m512i highest = K == 3 ? four : _mm512_maskz_slli_epi32(0xffff, four, 24 - 8 * K);
+  return _mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_srai_epi32(0xffff, highest, 24));
+}
+
+template <int K, int MR, int NR>
+inline __attribute__((always_inline)) void add(Accumulators<MR, NR> &sum, int j, const float *a, intptr_t a_row,
+                                               __m512i four) {
+  const __m512 right = widened_byte<K>(four);
+#pragma GCC unroll 16
+  for (int i = 0; i < MR; ++i)
+    sum.at[i][j] = _mm512_fmadd_ps(_mm512_set1_ps(a[i * a_row + K]), right, sum.at[i][j]);
+}
+
+template <int MR, int NR>
+void widened(const Factors &o, void *c) {
+  Accumulators<MR, NR> sum;
+  sum.clear();
+  const float *a = static_cast<const float *>(o.a);
+  const int8_t *b = o.b, *ahead = o.ahead;
+  for (intptr_t first = 0; first < o.fours; first += kStep) {
+    prefetch(ahead, o.ahead_lines);
+    const intptr_t last = std::min<intptr_t>(first + kStep, o.fours);
+    for (intptr_t four = first; four < last; ++four, a += kFour, b += NR * kLine) {
+#pragma GCC unroll 4
+      for (int j = 0; j < NR; ++j) {
+        const __m512i some = _mm512_load_si512(b + j * kLine);
+        add<0>(sum, j, a, o.a_row, some);
+        add<1>(sum, j, a, o.a_row, some);
+        add<2>(sum, j, a, o.a_row, some);
+        add<3>(sum, j, a, o.a_row, some);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < MR; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < NR; ++j) _mm512_store_ps(static_cast<float *>(c) + i * kWide + j * kLanes, sum.at[i][j]);
+}
+
+using Tile = void (*)(const Factors &, void *);
+
+template <int NR>
+constexpr Tile kDots[kRows + 1] = {nullptr,     dots<1, NR>, dots<2, NR>, dots<3, NR>, dots<4, NR>,
+                                   dots<5, NR>, dots<6, NR>, dots<7, NR>, dots<8, NR>};
+template <int NR>
+constexpr Tile kWidened[kRows + 1] = {nullptr,        widened<1, NR>, widened<2, NR>, widened<3, NR>, widened<4, NR>,
+                                      widened<5, NR>, widened<6, NR>, widened<7, NR>, widened<8, NR>};
+
+const Tile *tiles_of(bool widens, int wide) {
+  if (widens) return wide == 3 ? kWidened<3> : wide == 2 ? kWidened<2> : kWidened<1>;
+  return wide == 3 ? kDots<3> : wide == 2 ? kDots<2> : kDots<1>;
+}
+
+// What the rows of a chunk were rounded to: numbers are scale * (byte - zero).
+struct Steps {
+  float *scale;
+  int32_t *zero;
+};
+
+// The least and the largest number of a row, zero being one of them; false where it has NaN or infinity.
+bool range_of(const Shape &s, const void *src, int64_t row, float *low, float *high) {
+  __m512 least = _mm512_setzero_ps(), most = _mm512_setzero_ps();
+  __mmask16 odd = 0;
+  for (intptr_t k = 0; k < s.depth; k += kLanes) {
+    const __m512 x = load(src, s.src_narrow, row * s.depth + k, first_lanes(s.depth - k));
+    least = _mm512_maskz_min_ps(0xffff, least, x);
+    most = _mm512_maskz_max_ps(0xffff, most, x);
+    odd |= _mm512_fpclass_ps_mask(x, kOdd);
+  }
+  float lows[kLanes], highs[kLanes];
+  _mm512_storeu_ps(lows, least);
+  _mm512_storeu_ps(highs, most);
+  *low = *std::min_element(lows, lows + kLanes);
+  *high = *std::max_element(highs, highs + kLanes);
+  return odd == 0;
+}
+
+// Rounds a row to `length` bytes, a multiple of 4, and tells its scale and zero point.
+void round_row(const Shape &s, const void *src, int64_t row, uint8_t *to, intptr_t length, float *scale,
+               int32_t *zero) {
+  float low, high;
+  if (!range_of(s, src, row, &low, &high)) {
+    memset(to, 0, length);
+    *scale = NAN;
+    *zero = 0;
+    return;
+  }
+  *scale = std::max(high / 255 - low / 255, FLT_MIN);
+  const float inverse = 1 / *scale;
+  *zero = std::min<int32_t>(int32_t(lrintf(-low * inverse)), 255);
+  const __m512i shift = _mm512_set1_epi32(*zero), none = _mm512_setzero_si512();
+  for (intptr_t k = 0; k < length; k += kLanes) {
+    const __m512 x = load(src, s.src_narrow, row * s.depth + k, first_lanes(s.depth - k));
+    const __m512i steps = _mm512_maskz_cvtps_epi32(0xffff, x * _mm512_set1_ps(inverse));
+    const __m512i moved = _mm512_maskz_max_epi32(0xffff, none, _mm512_add_epi32(steps, shift));
+    _mm_mask_storeu_epi8(to + k, first_lanes(length - k), _mm512_maskz_cvtusepi32_epi8(0xffff, moved));
+  }
+}
+
+// The results of some rows (counted from `first`, where the chunk begins) and of `columns` columns from `column` on.
+template <Activation ACTIVATION>
+void finish(const Shape &s, const Buffers &b, const Steps &steps, int64_t first, Range rows, int64_t column,
+            int64_t columns) {
+  const __m512 low = _mm512_set1_ps(s.low), high = _mm512_set1_ps(s.high), zero = _mm512_setzero_ps();
+  for (int64_t j = 0; j < columns; j += kLanes) {
+    const __mmask16 mask = first_lanes(columns - j);
+    const __m512 scales = _mm512_maskz_loadu_ps(mask, b.scales + column + j);
+    const __m512i weights = _mm512_maskz_loadu_epi32(mask, b.sums + column + j);
+    const __m512 bias = b.bias == nullptr ? zero : _mm512_maskz_loadu_ps(mask, b.bias + column + j);
+    for (int64_t row = rows.begin; row < rows.end; ++row) {
+      const intptr_t at = row * s.columns + column + j;
+      const char *const sums = static_cast<const char *>(b.scratch) + 4 * ((row - rows.begin) * kWide + j);
+      __m512 x;
+      if (s.widens) {
+        x = _mm512_load_ps(sums) * scales;
+      } else {
+        const __m512i shift = _mm512_set1_epi32(steps.zero[row - first]);
+        const __m512i exact = _mm512_sub_epi32(_mm512_load_si512(sums), _mm512_mullo_epi32(shift, weights));
+        // The sum times the row's scale alone may be too large.
+        x = _mm512_maskz_cvtepi32_ps(0xffff, exact) * (_mm512_set1_ps(steps.scale[row - first]) * scales);
+      }
+      x += bias;
+      const __m512 residual = b.residual == nullptr ? zero : load(b.residual, s.dst_narrow, at, mask);
+      if (s.residual_first) x += residual;
+      x = collage::clamp(collage::activate(x, ACTIVATION), low, high);
+      if (!s.residual_first) x += residual;
+      collage::store(b.dst, s.dst_narrow, at, mask, x);
+    }
+  }
+}
+
+using Finish = void (*)(const Shape &, const Buffers &, const Steps &, int64_t, Range, int64_t, int64_t);
+
+constexpr Finish kEndings[] = {finish<collage::kNone>,    finish<collage::kGelu>,  finish<collage::kTanh>,
+                               finish<collage::kSigmoid>, finish<collage::kSwish>, finish<collage::kGeluTanh>};
+constexpr int64_t kEndingCount = sizeof kEndings / sizeof *kEndings;
+
+// One share's work: rows against blocks of columns.
+class Worker {
+ public:
+  Worker(const Shape &s, const Buffers &b, Range blocks) : s_(s), b_(b), blocks_(blocks) {
+    steps_.scale = static_cast<float *>(b.scratch) + kRows * kWide;
+    steps_.zero = reinterpret_cast<int32_t *>(steps_.scale + s.row_chunk);
+  }
+
+  // Streams the share's weights once.
+  void chunk(Range rows) const {
+    const intptr_t fours = (s_.depth + kFour - 1) / kFour;
+    const size_t item = s_.widens ? sizeof(float) : 1;
+    Factors o{};
+    o.fours = fours;
+    if (s_.widens && !s_.src_narrow && s_.depth % kFour == 0) {
+      o.a = static_cast<const float *>(b_.src) + rows.begin * s_.depth;
+      o.a_row = s_.depth;
+    } else {
+      o.a_row = kFour * fours;
+      o.a = copied(rows, o.a_row);
+    }
+    const char *const first = static_cast<const char *>(o.a);
+    const int8_t *weights = b_.weights + blocks_.begin * kLine * fours;
+    const int8_t *const end = b_.weights + blocks_.end * kLine * fours;
+    const int64_t groups = parts(rows, kRows);
+    for (int64_t block = blocks_.begin; block < blocks_.end; block += kPanel) {
+      const int wide = int(std::min<int64_t>(kPanel, blocks_.end - block));
+      const Tile *const tiles = tiles_of(s_.widens, wide);
+      const intptr_t lines = fours * wide, column = block * kLanes;
+      const int8_t *const next = weights + lines * kLine;
+      const bool more = next < end;
+      o.b = weights;
+      o.ahead_lines = more ? (wide * kStep + groups - 1) / groups : 0;
+      for (int64_t group = 0; group < groups; ++group) {
+        const Range some = part(rows, group, groups);
+        if (more) o.ahead = next + lines * group / groups * kLine;
+        o.a = first + (some.begin - rows.begin) * o.a_row * item;
+        tiles[some.end - some.begin](o, b_.scratch);
+        kEndings[s_.activation](s_, b_, steps_, rows.begin, some, column,
+                                std::min<int64_t>(wide * kLanes, s_.columns - column));
+      }
+      weights = next;
+    }
+  }
+
+ private:
+  // The rows as tiles read them, `length` elements each, of which those beyond the depth meet weights of zero.
+  const void *copied(Range rows, intptr_t length) const {
+    float *const to = steps_.scale + 2 * s_.row_chunk;
+    for (int64_t i = rows.begin; i < rows.end; ++i) {
+      const int64_t place = i - rows.begin;
+      if (!s_.widens) {
+        round_row(s_, b_.src, i, reinterpret_cast<uint8_t *>(to) + place * length, length, steps_.scale + place,
+                  steps_.zero + place);
+        continue;
+      }
+      for (intptr_t k = 0; k < length; k += kLanes) {
+        const __m512 x = load(b_.src, s_.src_narrow, i * s_.depth + k, first_lanes(s_.depth - k));
+        _mm512_mask_storeu_ps(to + place * length + k, first_lanes(length - k), x);
+      }
+    }
+    return to;
+  }
+
+  const Shape &s_;
+  const Buffers &b_;
+  const Range blocks_;
+  Steps steps_;
+};
+
+void run(const Shape &s, const Buffers &b, int64_t share) {
+  Range rows{0, s.rows}, blocks{0, (s.columns + kLanes - 1) / kLanes};
+  (s.by_rows ? rows : blocks) = part(s.by_rows ? rows : blocks, share, s.shares);
+  const Worker worker(s, b, blocks);
+  const int64_t chunks = parts(rows, s.row_chunk);
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) worker.chunk(part(rows, chunk, chunks));
+}
+
+}  // namespace
+
+extern "C" int collage_kernels_int8(void) {
+  __builtin_cpu_init();
+  return collage_kernels_isa() >= 512 && __builtin_cpu_supports("avx512vnni") ? 1 : 0;
+}
+
+extern "C" int collage_int8_gemm(void *a, void *b, intptr_t n, void *) {
+  const Shape &shape = *static_cast<const Shape *>(a);
+  if (shape.activation < 0 || shape.activation >= kEndingCount) return COLLAGE_UNAVAILABLE;
+  if (!shape.widens && !collage_kernels_int8()) return COLLAGE_UNAVAILABLE;
+  run(shape, *static_cast<const Buffers *>(b), n);
+  return 0;
+}
+
+#else
+
+extern "C" int collage_kernels_int8(void) { return 0; }
+
+extern "C" int collage_int8_gemm(void *, void *, intptr_t, void *) { return COLLAGE_UNAVAILABLE; }
+
+#endif
