@@ -130,6 +130,7 @@ def test_a_quick_compile_keeps_the_tolerance_too(database: Path) -> None:
         model,
         tolerance=TOLERANCE,
         quick=True,
+        budget_s=120.0,
         db=database,
         backends=["onednn", "native", "onnxruntime"],
         progress=False,

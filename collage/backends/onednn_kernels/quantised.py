@@ -94,7 +94,7 @@ def read(subgraph: Subgraph) -> QuantisedTask:
 
 
 def variants(task: QuantisedTask, threads: int) -> list[Variant]:
-    """Those of float32 with channels last, and plain ones where no convolution is to be slow."""
+    """The variants of the task: float32 with channels last, and plain where there is no convolution to be slow."""
     wide = task.wide
     if isinstance(wide, ConvTask):
         found = conv_plan.variants(wide, threads)
