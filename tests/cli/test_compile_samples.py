@@ -23,8 +23,10 @@ def test_bad_samples_are_refused_with_one_line(network: Path, database: Path, tm
     fails(2, *samples, words=("sample 1: input x ",))
     fails(2, *samples, "--input", "x=x.npy", words=("not both",))
     fails(2, *common, "--metric", "top1", words=("top1 says nothing on made-up inputs", "--input"))
-    fails(2, *common, "--quick", words=("--quick", "--tolerance"))
     assert not out.exists()
+    found = json_of(*common, "--quick", "--json")
+    assert found["errors"]["tolerance"] == 1e-2
+    assert found["errors"]["samples"] == "4 made-up inputs"
 
 
 def test_the_curve_has_a_module_for_each_tolerance(network: Path, database: Path, tmp_path: Path) -> None:
