@@ -94,7 +94,7 @@ def read(subgraph: Subgraph) -> QuantisedTask:
 
 
 def variants(task: QuantisedTask, threads: int) -> list[Variant]:
-    """Those of float32 with channels last, and plain ones where no convolution is to be slow."""
+    """Return those of float32 with channels last, and also plain ones where there is no convolution."""
     wide = task.wide
     if isinstance(wide, ConvTask):
         found = conv_plan.variants(wide, threads)
