@@ -105,6 +105,21 @@ CASES = {
     "1x1, zero points": Case(
         (1, 40, 6, 5), (33, 40, 1, 1), Steps("uint8", 0.02, 117), Steps("uint8", 0.03, 120)
     ),
+    "3x3, zero points and padding": Case(
+        (1, 16, 9, 8),
+        (24, 16, 3, 2),
+        Steps("uint8", 0.02, 99),
+        Steps("uint8", 0.03, 120),
+        RELU,
+        attrs={"pads": [2, 0, 1, 1], "strides": [2, 1]},
+    ),
+    "dilated, zero points and padding": Case(
+        (1, 32, 12, 12),
+        (32, 16, 3, 3),
+        Steps("int8", 0.02, -9),
+        S8,
+        attrs={"pads": [2, 2, 2, 2], "dilations": [2, 2], "group": 2},
+    ),
     "1x1 to float": Case((1, 64, 6, 5), (48, 64, 1, 1), U8, None, RELU),
     "one scale": Case(
         (1, 16, 8, 8), (16, 16, 3, 3), U8, Steps("uint8", 0.03, 3), ("Sigmoid",), one_scale=True
@@ -315,10 +330,10 @@ def test_integers_change_their_layout(dtype: str, threads: int) -> None:
 
 
 def test_what_is_refused_has_a_reason() -> None:
-    case = Case((1, 16, 8, 8), (16, 16, 3, 3), Steps("uint8", 0.02, 9), U8, attrs=PADDED)
+    case = Case((2, 16, 8, 8), (16, 16, 3, 3), Steps("uint8", 0.02, 9), U8, attrs=PADDED)
     model = import_model(case.model())
     found = [f for s in BACKEND.sources(BuildOptions()) for f in s.find(MatchContext(model))]
-    assert any("there is padding, and zero is another number" in each.reason for each in found)
+    assert any("there is padding of several items, and zero" in each.reason for each in found)
     assert not any(not each.reason and len(each.nodes) > 2 for each in found)
     model = import_model(pool_model(U8, Steps("uint8", 0.03)))
     reasons = [f.reason for s in BACKEND.sources(BuildOptions()) for f in s.find(MatchContext(model))]

@@ -17,7 +17,7 @@ import numpy as np
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Chain, Combine, EpilogueOp, Floats, read_part
-from collage.backends.chains.conv import read_conv
+from collage.backends.chains.conv import Conv, read_conv
 from collage.backends.chains.fold import Folded, fold
 from collage.backends.chains.functions import Algorithm, Eltwise
 from collage.backends.chains.product import COLUMNS, WHOLE, read_product
@@ -94,7 +94,7 @@ def read(subgraph: Subgraph) -> QuantisedTask:
 
 
 def variants(task: QuantisedTask, threads: int) -> list[Variant]:
-    """The variants of the task: float32 with channels last, and plain where there is no convolution to be slow."""
+    """Return those of float32 with channels last, and also plain ones where there is no convolution."""
     wide = task.wide
     if isinstance(wide, ConvTask):
         found = conv_plan.variants(wide, threads)
@@ -127,10 +127,14 @@ def plan(task: QuantisedTask, variant: Variant, threads: int) -> Draft:
 def _read_conv(subgraph: Subgraph, root: Node) -> QuantisedTask:
     data, weights = steps_of(subgraph, root.inputs[0]), _weights(subgraph, root, 0)
     conv = read_conv(subgraph.model.graph, root, weights.numbers.astype(np.float32))
+    taps = weights.numbers.sum(1)  # of all inputs of an output channel
+    seen = taps.reshape(len(taps), -1).sum(1).reshape(-1, *[1] * (taps.ndim - 1))
     if data.zero and any((*conv.pad_begin, *conv.pad_end)):
-        raise UnsupportedError("there is padding, and zero is another number than 0")
+        if conv.dst[0] > 1:
+            raise UnsupportedError("there is padding of several items, and zero is another number than 0")
+        seen = _seen_sums(conv, taps)
     inner, after = _inside(subgraph, root)
-    chain = _weighted_chain(subgraph, root, (data, weights, after), inner)
+    chain = _weighted_chain(subgraph, root, (data, weights, after), inner, seen[None])
     dtypes: list[tuple[int | PostOpOperand, str]] = [
         (SRC, _DTYPES[data.dtype]),
         (WEIGHTS, INT8),
@@ -142,7 +146,8 @@ def _read_conv(subgraph: Subgraph, root: Node) -> QuantisedTask:
 def _read_product(subgraph: Subgraph, root: Node) -> QuantisedTask:
     data, weights = steps_of(subgraph, root.inputs[0]), _weights(subgraph, root, 1)
     inner, after = _inside(subgraph, root)
-    chain = _weighted_chain(subgraph, root, (data, weights, after), inner)
+    sums = weights.numbers.sum(0).reshape(*[1] * (len(inner.shape) - 1), -1)
+    chain = _weighted_chain(subgraph, root, (data, weights, after), inner, sums)
     known = {**chain.graph.constants, root.inputs[1]: weights.numbers.astype(np.float32)}
     chain = ProductChain(
         *(replace(chain.graph, constants=known), chain.operators, chain.inputs, chain.root, chain.base),
@@ -165,25 +170,44 @@ class _WholeProduct(ProductTask):
         return Folded(None, None, self.chain.epilogue)
 
 
+def _seen_sums(conv: Conv, taps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """For each output channel and place the sum of the weights that meet data there, and not padding."""
+    found = taps
+    for axis in range(2, len(conv.src)):
+        at = axis - 2
+        places = np.arange(conv.dst[axis])[:, None] * conv.strides[at] - conv.pad_begin[at]
+        places = places + np.arange(conv.weights.shape[axis]) * conv.dilation[at]
+        inside = ((places >= 0) & (places < conv.src[axis])).astype(np.int64)
+        found = np.tensordot(found, inside, (1, 1))  # the next axis of taps is then the second one
+    return found
+
+
 def _weighted_chain(
-    subgraph: Subgraph, root: Node, about: tuple[Steps, _Weights, Steps | None], inner: Chain
+    subgraph: Subgraph,
+    root: Node,
+    about: tuple[Steps, _Weights, Steps | None],
+    inner: Chain,
+    sums: npt.NDArray[np.int64],
 ) -> Chain:
-    """The chain of sums of whole numbers: their factors, the bias, what follows in the model, and its steps."""
+    """The chain of sums of whole numbers: their factors, the bias, what follows in the model, and its steps.
+
+    ``sums`` of the weights broadcast to the result. They tell what the zero point of the data adds.
+    """
     data, weights, after = about
     if len(subgraph.inputs) != 1:
         raise UnsupportedError("there are other operands than the data")
     dst, axis = inner.shape, -1 if weights.axis else 1
     folded = fold(inner, dst, axis % len(dst))
     scale = weights.scale * data.scale * (1.0 if folded.scale is None else folded.scale.astype(np.float64))
-    others = tuple(each for each in range(weights.numbers.ndim) if each != weights.axis)
-    bias = -data.zero * weights.numbers.sum(others) * scale
-    bias = bias + (0.0 if folded.bias is None else folded.bias.astype(np.float64))
     shape = [1] * len(dst)
     shape[axis] = len(scale)
+    bias = -data.zero * sums * scale.reshape(shape)
+    if folded.bias is not None:
+        bias = bias + folded.bias.astype(np.float64).reshape(shape)
     own = [*inner.own]
-    epilogue: list[EpilogueOp] = [_by_channel(Algorithm.MULTIPLY, scale, tuple(shape), own)]
+    epilogue: list[EpilogueOp] = [_constant_step(Algorithm.MULTIPLY, scale.reshape(shape), own)]
     if bias.any():
-        epilogue.append(_by_channel(Algorithm.ADD, bias, tuple(shape), own))
+        epilogue.append(_constant_step(Algorithm.ADD, bias, own))
     epilogue += [*folded.epilogue, *_ending(after)]
     node = replace(root, inputs=(data.value, root.inputs[1]))
     return Chain(
@@ -207,7 +231,7 @@ def _read_sum(subgraph: Subgraph, root: Node) -> QuantisedTask:
     shift = left.scale * left.zero + right.scale * right.zero
     ratio = np.array([left.scale / right.scale])
     epilogue: list[EpilogueOp] = [
-        _by_channel(Algorithm.MULTIPLY, ratio, (1,) * len(shape), own),
+        _constant_step(Algorithm.MULTIPLY, ratio.reshape((1,) * len(shape)), own),
         Combine(Algorithm.ADD, right.value, shape),
         Eltwise(Algorithm.LINEAR, right.scale, -shift),
         *inner.epilogue,
@@ -388,12 +412,10 @@ def _constant(graph: Graph, value: int) -> Any:
     return np.asarray(found)
 
 
-def _by_channel(
-    algorithm: Algorithm, numbers: npt.NDArray[np.float64], shape: tuple[int, ...], own: list[Floats]
-) -> Combine:
+def _constant_step(algorithm: Algorithm, numbers: npt.NDArray[np.float64], own: list[Floats]) -> Combine:
     """A function with a constant operand of the chain's own, which is added to ``own``."""
-    own.append(numbers.astype(np.float32).reshape(shape))
-    return Combine(algorithm, -len(own), shape)
+    own.append(numbers.astype(np.float32))
+    return Combine(algorithm, -len(own), numbers.shape)
 
 
 def _ending(after: Steps | None) -> Sequence[EpilogueOp]:
