@@ -53,6 +53,16 @@ def open_runner(
     return DecoderRunner(load_decoder(file, registry, trusted_key=trusted_key), registry, block_count, cache)
 
 
+def threads_of(model: Path, trusted_key: Path | None = None) -> int:
+    """The threads that a decoder was compiled for. Its weights are not read. Raises CollageError."""
+    if model.is_dir() and (model / REFERENCE_FILE).exists():
+        return 1
+    file = _decoder_file(model)
+    from collage.serve.decoder.file import threads_in
+
+    return threads_in(file, trusted_key)
+
+
 def _decoder_file(model: Path) -> Path:
     if not model.exists():
         raise CollageError(f"there is no {model}; give a compiled decoder, or a folder that has one.")

@@ -17,7 +17,10 @@ HEADER = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class Setup:
-    """What an engine's process is started with. ``trace`` is a file that it writes at the end."""
+    """What an engine's process is started with.
+
+    ``trace`` is a file that it writes at the end, and ``cpus`` are the processors that it may run on, empty for all.
+    """
 
     model: Path
     options: EngineOptions
@@ -27,6 +30,7 @@ class Setup:
     cache: str = "float32"
     trace: Path | None = None
     parallelism: Parallelism | None = None
+    cpus: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import queue
 import signal
@@ -28,6 +29,8 @@ def main(descriptor: int) -> None:
     with socket.socket(fileno=descriptor) as connection:
         setup = _read(connection)
         assert isinstance(setup, Setup)
+        if setup.cpus:
+            os.sched_setaffinity(0, setup.cpus)  # before there is a team of threads
         try:
             runner = open_runner(
                 setup.model, setup.block_count, setup.trusted_key, setup.cache, setup.parallelism
