@@ -52,7 +52,7 @@ class Front:
         setup = Setup(
             options.model,
             options.engine,
-            self._tokenizer.end_tokens,
+            self._folder,
             options.block_count,
             options.trusted_key,
             options.cache,

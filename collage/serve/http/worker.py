@@ -20,6 +20,7 @@ from collage.serve.http.messages import HEADER, Batch, Cancel, NotReady, Ready, 
 from collage.serve.loop import ClosedError, Loop
 from collage.serve.model import open_runner
 from collage.serve.request import Event, Finish, Iteration, RefusedError, Request, Stats
+from collage.serve.tokenizer import open_tokenizer
 
 
 def main(descriptor: int) -> None:
@@ -32,6 +33,7 @@ def main(descriptor: int) -> None:
         if setup.cpus:
             os.sched_setaffinity(0, setup.cpus)  # before there is a team of threads
         try:
+            tokenizer = open_tokenizer(setup.tokenizer)
             runner = open_runner(
                 setup.model, setup.block_count, setup.trusted_key, setup.cache, setup.parallelism
             )
@@ -47,7 +49,7 @@ def main(descriptor: int) -> None:
             runner,
             setup.options,
             writer.deliver,
-            setup.end_tokens,
+            tokenizer,
             broken=lambda: connection.shutdown(
                 socket.SHUT_RD
             ),  # ends this process, and the server starts another
