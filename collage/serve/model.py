@@ -26,8 +26,8 @@ def open_runner(
 ) -> Runner:
     """Load a decoder. ``block_count`` is the number of blocks of its cache, None for the runner's own choice.
 
-    ``cache`` is the type of its elements: "float32", or "bfloat16", which a reference decoder does not have. With
-    ``parallelism``, several processes compute it, which the runner starts.
+    ``cache`` is the type of its elements: "float32", or "bfloat16" or "int8", which a reference decoder does not have.
+    With ``parallelism``, several processes compute it, which the runner starts.
     Raises CollageError when there is none, when it is no decoder, or when the blocks do not fit into memory.
     """
     if block_count is not None and block_count < 1:
