@@ -25,7 +25,7 @@ from collage.serve.attention import Heads, Rotations
 from collage.serve.decoder.compiled import After, CompiledDecoder, Wiring
 from collage.serve.decoder.description import Decoder
 
-DECODER_FORMAT = 2
+DECODER_FORMAT = 3
 """The format of what a decoder's file has besides that of modules."""
 
 
@@ -69,6 +69,8 @@ def save_decoder(compiled: CompiledDecoder, path: Path, others: Sequence[Compile
                     "parts": [kernels(each) for each in (compiled, *others)],
                     "after": [asdict(each) for each in compiled.after],
                     "costs_ms": {str(n): cost for n, cost in compiled.costs_ms.items()},
+                    "error": compiled.error,
+                    "tolerance": compiled.tolerance,
                 },
             }
         )
@@ -116,6 +118,8 @@ def load_decoder(
             {int(n): typed(float, cost) for n, cost in about["costs_ms"].items()},
             len(about["parts"]),
             tuple(typed(list[After], about["after"])),
+            typed(float, about["error"]),
+            typed(float, about["tolerance"]),
         )
 
 
