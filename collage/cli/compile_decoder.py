@@ -68,6 +68,14 @@ def parse_buckets(text: str) -> tuple[int, ...]:
     metavar="N",
     help="Divide heads and products among N processes, to be served with --parallel tensor --processes N.",
 )
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="ERROR",
+    help="The largest error of a logit that is allowed, as a share of the largest one beside it, such as 2e-2: weights "
+    "in bfloat16 where faster. Default: float32.",
+)
 @THREADS_OPTION
 @DB_OPTION
 @click.option(
@@ -84,6 +92,7 @@ def compile_decoder(
     max_length: int | None,
     backends: tuple[str, ...] | None,
     processes: int,
+    tolerance: float,
     threads: int | None,
     db: Path | None,
     quick: bool,
@@ -100,6 +109,7 @@ def compile_decoder(
     Examples:
       collage compile-decoder gpt2.onnx -o gpt2.collage
       collage compile-decoder gpt2.onnx -o gpt2.collage --buckets 1,8,64 --quick
+      collage compile-decoder gpt2.onnx -o gpt2.collage --tolerance 2e-2
       collage compile-decoder gpt2.onnx -o gpt2.collage --tensor-parallel 2 --threads 1
     """
     refuse_same(model, output)
@@ -113,7 +123,9 @@ def compile_decoder(
         from collage.serve.decoder.compile import DecoderOptions
         from collage.serve.decoder.file import save_decoder
 
-        options = DecoderOptions(buckets or BUCKETS, max_length, backends, threads, db, quick, processes)
+        options = DecoderOptions(
+            buckets or BUCKETS, max_length, backends, threads, db, quick, processes, tolerance
+        )
         others: Sequence[CompiledDecoder] = ()
         with display(not quiet) as progress:
             if processes > 1:
@@ -130,6 +142,9 @@ def compile_decoder(
                 "max_length": found.max_length,
                 "threads": found.threads,
                 "processes": found.processes,
+                "tolerance": found.tolerance,
+                "max_error": found.error,
+                "reduced": found.reduced,
                 "costs_ms": {str(tokens): cost for tokens, cost in found.costs_ms.items()},
                 "output": str(output),
             }
@@ -141,4 +156,9 @@ def compile_decoder(
         say("tokens  ms an iteration")
     for tokens, cost in found.costs_ms.items():
         say(f"{tokens:6}  {cost:.2f}")
+    if found.tolerance:
+        what = "with kernels in bfloat16" if found.reduced else "all in float32"
+        say(
+            f"\nerror of the logits: {found.error:.2g} of the largest one, {found.tolerance:g} allowed; {what}"
+        )
     say(f"\nwrote {output} ({size(output.stat().st_size)})")

@@ -127,5 +127,7 @@ def _artifacts(context: Context, compilation: Compilation, parts: Parts, model: 
             variant=candidate.variant,
             profile=region.profile,
             exact=context.options.exact,
+            precisions=context.options.precisions,
+            speeds=context.speeds,
         )
         yield context.backends[region.backend].codegen(Subgraph(model, region.nodes), options)

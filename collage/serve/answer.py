@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from collage.serve.request import Event, Finish
 from collage.serve.sampler import Logprobs
 from collage.serve.sampling import Sampling
-from collage.serve.text import Detokenizer, StopFinder
+from collage.serve.text import StopWatch
 from collage.serve.tokenizer import Tokenizer
 
 
@@ -26,16 +26,13 @@ class Answer:
     """Collects the events of one request. It knows its text so far and what it has used."""
 
     def __init__(self, tokenizer: Tokenizer, sampling: Sampling, prompt_tokens: int) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
-        self._stops = StopFinder(sampling.stop)
+        self._watch = StopWatch(tokenizer, sampling.stop)
         self._pending: list[int] = []
         self._pending_logprobs: list[Logprobs] = []
         self.prompt_tokens = prompt_tokens
         self.completion_tokens = 0
         self.cached_tokens = 0
         self.finish: Finish | None = None
-        self.cut = False
-        """Whether a stop text has ended the answer, so that the engine must be told."""
 
     def add(self, event: Event) -> Delta | None:
         """Take an event in. Returns None when it shows nothing, or the answer has ended before it."""
@@ -48,15 +45,13 @@ class Answer:
             self._pending.append(event.token)
             if event.logprobs is not None:
                 self._pending_logprobs.append(event.logprobs)
-            if (
-                event.finish is not Finish.STOP
-            ):  # else this is a token that ends the answer, and no part of its text
-                text, found = self._stops.add(self._detokenizer.add(event.token))
+            if event.cut or event.finish is not Finish.STOP:
+                text, found = self._watch.add(event.token)
+            # Otherwise this is a token that ends the answer, and no part of its text.
         if ends and not found:
-            rest, found = self._stops.add(self._detokenizer.flush())
-            text += rest if found else rest + self._stops.flush()
+            rest, found = self._watch.flush()
+            text += rest
         self.finish = Finish.STOP if found else event.finish
-        self.cut = found and not ends
         if not text and self.finish is None:
             return None
         delta = Delta(text, tuple(self._pending), tuple(self._pending_logprobs), self.finish, event.error)

@@ -21,8 +21,9 @@ BLOCK_TOKENS = 32
 """Tokens of a block of the cache, as in attention.h."""
 MOST_DIM = 256
 """The most elements of a head."""
-CACHE_TYPES = ("float32", "bfloat16")
-"""The types of a cache's elements."""
+CACHE_TYPES = ("float32", "bfloat16", "int8")
+"""The types of a cache's elements, in the order of the C enum."""
+_SCALED = "int8"
 _LANES = 16
 
 
@@ -50,8 +51,9 @@ class Heads:
 
     def block_bytes(self, dtype: str = "float32") -> int:
         """The bytes of a block of one layer's cache."""
-        elements = self.kv_heads * BLOCK_TOKENS * (self.dim + -(-self.dim // _LANES) * _LANES)
-        return elements * np_dtype(dtype).itemsize
+        tokens = self.kv_heads * BLOCK_TOKENS
+        elements = tokens * (self.dim + -(-self.dim // _LANES) * _LANES)
+        return elements * np_dtype(dtype).itemsize + (2 * 4 * tokens if dtype == _SCALED else 0)
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,23 @@ class Rows:
 class Cache:
     """The cache of one layer: keys [block, kv_head, dim, token] and values [block, kv_head, token, dim, padded].
 
-    Both are float32, or bfloat16, to which k and v are rounded when they are written.
+    Both are float32, or bfloat16 or int8, to which k and v are rounded when they are written. In int8 they are
+    multiples of ``scales`` [block, kv_head, 2, token], those of keys and those of values; other types have none.
     """
 
     keys: Array
     values: Array
+    scales: Array
+
+    def fill(self, block: int, keys: npt.NDArray[np.float32], values: npt.NDArray[np.float32]) -> None:
+        """Write a whole block, in float32 and of the shapes of a block, as the kernel would."""
+        if self.keys.dtype != _SCALED:
+            self.keys[block], self.values[block] = keys, values
+            return
+        for number, (to, given, axis) in enumerate(((self.keys, keys, 1), (self.values, values, 2))):
+            scale = np.abs(given).max(axis, keepdims=True) / np.float32(127)
+            to[block] = np.rint(given / np.maximum(scale, np.float32(1e-30)))
+            self.scales[block, :, number] = scale.squeeze(axis)
 
 
 def make_cache(heads: Heads, blocks: int, dtype: str = "float32") -> Cache:
@@ -85,7 +99,8 @@ def make_cache(heads: Heads, blocks: int, dtype: str = "float32") -> Cache:
     keys = aligned_empty((blocks, heads.kv_heads, heads.dim, BLOCK_TOKENS), dtype)
     values = aligned_empty((blocks, heads.kv_heads, BLOCK_TOKENS, wide), dtype)
     values.fill(0)  # what pads a head is multiplied, too
-    return Cache(keys, values)
+    scales = (blocks, heads.kv_heads, 2, BLOCK_TOKENS) if dtype == _SCALED else (0,)
+    return Cache(keys, values, aligned_empty(scales, "float32"))
 
 
 class Batch:
@@ -172,13 +187,14 @@ def attention_steps(
     Raises CollageError without the native kernels.
     """
     rows = (operands.q, operands.k, operands.v, operands.out)
-    half = operands.cache.keys.dtype != np.float32
-    numbers = _numbers(heads, [each.distance for each in rows], threads, half)
+    cells = CACHE_TYPES.index(operands.cache.keys.dtype.name)
+    numbers = _numbers(heads, [each.distance for each in rows], threads, cells)
     shape = structure(_Shape, {**numbers, "partial": int(partial)})
     q, k, v, out = (each.address for each in rows)
     cache = operands.cache
     middle = (cache.keys, cache.values, rotations.cos, rotations.sin)
-    places = (q, k, v, *(int(each.ctypes.data) for each in middle), out, batch.address)
+    scales = int(cache.scales.ctypes.data)
+    places = (q, k, v, *(int(each.ctypes.data) for each in middle), out, scales, batch.address)
     buffers = (ctypes.c_void_p * len(places))(*places)
     keep = (shape, buffers, batch, operands, rotations)
     tasks = [
@@ -234,13 +250,13 @@ def _function(name: str) -> int:
     return found
 
 
-def _numbers(heads: Heads, rows: Sequence[int], threads: int, half: bool = False) -> dict[str, float]:
+def _numbers(heads: Heads, rows: Sequence[int], threads: int, cells: int = 0) -> dict[str, float]:
     names = ("q_row", "k_row", "v_row", "out_row")
     return {
         **{name: int(value) for name, value in vars(heads).items() if name != "scale"},
         **dict(zip(names, rows, strict=True)),
         "threads": threads,
-        "bfloat16": int(half),
+        "cells": cells,
         "scale": heads.scale,
         "partial": 0,
     }
@@ -255,7 +271,7 @@ class _Shape(ctypes.Structure):
     _fields_ = (
         *(
             (name, ctypes.c_int64)
-            for name in "heads kv_heads dim rotary interleaved q_row k_row v_row out_row threads bfloat16".split()
+            for name in "heads kv_heads dim rotary interleaved q_row k_row v_row out_row threads cells".split()
         ),
         ("scale", ctypes.c_float),
         ("partial", ctypes.c_int64),

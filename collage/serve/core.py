@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections import abc
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,8 @@ from collage.serve.request import Event, Finish, Request, Stats
 from collage.serve.runner import Runner, Slice, shares_of, workers_of
 from collage.serve.sampler import Sampler, choose_all
 from collage.serve.sequence import Sequence
+from collage.serve.text import StopWatch
+from collage.serve.tokenizer import DecimalTokenizer, Tokenizer
 
 NOT_NUMBERS = "the model has returned logits that are not numbers"
 
@@ -29,6 +30,7 @@ class _Answer:
 
     sampler: Sampler
     ends: frozenset[int]
+    watch: StopWatch | None
 
 
 class Core:
@@ -37,7 +39,8 @@ class Core:
     ``left`` has the sequences that have left the engine; whoever reads it empties it.
     """
 
-    def __init__(self, runner: Runner, options: EngineOptions, end_tokens: abc.Iterable[int] = ()) -> None:
+    def __init__(self, runner: Runner, options: EngineOptions, tokenizer: Tokenizer | None = None) -> None:
+        """Begin with nothing to do. Without a tokenizer, texts are ids in decimal, and there are no end tokens."""
         self._runner = runner
         self._policy = POLICIES[options.policy]
         self._costs = costs_of(runner)
@@ -48,7 +51,8 @@ class Core:
             options.preemption,
             workers_of(runner),
         )
-        self._end_tokens = frozenset(end_tokens)
+        self._tokenizer: Tokenizer = tokenizer or DecimalTokenizer()
+        self._end_tokens = frozenset(self._tokenizer.end_tokens)
         caching = options.prefix_caching and options.policy != "orca"
         self.blocks = BlockPool(runner.block_count, keep=caching, shares=shares_of(runner))
         self._waiting: list[Sequence] = []
@@ -81,7 +85,8 @@ class Core:
         )
         self._arrivals += 1
         ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._end_tokens)
-        self._answers[request.id] = _Answer(Sampler(sampling), ends)
+        watch = StopWatch(self._tokenizer, sampling.stop) if sampling.stop else None
+        self._answers[request.id] = _Answer(Sampler(sampling), ends, watch)
         self._known[request.id] = sequence
         insort(self._waiting, sequence, key=_order)
         if request.timeout_s is not None:
@@ -171,8 +176,8 @@ class Core:
                 sequence.token_s = now_s
                 self._totals["generated_tokens"] += 1
                 sequence.tokens.append(choice[0])
-                finish = self._finished(sequence, choice[0])
-                events.append(Event(sequence.id, *choice, finish, sequence.cached))
+                finish, cut = self._finished(sequence, choice[0])
+                events.append(Event(sequence.id, *choice, finish, sequence.cached, cut=cut))
                 if finish is not None:
                     self._leave(sequence)
         return events
@@ -248,10 +253,14 @@ class Core:
         insort(self._waiting, sequence, key=_order)
         self._totals["preemptions"] += 1
 
-    def _finished(self, sequence: Sequence, token: int) -> Finish | None:
-        if token in self._answers[sequence.id].ends:
-            return Finish.STOP
-        return Finish.LENGTH if len(sequence.tokens) >= sequence.max_length else None
+    def _finished(self, sequence: Sequence, token: int) -> tuple[Finish | None, bool]:
+        """Why the answer ends with this token, if it does, and whether that is because of a stop text."""
+        answer = self._answers[sequence.id]
+        if token in answer.ends:
+            return Finish.STOP, False
+        if answer.watch is not None and answer.watch.add(token)[1]:
+            return Finish.STOP, True
+        return (Finish.LENGTH if len(sequence.tokens) >= sequence.max_length else None), False
 
     def _end(self, sequence: Sequence, finish: Finish, error: str = "") -> Event:
         self._totals[finish.value] += 1

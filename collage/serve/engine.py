@@ -62,8 +62,6 @@ class Stream:
             delta = self._answer.add(self._events.get())
             if delta is None:
                 continue
-            if self._answer.cut:
-                self.cancel()
             if delta.finish is Finish.FAILED:
                 raise CollageError(f"{delta.error}.")
             yield Output(delta.tokens, delta.text, delta.logprobs, delta.finish)
@@ -100,7 +98,7 @@ class Engine:
         self._streams: dict[int, Stream] = {}
         self._lock = threading.Lock()
         self._ids = itertools.count()
-        self._loop = Loop(runner, options or EngineOptions(), self._deliver, self._tokenizer.end_tokens)
+        self._loop = Loop(runner, options or EngineOptions(), self._deliver, self._tokenizer)
 
     def __enter__(self) -> Engine:
         return self

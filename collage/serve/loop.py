@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -17,6 +17,7 @@ from collage.serve.options import EngineOptions
 from collage.serve.plan import Plan
 from collage.serve.request import Event, Finish, Iteration, RefusedError, Request, Stats
 from collage.serve.runner import Runner, RunnerLostError, watch, workers_of
+from collage.serve.tokenizer import Tokenizer
 from collage.serve.trace import Trace
 
 logger = logging.getLogger(__name__)
@@ -39,14 +40,17 @@ class Loop:
         runner: Runner,
         options: EngineOptions,
         deliver: Deliver,
-        end_tokens: Iterable[int] = (),
+        tokenizer: Tokenizer | None = None,
         broken: Callable[[], None] = lambda: None,
     ) -> None:
-        """``broken`` is called when the thread ends by a fault of ours, after all requests have failed."""
+        """``tokenizer`` has the end tokens, and texts for stop texts to be found in.
+
+        ``broken`` is called when the thread ends by a fault of ours, after all requests have failed.
+        """
         self._runner = runner
         self._deliver = deliver
         self._broken = broken
-        self._core = Core(runner, options, end_tokens)
+        self._core = Core(runner, options, tokenizer)
         self._workers = workers_of(runner)
         self._pool = ThreadPoolExecutor(self._workers) if self._workers > 1 else None
         self._flying: deque[tuple[Plan, Iteration, Future[Any]]] = deque()

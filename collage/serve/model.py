@@ -26,8 +26,8 @@ def open_runner(
 ) -> Runner:
     """Load a decoder. ``block_count`` is the number of blocks of its cache, None for the runner's own choice.
 
-    ``cache`` is the type of its elements: "float32", or "bfloat16", which a reference decoder does not have. With
-    ``parallelism``, several processes compute it, which the runner starts.
+    ``cache`` is the type of its elements: "float32", or "bfloat16" or "int8", which a reference decoder does not have.
+    With ``parallelism``, several processes compute it, which the runner starts.
     Raises CollageError when there is none, when it is no decoder, or when the blocks do not fit into memory.
     """
     if block_count is not None and block_count < 1:
@@ -51,6 +51,16 @@ def open_runner(
 
         return ParallelRunner(file, registry, parallelism, block_count, cache, trusted_key)
     return DecoderRunner(load_decoder(file, registry, trusted_key=trusted_key), registry, block_count, cache)
+
+
+def threads_of(model: Path, trusted_key: Path | None = None) -> int:
+    """The threads that a decoder was compiled for. Its weights are not read. Raises CollageError."""
+    if model.is_dir() and (model / REFERENCE_FILE).exists():
+        return 1
+    file = _decoder_file(model)
+    from collage.serve.decoder.file import threads_in
+
+    return threads_in(file, trusted_key)
 
 
 def _decoder_file(model: Path) -> Path:

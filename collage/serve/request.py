@@ -39,7 +39,10 @@ class Finish(str, Enum):
 
 
 class Event(NamedTuple):
-    """What happened to a request in an iteration: a token, the end, or both. ``error`` is set when it failed."""
+    """What happened to a request in an iteration: a token, the end, or both. ``error`` is set when it failed.
+
+    ``cut`` says that the token has completed a stop text, so that it is part of the text up to that.
+    """
 
     id: int
     token: int | None = None
@@ -47,6 +50,7 @@ class Event(NamedTuple):
     finish: Finish | None = None
     cached: int = 0
     error: str = ""
+    cut: bool = False
 
 
 class RefusedError(Exception):

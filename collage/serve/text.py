@@ -68,6 +68,23 @@ class StopFinder:
         return text
 
 
+class StopWatch:
+    """Tells when tokens that come one by one have completed one of several texts."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...]) -> None:
+        self._detokenizer = Detokenizer(tokenizer)
+        self._finder = StopFinder(stops)
+
+    def add(self, token: int) -> tuple[str, bool]:
+        """The text that is safe to show with this token, and whether a stop text was found; it ends before that."""
+        return self._finder.add(self._detokenizer.add(token))
+
+    def flush(self) -> tuple[str, bool]:
+        """The text that was held back at the end, and whether a stop text was found in it."""
+        text, found = self._finder.add(self._detokenizer.flush())
+        return (text, found) if found else (text + self._finder.flush(), False)
+
+
 def _overlap(text: str, stop: str) -> int:
     """The length of the longest end of the text that the stop text begins with."""
     most = min(len(text), len(stop) - 1)

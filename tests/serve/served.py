@@ -127,8 +127,8 @@ class Served:
 
 
 @contextmanager
-def served(folder: Path, *options: str) -> Iterator[Served]:
-    """Start ``collage serve`` on a free port, and end it."""
+def served(folder: Path, *options: str, limit_s: float = 60) -> Iterator[Served]:
+    """Start ``collage serve`` on a free port, which takes ``limit_s`` seconds at most, and end it."""
     log = folder.parent / f"{folder.name}-{time.monotonic_ns()}.log"
     with log.open("w") as stream:
         process = subprocess.Popen(
@@ -138,7 +138,7 @@ def served(folder: Path, *options: str) -> Iterator[Served]:
             cwd=ROOT,
         )
     try:
-        end = time.monotonic() + 60
+        end = time.monotonic() + limit_s
         while not (found := re.search(r"serving m at http://127.0.0.1:(\d+)/v1", log.read_text())):
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < end, log.read_text()

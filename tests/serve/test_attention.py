@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collage.graph.dataflow import Array
+from collage.graph.dataflow import Array, np_dtype
 from collage.kernel.buffers import aligned_empty
 from collage.native import LaunchList, team_of
 from collage.serve.attention import (
@@ -70,8 +70,30 @@ def expected(seq: Sequence, q: Array, start: int, heads: Heads) -> Array:
     return result
 
 
-def iterate(heads: Heads, lengths: list[list[int]], threads: int, seed: int, dtype: str = "float32") -> float:
-    """Runs iterations, each with so many new tokens of every sequence, and returns the largest error."""
+def rounded(x: Array, dtype: str) -> Array:
+    """x [token, head, dim] as a cache of this type holds it, in float64."""
+    x = x.astype(np.float32)
+    if dtype != "int8":
+        return x.astype(np_dtype(dtype)).astype(np.float64)
+    most = np.abs(x).max(-1, keepdims=True)
+    steps = x * (np.float32(127) / most)
+    return np.trunc(steps + np.copysign(np.float32(0.5), steps)).astype(np.float64) * (most / np.float32(127))
+
+
+def iterate(
+    heads: Heads,
+    lengths: list[list[int]],
+    threads: int,
+    seed: int,
+    dtype: str = "float32",
+    compared: str | None = None,
+) -> float:
+    """Runs iterations, each with so many new tokens of every sequence, and returns the largest error.
+
+    It is the error against attention on keys and values that are rounded to the type ``compared``, by default the
+    cache's.
+    """
+    compared = compared or dtype
     random = np.random.default_rng(seed)
     totals = [sum(each) for each in zip(*lengths, strict=True)]
     counts = [-(-total // BLOCK_TOKENS) for total in totals]
@@ -81,8 +103,10 @@ def iterate(heads: Heads, lengths: list[list[int]], threads: int, seed: int, dty
         sequences.append(Sequence(tuple(ids[:count]), heads))
         ids = ids[count:]
     cache = make_cache(heads, sum(counts) + 3, dtype)
-    cache.keys.fill(np.nan)  # as a freed block may be
-    cache.values[..., : heads.dim] = np.nan
+    cache.scales.fill(np.nan)  # as a freed block may be
+    if dtype != "int8":
+        cache.keys.fill(np.nan)
+        cache.values[..., : heads.dim] = np.nan
     angles = random.uniform(0, 6, (MOST, heads.rotary // 2))
     rotations = Rotations(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
     batch = Batch(heads)
@@ -115,10 +139,9 @@ def iterate(heads: Heads, lengths: list[list[int]], threads: int, seed: int, dty
             k = rotated(
                 here[:, wide : wide + narrow].reshape(count, heads.kv_heads, heads.dim), cos, sin, heads
             )
-            k = k.astype(np.float32).astype(cache.keys.dtype).astype(np.float64)
-            v = here[:, wide + narrow :].reshape(k.shape).astype(cache.keys.dtype).astype(np.float64)
-            seq.keys = np.concatenate([seq.keys, k])
-            seq.values = np.concatenate([seq.values, v])
+            v = here[:, wide + narrow :].reshape(k.shape)
+            seq.keys = np.concatenate([seq.keys, rounded(k, compared)])
+            seq.values = np.concatenate([seq.values, rounded(v, compared)])
             want = expected(seq, q, start, heads).reshape(count, wide)
             worst = max(worst, float(np.abs(out[at : at + count] - want).max()))
             at += count
@@ -171,3 +194,71 @@ def test_cache_in_bfloat16(heads: Heads) -> None:
 def test_rounded_rotated_keys() -> None:
     """A rotated key may be rounded the other way, where numpy's last bit differs."""
     assert iterate(Heads(4, 2, 32, 32, False, 0.2), [[70, 31], [1, 40]], 2, 5, "bfloat16") < 2e-2
+
+
+EIGHT_BITS = [
+    Heads(6, 2, 64, 0, False, 0.125),
+    Heads(2, 1, 20, 0, False, 0.2),
+    Heads(80, 2, 16, 0, False, 0.25),
+    Heads(2, 2, 256, 0, False, 1 / 16),
+]
+MIXED = [[300, 31, 5], [1, 1, 1], [7, 40, 3]]
+
+
+@pytest.mark.parametrize("heads", EIGHT_BITS)
+def test_cache_in_8_bits(heads: Heads) -> None:
+    """Keys and values are the nearest multiples of a scale of each token and head, and nothing else is rounded."""
+    assert iterate(heads, MIXED, 2, 4, "int8") < 1e-5
+
+
+@pytest.mark.parametrize(
+    "heads", [*EIGHT_BITS, Heads(4, 2, 32, 32, False, 0.2), Heads(8, 4, 64, 64, True, 0.125)]
+)
+def test_the_error_of_a_cache_in_8_bits(heads: Heads) -> None:
+    """What docs/serving.md says of normal numbers, against float64 on what was not rounded."""
+    error = iterate(heads, MIXED, 2, 4, "int8", compared="float64")
+    assert 1e-4 < error < 3e-2
+
+
+def test_8_bits_take_little_more_than_a_quarter() -> None:
+    heads = Heads(8, 4, 64, 64, True, 0.125)
+    cache = make_cache(heads, 3, "int8")
+    held = cache.keys.nbytes + cache.values.nbytes + cache.scales.nbytes
+    assert held == 3 * heads.block_bytes("int8") == 3 * heads.block_bytes() * (64 + 4) // (4 * 64)
+
+
+def test_8_bits_of_zeros_and_of_what_is_not_finite() -> None:
+    """Zeros are zeros, tiny numbers do no harm, and a token with NaN or infinity spoils only what sees it."""
+    heads = Heads(1, 1, 16, 0, False, 1.0)
+    cache = make_cache(heads, 3, "int8")
+    batch = Batch(heads)
+    qkv = aligned_empty((4, 48), "float32")
+    qkv[...] = 1
+    qkv[0, 16:] = 0
+    qkv[1, 16:] = 1e-38
+    qkv[2, 20] = np.inf
+    qkv[3, 40] = np.nan
+    out = aligned_empty((4, 16), "float32")
+    rows = [Rows(qkv, offset, 48) for offset in (0, 16, 32)]
+    empty = np.zeros((MOST, 0), np.float32)
+    steps = attention_steps(
+        heads, batch, Operands(*rows, Rows(out, 0, 16), cache), Rotations(empty, empty), 2
+    )
+    batch.fill([Slice((0, 0), 0, (0,), True), Slice((0,), 0, (1,), True), Slice((0,), 0, (2,), True)])
+    LaunchList(team_of(2), steps)()
+    assert (np.abs(out[:2]) < 1e-30).all()
+    assert np.isnan(out[2:]).all()
+
+
+def test_blocks_that_are_filled_from_outside() -> None:
+    """``Cache.fill`` rounds as the kernel does, within half a step."""
+    heads = Heads(4, 2, 24, 0, False, 0.2)
+    cache = make_cache(heads, 2, "int8")
+    random = np.random.default_rng(0)
+    keys = random.standard_normal((2, 24, 32), np.float32)
+    values = random.standard_normal((2, 32, 32), np.float32)
+    cache.fill(1, keys, values)
+    for number, (held, whole, axis) in enumerate(((cache.keys, keys, 1), (cache.values, values, 2))):
+        scale = np.expand_dims(cache.scales[1, :, number], axis)
+        assert (np.abs(held[1] * scale - whole) <= scale * 0.5001).all()
+        assert (np.abs(held[1]).max(axis) == 127).all()

@@ -197,11 +197,12 @@ def test_more_blocks_than_memory(ready: Ready) -> None:
         DecoderRunner(found, default_registry(), 1 << 40)
 
 
-def test_cache_in_bfloat16(ready: Ready) -> None:
-    """It has half the size, and costs two or three digits of the logits."""
+@pytest.mark.parametrize(("cache", "size"), [("bfloat16", 0.5), ("int8", 0.32)])
+def test_rounded_caches(ready: Ready, cache: str, size: float) -> None:
+    """They are smaller, and cost two or three digits of the logits."""
     found = load_decoder(ready.path, default_registry())
-    assert found.heads.block_bytes("bfloat16") * 2 == found.heads.block_bytes()
-    runner = DecoderRunner(found, default_registry(), 3, "bfloat16")
+    assert found.heads.block_bytes(cache) <= size * found.heads.block_bytes()
+    runner = DecoderRunner(found, default_registry(), 3, cache)
     tokens = list(range(60, 120))
     runner.step([Slice(tuple(tokens[:24]), 0, (2,), False)])
     rows = [

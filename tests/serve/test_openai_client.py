@@ -67,11 +67,13 @@ def test_a_stream_has_the_text_of_the_whole_answer(client: Any, seed: int) -> No
     assert len(parts) > 1
 
 
-def test_stop_texts(client: Any) -> None:
+def test_stop_texts(client: Any, server: Served) -> None:
     asked = {"model": "m", "prompt": "Hello", "max_tokens": 60, "seed": 1}
     text = client.completions.create(**asked).choices[0].text
     stop = next(text[i : i + 2] for i in range(8, len(text)) if text.find(text[i : i + 2]) == i)
+    before = server.metric("generated_tokens_total")
     found = client.completions.create(**asked, stop=["no such text", stop])
+    assert server.metric("generated_tokens_total") == before + found.usage.completion_tokens
     assert found.choices[0].text == text[: text.index(stop)]
     assert found.choices[0].finish_reason == "stop"
     chunks = client.completions.create(**asked, stop=stop, stream=True)

@@ -134,7 +134,9 @@ def test_stop_texts_end_an_answer_and_free_its_blocks() -> None:
         assert found.finish is Finish.STOP
         assert found.text == "".join(f"{each} " for each in answer[:4])
     engine.check()
-    assert engine.stats().generated_tokens < 60
+    assert found.tokens == answer[:6]
+    assert engine.stats().generated_tokens == 6  # no iteration is run for it after that
+    assert engine.stats().cancelled == 0
 
 
 def test_cancelled_requests_free_their_blocks_within_an_iteration() -> None:

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels.h"
 
@@ -30,6 +31,7 @@ using Partials = collage_attention_partials;
 typedef float Vector __attribute__((vector_size(64)));
 typedef int32_t Integers __attribute__((vector_size(64)));
 typedef uint16_t Halves __attribute__((vector_size(32)));
+typedef int8_t Bytes __attribute__((vector_size(16)));
 
 constexpr int64_t kBlock = COLLAGE_ATTENTION_BLOCK;
 constexpr int64_t kLanes = 16;
@@ -45,12 +47,18 @@ constexpr int64_t kSent = 2;         // those before an o that another process g
 
 INLINE int64_t padded(int64_t dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
 
-// The cells of a cache are floats, or the upper halves of floats.
+// The cells of a cache are floats, the upper halves of floats, or multiples of a scale that the cells of a token and head
+// share.
 INLINE void load(Vector &to, const float *from) { memcpy(&to, from, sizeof to); }
 INLINE void load(Vector &to, const uint16_t *from) {
   Halves halves;
   memcpy(&halves, from, sizeof halves);
   to = (Vector)(__builtin_convertvector(halves, Integers) << 16);
+}
+INLINE void load(Vector &to, const int8_t *from) {
+  Bytes bytes;
+  memcpy(&bytes, from, sizeof bytes);
+  to = __builtin_convertvector(__builtin_convertvector(bytes, Integers), Vector);
 }
 INLINE void store(float *to, const Vector &from) { memcpy(to, &from, sizeof from); }
 
@@ -60,6 +68,24 @@ INLINE void put(uint16_t &to, float x) {
   memcpy(&bits, &x, sizeof bits);
   const uint32_t rounded = bits + 0x7fff + (bits >> 16 & 1);
   to = uint16_t(x != x ? bits >> 16 | 0x40 : rounded >> 16);
+}
+
+// Writes numbers as multiples of a scale, -127 to 127 of them, and returns the scale. It is NaN where one of the numbers is
+// not finite, so that what is made of them is, too.
+INLINE float quantize(const float *from, int64_t count, int8_t *to, int64_t step) {
+  float most = 0.0f, odd = 0.0f;
+  for (int64_t i = 0; i < count; ++i) {
+    most = std::max(most, fabsf(from[i]));
+    odd += from[i] * 0.0f;
+  }
+  const float factor = most > 1e-30f ? 127.0f / most : 0.0f;  // else it may be infinite
+  for (int64_t i = 0; i < count; ++i) {
+    float x = from[i] * factor;
+    x = x >= -127.0f ? x : -127.0f;  // NaN, too, which has no integer
+    x = x <= 127.0f ? x : 127.0f;
+    to[i * step] = int8_t(int32_t(x + (x < 0.0f ? -0.5f : 0.5f)));
+  }
+  return most / 127.0f + odd;
 }
 
 // e^x for x <= 0, and 0 below e^-80. NaN stays NaN.
@@ -110,6 +136,9 @@ INLINE void rotate(const Shape &s, const float *from, const float *cos, const fl
 }
 
 template <typename Cell>
+constexpr bool kScaled = std::is_same_v<Cell, int8_t>;
+
+template <typename Cell>
 INLINE void store_tokens(const Shape &s, const Buffers &b, int64_t part) {
   const Batch &batch = *b.batch;
   const int64_t tokens = batch.first[batch.requests], half = s.rotary / 2, wide = padded(s.dim);
@@ -125,9 +154,17 @@ INLINE void store_tokens(const Shape &s, const Buffers &b, int64_t part) {
     const float *const cos = b.cos + position * half, *const sin = b.sin + position * half;
     for (int64_t head = 0; head < s.kv_heads; ++head) {
       const int64_t at = block * s.kv_heads + head;
-      rotate(s, b.k + row * s.k_row + head * s.dim, cos, sin, keys + at * s.dim * kBlock + slot, kBlock, 1.0f);
       const float *const v = b.v + row * s.v_row + head * s.dim;
-      for (int64_t d = 0; d < s.dim; ++d) put(values[(at * kBlock + slot) * wide + d], v[d]);
+      Cell *const to = values + (at * kBlock + slot) * wide;
+      if constexpr (kScaled<Cell>) {
+        float k[kMostDim], *const scales = b.scales + at * 2 * kBlock + slot;
+        rotate(s, b.k + row * s.k_row + head * s.dim, cos, sin, k, 1, 1.0f);
+        scales[0] = quantize(k, s.dim, keys + at * s.dim * kBlock + slot, kBlock);
+        scales[kBlock] = quantize(v, s.dim, to, 1);
+      } else {
+        rotate(s, b.k + row * s.k_row + head * s.dim, cos, sin, keys + at * s.dim * kBlock + slot, kBlock, 1.0f);
+        for (int64_t d = 0; d < s.dim; ++d) put(to[d], v[d]);
+      }
     }
   }
 }
@@ -187,6 +224,21 @@ INLINE void multiply_values(const float *weights, const float *keep, const Cell 
     for (int c = 0; c < N; ++c) store(o + r * kMostDim + c * kLanes, a[r][c]);
 }
 
+// Multiplies what belongs to each of a block's keys or values by its scale, in place, for R rows.
+template <int R>
+INLINE void multiply_scales(const float *scales, float *numbers) {
+  for (int64_t half = 0; half < kBlock; half += kLanes) {
+    Vector scale;
+    load(scale, scales + half);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      Vector x;
+      load(x, numbers + r * kBlock + half);
+      store(numbers + r * kBlock + half, x * scale);
+    }
+  }
+}
+
 // The state of an item's rows.
 struct State {
   alignas(64) float q[kRows * kMostDim];
@@ -227,14 +279,16 @@ INLINE float soften(float *scores, int64_t seen, float &m, float &s) {
 
 template <int R, typename Cell>
 INLINE void attend_tile(const Shape &s, State &state, int64_t row, int64_t first, int64_t count, const Cell *keys,
-                        const Cell *values) {
+                        const Cell *values, const float *scales) {
   alignas(64) float scores[R * kBlock];
   float keep[R];
   const int64_t wide = padded(s.dim);
   multiply_keys<R>(state.q + row * kMostDim, s.dim, keys, scores);
+  if constexpr (kScaled<Cell>) multiply_scales<R>(scales, scores);
   for (int r = 0; r < R; ++r)
     keep[r] = soften(scores + r * kBlock, std::min(state.position[row + r] + 1 - first, kBlock), state.m[row + r],
                      state.s[row + r]);
+  if constexpr (kScaled<Cell>) multiply_scales<R>(scales + kBlock, scores);  // of those that nobody sees, nothing is read
   float *const o = state.o + row * kMostDim;
   int64_t column = 0;
   for (; column + 2 * kLanes <= wide; column += 2 * kLanes)
@@ -270,17 +324,18 @@ INLINE void attend(const Shape &s, const Buffers &b, const Item &item, State &st
     const int64_t count = std::min(kBlock, last + 1 - first);
     const Cell *const keys = static_cast<const Cell *>(b.keys) + at * s.dim * kBlock;
     const Cell *const values = static_cast<const Cell *>(b.values) + at * kBlock * wide;
+    const float *const scales = kScaled<Cell> ? b.scales + at * 2 * kBlock : nullptr;
     int64_t row = 0;
-    for (; row + kTile <= rows; row += kTile) attend_tile<kTile>(s, state, row, first, count, keys, values);
+    for (; row + kTile <= rows; row += kTile) attend_tile<kTile>(s, state, row, first, count, keys, values, scales);
     if (row + 4 <= rows) {
-      attend_tile<4>(s, state, row, first, count, keys, values);
+      attend_tile<4>(s, state, row, first, count, keys, values, scales);
       row += 4;
     }
     if (row + 2 <= rows) {
-      attend_tile<2>(s, state, row, first, count, keys, values);
+      attend_tile<2>(s, state, row, first, count, keys, values, scales);
       row += 2;
     }
-    if (row < rows) attend_tile<1>(s, state, row, first, count, keys, values);
+    if (row < rows) attend_tile<1>(s, state, row, first, count, keys, values, scales);
   }
   for (int64_t row = 0; row < rows; ++row) {
     const float *const o = state.o + row * kMostDim;
@@ -362,8 +417,11 @@ INLINE void run_with(Phase phase, const Shape &s, const Buffers &b, int64_t part
 }
 
 INLINE void run(Phase phase, const Shape &s, const Buffers &b, int64_t part) {
-  if (s.bfloat16) run_with<uint16_t>(phase, s, b, part);
-  else run_with<float>(phase, s, b, part);
+  switch (s.cells) {
+    case COLLAGE_CELLS_INT8: run_with<int8_t>(phase, s, b, part); break;
+    case COLLAGE_CELLS_BFLOAT16: run_with<uint16_t>(phase, s, b, part); break;
+    default: run_with<float>(phase, s, b, part);
+  }
 }
 
 using Run = void (*)(Phase, const Shape &, const Buffers &, int64_t);

@@ -10,6 +10,7 @@ extern "C" {
 #endif
 
 enum { COLLAGE_ATTENTION_BLOCK = 32 };  // tokens of a block of the cache
+enum { COLLAGE_CELLS_FLOAT32, COLLAGE_CELLS_BFLOAT16, COLLAGE_CELLS_INT8 };  // what a cache holds
 
 // The heads of a model. Head h reads K/V head h / (heads / kv_heads). Of each head of q and k the first `rotary`
 // elements are rotated by the position of their token: pairs (2i, 2i + 1) where `interleaved`, else (i, i + rotary / 2).
@@ -19,7 +20,7 @@ typedef struct {
   int64_t rotary, interleaved;
   int64_t q_row, k_row, v_row, out_row;
   int64_t threads;
-  int64_t bfloat16;  // whether the cache holds bfloat16, rounded to the nearest, and no floats
+  int64_t cells;  // what the cache holds, rounded to the nearest
   float scale;
   // Whether the output is partial results, since other processes hold other blocks of the sequences: m, s and o, which
   // is not divided by s, of each head one after another. Rows that see no block here are not written.
@@ -61,6 +62,7 @@ typedef struct {
   void *values;             // [block][kv_head][32][dim rounded up to 16]
   const float *cos, *sin;   // [position][rotary / 2]
   float *out;               // heads beside each other
+  float *scales;            // [block][kv_head][2][32] those of keys and of values, with which 8-bit cells are multiplied
   collage_attention_batch *batch;
 } collage_attention_buffers;
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 
@@ -11,17 +11,18 @@ from collage.core.progress import Progress
 from collage.frontend.load import ModelSource
 from collage.serve.attention import BLOCK_TOKENS
 from collage.serve.decoder.buckets import MOST_REQUESTS
-from collage.serve.decoder.check import check
+from collage.serve.decoder.check import check, error_of
 from collage.serve.decoder.compile import DecoderOptions, compile_parts, with_costs
 from collage.serve.decoder.compiled import CompiledDecoder
 from collage.serve.decoder.costs import measured_ms
 from collage.serve.decoder.original import OriginalDecoder
 from collage.serve.decoder.runner import DecoderRunner
+from collage.serve.decoder.within import check_options, within
 from collage.serve.parallel.thread_runner import ThreadRunner
+from collage.serve.runner import Runner
 
 _SAMPLES, _QUICK_SAMPLES = 9, 2
 _CHECK_BLOCKS = 8 * MOST_REQUESTS
-"""The blocks of the cache with which the decoder is checked and measured."""
 
 
 def compile_decoder(
@@ -31,18 +32,17 @@ def compile_decoder(
 
     Each segment is measured and placed for each bucket, the whole is compared with ONNX Runtime on the original model,
     and the time of an iteration is measured for each bucket. Raises ModelError for a model that cannot be served, which
-    names the node, and what ``collage.compile`` raises.
+    names the node, UsageError for options that do not fit each other, and what ``collage.compile`` raises.
     """
-    (compiled,) = compile_parts(source, replace(options, processes=1), registry, progress)
-    most = -(-compiled.max_length // BLOCK_TOKENS) * MOST_REQUESTS
-    runner = DecoderRunner(compiled, registry, min(_CHECK_BLOCKS, most))
-    progress(Progress("check", 0, 1, compiled.name))
-    check(runner, OriginalDecoder(source, compiled.threads), compiled.name)
+
+    def runner_of(parts: Sequence[CompiledDecoder]) -> DecoderRunner:
+        return DecoderRunner(parts[0], registry, _check_blocks(parts[0]))
+
+    (compiled,) = _checked(source, replace(options, processes=1), registry, progress, runner_of)
     progress(Progress("measure iterations", 0, 1, compiled.name))
     samples = _QUICK_SAMPLES if options.quick else _SAMPLES
-    costs = measured_ms(runner, compiled.buckets, samples)
-    runner.close()
-    return with_costs(compiled, costs)
+    with closing(runner_of([compiled])) as runner:
+        return with_costs(compiled, measured_ms(runner, compiled.buckets, samples))
 
 
 def compile_divided(
@@ -52,10 +52,36 @@ def compile_divided(
 
     The whole is compared with ONNX Runtime, and times are not measured. Raises what ``compile_decoder`` raises.
     """
-    parts = compile_parts(source, options, registry, progress)
-    name = parts[0].name
-    most = -(-parts[0].max_length // BLOCK_TOKENS) * MOST_REQUESTS
-    progress(Progress("check", 0, 1, name))
-    with closing(ThreadRunner(parts, registry, min(_CHECK_BLOCKS, most))) as runner:
-        check(runner, OriginalDecoder(source, parts[0].threads), name)
-    return parts
+
+    def runner_of(parts: Sequence[CompiledDecoder]) -> ThreadRunner:
+        return ThreadRunner(parts, registry, _check_blocks(parts[0]))
+
+    return _checked(source, options, registry, progress, runner_of)
+
+
+def _checked(
+    source: ModelSource,
+    options: DecoderOptions,
+    registry: Registry,
+    progress: Callable[[Progress], None],
+    runner_of: Callable[[Sequence[CompiledDecoder]], Runner],
+) -> tuple[CompiledDecoder, ...]:
+    """The parts of a decoder, whose logits were compared with ONNX Runtime's."""
+    check_options(options)
+
+    def compile_at(chosen: DecoderOptions) -> Sequence[CompiledDecoder]:
+        return compile_parts(source, chosen, registry, progress)
+
+    def error(parts: Sequence[CompiledDecoder], exact: bool) -> float:
+        first = parts[0]
+        progress(Progress("check", 0, 1, first.name))
+        original = OriginalDecoder(source, first.threads)
+        with closing(runner_of(parts)) as runner:
+            return check(runner, original, first.name) if exact else error_of(runner, original)
+
+    return within(options, compile_at, error)
+
+
+def _check_blocks(compiled: CompiledDecoder) -> int:
+    """The blocks of the cache with which a decoder is checked and measured."""
+    return min(_CHECK_BLOCKS, -(-compiled.max_length // BLOCK_TOKENS) * MOST_REQUESTS)

@@ -46,6 +46,9 @@ class DecoderOptions:
     file is mapped, so that buckets share them. ``buckets`` are numbers of tokens, and ``max_length`` is the longest
     sequence (by default what the model's positions allow). ``threads``, ``db`` and ``quick`` are those of
     ``collage.compile``. With ``processes``, the heads and the columns of products are divided among as many.
+
+    ``tolerance`` is the largest error of a logit, as a share of the largest one of its row, for which weights may be
+    in bfloat16; with 0 they are float32.
     """
 
     buckets: Sequence[int] = BUCKETS
@@ -55,12 +58,15 @@ class DecoderOptions:
     db: Path | None = None
     quick: bool = False
     processes: int = 1
+    tolerance: float = 0.0
 
 
 def compile_parts(
     source: ModelSource, options: DecoderOptions, registry: Registry, progress: Callable[[Progress], None]
 ) -> tuple[CompiledDecoder, ...]:
     """Compile the segments of a decoder for each process. The whole is not checked, nor are its costs measured yet.
+
+    Here ``options.tolerance`` is the largest error of each segment's outputs, as ``collage.compile`` has it.
 
     Raises ModelError for a model that is no decoder, and what ``collage.compile`` raises.
     """
@@ -81,6 +87,7 @@ def compile_parts(
         streams=False,
         strict=True,
         exact=True,
+        tolerance=options.tolerance,
     )
     ends, shared = row_buckets(buckets), SharedArrays()
     weights = sum(_tensor_bytes(each) for each in model.graph.initializer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 from collage.runtime.parts import Parts
 from collage.serve.attention import Heads, Rotations
@@ -34,6 +35,9 @@ class CompiledDecoder:
     rows those of the last one, which gives logits. ``wiring`` is that of all segments. ``costs_ms`` is the measured
     time of an iteration for each bucket of tokens.
 
+    ``error`` is the largest error of a logit that was seen in the check, as a share of the largest one of its row, and
+    ``tolerance`` what is allowed of it for weights in bfloat16.
+
     Where ``processes`` are several, this is the part of one of them, with some of the heads, and ``after`` has what
     follows each segment but the last one.
     """
@@ -50,11 +54,19 @@ class CompiledDecoder:
     costs_ms: Mapping[int, float] = field(default_factory=dict)
     processes: int = 1
     after: tuple[After, ...] = ()
+    error: float = 0.0
+    tolerance: float = 0.0
 
     @property
     def buckets(self) -> tuple[int, ...]:
         """The numbers of tokens that it was compiled for."""
         return tuple(sorted(self.segments))
+
+    @property
+    def reduced(self) -> bool:
+        """Whether some kernels compute in a reduced precision."""
+        parts = [*chain.from_iterable(self.segments.values()), *self.ends.values()]
+        return any(region.precision for each in parts for region in each.program.launches)
 
     @property
     def steps(self) -> tuple[After, ...]:

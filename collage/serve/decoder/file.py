@@ -16,7 +16,7 @@ from collage.core.new_file import new_file
 from collage.core.typed import typed
 from collage.errors import ModuleFileError
 from collage.kernel.buffers import as_bytes
-from collage.module.archive import NewArchive
+from collage.module.archive import MappedArchive, NewArchive
 from collage.module.file import FORMAT, Reading, damage, open_archive
 from collage.module.load import refuse_other_machine
 from collage.module.save import put_parts
@@ -25,7 +25,7 @@ from collage.serve.attention import Heads, Rotations
 from collage.serve.decoder.compiled import After, CompiledDecoder, Wiring
 from collage.serve.decoder.description import Decoder
 
-DECODER_FORMAT = 2
+DECODER_FORMAT = 3
 """The format of what a decoder's file has besides that of modules."""
 
 
@@ -69,6 +69,8 @@ def save_decoder(compiled: CompiledDecoder, path: Path, others: Sequence[Compile
                     "parts": [kernels(each) for each in (compiled, *others)],
                     "after": [asdict(each) for each in compiled.after],
                     "costs_ms": {str(n): cost for n, cost in compiled.costs_ms.items()},
+                    "error": compiled.error,
+                    "tolerance": compiled.tolerance,
                 },
             }
         )
@@ -83,11 +85,7 @@ def load_decoder(
     of a public key, the file must be signed by its owner. Of a decoder for several processes, this is the part of
     process ``rank``. Raises ModuleFileError.
     """
-    archive = open_archive(path, share=share, trusted_key=trusted_key)
-    if "decoder" not in archive.manifest:
-        raise ModuleFileError(
-            f"{path} is a module, and no decoder: compile one for serving from a decoder's ONNX file."
-        )
+    archive = _opened(path, share, trusted_key)
     reading = Reading(archive, verify=trusted_key is not None, own=trusted_key is not None)
     versions = {name: found.version for name, found in registry.availability().items() if found}
     with damage(path):
@@ -120,7 +118,25 @@ def load_decoder(
             {int(n): typed(float, cost) for n, cost in about["costs_ms"].items()},
             len(about["parts"]),
             tuple(typed(list[After], about["after"])),
+            typed(float, about["error"]),
+            typed(float, about["tolerance"]),
         )
+
+
+def threads_in(path: Path, trusted_key: Path | None = None) -> int:
+    """The threads that a decoder in a file was compiled for. Raises ModuleFileError."""
+    archive = _opened(path, True, trusted_key)
+    with damage(path):
+        return typed(int, archive.manifest["decoder"]["threads"])
+
+
+def _opened(path: Path, share: bool, trusted_key: Path | None) -> MappedArchive:
+    archive = open_archive(path, share=share, trusted_key=trusted_key)
+    if "decoder" not in archive.manifest:
+        raise ModuleFileError(
+            f"{path} is a module, and no decoder: compile one for serving from a decoder's ONNX file."
+        )
+    return archive
 
 
 def _table(reading: Reading, name: str, shape: tuple[int, int]) -> NDArray[np.float32]:

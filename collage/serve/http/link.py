@@ -61,6 +61,8 @@ class Link:
         self._stopping = False
         self.sizes: Ready | None = None
         self.stats = Stats()
+        self.problem = ""
+        """Why the engine cannot be started again at the moment, "" where nothing is known to be wrong."""
 
     async def start(self) -> Ready:
         """Start the process and wait until the model is loaded. Raises CollageError when it cannot be."""
@@ -211,14 +213,18 @@ class Link:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("the link to the engine has failed", exc_info=error)
             self._writer = None
+            self.problem = f"the link to the engine has failed: {type(error).__name__}"
             self.fail_all(Finish.FAILED, "a fault in the server; start it again.")
 
     async def _begin_again(self) -> asyncio.StreamReader | None:
         pause_s = 0.1
         while not self._stopping:
             try:
-                return (await self._begin())[0]
+                reader = (await self._begin())[0]
+                self.problem = ""
+                return reader
             except (CollageError, OSError) as error:
+                self.problem = f"the engine does not start again: {error}"
                 logger.warning("the engine does not start again: %s", error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

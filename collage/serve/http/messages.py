@@ -17,16 +17,21 @@ HEADER = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class Setup:
-    """What an engine's process is started with. ``trace`` is a file that it writes at the end."""
+    """What an engine's process is started with.
+
+    ``tokenizer`` is the folder where a tokenizer may be, ``trace`` a file that it writes at the end, and ``cpus`` are
+    the processors that it may run on, empty for all.
+    """
 
     model: Path
     options: EngineOptions
-    end_tokens: tuple[int, ...] = ()
+    tokenizer: Path
     block_count: int | None = None
     trusted_key: Path | None = None
     cache: str = "float32"
     trace: Path | None = None
     parallelism: Parallelism | None = None
+    cpus: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

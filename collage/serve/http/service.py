@@ -148,8 +148,6 @@ class Job:
                 delta = answer.add(event)
                 if delta is None:
                     continue
-                if answer.cut:
-                    link.cancel(event.id)
                 if delta.finish is not None:
                     left -= 1
                     failure = ended(delta.finish, delta.error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import queue
 import signal
@@ -19,6 +20,7 @@ from collage.serve.http.messages import HEADER, Batch, Cancel, NotReady, Ready, 
 from collage.serve.loop import ClosedError, Loop
 from collage.serve.model import open_runner
 from collage.serve.request import Event, Finish, Iteration, RefusedError, Request, Stats
+from collage.serve.tokenizer import open_tokenizer
 
 
 def main(descriptor: int) -> None:
@@ -28,7 +30,10 @@ def main(descriptor: int) -> None:
     with socket.socket(fileno=descriptor) as connection:
         setup = _read(connection)
         assert isinstance(setup, Setup)
+        if setup.cpus:
+            os.sched_setaffinity(0, setup.cpus)  # before there is a team of threads
         try:
+            tokenizer = open_tokenizer(setup.tokenizer)
             runner = open_runner(
                 setup.model, setup.block_count, setup.trusted_key, setup.cache, setup.parallelism
             )
@@ -44,7 +49,7 @@ def main(descriptor: int) -> None:
             runner,
             setup.options,
             writer.deliver,
-            setup.end_tokens,
+            tokenizer,
             broken=lambda: connection.shutdown(
                 socket.SHUT_RD
             ),  # ends this process, and the server starts another

@@ -100,4 +100,4 @@ def fill_caches(caches: Sequence[Cache], seed: int, held: Held) -> None:
         )
         for block in range(len(cache.keys)):
             pattern = (block * held.owners + held.owner) % _PATTERNS
-            cache.keys[block], cache.values[block] = keys[pattern], values[pattern]
+            cache.fill(block, keys[pattern], values[pattern])

@@ -1,0 +1,86 @@
+"""All of a server but its sockets: the tokenizer, the engine's process, and the routes."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from collage.errors import CollageError
+from collage.serve.http.app import make_app
+from collage.serve.http.chat_template import open_chat_template
+from collage.serve.http.link import Link
+from collage.serve.http.messages import Ready, Setup
+from collage.serve.http.metrics import Metrics
+from collage.serve.http.options import ServerOptions
+from collage.serve.http.service import Service
+from collage.serve.model import folder_of
+from collage.serve.tokenizer import EXTRA, FileTokenizer, open_tokenizer
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+_LIBRARIES = ("jinja2", "prometheus_client", "pydantic", "starlette", "tokenizers", "uvicorn")
+
+
+def check_libraries() -> None:
+    """Raise CollageError where libraries are missing that a server needs."""
+    missing = [each for each in _LIBRARIES if not _installed(each)]
+    if missing:
+        raise CollageError(f"the server needs {', '.join(missing)}: {EXTRA}.")
+
+
+def _installed(library: str) -> bool:
+    try:
+        import_module(library)
+    except ImportError:
+        return False
+    return True
+
+
+class Front:
+    """The server's side of one engine. It belongs to one event loop.
+
+    With ``cpus``, the engine's process runs on these only.
+    """
+
+    def __init__(self, options: ServerOptions, cpus: tuple[int, ...] = ()) -> None:
+        """Open the tokenizer and the chat template. Raises CollageError."""
+        self._options = options
+        self._folder = options.tokenizer or folder_of(options.model)
+        self._tokenizer = open_tokenizer(self._folder)
+        metrics = Metrics()
+        setup = Setup(
+            options.model,
+            options.engine,
+            self._folder,
+            options.block_count,
+            options.trusted_key,
+            options.cache,
+            options.trace,
+            options.parallelism,
+            cpus,
+        )
+        link = Link(setup, metrics.batch, metrics.died, options.stall_s)
+        template = open_chat_template(self._folder)
+        self.service = Service(options.shown_name, self._tokenizer, template, link, metrics)
+
+    @property
+    def app(self) -> Starlette:
+        """Make the routes."""
+        return make_app(self.service)
+
+    async def start(self) -> Ready:
+        """Start the engine, and wait until the model is loaded. Raises CollageError."""
+        ready = await self.service.link.start()
+        known = self._tokenizer.vocabulary if isinstance(self._tokenizer, FileTokenizer) else 0
+        if known > ready.vocabulary:
+            raise CollageError(
+                f"the tokenizer in {self._folder} has {known} tokens and {self._options.model} has "
+                f"{ready.vocabulary}; give the right folder with --tokenizer."
+            )
+        self.service.metrics.sizes(ready.block_count)
+        return ready
+
+    async def stop(self) -> None:
+        """End the engine."""
+        await self.service.link.stop()

@@ -1,0 +1,36 @@
+"""What a server is started with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from collage.serve.options import EngineOptions
+from collage.serve.parallel.options import Parallelism
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """The options of a server. ``port`` 0 takes any free one.
+
+    ``drain_s`` bounds the time from SIGTERM on, and ``stall_s`` that in which an engine with requests does nothing.
+    """
+
+    model: Path
+    engine: EngineOptions
+    host: str = "127.0.0.1"
+    port: int = 8000
+    name: str | None = None
+    tokenizer: Path | None = None
+    block_count: int | None = None
+    trusted_key: Path | None = None
+    cache: str = "float32"
+    drain_s: float = 30.0
+    stall_s: float = 300.0
+    trace: Path | None = None
+    parallelism: Parallelism | None = None
+
+    @property
+    def shown_name(self) -> str:
+        """What clients call the model."""
+        return self.name or self.model.resolve().name.removesuffix(".collage")

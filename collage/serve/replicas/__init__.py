@@ -1,0 +1,1 @@
+"""Replicas of a server behind one door, on a Ray cluster."""

@@ -1,0 +1,129 @@
+"""Running replicas until somebody ends them."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType, ModuleType
+
+from collage.cluster.address import CLIENT, ClusterAddress
+from collage.cluster.connect import connected
+from collage.core.library_text import library_text
+from collage.errors import ClusterError, UsageError
+from collage.serve.http.options import ServerOptions
+from collage.serve.http.server import bound
+from collage.serve.replicas.deployment import application, check_room, cpus_of, import_serve
+
+_POLL_S = 2.0
+
+
+class _Ended(BaseException):
+    """A signal has asked for the end."""
+
+
+def run_replicas(
+    options: ServerOptions, replicas: int, address: ClusterAddress, say: Callable[[str], None]
+) -> None:
+    """Serve with replicas until SIGTERM or SIGINT, then finish what there is. Raises CollageError.
+
+    A second signal ends at once. An application of the same name that the cluster has already is not touched.
+    """
+    if address.text.startswith(CLIENT):
+        raise UsageError(
+            f"replicas are started from a machine of the cluster, not through {address}: give auto."
+        )
+    app = application(options, replicas)
+    cpus, name = cpus_of(options), options.shown_name
+    with bound(options.host, options.port) as listener:  # free now; the proxy takes it in a moment
+        port = int(listener.getsockname()[1])
+    serve = import_serve()
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    with connected(address) as ray, _signals():
+        check_room(ray.nodes(), replicas, cpus)
+        if name in serve.status().applications:
+            raise ClusterError(f"the cluster serves a model {name} already: give another --name.")
+        try:
+            _start(serve, options, port, app)
+            host = f"[{options.host}]" if ":" in options.host else options.host
+            say(f"serving {name} at http://{host}:{port}/v1 ({replicas} replicas that use {cpus} CPUs each)")
+            while True:
+                time.sleep(_POLL_S)
+                _check(serve, name)
+        except _Ended:
+            pass
+        finally:
+            _stop(serve, name, options.drain_s)
+
+
+def _start(serve: ModuleType, options: ServerOptions, port: int, app: object) -> None:
+    try:
+        serve.start(http_options={"host": options.host, "port": port}, logging_config={"log_level": "ERROR"})
+        serve.run(app, name=options.shown_name, route_prefix="/")
+    except Exception as error:  # Ray raises errors of many kinds
+        text = _told(serve, options.shown_name) or str(error)
+        raise ClusterError(f"the replicas cannot be started: {_reason(text)}.") from error
+
+
+def _told(serve: ModuleType, name: str) -> str:
+    """What Ray has to say of the replicas, "" where it knows nothing."""
+    try:
+        found = serve.status().applications[name].deployments.values()
+        return "\n".join(each.message for each in found)
+    except Exception:  # the cluster may be the trouble
+        return ""
+
+
+def _reason(text: str) -> str:
+    """The last error in a text that may have tracebacks."""
+    lines = [each.strip() for each in text.splitlines() if each.strip()]
+    told = [each.split("Error: ", 1)[1] for each in lines if "Error: " in each]
+    return library_text((told or lines or ["Ray gives no reason"])[-1]).rstrip(".")
+
+
+def _check(serve: ModuleType, name: str) -> None:
+    """Raise ClusterError where the application or the cluster is gone."""
+    try:
+        there = name in serve.status().applications
+    except Exception as error:
+        raise ClusterError(f"the cluster is gone: {library_text(error)}.") from error
+    if not there:
+        raise ClusterError(
+            f"the model {name} is not served any more: somebody has deleted it on the cluster."
+        )
+
+
+def _stop(serve: ModuleType, name: str, drain_s: float) -> None:
+    """Delete the application: no new requests come in, and replicas finish the open ones."""
+    try:
+        serve.delete(name, _blocking=False)
+        end = time.monotonic() + drain_s + 5
+        while time.monotonic() < end and name in serve.status().applications:
+            time.sleep(0.1)
+    except (_Ended, Exception) as error:
+        logging.getLogger(__name__).debug("replicas are ended at once: %s", error)
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """Raise ``_Ended`` in the main thread on SIGTERM and SIGINT inside the block."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise _Ended
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {each: signal.signal(each, end) for each in (signal.SIGTERM, signal.SIGINT)}
+    wakeup = signal.set_wakeup_fd(-1)  # the command line ends a process that takes longer than seconds to end
+    try:
+        yield
+    except _Ended:
+        pass  # before anything was started
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        for each, handler in before.items():
+            signal.signal(each, handler)
