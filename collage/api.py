@@ -82,6 +82,7 @@ def compile(
     cluster: str | ClusterAddress | None = None,
     tolerance: float = 0.0,
     metric: str | Callable[[Mapping[str, Any], Mapping[str, Any]], float] | None = None,
+    device: str = "auto",
 ) -> CompiledModule:
     """Compile an ONNX model to the fastest mix of backends, by measuring.
 
@@ -117,6 +118,8 @@ def compile(
     - ``metric``: what the error is: "max" (the default) for the largest difference over the outputs' scale, "top1" for
       the share of decisions that differ, "cosine" for 1 - the cosine of their angle, or a function of the reference's
       outputs and the module's, by name, that returns a number.
+    - ``device``: "cpu" for the CPU alone, "cuda" to fail where no NVIDIA GPU can be used, or "auto" (the default) for
+      whatever is fastest of what is there.
 
     Without ``strict``, operators that TVM cannot import run on an engine, and so does everything from where shapes
     depend on data. A model that cannot be cut into parts runs whole on the fastest engine. The report gives the reason.
@@ -179,6 +182,7 @@ def compile(
         tolerance=tolerance,
         metric=chosen_metric,
         samples=tuple(samples),
+        device=device,
     )
     chosen = registry if registry is not None else default_registry()
     with _shown(progress) as show:

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from collage.backends.transforms import TransformMaker
+from collage.graph.storage import HOST
 from collage.kernel.kernel import Kernel
 from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
 
@@ -68,6 +69,8 @@ class Backend(TransformMaker, ABC):
     name: ClassVar[str]
     """Lower-case identifier, as given to ``--backends``."""
     kind: ClassVar[BackendKind]
+    device: ClassVar[str] = HOST
+    """The device that its kernels compute on. A compile for the CPU alone leaves out all others."""
 
     @abstractmethod
     def available(self) -> Availability:

@@ -155,10 +155,11 @@ def builtin_registry(*, with_entry_points: bool = True) -> Registry:
     from collage.backends.openvino import OpenVino
     from collage.backends.tensorrt import TensorRt
     from collage.backends.tvm import Tvm
+    from collage.backends.tvm_cuda import TvmCuda
     from collage.backends.view import View
 
     registry = Registry()
-    libraries = (Tvm(), OneDnn(), Mkl(), Native())
+    libraries = (Tvm(), OneDnn(), Mkl(), Native(), TvmCuda())
     engines = (OnnxRuntime(), OpenVino(), TensorRt())
     for backend in (*libraries, *engines, View(), LayoutTransforms()):
         registry.register(backend)

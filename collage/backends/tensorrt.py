@@ -6,7 +6,6 @@ machine without an NVIDIA GPU and its driver, where ``available`` says so.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import weakref
 from collections.abc import Sequence
@@ -17,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from collage.backends.base import Availability, UnsupportedError
 from collage.backends.onnx_engine import OnnxEngine
+from collage.core.cuda import NoGpuError, gpu
 from collage.errors import CollageError
 from collage.graph.dataflow import Array
+from collage.graph.storage import CUDA
 from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import BuildOptions, Variant
 
@@ -53,6 +54,7 @@ class TensorRt(OnnxEngine):
     """
 
     name = "tensorrt"
+    device = CUDA
     requirement = "'collage[tensorrt]'"
     narrow = True
 
@@ -65,7 +67,7 @@ class TensorRt(OnnxEngine):
             return Availability(reason=f"cuda-bindings is missing: pip install {self.requirement}")
         try:
             return Availability(version=f"{installed} on {_gpu()}")
-        except OSError as error:
+        except NoGpuError as error:
             return Availability(reason=f"{error}; TensorRT runs on NVIDIA GPUs only")
 
     def reassociates(self, subgraph: Subgraph, variant: Variant) -> bool:
@@ -191,17 +193,8 @@ def _version(distribution: str) -> str:
 
 
 def _gpu() -> str:
-    """Name of the GPU that CUDA takes by default. Raises OSError, saying what is missing."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        raise OSError("there is no NVIDIA driver (libcuda.so.1)") from error
-    device, count, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
-        raise OSError("the NVIDIA driver finds no GPU")
-    if driver.cuDeviceGet(ctypes.byref(device), 0) or driver.cuDeviceGetName(name, len(name), device):
-        raise OSError("the NVIDIA driver does not tell the GPU's name")
-    return name.value.decode(errors="replace")
+    """Name of the GPU that CUDA takes by default. Raises NoGpuError, saying what is missing."""
+    return gpu().name
 
 
 def _logger(trt: Any, said: list[str]) -> Any:

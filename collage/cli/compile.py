@@ -134,6 +134,13 @@ from collage.frontend.model_path import check_model_path
     "`plots` draws a picture, OUT.pareto.svg.",
 )
 @click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    metavar="cpu|cuda|auto",
+    help="cpu: compute on the CPU alone. cuda: fail where no NVIDIA GPU can be used. auto: whatever is fastest.",
+)
+@click.option(
     "--cluster",
     metavar="ADDRESS",
     help="Measure on the nodes of this Ray cluster that match this machine: auto, HOST:PORT, ray://HOST:PORT or local.",
@@ -161,6 +168,7 @@ def compile(
     cluster: str | None,
     tolerance: float,
     metric: str,
+    device: str,
     pareto: bool,
     seed: int,
     as_json: bool,
@@ -229,6 +237,7 @@ def compile(
                 "cluster": cluster,
                 "tolerance": tolerance,
                 "metric": metric,
+                "device": device,
             }
             given = read_samples(sample_paths) if sample_paths else read_arrays(files)
             module = (

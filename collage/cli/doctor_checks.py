@@ -64,6 +64,7 @@ def checks(database: Path | None = None) -> Sequence[Callable[[], Check]]:
     return (
         *_requirement_checks(),
         cpu_check,
+        gpu_check,
         native_check,
         lambda: load_check(database),
         quota_check,
@@ -143,6 +144,21 @@ def cpu_check() -> Check:
     if found and not {"avx2", "asimd"} & found:
         return Check("CPU", Status.WARN, detail, "a CPU with AVX2 or NEON is several times as fast")
     return Check("CPU", Status.OK, detail)
+
+
+def gpu_check() -> Check:
+    """The NVIDIA GPU, or what a machine needs for one. No library of a GPU but its driver's is loaded."""
+    from collage.core.cuda import NoGpuError, gpu, needed
+    from collage.report.show import size
+
+    try:
+        found = gpu()
+    except NoGpuError as error:
+        if error.fix:
+            return Check("GPU", Status.WARN, str(error), error.fix)
+        detail = f"none ({error}), and none is needed: models run on the CPU. Kernels on a GPU would take {needed()}"
+        return Check("GPU", Status.OK, detail)
+    return Check("GPU", Status.OK, f"{found.name} ({found.architecture}), {size(found.memory_bytes)}")
 
 
 def native_check() -> Check:

@@ -153,7 +153,8 @@ class Assembler:
         outputs = self._ports(graph.outputs, model.output_names)
         used = {v for r in regions for v in (*r.inputs, *r.outputs)} | {p.value for p in (*inputs, *outputs)}
         types = {v: buffers.type_of(v) for v in sorted(used)}
-        return make_program(regions, inputs, outputs, types, self.target.threads)
+        devices = {v: each for v, each in buffers.devices.items() if v in used}
+        return make_program(regions, inputs, outputs, types, self.target.threads, devices)
 
     def _ports(self, values: Sequence[int], names: Sequence[str]) -> list[Port]:
         graph = self.model.graph

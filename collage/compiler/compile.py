@@ -13,6 +13,7 @@ from collage.backends.registry import Registry
 from collage.cluster.crews import on_cluster
 from collage.compiler.build_report import report_of
 from collage.compiler.course import Course
+from collage.compiler.devices import backends_on
 from collage.compiler.events import Noted
 from collage.compiler.lab import WorkerLab
 from collage.compiler.options import CompileOptions
@@ -60,7 +61,7 @@ def compile_model(
     """
     started = time.perf_counter()
     course: Course[Compilation] = Course(progress)
-    backends = registry.select(options.backends)
+    backends = backends_on(options.device, registry, options.backends)
     target = _target(options.threads)
     versions = {name: backend.available().version for name, backend in backends.items()}
     name = Path(source).stem if isinstance(source, (str, Path)) else "model"

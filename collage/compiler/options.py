@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from collage.cluster.address import ClusterAddress
+from collage.compiler.devices import AUTO
 from collage.compiler.metrics import Metric
 from collage.graph.storage import BF16, INT8
 from collage.kernel.options import DYNAMIC_INT8
@@ -47,6 +48,8 @@ class CompileOptions:
     metric: Metric = field(default_factory=Metric)
     samples: Sequence[Mapping[str, Any]] = ()
     """Several sets of inputs, to measure errors on."""
+    device: str = AUTO
+    """The device to compute on: AUTO, HOST, or one that some backend computes on."""
 
     @property
     def precisions(self) -> frozenset[str]:

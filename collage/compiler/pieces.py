@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from collage.backends.base import Backend
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Graph, TensorType
-from collage.graph.storage import PLAIN, Storage, stored_type
+from collage.graph.storage import HOST, PLAIN, Storage, stored_type
 from collage.kernel.options import BuildOptions, Variant
 from collage.measure_db.fingerprint import original_digest
 from collage.measure_db.measurer import Measurer
@@ -62,6 +62,11 @@ class Buffers:
     def other_storages(self) -> dict[int, tuple[int, Storage]]:
         """The value and the storage of each buffer that is no plain value."""
         return {buffer: key for key, buffer in self._ids.items()}
+
+    @property
+    def devices(self) -> dict[int, str]:
+        """The device of each buffer that is not on the host."""
+        return {buffer: key[1].device for buffer, key in self.other_storages.items() if key[1].device != HOST}
 
     def type_of(self, buffer: int) -> TensorType:
         """Shape and dtype of what the buffer holds."""

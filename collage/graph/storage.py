@@ -16,6 +16,9 @@ from collage.graph.formats import Blocked, ChannelsLast, Narrow, Plain, StorageF
 HOST = "cpu"
 """The device that means the process's own memory. A model's inputs and outputs are there, in the plain format."""
 
+CUDA = "cuda"
+"""The device that means the memory of the NVIDIA GPU which CUDA takes by default."""
+
 BLOCK = 16
 """The number of channels in a block of the format ``blocked``, which fill one AVX-512 register of float32."""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from collage.graph.magnitudes import LIMIT
+from collage.graph.storage import HOST
 from collage.report.best_so_far import FINISHED, course_words, ended_words
 from collage.report.report import CandidateReport, ErrorReport, GraphLevelReport, Report
 from collage.schedule.program import Program
@@ -131,6 +132,9 @@ def facts(report: Report, program: Program) -> list[tuple[str, str]]:
     if program.is_guarded:
         found.append(("guards", _guards(program)))
     found.append(("arena", _arena(report)))
+    for device, plan in program.arenas.items():
+        if device != HOST:
+            found.append((f"arena on {device}", size(plan.nbytes)))
     made = report.measurements_made
     found.append(("measurements", str(made) if made else "none made: all were known"))
     if report.spent_s:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from collage.core.library_text import library_text
 from collage.errors import CollageError
 from collage.graph.dataflow import Array, np_dtype
+from collage.graph.storage import HOST
 from collage.kernel.buffers import aligned_empty
 from collage.kernel.kernel import Call, Kernel
 from collage.native import NativeKernel, Team, beside_team, team_of
@@ -37,7 +38,7 @@ _lanes = itertools.count(1)
 
 
 class Executor:
-    """A program with its kernels, bound to one arena. There is one run at a time, and callers take turns."""
+    """A program with its kernels, bound to an arena on each device. There is one run at a time; callers take turns."""
 
     def __init__(
         self,
@@ -51,8 +52,9 @@ class Executor:
         """``kernels`` are those of ``program.launches``, in order. ``constants`` are the outputs that are constants.
 
         ``given`` has the bytes of values outside the arena, by id. Aliases of other values cannot be among them.
-        ``careful`` answers calls in which a scan finds something (see ``collage.schedule.guards``). ``arena`` has bytes
-        that other executors use, too, none of which runs at the same time; without it there is a new arena.
+        ``careful`` answers calls in which a scan finds something (see ``collage.schedule.guards``). ``arena`` is
+        the host's, with bytes that other executors use, too, none of which runs at the same time; without it there is a
+        new one.
         """
         self.program = program
         self.careful = careful
@@ -60,7 +62,9 @@ class Executor:
         """The flag that the scans of ``calls`` set."""
         self.careful_runs = 0
         """The number of calls that the original model has answered."""
-        self._arena = aligned_empty((max(program.memory.nbytes, 1),), "uint8") if arena is None else arena
+        self._arena = _arena_of(program, HOST) if arena is None else arena
+        self._on_devices = {each: _arena_of(program, each) for each in program.arenas if each != HOST}
+        """The arenas of other devices than the host."""
         self._given = given or {}
         self._constants = dict(constants)
         self._arrays: dict[int, Array] = {}
@@ -127,10 +131,11 @@ class Executor:
         return next(_lanes), team
 
     def array(self, value: int) -> Array:
-        """The array of a value, which is in the arena unless it was given."""
+        """The array of a value, which is in the arena of its device unless it was given."""
         if value not in self._arrays:
             kind, view = self.program.types[value], self.program.buffer_view(value)
-            whole: Array = self._given.get(view.base, self._arena)
+            arena = self._on_devices.get(self.program.device(value), self._arena)
+            whole: Array = self._given.get(view.base, arena)
             begin = view.offset if view.base in self._given else self.program.offset(value)
             raw: Array = whole[begin : begin + kind.nbytes]
             self._arrays[value] = raw.view(np_dtype(kind.dtype)).reshape(kind.shape)
@@ -206,6 +211,11 @@ class Executor:
         ]
         if lost:
             self.calls = [partial(_refuse, ", ".join(dict.fromkeys(lost)))]
+
+
+def _arena_of(program: Program, device: str) -> Array:
+    """An arena for the values on a device, whose memory the process can address."""
+    return aligned_empty((max(program.arenas[device].nbytes, 1),), "uint8")
 
 
 def kernel_name(region: Region) -> str:

@@ -74,9 +74,8 @@ def executor_of(parts: Parts, kernels: Sequence[Kernel]) -> Executor:
     try:
         return Executor(parts.program, kernels, parts.constants, careful=careful)
     except MemoryError as error:
-        raise CollageError(
-            f"its values take {parts.program.memory.nbytes >> 20} MiB, more memory than there is"
-        ) from error
+        taken = sum(plan.nbytes for plan in parts.program.arenas.values())
+        raise CollageError(f"its values take {taken >> 20} MiB, more memory than there is") from error
 
 
 Loaded: TypeAlias = "dict[tuple[int, str, bool, BuildOptions], Kernel]"

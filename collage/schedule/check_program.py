@@ -13,6 +13,7 @@ from collage.core.typed import MalformedError, shown
 from collage.graph.dataflow import TensorType
 from collage.graph.magnitudes import is_scanned
 from collage.graph.read_type import MOST_BYTES
+from collage.graph.storage import HOST, Storage
 from collage.graph.value_type import TENSOR
 from collage.schedule.program import Port, Program
 from collage.schedule.region import Region
@@ -27,6 +28,7 @@ def check_regions(
     inputs: Sequence[Port],
     types: Mapping[int, TensorType],
     threads: int,
+    devices: Mapping[int, str],
 ) -> None:
     """Raise MalformedError unless the regions can be made a program of ``threads`` threads."""
     if not 1 <= threads <= MOST_THREADS:
@@ -35,6 +37,7 @@ def check_regions(
         raise MalformedError("its values take more memory than any machine has")
     _refuse_repeated("inputs", [port.name for port in inputs])
     _refuse_repeated("inputs", [port.value for port in inputs])
+    _check_devices(regions, inputs, types, devices)
     there = {port.value for port in inputs}
     for number, region in enumerate(regions):
         _check_region(number, region, types, there, threads)
@@ -66,6 +69,25 @@ def _check_region(
         sizes = [sum(types[v].nbytes for v in values) for values in (region.inputs, region.outputs)]
         if 1 not in (len(region.inputs), len(region.outputs)) or sizes[0] != sizes[1]:
             raise MalformedError(f"view {number} makes {sizes[1]} bytes of {sizes[0]}")
+
+
+def _check_devices(
+    regions: Sequence[Region],
+    inputs: Sequence[Port],
+    types: Mapping[int, TensorType],
+    devices: Mapping[int, str],
+) -> None:
+    if unknown := devices.keys() - types.keys():
+        raise MalformedError(f"value {min(unknown)} is on a device and has no type")
+    for device in {*devices.values()}:
+        Storage(device)  # raises ValueError for what is no name
+    for port in inputs:
+        if port.value in devices:
+            raise MalformedError(f"the input {shown(port.name)} is on the device {devices[port.value]}")
+    for number, region in enumerate(regions):
+        found = {devices.get(v, HOST) for v in (*region.inputs, *region.outputs)}
+        if region.backend == VIEW and len(found) > 1:
+            raise MalformedError(f"view {number} is on {len(found)} devices at once")
 
 
 def check_ports(program: Program, constants: Collection[int]) -> None:

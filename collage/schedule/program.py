@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from collage.graph.dataflow import TensorType
+from collage.graph.storage import HOST
 from collage.schedule.dag import Dag
-from collage.schedule.memory import MemoryPlan, lifetimes, plan_memory
+from collage.schedule.memory import Lifetime, MemoryPlan, lifetimes, plan_memory
 from collage.schedule.region import Region
 from collage.schedule.schedule import TEAM, Ordered, Schedule
 from collage.schedule.sharing import BufferView, Sharing, overwrite_in_place
@@ -16,6 +17,8 @@ from collage.schedule.suffix import Suffix, ValuePort
 
 Step: TypeAlias = "tuple[Sequence[int], Sequence[int]]"
 """The values that a launch reads, and those that it writes."""
+
+_ALL_ON_HOST: Mapping[int, str] = {}
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Program:
-    """Regions in launch order, the types of the values between them, and where these are in the arena.
+    """Regions in launch order, the types of the values between them, and where these are in their arenas.
 
     ``aliases`` has the values that are stored in the buffer of another one: results of views, the parts that a view
     joins, and results that overwrite an input.
@@ -45,7 +48,8 @@ class Program:
     outputs: tuple[Port, ...]
     types: Mapping[int, TensorType]
     aliases: Mapping[int, BufferView]
-    memory: MemoryPlan
+    arenas: Mapping[str, MemoryPlan]
+    """The memory plan of each device. The host is always among them."""
     launches: tuple[Region, ...]
     """The regions that run a kernel: all but views that share their input's buffer."""
     ordered: Ordered
@@ -54,6 +58,17 @@ class Program:
     """The number of threads of the team."""
     suffix: Suffix | None = None
     """What one engine runs after all launches, and the whole model's inputs and outputs; the last of the regions."""
+    devices: Mapping[int, str] = field(default_factory=dict)
+    """The devices of the values that are not on the host."""
+
+    @property
+    def memory(self) -> MemoryPlan:
+        """The memory plan of the host."""
+        return self.arenas[HOST]
+
+    def device(self, value: int) -> str:
+        """The device that the value is on."""
+        return self.devices.get(value, HOST)
 
     @property
     def model_inputs(self) -> Sequence[Port | ValuePort]:
@@ -79,9 +94,9 @@ class Program:
         return self.aliases.get(value, BufferView(value, 0))
 
     def offset(self, value: int) -> int:
-        """The offset of the value in the arena, in bytes."""
+        """The offset of the value in the arena of its device, in bytes."""
         view = self.buffer_view(value)
-        return self.memory.offsets[view.base] + view.offset
+        return self.arenas[self.device(value)].offsets[view.base] + view.offset
 
     @property
     def is_guarded(self) -> bool:
@@ -96,7 +111,7 @@ class Program:
         return sum(self.types[v].nbytes for v in (*(p.value for p in self.inputs), *made))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for the module file; the memory plan is made again on loading."""
+        """Plain values for the module file, with devices if there are any. Memory plans are made again on loading."""
         return {
             "regions": [
                 r.to_json() for r in self.regions if self.suffix is None or r is not self.suffix.region
@@ -105,6 +120,7 @@ class Program:
             "outputs": [[p.name, p.value] for p in self.outputs],
             "threads": self.threads,
             "types": {str(v): [list(t.shape), t.dtype] for v, t in self.types.items()},
+            **({"devices": {str(v): each for v, each in self.devices.items()}} if self.devices else {}),
             # Files call the suffix "tail", so that those of earlier versions can be read.
             "tail": None if self.suffix is None else self.suffix.to_json(),
         }
@@ -116,12 +132,14 @@ def make_program(
     outputs: Sequence[Port],
     types: Mapping[int, TensorType],
     threads: int = 1,
+    devices: Mapping[int, str] = _ALL_ON_HOST,
 ) -> Program:
-    """Make a program of a launch list (regions in a topological order), and plan its memory.
+    """Make a program of a launch list (regions in a topological order), and plan its memory, device by device.
 
-    A region with fewer threads than ``threads`` runs on its stream; all others take the whole team.
+    A region with fewer threads than ``threads`` runs on its stream; all others take the whole team. ``devices`` has the
+    devices of the values that are not on the host.
     """
-    sharing = Sharing(types, frozenset(p.value for p in inputs))
+    sharing = Sharing(types, frozenset(p.value for p in inputs), devices)
     launches = tuple(r for r in regions if not sharing.view(r))
     ordered = Ordered(_dag(launches, sharing), _schedule(launches, threads))
     overwrite_in_place(sharing, launches, ordered.before, [p.value for p in (*inputs, *outputs)])
@@ -138,11 +156,25 @@ def make_program(
         tuple(outputs),
         dict(types),
         sharing.buffer_views(),
-        plan_memory(lives, meet),
+        {
+            each: _plan_of(each, sharing, lives, meet)
+            for each in (HOST, *sorted({*devices.values()} - {HOST}))
+        },
         launches,
         ordered,
         threads,
+        devices=dict(devices),
     )
+
+
+def _plan_of(
+    device: str,
+    sharing: Sharing,
+    lives: Mapping[int, Lifetime],
+    meet: Callable[[int, int], bool] | None,
+) -> MemoryPlan:
+    """The memory plan of the values on one device."""
+    return plan_memory({v: life for v, life in lives.items() if sharing.device(v) == device}, meet)
 
 
 def _schedule(launches: Sequence[Region], threads: int) -> Schedule:

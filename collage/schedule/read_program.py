@@ -27,8 +27,9 @@ def read_program(data: Mapping[str, Any]) -> Program:
         inputs.append(Port(typed(str, name), port, types[port], read_rows(rows)))
     outputs = [Port(name, value, types[value]) for name, value in given]
     threads = typed(int, data["threads"])
-    check_regions(regions, inputs, types, threads)
-    program = make_program(regions, inputs, outputs, types, threads)
+    devices = {int(v): typed(str, each) for v, each in data.get("devices", {}).items()}
+    check_regions(regions, inputs, types, threads, devices)
+    program = make_program(regions, inputs, outputs, types, threads, devices)
     if data["tail"] is None:
         return program
     suffix = Suffix.from_json(data["tail"])

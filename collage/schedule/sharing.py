@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from collage.backends.base import VIEW
 from collage.graph.dataflow import TensorType
+from collage.graph.storage import HOST
 from collage.graph.views import PART_BYTES
 from collage.schedule.region import Region
 
@@ -24,10 +25,12 @@ class Sharing:
     """The values that have no buffer of their own, but are in the buffers of others; it is built region by region.
 
     ``inputs`` are the model's. They may be in their caller's memory, so they are never parts of other values.
+    ``devices`` has the devices of the values that are not on the host. Only values on one device share memory.
     """
 
     types: Mapping[int, TensorType]
     inputs: frozenset[int]
+    devices: Mapping[int, str] = field(default_factory=dict)
     _parents: dict[int, BufferView] = field(default_factory=dict)
     _made_of: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
@@ -42,6 +45,10 @@ class Sharing:
     def base(self, value: int) -> int:
         """The value whose buffer holds this one."""
         return self.buffer_view(value).base
+
+    def device(self, value: int) -> str:
+        """The device that the value is on."""
+        return self.devices.get(value, HOST)
 
     def made_of(self, value: int) -> tuple[int, ...]:
         """The values that this one consists of, each written by a launch or the caller."""
@@ -118,6 +125,8 @@ def overwrite_in_place(
 
 
 def _fits(sharing: Sharing, taken: int, result: int) -> bool:
-    """Whether the value fills its buffer, which is as large as the result."""
+    """Whether the value fills its buffer, which is as large as the result and on the same device."""
     types = sharing.types
+    if sharing.device(taken) != sharing.device(result):
+        return False
     return types[sharing.base(taken)].nbytes == types[taken].nbytes == types[result].nbytes

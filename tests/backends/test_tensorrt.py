@@ -27,6 +27,7 @@ from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.buffers import aligned_array, aligned_copy
 from collage.kernel.options import BuildOptions
+from tests.cuda_driver import Driver, no_driver, pretend
 from tests.models import conv_net, make_model
 
 Installer = Callable[..., None]
@@ -55,41 +56,19 @@ def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("distribution", ["tensorrt", "tensorrt_cu13", "tensorrt_cu12"])
-def test_cuda_bindings_missing(installed: Installer, distribution: str) -> None:
+def test_cuda_bindings_missing(
+    installed: Installer, distribution: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     installed(**{distribution: "11.4.0"})
+    version = tensorrt._version
+    monkeypatch.setattr(tensorrt, "_version", lambda name: "" if name == "cuda-bindings" else version(name))
     assert TensorRt().available().reason.startswith("cuda-bindings is missing: pip install")
-
-
-def _no_driver(name: str) -> Any:
-    raise OSError(f"{name}: cannot open shared object file")
-
-
-class Driver:
-    """libcuda with so many GPUs."""
-
-    def __init__(self, gpus: int, problem: int = 0) -> None:
-        self.gpus, self.problem = gpus, problem
-
-    def cuInit(self, flags: int) -> int:  # noqa: N802
-        return self.problem
-
-    def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
-        count._obj.value = self.gpus
-        return 0
-
-    def cuDeviceGet(self, device: Any, index: int) -> int:  # noqa: N802
-        device._obj.value = index
-        return 0
-
-    def cuDeviceGetName(self, name: Any, size: int, device: Any) -> int:  # noqa: N802
-        name.value = b"NVIDIA Made-up 1"
-        return 0
 
 
 @pytest.mark.parametrize(
     ("load", "reason"),
     [
-        (_no_driver, "there is no NVIDIA driver (libcuda.so.1)"),
+        (no_driver, "there is no NVIDIA driver (libcuda.so.1)"),
         (lambda name: Driver(0), "the NVIDIA driver finds no GPU"),
         (lambda name: Driver(1, problem=100), "the NVIDIA driver finds no GPU"),
     ],
@@ -98,13 +77,13 @@ def test_no_gpu(
     load: Callable[[str], Any], reason: str, installed: Installer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed(tensorrt_cu13="11.4.0", cuda_bindings="13.3.1")
-    monkeypatch.setattr(tensorrt.ctypes, "CDLL", load)
+    pretend(monkeypatch, load)
     assert TensorRt().available().reason == f"{reason}; TensorRT runs on NVIDIA GPUs only"
 
 
 def test_version_names_the_gpu(installed: Installer, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(tensorrt_cu13="11.4.0", cuda_bindings="13.3.1")
-    monkeypatch.setattr(tensorrt.ctypes, "CDLL", lambda name: Driver(2))
+    pretend(monkeypatch, lambda name: Driver(2))
     assert TensorRt().available().version == "11.4.0 on NVIDIA Made-up 1"
 
 

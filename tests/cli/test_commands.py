@@ -19,6 +19,7 @@ import collage as package
 from collage.cli import doctor_checks as doctor
 from collage.measure_db.database import Database
 from tests.cli.helpers import collage, fails, json_of, succeeds
+from tests.cuda_driver import Driver, no_driver, pretend
 
 COMMANDS = (["compile"], ["run"], ["serve"], ["show"], ["bench"], ["backends"], ["db", "stats"], ["doctor"])
 
@@ -213,3 +214,43 @@ def test_traceback_flag(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert "Traceback" in done.stderr
+
+
+def test_what_a_gpu_would_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, no_driver)
+    checks = json_of("doctor", "--db", tmp_path / "db.sqlite", "--json")["checks"]
+    (found,) = (each for each in checks if each["name"] == "GPU")
+    assert found["status"] == "ok"
+    assert "no NVIDIA driver" in found["detail"] and "pip install 'collage[gpu]'" in found["detail"]
+    listed = {each["name"]: each for each in json_of("backends", "--json")["backends"]}
+    assert not listed["tvm_cuda"]["available"]
+    for words in ("no NVIDIA driver", "CUDA 13.0 or later", "collage[gpu]", "never run on a GPU"):
+        assert words in listed["tvm_cuda"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("driver", "status", "detail", "fix"),
+    [
+        (Driver(1), "ok", "NVIDIA Made-up 1 (sm_90), 80.0 GiB", ""),
+        (Driver(0), "warn", "the NVIDIA driver finds no GPU", "nvidia-smi"),
+        (Driver(1, version=12040), "warn", "the NVIDIA driver is for CUDA 12.4", "CUDA 13.0"),
+    ],
+)
+def test_doctor_tells_of_a_gpu(
+    driver: Driver, status: str, detail: str, fix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, lambda name: driver)
+    found = doctor.gpu_check()
+    assert (found.status.value, found.detail) == (status, detail)
+    assert fix in found.fix
+
+
+def test_a_compile_for_a_gpu_that_is_not_there(
+    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, no_driver)
+    out = tmp_path / "net.collage"
+    words = ("nothing here computes on cuda: there is no NVIDIA driver", "--device cpu or auto")
+    fails(2, "compile", network, "-o", out, "--device", "cuda", "--quiet", words=words)
+    fails(2, "compile", network, "-o", out, "--device", "tpu", "--quiet", words=("Valid: auto, cpu, cuda.",))
+    assert not out.exists()

@@ -161,8 +161,8 @@ def registry_of(*backends: Backend) -> collage.Registry:
     return registry
 
 
-def compiled(database: Path, registry: collage.Registry) -> collage.CompiledModule:
-    options = CompileOptions(db=database, threads=1)
+def compiled(database: Path, registry: collage.Registry, device: str = "auto") -> collage.CompiledModule:
+    options = CompileOptions(db=database, threads=1, device=device)
     return compile_model(network(), options, registry, lambda _: None, _workers[-1])
 
 
@@ -205,8 +205,18 @@ def test_a_device_of_a_plug_in(tmp_path: Path) -> None:
         ("not_multiplying", "plain"),
         ("not_multiplying", "plain"),
     ]
+    assert {name: len(plan.offsets) for name, plan in module.program.arenas.items()} == {"cpu": 5, "npu": 2}
     module.save(tmp_path / "m.collage")
-    check_answers(collage.load(tmp_path / "m.collage", registry=registry))
+    loaded: Any = collage.load(tmp_path / "m.collage", registry=registry)
+    assert loaded.program.arenas == module.program.arenas
+    check_answers(loaded)
+
+
+def test_a_compile_for_the_cpu_alone(tmp_path: Path) -> None:
+    module = compiled(tmp_path / "db.sqlite", registry_of(Host(), Npu()), device="cpu")
+    check_answers(module)
+    assert {each.layout for each in module.program.launches} == {"plain"}
+    assert list(module.program.arenas) == ["cpu"]
 
 
 def test_copies_that_are_wrong_are_rejected(tmp_path: Path) -> None:

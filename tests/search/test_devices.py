@@ -52,7 +52,7 @@ class Offload:
         graph, found = self.graph, []
         for node in graph.nodes:
             host_us, device_us = self.kernels_us[node.id]
-            reads = tuple((v, DEVICE) for v in sorted({*node.inputs}))
+            reads = tuple((v, DEVICE) for v in sorted({*node.inputs}) if not graph.is_constant(v))
             writes = tuple((v, DEVICE) for v in node.outputs if v in graph.output_set or graph.users[v])
             found.append(Candidate((node.id,), "host", host_us))
             found.append(Candidate((node.id,), "npu", device_us, reads=reads, writes=writes))
@@ -71,7 +71,7 @@ class Offload:
         """What it costs with these nodes on the device, told without any of Collage's search."""
         graph = self.graph
         total = sum(costs[on] for costs, on in zip(self.kernels_us, offloaded, strict=True))
-        for value in graph.values:
+        for value in (each for each in graph.values if not graph.is_constant(each.id)):
             made = value.producer is not None and offloaded[value.producer]
             needed = {offloaded[user] for user in graph.users[value.id]}
             if value.id in graph.output_set:
@@ -214,6 +214,73 @@ def test_from_offers_to_a_placement(copy_us: float, offloads: bool) -> None:
         placement.predicted_us
         == place_exact(graph, candidates, 0.0, transforms_us=transforms_us).predicted_us
     )
+
+
+LAUNCH_US, COPY_US = 4.0, 9.0
+"""What a launch on a device like a GPU costs at least, and a copy to it or back."""
+
+
+def like_a_gpu(rows: int, width: int) -> Offload:
+    """Three layers of a perceptron on ``rows`` rows, where a device computes 100 times as fast as the host.
+
+    The host takes 3 us for a million multiplications, and each million bytes take 50 us to be copied. There are no
+    kernels for the device for the sums that stand in the middle.
+    """
+    kind = ((rows, width), TensorProto.FLOAT)
+    nodes = [
+        *(
+            helper.make_node("MatMul", [x, w], [y])
+            for x, w, y in (("x", "u", "a"), ("b", "v", "c"), ("d", "w", "e"))
+        ),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("CumSum", ["c", "axis"], ["d"]),
+        helper.make_node("Relu", ["e"], ["y"]),
+    ]
+    nodes = [nodes[number] for number in (0, 3, 1, 4, 2, 5)]
+    weights: dict[str, Any] = {name: np.zeros((width, width), np.float32) for name in "uvw"}
+    graph = import_model(onnx_model(nodes, {"x": kind}, {"y": kind}, {**weights, "axis": np.array(1)})).graph
+    size = rows * width
+    work = {"matmul": size * width, "nn.relu": size, "cumsum": 4 * size}
+    host = [3e-6 * work[node.op] for node in graph.nodes]
+    device = [
+        1e9 if node.op == "cumsum" else LAUNCH_US + us / 100
+        for node, us in zip(graph.nodes, host, strict=True)
+    ]
+    copy_us = COPY_US + 50e-6 * 4 * size
+    return Offload(graph, tuple(zip(host, device, strict=True)), ((copy_us, copy_us),) * len(graph.values))
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "expected"),
+    [(1, 16, []), (64, 64, []), (64, 1024, ["matmul", "nn.relu"]), (2048, 256, ["matmul", "nn.relu"])],
+)
+def test_small_models_stay_and_large_ones_go(rows: int, width: int, expected: list[str]) -> None:
+    """A small one stays on the host, and a large one goes, but for what only the host has a kernel for."""
+    case = like_a_gpu(rows, width)
+    count = len(case.graph.nodes)
+    every = {choice: case.cost_us(choice) for choice in product([False, True], repeat=count)}
+    placement = place(case.graph, case.candidates, 0.0, transforms_us=case.transforms_us)
+    chosen = on_device(placement, count)
+    assert {node.op for node, there in zip(case.graph.nodes, chosen, strict=True) if there} == {*expected}
+    assert every[tuple(chosen)] == pytest.approx(min(every.values()))
+    assert placement.predicted_us == pytest.approx(min(every.values()))
+    assert len(placement.transforms) == (4 if expected else 0)  # there and back, before and after the sums
+
+
+def test_a_model_is_split_where_that_pays() -> None:
+    """With dear copies only the heaviest part is worth them."""
+    case = like_a_gpu(64, 512)
+    heavy = [node.id for node in case.graph.nodes if node.op == "matmul"][-1]
+    kernels = tuple(
+        (100 * host if node == heavy else host, device) for node, (host, device) in enumerate(case.kernels_us)
+    )
+    case = replace(case, kernels_us=kernels, copies_us=tuple((200.0, 200.0) for _ in case.copies_us))
+    every = {choice: case.cost_us(choice) for choice in product([False, True], repeat=len(kernels))}
+    placement = place(case.graph, case.candidates, 0.0, transforms_us=case.transforms_us)
+    chosen = on_device(placement, len(kernels))
+    assert every[tuple(chosen)] == pytest.approx(min(every.values()))
+    assert chosen[heavy]
+    assert not any(chosen[:heavy])
 
 
 def test_texts() -> None:

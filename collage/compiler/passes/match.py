@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, replace
 
 from collage.backends.base import VIEW
+from collage.compiler.devices import offers_on
 from collage.compiler.events import Searched
 from collage.compiler.state import Compilation, Context
 from collage.patterns.context import MatchContext
@@ -32,6 +33,7 @@ class Match:
                 refused += rejected
         searched = Searched(time.perf_counter() - started)
         offers, without = offers_of(model, matches, context.backends, context.build)
+        offers = offers_on(context.options.device, offers)
         found_all = replace(
             compilation,
             matches=tuple(matches),
