@@ -64,7 +64,9 @@ def leaves(passes: Sequence[Any]) -> Iterator[str]:
 def test_a_full_compile_is_this_list_of_passes() -> None:
     search = ["Place", "Calibrate", "Baselines", "Refine", "Concurrency", "Select"]
     first = ["Measure", "Place", "Calibrate", "Glance", "Concurrency", "Glance"]
-    assert list(leaves(FULL)) == ["Import", "Verify", "Match", *first, "Measure", *search]
+    then = ["Measure", "Place", "Calibrate", "Concurrency", "Glance"]
+    assert list(leaves(FULL)) == ["Import", "Verify", "Match", *first, *then, *search]
+    assert [type(each).__name__ for each in FULL] == ["Import", "Verify", "Match", "Recall"]
 
 
 def test_a_quick_compile_is_this_list_of_passes() -> None:
