@@ -14,8 +14,8 @@ import pytest
 from onnx import helper
 
 import collage
-from collage.backends.registry import builtin_registry
 from collage.backends.layout import LayoutTransforms
+from collage.backends.registry import builtin_registry
 from collage.backends.view import View
 from collage.compiler.compile import compile_model
 from collage.compiler.finished import FINISHED
@@ -30,7 +30,7 @@ from tests.beside import Beside, Slow
 from tests.finished import finished_in, nothing_but_recalled, rows
 from tests.models import conv_net, elementwise_net, make_model
 
-BACKENDS = ["tvm", "onednn", "onnxruntime"]
+BACKENDS = ["onednn", "onnxruntime"]
 
 
 def input_of(model: onnx.ModelProto) -> np.ndarray:
@@ -68,7 +68,7 @@ def same(first: collage.CompiledModule, again: collage.CompiledModule, model: on
             del each[name]
         for node in each["nodes"]:
             node["candidates"].sort(key=str)
-    assert told.pop("nodes") and before.pop("nodes")
+    assert len(told.pop("nodes")) == len(before.pop("nodes"))
     assert told == before
     for node in again.summary()["nodes"]:
         assert [each["verdict"] for each in node["candidates"]].count("chosen") == 1
@@ -82,8 +82,6 @@ def nothing() -> onnx.ModelProto:
 
 
 CASES: Sequence[Any] = (
-    pytest.param(elementwise_net, {}, id="elementwise"),
-    pytest.param(conv_net, {}, id="convolutions"),
     pytest.param(conv_net, {"backends": ["onnxruntime"]}, id="one engine"),
     pytest.param(conv_net, {"backends": ["onednn"], "threads": 1, "exact": True}, id="no engine"),
     pytest.param(conv_net, {"graph_level_s": 1.0}, id="graph level"),
@@ -105,11 +103,15 @@ def test_a_second_compile_finds_the_same_at_once(make: Any, options: dict[str, A
 
 
 @pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with a finished compile, of which tests make copies."""
+def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, collage.CompiledModule]:
+    """A database with a finished compile, of which tests make copies, and its module."""
     path = tmp_path_factory.mktemp("db") / "db.sqlite"
-    compiled(conv_net(), path)
-    return path
+    return path, compiled(conv_net(), path)
+
+
+@pytest.fixture
+def database(first: tuple[Path, collage.CompiledModule]) -> Path:
+    return first[0]
 
 
 @pytest.fixture
@@ -129,10 +131,13 @@ def searched(db: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> colla
     return module if placed else None
 
 
-def test_a_compile_with_a_budget_recalls_a_finished_one(copy: Path) -> None:
+def test_a_compile_with_a_budget_recalls_a_finished_one(
+    copy: Path, first: tuple[Path, collage.CompiledModule]
+) -> None:
     with nothing_but_recalled():
         module = compiled(conv_net(), copy, budget_s=60.0)
     assert (module.report.ended, module.report.measurements_made) == ("finished", 0)
+    same(first[1], module, conv_net())
 
 
 @pytest.mark.parametrize("options", [{"seed": 7}, {"streams": False}, {"time_limit_s": 50.0}], ids=str)
@@ -183,9 +188,9 @@ def test_an_unreadable_row_is_replaced(copy: Path, monkeypatch: pytest.MonkeyPat
 
 def test_what_was_found_beside_others_is_looked_at_again(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("collage.compiler.compile.quiet_now", lambda best_us: True)
-    rows(copy, f"UPDATE facts SET busy = 0.5 WHERE name = '{FINISHED.name}'")
+    rows(copy, f"UPDATE facts SET busy = 1.0 WHERE name = '{FINISHED.name}'")
     assert searched(copy, monkeypatch) is None  # however busy, the limit is 1 in tests
-    monkeypatch.setenv("COLLAGE_BUSY_LIMIT", "0.4")
+    monkeypatch.setenv("COLLAGE_BUSY_LIMIT", "0.99")
     assert searched(copy, monkeypatch) is not None
 
 
