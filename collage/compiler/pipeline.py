@@ -1,9 +1,9 @@
 """The pipeline: a compile is a list of passes over its state.
 
-``FULL`` measures the most promising offers first and places the model with these, and then whatever may be part of a
-faster mix. ``QUICK`` measures few candidates, for a placement that is right and perhaps not the fastest. Both may be
-stopped at any moment (``ANYTIME``, ``ANYTIME_QUICK``). A model that has no placement goes to the engines whole (see
-``compile``).
+``FULL`` recalls what a finished compile of the same model has found. Else it measures the most promising offers, places
+the model with these, and then with whatever may be part of a faster mix. ``QUICK`` measures few candidates, for a
+placement that is right and perhaps not the fastest. Both may be stopped at any moment (``ANYTIME``, ``ANYTIME_QUICK``).
+A model that has no placement goes to the engines whole (see ``compile``).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from collage.compiler.passes.measure import Measure
 from collage.compiler.passes.measure_few import MeasureFew
 from collage.compiler.passes.place import Place
 from collage.compiler.passes.place_once import PlaceOnce
+from collage.compiler.passes.recall import Recall
 from collage.compiler.passes.refine import Refine
 from collage.compiler.passes.repeat import Either, IfPlaced, Repeat
 from collage.compiler.passes.select import Select
@@ -38,11 +39,8 @@ from collage.measure_db.effort import QUICK as QUICK_EFFORT
 
 log = logging.getLogger(__name__)
 
-FULL: tuple[Pass, ...] = (
-    Import(),
-    Verify(),
+_SEARCH: tuple[Pass, ...] = (
     EarlyEngines(),
-    Match(),
     Measure(few=True),
     IfPlaced(
         (
@@ -76,6 +74,8 @@ FULL: tuple[Pass, ...] = (
         )
     ),
 )
+
+FULL: tuple[Pass, ...] = (Import(), Verify(), Match(), Recall(_SEARCH))
 
 
 def _quickly(place: Pass) -> Pass:

@@ -47,9 +47,10 @@ def _with_early(compilation: Compilation, plans: Sequence[Plan]) -> list[Plan]:
 def _first(context: Context, compilation: Compilation) -> list[Plan]:
     """The first module as a plan, with the time that its trial has shown."""
     first, measurer = compilation.first, context.workbench(compilation).measurer
-    if first is None or first.timing is None or measurer.original is None:
+    graph = compilation.imported.graph
+    if first is None or first.timing is None or measurer.original is None or not graph.nodes:
         return []
-    graph, timing = compilation.imported.graph, first.timing
+    timing = first.timing
     request = Request(tuple(range(len(graph.nodes))), first.engine, original=True)
     outcome = Measurement(
         timing.median_us,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cached_property
 
 from collage.backends.base import VIEW
@@ -9,11 +10,11 @@ from collage.backends.engine import as_engine
 from collage.core.library_text import library_text
 from collage.kernel.transform import LayoutTransform
 from collage.measure_db.artifacts import Artifacts
-from collage.measure_db.database import Database
+from collage.measure_db.database import Database, KernelKey
 from collage.measure_db.plan_protocol import Make, PlanKernel
 from collage.measure_db.protocol import AS_LOADED, artifact_folder, plan_folder
 from collage.measure_db.request_keys import RequestKeys
-from collage.measure_db.results import Rejection, RejectionKind
+from collage.measure_db.results import Outcome, Rejection, RejectionKind
 from collage.measure_db.session import WorkerSession
 
 
@@ -35,6 +36,27 @@ class PlanKernels:
     def load(self, key: str) -> bytes:
         """The artifact with that key (``PlanKernel.key``). Raises KeyError where it was neither measured nor made."""
         return self._artifacts.load(key)
+
+    def known(self, kernels: Collection[PlanKernel]) -> dict[PlanKernel, Outcome]:
+        """The recorded outcomes of the kernels by themselves, on the threads that they run on. Views have none."""
+        on_threads: dict[int, RequestKeys] = {}
+        keys: dict[PlanKernel, KernelKey] = {}
+        for kernel in kernels:
+            what, threads = kernel.what, kernel.options.threads
+            if threads not in on_threads:
+                on_threads[threads] = RequestKeys(self._measured, self._settings.on_threads(threads))
+            if isinstance(what, LayoutTransform):
+                keys[kernel] = on_threads[threads].transform_key(what)
+            elif what.backend != VIEW:
+                keys[kernel] = on_threads[threads].key(what)
+        found = self._database.get(keys.values())
+        return {
+            kernel: found[key]
+            if isinstance(kernel.what, LayoutTransform)
+            else self._measured.usable(kernel.what, found[key])
+            for kernel, key in keys.items()
+            if key in found
+        }
 
     def make(self, kernel: PlanKernel) -> Rejection | None:
         """Make sure that the kernel's artifact is there, and return None, or the reason why it cannot be had.

@@ -67,10 +67,9 @@ def leaves(passes: Sequence[Any]) -> Iterator[str]:
 def test_a_full_compile_is_this_list_of_passes() -> None:
     search = ["Place", "Calibrate", "Baselines", "Refine", "Concurrency", "Select"]
     early = ["Place", "Calibrate"]
-    first = ["Measure", "Place", "Calibrate", "Glance", *early, "Concurrency", "Glance"]
+    first = ["EarlyEngines", "Measure", "Place", "Calibrate", "Glance", *early, "Concurrency", "Glance"]
     streams = ["Place", "Calibrate", "Concurrency", "Glance"]
-    passes = ["Import", "Verify", "EarlyEngines", "Match", *first, "Measure", *streams, *search]
-    assert list(leaves(FULL)) == passes
+    assert list(leaves(FULL)) == ["Import", "Verify", "Match", *first, "Measure", *streams, *search]
 
 
 def test_a_quick_compile_is_this_list_of_passes() -> None:

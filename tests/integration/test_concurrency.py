@@ -17,9 +17,11 @@ from collage.backends.onednn import OneDnn
 from collage.compiler.passes import concurrency, select
 from collage.schedule.dag import Dag
 from collage.schedule.timeline import Algorithm, Costs, TimedSchedule
+from tests.finished import forget_finished, nothing_but_recalled
 from tests.models import make_model
 
 pytestmark = pytest.mark.skipif(not OneDnn().available(), reason=OneDnn().available().reason)
+NAMES = ["onednn", "tvm", *(["native"] if Native().available() else [])]
 
 
 def branches(depth: int = 3) -> onnx.ModelProto:
@@ -73,9 +75,9 @@ def module(
         patch.setattr(
             select, "_ranked", lambda found, t: sorted(ranked(found, t), key=lambda f: not f.concurrent)
         )
-        names = ["onednn", "tvm", *(["native"] if Native().available() else [])]
         db = tmp_path_factory.getbasetemp() / "side_by_side.sqlite"
-        module = collage.compile(branches(), backends=names, threads=2, db=db, progress=False)
+        forget_finished(db)  # the other algorithms, which are no options, have left theirs
+        module = collage.compile(branches(), backends=NAMES, threads=2, db=db, progress=False)
     assert module.summary()["schedule"] == request.param
     return module
 
@@ -100,6 +102,27 @@ def test_streams_survive_the_module_file(module: collage.CompiledModule, tmp_pat
     loaded = collage.load(tmp_path / "streams.collage")
     assert loaded.program == module.program
     check(loaded)
+
+
+def test_streams_are_recalled(
+    module: collage.CompiledModule, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with nothing_but_recalled():
+        again = collage.compile(
+            branches(),
+            backends=NAMES,
+            threads=2,
+            db=tmp_path_factory.getbasetemp() / "side_by_side.sqlite",
+            progress=False,
+        )
+    assert again.report.measurements_made == 0
+    assert again.program == module.program
+    assert again.report.schedule == module.report.schedule
+    check(again)
+    for node in again.summary()["nodes"]:
+        chosen = [each for each in node["candidates"] if each["verdict"] == "chosen"]
+        assert len(chosen) == 1
+        assert chosen[0]["split"].endswith("one thread") or chosen[0]["backend"] == "view"
 
 
 def test_what_runs_on_one_thread_is_explained(module: collage.CompiledModule) -> None:

@@ -21,6 +21,7 @@ from collage.core.progress import Progress
 from collage.errors import UsageError
 from collage.measure_db.database import Database
 from collage.measure_db.timing import Timing
+from tests.finished import forget_finished
 from tests.models import conv_net, elementwise_net
 
 BACKENDS = ["tvm", "onednn", "onnxruntime", *(["openvino"] if OpenVino().available() else [])]
@@ -156,6 +157,7 @@ def test_proposals_whose_parts_take_too_long_are_not_run(
     with Database(database) as known:
         known._connection.execute("VACUUM INTO ?", (str(copy),))
     for _ in range(5):  # what a search learns may show the next compile one region more
+        forget_finished(copy)
         settled = compiled(copy).report
         if not settled.measurements_made:
             break

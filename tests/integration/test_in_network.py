@@ -21,12 +21,15 @@ from collage.backends.view import View
 from collage.compiler import pipeline
 from collage.compiler.compile import compile_model
 from collage.compiler.options import CompileOptions
+from collage.compiler.passes.anytime import Anytime
 from collage.compiler.passes.baselines import Baselines
 from collage.compiler.passes.calibrate import Calibrate
 from collage.compiler.passes.fixpoint import Fixpoint
+from collage.compiler.passes.measure import Measure
 from collage.compiler.passes.place import Place
 from collage.compiler.passes.repeat import Repeat
 from collage.compiler.passes.select import Select
+from collage.compiler.passes.settle import Settle
 from collage.measure_db.effort import FULL, QUICK, Effort
 from collage.measure_db.process import Workers
 from tests.backends_for_tests import onnx_model
@@ -121,7 +124,8 @@ def test_a_backend_that_fails_again_and_again_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     search = Repeat((Fixpoint(Place(most_faults=1), Calibrate()), Baselines(), Select()))
-    monkeypatch.setattr(pipeline, "FULL", (*pipeline.FULL[:-1], search))
+    passes = *pipeline.FULL[:-1], Measure(), search
+    monkeypatch.setattr(pipeline, "ANYTIME", (Anytime(passes, Settle()),))
     module = compiled(tmp_path / "db.sqlite", Beside("raises", "at once"), Slow())
     assert len(reasons(module, "beside")) == 1
     assert {region.backend for region in module.program.launches} == {"onnxruntime"}

@@ -68,7 +68,7 @@ class Select:
                 right, finding = bench.checked(executable, compilation.tunings)
                 complaint = finding.complaint or beyond(context, bench, right)
                 if not complaint:
-                    selected = _selected(bench, right, finding, raced, on_samples(context, bench, right))
+                    selected = selection_of(bench, right, finding, raced, on_samples(context, bench, right))
                     best = min((e for e in usable if e.plan.original), key=_time_in(timings), default=None)
                     engine = None if best is None else (best.label, timings[best.label].median_us)
                     context.course.improved(selected.label, selected.measured_us, engine)
@@ -91,7 +91,7 @@ class Select:
         ]
 
 
-def _selected(
+def selection_of(
     bench: Workbench,
     executable: Executable,
     finding: Finding,

@@ -1,0 +1,43 @@
+"""What tests do with finished compiles in a database."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collage.compiler.finished import FINISHED
+from collage.compiler.passes.place import Place
+from collage.measure_db.process import WorkerProcess, Workers
+
+
+def rows(database: Path, statement: str) -> list[tuple[Any, ...]]:
+    """What a statement gives, which may change the database."""
+    with closing(sqlite3.connect(database)) as connection, connection:
+        return connection.execute(statement).fetchall()
+
+
+def finished_in(database: Path) -> int:
+    """The number of finished compiles that the database knows."""
+    ((count,),) = rows(database, f"SELECT count(*) FROM facts WHERE name = '{FINISHED.name}'")
+    return int(count)
+
+
+def forget_finished(database: Path) -> None:
+    """Make the next compile search again, with all measurements that are known."""
+    if database.exists():
+        rows(database, f"DELETE FROM facts WHERE name = '{FINISHED.name}'")
+
+
+@contextmanager
+def nothing_but_recalled() -> Iterator[None]:
+    """A compile in here fails where it starts a worker, or searches."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WorkerProcess, "__init__", lambda *_: pytest.fail("a worker was started"))
+        patch.setattr(Workers, "lend", lambda *_: pytest.fail("a worker was asked"))
+        patch.setattr(Place, "__call__", lambda *_: pytest.fail("the model was placed"))
+        yield
