@@ -46,7 +46,7 @@ class NamedCandidate:
 
 @dataclass(frozen=True)
 class NamedStreams:
-    """A ``StreamPlan``. Of each launch that may run on one thread there is the kernel, or the cost of the transform."""
+    """A ``StreamPlan`` in plain values, with the kernel on one thread, or the transform's cost, for each launch."""
 
     algorithm: str
     order: tuple[int, ...]
@@ -56,7 +56,7 @@ class NamedStreams:
 
 @dataclass(frozen=True)
 class NamedPlan:
-    """A ``Plan``. Its layout transforms follow from the candidates, and ``transforms_us`` are their costs."""
+    """A ``Plan`` in plain values. Its transforms follow from the candidates, and ``transforms_us`` are their costs."""
 
     label: str
     exclusive: bool
