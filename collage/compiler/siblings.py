@@ -28,6 +28,7 @@ from collage.kernel.options import BuildOptions
 from collage.kernel.target import host
 from collage.measure_db.database import Database
 from collage.measure_db.process import Workers
+from collage.measure_db.speeds import machine_speeds
 from collage.runtime.parts import Parts
 from collage.search.candidate import Candidate
 
@@ -58,16 +59,18 @@ class Shop:
         """The context of one compile."""
         backends = self.registry.select(self.options.backends)
         versions = {name: backend.available().version for name, backend in backends.items()}
+        target = host(self.options.threads)
         return Context(
             self.registry,
             backends,
             versions,
-            host(self.options.threads),
+            target,
             self.options,
             self.database,
             self.workers,
             self.progress,
             WorkerLab(),
+            speeds=machine_speeds(target, self.database, self.workers, self.options.effort.speeds_s),
         )
 
 

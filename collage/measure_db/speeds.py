@@ -57,6 +57,9 @@ def machine_speeds(
         log.warning("the machine's speeds cannot be measured, and those of another one are used: %s", error)
     finally:
         workers.release(worker, target.threads)
+    others = key.look_up(database)
+    if others is not None:  # another compile, which was first: both have to plan with the same numbers
+        return others
     if found.measured:
         database.put_fact(key.fact.name, key.key, key.fact.write(found), busy)
     log.info("speeds of the machine: %s", found)

@@ -6,13 +6,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from collage.backends.base import UnsupportedError
-from collage.backends.onednn_kernels.quantised import (
-    CONVOLUTIONS,
-    DEQUANTIZE,
-    MAX_POOLS,
-    QUANTIZE,
-    weights_path,
-)
+from collage.backends.onednn_kernels.quantised import CONVOLUTIONS, MAX_POOLS
+from collage.backends.onednn_kernels.quantised_values import DEQUANTIZE, QUANTIZE, weights_path
 from collage.backends.onednn_kernels.roots import task_of
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Graph, Node

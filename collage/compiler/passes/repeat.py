@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass, replace
 
 from collage.compiler.plan_failures import KernelRejectedError, PlanDroppedError
+from collage.compiler.proposal import NOT_CALIBRATED
 from collage.compiler.state import Compilation, Context, Pass, run
 from collage.errors import NoPlacementError
 
@@ -17,7 +18,8 @@ class Repeat:
     """Runs the passes, and runs them again from the same state when a kernel is rejected in a network.
 
     Every attempt but the last one rejects a kernel or drops a plan, and the database remembers it. There are at most
-    ``attempts``. Plans of earlier passes may have that kernel, so only the first attempt has them.
+    ``attempts``. Plans of earlier passes may have that kernel, so only the first attempt has them, and what calibration
+    has run before.
     """
 
     passes: tuple[Pass, ...]
@@ -31,7 +33,7 @@ class Repeat:
                 return run(self.passes, context, start)
             except (KernelRejectedError, PlanDroppedError) as error:
                 log.info("searching again: %s", error)
-            start = replace(_recalled(context, compilation), plans=())
+            start = replace(_recalled(context, compilation), plans=(), calibration=NOT_CALIBRATED)
         raise NoPlacementError("too many kernels fail in the network; leave out their backend.")
 
 
