@@ -10,12 +10,11 @@ import re, sys
 import collage
 loaded = "import"
 def check():
-    own = "|cuda|cudart" if loaded == "import" else ""  # TVM loads these where there is a driver
+    # TVM loads these where there is a driver, and imports PyTorch and CUDA's bindings where they are installed.
+    own = "|cuda|cudart" if loaded == "import" else ""
     names = {"cudnn", "nvidia", "tensorrt", "cupy"}
     if loaded == "import":
         names |= {"cuda", "torch", "tvm"}
-    elif "torch" not in sys.modules:  # TVM imports PyTorch where it is installed, and that looks for CUDA's bindings
-        names.add("cuda")
     modules = {name.partition(".")[0] for name in sys.modules} & names
     assert not modules, (loaded, modules)
     maps = open("/proc/self/maps").read()
