@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -92,6 +93,15 @@ class Database(DatabaseFile):
     def doubt(self, quiet_now: Callable[[], bool]) -> None:
         """Take for unknown what was measured before now while the machine was busy, if it is quiet now (``Doubt``)."""
         self._doubt = Doubt(quiet_now)
+
+    @contextmanager
+    def trusting(self) -> Iterator[None]:
+        """Inside the block nothing is doubted."""
+        doubt, self._doubt = self._doubt, None
+        try:
+            yield
+        finally:
+            self._doubt = doubt
 
     def _doubts(self, busy: float | None, created: float) -> bool:
         return self._doubt is not None and self._doubt(busy, created)

@@ -194,6 +194,16 @@ def test_what_was_found_beside_others_is_looked_at_again(copy: Path, monkeypatch
     assert searched(copy, monkeypatch) is not None
 
 
+def test_single_measurements_beside_others_do_not_make_it_out_of_date(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they were wrong about was decided by runs of whole mixes, and the next measurement may be wrong, too."""
+    monkeypatch.setattr("collage.compiler.compile.quiet_now", lambda best_us: True)
+    monkeypatch.setenv("COLLAGE_BUSY_LIMIT", "0.99")
+    rows(copy, "UPDATE kernels SET busy = 1.0")
+    assert searched(copy, monkeypatch) is None
+
+
 def test_it_travels_with_the_database_and_is_checked_there(copy: Path, tmp_path: Path) -> None:
     first = compiled(conv_net(), copy)
     versions = first.report.versions

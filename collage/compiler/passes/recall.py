@@ -59,7 +59,9 @@ class Recall:
         known = FINISHED.at(key).look_up(context.database)
         if known is not None:
             try:
-                return _Recalled(context, compilation, known).result()
+                # Single measurements that were disturbed have not decided, or the whole would be doubted.
+                with context.database.trusting():
+                    return _Recalled(context, compilation, known).result()
             except (OutOfDateError, KernelRejectedError, PlanDroppedError) as error:
                 log.info("searching again, since a finished compile is out of date: %s", error)
         found = run(self.search, context, compilation)
