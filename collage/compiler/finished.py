@@ -119,7 +119,9 @@ def busy_during(outcomes: Iterable[Outcome], timings: Mapping[str, Timing]) -> f
     It is the number that all but a few of the outcomes are below, and all of the timings. None where it is not known.
     """
     known: Sequence[float] = sorted(
-        each.busy for each in outcomes if isinstance(each, (Measurement, Slower)) and each.busy is not None
+        each.busy
+        for each in outcomes
+        if isinstance(each, (Measurement, Slower)) and each.repeats and each.busy is not None
     )
     found = [known[-1 - int(_BUSY_SHARE * len(known))]] if known else []
     last = busiest(timings)

@@ -106,7 +106,7 @@ class Contenders:
             self._rivals_us[nodes, EXACT] = us
         self._times: dict[Nodes, dict[Kind, float]] = {}
         self._new: set[tuple[Nodes, Kind]] = set()
-        self._busy: float | None = None
+        self._busy: dict[Nodes, float] = {}
 
     def in_order(self, requests: Iterable[Request]) -> list[Request]:
         """The requests of one region, the one that is expected to be the fastest first."""
@@ -121,17 +121,19 @@ class Contenders:
     def hopeless(self, request: Request) -> Slower | None:
         """What is known of a candidate that will lose, before it is built: a lower bound, or earlier races of its kind.
 
-        None where it has to be measured. Such an outcome has no samples (``repeats`` is 0). What was measured while the
-        machine was busy may be wrong about it, so it is marked as that is.
+        None where it has to be measured. Such an outcome has no samples (``repeats`` is 0). Where others of
+        the region were measured while the machine was busy, they may be wrong about it, and it is marked as they are.
         """
         about, rival_us = self.about, self.rival_us(request)
         if math.isinf(rival_us):
             return None
         least_us = about.least_us(request)
         if least_us >= rival_us:
-            return Slower(least_us, max(rival_us, 0.0), 0, self._busy)
+            return Slower(least_us, max(rival_us, 0.0), 0, self._busy.get(request.nodes))
         factor = about.losses.least(about.operators(request.nodes), _kind(request))
-        return Slower(factor * rival_us, rival_us, 0, self._busy) if factor > _HOPELESS else None
+        if factor <= _HOPELESS:
+            return None
+        return Slower(factor * rival_us, rival_us, 0, self._busy.get(request.nodes))
 
     def _expected(self, request: Request) -> float:
         prior = _ENGINE_PRIOR if request.backend in self.about.charges.engines else _PRIOR
@@ -158,8 +160,8 @@ class Contenders:
         """
         busy = None if isinstance(outcome, Rejection) else outcome.busy
         disturbed = is_busy(busy)
-        if disturbed:
-            self._busy = max(self._busy or 0.0, busy or 0.0)
+        if disturbed and busy is not None:
+            self._busy[request.nodes] = max(busy, self._busy.get(request.nodes, 0.0))
         if isinstance(outcome, Measurement):
             us = outcome.median_us
             charged_us = us + self._switch_us(request)

@@ -99,7 +99,7 @@ def test_a_compile_is_as_busy_as_all_but_a_few_of_its_measurements() -> None:
     assert busy_during(outcomes(0.0, 0.3, 0.1), {}) == 0.3
     assert busy_during(outcomes(*[0.0] * 76, *[0.5] * 24), {}) == 0.0
     assert busy_during(outcomes(*[0.0] * 70, *[0.5] * 30), {}) == 0.5
-    assert busy_during([Slower(1.0, 0.5, 3, 0.2)], {}) == 0.2
+    assert busy_during([Slower(1.0, 0.5, 3, 0.2), Slower(1.0, 0.5, 0, 0.9)], {}) == 0.2
     assert busy_during(outcomes(*[0.0] * 99), {"mix": timing(1.0, 0.0), "engine": timing(1.0, 0.4)}) == 0.4
 
 

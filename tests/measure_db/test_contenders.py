@@ -133,6 +133,9 @@ def test_what_a_busy_machine_tells_is_marked_and_not_learnt(monkeypatch: pytest.
     noted(contenders, (0, "lib", disturbed))
     lost = contenders.hopeless(Request((0,), "other"))
     assert lost is not None and lost.busy == 0.4
+    noted(contenders, (9, "lib", took(50.0)))
+    lost = contenders.hopeless(Request((9,), "other"))
+    assert lost is not None and lost.busy is None
     for node in range(1, 7):
         noted(contenders, (node, "lib", took(10.0)), (node, "other", replace(took(90.0), busy=0.4)))
         contenders.in_order([])
