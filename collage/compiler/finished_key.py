@@ -24,10 +24,11 @@ def finished_key(context: Context, compilation: Compilation) -> str | None:
     """
     measurer = context.workbench(compilation).measurer
     source, model, options = compilation.source, compilation.imported, context.options
-    if measurer.as_loaded is None or options.metric.own is not None:
+    digest = measurer.as_loaded_digest
+    if digest is None or options.metric.own is not None:
         return None
     forms = (
-        hashlib.sha256(measurer.as_loaded).hexdigest(),
+        digest,
         fingerprint(model.graph),
         model_digest(model),
         original_digest(source.original),

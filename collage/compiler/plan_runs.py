@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -187,10 +186,10 @@ class PlanRuns:
 
     def _checked_as(self, executable: Executable) -> str | None:
         """The database key of a finding, which covers the weights. None where the model is too large to be hashed."""
-        model = self.measurer.as_loaded
-        if model is None:
+        digest = self.measurer.as_loaded_digest
+        if digest is None:
             return None
-        about = (hashlib.sha256(model).hexdigest(), self.seed, GATE, onnxruntime.__version__)
+        about = (digest, self.seed, GATE, onnxruntime.__version__)
         return f"{self.failures.key(executable)} {about}"
 
     def timing(self, executable: Executable, sample_s: float) -> Timing:

@@ -51,10 +51,10 @@ def error_model(context: Context, compilation: Compilation, accuracy: Accuracy) 
 def _key(context: Context, compilation: Compilation, values: list[int], accuracy: Accuracy) -> str | None:
     """The database key, which covers weights and samples; None where one of these cannot be hashed."""
     measurer = context.workbench(compilation).measurer
-    model, samples = measurer.as_loaded, accuracy.digest
+    model, samples = measurer.as_loaded_digest, accuracy.digest
     if model is None or samples is None:
         return None
-    about = (hashlib.sha256(model).hexdigest(), samples, values, onnxruntime.__version__, _EDITION)
+    about = (model, samples, values, onnxruntime.__version__, _EDITION)
     return hashlib.sha256(repr(about).encode()).hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -47,6 +48,11 @@ class MeasuredModel:
     def serialised(self) -> bytes | None:
         """The model as it was loaded, in one piece, for modules with guarded kernels; None where it was not given."""
         return None if self.as_loaded is None else self.as_loaded.serialised()
+
+    @cached_property
+    def serialised_digest(self) -> str | None:
+        """A hash of the model as it was loaded, weights and all; None where it was not given."""
+        return None if self.serialised is None else hashlib.sha256(self.serialised).hexdigest()
 
     def describe(self, request: Request) -> str:
         """The request in words for people: ``conv2d+add+relu (blocked)``."""

@@ -109,6 +109,11 @@ class Measurer:
         return self.measured.serialised
 
     @property
+    def as_loaded_digest(self) -> str | None:
+        """A hash of that; None where there is none."""
+        return self.measured.serialised_digest
+
+    @property
     def backends(self) -> Mapping[str, Backend]:
         """The backends by name."""
         return self.settings.backends

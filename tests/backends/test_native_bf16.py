@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collage.backends.native_kernels import bf16_gemm
-from collage.backends.native_kernels.bf16_gemm import WIDENED, packed_weights
+from collage.backends.native_kernels.bf16_gemm import packed_weights
 from collage.backends.native_kernels.rule import NativeRule
+from collage.backends.native_kernels.streamed import WIDENED
 from collage.errors import CollageError, ModuleFileError
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph

@@ -15,9 +15,9 @@ from onnx import helper
 
 from collage.backends.base import UnsupportedError
 from collage.backends.native_kernels import int8_gemm
-from collage.backends.native_kernels.bf16_gemm import WIDENED
 from collage.backends.native_kernels.int8_gemm import packed_weights, quantised
 from collage.backends.native_kernels.rule import NativeRule
+from collage.backends.native_kernels.streamed import WIDENED
 from collage.errors import CollageError, ModuleFileError
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph

@@ -136,6 +136,7 @@ class NullMeasurer:
         self.switched: list[Sequence[Request]] = []
         self.original: onnx.ModelProto | None = None
         self.as_loaded = None
+        self.as_loaded_digest: str | None = None
         self.made_in_all = 1
         self.single: NullMeasurer = self
         self.changed: list[Any] = []

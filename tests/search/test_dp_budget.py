@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import permutations
@@ -13,7 +12,6 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from collage.errors import NoPlacementError
-from collage.graph.convexity import CyclicPlacementError, quotient_order
 from collage.graph.dataflow import Graph
 from collage.graph.storage import BLOCKED, PLAIN
 from collage.kernel.transform import LayoutTransform
@@ -22,11 +20,8 @@ from collage.search.dp import place
 from collage.search.dp_budget import Budget, place_within
 from collage.search.exact import place_exact
 from collage.search.placement import check_placement, finish
-from collage.search.transforms import ValueTransform, needed_transforms
+from tests.search.brute_force import EPSILON, Case, least_cost
 from tests.strategies import graph_of, nasnet_like, problems
-
-EPSILON = 0.5
-Case = tuple[Graph, list[Candidate], dict[ValueTransform, float]]
 
 
 @st.composite
@@ -58,39 +53,11 @@ def reduced_problems(draw: st.DrawFn) -> Case:
     return graph, candidates, costs
 
 
-def least_cost(case: Case, budget: float, margin: float) -> Fraction | None:
-    """The least sum of charges and layout transforms of all covers within the budget."""
-    graph, candidates, costs = case
-    best: Fraction | None = None
-
-    def extend(chosen: Sequence[Candidate], covered: frozenset[int]) -> None:
-        nonlocal best
-        node = next((n for n in range(len(graph.nodes)) if n not in covered), None)
-        if node is None:
-            if sum(c.error for c in chosen) > budget:
-                return
-            try:
-                quotient_order(graph, [c.nodes for c in chosen])
-                total = sum((Fraction(costs[each]) for each in needed_transforms(graph, chosen)), Fraction(0))
-            except (CyclicPlacementError, KeyError):
-                return
-            for c in chosen:
-                total += Fraction(c.cost_us) + Fraction(EPSILON) + Fraction(margin) * Fraction(c.noise_us)
-            best = total if best is None else min(best, total)
-            return
-        for candidate in candidates:
-            if candidate.nodes[0] == node and covered.isdisjoint(candidate.nodes):
-                extend([*chosen, candidate], covered | set(candidate.nodes))
-
-    extend([], frozenset())
-    return best
-
-
 @settings(max_examples=300, deadline=None)
 @given(reduced_problems(), st.integers(0, 20), st.sampled_from([0.0, 0.5]))
 def test_placement_under_a_budget_equals_brute_force(case: Case, budget: int, margin: float) -> None:
     graph, candidates, costs = case
-    best = least_cost(case, budget, margin)
+    best = least_cost(case, margin, budget)
     if best is None:
         with pytest.raises(NoPlacementError):
             place_within(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from fractions import Fraction
 from itertools import permutations
 
 import pytest
@@ -11,23 +10,20 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from collage.errors import NoPlacementError
-from collage.graph.convexity import CyclicPlacementError, quotient_order
-from collage.graph.dataflow import Graph
 from collage.graph.storage import BLOCKED, CHANNELS_LAST, PLAIN
 from collage.kernel.transform import LayoutTransform
 from collage.search.candidate import Candidate
 from collage.search.dp import place
 from collage.search.exact import place_exact
 from collage.search.placement import finish
-from collage.search.transforms import PlacedTransform, ValueTransform, needed_transforms
+from collage.search.transforms import PlacedTransform
+from tests.search.brute_force import EPSILON, Case, least_cost
 from tests.storage_formats import COLUMNS, DEVICE, DEVICE_COLUMNS
 from tests.strategies import TENSOR, GraphBuilder, problems
 
-EPSILON = 0.5
 LAST = CHANNELS_LAST
 OTHERS = [(LAST, BLOCKED), (BLOCKED, COLUMNS), (COLUMNS, DEVICE), (DEVICE, DEVICE_COLUMNS)]
 """What a problem has beside the plain storage."""
-Case = tuple[Graph, list[Candidate], dict[ValueTransform, float]]
 
 
 @st.composite
@@ -73,37 +69,11 @@ def storage_problems(draw: st.DrawFn) -> Case:
     return graph, candidates, costs
 
 
-def brute_force(case: Case, margin: float) -> Fraction | None:
-    """The least sum of charges and layout transforms of all covers."""
-    graph, candidates, costs = case
-    best: Fraction | None = None
-
-    def extend(chosen: list[Candidate], covered: frozenset[int]) -> None:
-        nonlocal best
-        node = next((n for n in range(len(graph.nodes)) if n not in covered), None)
-        if node is None:
-            try:
-                quotient_order(graph, [c.nodes for c in chosen])
-                total = sum((Fraction(costs[each]) for each in needed_transforms(graph, chosen)), Fraction(0))
-            except (CyclicPlacementError, KeyError):
-                return
-            for c in chosen:
-                total += Fraction(c.cost_us) + Fraction(EPSILON) + Fraction(margin) * Fraction(c.noise_us)
-            best = total if best is None else min(best, total)
-            return
-        for candidate in candidates:
-            if candidate.nodes[0] == node and covered.isdisjoint(candidate.nodes):
-                extend([*chosen, candidate], covered | set(candidate.nodes))
-
-    extend([], frozenset())
-    return best
-
-
 @settings(max_examples=300, deadline=None)
 @given(storage_problems())
 def test_the_dynamic_program_equals_brute_force(case: Case) -> None:
     graph, candidates, costs = case
-    best = brute_force(case, 0.0)
+    best = least_cost(case)
     if best is None:
         with pytest.raises(NoPlacementError):
             place(graph, candidates, EPSILON, transforms_us=costs)

@@ -11,31 +11,32 @@ import numpy.typing as npt
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
 from collage.backends.native_kernels.algorithm import Algorithm
-from collage.backends.native_kernels.bf16_gemm import (
+from collage.backends.native_kernels.kernel import SharedKernel
+from collage.backends.native_kernels.limits import INT8_DEPTH, int8_gemm_limits
+from collage.backends.native_kernels.streamed import (
     FEW_ROWS,
+    SHAPE,
+    TILE_SUMS,
     WIDENED,
+    column_shares,
     inputs_of,
+    numbers_of,
+    padded_bias,
+    panels_of,
     product_of,
-    row_chunk,
     splits_of,
     words,
 )
-from collage.backends.native_kernels.gemm import COLUMNS, ROWS, WHOLE
-from collage.backends.native_kernels.geometry import shape_struct
-from collage.backends.native_kernels.kernel import SharedKernel
-from collage.backends.native_kernels.limits import INT8_DEPTH, int8_gemm_limits
 from collage.backends.native_kernels.task import NativeTask
 from collage.errors import ModuleFileError
-from collage.graph.storage import BF16, BLOCK, INT8, is_narrow, narrowed
+from collage.graph.storage import BF16, BLOCK, INT8, narrowed
 from collage.kernel.options import BuildOptions, Variant
 from collage.native import NativeKernel
 from collage.native.kernel_library import has_int8_dots, int8_problem
 from collage.native.packed import Packed
 
-_PANEL = 3
 _FOUR = 4
 """Weights of so many successive rows of the matrix lie together."""
-_TILE_ROWS = 8
 _MOST = 127
 """The largest magnitude of a weight. With -128 one sign would have a longer range than the other."""
 
@@ -69,30 +70,15 @@ class Int8Gemm(Algorithm):
 
     def pack(self, task: NativeTask, build: BuildOptions) -> Packed:
         """The shape of the kernel, the weights in the order in which they are read, and what belongs to columns."""
-        (product, _), variant = product_of(task), build.variant
-        depth, columns = product.matrix.shape
-        split = variant.split.removesuffix(WIDENED).removesuffix(", ")
-        shares = 1 if split == WHOLE else build.threads
-        numbers = {
-            "rows": product.rows,
-            "depth": depth,
-            "columns": columns,
-            "row_chunk": row_chunk(depth),
-            "shares": shares,
-            "by_rows": split == ROWS,
-            "widens": variant.split != split,
-            "src_narrow": is_narrow(variant.inputs[task.chain.inputs.index(product.data)]),
-            "dst_narrow": is_narrow(variant.outputs[0]),
-            **task.numbers_of(product),
-        }
+        product, _ = product_of(task)
+        numbers = numbers_of(task, product, build)
         weights, scales = quantised(product.weights)
-        padding = -columns % BLOCK
-        bias = np.zeros(columns, np.float32) if product.bias is None else product.bias
+        padding = -weights.shape[1] % BLOCK
         arrays = {
-            "weights": packed_weights(weights, shares if split == COLUMNS else 1),
+            "weights": packed_weights(weights, column_shares(numbers)),
             "scales": np.pad(scales, (0, padding)),
             "sums": np.pad(weights.sum(0, dtype=np.int32), (0, padding)).view(np.float32),
-            "bias": np.pad(bias, (0, padding)),
+            "bias": padded_bias(product),
         }
         return Packed(numbers, arrays)
 
@@ -106,7 +92,7 @@ class Int8Gemm(Algorithm):
             )
         return SharedKernel(
             "collage_int8_gemm",
-            _Shape,
+            SHAPE,
             packed,
             threads,
             limits=int8_gemm_limits,
@@ -133,26 +119,9 @@ def packed_weights(weights: npt.NDArray[np.int8], shares: int) -> Floats:
 
     Four of them are seen as one float32, as artifacts have it.
     """
-    depth, columns = weights.shape
-    blocks = -(-columns // BLOCK)
-    padded = np.pad(weights, ((0, -depth % _FOUR), (0, -columns % BLOCK)))
-    parts = []
-    for share in range(shares):
-        begin, end = blocks * share // shares, blocks * (share + 1) // shares
-        for block in range(begin, end, _PANEL):
-            wide = min(_PANEL, end - block)
-            panel = padded[:, block * BLOCK : (block + wide) * BLOCK].reshape(-1, _FOUR, wide, BLOCK)
-            parts.append(panel.transpose(0, 2, 3, 1).reshape(-1))
-    return np.concatenate(parts).view(np.float32)
+    return panels_of(weights, _FOUR, shares)
 
 
 def _scratch_bytes(n: Mapping[str, Any]) -> int:
     length = n["row_chunk"] * _FOUR * -(-n["depth"] // _FOUR)
-    return int(4 * (_TILE_ROWS * _PANEL * BLOCK + 2 * n["row_chunk"]) + length * (4 if n["widens"] else 1))
-
-
-_Shape = shape_struct(
-    *("rows", "depth", "columns", "row_chunk", "shares", "by_rows"),
-    *("widens", "src_narrow", "dst_narrow", "activation", "residual_first"),
-)
-"""``collage_int8_gemm_shape``."""
+    return int(4 * (TILE_SUMS + 2 * n["row_chunk"]) + length * (4 if n["widens"] else 1))

@@ -14,11 +14,11 @@
 #include <string.h>
 
 #include <algorithm>
-#include <type_traits>
-
-#include "kernels.h"
 
 #pragma GCC diagnostic ignored "-Wpsabi"  // vectors are never passed between functions that are not inlined
+
+#include "attention_cells.h"
+#include "kernels.h"
 
 namespace {
 
@@ -28,13 +28,7 @@ using Buffers = collage_attention_buffers;
 using Item = collage_attention_item;
 using Partials = collage_attention_partials;
 
-typedef float Vector __attribute__((vector_size(64)));
-typedef int32_t Integers __attribute__((vector_size(64)));
-typedef uint16_t Halves __attribute__((vector_size(32)));
-typedef int8_t Bytes __attribute__((vector_size(16)));
-
 constexpr int64_t kBlock = COLLAGE_ATTENTION_BLOCK;
-constexpr int64_t kLanes = 16;
 constexpr int64_t kRows = 32;        // of an item
 constexpr int kTile = 8;             // rows that are multiplied at a time
 constexpr int64_t kMostDim = 256;    // of a head
@@ -42,51 +36,6 @@ constexpr int64_t kSplitBlocks = 8;  // of a part of the sequence
 constexpr int64_t kWhole = 8;        // tokens from which on a slice has items enough, and sequences are not split
 constexpr int64_t kHead = 16;        // floats before a partial row's o; the first two are m and s
 constexpr int64_t kSent = 2;         // those before an o that another process gets
-
-#define INLINE __attribute__((always_inline)) inline
-
-INLINE int64_t padded(int64_t dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
-
-// The cells of a cache are floats, the upper halves of floats, or multiples of a scale that the cells of a token and head
-// share.
-INLINE void load(Vector &to, const float *from) { memcpy(&to, from, sizeof to); }
-INLINE void load(Vector &to, const uint16_t *from) {
-  Halves halves;
-  memcpy(&halves, from, sizeof halves);
-  to = (Vector)(__builtin_convertvector(halves, Integers) << 16);
-}
-INLINE void load(Vector &to, const int8_t *from) {
-  Bytes bytes;
-  memcpy(&bytes, from, sizeof bytes);
-  to = __builtin_convertvector(__builtin_convertvector(bytes, Integers), Vector);
-}
-INLINE void store(float *to, const Vector &from) { memcpy(to, &from, sizeof from); }
-
-INLINE void put(float &to, float x) { to = x; }
-INLINE void put(uint16_t &to, float x) {
-  uint32_t bits;
-  memcpy(&bits, &x, sizeof bits);
-  const uint32_t rounded = bits + 0x7fff + (bits >> 16 & 1);
-  to = uint16_t(x != x ? bits >> 16 | 0x40 : rounded >> 16);
-}
-
-// Writes numbers as multiples of a scale, -127 to 127 of them, and returns the scale. It is NaN where one of the numbers is
-// not finite, so that what is made of them is, too.
-INLINE float quantize(const float *from, int64_t count, int8_t *to, int64_t step) {
-  float most = 0.0f, odd = 0.0f;
-  for (int64_t i = 0; i < count; ++i) {
-    most = std::max(most, fabsf(from[i]));
-    odd += from[i] * 0.0f;
-  }
-  const float factor = most > 1e-30f ? 127.0f / most : 0.0f;  // else it may be infinite
-  for (int64_t i = 0; i < count; ++i) {
-    float x = from[i] * factor;
-    x = x >= -127.0f ? x : -127.0f;  // NaN, too, which has no integer
-    x = x <= 127.0f ? x : 127.0f;
-    to[i * step] = int8_t(int32_t(x + (x < 0.0f ? -0.5f : 0.5f)));
-  }
-  return most / 127.0f + odd;
-}
 
 // e^x for x <= 0, and 0 below e^-80. NaN stays NaN.
 INLINE void exponential(Vector &x) {
@@ -134,9 +83,6 @@ INLINE void rotate(const Shape &s, const float *from, const float *cos, const fl
   }
   for (int64_t i = s.rotary; i < s.dim; ++i) put(to[i * step], from[i] * factor);
 }
-
-template <typename Cell>
-constexpr bool kScaled = std::is_same_v<Cell, int8_t>;
 
 template <typename Cell>
 INLINE void store_tokens(const Shape &s, const Buffers &b, int64_t part) {

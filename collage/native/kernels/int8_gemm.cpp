@@ -309,14 +309,6 @@ class Worker {
   Steps steps_;
 };
 
-void run(const Shape &s, const Buffers &b, int64_t share) {
-  Range rows{0, s.rows}, blocks{0, (s.columns + kLanes - 1) / kLanes};
-  (s.by_rows ? rows : blocks) = part(s.by_rows ? rows : blocks, share, s.shares);
-  const Worker worker(s, b, blocks);
-  const int64_t chunks = parts(rows, s.row_chunk);
-  for (int64_t chunk = 0; chunk < chunks; ++chunk) worker.chunk(part(rows, chunk, chunks));
-}
-
 }  // namespace
 
 extern "C" int collage_kernels_int8(void) {
@@ -328,7 +320,7 @@ extern "C" int collage_int8_gemm(void *a, void *b, intptr_t n, void *) {
   const Shape &shape = *static_cast<const Shape *>(a);
   if (shape.activation < 0 || shape.activation >= kEndingCount) return COLLAGE_UNAVAILABLE;
   if (!shape.widens && !collage_kernels_int8()) return COLLAGE_UNAVAILABLE;
-  run(shape, *static_cast<const Buffers *>(b), n);
+  collage::run_share<Worker>(shape, *static_cast<const Buffers *>(b), n);
   return 0;
 }
 

@@ -40,5 +40,16 @@ inline __mmask16 first_lanes(int64_t count) {
   return count >= kLanes ? __mmask16(0xffff) : __mmask16((1u << count) - 1);
 }
 
+// A share's rows against its blocks of columns: `Worker`, made of the shape, the buffers and the blocks, takes the rows
+// chunk by chunk, and streams the share's weights once for each.
+template <typename Worker, typename Shape, typename Buffers>
+void run_share(const Shape &s, const Buffers &b, int64_t share) {
+  Range rows{0, s.rows}, blocks{0, (s.columns + kLanes - 1) / kLanes};
+  (s.by_rows ? rows : blocks) = part(s.by_rows ? rows : blocks, share, s.shares);
+  const Worker worker(s, b, blocks);
+  const int64_t chunks = parts(rows, s.row_chunk);
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) worker.chunk(part(rows, chunk, chunks));
+}
+
 }  // namespace collage
 #endif

