@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
+from collage.compiler.passes.worthwhile import Worthwhile
 from collage.compiler.state import Compilation, Context
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome
@@ -20,7 +21,8 @@ class Measure:
 
     Where the model is placed already, an offer has to beat the kernels of the placed mix that it could replace, with
     ``slack`` for the layout transforms that it could save. Those come first that could replace the slowest kernels, and
-    whole models last, so that a compile that is stopped has looked where most could be gained.
+    whole models last, so that a compile that is stopped has looked where most could be gained. Measuring ends where it
+    gains little (``worthwhile``).
 
     The cost of a switch is measured with ``switched`` candidates of each backend: those whose time is nearest to
     ``typical_us`` microseconds. The quickest candidates run on one thread, so they would not show the cost of waking
@@ -29,6 +31,7 @@ class Measure:
 
     few: bool = False
     slack: float = 1.1
+    worthwhile: Worthwhile = field(default_factory=Worthwhile)
     typical_us: float = 200.0
     switched: int = 4
 
@@ -45,7 +48,7 @@ class Measure:
         requests = [offer.request for offer in offers]
         rivals_us = self._rivals_us(compilation, requests)
         requests.sort(key=lambda r: (len(r.nodes) == count, -rivals_us.get(r.nodes, math.inf), r.nodes))
-        measured = measurer.race(requests, rivals_us, compilation.epsilon_us)
+        measured = self.worthwhile.raced(context, compilation, requests, rivals_us)
         outcomes = {**compilation.outcomes, **measured}
         epsilon_us = measurer.epsilon_us(self._typical(outcomes))
         calibration = replace(compilation.calibration, converged=False)

@@ -1,0 +1,76 @@
+"""Measuring ends where it gains little: what could gain most comes first, and what is left is not measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from collage.compiler.passes.measure import Measure
+from collage.compiler.passes.place import Place
+from collage.compiler.passes.worthwhile import Worthwhile
+from collage.measure_db.effort import EXHAUSTIVE
+from collage.measure_db.protocol import Request
+from tests.compiler.null import Made, NullBackend
+
+COSTS = {
+    **{("lib", (node,)): 40.0 - 10.0 * node for node in range(4)},
+    ("other", (0,)): 25.0,
+    ("other", (1,)): 90.0,
+    ("other", (2,)): 90.0,
+    ("other", (3,)): 1.0,
+}
+"""All of "lib" is placed first. Of the others the first one and the last one gain, and the last one gains less."""
+
+
+def measured(worthwhile: Worthwhile, **options: Any) -> list[tuple[int, ...]]:
+    """The nodes of what is measured of "other", in order, after "lib" was placed."""
+    made = Made(COSTS, NullBackend("lib"), NullBackend("other"), **options)
+    start = made.measured()
+    known = {request for request in start.outcomes if request.backend == "lib"}
+    measurer, race, all_known = made.measurer, made.measurer.race, made.measurer.known
+
+    def noted(requests: Sequence[Request], *args: Any) -> Any:
+        found = race(requests, *args)
+        measurer.made_in_all += len(set(requests) - known)
+        known.update(requests)
+        return found
+
+    def known_now(requests: Iterable[Request]) -> Any:
+        return all_known(each for each in requests if each in known)
+
+    measurer.known = known_now  # type: ignore[method-assign]
+    placed = Place()(made.context, replace(start, outcomes=all_known(known)))
+    measurer.race, measurer.asked = noted, []  # type: ignore[method-assign]
+    measurer.measure = lambda requests, progress=None: all_known(requests)  # type: ignore[method-assign, assignment]
+    found = Measure(worthwhile=worthwhile)(made.context, placed)
+    return [request.nodes for request in found.outcomes if request.backend == "other"]
+
+
+def test_it_ends_after_pieces_that_gain_nothing() -> None:
+    assert measured(Worthwhile(piece=1, fruitless=2)) == [(0,), (1,), (2,)]
+    assert measured(Worthwhile(piece=1, fruitless=1)) == [(0,), (1,)]
+
+
+@pytest.mark.parametrize(
+    "worthwhile",
+    [
+        Worthwhile(piece=1, fruitless=3),
+        Worthwhile(piece=1, fruitless=2, least_gain=0.0),
+        Worthwhile(piece=4),
+        Worthwhile(),
+    ],
+)
+def test_all_are_measured_where_few_pieces_gain_nothing(worthwhile: Worthwhile) -> None:
+    assert len(measured(worthwhile)) == 4
+
+
+def test_a_gain_below_the_least_one_counts_as_none() -> None:
+    assert measured(Worthwhile(piece=1, fruitless=2, least_gain=0.3)) == [(0,), (1,)]
+
+
+@pytest.mark.parametrize("options", [{"effort": EXHAUSTIVE}, {"tolerance": 1e-2}])
+def test_an_exhaustive_compile_and_one_with_an_error_budget_measure_all(options: Any) -> None:
+    assert len(measured(Worthwhile(piece=1, fruitless=1), **options)) == 4
