@@ -39,22 +39,18 @@ from collage.measure_db.effort import QUICK as QUICK_EFFORT
 
 log = logging.getLogger(__name__)
 
+_EARLY: tuple[Pass, ...] = (
+    Fixpoint(Place(suggests=False), Calibrate()),
+    Glance(),
+    EarlyPlacement(Within(Fixpoint(Place(suggests=False), Calibrate()), rounds=2)),
+    Concurrency(rounds=1, most_first=1),
+    Glance(of_streams=True),
+)
+
 _SEARCH: tuple[Pass, ...] = (
     EarlyEngines(),
     Measure(few=True),
-    IfPlaced(
-        (
-            Repeat(
-                (
-                    Fixpoint(Place(suggests=False), Calibrate()),
-                    Glance(),
-                    EarlyPlacement(Within(Fixpoint(Place(suggests=False), Calibrate()), rounds=2)),
-                    Concurrency(rounds=1, most_first=1),
-                    Glance(of_streams=True),
-                )
-            ),
-        )
-    ),
+    IfPlaced((Either(Repeat(_EARLY), Repeat((Measure(few=True, between=True), *_EARLY))),)),
     Measure(),
     # What runs side by side gains more than the next rounds of calibration do, if the compile is stopped here.
     IfPlaced(
@@ -91,9 +87,12 @@ QUICK: tuple[Pass, ...] = (
     Either(
         Repeat((MeasureFew(), _quickly(PlaceOnce()), SelectOnly())),
         Either(
-            # Where the model's usual values are infinite, a guard would trip in every call.
-            Repeat((MeasureFew(), _quickly(PlaceOnce(guarded=False)), SelectOnly())),
-            Repeat((MeasureFew(every=True), _quickly(PlaceOnce()), SelectOnly())),
+            Repeat((MeasureFew(between=True), _quickly(PlaceOnce()), SelectOnly())),
+            Either(
+                # Where the model's usual values are infinite, a guard would trip in every call.
+                Repeat((MeasureFew(between=True), _quickly(PlaceOnce(guarded=False)), SelectOnly())),
+                Repeat((MeasureFew(every=True), _quickly(PlaceOnce()), SelectOnly())),
+            ),
         ),
     ),
 )

@@ -36,6 +36,25 @@ def test_what_is_left_of_largest_subgraphs_that_overlap_is_taken() -> None:
     assert chosen(found) == {("lib", (0, 2)), ("lib", (1, 2)), ("lib", (0,)), ("lib", (1,))}
 
 
+def test_what_is_left_between_two_libraries_is_taken_where_no_placement_has_either() -> None:
+    """A convolution with its bias (0 and 1) on one library, and the bias with two functions (1 to 3) on another."""
+    convolutions = offers("convolutions", [0], [0, 1])
+    functions = offers("functions", [1], [2], [3], [1, 2], [2, 3], [1, 2, 3])
+    every = [*convolutions, *functions]
+    assert chosen(promising(every, 4, (), ())) == {("convolutions", (0, 1)), ("functions", (1, 2, 3))}
+    found = chosen(promising(every, 4, (), (), between=True))
+    assert found == {
+        ("convolutions", (0, 1)),
+        ("functions", (1, 2, 3)),
+        ("convolutions", (0,)),
+        ("functions", (2, 3)),
+    }
+    # Where a third library covers what is left of one, nothing is missing. A view needs no kernel.
+    third = offers("third", [2, 3])
+    assert ("convolutions", (0,)) not in chosen(promising([*every, *third], 4, (), (), between=True))
+    assert ("convolutions", (0,)) not in chosen(promising(every, 4, (), (2, 3), between=True))
+
+
 @given(st.sets(st.frozensets(st.integers(0, 7), min_size=1, max_size=4), min_size=1, max_size=20))
 def test_every_node_that_a_library_can_take_is_covered(sets: set[frozenset[int]]) -> None:
     every = offers("lib", *sets)

@@ -17,7 +17,8 @@ from collage.search.promising import promising
 
 @dataclass(frozen=True)
 class Measure:
-    """Measures all offers, or looks them up; with ``few`` only the most promising ones (``search.promising``).
+    """Measures all offers, or looks them up; with ``few`` only the most promising ones (``search.promising``), and with
+    ``between`` also those that are left where largest subgraphs of two libraries share nodes.
 
     Where the model is placed already, an offer has to beat the kernels of the placed mix that it could replace, with
     ``slack`` for the layout transforms that it could save. Those come first that could replace the slowest kernels, and
@@ -30,6 +31,7 @@ class Measure:
     """
 
     few: bool = False
+    between: bool = False
     slack: float = 1.1
     worthwhile: Worthwhile = field(default_factory=Worthwhile)
     typical_us: float = 200.0
@@ -42,7 +44,7 @@ class Measure:
         count = len(compilation.imported.graph.nodes)
         if self.few:
             done = {node for view in compilation.views for node in view.nodes}
-            offers = promising(offers, count, context.engines, done)
+            offers = promising(offers, count, context.engines, done, between=self.between)
             # The engines on the whole model are known from the first module, as far as that matters now.
             offers = [each for each in offers if len(each.request.nodes) < count]
         requests = [offer.request for offer in offers]

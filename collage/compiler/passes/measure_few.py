@@ -20,16 +20,21 @@ from collage.search.promising import promising
 
 @dataclass(frozen=True)
 class MeasureFew:
-    """Measures the most promising offers in the plain format; with ``every`` it measures all offers in that format."""
+    """Measures the most promising offers in the plain format; with ``every`` it measures all offers in that format.
+
+    With ``between`` it also measures what is left where largest subgraphs of two libraries share nodes.
+    """
 
     every: bool = False
+    between: bool = False
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
         """Sets the outcomes and the cost of a switch, and keeps only the offers that it has measured."""
         offers = [offer for offer in compilation.offers if _is_plain(offer)]
         if not self.every:
             done = {node for view in compilation.views for node in view.nodes}
-            offers = promising(offers, len(compilation.imported.graph.nodes), context.engines, done)
+            count = len(compilation.imported.graph.nodes)
+            offers = promising(offers, count, context.engines, done, between=self.between)
         compilation = replace(compilation, offers=tuple(offers))
         context.course.reached(compilation)
         outcomes = _measured(context, compilation, offers)
