@@ -22,6 +22,7 @@ from collage.graph.storage import BF16, INT8
 from collage.kernel.options import BuildOptions, Variant
 from collage.kernel.target import reduced_precisions
 from collage.measure_db.process import Workers
+from collage.native.kernel_library import rounding_problem
 from collage.search.candidate import Candidate
 from collage.search.candidates import candidates_of
 from collage.search.errors import ErrorModel
@@ -78,7 +79,10 @@ class _Reduced:
 
 
 class ReducedOneDnn(_Reduced, OneDnn):
-    pass
+    """Without its convolutions in 8 bits."""
+
+    def variants(self, subgraph: collage.Subgraph, options: BuildOptions) -> Sequence[Variant]:
+        return [each for each in super().variants(subgraph, options) if each.precision == BF16]
 
 
 class ReducedNative(_Reduced, Native):
@@ -165,6 +169,36 @@ def test_a_module_with_a_product_in_8_bits(tmp_path: Path) -> None:
     module = compiled(tmp_path, *backends, tolerance=5e-2)
     products = [each for each in module.program.launches if "matmul" in each.ops]
     assert [(each.backend, each.precision) for each in products] == [("native", INT8)]
+    assert 1e-5 < error_of(module) < 5e-2
+    check_nan(module)
+    assert compiled(tmp_path, *backends, tolerance=5e-2).report.measurements_made == 0
+    module.save(tmp_path / "m.collage")
+    loaded = collage.load(tmp_path / "m.collage")
+    x = np.random.default_rng(7).standard_normal((1, 3, 12, 12)).astype(np.float32)
+    np.testing.assert_array_equal(loaded(x), module(x))
+
+
+class ConvolutionsIn8Bits(OneDnn):
+    """Has nothing but 8 bits for the convolutions that it can compute so, and float32 for everything else."""
+
+    def variants(self, subgraph: collage.Subgraph, options: BuildOptions) -> Sequence[Variant]:
+        found = super().variants(subgraph, options)
+        exact = [each for each in found if not each.precision]
+        return [each for each in found if each.precision == INT8] or exact
+
+
+@pytest.mark.skipif(bool(rounding_problem()), reason=rounding_problem())
+def test_a_module_with_convolutions_in_8_bits(tmp_path: Path) -> None:
+    """Their errors are measured and charged, and the budget that they have to keep holds on other inputs, too."""
+    backends = (ConvolutionsIn8Bits(),)
+    module = compiled(tmp_path, *backends, tolerance=5e-2)
+    regions = [each for each in module.program.executed if each.precision == INT8]
+    assert [each.backend for each in regions] == ["onednn"]
+    assert regions[0].error > 0
+    errors = module.report.errors
+    assert errors is not None
+    assert errors.measured is not None
+    assert 1e-5 < errors.measured <= 5e-2
     assert 1e-5 < error_of(module) < 5e-2
     check_nan(module)
     assert compiled(tmp_path, *backends, tolerance=5e-2).report.measurements_made == 0
