@@ -88,7 +88,7 @@ def from_artifact(artifact: frames.Artifact) -> Artifact:
             typed(int, header["isa"]),
             typed(tuple[handles.Form | None, ...], _decode(header["forms"]), _NAMES),
             tuple(framed.array(i) for i in range(len(framed.arrays))),
-            typed(Rounding | None, _decode(header.get("rounding")), _NAMES),
+            typed(Rounding, _decode(header["rounding"]), _NAMES) if "rounding" in header else None,
         )
         check_plan(found.plan, [each.nbytes for each in found.weights])
         if len(found.forms) != len(found.weights):

@@ -8,7 +8,7 @@ what follows the sum is float32: its factors, the bias and all other functions.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -201,7 +201,7 @@ def _draft(task: ConvTask, item: Conv, variant: Variant, threads: int) -> Draft:
     return typed(draft, dtypes)
 
 
-def _three(numbers: Any, missing: int = 1) -> tuple[int, int, int]:
+def _three(numbers: Sequence[int], missing: int = 1) -> tuple[int, int, int]:
     """A number each for planes, rows and columns, ``missing`` for axes that are not there."""
     planes, rows, columns = (*[missing] * (3 - len(numbers)), *numbers)
     return planes, rows, columns

@@ -22,7 +22,7 @@ _THREE = ctypes.c_int64 * 3
 
 
 class Shape(ctypes.Structure):
-    """``collage_rounding_shape``."""
+    """The C struct ``collage_rounding_shape``."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("channels", "outputs", "groups")),
