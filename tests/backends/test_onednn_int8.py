@@ -343,6 +343,7 @@ def test_damaged_artifacts_are_refused() -> None:
         {"begin": (0, -1, 1)},
         {"padded": (1, 6, 6)},
         {"padded": (1, 1 << 41, 8)},
+        {"padded": (1, 1 << 20, 8)},
         {"constants": (0, 1, 99)},
         {"constants": (-1, 1, 2)},
         {"sliced": (9,)},

@@ -28,7 +28,7 @@ from collage.backends.onednn_kernels.conv_plan import BATCH, ROWS, SMALL_FLOP, W
 from collage.backends.onednn_kernels.pack import pack
 from collage.backends.onednn_kernels.plan import DST, SRC, WEIGHTS, PostOpOperand
 from collage.backends.onednn_kernels.retype import typed
-from collage.backends.onednn_kernels.rounding import Rounding
+from collage.backends.onednn_kernels.rounding import Rounding, too_padded
 from collage.graph.storage import (
     BF16,
     BLOCKED,
@@ -79,6 +79,8 @@ def problem_of(task: ConvTask) -> str:
         return "it is transposed, has few channels or begins inside its data"
     if math.prod(conv.weights.shape[2:]) == conv.groups == max(conv.strides) == 1 and not any(conv.pad_begin):
         return "there are kernels of our own for single pixels, with a range for each of them"
+    if too_padded(conv.src[2:], _item(conv, conv.weights).src[2:]):
+        return "most of what it reads is padding"
     if math.prod(conv.weights.shape[1:]) > INT8_DEPTH:
         return f"sums of more than {INT8_DEPTH} products may overflow"
     if any(_has_items(each, conv) and chain.constant(each.operand) is not None for each in _operands(task)):

@@ -14,6 +14,8 @@ from collage.graph.storage import BLOCK
 from collage.native.structure import structure
 
 _MOST = 1 << 40
+_MOST_PADDED = 64
+"""The most pixels that become of one pixel of the data, of which all but one are padding."""
 _TABLES = 5
 _LINE = 64
 """Bytes to which the parts of scratch memory begin, and which may be read behind each."""
@@ -97,6 +99,11 @@ class Rounding:
         return structure(Shape, numbers)
 
 
+def too_padded(extents: Sequence[int], padded: Sequence[int]) -> bool:
+    """Whether there is so much padding that it would be most of the memory."""
+    return math.prod(padded) > _MOST_PADDED * math.prod(extents)
+
+
 def check_rounding(rounding: Rounding, plan: Plan, threads: int, sizes: Sequence[int]) -> None:
     """Raises MalformedError for what there cannot be. ``sizes`` are those of the constants, in bytes.
 
@@ -108,6 +115,8 @@ def check_rounding(rounding: Rounding, plan: Plan, threads: int, sizes: Sequence
         raise MalformedError(f"data of {r.items} items, {r.channels} channels and {r.extents} is rounded")
     if max(r.data_bytes * r.items, sum(r.parts)) > _MOST or r.channels % r.groups or r.outputs % r.groups:
         raise MalformedError(f"{r.channels} channels in {r.groups} groups are rounded to {r.padded}")
+    if too_padded(r.extents, r.padded):
+        raise MalformedError(f"data of {r.extents} is padded to {r.padded}")
     for each in r.constants:
         if not 0 <= each < len(sizes) or sizes[each] < 4 * r.outputs:
             raise MalformedError(f"constant {each} is not one number for each of {r.outputs} channels")
