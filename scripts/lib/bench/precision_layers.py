@@ -61,7 +61,8 @@ def command(model: Path, threads: int, seconds: float, only: str, every: bool, i
         for precision in sums:
             if precision in best:
                 known = best[precision][0]
-                say(f"    {best[''][0] / known:9.2f}  ratio in {precision or 'float32'}")
+                if precision:
+                    say(f"    {best[''][0] / known:9.2f}  ratio in {precision}")
             sums[precision] += layer.count * known
     parts = [f"{precision or 'float32'}: {us / 1e3:.3f} ms" for precision, us in sums.items()]
     say(f"sum of {', '.join(parts)}, the fastest one: {fastest_sum / 1e3:.3f} ms")
