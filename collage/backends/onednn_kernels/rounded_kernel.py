@@ -51,7 +51,7 @@ class RoundedKernel(NativeKernel):
         if picked("input", inputs, rounding.data).nbytes < rounding.items * rounding.data_bytes:
             raise MalformedError("the data is smaller than what the kernel rounds")
         if self._by_rows:
-            rounded = self._rounded(0, inputs)
+            rounded = self._rounded(self._scratch(0), inputs)
             shares = range(rounding.shares)
             first = (Step(tuple(rounded.task(each, i) for i in shares)) for each in (self._find, self._round))
             return [*first, *self._inner.steps([*inputs, *rounded.arrays], outputs)]
@@ -67,22 +67,25 @@ class RoundedKernel(NativeKernel):
     ) -> Iterator[Task]:
         """What thread ``place`` does with its items."""
         rounding = self._rounding
-        sliced = {rounding.data, *rounding.sliced}
+        sliced, scratch = {rounding.data, *rounding.sliced}, self._scratch(place)
         for item in range(first, end):
             own = [each[item : item + 1] if i in sliced else each for i, each in enumerate(inputs)]
-            rounded = self._rounded(place, own)
+            rounded = self._rounded(scratch, own)
             yield rounded.task(self._find, 0)
             yield rounded.task(self._round, 0)
             result = [each[item : item + 1] for each in outputs]
             yield self._inner.task_of(self._share, place, rounding.shares, [*own, *rounded.arrays], result)
 
-    def _rounded(self, place: int, inputs: Sequence[Array]) -> _Rounded:
-        """What the data of an item becomes, in scratch memory: that of all threads, or of thread ``place``."""
-        sizes = self._rounding.parts
+    def _scratch(self, place: int) -> npt.NDArray[np.uint8]:
+        """Memory of all threads, or of thread ``place``; the kernel's own where it may run beside others."""
+        nbytes = sum(self._rounding.parts)
         if self._rounding.shares == self.threads:
-            scratch = shared_scratch(self.threads, self.threads + place, sum(sizes))
-        else:
-            scratch = aligned_bytes(sum(sizes))
+            return shared_scratch(self.threads, self.threads + place, nbytes)
+        return aligned_bytes(nbytes)
+
+    def _rounded(self, scratch: npt.NDArray[np.uint8], inputs: Sequence[Array]) -> _Rounded:
+        """What the data of an item becomes, in scratch memory."""
+        sizes = self._rounding.parts
         ends = np.cumsum(sizes)
         data, factors, terms, tables = (
             scratch[end - size : end] for end, size in zip(ends, sizes, strict=True)
