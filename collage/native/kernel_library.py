@@ -74,6 +74,15 @@ def int8_problem() -> str:
     return "Collage's own kernels were built before there were any for 8 bits" if missing else ""
 
 
+def rounding_problem() -> str:
+    """The reason why data cannot be rounded to 8 bits and multiplied so by dot products here, or "" if it can."""
+    if problem := kernels_problem():
+        return problem
+    if None in map(library_function, ("collage_find_ranges", "collage_round")):
+        return "Collage's own kernels were built before there were any that round to 8 bits"
+    return "" if has_int8_dots() else "this processor has no dot products of 8 bits (AVX512-VNNI)"
+
+
 @cache
 def _load() -> ctypes.CDLL:
     return ctypes.CDLL(str(built("_kernels")))

@@ -39,6 +39,8 @@ def sharing_scratch(group: Hashable) -> Iterator[None]:
 def shared_scratch(team: int, thread: int, nbytes: int) -> npt.NDArray[np.uint8]:
     """At least ``nbytes`` bytes for thread ``thread`` of the team of ``team`` threads.
 
+    Numbers from ``team`` on are of second buffers, for what a kernel hands on from one of its steps to the next.
+
     Kernels that got a smaller buffer before keep it. A buffer is freed when no kernel holds it any more.
     """
     key = team, thread, _group.get()

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from collage.backends.base import UnsupportedError
+from collage.backends.chains.int8_weights import quantised
 from collage.backends.native_kernels import int8_gemm
-from collage.backends.native_kernels.int8_gemm import packed_weights, quantised
+from collage.backends.native_kernels.int8_gemm import packed_weights
 from collage.backends.native_kernels.rule import NativeRule
 from collage.backends.native_kernels.streamed import WIDENED
 from collage.errors import CollageError, ModuleFileError

@@ -22,6 +22,8 @@ from collage.graph.storage import BF16, INT8
 from collage.kernel.options import BuildOptions, Variant
 from collage.kernel.target import reduced_precisions
 from collage.measure_db.process import Workers
+from collage.native import NativeKernel, Step
+from collage.native.kernel_library import rounding_problem
 from collage.search.candidate import Candidate
 from collage.search.candidates import candidates_of
 from collage.search.errors import ErrorModel
@@ -78,7 +80,10 @@ class _Reduced:
 
 
 class ReducedOneDnn(_Reduced, OneDnn):
-    pass
+    """Without its convolutions in 8 bits."""
+
+    def variants(self, subgraph: collage.Subgraph, options: BuildOptions) -> Sequence[Variant]:
+        return [each for each in super().variants(subgraph, options) if each.precision == BF16]
 
 
 class ReducedNative(_Reduced, Native):
@@ -172,3 +177,46 @@ def test_a_module_with_a_product_in_8_bits(tmp_path: Path) -> None:
     loaded = collage.load(tmp_path / "m.collage")
     x = np.random.default_rng(7).standard_normal((1, 3, 12, 12)).astype(np.float32)
     np.testing.assert_array_equal(loaded(x), module(x))
+
+
+class _Repeated(NativeKernel):
+    """Computes the same many times."""
+
+    def __init__(self, kernel: Any) -> None:
+        super().__init__(kernel.threads)
+        self._kernel = kernel
+
+    def steps(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Step]:
+        return 30 * [*self._kernel.steps(inputs, outputs)]
+
+
+class SlowInFloat32(OneDnn):
+    """Has convolutions in 8 bits, and slow kernels in float32 for everything."""
+
+    def variants(self, subgraph: collage.Subgraph, options: BuildOptions) -> Sequence[Variant]:
+        return [each for each in super().variants(subgraph, options) if each.precision != BF16]
+
+    def load(self, artifact: Any, options: BuildOptions) -> Any:
+        found = super().load(artifact, options)
+        return found if options.variant.precision else _Repeated(found)
+
+
+@pytest.mark.skipif(bool(rounding_problem()), reason=rounding_problem())
+def test_convolutions_in_8_bits_within_a_budget(tmp_path: Path) -> None:
+    """Their errors are measured and charged, and the budget that they have to keep holds on other inputs, too."""
+    module = compiled(tmp_path, SlowInFloat32(), tolerance=5e-2)
+    regions = [each for each in module.program.executed if each.precision]
+    assert [(each.backend, each.precision) for each in regions] == [("onednn", INT8)]
+    errors = module.report.errors
+    assert errors is not None
+    assert errors.measured is not None
+    assert 1e-5 < errors.measured <= 5e-2
+    assert 0 < regions[0].error <= 5e-2
+    assert 1e-5 < error_of(module) < 5e-2
+    check_nan(module)
+    assert compiled(tmp_path, SlowInFloat32(), tolerance=5e-2).report.measurements_made == 0
+    module.save(tmp_path / "m.collage")
+    loaded = collage.load(tmp_path / "m.collage")
+    x = np.random.default_rng(7).standard_normal((1, 3, 12, 12)).astype(np.float32)
+    np.testing.assert_array_equal(loaded(x), module(x))
+    assert {each.precision for each in compiled(tmp_path, SlowInFloat32()).program.executed} == {""}

@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
+from collage.backends.chains.int8_weights import INT8_DEPTH, quantised
 from collage.backends.native_kernels.algorithm import Algorithm
 from collage.backends.native_kernels.kernel import SharedKernel
-from collage.backends.native_kernels.limits import INT8_DEPTH, int8_gemm_limits
+from collage.backends.native_kernels.limits import int8_gemm_limits
 from collage.backends.native_kernels.streamed import (
     FEW_ROWS,
     SHAPE,
@@ -37,8 +38,6 @@ from collage.native.packed import Packed
 
 _FOUR = 4
 """Weights of so many successive rows of the matrix lie together."""
-_MOST = 127
-"""The largest magnitude of a weight. With -128 one sign would have a longer range than the other."""
 
 
 class Int8Gemm(Algorithm):
@@ -99,19 +98,6 @@ class Int8Gemm(Algorithm):
             constants=[packed.arrays[name] for name in ("weights", "scales", "sums", "bias")],
             scratch_bytes=_scratch_bytes,
         )
-
-
-def quantised(weights: Floats) -> tuple[npt.NDArray[np.int8], Floats]:
-    """Weights (K, N) as whole numbers from -127 to 127, and the factor of each column.
-
-    Raises UnsupportedError for NaN and infinities.
-    """
-    most = np.abs(weights).max(0)
-    if not np.isfinite(most).all():
-        raise UnsupportedError("there are NaN or infinities among the weights")
-    scales = (most / _MOST).astype(np.float32)
-    steps = np.rint(weights / np.where(scales > 0, scales, 1).astype(np.float64))
-    return np.clip(steps, -_MOST, _MOST).astype(np.int8), scales
 
 
 def packed_weights(weights: npt.NDArray[np.int8], shares: int) -> Floats:

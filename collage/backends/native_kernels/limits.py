@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from collage.backends.chains.int8_weights import INT8_DEPTH
 from collage.core.typed import MalformedError, typed
 from collage.graph.storage import BLOCK
 from collage.native.reach import at_least, check_floats, one_of, reach
@@ -21,8 +22,6 @@ Numbers = Mapping[str, Any]
 
 _MOST_PIECES = 1 << 16
 _MOST_FLOATS = 1 << 44
-INT8_DEPTH = 1 << 16
-"""The longest sum of products of 8 bits, 255 times 127 at most each, that 32 bits hold in any case."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from collage.backends.chains.strided import Strided
 from collage.backends.onednn_kernels import description, handles, operations, plan
 from collage.backends.onednn_kernels.limits import check_plan
+from collage.backends.onednn_kernels.rounding import Rounding
 from collage.core.typed import MalformedError, shown, typed
 from collage.errors import CollageError
 from collage.kernel import frames
@@ -28,7 +29,7 @@ _CLASSES: dict[str, Any] = {
     for module in _MODULES
     for each in vars(module).values()
     if isinstance(each, type) and dataclasses.is_dataclass(each)
-}
+} | {Rounding.__name__: Rounding}
 _NAMES = {
     **_CLASSES,
     # Annotations name these aliases. They are text here, and made types of only where they are read.
@@ -45,7 +46,8 @@ _NAMES = {
 class Artifact:
     """``forms`` tells for each constant how it was packed, or None where the plan itself says it.
 
-    ``version`` and ``isa`` are those of the oneDNN that packed them.
+    ``version`` and ``isa`` are those of the oneDNN that packed them. ``rounding`` tells what is done to
+    the data before.
     """
 
     plan: plan.Plan
@@ -54,17 +56,20 @@ class Artifact:
     isa: int
     forms: tuple[handles.Form | None, ...]
     weights: tuple[npt.NDArray[np.uint8], ...]
+    rounding: Rounding | None = None
 
 
 def to_bytes(artifact: Artifact) -> bytes:
     """The artifact as bytes, with its weights at multiples of 64 bytes."""
-    head = {
+    head: dict[str, Any] = {
         "plan": _encode(artifact.plan),
         "threads": artifact.threads,
         "version": artifact.version,
         "isa": artifact.isa,
         "forms": _encode(artifact.forms),
     }
+    if artifact.rounding is not None:
+        head["rounding"] = _encode(artifact.rounding)
     return frame(_KIND, head, [each.data for each in artifact.weights])
 
 
@@ -83,6 +88,7 @@ def from_artifact(artifact: frames.Artifact) -> Artifact:
             typed(int, header["isa"]),
             typed(tuple[handles.Form | None, ...], _decode(header["forms"]), _NAMES),
             tuple(framed.array(i) for i in range(len(framed.arrays))),
+            typed(Rounding, _decode(header["rounding"]), _NAMES) if "rounding" in header else None,
         )
         check_plan(found.plan, [each.nbytes for each in found.weights])
         if len(found.forms) != len(found.weights):

@@ -1,4 +1,4 @@
-"""Loading artifacts, and binding their primitives, weights and scratch memory to buffers as steps of a launch list."""
+"""Binding the primitives of artifacts, weights and scratch memory to buffers as steps of a launch list."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from collage.backends.onednn_kernels.artifact import Artifact, from_artifact
+from collage.backends.onednn_kernels.artifact import Artifact
 from collage.backends.onednn_kernels.handles import Handle, memory, stream
 from collage.backends.onednn_kernels.library import library, teach_core
 from collage.backends.onednn_kernels.plan import SCRATCHPAD, Input, PostOpOperand, Share, Weight
@@ -16,20 +16,11 @@ from collage.backends.onednn_kernels.primitive import Argument, PrimitiveDesc, a
 from collage.core.typed import MalformedError
 from collage.errors import ModuleFileError
 from collage.graph.dataflow import Array
-from collage.kernel import frames
 from collage.kernel.buffers import ALIGNMENT, aligned_bytes
 from collage.native import NativeKernel, Step, Task
 from collage.native.library import address_of
 from collage.native.reach import picked
 from collage.native.scratch import shared_scratch
-
-
-def load(artifact: frames.Artifact, threads: int | None = None) -> NativeKernel:
-    """The kernel of an artifact, with weights of its own where these are not mapped, on so many threads.
-
-    Raises ModuleFileError when this machine's oneDNN would pack the weights otherwise.
-    """
-    return OneDnnKernel(from_artifact(artifact), threads)
 
 
 class OneDnnKernel(NativeKernel):
@@ -54,13 +45,14 @@ class OneDnnKernel(NativeKernel):
     def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
         """Steps with one task for each share. Tasks stay with their threads, whose scratch memory they use."""
         return [
-            Step(tuple(self._task(share, i, len(step), inputs, outputs) for i, share in enumerate(step)))
+            Step(tuple(self.task_of(share, i, len(step), inputs, outputs) for i, share in enumerate(step)))
             for step in self._plan.steps
         ]
 
-    def _task(
+    def task_of(
         self, share: Share, place: int, shares: int, inputs: Sequence[Array], outputs: Sequence[Array]
     ) -> Task:
+        """The share's primitive on these buffers, for thread ``place`` of those that have a share of their own."""
         desc, primitive = self._made[share]
         numbers, memories = [], []
         for each in share.arguments:

@@ -6,7 +6,7 @@ from collage.backends.chains.strided import Strided, cut
 from collage.backends.onednn_kernels.artifact import to_bytes
 from collage.backends.onednn_kernels.builder import Draft
 from collage.backends.onednn_kernels.description import Blocked, laid_out, outermost, view
-from collage.backends.onednn_kernels.kernel import load
+from collage.backends.onednn_kernels.load import load
 from collage.backends.onednn_kernels.narrow import narrow
 from collage.backends.onednn_kernels.operations import Reorder
 from collage.backends.onednn_kernels.pack import pack

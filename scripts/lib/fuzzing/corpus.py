@@ -19,7 +19,7 @@ from collage.backends.base import BUILT_IN, LAYOUT, VIEW, Backend
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import TensorType
-from collage.graph.storage import PLAIN, Storage, stored_type
+from collage.graph.storage import INT8, PLAIN, Storage, is_narrow, stored_type
 from collage.graph.value_type import TENSOR, ValueType
 from collage.kernel.frames import Artifact
 from collage.kernel.options import BuildOptions, Variant
@@ -61,6 +61,10 @@ def _modules() -> Iterator[tuple[str, CompiledModule | ShapedModule]]:
             "shapes",
             ShapedModule([next(_alone(_relu([1, 32, size]), onednn, 1)) for size in (8, 24)], None),
         )
+        for items in (1, 3):
+            conv = _conv([items, 32, 9, 9], 32, 3, then=("Relu",), residual=True)
+            for module in _alone(conv, onednn, THREADS, INT8):
+                yield "onednn_int8", module
 
 
 def _kernels() -> Iterator[tuple[str, str, onnx.ModelProto]]:
@@ -85,12 +89,22 @@ def _kernels() -> Iterator[tuple[str, str, onnx.ModelProto]]:
     yield "openvino", "conv", _conv([1, 3, 9, 9], 4, 3)
 
 
-def _alone(proto: onnx.ModelProto, backend: Backend, threads: int) -> Iterator[CompiledModule]:
-    """Modules of the backend's longest match, in some of its variants, with layout transforms around it."""
+def _alone(
+    proto: onnx.ModelProto, backend: Backend, threads: int, precision: str = ""
+) -> Iterator[CompiledModule]:
+    """Modules of the backend's longest match, in some of its variants, with layout transforms around it.
+
+    With a reduced ``precision`` they are those in it whose values are stored as they are.
+    """
     model = import_model(proto)
     found = [f for s in backend.sources(BuildOptions()) for f in s.find(MatchContext(model)) if not f.reason]
     subgraph = Subgraph(model, max(found, key=lambda each: len(each.nodes)).nodes)
-    variants = backend.variants(subgraph, BuildOptions(threads=threads))
+    build = BuildOptions(threads=threads, precisions=frozenset(filter(None, [precision])))
+    variants = [
+        each
+        for each in backend.variants(subgraph, build)
+        if each.precision == precision and not any(map(is_narrow, (*each.inputs, *each.outputs)))
+    ]
     for variant in _spread(variants):
         made = _Made(threads)
         given = [made.value(kind, f"x{i}") for i, kind in enumerate(subgraph.input_types)]
@@ -171,6 +185,7 @@ class _Made:
             kinds,
             layout=variant.layout,
             split=variant.split,
+            precision=variant.precision,
             threads=threads,
             stream=stream,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,3 +115,12 @@ def race(
     copies = copies_of(layer, cold)
     times = in_turns(kernels(layer, threads, copies, precisions), seconds, Turn(), rounds=LEAST_ROUNDS)
     return {name: 1e6 * float(np.quantile(each, 0.15)) / copies for name, each in times.items()}
+
+
+def best_by_precision(us: Mapping[str, float], reduced: Sequence[str]) -> dict[str, tuple[float, str]]:
+    """The time and the name of the fastest kernel of ``race`` in each precision that has one; float32's is ""."""
+    best: dict[str, tuple[float, str]] = {}
+    for name, time_us in us.items():
+        precision = next((each for each in reduced if name.endswith(f"; {each}")), "")
+        best[precision] = min((time_us, name), best.get(precision, (math.inf, "")))
+    return {each: best[each] for each in ("", *reduced) if each in best}
