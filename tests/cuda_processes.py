@@ -11,6 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = Path(__file__).parent / "cuda_standin"
+FILES = {"libcuda.so.1": "driver.cpp", "libcublasLt.so.13": "cublas.cpp", "libcudnn.so.9": "cudnn.cpp"}
 COMMAND = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-pthread"]
 
 
@@ -24,7 +25,7 @@ class Gpu:
     def build(folder: Path, *libraries: str) -> Gpu:
         """Compile the stand-in for the driver, and those for other ``libraries``, such as ``libcublasLt.so.13``."""
         for name in ("libcuda.so.1", *libraries):
-            source = SOURCES / {"libcuda.so.1": "driver.cpp", "libcublasLt.so.13": "cublas.cpp"}[name]
+            source = SOURCES / FILES[name]
             command = [*COMMAND, f"-Wl,-soname,{name}", "-o", str(folder / name), str(source), "-ldl"]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert not done.returncode, done.stderr

@@ -38,7 +38,9 @@ class Cublas(CudaBackend):
 
         found = version()
         return (
-            Availability(found) if found else Availability(reason="not installed: pip install nvidia-cublas")
+            Availability(found)
+            if found
+            else Availability(reason="not installed: pip install 'collage[cuda]'")
         )
 
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:

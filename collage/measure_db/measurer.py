@@ -188,7 +188,7 @@ class Measurer:
         return self._outcomes(requests, None, progress or self._progress)
 
     def _least_us(self, request: Request) -> float:
-        """The roofline of the candidate in microseconds; 0 for engines, GPUs and reduced precisions: none holds there."""
+        """The roofline of the candidate in microseconds; 0 for engines, GPUs and reduced precisions."""
         elsewhere = request.backend in self._engines or self.backends[request.backend].device != HOST
         if elsewhere or request.variant.precision:
             return 0.0

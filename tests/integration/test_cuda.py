@@ -65,6 +65,18 @@ assert max(found["error"].values()) == 0, found
 assert found["about"]["nimble"]["streams"] >= 2, found
 """
 
+CONVOLUTIONS = """
+from scripts.lib.gpu.checks import one_kernel
+from tests.backends.test_cudnn import CASES
+from tests.frontend.test_to_onnx import Net
+for name in ("residual", "3d", "groups", "transposed", "transposed groups"):
+    net = Net(18)
+    found = one_kernel("cudnn", net.build(CASES[name](net)))
+    first, second, *others = found.values()
+    assert max(first["error"], second["error"]) < 1e-6, found
+    assert all("cuDNN offers 2 algorithms" in each["failed"] for each in others), found
+"""
+
 SCANS = """
 from scripts.lib.gpu.checks import graph, memory, out_of_memory, scans
 memory(); scans(); graph()
@@ -96,7 +108,7 @@ class Compiled:
 
 @pytest.fixture(scope="module")
 def gpu(tmp_path_factory: pytest.TempPathFactory) -> Gpu:
-    return Gpu.build(tmp_path_factory.mktemp("gpu"), "libcublasLt.so.13")
+    return Gpu.build(tmp_path_factory.mktemp("gpu"), "libcublasLt.so.13", "libcudnn.so.9")
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +182,7 @@ def test_a_file_that_cannot_be_loaded(
 
 
 def test_a_file_without_a_gpu(compiled: Compiled) -> None:
-    with pytest.raises(CollageError, match="tvm_cuda|cublas") as raised:
+    with pytest.raises(CollageError, match=r"tvm_cuda|cublas") as raised:
         collage.load(compiled.folder / "out.collage")
     assert "\n" not in str(raised.value)
 
@@ -178,6 +190,11 @@ def test_a_file_without_a_gpu(compiled: Compiled) -> None:
 def test_streams(gpu: Gpu, compiled: Compiled) -> None:
     """The launches of the module on several streams, in an odd order, give the same numbers as on one."""
     gpu.run(STREAMS, str(compiled.folder / "out.collage"), compiled.feeds)
+
+
+def test_convolutions(gpu: Gpu) -> None:
+    """Convolutions by cuDNN, those with a call for everything and those with several, by two algorithms."""
+    gpu.run(CONVOLUTIONS)
 
 
 def test_what_the_benchmark_checks_first(gpu: Gpu) -> None:

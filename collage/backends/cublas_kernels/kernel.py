@@ -24,7 +24,10 @@ class CublasKernel(Kernel):
     own_threads = True  # the driver's, and its context
 
     def __init__(self, artifact: CublasArtifact) -> None:
-        """Make its descriptors, and copy its constants to the GPU. Raises CublasError, CudaError and CudaMemoryError."""
+        """Make its descriptors, and copy its constants to the GPU.
+
+        Raises CublasError, CudaError and CudaMemoryError.
+        """
         self.artifact = artifact
         self.handles = Handles(artifact.description)
         self.weights = None if artifact.weights is None else _on_gpu(artifact.weights)

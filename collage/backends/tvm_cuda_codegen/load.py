@@ -22,7 +22,10 @@ class CudaKernel(Kernel):
     own_threads = True  # the driver's, and its context
 
     def __init__(self, artifact: CudaArtifact) -> None:
-        """Load code and constants on the GPU. Raises UnsupportedError for another GPU's, CudaError and CudaMemoryError."""
+        """Load code and constants on the GPU.
+
+        Raises UnsupportedError for another GPU's code, CudaError and CudaMemoryError.
+        """
         refuse_other_gpu(artifact.architecture)
         self._artifact = artifact
         self._codes = [load_code(each) for each in artifact.cubins]
