@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from collage.graph.magnitudes import LIMIT
-from collage.graph.storage import HOST
+from collage.graph.storage import CUDA, HOST
 from collage.report.best_so_far import FINISHED, course_words, ended_words
 from collage.report.report import CandidateReport, ErrorReport, GraphLevelReport, Report
-from collage.schedule.program import Program, is_on_device
+from collage.schedule.program import Program, runs_on_gpu
 from collage.schedule.region import Region
 from collage.schedule.schedule import TEAM, concurrency, critical_path_us
 
@@ -76,9 +76,8 @@ class Row:
 
 
 def _stream_of(region: Region, program: Program) -> str:
-    if is_on_device(region, program.devices):
-        device = program.device(region.outputs[0])
-        return f"{device} {region.stream}" if region.stream else device
+    if runs_on_gpu(region, program.devices):
+        return f"{CUDA} {region.stream}" if region.stream else CUDA
     return str(region.stream) if region.threads < program.threads else "team"
 
 

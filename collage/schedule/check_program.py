@@ -15,14 +15,14 @@ from collage.graph.magnitudes import is_scanned
 from collage.graph.read_type import MOST_BYTES
 from collage.graph.storage import HOST, Storage
 from collage.graph.value_type import TENSOR
-from collage.schedule.program import Port, Program, is_on_device
+from collage.schedule.program import Port, Program, runs_on_gpu
 from collage.schedule.region import Region
 from collage.schedule.suffix import Suffix
 
 MOST_THREADS = 1024
 """The most threads of a team, and of an engine."""
 MOST_STREAMS = 1024
-"""The most streams on a device, and one."""
+"""The most streams on a GPU, and one."""
 
 
 def check_regions(
@@ -72,7 +72,7 @@ def _check_region(
 
 
 def _check_stream(number: int, region: Region, threads: int, devices: Mapping[int, str]) -> None:
-    streams = MOST_STREAMS if is_on_device(region, devices) else threads
+    streams = MOST_STREAMS if runs_on_gpu(region, devices) else threads
     if not 1 <= region.threads <= threads or not 0 <= region.stream < streams:
         raise MalformedError(
             f"region {number} takes {region.threads} threads on stream {region.stream}, of {threads} in all"
@@ -80,11 +80,11 @@ def _check_stream(number: int, region: Region, threads: int, devices: Mapping[in
 
 
 def _refuse_mixed_streams(regions: Sequence[Region], threads: int, devices: Mapping[int, str]) -> None:
-    """Raise MalformedError for streams on a device beside streams on the host, whose numbers are the same."""
-    away = [each for each in regions if is_on_device(each, devices)]
+    """Raise MalformedError for streams on the GPU beside streams on the host, whose numbers are the same."""
+    away = [each for each in regions if runs_on_gpu(each, devices)]
     here = [each for each in regions if each not in away and each.backend != VIEW]
     if any(each.stream for each in away) and any(each.threads < threads for each in here):
-        raise MalformedError("some launches run on streams of the host, and some on those of a device")
+        raise MalformedError("some launches run on streams of the host, and some on those of the GPU")
 
 
 def _check_devices(
