@@ -77,6 +77,19 @@ for name in ("residual", "3d", "groups", "transposed", "transposed groups"):
     assert all("cuDNN offers 2 algorithms" in each["failed"] for each in others), found
 """
 
+CORRUPT = """
+from collage.core.cuda_driver import CudaError, lost_context
+from scripts.lib.gpu.checks import memory, scans
+memory()
+assert not lost_context()
+for check in (scans, memory):
+    try:
+        check()
+    except CudaError as error:
+        print(error)
+print(lost_context())
+"""
+
 SCANS = """
 from scripts.lib.gpu.checks import graph, memory, out_of_memory, scans
 memory(); scans(); graph()
@@ -195,6 +208,14 @@ def test_streams(gpu: Gpu, compiled: Compiled) -> None:
 def test_convolutions(gpu: Gpu) -> None:
     """Convolutions by cuDNN, those with a call for everything and those with several, by two algorithms."""
     gpu.run(CONVOLUTIONS)
+
+
+def test_a_kernel_that_corrupts_the_context(gpu: Gpu) -> None:
+    """Nothing works after it in the process, which knows that, so that a worker ends itself."""
+    said = gpu.run(CORRUPT, COLLAGE_STANDIN_CORRUPT="1", COLLAGE_STANDIN_KERNEL="scan")
+    first, second, lost = said.splitlines()
+    assert first == lost
+    assert all("CUDA_ERROR_ILLEGAL_ADDRESS" in each for each in (first, second))
 
 
 def test_what_the_benchmark_checks_first(gpu: Gpu) -> None:
