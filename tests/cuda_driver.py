@@ -12,8 +12,10 @@ import pytest
 class Driver:
     """libcuda with so many GPUs, which are all alike. ``problem`` is what ``cuInit`` answers."""
 
-    def __init__(self, gpus: int, problem: int = 0, version: int = 13000) -> None:
-        self.gpus, self.problem, self.version = gpus, problem, version
+    def __init__(
+        self, gpus: int, problem: int = 0, version: int = 13000, capability: tuple[int, int] = (9, 0)
+    ) -> None:
+        self.gpus, self.problem, self.version, self.capability = gpus, problem, version, capability
 
     def cuInit(self, flags: int) -> int:  # noqa: N802
         return self.problem
@@ -35,7 +37,7 @@ class Driver:
         return 0
 
     def cuDeviceGetAttribute(self, value: Any, attribute: int, device: Any) -> int:  # noqa: N802
-        value._obj.value = {75: 9, 76: 0}[attribute]
+        value._obj.value = self.capability[attribute - 75]
         return 0
 
     def cuDeviceTotalMem_v2(self, size: Any, device: Any) -> int:  # noqa: N802

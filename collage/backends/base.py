@@ -71,6 +71,8 @@ class Backend(TransformMaker, ABC):
     kind: ClassVar[BackendKind]
     device: ClassVar[str] = HOST
     """The device that its kernels compute on. A compile for the CPU alone leaves out all others."""
+    untried: ClassVar[str] = ""
+    """What of it has never been tried, for the list of backends: the end of a sentence that begins with its name."""
 
     @abstractmethod
     def available(self) -> Availability:
@@ -116,6 +118,10 @@ class Backend(TransformMaker, ABC):
         Then a launch costs nothing besides the kernel itself. Other kernels pay a context switch (Eq. 2.2).
         """
         return False
+
+    def pays_switch(self) -> bool:
+        """Whether a launch costs a context switch, as one does whose threads are not the team's."""
+        return not self.on_team()
 
     # How it makes them
 

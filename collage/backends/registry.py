@@ -147,6 +147,8 @@ def _probe(backend: Backend) -> Availability:
 
 def builtin_registry(*, with_entry_points: bool = True) -> Registry:
     """A fresh registry with the built-in backends and those of the entry-point group ``collage.backends``."""
+    from collage.backends.cublas import Cublas
+    from collage.backends.cudnn import Cudnn
     from collage.backends.layout import LayoutTransforms
     from collage.backends.mkl import Mkl
     from collage.backends.native import Native
@@ -159,7 +161,7 @@ def builtin_registry(*, with_entry_points: bool = True) -> Registry:
     from collage.backends.view import View
 
     registry = Registry()
-    libraries = (Tvm(), OneDnn(), Mkl(), Native(), TvmCuda())
+    libraries = (Tvm(), OneDnn(), Mkl(), Native(), TvmCuda(), Cublas(), Cudnn())
     engines = (OnnxRuntime(), OpenVino(), TensorRt())
     for backend in (*libraries, *engines, View(), LayoutTransforms()):
         registry.register(backend)

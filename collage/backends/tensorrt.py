@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collage.backends.base import Availability, UnsupportedError
+from collage.backends.cuda import NEVER_RUN
 from collage.backends.onnx_engine import OnnxEngine
 from collage.core.cuda import NoGpuError, gpu
 from collage.errors import CollageError
@@ -55,6 +56,7 @@ class TensorRt(OnnxEngine):
 
     name = "tensorrt"
     device = CUDA
+    untried = NEVER_RUN
     requirement = "'collage[tensorrt]'"
     narrow = True
 

@@ -1,16 +1,17 @@
 """TVM for NVIDIA GPUs: kernels by TVM's DLight schedules, compiled by NVRTC, which takes no GPU.
 
-The kernels are generated and compiled in tests, and what they compute is tested on a CPU that stands in for the GPU's
-threads. None has ever run on a GPU, and nothing launches them yet, so the backend is never available (docs/gpu.md).
+The kernels are generated and compiled in tests, and launched on a stand-in for the GPU's driver and threads, which
+computes on the CPU. None has ever run on a GPU (docs/gpu.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import metadata
 from typing import TYPE_CHECKING
 
-from collage.backends.base import Availability, Backend, BackendKind, UnsupportedError
-from collage.core.cuda import NoGpuError, gpu, needed
+from collage.backends.base import Availability, BackendKind, UnsupportedError
+from collage.backends.cuda import CudaBackend, architecture
 from collage.graph.storage import CUDA, Storage
 from collage.kernel.options import BuildOptions, Variant
 
@@ -24,10 +25,9 @@ ARCHITECTURE = "sm_90"
 """The architecture that kernels are compiled for where no GPU tells its own: that of the H100 and H200."""
 
 _ON_GPU = Storage(CUDA)
-_NOT_RUN = "its kernels are compiled and have never run on a GPU: nothing launches them yet (docs/gpu.md)"
 
 
-class TvmCuda(Backend):
+class TvmCuda(CudaBackend):
     """Elementwise, broadcast, injective and reduction operators and their fusions, and small products, on a GPU.
 
     Values are plain in the GPU's memory.
@@ -35,15 +35,15 @@ class TvmCuda(Backend):
 
     name = "tvm_cuda"
     kind = BackendKind.COMPILER
-    device = CUDA
 
-    def available(self) -> Availability:
-        """The reason why it cannot be used, which is what is missing of a GPU, or that nothing launches its kernels."""
+    def library(self) -> Availability:
+        """The versions of TVM and NVRTC."""
         try:
-            gpu()
-        except NoGpuError as error:
-            return Availability(reason=f"{error}; it needs {needed()}. {_NOT_RUN[0].upper()}{_NOT_RUN[1:]}")
-        return Availability(reason=_NOT_RUN)
+            return Availability(
+                f"{metadata.version('apache-tvm')}, NVRTC {metadata.version('nvidia-cuda-nvrtc')}"
+            )
+        except metadata.PackageNotFoundError:
+            return Availability(reason="NVRTC is not installed: pip install 'collage[gpu]'")
 
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
         """TVM's fusion rules over the operators that it lowers to loops."""
@@ -62,17 +62,13 @@ class TvmCuda(Backend):
 
         part = subgraph.to_relax()
         try:
-            return compile_kernel(lower(part.function, part.prim_funcs), _architecture())
+            return compile_kernel(lower(part.function, part.prim_funcs), architecture(ARCHITECTURE))
         except LoweringError as error:
             raise UnsupportedError(str(error)) from error
 
     def load(self, artifact: Artifact, options: BuildOptions) -> Kernel:
-        """Raises UnsupportedError, since nothing launches its kernels yet."""
-        raise UnsupportedError(_NOT_RUN)
+        """Load the machine code and the constants on the GPU."""
+        from collage.backends.tvm_cuda_codegen.artifact import unpack
+        from collage.backends.tvm_cuda_codegen.load import CudaKernel
 
-
-def _architecture() -> str:
-    try:
-        return gpu().architecture
-    except NoGpuError:
-        return ARCHITECTURE
+        return CudaKernel(unpack(artifact))

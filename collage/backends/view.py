@@ -7,12 +7,14 @@ split are parts of its input.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from collage.backends.base import VIEW, Availability, Backend, BackendKind, UnsupportedError
 from collage.graph.dataflow import Array
+from collage.kernel.device_array import on_device
 from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import BuildOptions
 
@@ -62,9 +64,14 @@ class _CopyKernel(Kernel):
         if 1 not in (len(sources), len(targets)) or sizes[0] != sizes[1] or len(kinds) > 1:
             raise ValueError(f"a view of {sizes[0]} elements has {sizes[1]}")
         parts = sources if whole else targets
-        ends = np.cumsum([part.size for part in parts])[:-1]
-        pieces = np.split(targets[0] if whole else sources[0], ends)
+        joined = targets[0] if whole else sources[0]
+        ends = [0, *accumulate(part.size for part in parts)]
+        pieces = [joined[begin:end] for begin, end in pairwise(ends)]
         pairs = list(zip(pieces, parts, strict=True))
+        if on_device(joined):
+            from collage.backends.cuda_kernels.copies import CopiesOnDevice
+
+            return CopiesOnDevice([(a, b) if whole else (b, a) for a, b in pairs])
 
         def run() -> None:
             for piece, part in pairs:

@@ -31,6 +31,7 @@ def backends(as_json: bool) -> None:
             "available": bool(probe),
             "version": probe.version,
             "reason": probe.reason,
+            "untried": registry[name].untried,
         }
         for name, probe in registry.availability().items()
     ]
@@ -48,7 +49,8 @@ def backends(as_json: bool) -> None:
     table.add_column("version", no_wrap=True)
     table.add_column("", overflow="fold", ratio=1)
     for each in found:
-        note = "available" if each["available"] else f"not available: {each['reason']}"
+        usable = "available" + (f"; it {each['untried']}" if each["untried"] else "")
+        note = usable if each["available"] else f"not available: {each['reason']}"
         table.add_row(*(Text(str(each[key])) for key in ("name", "kind", "version")), Text(note))
     for name, problem in registry.problems.items():
         table.add_row(Text(name), Text("plug-in"), Text(""), Text(f"cannot be loaded: {problem}"))

@@ -108,7 +108,7 @@ class Assembler:
         return pieces + [self._make.transform(each, self._build, buffers) for each in waiting]
 
     def _on_streams(self, pieces: Sequence[Piece], streams: StreamPlan, buffers: Buffers) -> list[Piece]:
-        """The pieces in the order of the schedule; those on a stream are single-threaded.
+        """The pieces in the order of the schedule; those on a stream of the host are single-threaded.
 
         A view stands right after the piece that makes its last input.
         """
@@ -134,11 +134,13 @@ class Assembler:
         for v in streams.schedule.order:
             stream, alone = streams.schedule.streams[v], streams.single_threaded[v]
             piece = launched[v]
-            if stream != TEAM:
-                assert alone is not None
+            if stream != TEAM and alone is None:  # it is on a GPU, whose streams are numbered from 1 on
+                region = replace(piece.region, stream=stream + 1)
+                piece = replace(piece, region=region, digest=f"{piece.digest} on {stream}")
+            elif stream != TEAM:
                 if isinstance(alone, PlacedTransform):
                     piece = self._make.transform(alone, single, buffers)
-                else:
+                elif alone is not None:
                     piece = self._make.kernel(alone, replace(single, variant=alone.variant), buffers)
                 region = replace(piece.region, stream=stream)
                 piece = replace(piece, region=region, digest=f"{piece.digest} on {stream}")

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from collage.backends.base import VIEW
 from collage.compiler.finished import NamedCandidate, NamedPlan, NamedRequest, NamedStreams, NamedVariant
+from collage.compiler.gpu_streams import is_on_gpu
 from collage.compiler.plan import Plan, StreamPlan
 from collage.compiler.single_threaded import Launch
 from collage.frontend.model import Model
@@ -114,14 +115,14 @@ class Reading:
         return Plan(named.label, placement, named.exclusive, self._streams(named.streams, *assemble(plan)))
 
     def _streams(self, named: NamedStreams, dag: Dag, launches: Collection[Launch]) -> StreamPlan:
-        """The schedule, where each launch on a stream has a kernel that does the same on one thread."""
+        """The schedule, where each launch on a stream has a kernel that does the same on one thread, or is on a GPU."""
         schedule = Schedule(named.order, named.streams)
         check(dag, schedule)
         single = tuple(
             self._alone(launch, each) for launch, each in zip(launches, named.single_threaded, strict=True)
         )
-        for stream, each in zip(schedule.streams, single, strict=True):
-            if stream < TEAM or (stream != TEAM and each is None):
+        for launch, stream, each in zip(launches, schedule.streams, single, strict=True):
+            if stream < TEAM or (stream != TEAM and each is None and not is_on_gpu(launch)):
                 raise ValueError("a launch on a stream has no kernel for one thread")
         return StreamPlan(schedule, single, named.algorithm)
 

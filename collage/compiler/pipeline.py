@@ -20,6 +20,7 @@ from collage.compiler.passes.early_engines import EarlyEngines
 from collage.compiler.passes.early_placement import EarlyPlacement
 from collage.compiler.passes.fixpoint import Fixpoint
 from collage.compiler.passes.glance import Glance
+from collage.compiler.passes.gpu_streams import GpuStreams
 from collage.compiler.passes.import_model import Import
 from collage.compiler.passes.match import Match
 from collage.compiler.passes.measure import Measure
@@ -66,6 +67,7 @@ _SEARCH: tuple[Pass, ...] = (
             Baselines(),
             Refine(),
             Concurrency(),
+            GpuStreams(),
             Select(),
         )
     ),

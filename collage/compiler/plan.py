@@ -22,7 +22,7 @@ QUICK = "quick"
 class StreamPlan:
     """A schedule that runs launches of a placement concurrently, and the single-threaded kernel for each of them.
 
-    ``algorithm`` names the scheduling algorithm.
+    Launches on a GPU have no such kernel, and stay what they are. ``algorithm`` names the scheduling algorithm.
     """
 
     schedule: Schedule

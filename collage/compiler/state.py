@@ -103,6 +103,11 @@ class Context:
         """Names of the backends whose kernels run on Collage's own team of threads."""
         return {name for name, each in self.backends.items() if each.on_team()}
 
+    @cached_property
+    def without_switch(self) -> Collection[str]:
+        """Names of the backends whose launches cost no context switch."""
+        return {name for name, each in self.backends.items() if not each.pays_switch()}
+
     def workbench(self, compilation: Compilation) -> Workbench:
         """The workbench that measures and runs the compilation's model."""
         return self.lab.workbench(self, compilation)

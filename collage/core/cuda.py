@@ -8,7 +8,9 @@ from dataclasses import dataclass
 OLDEST_DRIVER = (13, 0)
 """The oldest version of CUDA whose driver runs what is compiled here. NVRTC 13 needs it, and TensorRT for CUDA 13."""
 
-_LIBRARY = "libcuda.so.1"
+LIBRARY = "libcuda.so.1"
+"""The driver's library."""
+
 _MAJOR, _MINOR = 75, 76
 """CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR of ``cuDeviceGetAttribute``."""
 
@@ -39,9 +41,9 @@ class Gpu:
 def gpu() -> Gpu:
     """Ask the driver. Raises NoGpuError, which says what is missing."""
     try:
-        driver = ctypes.CDLL(_LIBRARY)
+        driver = ctypes.CDLL(LIBRARY)
     except OSError as error:
-        raise NoGpuError(f"there is no NVIDIA driver ({_LIBRARY})") from error
+        raise NoGpuError(f"there is no NVIDIA driver ({LIBRARY})") from error
     version, count, device = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
         raise NoGpuError(

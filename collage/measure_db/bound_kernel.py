@@ -11,9 +11,9 @@ from collage.backends.base import Backend
 from collage.backends.engine import as_engine
 from collage.backends.tuner import Tuner
 from collage.frontend.subgraph import Subgraph
-from collage.graph.dataflow import Array
+from collage.graph.dataflow import Array, TensorType
 from collage.graph.storage import PLAIN, Storage, stored_type
-from collage.kernel.buffers import aligned_array, aligned_copy
+from collage.kernel.device_array import empty_on, put
 from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import BuildOptions
 from collage.measure_db.results import Rejection, RejectionKind
@@ -68,8 +68,8 @@ class KernelBuffers:
         usual = usual_sample(subgraph, samples)
         types = zip(subgraph.output_types, output_storages, strict=True)
         return KernelBuffers(
-            tuple(aligned_copy(usual.stored(at, storage)) for at, storage in enumerate(input_storages)),
-            tuple(aligned_array(stored_type(kind, storage)) for kind, storage in types),
+            tuple(_copy_on(storage, usual.stored(at, storage)) for at, storage in enumerate(input_storages)),
+            tuple(_empty_on(storage, stored_type(kind, storage)) for kind, storage in types),
             input_storages,
             output_storages,
         )
@@ -109,6 +109,17 @@ def usual_sample(subgraph: Subgraph, samples: Samples) -> Sample:
         name = subgraph.model.graph.values[missing.args[0]].name
         text = f"no reference value for {name or 'a value inside an ONNX node'}"
         raise RejectedError(Rejection(RejectionKind.UNSUPPORTED, text)) from missing
+
+
+def _copy_on(storage: Storage, values: Array) -> Array:
+    """A copy of stored values on the device of their storage."""
+    found = empty_on(storage.device, values.shape, values.dtype)
+    put(found, values)
+    return found
+
+
+def _empty_on(storage: Storage, kind: TensorType) -> Array:
+    return empty_on(storage.device, kind.shape, kind.dtype)
 
 
 def _bind(source: KernelSource, artifact: bytes, buffers: KernelBuffers) -> BoundKernel:

@@ -11,6 +11,8 @@ from typing import TypeAlias
 import numpy as np
 
 from collage.graph.dataflow import Array
+from collage.kernel.device_call import DeviceCall
+from collage.kernel.device_clock import device_clocked
 from collage.kernel.kernel import Kernel
 from collage.kernel.options import BuildOptions
 from collage.measure_db.bound_kernel import BoundKernel, KernelSource, build
@@ -103,11 +105,19 @@ def clocked(kernel: Kernel, inputs: Sequence[Array], outputs: Sequence[Array]) -
 
 
 def _instances(kernel: BoundKernel) -> list[BoundKernel]:
-    """The kernel, and others with weights of their own to rotate with."""
+    """The kernel, and others with weights of their own to rotate with. A GPU's cache is flushed instead."""
+    if isinstance(kernel.call, DeviceCall):
+        return [kernel]
     subgraph = kernel.source.subgraph
     weights, among = weight_bytes(subgraph), weights_among(subgraph)
     count = instance_count(weights, among, last_level_cache(), kernel.load_s)
     return [kernel, *(kernel.another() for _ in range(count - 1))]
+
+
+def _own_clocks(instances: Sequence[BoundKernel]) -> list[Clocked] | None:
+    """Calls that are timed by the GPU that they run on, or None where they run on the host."""
+    found = [device_clocked(each.call) for each in instances if isinstance(each.call, DeviceCall)]
+    return found or None
 
 
 def _raced(instances: Sequence[BoundKernel], rival_us: float) -> Slower | None:
@@ -115,10 +125,13 @@ def _raced(instances: Sequence[BoundKernel], rival_us: float) -> Slower | None:
     if math.isinf(rival_us):
         return None
     with spent(RACE), quiet_machine() as watch, no_gc():
-        if not isinstance(instances[0].kernel, NativeKernel):
+        calls = _own_clocks(instances)
+        if calls is None and not isinstance(instances[0].kernel, NativeKernel):
             samples = samples_ns([each.call for each in instances])
         else:
-            calls = [clocked(each.kernel, each.buffers.inputs, each.buffers.outputs) for each in instances]
+            calls = calls or [
+                clocked(each.kernel, each.buffers.inputs, each.buffers.outputs) for each in instances
+            ]
             samples = (float(call()) for call in cycle(calls))
         slower = race(samples, rival_us, watch.patience)
     return None if slower is None else replace(slower, busy=watch.busy)
@@ -129,6 +142,8 @@ def _time(instances: Sequence[BoundKernel], sample_s: float) -> Timing:
 
     A kernel on the team finds its buffers' cache lines on all cores, as the network's kernels leave them.
     """
+    if (own := _own_clocks(instances)) is not None:
+        return timed_quietly(lambda patience: sample_clocked(own, limit_s=patience * sample_s))
     if not isinstance(instances[0].kernel, NativeKernel):
         plain = [each.call for each in instances]
         return timed_quietly(lambda patience: sample_calls(plain, limit_s=patience * sample_s))

@@ -139,7 +139,7 @@ class Expected:
         inverse = (1.0 / scales(array, channels_first=channels_first)).astype(
             widened(array).real.dtype, copy=False
         )
-        if layout != PLAIN:
+        if layout.format != PLAIN.format:
             whole = np.broadcast_to(inverse, array.shape)
             padding: Any = to_layout(np.ones(array.shape, bool), layout)
             inverse = to_layout(np.ascontiguousarray(whole), layout)

@@ -11,7 +11,8 @@ from collage.backends.base import BackendKind
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
 from collage.graph.storage import PLAIN, from_layout, to_layout
-from collage.kernel.buffers import as_bytes, poison
+from collage.kernel.buffers import as_bytes
+from collage.kernel.device_array import poison, put, to_host
 from collage.measure_db.bound_kernel import BoundKernel, usual_sample
 from collage.measure_db.compare import reduced_tolerance, region_tolerance, rounds_each_number
 from collage.measure_db.results import Rejection, RejectionKind
@@ -80,7 +81,7 @@ class Gate:
         """Put the sample's inputs into the kernel's buffers."""
         buffers = self._kernel.buffers
         for position, (storage, array) in enumerate(zip(buffers.input_storages, buffers.inputs, strict=True)):
-            np.copyto(array, sample.stored(position, storage))
+            put(array, sample.stored(position, storage))
 
     def _run(self, sample: Sample, about: str) -> float:
         """Run the kernel once, on a sample that its buffers hold, and return the largest relative error.
@@ -93,10 +94,11 @@ class Gate:
         with stage("run"):
             self._kernel.call()
         for position, (storage, array) in enumerate(zip(buffers.input_storages, buffers.inputs, strict=True)):
-            if not _same_bytes(array, sample.stored(position, storage)):
+            if not _same_bytes(to_host(array), sample.stored(position, storage)):
                 raise _inaccurate(f"{about}writes to its inputs")
         errors = [
-            self._error(sample, position, array, about) for position, array in enumerate(buffers.outputs)
+            self._error(sample, position, to_host(array), about)
+            for position, array in enumerate(buffers.outputs)
         ]
         return max(errors, default=0.0)
 

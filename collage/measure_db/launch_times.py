@@ -29,7 +29,7 @@ class NotedRuns:
         self._inputs = inputs
         self._clock = np.zeros(len(executor.program.launches), np.int64) if clock is None else clock
         self._calls = executor.bind(self._clock)
-        self._runs: list[tuple[int, Array]] = []
+        self._runs: list[tuple[int, Array, Array]] = []
 
     def __call__(self) -> None:
         self._executor.set_inputs(self._inputs)  # their buffers serve other values after their last use
@@ -37,7 +37,7 @@ class NotedRuns:
         begin = time.monotonic_ns()
         for call in self._calls:
             call()
-        self._runs.append((begin, self._clock.copy()))
+        self._runs.append((begin, self._clock.copy(), self._executor.device_ns.copy()))
 
     def forget(self) -> None:
         """Drop the notes of all runs so far."""
@@ -46,20 +46,21 @@ class NotedRuns:
     @property
     def longest_s(self) -> float:
         """The time of the longest run in seconds."""
-        return max((int(clock.max(initial=begin)) - begin for begin, clock in self._runs), default=0) / 1e9
+        return max((int(clock.max(initial=begin)) - begin for begin, clock, _ in self._runs), default=0) / 1e9
 
     def launches_us(self, *, disturbed: bool = False) -> list[float]:
         """Medians in microseconds, in launch order; where others disturbed the runs, the shortest tenths.
 
         A launch begins when all that it waits for has ended: the launch before it on its stream, those whose events it
         waits for, and all earlier ones where it takes the whole team. The time until it really runs counts to it, so
-        that without streams the times add up to the whole.
+        that without streams the times add up to the whole. A launch on a GPU takes its time there.
         """
         ordered = self._executor.program.ordered
         rows = []
-        for begin, clock in self._runs:
+        for begin, clock, on_device in self._runs:
             ends = [int(each) for each in clock]
-            rows.append([end - at for end, at in zip(ends, begins(ordered, ends, begin), strict=True)])
+            times = zip(ends, begins(ordered, ends, begin), on_device, strict=True)
+            rows.append([end - at if ns < 0 else int(ns) for end, at, ns in times])
         share = _SHORTEST if disturbed else _MIDDLE
         return [float(each) for each in np.percentile(np.array(rows), share, axis=0) / 1e3]
 

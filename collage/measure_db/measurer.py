@@ -15,6 +15,7 @@ from collage.backends.tuner import TRIAL_LIMIT_S
 from collage.core.progress import Progress
 from collage.errors import unknown_names
 from collage.frontend.model import Model
+from collage.graph.storage import HOST
 from collage.kernel.transform import LayoutTransform
 from collage.measure_db.busy_progress import BusyProgress
 from collage.measure_db.contenders import Charges, Contenders, Field, Losses
@@ -187,8 +188,9 @@ class Measurer:
         return self._outcomes(requests, None, progress or self._progress)
 
     def _least_us(self, request: Request) -> float:
-        """The roofline of the candidate in microseconds; 0 for engines and reduced precisions, for which none holds."""
-        if request.backend in self._engines or request.variant.precision:
+        """The roofline of the candidate in microseconds; 0 for engines, GPUs and reduced precisions."""
+        elsewhere = request.backend in self._engines or self.backends[request.backend].device != HOST
+        if elsewhere or request.variant.precision:
             return 0.0
         subgraph = self.measured.subgraph(request.nodes)
         direct = not self.backends[request.backend].reassociates(subgraph, request.variant)

@@ -10,7 +10,8 @@ from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
 from collage.graph.storage import PLAIN, Storage, from_layout, to_layout
-from collage.kernel.buffers import as_bytes, poison
+from collage.kernel.buffers import as_bytes
+from collage.kernel.device_array import poison, put, to_host
 from collage.kernel.kernel import Call, Kernel
 from collage.measure_db.gate import Output, allowed_error, may_be_rounding
 from collage.measure_db.plan_protocol import Plan, Stage
@@ -140,7 +141,7 @@ class _Launch:
         for array, buffer in self._inputs:
             expected = self._check.reference(buffer)
             if expected is not None:
-                np.copyto(array, expected)
+                put(array, expected)
         for array, _ in self._outputs:
             if not self._overlaps(array, self._inputs):
                 poison(array)
@@ -150,12 +151,13 @@ class _Launch:
             expected = self._check.reference(buffer)
             if expected is None or self._overlaps(array, self._outputs):
                 continue
-            if not np.array_equal(as_bytes(array), as_bytes(np.ascontiguousarray(expected))):
+            if not np.array_equal(as_bytes(to_host(array)), as_bytes(np.ascontiguousarray(expected))):
                 raise _inaccurate(f"in call {number}, writes to its inputs")
         for position, (array, buffer) in enumerate(self._outputs):
             expected = self._check.reference(buffer) if self._moved is None else self._moved
             if expected is None:
                 continue
+            array = to_host(array)
             if self._judge is not None:
                 complaint = self._judge.complaint(position, array)
             else:

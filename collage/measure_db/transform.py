@@ -9,8 +9,11 @@ import numpy as np
 
 from collage.backends.base import Backend
 from collage.graph.dataflow import np_dtype
-from collage.graph.storage import stored_type, to_layout
-from collage.kernel.buffers import aligned_array, aligned_copy, as_bytes, poison
+from collage.graph.storage import CUDA, stored_type, to_layout
+from collage.kernel.buffers import as_bytes
+from collage.kernel.device_array import empty_on, lock_pages, poison, put, to_host
+from collage.kernel.device_call import DeviceCall
+from collage.kernel.device_clock import device_clocked
 from collage.kernel.options import BuildOptions
 from collage.kernel.transform import LayoutTransform
 from collage.measure_db.candidate import clocked
@@ -42,8 +45,13 @@ def measure_transform(
         with stage("codegen"):
             artifact = backend.codegen_transform(transform, options)
         with stage("load"):
-            source_array = aligned_copy(to_layout(plain, source))
-            target_array = aligned_array(stored_type(kind, target))
+            stored, made = to_layout(plain, source), stored_type(kind, target)
+            source_array = empty_on(source.device, stored.shape, stored.dtype)
+            target_array = empty_on(target.device, made.shape, made.dtype)
+            put(source_array, stored)
+            between_devices = source.device != target.device
+            if between_devices and CUDA in (source.device, target.device):
+                lock_pages(source_array if target.device == CUDA else target_array)
             kernel = backend.load_transform(artifact, options)
         with stage("bind"):
             call = kernel.bind([source_array], [target_array])
@@ -52,11 +60,14 @@ def measure_transform(
             call()
     except RejectedError as rejected:
         return rejected.rejection
-    if not np.array_equal(as_bytes(target_array), as_bytes(to_layout(plain, target))):
+    if not np.array_equal(as_bytes(to_host(target_array)), as_bytes(to_layout(plain, target))):
         return Rejection(RejectionKind.INACCURATE, str(transform))
     if isinstance(kernel, NativeKernel):
         calls = [clocked(kernel, [source_array], [target_array])]
         timing = timed_quietly(lambda patience: sample_clocked(calls, limit_s=patience * sample_s))
+    elif isinstance(call, DeviceCall) and not call.with_host:
+        on_gpu = [device_clocked(call)]
+        timing = timed_quietly(lambda patience: sample_clocked(on_gpu, limit_s=patience * sample_s))
     else:
         timing = timed_quietly(lambda patience: sample_calls([call], limit_s=patience * sample_s))
     if keep is not None:

@@ -28,6 +28,7 @@ from collage.core.child_process import (
     write_message,
 )
 from collage.core.cpu_time import Cpu
+from collage.core.cuda_driver import lost_context
 from collage.core.temporary import sweep
 from collage.errors import CollageError
 from collage.measure_db.machine import limit_memory, spare_memory
@@ -75,6 +76,10 @@ def main() -> None:
                 assert worker is not None
                 with machine.working():
                     reply = worker.answer(message)
+                if reason := lost_context():
+                    # Nothing on the GPU works in this process any more. A fresh one measures the next candidate.
+                    os.write(2, reason.encode())
+                    os.abort()
         except CollageError as error:
             reply = Failure(str(error))
         signal.setitimer(signal.ITIMER_REAL, 0)

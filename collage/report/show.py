@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from collage.graph.magnitudes import LIMIT
-from collage.graph.storage import HOST
+from collage.graph.storage import CUDA, HOST
 from collage.report.best_so_far import FINISHED, course_words, ended_words
 from collage.report.report import CandidateReport, ErrorReport, GraphLevelReport, Report
-from collage.schedule.program import Program
+from collage.schedule.program import Program, runs_on_gpu
+from collage.schedule.region import Region
 from collage.schedule.schedule import TEAM, concurrency, critical_path_us
 
 _SCHEDULES = {
@@ -30,10 +31,10 @@ _MOST_OPAQUE = 5
 class Row:
     """A line of the placement table; ``share`` is the cost over the sum of all regions' costs (0 to 1).
 
-    ``cost_us`` is None where nothing was measured. ``stream`` is the number of the stream, or "team" where all threads
-    work on the region. ``mark`` has ``MARK`` where the region's algorithm reassociates, and ``GUARDED`` where its
-    kernel is right on ordinary numbers only. ``precision`` is the reduced one that it computes in, or "", and ``error``
-    what that adds to the error of the outputs, as a share of their scale.
+    ``cost_us`` is None where nothing was measured. ``stream`` is the number of the stream, "team" where all threads
+    work on the region, or the device that it is on. ``mark`` has ``MARK`` where the region's algorithm reassociates,
+    and ``GUARDED`` where its kernel is right on ordinary numbers only. ``precision`` is the reduced one that it
+    computes in, or "", and ``error`` what that adds to the error of the outputs, as a share of their scale.
     """
 
     number: int
@@ -74,6 +75,12 @@ class Row:
         return "-" if self.cost_us is None else f"{self.share:.1%}"
 
 
+def _stream_of(region: Region, program: Program) -> str:
+    if runs_on_gpu(region, program.devices):
+        return f"{CUDA} {region.stream}" if region.stream else CUDA
+    return str(region.stream) if region.threads < program.threads else "team"
+
+
 def rows(program: Program) -> list[Row]:
     """The regions in launch order, numbered as in ``show --json``; views that launch nothing are left out."""
     total = sum(region.cost_us for region in program.regions)
@@ -85,7 +92,7 @@ def rows(program: Program) -> list[Row]:
             shorten_ops(region.ops),
             shorten_nodes(region.sources),
             region.layout,
-            str(region.stream) if region.threads < program.threads else "team",
+            _stream_of(region, program),
             region.cost_us if total > 0 else None,
             region.cost_us / total if total > 0 else 0.0,
             MARK * region.reassociates + GUARDED * region.finite_only,

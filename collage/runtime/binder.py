@@ -6,9 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from collage.graph.dataflow import Array
+from collage.kernel.device_array import on_device
+from collage.kernel.device_call import DeviceCall
 from collage.kernel.kernel import Call
 from collage.native import Events, LaunchList, Step, Task, Team, in_sequence, note_time, sharing_scratch
 from collage.native.scan import Flag, scan_call, scan_step
+from collage.runtime.device_launches import DeviceLaunch, DeviceLaunches
+from collage.runtime.device_scan import AfterScan, DeviceFlag, scan_on_device
 from collage.schedule.program import Program
 from collage.schedule.schedule import TEAM
 
@@ -43,6 +47,11 @@ class Binder:
         self._calls: list[Call] = []
         self._steps: list[Step] = []
         self._lists: dict[int, list[Task]] = {}
+        self._on_device: list[DeviceLaunch] = []
+        self._device_flag: DeviceFlag | None = None
+        self._after: dict[int, tuple[int, ...]] = {
+            v: tuple(u for u, w in program.ordered.events if w == v) for _, v in program.ordered.events
+        }
 
     def native(
         self,
@@ -53,6 +62,7 @@ class Binder:
         scans: Sequence[Array] = (),
     ) -> None:
         """Add launch ``number``, on its stream, after a scan of the arrays ``scans``."""
+        self._flush_device()
         stream = self._streams[number]
         scan = self._scan(scans, 1 if stream != TEAM else self._lane[0])
         if stream == TEAM:
@@ -68,11 +78,27 @@ class Binder:
 
     def call(self, call: Call, name: str, scans: Sequence[Array] = ()) -> None:
         """Add a call that does not run on the team, after a scan of the arrays ``scans``. Errors have its ``name``."""
+        self._flush_device()
         if scan := self._scan(scans, self._lane[0]):
             self._meet()
             self._steps += scan
         self._flush()
         self._add(call, name)
+
+    def device(self, number: int, call: DeviceCall, scans: Sequence[Array] = ()) -> None:
+        """Add launch ``number`` on a GPU, after a scan of the arrays ``scans``, which may be on the host, too."""
+        if on_host := [each for each in scans if not on_device(each)]:
+            self._flush_device()
+            if scan := self._scan(on_host, self._lane[0]):
+                self._meet()
+                self._steps += scan
+        self._flush()
+        if on_gpu := [each for each in scans if on_device(each)]:
+            if self._device_flag is None:
+                self._device_flag = DeviceFlag(self._found)
+            call = AfterScan([scan_on_device(each, self._device_flag) for each in on_gpu], call)
+        after = self._after.get(number, ())
+        self._on_device.append(DeviceLaunch(number, call, self._streams[number], after))
 
     def _scan(self, arrays: Sequence[Array], threads: int) -> list[Step]:
         """The steps of a scan by the team. Where there is no team or no native scan, a call is added instead."""
@@ -85,6 +111,7 @@ class Binder:
 
     def finish(self) -> list[Call]:
         """All calls, in order."""
+        self._flush_device()
         self._flush()
         return self._calls
 
@@ -93,6 +120,11 @@ class Binder:
             lists = [self._lists.get(i, []) for i in range(max(self._lists) + 1)]
             self._steps.append(Step(tuple(map(in_sequence, lists))))
             self._lists = {}
+
+    def _flush_device(self) -> None:
+        if self._on_device:
+            launches, self._on_device = self._on_device, []
+            self._add(DeviceLaunches(launches, self._device_flag), "launch list of the GPU")
 
     def _flush(self) -> None:
         self._meet()

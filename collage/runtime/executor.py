@@ -19,8 +19,10 @@ import numpy.typing as npt
 from collage.core.library_text import library_text
 from collage.errors import CollageError
 from collage.graph.dataflow import Array, np_dtype
-from collage.graph.storage import HOST
-from collage.kernel.buffers import aligned_empty
+from collage.graph.storage import CUDA, HOST
+from collage.kernel.device_array import empty_on, lock_pages, on_device
+from collage.kernel.device_call import DeviceCall
+from collage.kernel.device_clock import device_clocked
 from collage.kernel.kernel import Call, Kernel
 from collage.native import NativeKernel, Team, beside_team, team_of
 from collage.native.scan import new_flag
@@ -63,12 +65,16 @@ class Executor:
         self.careful_runs = 0
         """The number of calls that the original model has answered."""
         self._arena = _arena_of(program, HOST) if arena is None else arena
+        if CUDA in program.arenas and arena is None:
+            lock_pages(self._arena)
         self._on_devices = {each: _arena_of(program, each) for each in program.arenas if each != HOST}
         """The arenas of other devices than the host."""
         self._given = given or {}
         self._constants = dict(constants)
         self._arrays: dict[int, Array] = {}
         self._kernels = list(kernels)  # bound calls may need their kernels to stay alive
+        self.device_ns: npt.NDArray[np.int64] = np.full(len(program.launches), -1, np.int64)
+        """For each launch on a GPU, how long it took there in the last run of calls that note times; else -1."""
         self._lane = 0
         self._team: Team | None = None
         if any(isinstance(kernel, NativeKernel) for kernel in kernels):
@@ -120,8 +126,15 @@ class Executor:
                 raise
             except Exception as error:  # a backend raises anything
                 raise CollageError(f"the {kernel_name(region)} does not fit its buffers: {error}") from error
-            call = call if self._team is None else beside_team(call, self.program.threads)
-            binder.call(timed(call, before, after), kernel_name(region), scans)
+            if isinstance(call, DeviceCall):
+                if not noting:
+                    binder.device(number, call, scans)
+                    continue
+                call = call if call.with_host else _noting_ns(call, self.device_ns[number:])
+            else:
+                call = call if self._team is None else beside_team(call, self.program.threads)
+            on_host = [each for each in scans if not on_device(each)]
+            binder.call(timed(call, before, after), kernel_name(region), on_host)
         return binder
 
     def _own_team(self) -> tuple[int, Team]:
@@ -214,8 +227,18 @@ class Executor:
 
 
 def _arena_of(program: Program, device: str) -> Array:
-    """An arena for the values on a device, whose memory the process can address."""
-    return aligned_empty((max(program.arenas[device].nbytes, 1),), "uint8")
+    """An arena for the values on a device."""
+    return empty_on(device, (max(program.arenas[device].nbytes, 1),), "uint8")
+
+
+def _noting_ns(call: DeviceCall, note: npt.NDArray[np.int64]) -> Call:
+    """The call, which notes the nanoseconds that it took on the GPU."""
+    clocked = device_clocked(call)
+
+    def run() -> None:
+        note[0] = clocked()
+
+    return run
 
 
 def kernel_name(region: Region) -> str:

@@ -15,12 +15,14 @@ from collage.graph.magnitudes import is_scanned
 from collage.graph.read_type import MOST_BYTES
 from collage.graph.storage import HOST, Storage
 from collage.graph.value_type import TENSOR
-from collage.schedule.program import Port, Program
+from collage.schedule.program import Port, Program, runs_on_gpu
 from collage.schedule.region import Region
 from collage.schedule.suffix import Suffix
 
 MOST_THREADS = 1024
 """The most threads of a team, and of an engine."""
+MOST_STREAMS = 1024
+"""The most streams on a GPU, and one."""
 
 
 def check_regions(
@@ -38,14 +40,16 @@ def check_regions(
     _refuse_repeated("inputs", [port.name for port in inputs])
     _refuse_repeated("inputs", [port.value for port in inputs])
     _check_devices(regions, inputs, types, devices)
+    _refuse_mixed_streams(regions, threads, devices)
     there = {port.value for port in inputs}
     for number, region in enumerate(regions):
-        _check_region(number, region, types, there, threads)
+        _check_region(number, region, types, there)
+        _check_stream(number, region, threads, devices)
         there.update(region.outputs)
 
 
 def _check_region(
-    number: int, region: Region, types: Mapping[int, TensorType], there: Collection[int], threads: int
+    number: int, region: Region, types: Mapping[int, TensorType], there: Collection[int]
 ) -> None:
     if missing := {*region.inputs} - {*there}:
         raise MalformedError(f"region {number} reads value {min(missing)}, which nobody has made")
@@ -54,10 +58,6 @@ def _check_region(
     _refuse_repeated(f"outputs of region {number}", region.outputs)
     if unknown := {*region.inputs, *region.outputs} - types.keys():
         raise MalformedError(f"value {min(unknown)} of region {number} has no type")
-    if not 1 <= region.threads <= threads or not 0 <= region.stream < threads:
-        raise MalformedError(
-            f"region {number} takes {region.threads} threads on stream {region.stream}, of {threads} in all"
-        )
     for value in region.scans:
         if value not in there or not is_scanned(types[value].dtype):
             raise MalformedError(f"region {number} scans value {value}, of which there is no scan")
@@ -69,6 +69,22 @@ def _check_region(
         sizes = [sum(types[v].nbytes for v in values) for values in (region.inputs, region.outputs)]
         if 1 not in (len(region.inputs), len(region.outputs)) or sizes[0] != sizes[1]:
             raise MalformedError(f"view {number} makes {sizes[1]} bytes of {sizes[0]}")
+
+
+def _check_stream(number: int, region: Region, threads: int, devices: Mapping[int, str]) -> None:
+    streams = MOST_STREAMS if runs_on_gpu(region, devices) else threads
+    if not 1 <= region.threads <= threads or not 0 <= region.stream < streams:
+        raise MalformedError(
+            f"region {number} takes {region.threads} threads on stream {region.stream}, of {threads} in all"
+        )
+
+
+def _refuse_mixed_streams(regions: Sequence[Region], threads: int, devices: Mapping[int, str]) -> None:
+    """Raise MalformedError for streams on the GPU beside streams on the host, whose numbers are the same."""
+    away = [each for each in regions if runs_on_gpu(each, devices)]
+    here = [each for each in regions if each not in away and each.backend != VIEW]
+    if any(each.stream for each in away) and any(each.threads < threads for each in here):
+        raise MalformedError("some launches run on streams of the host, and some on those of the GPU")
 
 
 def _check_devices(

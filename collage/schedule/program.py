@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from collage.graph.dataflow import TensorType
-from collage.graph.storage import HOST
+from collage.graph.storage import CUDA, HOST
 from collage.schedule.dag import Dag
 from collage.schedule.memory import Lifetime, MemoryPlan, lifetimes, plan_memory
 from collage.schedule.region import Region
@@ -137,11 +137,12 @@ def make_program(
     """Make a program of a launch list (regions in a topological order), and plan its memory, device by device.
 
     A region with fewer threads than ``threads`` runs on its stream; all others take the whole team. ``devices`` has the
-    devices of the values that are not on the host.
+    devices of the values that are not on the host. A region all of whose values are on the GPU runs there on the stream
+    before its own, and by itself where that is 0.
     """
     sharing = Sharing(types, frozenset(p.value for p in inputs), devices)
     launches = tuple(r for r in regions if not sharing.view(r))
-    ordered = Ordered(_dag(launches, sharing), _schedule(launches, threads))
+    ordered = Ordered(_dag(launches, sharing), _schedule(launches, threads, devices))
     overwrite_in_place(sharing, launches, ordered.before, [p.value for p in (*inputs, *outputs)])
     steps: list[Step] = [
         ([sharing.base(v) for v in r.inputs], [sharing.base(v) for v in r.outputs]) for r in launches
@@ -177,9 +178,21 @@ def _plan_of(
     return plan_memory({v: life for v, life in lives.items() if sharing.device(v) == device}, meet)
 
 
-def _schedule(launches: Sequence[Region], threads: int) -> Schedule:
-    streams = (r.stream if r.threads < threads else TEAM for r in launches)
+def _schedule(launches: Sequence[Region], threads: int, devices: Mapping[int, str]) -> Schedule:
+    streams = (_stream(each, threads, devices) for each in launches)
     return Schedule(tuple(range(len(launches))), tuple(streams))
+
+
+def _stream(region: Region, threads: int, devices: Mapping[int, str]) -> int:
+    if runs_on_gpu(region, devices):
+        return region.stream - 1 if region.stream else TEAM
+    return region.stream if region.threads < threads else TEAM
+
+
+def runs_on_gpu(region: Region, devices: Mapping[int, str]) -> bool:
+    """Whether all that the region reads and writes is on the GPU."""
+    values = *region.inputs, *region.outputs
+    return bool(region.outputs) and all(devices.get(v) == CUDA for v in values)
 
 
 def _dag(launches: Sequence[Region], sharing: Sharing) -> Dag:

@@ -37,8 +37,9 @@ class Region:
 
     ``inputs`` and ``outputs`` are buffer ids in the order of the kernel's parameters: a plain value's own id, or a new
     one for each other storage of it. ``layout`` has the storages of inputs and outputs as text, and ``split`` says how
-    the work is divided. The kernel may use ``threads`` threads and runs on ``stream``. ``cost_us`` is its measured
-    median in microseconds, and ``noise_us`` the half-width of the 95 % interval. ``in_place`` are the positions of
+    the work is divided. The kernel may use ``threads`` threads and runs on ``stream``; a kernel on a GPU has a
+    stream from 1 on there, or 0 where it runs by itself. ``cost_us`` is its measured median in microseconds, and
+    ``noise_us`` the half-width of the 95 % interval. ``in_place`` are the positions of
     inputs that the kernel may overwrite with its one output. ``exclusive`` and ``profile`` are those of BuildOptions,
     and an ``original`` region is the model as its author wrote it.
 

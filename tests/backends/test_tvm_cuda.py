@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import struct
 import sys
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from collage.backends.tvm_cuda import TvmCuda
 from collage.backends.tvm_cuda_codegen.artifact import pack, unpack
 from collage.backends.tvm_cuda_codegen.build import compile_kernel, sources_of
 from collage.backends.tvm_cuda_codegen.nvrtc import NvrtcError, compile_cubin
+from collage.core.cuda import NoGpuError
 from collage.frontend.model import Model, import_model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.storage import Storage
@@ -30,6 +32,7 @@ from collage.kernel.buffers import aligned_copy
 from collage.kernel.options import BuildOptions, Variant
 from collage.patterns.context import MatchContext
 from collage.patterns.match import find_matches
+from tests.cuda_driver import Driver, no_driver, pretend
 from tests.cuda_on_cpu import CpuThreads
 from tests.frontend import onnx_cases
 from tests.frontend.onnx_cases import Array, Case, Feed
@@ -241,7 +244,7 @@ def chain() -> Subgraph:
     return Subgraph(model, tuple(range(len(model.graph.nodes))))
 
 
-def test_the_backend() -> None:
+def test_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     backend = collage.default_registry()["tvm_cuda"]
     assert (backend.kind, backend.device) == (BackendKind.COMPILER, "cuda")
@@ -253,8 +256,17 @@ def test_the_backend() -> None:
     assert pack(found) == artifact
     assert found.architecture.startswith("sm_")
     assert [each.shape for each in (*found.params, *found.outputs)] == [(4, 100)] * 2
-    with pytest.raises(UnsupportedError, match="have never run on a GPU"):
+    pretend(monkeypatch, no_driver)
+    with pytest.raises(NoGpuError, match="there is no NVIDIA driver"):
         backend.load(artifact, options)
+    pretend(monkeypatch, lambda name: Driver(1, capability=(8, 0)))
+    with pytest.raises(UnsupportedError, match="compiled for sm_90, and NVIDIA Made-up 1 is sm_80"):
+        backend.load(artifact, options)
+
+
+def test_the_gpu_is_part_of_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, lambda name: Driver(1, version=13020))
+    assert re.fullmatch(r".*, NVRTC .*, NVIDIA Made-up 1, CUDA 13.2", TvmCuda().available().version)
 
 
 def test_without_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:

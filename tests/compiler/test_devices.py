@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -93,17 +94,22 @@ def test_offers_for_the_host_alone() -> None:
         assert {offer.request.backend for offer in found.offers} == expected
 
 
+def not_installed(name: str) -> str:
+    raise metadata.PackageNotFoundError(name)
+
+
 @pytest.mark.parametrize(
     ("load", "words"),
     [
         (no_driver, "there is no NVIDIA driver"),
         (lambda name: Driver(0), "finds no GPU; let this process see one"),
         (lambda name: Driver(1, version=12080), "is for CUDA 12.8; install one for CUDA 13.0 or later"),
-        (lambda name: Driver(1), "tvm_cuda is not available .its kernels are compiled and have never run"),
+        (lambda name: Driver(1), "tvm_cuda is not available .NVRTC is not installed: pip install"),
     ],
 )
 def test_no_gpu_in_python(load: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, load)
+    monkeypatch.setattr(metadata, "version", not_installed)
     with pytest.raises(UsageError, match=words) as raised:
         collage.compile(chain(), device="cuda", db=tmp_path / "db.sqlite")
     assert "\n" not in str(raised.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from collage.graph.storage import HOST
 from collage.schedule.program import Port, Program, make_program
 from collage.schedule.read_program import read_program
 from collage.schedule.region import Region
+from collage.schedule.schedule import TEAM
 from collage.schedule.sharing import BufferView
 
 KIND = TensorType((64,), "float32")
@@ -133,3 +135,44 @@ def test_devices_of_a_file(devices: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words) as raised:
         read_program(data)
     assert isinstance(raised.value, MalformedError) or "called" in words
+
+
+def test_streams_of_a_gpu() -> None:
+    """Two chains on the GPU, on two streams between copies: values of the two share no bytes there."""
+    chains = [
+        region("copy", (0,), (1,)),
+        region("cuda", (1,), (2,), stream=1),
+        region("cuda", (1,), (3,), stream=2),
+        region("cuda", (2,), (4,), stream=1),
+        region("cuda", (3, 4), (5,), stream=1),
+        region("copy", (5,), (6,)),
+    ]
+    devices = dict.fromkeys(range(1, 6), "cuda")
+    found = program(chains, 6, devices)
+    assert found.ordered.schedule.streams == (TEAM, 0, 1, 0, 0, TEAM)
+    assert found.ordered.events == ((2, 4),)
+    offsets = found.arenas["cuda"].offsets
+    assert offsets[3] not in (offsets[1], offsets[2], offsets[4])
+    assert read_program(found.to_json()) == found
+    alone = program([replace(each, stream=0) for each in chains], 6, devices)
+    assert alone.ordered.schedule.count == 0
+    assert alone.arenas["cuda"].nbytes <= found.arenas["cuda"].nbytes
+
+
+def test_streams_of_a_gpu_and_of_the_host_are_not_mixed() -> None:
+    regions = [
+        region("copy", (0,), (1,), threads=2),
+        region("cuda", (1,), (2,), threads=2, stream=1),
+        region("copy", (2,), (3,), threads=2),
+        region("host", (3,), (4,), threads=1, stream=1),
+    ]
+    types = dict.fromkeys(range(5), KIND)
+    ports = [Port("x", 0, KIND)], [Port("y", 4, KIND)]
+    found = make_program(regions, *ports, types, 2, {1: "cuda", 2: "cuda"})
+    with pytest.raises(MalformedError, match="streams of the host, and some on those of the GPU"):
+        read_program(found.to_json())
+    wild = replace(regions[1], stream=5000)
+    whole = replace(regions[3], threads=2, stream=0)
+    again = make_program([regions[0], wild, regions[2], whole], *ports, types, 2, {1: "cuda", 2: "cuda"})
+    with pytest.raises(MalformedError, match="on stream 5000"):
+        read_program(again.to_json())

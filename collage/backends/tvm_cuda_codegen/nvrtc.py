@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from collage.backends.base import UnsupportedError
@@ -85,7 +88,8 @@ def _nvrtc() -> Any:
 def _include_paths(nvrtc: Any, source: str) -> list[str]:
     """Options that name the folder of NVRTC's own headers where the source needs any: those of float16 and bfloat16.
 
-    NVRTC unpacks them into the user's cache folder, once for each version. Raises UnsupportedError where it has none.
+    NVRTC unpacks them into the user's cache folder, once for each version. Those before 13.5 have none, and get the
+    headers of CUDA's toolkit. Raises UnsupportedError where that is not installed.
     """
     if not _HALF_HEADERS.search(source):
         return []
@@ -94,12 +98,23 @@ def _include_paths(nvrtc: Any, source: str) -> list[str]:
     major, minor = _version(nvrtc)
     folder = platformdirs.user_cache_path("collage") / f"nvrtc-{major}.{minor}"
     if not hasattr(nvrtc, "nvrtcInstallBundledHeaders"):
+        if (toolkit := _toolkit_headers()) is not None:
+            return [f"-I{toolkit}", f"-I{toolkit / 'cccl'}"]
         raise UnsupportedError(
             f"NVRTC {major}.{minor} has no headers for float16: pip install 'collage[gpu]'"
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
     _value(nvrtc, nvrtc.nvrtcInstallBundledHeaders(str(folder).encode(), 0)[:1])
     return [f"-I{folder}", f"-I{folder / 'cccl'}"]
+
+
+def _toolkit_headers() -> Path | None:
+    """The folder of the toolkit's headers: that of NVIDIA's wheels, or of an installation."""
+    spec = find_spec("nvidia")
+    wheels = [Path(each) for each in spec.submodule_search_locations or ()] if spec is not None else []
+    roots = [root for each in wheels for root in sorted(each.glob("*"))]
+    roots += [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))]
+    return next((root / "include" for root in roots if (root / "include" / "cuda_fp16.h").exists()), None)
 
 
 def _version(nvrtc: Any) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from itertools import zip_longest
 
 from collage.compiler.passes.worthwhile import Worthwhile
 from collage.compiler.state import Compilation, Context
+from collage.graph.storage import HOST
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome
 from collage.search.candidates import Offer
@@ -72,10 +73,12 @@ class Measure:
         return found
 
     def _typical(self, outcomes: Mapping[Request, Outcome]) -> list[Request]:
-        """A few candidates of each backend, one backend after another."""
+        """A few candidates of each backend on the host, one backend after another."""
         by_backend: dict[str, list[tuple[float, Request]]] = {}
         for request, outcome in outcomes.items():
-            if isinstance(outcome, Measurement) and not outcome.tuning:
+            storages = (*request.variant.inputs, *request.variant.outputs)
+            on_host = all(each.device == HOST for each in storages)
+            if isinstance(outcome, Measurement) and not outcome.tuning and on_host:
                 distance = abs(math.log(max(outcome.median_us, 1e-3) / self.typical_us))
                 by_backend.setdefault(request.backend, []).append((distance, request))
         nearest = [

@@ -260,7 +260,7 @@ def candidates_in(
     """The candidates that the search chooses from; without an error budget there are none of reduced precision."""
     errors = None if compilation.budget is None else compilation.budget.model
     return candidates_of(
-        compilation.imported, compilation.offers, compilation.views, outcomes, context.on_team, errors
+        compilation.imported, compilation.offers, compilation.views, outcomes, context.without_switch, errors
     )
 
 
@@ -278,6 +278,7 @@ def _transforms_us(
     costs = costs_of(dict.fromkeys(transform for _, transform in possible))
     makers = {each: measurer.transform_backend(each) for each in costs}
     switch_us = {
-        each: 0.0 if maker is None or maker.on_team() else epsilon_us for each, maker in makers.items()
+        each: 0.0 if maker is None or not maker.pays_switch() else epsilon_us
+        for each, maker in makers.items()
     }
     return {(value, each): costs[each] + switch_us[each] for value, each in possible if each in costs}

@@ -105,7 +105,7 @@ class _Recalled:
         """
         context, known = self.context, self.known
         variants = read_variants(known.variants, (*FORMATS, *context.registry.formats))
-        reading = Reading(self.compilation.imported, context.backends, context.on_team, variants)
+        reading = Reading(self.compilation.imported, context.backends, context.without_switch, variants)
         suggested = [Offer(reading.request(named), why) for named, why in known.suggested]
         offers = (*self.compilation.offers, *suggested)
         outcomes = self._bench.measurer.known([offer.request for offer in offers])

@@ -1,0 +1,5 @@
+"""The `cublas` backend's parts: from a match to the description of a product, its algorithm, and its launch.
+
+``task`` reads a match, ``description`` says what cuBLASLt is to compute, ``library`` calls it by ctypes, ``artifact``
+is what is kept, and ``kernel`` runs it. Nothing but ``library`` and ``kernel`` needs a GPU.
+"""

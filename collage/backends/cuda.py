@@ -1,0 +1,84 @@
+"""What backends for NVIDIA GPUs have in common: where they compute, when they can, and copies to the GPU and back."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+from collage.backends.base import Availability, Backend, UnsupportedError
+from collage.core.cuda import NoGpuError, gpu, needed
+from collage.graph.formats import StorageFormat
+from collage.graph.storage import CHANNELS_LAST, CUDA, HOST, PLAIN, stored_type
+from collage.kernel.kernel import Kernel
+from collage.kernel.options import BuildOptions
+from collage.kernel.transform import LayoutTransform, read_transform
+
+NEVER_RUN = "has never run on a GPU (docs/gpu.md)"
+
+_FORMATS: tuple[StorageFormat, ...] = (PLAIN.format, CHANNELS_LAST.format)
+"""The formats of values on the GPU."""
+
+
+class CudaBackend(Backend):
+    """A backend whose kernels compute on the GPU that CUDA takes by default."""
+
+    device: ClassVar[str] = CUDA
+    untried = NEVER_RUN
+
+    @abstractmethod
+    def library(self) -> Availability:
+        """The version of its libraries, or the reason why they cannot be used, whether there is a GPU or not."""
+
+    def available(self) -> Availability:
+        """What its libraries say, and the GPU with its driver, which are part of the version.
+
+        So they are part of the keys of measurements, and a module file names the GPU that it was compiled for.
+        """
+        try:
+            found = gpu()
+        except NoGpuError as error:
+            return Availability(reason=f"{error}; it needs {needed()}. It {self.untried}")
+        library = self.library()
+        if not library:
+            return library
+        major, minor = found.driver
+        return Availability(version=f"{library.version}, {found.name}, CUDA {major}.{minor}")
+
+    def pays_switch(self) -> bool:
+        """A launch is enqueued on the GPU, and costs nothing else."""
+        return False
+
+    def transforms(self, transform: LayoutTransform) -> bool:
+        """Copies to the GPU and back, in one format."""
+        source, target = transform.source, transform.target
+        return (
+            {source.device, target.device} == {HOST, CUDA}
+            and source.format == target.format
+            and source.format in _FORMATS
+        )
+
+    def load_transform(self, artifact: Any, options: BuildOptions) -> Kernel:
+        """The kernel of a copy."""
+        from collage.backends.cuda_kernels.copies import CopyKernel
+
+        found = read_transform(bytes(artifact), _FORMATS)
+        if not self.transforms(found):
+            raise ValueError(f"no transform {found} to the GPU or from it")
+        return CopyKernel(stored_type(found.kind, found.target), to_device=found.target.device == CUDA)
+
+
+def architecture(otherwise: str) -> str:
+    """The architecture of the GPU that is here, or else ``otherwise``."""
+    try:
+        return gpu().architecture
+    except NoGpuError:
+        return otherwise
+
+
+def refuse_other_gpu(compiled_for: str) -> None:
+    """Raises UnsupportedError where machine code was compiled for another GPU than the one that is here."""
+    here = gpu()
+    if here.architecture != compiled_for:
+        raise UnsupportedError(
+            f"it was compiled for {compiled_for}, and {here.name} is {here.architecture}: compile the model again"
+        )

@@ -1,0 +1,37 @@
+"""Which subgraphs cuDNN is offered: a convolution, also a transposed one, and what follows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from collage.backends.base import UnsupportedError
+from collage.backends.chains.growth import grown
+from collage.backends.cudnn_kernels.task import ROOTS, task_of
+from collage.frontend.subgraph import Subgraph
+from collage.patterns.context import MatchContext
+from collage.patterns.generator import text_of
+from collage.patterns.match import Found
+
+
+@dataclass(frozen=True)
+class CudnnRule:
+    """Finds conv2d, conv2d + bias, conv2d + bias + residual + relu, ... over post-dominators."""
+
+    max_nodes: int = 8
+
+    def find(self, context: MatchContext) -> Iterator[Found]:
+        """The convolutions, each with a reason if cuDNN cannot have it, and the chains that begin with them."""
+        for seed in context.graph.nodes:
+            name = f"{type(self).__name__}: {context.ops[seed.id].name}"
+            if seed.op not in ROOTS:
+                yield Found((seed.id,), name, f"cuDNN gets no {seed.op}")
+                continue
+            for nodes in ((seed.id,), *grown(context, seed.id, self.max_nodes)):
+                try:
+                    task_of(Subgraph(context.model, nodes))
+                except UnsupportedError as error:
+                    if len(nodes) == 1:
+                        yield Found(nodes, name, str(error))
+                    continue
+                yield Found(nodes, f"{type(self).__name__}: {text_of(context, nodes)}")

@@ -1,0 +1,295 @@
+"""The NVIDIA driver's library: memory, copies, launches, streams, events and graphs of the GPU that CUDA takes first.
+
+It is called by ctypes, and loaded when it is first needed. What the library refuses is raised with its own words.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from collage.core.cuda import LIBRARY, gpu
+
+__all__ = ["CudaError", "CudaMemoryError", "Driver", "driver", "lost_context"]
+
+_OUT_OF_MEMORY = 2
+_FATAL = frozenset({700, 701, 702, 709, 710, 714, 715, 716, 717, 718, 719, 720})
+"""Errors after which no call of this process succeeds: an illegal address, a failed launch, and the like."""
+_NON_BLOCKING, _NO_TIMING, _RELAXED = 1, 2, 2
+_L2_CACHE_SIZE = 38
+"""CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE of ``cuDeviceGetAttribute``."""
+
+_SIZE, _HANDLE, _ADDRESS, _UNSIGNED = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint
+_TO = ctypes.c_void_p
+_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "cuDeviceGet": (_TO, ctypes.c_int),
+    "cuDeviceGetAttribute": (_TO, ctypes.c_int, ctypes.c_int),
+    "cuDevicePrimaryCtxRetain": (_TO, ctypes.c_int),
+    "cuCtxSetCurrent": (_HANDLE,),
+    "cuMemAlloc_v2": (_TO, _SIZE),
+    "cuMemFree_v2": (_ADDRESS,),
+    "cuMemGetInfo_v2": (_TO, _TO),
+    "cuMemHostRegister_v2": (_HANDLE, _SIZE, _UNSIGNED),
+    "cuMemHostUnregister": (_HANDLE,),
+    "cuMemcpyHtoDAsync_v2": (_ADDRESS, _HANDLE, _SIZE, _HANDLE),
+    "cuMemcpyDtoHAsync_v2": (_HANDLE, _ADDRESS, _SIZE, _HANDLE),
+    "cuMemcpyDtoDAsync_v2": (_ADDRESS, _ADDRESS, _SIZE, _HANDLE),
+    "cuMemsetD8Async": (_ADDRESS, ctypes.c_ubyte, _SIZE, _HANDLE),
+    "cuModuleLoadData": (_TO, _HANDLE),
+    "cuModuleGetFunction": (_TO, _HANDLE, ctypes.c_char_p),
+    "cuModuleUnload": (_HANDLE,),
+    "cuLaunchKernel": (_HANDLE, *(_UNSIGNED,) * 7, _HANDLE, _HANDLE, _HANDLE),
+    "cuStreamCreate": (_TO, _UNSIGNED),
+    "cuStreamDestroy_v2": (_HANDLE,),
+    "cuStreamSynchronize": (_HANDLE,),
+    "cuStreamWaitEvent": (_HANDLE, _HANDLE, _UNSIGNED),
+    "cuStreamBeginCapture_v2": (_HANDLE, ctypes.c_int),
+    "cuStreamEndCapture": (_HANDLE, _TO),
+    "cuEventCreate": (_TO, _UNSIGNED),
+    "cuEventDestroy_v2": (_HANDLE,),
+    "cuEventRecord": (_HANDLE, _HANDLE),
+    "cuEventSynchronize": (_HANDLE,),
+    "cuEventElapsedTime": (_TO, _HANDLE, _HANDLE),
+    "cuGraphInstantiateWithFlags": (_TO, _HANDLE, ctypes.c_ulonglong),
+    "cuGraphLaunch": (_HANDLE, _HANDLE),
+    "cuGraphDestroy": (_HANDLE,),
+    "cuGraphExecDestroy": (_HANDLE,),
+}
+
+
+class CudaError(RuntimeError):
+    """The driver refuses a call. The message names the call and the driver's error."""
+
+    def __init__(self, call: str, status: int, name: str) -> None:
+        super().__init__(f"{call}: {name}")
+        self.status = status
+
+
+class CudaMemoryError(MemoryError):
+    """The GPU has less memory left than is asked for."""
+
+
+_lost = ""
+
+
+def lost_context() -> str:
+    """The error after which this process can use the GPU no longer, or "" while it can."""
+    return _lost
+
+
+@cache
+def driver() -> Driver:
+    """The driver, with its context current in the calling thread. Raises NoGpuError where there is no GPU."""
+    gpu()
+    return Driver(ctypes.CDLL(LIBRARY))
+
+
+class Driver:
+    """Calls of the driver's library, in the primary context of GPU 0, which other libraries share.
+
+    Handles and addresses are integers. Each thread calls ``enter`` before the others.
+    """
+
+    def __init__(self, library: Any) -> None:
+        """Take the library that was loaded. Raises CudaError."""
+        self._library = library
+        for name, arguments in _ARGUMENTS.items():
+            getattr(library, name).argtypes = arguments
+        self._pid = os.getpid()
+        self._entered = threading.local()
+        self._device = self._integer("cuDeviceGet", 0)
+        self._context = self._handle("cuDevicePrimaryCtxRetain", self._device)
+        self.enter()
+        self.stream = self.new_stream()
+        """The stream that everything runs on which asks for no other."""
+
+    # Contexts
+
+    def enter(self) -> None:
+        """Make the context current in the calling thread. Raises CudaError, also in a forked child."""
+        if os.getpid() != self._pid:
+            raise CudaError(
+                "cuCtxSetCurrent", 3, "the GPU cannot be used after a fork: load the module again"
+            )
+        if not getattr(self._entered, "done", False):
+            self.call("cuCtxSetCurrent", self._context)
+            self._entered.done = True
+
+    @property
+    def l2_bytes(self) -> int:
+        """The size of the L2 cache in bytes."""
+        return self._integer("cuDeviceGetAttribute", _L2_CACHE_SIZE, self._device)
+
+    def free_bytes(self) -> int:
+        """The bytes of the GPU's memory that nobody has."""
+        free, whole = ctypes.c_size_t(), ctypes.c_size_t()
+        self.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(whole))
+        return free.value
+
+    # Memory
+
+    def allocate(self, nbytes: int) -> int:
+        """The address of so many new bytes. Raises CudaMemoryError where there are not so many."""
+        found = ctypes.c_uint64()
+        status = self._library.cuMemAlloc_v2(ctypes.byref(found), max(1, nbytes))
+        if status == _OUT_OF_MEMORY:
+            free = self.free_bytes() >> 20
+            raise CudaMemoryError(f"out of memory of the GPU: {nbytes >> 20} MiB wanted, {free} MiB free")
+        self._check("cuMemAlloc_v2", status)
+        return found.value
+
+    def free(self, address: int) -> None:
+        """Free what ``allocate`` gave. Nothing is raised."""
+        if os.getpid() == self._pid:
+            self._library.cuMemFree_v2(address)
+
+    def lock_pages(self, address: int, nbytes: int) -> bool:
+        """Lock memory of the host, so that copies of it run by themselves. Whether that could be done."""
+        return not self._library.cuMemHostRegister_v2(address, nbytes, 0)
+
+    def unlock_pages(self, address: int) -> None:
+        """Unlock memory that ``lock_pages`` has locked. Nothing is raised."""
+        if os.getpid() == self._pid:
+            self._library.cuMemHostUnregister(address)
+
+    def to_device(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Copy bytes of the host to the GPU, once all before it on the stream has been done."""
+        self.call("cuMemcpyHtoDAsync_v2", target, source, nbytes, stream)
+
+    def to_host(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Copy bytes of the GPU to the host."""
+        self.call("cuMemcpyDtoHAsync_v2", target, source, nbytes, stream)
+
+    def within(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Copy bytes of the GPU to another place there."""
+        self.call("cuMemcpyDtoDAsync_v2", target, source, nbytes, stream)
+
+    def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None:
+        """Fill bytes of the GPU."""
+        self.call("cuMemsetD8Async", target, byte, nbytes, stream)
+
+    # Kernels
+
+    def load(self, code: bytes) -> int:
+        """The module of machine code or PTX."""
+        return self._handle("cuModuleLoadData", code)
+
+    def unload(self, module: int) -> None:
+        """Unload a module. Nothing is raised."""
+        if os.getpid() == self._pid:
+            self._library.cuModuleUnload(module)
+
+    def function(self, module: int, name: str) -> int:
+        """A function of a module."""
+        return self._handle("cuModuleGetFunction", module, name.encode())
+
+    @property
+    def launch(self) -> Callable[..., int]:
+        """The function ``cuLaunchKernel`` itself. ``check`` its status."""
+        found: Callable[..., int] = self._library.cuLaunchKernel
+        return found
+
+    # Streams, events and graphs
+
+    def new_stream(self) -> int:
+        """A stream that waits for no other."""
+        return self._handle("cuStreamCreate", _NON_BLOCKING)
+
+    def drop_stream(self, stream: int) -> None:
+        """Destroy a stream. Nothing is raised."""
+        if os.getpid() == self._pid:
+            self._library.cuStreamDestroy_v2(stream)
+
+    def synchronize(self, stream: int) -> None:
+        """Wait until everything on the stream has been done. Raises CudaError for what has failed there."""
+        self.call("cuStreamSynchronize", stream)
+
+    def new_event(self, *, timing: bool = False) -> int:
+        """An event, which may note when it happened."""
+        return self._handle("cuEventCreate", 0 if timing else _NO_TIMING)
+
+    def drop_event(self, event: int) -> None:
+        """Destroy an event. Nothing is raised."""
+        if os.getpid() == self._pid:
+            self._library.cuEventDestroy_v2(event)
+
+    def record(self, event: int, stream: int) -> None:
+        """Let the event happen when all before it on the stream has been done."""
+        self.call("cuEventRecord", event, stream)
+
+    def wait(self, stream: int, event: int) -> None:
+        """Let what follows on the stream wait for the event."""
+        self.call("cuStreamWaitEvent", stream, event, 0)
+
+    def elapsed_ms(self, first: int, last: int) -> float:
+        """The milliseconds between two events that note the time, once the last one has happened."""
+        self.call("cuEventSynchronize", last)
+        found = ctypes.c_float()
+        self.call("cuEventElapsedTime", ctypes.byref(found), first, last)
+        return found.value
+
+    def captured(self, stream: int, enqueue: Callable[[], None]) -> int:
+        """An executable graph of what ``enqueue`` enqueues on the stream, and on streams that wait for it."""
+        self.call("cuStreamBeginCapture_v2", stream, _RELAXED)
+        graph = ctypes.c_void_p()
+        try:
+            enqueue()
+        finally:
+            status = self._library.cuStreamEndCapture(stream, ctypes.byref(graph))
+        self._check("cuStreamEndCapture", status)
+        try:
+            return self._handle("cuGraphInstantiateWithFlags", graph, 0)
+        finally:
+            self._library.cuGraphDestroy(graph)
+
+    def launch_graph(self, graph: int, stream: int) -> None:
+        """Run an executable graph, once all before it on the stream has been done."""
+        self.call("cuGraphLaunch", graph, stream)
+
+    def drop_graph(self, graph: int) -> None:
+        """Destroy an executable graph. Nothing is raised."""
+        if os.getpid() == self._pid:
+            self._library.cuGraphExecDestroy(graph)
+
+    # Calls
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function of the library by name. Raises CudaError for any answer but success."""
+        self._check(name, getattr(self._library, name)(*arguments))
+
+    def check(self, status: int) -> None:
+        """Raise CudaError unless a launch could be enqueued."""
+        if status:
+            self._check("cuLaunchKernel", status)
+
+    def _check(self, name: str, status: int) -> None:
+        global _lost
+        if not status:
+            return
+        error = CudaError(name, status, self._words(status))
+        if status in _FATAL:
+            _lost = _lost or str(error)
+        raise error
+
+    def _words(self, status: int) -> str:
+        """The name and the explanation of an error."""
+        found = []
+        for function in ("cuGetErrorName", "cuGetErrorString"):
+            text = ctypes.c_char_p()
+            if not getattr(self._library, function)(status, ctypes.byref(text)) and text.value:
+                found.append(text.value.decode(errors="replace"))
+        return ": ".join(found) or f"error {status}"
+
+    def _handle(self, name: str, *arguments: Any) -> int:
+        found = ctypes.c_void_p()
+        self.call(name, ctypes.byref(found), *arguments)
+        return found.value or 0
+
+    def _integer(self, name: str, *arguments: Any) -> int:
+        found = ctypes.c_int()
+        self.call(name, ctypes.byref(found), *arguments)
+        return found.value

@@ -1,0 +1,29 @@
+"""Kernels on a GPU, bound to their buffers: they are enqueued on a stream, and are done some time later."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from collage.core.cuda_driver import driver
+
+__all__ = ["DeviceCall"]
+
+
+class DeviceCall(ABC):
+    """A bound kernel that is enqueued on a stream of the GPU. As a call it waits until the kernel is done.
+
+    ``enqueue`` allocates nothing, so that it can be captured in a CUDA graph, unless the call is ``with_host``.
+    """
+
+    with_host: bool = False
+    """Whether it reads or writes memory of the host. It is then enqueued each time, outside of graphs."""
+
+    @abstractmethod
+    def enqueue(self, stream: int) -> None:
+        """Enqueue the kernel on a stream. The driver's context is current in the calling thread."""
+
+    def __call__(self) -> None:
+        gpu = driver()
+        gpu.enter()
+        self.enqueue(gpu.stream)
+        gpu.synchronize(gpu.stream)

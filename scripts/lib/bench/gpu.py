@@ -1,0 +1,104 @@
+"""The command ``scripts/bench gpu``."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import click
+
+from collage.cli.options import JSON_OPTION
+
+_WORKLOADS = (
+    "mlp",
+    "dcgan",
+    "bert_base",
+    "resnext50_32x4d",
+    "nasnet_a_mobile",
+    "inception_v3",
+    "resnet50_3d",
+)
+_BACKENDS = ("tvm_cuda", "cublas", "cudnn")
+
+
+@click.command("gpu")
+@click.argument("workloads", nargs=-1)
+@click.option("--batch", "batches", type=click.IntRange(min=1), multiple=True, default=(1,), help="Batches.")
+@click.option("--seconds", type=float, default=560.0, show_default=True, help="The time for everything.")
+@click.option("--budget", type=float, default=60.0, show_default=True, help="Seconds of each compile.")
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), default=Path("gpu.json"), show_default=True
+)
+@click.option(
+    "--rivals/--no-rivals", default=True, help="Whether torch.compile takes part, which takes minutes."
+)
+@click.option("--small", is_flag=True, help="Small networks, to try the command.")
+@JSON_OPTION
+def command(
+    *,
+    workloads: tuple[str, ...],
+    batches: tuple[int, ...],
+    seconds: float,
+    budget: float,
+    out: Path,
+    rivals: bool,
+    small: bool,
+    as_json: bool,
+) -> None:
+    """Check everything for NVIDIA GPUs that has never run on one, then measure networks there against PyTorch.
+
+    The checks come first: memory, scans, single kernels of each backend, a CUDA graph with streams. Then each network
+    is compiled, compared with ONNX Runtime on the CPU, and takes turns with PyTorch as it is, PyTorch in a CUDA graph
+    and torch.compile with max-autotune; all in float32 without TF32. Its launches are compared on one stream and on
+    those of Nimble and Opara, and the idle time between kernels is read off a profile. Each part is a process with a
+    time limit, and the file is whole after each step of each part: a run that is cut off keeps its results. docs/gpu.md
+    says how to run it on a machine that is lent for minutes.
+
+    \b
+    Examples:
+      scripts/bench gpu
+      scripts/bench gpu dcgan bert_base --batch 1 --batch 16 --no-rivals
+      scripts/bench gpu --small --seconds 120
+    """
+    from collage.cli.console import print_json
+    from collage.core.cuda import NoGpuError, gpu
+    from collage.errors import UsageError, unknown_names
+    from scripts.lib.gpu.parts import parts_of, run_parts
+    from scripts.lib.gpu.task import MLP, Task
+    from scripts.lib.workloads.catalogue import ENTRIES
+
+    chosen = workloads or _WORKLOADS
+    if unknown := [name for name in chosen if name not in (MLP, *ENTRIES)]:
+        raise unknown_names("workload", unknown, (MLP, *ENTRIES))
+    try:
+        found = gpu()
+    except NoGpuError as error:
+        raise UsageError(f"this benchmark runs on an NVIDIA GPU only, and {error}.") from error
+    with tempfile.TemporaryDirectory() as folder:
+        tasks = [
+            Task(name, batch, "float32", device, backends, budget, rivals and device == "cuda", folder, small)
+            for batch in batches
+            for name in chosen
+            for device, backends in _ways(name)
+        ]
+        head = {
+            "gpu": found.name,
+            "architecture": found.architecture,
+            "tasks": [each.plain() for each in tasks],
+        }
+        results = run_parts([*parts_of(tasks)], out, seconds, head)
+    if as_json:
+        print_json(results)
+        return
+    for name, part in results["parts"].items():
+        times = part.get("times with torch.compile") or part.get("times") or {}
+        click.echo(
+            f"{name}: {part.get('ended') or part.get('left out') or times.get('best rival over collage', 'ok')}"
+        )
+    click.echo(f"all results are in {out}")
+
+
+def _ways(name: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The devices that a network is compiled for, with the backends: small ones also wherever they are faster."""
+    on_gpu = "cuda", _BACKENDS
+    return (on_gpu, ("auto", ())) if name in ("mlp", "dcgan") else (on_gpu,)

@@ -1,0 +1,60 @@
+"""Processes that find a GPU: stand-ins for NVIDIA's libraries, which compute on the CPU, are first on their paths."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = Path(__file__).parent / "cuda_standin"
+FILES = {"libcuda.so.1": "driver.cpp", "libcublasLt.so.13": "cublas.cpp", "libcudnn.so.9": "cudnn.cpp"}
+COMMAND = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-pthread"]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A folder with the stand-ins' libraries."""
+
+    folder: Path
+
+    @staticmethod
+    def build(folder: Path, *libraries: str) -> Gpu:
+        """Compile the stand-in for the driver, and those for other ``libraries``, such as ``libcublasLt.so.13``."""
+        for name in ("libcuda.so.1", *libraries):
+            source = SOURCES / FILES[name]
+            command = [*COMMAND, f"-Wl,-soname,{name}", "-o", str(folder / name), str(source), "-ldl"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert not done.returncode, done.stderr
+        (folder / "code").mkdir()
+        return Gpu(folder)
+
+    def environment(self, **settings: str) -> Mapping[str, str]:
+        """The environment of a process that finds the stand-ins."""
+        paths = [str(SOURCES / "packages"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+        return {
+            **os.environ,
+            "LD_LIBRARY_PATH": f"{self.folder}:{os.environ.get('LD_LIBRARY_PATH', '')}",
+            "PYTHONPATH": ":".join(filter(None, paths)),
+            "COLLAGE_STANDIN_CODE": str(self.folder / "code"),
+            **settings,
+        }
+
+    def run(self, code: str, *arguments: str, **settings: str) -> str:
+        """What Python prints that runs the code with these arguments. It must not fail."""
+        done = self.attempt(code, *arguments, **settings)
+        assert not done.returncode, done.stdout + done.stderr
+        return done.stdout
+
+    def attempt(self, code: str, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+        """The same, whether it fails or not."""
+        return subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=self.environment(**settings),
+        )

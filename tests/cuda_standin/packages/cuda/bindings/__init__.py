@@ -1,0 +1,1 @@
+"""Stands in for CUDA's bindings in processes that run on the stand-in for the driver."""

@@ -1,0 +1,223 @@
+"""Whole models on a GPU that stands in for a real one: compiled, run, saved, loaded, and compared with ONNX Runtime.
+
+The stand-ins for NVIDIA's libraries are in ``tests/cuda_standin``. Everything else is what runs on a real GPU, in
+processes of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import collage
+from collage.errors import CollageError
+from tests.cuda_processes import Gpu
+from tests.frontend.test_to_onnx import Net
+
+pytest.importorskip("cuda.bindings.nvrtc")
+
+COMPILE = """
+import json, sys
+import numpy as np, collage
+model, db, out, options = sys.argv[1:]
+module = collage.compile(model, db=db, progress=False, **json.loads(options))
+module.save(out)
+inputs = dict(np.load(model + ".npz"))
+for _ in range(4):
+    outputs = module.run(inputs)
+np.savez(out + ".npz", **outputs)
+print(json.dumps([[r.backend, list(r.ops), r.layout] for r in module.program.launches]))
+"""
+
+LOAD = """
+import sys
+import numpy as np, collage
+path, feeds, out = sys.argv[1:]
+try:
+    module = collage.load(path)
+except collage.CollageError as error:
+    print(error)
+    sys.exit(3)
+inputs = dict(np.load(feeds))
+for _ in range(3):
+    outputs = module.run(inputs)
+odd = {name: np.where(value > 0.5, np.nan, value) for name, value in inputs.items()}
+np.savez(out, **outputs, **{"odd " + name: value for name, value in module.run(odd).items()})
+"""
+
+STREAMS = """
+import sys
+import numpy as np, collage
+from scripts.lib.gpu.streams import compare_streams
+path, feeds = sys.argv[1:]
+module = collage.load(path)
+found = compare_streams(module, list(dict(np.load(feeds)).values()), rounds=2)
+assert {"one stream", "nimble", "opara"} <= found["us"].keys(), found
+assert max(found["error"].values()) == 0, found
+assert found["about"]["nimble"]["streams"] >= 2, found
+"""
+
+CONVOLUTIONS = """
+from scripts.lib.gpu.checks import one_kernel
+from tests.backends.test_cudnn import CASES
+from tests.frontend.test_to_onnx import Net
+for name in ("residual", "3d", "groups", "transposed", "transposed groups"):
+    net = Net(18)
+    found = one_kernel("cudnn", net.build(CASES[name](net)))
+    first, second, *others = found.values()
+    assert max(first["error"], second["error"]) < 1e-6, found
+    assert all("cuDNN offers 2 algorithms" in each["failed"] for each in others), found
+"""
+
+CORRUPT = """
+from collage.core.cuda_driver import CudaError, lost_context
+from scripts.lib.gpu.checks import memory, scans
+memory()
+assert not lost_context()
+for check in (scans, memory):
+    try:
+        check()
+    except CudaError as error:
+        print(error)
+print(lost_context())
+"""
+
+SCANS = """
+from scripts.lib.gpu.checks import graph, memory, out_of_memory, scans
+memory(); scans(); graph()
+print(out_of_memory()["message"])
+"""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A model that has been compiled for the stand-in."""
+
+    folder: Path
+    launches: list[tuple[str, list[str], str]]
+
+    @property
+    def feeds(self) -> str:
+        return str(self.folder / "model.onnx.npz")
+
+    def inputs(self) -> dict[str, Any]:
+        return dict(np.load(self.feeds))
+
+    def expected(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        session = onnxruntime.InferenceSession(
+            str(self.folder / "model.onnx"), providers=["CPUExecutionProvider"]
+        )
+        names = [each.name for each in session.get_outputs()]
+        return dict(zip(names, session.run(None, inputs), strict=True))
+
+
+@pytest.fixture(scope="module")
+def gpu(tmp_path_factory: pytest.TempPathFactory) -> Gpu:
+    return Gpu.build(tmp_path_factory.mktemp("gpu"), "libcublasLt.so.13", "libcudnn.so.9")
+
+
+@pytest.fixture(scope="module")
+def compiled(gpu: Gpu, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    """Two branches of products and functions, which end in a sum and a softmax, and a second output."""
+    folder = tmp_path_factory.mktemp("model")
+    net = Net(18)
+    x = net.input(4, 8)
+    left = net.op("Relu", net.op("Add", net.op("MatMul", x, net.random(8, 16)), net.random(16)))
+    right = net.op("Tanh", net.op("MatMul", x, net.random(8, 16)))
+    whole = net.op("Mul", net.op("Add", left, right), net.random(16))
+    outputs = net.op("Softmax", whole, axis=-1), net.op("ReduceMax", right, keepdims=0)
+    onnx.save(net.build(*outputs), folder / "model.onnx")
+    rng = np.random.default_rng(1)
+    np.savez(folder / "model.onnx.npz", **{name: feed.draw(rng) for name, feed in net.feeds.items()})
+    options = {"device": "cuda", "backends": ["tvm_cuda", "cublas"], "threads": 1}
+    paths = [str(folder / name) for name in ("model.onnx", "db.sqlite", "out.collage")]
+    said = gpu.run(COMPILE, *paths, json.dumps(options))
+    return Compiled(folder, json.loads(said.splitlines()[-1]))
+
+
+def test_a_model_compiles_and_runs(compiled: Compiled) -> None:
+    assert {backend for backend, *_ in compiled.launches} <= {"tvm_cuda", "cublas"}
+    assert compiled.launches[0][2] == "plain -> cuda:plain"
+    assert compiled.launches[-1][2] == "cuda:plain -> plain"
+    for name, wanted in compiled.expected(compiled.inputs()).items():
+        found = np.load(compiled.folder / "out.collage.npz")[name]
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_both_backends_are_measured_and_right(compiled: Compiled) -> None:
+    rows = sqlite3.connect(compiled.folder / "db.sqlite").execute(
+        "SELECT backend, backend_version, settings, median_us, message FROM kernels"
+    )
+    found = list(rows)
+    measured = {(backend, settings) for backend, _, settings, us, _ in found if us is not None}
+    for algorithm in (1, 2):
+        assert ("cublas", f"[cuda:plain -> cuda:plain; algorithm {algorithm}] ") in measured
+    assert ("tvm_cuda", "[cuda:plain -> cuda:plain; ] ") in measured
+    assert all(version.endswith("Stand-in GPU, CUDA 13.0") for _, version, *_ in found)
+    rejected = {message for *_, us, message in found if us is None}
+    assert rejected <= {"cuBLASLt offers 2 algorithms for this product", None}
+
+
+def test_the_file_in_other_processes(gpu: Gpu, compiled: Compiled) -> None:
+    """It runs in another one, with NaN in its inputs, too, which a scan on the GPU finds where kernels need it."""
+    path = str(compiled.folder / "out.collage")
+    gpu.run(LOAD, path, compiled.feeds, str(compiled.folder / "again.npz"))
+    found, inputs = np.load(compiled.folder / "again.npz"), compiled.inputs()
+    odd = {name: np.where(value > 0.5, np.float32("nan"), value) for name, value in inputs.items()}
+    for name, wanted in compiled.expected(inputs).items():
+        np.testing.assert_allclose(found[name], wanted, rtol=1e-5, atol=1e-6)
+    for name, wanted in compiled.expected(odd).items():
+        np.testing.assert_allclose(found[f"odd {name}"], wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"COLLAGE_STANDIN_NAME": "Another GPU"}, "Another GPU"),
+        ({"COLLAGE_STANDIN_MIB": "0"}, "out of memory of the GPU"),
+        ({"COLLAGE_STANDIN_CUDA": "12080"}, "tvm_cuda"),
+    ],
+)
+def test_a_file_that_cannot_be_loaded(
+    gpu: Gpu, compiled: Compiled, settings: dict[str, str], words: str
+) -> None:
+    done = gpu.attempt(LOAD, str(compiled.folder / "out.collage"), compiled.feeds, "none", **settings)
+    assert (done.returncode, len(done.stdout.splitlines())) == (3, 1), done.stderr
+    assert words in done.stdout
+
+
+def test_a_file_without_a_gpu(compiled: Compiled) -> None:
+    with pytest.raises(CollageError, match=r"tvm_cuda|cublas") as raised:
+        collage.load(compiled.folder / "out.collage")
+    assert "\n" not in str(raised.value)
+
+
+def test_streams(gpu: Gpu, compiled: Compiled) -> None:
+    """The launches of the module on several streams, in an odd order, give the same numbers as on one."""
+    gpu.run(STREAMS, str(compiled.folder / "out.collage"), compiled.feeds)
+
+
+def test_convolutions(gpu: Gpu) -> None:
+    """Convolutions by cuDNN, those with a call for everything and those with several, by two algorithms."""
+    gpu.run(CONVOLUTIONS)
+
+
+def test_a_kernel_that_corrupts_the_context(gpu: Gpu) -> None:
+    """Nothing works after it in the process, which knows that, so that a worker ends itself."""
+    said = gpu.run(CORRUPT, COLLAGE_STANDIN_CORRUPT="1", COLLAGE_STANDIN_KERNEL="scan")
+    first, second, lost = said.splitlines()
+    assert first == lost
+    assert all("CUDA_ERROR_ILLEGAL_ADDRESS" in each for each in (first, second))
+
+
+def test_what_the_benchmark_checks_first(gpu: Gpu) -> None:
+    said = gpu.run(SCANS)
+    assert said.strip().startswith("out of memory of the GPU: 2097152 MiB wanted")
