@@ -45,7 +45,7 @@ def command(
     small: bool,
     as_json: bool,
 ) -> None:
-    """Check everything for NVIDIA GPUs that has never run on one, then measure networks there against PyTorch.
+    """Check what has never run on an NVIDIA GPU, and measure networks there against PyTorch.
 
     The checks come first: memory, scans, single kernels of each backend, a CUDA graph with streams. Then each network
     is compiled, compared with ONNX Runtime on the CPU, and takes turns with PyTorch as it is, PyTorch in a CUDA graph
