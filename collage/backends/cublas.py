@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from collage.backends.base import Availability, BackendKind, UnsupportedError
-from collage.backends.cuda import CudaBackend, refuse_other_gpu
+from collage.backends.cuda import CudaLibrary, refuse_other_gpu
 from collage.core.cuda import gpu
-from collage.graph.storage import CUDA, Storage
-from collage.kernel.options import BuildOptions, Variant
+from collage.kernel.options import BuildOptions
 
 if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph
@@ -21,44 +19,31 @@ if TYPE_CHECKING:
     from collage.kernel.kernel import Kernel
     from collage.patterns.match import MatchSource
 
-_ON_GPU = Storage(CUDA)
-_ALGORITHMS = 4
-"""So many of the heuristic's algorithms are measured. The first one is the best by its estimate."""
 
-
-class Cublas(CudaBackend):
+class Cublas(CudaLibrary):
     """Products of float32 matrices, without TF32, with bias, residual, ReLU and the GELU by tanh."""
 
     name = "cublas"
-    kind = BackendKind.LIBRARY
+    title = "cuBLASLt"
+    computes = "product"
 
-    def library(self) -> Availability:
-        """The version of cuBLAS."""
+    def version(self) -> str:
+        """The version of cuBLAS, or "" where it cannot be loaded."""
         from collage.backends.cublas_kernels.library import version
 
-        found = version()
-        return (
-            Availability(found)
-            if found
-            else Availability(reason="not installed: pip install 'collage[cuda]'")
-        )
+        return version()
+
+    def read(self, subgraph: Subgraph) -> object:
+        """The subgraph's product. Raises UnsupportedError where it is none."""
+        from collage.backends.cublas_kernels.task import task_of
+
+        return task_of(subgraph)
 
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
         """The rule that finds products with their epilogues."""
         from collage.backends.cublas_kernels.rule import CublasRule
 
         return (CublasRule(),)
-
-    def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
-        """One for each of the heuristic's first algorithms. There are none for a subgraph that it does not take."""
-        from collage.backends.cublas_kernels.task import task_of
-
-        try:
-            task_of(subgraph)
-        except UnsupportedError:
-            return ()
-        ends = (_ON_GPU,) * len(subgraph.inputs), (_ON_GPU,) * len(subgraph.outputs)
-        return [Variant(*ends, f"algorithm {number}") for number in range(1, _ALGORITHMS + 1)]
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
         """The description with the variant's algorithm, which the heuristic gives for the GPU that is here."""
@@ -72,11 +57,7 @@ class Cublas(CudaBackend):
             handles.set_bias(
                 1 << 12
             )  # any address, as long as it is none: the heuristic looks whether there is one
-        number = int(options.variant.split.removeprefix("algorithm "))
-        offered = handles.algorithms(_ALGORITHMS)
-        if number > len(offered):
-            raise UnsupportedError(f"cuBLASLt offers {len(offered)} algorithms for this product")
-        chosen = offered[number - 1]
+        chosen = self.chosen(options.variant, handles.algorithms(self.most_algorithms))
         return pack(
             CublasArtifact(
                 gpu().architecture,

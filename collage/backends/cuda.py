@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from collage.backends.base import Availability, Backend, UnsupportedError
+from collage.backends.base import Availability, Backend, BackendKind, UnsupportedError
 from collage.core.cuda import NoGpuError, gpu, needed
 from collage.graph.formats import StorageFormat
-from collage.graph.storage import CHANNELS_LAST, CUDA, HOST, PLAIN, stored_type
+from collage.graph.storage import CHANNELS_LAST, CUDA, HOST, PLAIN, Storage, stored_type
 from collage.kernel.kernel import Kernel
-from collage.kernel.options import BuildOptions
+from collage.kernel.options import BuildOptions, Variant
 from collage.kernel.transform import LayoutTransform, read_transform
+
+if TYPE_CHECKING:
+    from collage.frontend.subgraph import Subgraph
+
+T = TypeVar("T")
 
 NEVER_RUN = "has never run on a GPU (docs/gpu.md)"
 
@@ -65,6 +71,51 @@ class CudaBackend(Backend):
         if not self.transforms(found):
             raise ValueError(f"no transform {found} to the GPU or from it")
         return CopyKernel(stored_type(found.kind, found.target), to_device=found.target.device == CUDA)
+
+
+class CudaLibrary(CudaBackend):
+    """A library whose heuristic offers algorithms for a subgraph; each of the first ones is a variant."""
+
+    kind = BackendKind.LIBRARY
+    title: ClassVar[str]
+    computes: ClassVar[str]
+    """The library's own name, and what it computes of a subgraph, in messages."""
+    most_algorithms: ClassVar[int] = 4
+    """The first algorithm is the best by the heuristic's estimate."""
+
+    @abstractmethod
+    def version(self) -> str:
+        """The library's version, or "" where it cannot be loaded."""
+
+    @abstractmethod
+    def read(self, subgraph: Subgraph) -> object:
+        """What the library computes of the subgraph. Raises UnsupportedError where that is nothing."""
+
+    def library(self) -> Availability:
+        """The version, or the extra that brings the library."""
+        found = self.version()
+        return (
+            Availability(found)
+            if found
+            else Availability(reason="not installed: pip install 'collage[cuda]'")
+        )
+
+    def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
+        """One for each of the heuristic's first algorithms. There are none for a subgraph that it does not take."""
+        try:
+            self.read(subgraph)
+        except UnsupportedError:
+            return ()
+        on_gpu = Storage(CUDA)
+        ends = (on_gpu,) * len(subgraph.inputs), (on_gpu,) * len(subgraph.outputs)
+        return [Variant(*ends, f"algorithm {number}") for number in range(1, self.most_algorithms + 1)]
+
+    def chosen(self, variant: Variant, offered: Sequence[T]) -> T:
+        """The variant's algorithm. Raises UnsupportedError where the heuristic offers fewer."""
+        number = int(variant.split.removeprefix("algorithm "))
+        if number > len(offered):
+            raise UnsupportedError(f"{self.title} offers {len(offered)} algorithms for this {self.computes}")
+        return offered[number - 1]
 
 
 def architecture(otherwise: str) -> str:

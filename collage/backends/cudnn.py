@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from collage.backends.base import Availability, BackendKind, UnsupportedError
-from collage.backends.cuda import CudaBackend, refuse_other_gpu
+from collage.backends.cuda import CudaLibrary, refuse_other_gpu
 from collage.core.cuda import gpu
-from collage.graph.storage import CUDA, Storage
 from collage.kernel.options import BuildOptions, Variant
 
 if TYPE_CHECKING:
@@ -21,44 +19,31 @@ if TYPE_CHECKING:
     from collage.kernel.kernel import Kernel
     from collage.patterns.match import MatchSource
 
-_ON_GPU = Storage(CUDA)
-_ALGORITHMS = 4
-"""So many of the heuristic's algorithms are measured. The first one is the best by its estimate."""
 
-
-class Cudnn(CudaBackend):
+class Cudnn(CudaLibrary):
     """Convolutions of float32, without TF32, with bias, residual and ReLU. Values are plain: N, C, spatial."""
 
     name = "cudnn"
-    kind = BackendKind.LIBRARY
+    title = "cuDNN"
+    computes = "convolution"
 
-    def library(self) -> Availability:
-        """The version of cuDNN."""
+    def version(self) -> str:
+        """The version of cuDNN, or "" where it cannot be loaded."""
         from collage.backends.cudnn_kernels.library import version
 
-        found = version()
-        return (
-            Availability(found)
-            if found
-            else Availability(reason="not installed: pip install 'collage[cuda]'")
-        )
+        return version()
+
+    def read(self, subgraph: Subgraph) -> object:
+        """The subgraph's convolution. Raises UnsupportedError where it is none."""
+        from collage.backends.cudnn_kernels.task import task_of
+
+        return task_of(subgraph)
 
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
         """The rule that finds convolutions with their epilogues."""
         from collage.backends.cudnn_kernels.rule import CudnnRule
 
         return (CudnnRule(),)
-
-    def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
-        """One for each of the heuristic's first algorithms. There are none for a subgraph that it does not take."""
-        from collage.backends.cudnn_kernels.task import task_of
-
-        try:
-            task_of(subgraph)
-        except UnsupportedError:
-            return ()
-        ends = (_ON_GPU,) * len(subgraph.inputs), (_ON_GPU,) * len(subgraph.outputs)
-        return [Variant(*ends, f"algorithm {number}") for number in range(1, _ALGORITHMS + 1)]
 
     def reassociates(self, subgraph: Subgraph, variant: Variant) -> bool:
         """True, since an algorithm of the heuristic may be Winograd's, or go by Fourier transforms."""
@@ -71,11 +56,7 @@ class Cudnn(CudaBackend):
         from collage.backends.cudnn_kernels.task import task_of
 
         task = task_of(subgraph)
-        number = int(options.variant.split.removeprefix("algorithm "))
-        offered = Handles(task.description).algorithms()
-        if number > len(offered):
-            raise UnsupportedError(f"cuDNN offers {len(offered)} algorithms for this convolution")
-        chosen = offered[number - 1]
+        chosen = self.chosen(options.variant, Handles(task.description).algorithms())
         return pack(
             CudnnArtifact(
                 gpu().architecture,

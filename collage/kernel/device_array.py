@@ -20,7 +20,17 @@ from collage.graph.storage import CUDA, HOST
 from collage.kernel.buffers import aligned_empty, as_bytes
 from collage.kernel.buffers import poison as poison_here
 
-__all__ = ["DeviceArray", "device_of", "empty_on", "lock_pages", "on_device", "poison", "put", "to_host"]
+__all__ = [
+    "DeviceArray",
+    "copy_on",
+    "device_of",
+    "empty_on",
+    "lock_pages",
+    "on_device",
+    "poison",
+    "put",
+    "to_host",
+]
 
 _NAN_BYTE, _ODD_BYTE = 0xFF, 0xA5
 """Floats all of whose bytes are 0xFF are NaN, in every format."""
@@ -93,6 +103,13 @@ def empty_on(device: str, shape: Sequence[int], dtype: str | np.dtype[Any]) -> A
     weakref.finalize(memory, gpu.free, address).atexit = False
     made: Array = DeviceArray(tuple(shape), found, memory)
     return made
+
+
+def copy_on(device: str, values: Array) -> Array:
+    """A copy of values of the host on the device. Raises MemoryError as ``empty_on``."""
+    found = empty_on(device, values.shape, values.dtype)
+    put(found, values)
+    return found
 
 
 def on_device(array: Array) -> bool:

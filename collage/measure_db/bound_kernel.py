@@ -13,7 +13,7 @@ from collage.backends.tuner import Tuner
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array, TensorType
 from collage.graph.storage import PLAIN, Storage, stored_type
-from collage.kernel.device_array import empty_on, put
+from collage.kernel.device_array import copy_on, empty_on
 from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import BuildOptions
 from collage.measure_db.results import Rejection, RejectionKind
@@ -68,7 +68,10 @@ class KernelBuffers:
         usual = usual_sample(subgraph, samples)
         types = zip(subgraph.output_types, output_storages, strict=True)
         return KernelBuffers(
-            tuple(_copy_on(storage, usual.stored(at, storage)) for at, storage in enumerate(input_storages)),
+            tuple(
+                copy_on(storage.device, usual.stored(at, storage))
+                for at, storage in enumerate(input_storages)
+            ),
             tuple(_empty_on(storage, stored_type(kind, storage)) for kind, storage in types),
             input_storages,
             output_storages,
@@ -109,13 +112,6 @@ def usual_sample(subgraph: Subgraph, samples: Samples) -> Sample:
         name = subgraph.model.graph.values[missing.args[0]].name
         text = f"no reference value for {name or 'a value inside an ONNX node'}"
         raise RejectedError(Rejection(RejectionKind.UNSUPPORTED, text)) from missing
-
-
-def _copy_on(storage: Storage, values: Array) -> Array:
-    """A copy of stored values on the device of their storage."""
-    found = empty_on(storage.device, values.shape, values.dtype)
-    put(found, values)
-    return found
 
 
 def _empty_on(storage: Storage, kind: TensorType) -> Array:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-import numpy as np
-
 from collage.backends.cublas_kernels.artifact import CublasArtifact
 from collage.backends.cublas_kernels.library import Handles, check_product, handle, library
 from collage.graph.dataflow import Array, np_dtype
 from collage.graph.storage import CUDA
-from collage.kernel.device_array import empty_on, on_device, put
+from collage.kernel.device_array import copy_on, empty_on, on_device
 from collage.kernel.device_call import DeviceCall
 from collage.kernel.kernel import Call, Kernel
 
@@ -30,8 +28,8 @@ class CublasKernel(Kernel):
         """
         self.artifact = artifact
         self.handles = Handles(artifact.description)
-        self.weights = None if artifact.weights is None else _on_gpu(artifact.weights)
-        self.bias = None if artifact.bias is None else _on_gpu(artifact.bias)
+        self.weights = None if artifact.weights is None else copy_on(CUDA, artifact.weights)
+        self.bias = None if artifact.bias is None else copy_on(CUDA, artifact.bias)
         if self.bias is not None:
             self.handles.set_bias(int(self.bias.ctypes.data))
         self.algorithm = ctypes.create_string_buffer(artifact.algorithm, len(artifact.algorithm))
@@ -79,9 +77,3 @@ class _Product(DeviceCall):
     def enqueue(self, stream: int) -> None:
         for each in self._calls:
             check_product(self._matmul(*each, stream))
-
-
-def _on_gpu(array: Array) -> Array:
-    found = empty_on(CUDA, array.shape, array.dtype)
-    put(found, np.asarray(array))
-    return found

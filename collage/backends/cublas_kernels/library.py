@@ -11,13 +11,11 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import metadata
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from collage.backends.base import UnsupportedError
 from collage.backends.cublas_kernels.description import Description, Matrix
+from collage.backends.cuda_kernels.wheel import load_library, version_of
 from collage.core.cuda_driver import driver
 
 __all__ = ["ALGORITHM_BYTES", "DTYPES", "Algorithm", "CublasError", "Handles", "library", "version"]
@@ -76,24 +74,14 @@ class Algorithm:
 
 
 def version() -> str:
-    """The version of the wheel, "from the system" for a library that is no wheel, or "" where there is none."""
-    try:
-        return metadata.version("nvidia-cublas")
-    except metadata.PackageNotFoundError:
-        try:
-            library()
-        except OSError:
-            return ""
-        return "from the system"
+    """The library's version; see ``version_of``."""
+    return version_of("nvidia-cublas", NAME)
 
 
 @cache
 def library() -> Any:
     """Load the library, once. Raises OSError where it cannot be loaded."""
-    spec = find_spec("nvidia")
-    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
-    paths = [str(path) for folder in folders for path in sorted(Path(folder).glob(f"*/lib/{NAME}"))]
-    found = ctypes.CDLL((paths or [NAME])[0])
+    found = load_library(NAME)
     pointers = ctypes.c_void_p
     found.cublasLtMatmul.argtypes = (*(pointers,) * 14, ctypes.c_size_t, pointers)
     found.cublasLtMatmulDescCreate.argtypes = (pointers, ctypes.c_int, ctypes.c_int)

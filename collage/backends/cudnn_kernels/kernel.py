@@ -13,7 +13,7 @@ from collage.backends.cudnn_kernels.artifact import CudnnArtifact
 from collage.backends.cudnn_kernels.library import Handles, call, handle
 from collage.graph.dataflow import Array
 from collage.graph.storage import CUDA
-from collage.kernel.device_array import empty_on, on_device, put
+from collage.kernel.device_array import copy_on, empty_on, on_device
 from collage.kernel.device_call import DeviceCall
 from collage.kernel.kernel import Call, Kernel
 
@@ -32,13 +32,13 @@ class CudnnKernel(Kernel):
         """
         self.artifact = artifact
         self.handles = Handles(artifact.description)
-        self.weights = _on_gpu(artifact.weights)
+        self.weights = copy_on(CUDA, artifact.weights)
         bias = artifact.bias
         if bias is None and artifact.description.fused:
             bias = np.zeros(
                 artifact.description.result[1], np.float32
             )  # the fused call has no way to do without
-        self.bias = None if bias is None else _on_gpu(bias)
+        self.bias = None if bias is None else copy_on(CUDA, bias)
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call:
         """Bind the arrays as ``Kernel.bind`` says. Raises ValueError for others."""
@@ -93,9 +93,3 @@ class _Convolution(DeviceCall):
         call("cudnnSetStream", handle(), stream)
         for name, *arguments in self._steps:
             call(name, handle(), *arguments)
-
-
-def _on_gpu(array: Array) -> Array:
-    found = empty_on(CUDA, array.shape, array.dtype)
-    put(found, np.asarray(array))
-    return found

@@ -11,12 +11,10 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import metadata
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from collage.backends.base import UnsupportedError
+from collage.backends.cuda_kernels.wheel import load_library, version_of
 from collage.backends.cudnn_kernels.description import Convolution
 from collage.core.cuda_driver import driver
 
@@ -57,24 +55,14 @@ class Algorithm:
 
 
 def version() -> str:
-    """The version of the wheel, "from the system" for a library that is no wheel, or "" where there is none."""
-    try:
-        return metadata.version("nvidia-cudnn-cu13")
-    except metadata.PackageNotFoundError:
-        try:
-            library()
-        except OSError:
-            return ""
-        return "from the system"
+    """The library's version; see ``version_of``."""
+    return version_of("nvidia-cudnn-cu13", NAME)
 
 
 @cache
 def library() -> Any:
     """Load the library, once. Raises OSError where it cannot be loaded."""
-    spec = find_spec("nvidia")
-    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
-    paths = [str(path) for folder in folders for path in sorted(Path(folder).glob(f"cudnn/lib/{NAME}"))]
-    return ctypes.CDLL((paths or [NAME])[0])
+    return load_library(NAME)
 
 
 @cache

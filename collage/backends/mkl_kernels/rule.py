@@ -1,50 +1,21 @@
-"""Which subgraphs MKL is offered: a product, transposes before it that it can do without, and its epilogue."""
+"""Which subgraphs MKL is offered."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import ClassVar
 
-from collage.backends.base import UnsupportedError
-from collage.backends.chains.growth import grown
-from collage.backends.chains.transposes import operand_transposes
+from collage.backends.chains.product_rule import ProductRule
 from collage.backends.mkl_kernels.plan import variants
 from collage.backends.mkl_kernels.task import ROOTS, task_of
 from collage.frontend.subgraph import Subgraph
-from collage.patterns.context import MatchContext
-from collage.patterns.generator import text_of
-from collage.patterns.match import Found
 
 
-@dataclass(frozen=True)
-class MklRule:
-    """Finds matmul, matmul + bias, matmul + bias + gelu, ... over post-dominators, and pointwise convolutions."""
+class MklRule(ProductRule):
+    """Finds products with their epilogues, and pointwise convolutions."""
 
-    max_nodes: int = 16
+    library: ClassVar[str] = "MKL"
+    roots: ClassVar[frozenset[str]] = ROOTS
 
-    def find(self, context: MatchContext) -> Iterator[Found]:
-        """The products, each with a reason if MKL cannot have it, and the chains that begin with them."""
-        for seed in context.graph.nodes:
-            if seed.op not in ROOTS:
-                yield Found(
-                    (seed.id,), f"{type(self).__name__}: {context.ops[seed.id].name}", f"MKL has no {seed.op}"
-                )
-                continue
-            chains = ((seed.id,), *grown(context, seed.id, self.max_nodes))
-            before = operand_transposes(context.graph, seed) if seed.op == "matmul" else ()
-            for nodes in chains:
-                yield from self._found(context, nodes, alone=len(nodes) == 1)
-                if before:
-                    yield from self._found(context, tuple(sorted({*before, *nodes})))
-
-    def _found(
-        self, context: MatchContext, nodes: tuple[int, ...], *, alone: bool = False
-    ) -> Iterator[Found]:
-        name = f"{type(self).__name__}: {text_of(context, nodes)}"
-        try:
-            variants(task_of(Subgraph(context.model, nodes)), 1)
-        except UnsupportedError as error:
-            if alone:
-                yield Found(nodes, name, str(error))
-            return
-        yield Found(nodes, name)
+    def take(self, subgraph: Subgraph) -> object:
+        """Read the product and its variants. Raises UnsupportedError where MKL has none."""
+        return variants(task_of(subgraph), 1)

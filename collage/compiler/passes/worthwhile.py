@@ -41,7 +41,8 @@ class Worthwhile:
     ) -> dict[Request, Outcome]:
         """The outcomes of the requests, which are in the order of what they could gain, without those that are left."""
         measurer, epsilon_us = context.workbench(compilation).measurer, compilation.epsilon_us
-        if compilation.proposal is None or context.options.tolerance or not context.options.effort.races:
+        may_end = len(requests) > self.fruitless * self.piece and context.options.effort.races
+        if compilation.proposal is None or context.options.tolerance or not may_end:
             return measurer.race(requests, rivals_us, epsilon_us)
         outcomes: dict[Request, Outcome] = {}
         best_us = self._predicted_us(context, compilation)
