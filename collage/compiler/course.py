@@ -48,11 +48,11 @@ class Course(Generic[State]):
         ``engine`` is the best engine on the whole model, by the same run, with its microseconds. Without it the module
         was not compared with the best one so far, so it counts only where it is faster than that was.
         """
-        self._engine = engine or self._engine
         if self.best and self.best[-1].label == label:
             return
         if self.best and engine is None and us / 1e3 >= self.best[-1].latency_ms:
             return
+        self._engine = engine or self._engine  # by the same run as the best module's time
         self.best.append(BestSoFar(round(self.deadline.elapsed_s, 3), round(us / 1e3, 6), label))
 
     def show(self, progress: Progress) -> None:

@@ -30,6 +30,13 @@ def test_what_was_not_compared_counts_only_where_it_is_faster() -> None:
     assert [each.label for each in found.best] == [ENGINE[0], "faster"]
 
 
+def test_the_best_module_and_the_engine_are_compared_by_one_run() -> None:
+    found, _ = course()
+    found.improved("collage", 10e3, ENGINE)
+    found.improved("collage", 7e3, (ENGINE[0], 8e3))  # the machine is faster now
+    assert found.best_text == "best so far 10 ms, 1.20x the best engine (engine, as written)"
+
+
 def test_progress_tells_the_best_module_and_what_is_expected() -> None:
     found, shown = course()
     found.show(Progress("import", 0, 1))
