@@ -24,6 +24,7 @@ from collage.cli.options import (
     parse_names,
     sets_of,
 )
+from collage.core.lean_imports import lean_imports
 from collage.frontend.model_path import check_model_path
 
 
@@ -219,6 +220,8 @@ def compile(
         from collage.report.progress_display import display
 
         with display(not quiet) as progress:
+            with lean_imports():
+                import collage.compiler.compile  # noqa: F401  (TVM, before anything else imports it)
             options: dict[str, Any] = {
                 "backends": backends,
                 "threads": threads,

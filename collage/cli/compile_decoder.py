@@ -19,6 +19,7 @@ from collage.cli.options import (
     THREADS_OPTION,
     parse_names,
 )
+from collage.core.lean_imports import lean_imports
 
 if TYPE_CHECKING:
     from collage.serve.decoder.compiled import CompiledDecoder
@@ -118,9 +119,11 @@ def compile_decoder(
         from collage.api import default_registry
         from collage.report.progress_display import display
         from collage.serve.decoder.buckets import BUCKETS
-        from collage.serve.decoder.build import compile_decoder as compile_it
-        from collage.serve.decoder.build import compile_divided
-        from collage.serve.decoder.compile import DecoderOptions
+
+        with lean_imports():
+            from collage.serve.decoder.build import compile_decoder as compile_it
+            from collage.serve.decoder.build import compile_divided
+            from collage.serve.decoder.compile import DecoderOptions
         from collage.serve.decoder.file import save_decoder
 
         options = DecoderOptions(

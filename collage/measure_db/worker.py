@@ -29,6 +29,7 @@ from collage.core.child_process import (
 )
 from collage.core.cpu_time import Cpu
 from collage.core.cuda_driver import lost_context
+from collage.core.lean_imports import lean_imports
 from collage.core.temporary import sweep
 from collage.errors import CollageError
 from collage.measure_db.machine import limit_memory, spare_memory
@@ -69,7 +70,8 @@ def main() -> None:
                 worker = _begin(message)
                 reply: object = Ready()
             elif isinstance(message, MeasureSpeeds):
-                from collage.measure_db.measure_speeds import measure_speeds  # imports TVM, as below
+                with lean_imports():
+                    from collage.measure_db.measure_speeds import measure_speeds  # imports TVM, as below
 
                 reply = measure_speeds(message.threads, message.sample_s)
             else:
@@ -105,7 +107,10 @@ def _begin(init: Init | InitWhole) -> ModelWorker | WholeWorker:
     limit_memory(spare_memory() if init.memory_bytes is None else init.memory_bytes)
     if isinstance(init, InitWhole):
         return WholeWorker(init)
-    from collage.measure_db.model_worker import ModelWorker  # imports TVM; engines do without these seconds
+    with lean_imports():
+        from collage.measure_db.model_worker import (
+            ModelWorker,
+        )  # imports TVM; engines do without these seconds
 
     # TVM's handler prints a page of stack, which would push what the library said out of the message.
     signal.signal(signal.SIGSEGV, signal.SIG_DFL)

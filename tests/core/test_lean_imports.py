@@ -1,0 +1,45 @@
+"""Importing TVM in processes of our own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+_PROGRAM = """
+import gc, sys
+from collage.core.lean_imports import lean_imports
+
+with lean_imports():
+    import tvm
+    assert not gc.isenabled()
+assert gc.isenabled() and "torch" not in sys.modules
+print(tvm.runtime.tensor([1.0]).numpy()[0])
+"""
+
+
+def run(program: str) -> str:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+
+
+def test_tvm_is_there_and_pytorch_is_not() -> None:
+    assert run(_PROGRAM) == "1.0\n"
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
+def test_pytorch_can_be_imported_afterwards() -> None:
+    assert run(_PROGRAM + "import torch; print(torch.ones(1).item())") == "1.0\n1.0\n"
+
+
+def test_what_is_there_already_stays() -> None:
+    hidden = "import sys, types; torch = sys.modules['torch'] = types.ModuleType('torch')\n"
+    assert (
+        run(
+            hidden + "from collage.core.lean_imports import lean_imports\n"
+            "with lean_imports(): import torch as inside\n"
+            "print(inside is torch is sys.modules['torch'])"
+        )
+        == "True\n"
+    )
