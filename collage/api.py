@@ -115,9 +115,10 @@ def compile(
       "auto", "host:port", "ray://host:port", or "local" for one that is this machine alone.
     - ``tolerance``: the largest error of the outputs that you allow, on the ``inputs`` or on made-up ones: kernels may
       then compute in bfloat16 where that is faster. With 0 all compute in the model's own dtypes.
-    - ``metric``: what the error is: "max" (the default) for the largest difference over the outputs' scale, "top1" for
-      the share of decisions that differ, "cosine" for 1 - the cosine of their angle, or a function of the reference's
-      outputs and the module's, by name, that returns a number.
+    - ``metric``: what the error is: "max" (the default) for the largest difference over the scale of its channel, row
+      or column, "output" for the largest one over that of the whole output, "top1" for the share of decisions that
+      differ, "cosine" for 1 - the cosine of their angle, or a function of the reference's outputs and the module's, by
+      name, that returns a number.
     - ``device``: "cpu" for the CPU alone, "cuda" to fail where no NVIDIA GPU can be used, or "auto" (the default) for
       whatever is fastest of what is there.
 

@@ -17,8 +17,8 @@ Outputs: TypeAlias = "Mapping[str, Array]"
 Measure: TypeAlias = Callable[[Outputs, Outputs], float]
 """The error of outputs (second), given those of the reference (first)."""
 
-MAX, TOP1, COSINE = "max", "top1", "cosine"
-METRICS = (MAX, TOP1, COSINE)
+MAX, OUTPUT, TOP1, COSINE = "max", "output", "top1", "cosine"
+METRICS = (MAX, OUTPUT, TOP1, COSINE)
 
 
 class MetricError(CollageError):
@@ -30,6 +30,7 @@ class Metric:
     """Tells how far outputs are from the reference's. ``own`` is the user's function; the others are known by name.
 
     - ``max``: the largest absolute difference over the scale of its element (see ``measure_db.scales``).
+    - ``output``: the largest absolute difference in an output over the largest magnitude of that output.
     - ``top1``: the share of decisions that differ; a decision is the index of the largest number along the last axis.
     - ``cosine``: 1 - the cosine of the angle between an output and the reference.
 
@@ -104,6 +105,24 @@ def _decisions(expected: Outputs, actual: Outputs) -> float:
     return different / made if made else 0.0
 
 
+def _of_output(expected: Outputs, actual: Outputs) -> float:
+    worst = 0.0
+    for name, reference in expected.items():
+        if reference.dtype.kind not in "fc":
+            if not np.array_equal(actual[name], reference):
+                return math.inf
+        elif reference.size:
+            a, b = (
+                np.asarray(each, np.result_type(reference, np.float64)) for each in (actual[name], reference)
+            )
+            same = (a == b) | (np.isnan(a) & np.isnan(b))
+            scale = float(np.abs(b[np.isfinite(b)]).max(initial=0.0)) or 1.0
+            with np.errstate(invalid="ignore"):
+                error = float(np.where(same, 0.0, np.abs(a - b)).max()) / scale
+            worst = max(worst, error if math.isfinite(error) else math.inf)
+    return worst
+
+
 def _angle(expected: Outputs, actual: Outputs) -> float:
     worst = 0.0
     for name, reference in expected.items():
@@ -117,4 +136,4 @@ def _angle(expected: Outputs, actual: Outputs) -> float:
     return worst
 
 
-_SHARES: Mapping[str, Measure] = {TOP1: _decisions, COSINE: _angle}
+_SHARES: Mapping[str, Measure] = {OUTPUT: _of_output, TOP1: _decisions, COSINE: _angle}

@@ -32,6 +32,39 @@ def test_cosine_is_0_in_the_same_direction_and_2_in_the_opposite_one() -> None:
     assert not metric.needs_samples
 
 
+def test_output_has_one_scale_for_all_of_an_output() -> None:
+    metric = metric_of("output")
+    reference = {"y": np.array([[400.0, 0.5], [-800.0, 0.1]], np.float32), "z": np.array([0.5], np.float32)}
+    near = {"y": np.array([[400.0, 4.5], [-800.0, 0.1]], np.float32), "z": np.array([0.5], np.float32)}
+    assert metric.measured(reference, reference) == 0
+    assert metric.measured(reference, near) == 4 / 800
+    assert metric.measured(reference, {**near, "z": np.array([0.25], np.float32)}) == 0.5
+    assert not metric.needs_samples and not metric.is_max
+
+
+@pytest.mark.parametrize(
+    ("reference", "actual", "error"),
+    [
+        ([0.0, 0.0], [0.0, 0.25], 0.25),
+        ([math.inf, 2.0], [math.inf, 1.0], 0.5),
+        ([math.inf, 2.0], [3e38, 2.0], math.inf),
+        ([math.nan, 2.0], [math.nan, 2.0], 0.0),
+        ([1.0, 2.0], [math.nan, 2.0], math.inf),
+    ],
+)
+def test_output_compares_what_is_out_of_the_ordinary(
+    reference: list[float], actual: list[float], error: float
+) -> None:
+    found = metric_of("output").measured({"y": np.array(reference)}, {"y": np.array(actual)})
+    assert found == error
+
+
+def test_output_wants_equal_integers() -> None:
+    reference = {"y": np.array([3, 4])}
+    assert metric_of("output").measured(reference, {"y": np.array([3, 4])}) == 0
+    assert metric_of("output").measured(reference, {"y": np.array([3, 5])}) == math.inf
+
+
 def test_a_function_is_a_metric() -> None:
     def first(reference: Any, outputs: Any) -> Any:
         return abs(outputs["y"][0] - reference["y"][0])
@@ -49,7 +82,7 @@ def test_a_function_is_a_metric() -> None:
 
 def test_what_is_no_metric_or_tolerance_is_refused() -> None:
     assert metric_of(None) == metric_of("max") == Metric()
-    with pytest.raises(UsageError, match=r"unknown metric: mse\. Valid: cosine, max, top1\."):
+    with pytest.raises(UsageError, match=r"unknown metric: mse\. Valid: cosine, max, output, top1\."):
         metric_of("mse")
     assert check_tolerance("1e-2") == 0.01
     for wrong in (-1e-3, math.nan, math.inf):
