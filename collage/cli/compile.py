@@ -125,8 +125,8 @@ from collage.frontend.model_path import check_model_path
     type=click.Choice(["max", "output", "top1", "cosine"]),
     default="max",
     show_default=True,
-    help="What --tolerance bounds: the largest difference over the scale of its channel, row or column, or over that of "
-    "the whole output, the share of decisions that differ, or 1 - cosine.",
+    help="What --tolerance bounds: the largest difference over the scale of its channel, row or column, or over that "
+    "of the whole output, the share of decisions that differ, or 1 - cosine.",
 )
 @click.option(
     "--pareto",

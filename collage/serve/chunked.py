@@ -10,11 +10,18 @@ from collage.serve.costs import Costs
 from collage.serve.plan import Admission, Limits, Part, Plan, Pool, expired
 from collage.serve.sequence import Sequence
 
-_USUAL_SLOWDOWN = 2.0
-"""Without a target, an iteration with a chunk may take this many times that of as many streams as there can be.
+_USUAL_SLOWDOWN = 2.4
+"""Without a target, an iteration with a chunk may take this many times what the streams take alone, unless many wait.
 
-Twice what the streams that there are take alone would be too little when they are few: an iteration of few tokens
-reads all weights, so that prompts would be computed at a fraction of the machine's speed.
+So the longest time between tokens is less than 2.5 times the usual one, also when the usual one has no prompt.
+"""
+
+_MANY = 0.25
+"""Without a target, many requests wait when they could take this share of the places in an iteration.
+
+Chunks are as large as they can be then. Small ones take up to 1.7 times as long for a token, which all who wait pay
+for. In simulations of Orca's trace, saturated, this serves 1.23 times as many requests, and at 70 % of that the 99th
+percentile of the time between tokens stays at 1.2 times the median; with an eighth of the places it is 6 times.
 """
 
 
@@ -44,13 +51,15 @@ def plan_chunked(pool: Pool, now_s: float, costs: Costs, limits: Limits) -> Plan
     else:
         free -= sum(limits.blocks_for(each.max_length - 1) - len(each.blocks) for each in running)
     streams = [each for each in idle if each.remaining == 1][: limits.max_running]
-    most = _largest_bucket(len(streams), costs, limits)
-    room = costs.buckets[most] - len(streams)
     work = [_Work(each, each.remaining) for each in idle if each.remaining > 1]
+    places = limits.max_running * limits.workers - len(running)
+    waiting = [each for each in pool.waiting if each.id not in ended] if ended else pool.waiting
+    starting = len(work) + sum(not each.waits_for_leader for each in waiting[: max(places, 0)])
+    costs = costs.with_rows(len(streams) + 1)  # few prompts end in one iteration
+    most = _largest_bucket(len(streams), starting, costs, limits)
+    room = costs.buckets[most] - len(streams)
     if not preempted:  # else a sequence that was just driven out would drive out the next one
         available = sum(each.tokens for each in work)
-        places = limits.max_running * limits.workers - len(running)
-        waiting = [each for each in pool.waiting if each.id not in ended] if ended else pool.waiting
         work += _admissible(waiting, room - available, places, free, pool, limits)
     work = work[: limits.max_running - len(streams)]
     chunks = _fill(work, _tokens(len(streams), work, most, costs) - len(streams))
@@ -86,13 +95,19 @@ def _make_room(
     return kept, preempted, free - wanted
 
 
-def _largest_bucket(streams: int, costs: Costs, limits: Limits) -> int:
-    """The index of the largest bucket that keeps the target, at least the smallest with room for a prompt's token."""
+def _largest_bucket(streams: int, starting: int, costs: Costs, limits: Limits) -> int:
+    """The index of the largest bucket that keeps the target, at least the smallest with room for a prompt's token.
+
+    ``starting`` is the number of requests that have no token yet and for which there are places.
+    """
+    last = len(costs.buckets) - 1
     if not streams:
-        return len(costs.buckets) - 1
+        return last
     target = limits.itl_target_ms
     if target is None:
-        target = _USUAL_SLOWDOWN * costs.of(limits.max_running)
+        if starting >= _MANY * limits.max_running:
+            return last
+        target = _USUAL_SLOWDOWN * costs.of(streams)
     best = costs.bucket(streams + 1)
     while best + 1 < len(costs.buckets) and costs.ms[best + 1] <= target:
         best += 1

@@ -37,11 +37,12 @@ class Runner(Protocol):
 
     ``block_tokens`` is the number of tokens in a block of the cache, ``block_count`` the number of blocks,
     ``max_tokens`` the most tokens of one iteration, and ``max_length`` the most tokens of one sequence. A runner may
-    have two more attributes: ``buckets``, the numbers of tokens that it was compiled for, and ``workers``, the number
-    of iterations that it can have in flight, whose ``step`` is then called from as many threads. One whose processes
-    each hold a share of the cache has ``shares``, their number: block b is in share b % shares. One that other
-    processes compute for raises ``RunnerLostError`` when one of them is gone, and has ``when_lost``: what is called
-    then, too, from any thread.
+    have more attributes: ``buckets``, the numbers of tokens that it was compiled for, and ``workers``, the number of
+    iterations that it can have in flight, whose ``step`` is then called from as many threads. One that has measured
+    the time of an iteration without logits tells it by ``body_ms(tokens)``. One whose processes each hold a share of
+    the cache has ``shares``, their number: block b is in share b % shares. One that other processes compute for
+    raises ``RunnerLostError`` when one of them is gone, and has ``when_lost``: what is called then, too, from any
+    thread.
     """
 
     block_tokens: int
@@ -58,7 +59,7 @@ class Runner(Protocol):
         ...
 
     def cost_ms(self, tokens: int) -> float:
-        """The measured time of an iteration with that many tokens."""
+        """The measured time of an iteration with that many tokens, each of which has a row of logits."""
         ...
 
     def close(self) -> None:

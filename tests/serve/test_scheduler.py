@@ -155,6 +155,39 @@ def test_streams_keep_their_time_between_tokens(target: float) -> None:
     assert max(gaps) * 1e3 <= target + 1e-6
 
 
+def test_without_a_target_prompts_are_small_beside_streams() -> None:
+    """Four streams take 24 ms alone, and so 57.6 ms with a prompt: 32 tokens take 52, and 48 take 68."""
+    jobs = [Job(0, (0,) * 3, 60) for _ in range(4)] + [Job(0.3, (1,) * 100, 2)]
+    simulation = Simulation(jobs, EngineOptions(), NullRunner(block_count=128))
+    simulation.run()
+    with_prompt = [plan.tokens for plan in simulation.iterations if len(plan.parts) == 5 and plan.tokens > 5]
+    assert with_prompt[:-1] == [32, 32, 32]
+
+
+def test_without_a_target_prompts_are_computed_at_once_where_many_wait() -> None:
+    """Of 16 places four are a quarter: as long as so many have no token yet, an iteration has all 64 tokens."""
+    streams = [Job(0, (0,) * 3, 60) for _ in range(8)]
+    jobs = streams + [Job(0.3, (1,) * 56, 2) for _ in range(4)]
+    simulation = Simulation(
+        jobs, EngineOptions(max_running=16, prefix_caching=False), NullRunner(block_count=256)
+    )
+    simulation.run()
+    with_prompts = [
+        plan.tokens for plan in simulation.iterations if any(part.tokens > 3 for part in plan.parts)
+    ]
+    assert with_prompts[0] == 64  # a whole prompt, after which three are left
+    assert set(with_prompts[1:-1]) <= {32, 48}
+    assert len(with_prompts) > 5
+
+
+def test_logits_count_for_the_rows_that_are_wanted() -> None:
+    costs = Costs((1, 8, 64), (11.0, 18.0, 124.0), (10.0, 10.0, 60.0))
+    assert costs.with_rows(1).ms == (11.0, 11.0, 61.0)
+    assert costs.with_rows(5).ms == (18.0, 18.0, 68.0)
+    unknown = Costs((1, 8), (11.0, 18.0))
+    assert unknown.with_rows(5) is unknown
+
+
 def test_prompts_go_on_though_the_target_cannot_be_kept() -> None:
     jobs = [Job(0, (0,) * 3, 60), Job(0.1, (1,) * 50, 2)]
     simulation = Simulation(jobs, EngineOptions(itl_target_ms=1.0, max_running=4), NullRunner())

@@ -226,6 +226,8 @@ def _heads(decoder: Decoder, rotary: int, interleaved: bool) -> Heads:
     return Heads(layer.heads, layer.kv_heads, layer.dim, rotary, interleaved, layer.scale)
 
 
-def with_costs(compiled: CompiledDecoder, costs_ms: Mapping[int, float]) -> CompiledDecoder:
-    """The decoder with the measured times of iterations, by bucket."""
-    return replace(compiled, costs_ms=dict(costs_ms))
+def with_costs(
+    compiled: CompiledDecoder, costs_ms: Mapping[int, float], body_ms: Mapping[int, float]
+) -> CompiledDecoder:
+    """The decoder with the measured times of iterations with logits and without, by bucket."""
+    return replace(compiled, costs_ms=dict(costs_ms), body_ms=dict(body_ms))

@@ -33,7 +33,7 @@ class CompiledDecoder:
 
     ``segments`` has for each bucket of tokens the parts of all segments but the last, and ``ends`` for each bucket of
     rows those of the last one, which gives logits. ``wiring`` is that of all segments. ``costs_ms`` is the measured
-    time of an iteration for each bucket of tokens.
+    time of an iteration for each bucket of tokens, and ``body_ms`` that of one without logits.
 
     ``error`` is the largest error of a logit that was seen in the check, as a share of the largest one of its row, and
     ``tolerance`` what is allowed of it for weights in bfloat16.
@@ -56,6 +56,7 @@ class CompiledDecoder:
     after: tuple[After, ...] = ()
     error: float = 0.0
     tolerance: float = 0.0
+    body_ms: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def buckets(self) -> tuple[int, ...]:

@@ -16,14 +16,17 @@ _CONTEXT = 128
 """Tokens before the new ones, where the longest sequence has room for them."""
 
 
-def measured_ms(runner: Runner, buckets: Sequence[int], samples: int) -> dict[int, float]:
+def measured_ms(
+    runner: Runner, buckets: Sequence[int], samples: int, logits: bool = True
+) -> dict[int, float]:
     """The median time of an iteration in milliseconds, for each bucket, with warm caches.
 
-    The tokens are those of as many requests as there can be, up to 64, since most iterations decode.
+    The tokens are those of as many requests as there can be, up to 64, since most iterations decode. Without ``logits``
+    none of them wants a row.
     """
     found = {}
     for tokens in buckets:
-        slices = iteration_of(runner, tokens)
+        slices = [each._replace(wants_logits=logits) for each in iteration_of(runner, tokens)]
         times = []
         for _ in range(samples + 1):
             began = time.perf_counter()

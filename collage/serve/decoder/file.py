@@ -69,6 +69,7 @@ def save_decoder(compiled: CompiledDecoder, path: Path, others: Sequence[Compile
                     "parts": [kernels(each) for each in (compiled, *others)],
                     "after": [asdict(each) for each in compiled.after],
                     "costs_ms": {str(n): cost for n, cost in compiled.costs_ms.items()},
+                    "body_ms": {str(n): cost for n, cost in compiled.body_ms.items()},
                     "error": compiled.error,
                     "tolerance": compiled.tolerance,
                 },
@@ -120,6 +121,7 @@ def load_decoder(
             tuple(typed(list[After], about["after"])),
             typed(float, about["error"]),
             typed(float, about["tolerance"]),
+            {int(n): typed(float, cost) for n, cost in about.get("body_ms", {}).items()},
         )
 
 

@@ -103,6 +103,14 @@ class DecoderRunner:
             raise CollageError(f"the time of an iteration of {bucket} tokens was not measured.")
         return self._compiled.costs_ms[bucket]
 
+    def body_ms(self, tokens: int) -> float:
+        """The measured time of an iteration with that many tokens and without logits, in milliseconds.
+
+        It is ``cost_ms`` for files that do not tell it.
+        """
+        bucket = self._fastest[bucket_for(self.buckets, tokens)]
+        return self._compiled.body_ms.get(bucket, self.cost_ms(tokens))
+
     def close(self) -> None:
         """Free the cache and the kernels. The runner must not be used afterwards."""
         self.iterations, self._ends = {}, {}

@@ -105,6 +105,7 @@ def alone(model: Model, field: Field, course: Course, machine: Machine) -> list[
                     "engine_s": engine_s,
                     "static_s": static_s,
                     "share_of_static": statistics.median(run["static_s"] / run["engine_s"] for run in runs),
+                    "chunked_share": statistics.median(run["static_s"] / run["chunked_s"] for run in runs),
                     "tokens_per_s": batch * course.outputs / engine_s,
                     "share_of_bound": bound / engine_s,
                     "scheduler_us": statistics.median(run["scheduler_us"] for run in runs),

@@ -28,13 +28,16 @@ def tables(found: Mapping[str, Any]) -> list[RenderableType]:
 
 
 def _alone(rows: list[Mapping[str, Any]]) -> Table:
-    table = _table("inputs", "batch", "tokens/s", "of static", "of bound", "scheduler us", "same tokens")
+    table = _table(
+        "inputs", "batch", "tokens/s", "of static", "by default", "of bound", "scheduler us", "same tokens"
+    )
     for each in rows:
         table.add_row(
             str(each["inputs"]),
             str(each["batch"]),
             f"{each['tokens_per_s']:.0f}",
             f"{each['share_of_static']:.3f}",
+            f"{each['chunked_share']:.3f}",
             f"{each['share_of_bound']:.2f}",
             f"{each['scheduler_us']:.0f}",
             f"{each['same_tokens']:.1%}",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from scripts.lib.serving.contender import Contender, Note, Setup, serve_in_batches
@@ -70,6 +72,19 @@ class CollageEngine:
         from scripts.lib.serving.alone import measure
 
         return measure(self, from_message(message["arrivals"]))
+
+    @contextmanager
+    def with_policy(self, policy: str) -> Iterator[None]:
+        """Have another policy than the default one meanwhile, on the same runner."""
+        from collage.serve.loop import Loop
+
+        usual = self.loop
+        self.loop = Loop(self.runner, replace(self.options, policy=policy), self._deliver)
+        try:
+            yield
+        finally:
+            self.loop.close(drain=False)
+            self.loop = usual
 
     def scheduler(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """The time of the scheduler; see ``scripts.lib.serving.scheduler``."""
