@@ -55,19 +55,30 @@ INLINE void exponential(Vector &x) {
   x = small ? Vector{} : found;
 }
 
+// The halves of a vector, added up or compared until four lanes are left.
 INLINE float sum(const Vector &x) {
-  float lanes[kLanes], total = 0;
-  store(lanes, x);
-  for (int64_t i = 0; i < kLanes; ++i) total += lanes[i];
-  return total;
+  typedef float Half __attribute__((vector_size(32)));
+  typedef float Quarter __attribute__((vector_size(16)));
+  Half halves[2];
+  Quarter quarters[2];
+  memcpy(halves, &x, sizeof(x));
+  const Half half = halves[0] + halves[1];
+  memcpy(quarters, &half, sizeof(half));
+  const Quarter four = quarters[0] + quarters[1];
+  return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
 INLINE float largest(const Vector &x) {
-  float lanes[kLanes];
-  store(lanes, x);
-  float most = lanes[0];
-  for (int64_t i = 1; i < kLanes; ++i) most = lanes[i] > most ? lanes[i] : most;
-  return most;
+  typedef float Half __attribute__((vector_size(32)));
+  typedef float Quarter __attribute__((vector_size(16)));
+  Half halves[2];
+  Quarter quarters[2];
+  memcpy(halves, &x, sizeof(x));
+  const Half half = halves[0] > halves[1] ? halves[0] : halves[1];
+  memcpy(quarters, &half, sizeof(half));
+  const Quarter four = quarters[0] > quarters[1] ? quarters[0] : quarters[1];
+  const float a = four[0] > four[2] ? four[0] : four[2], b = four[1] > four[3] ? four[1] : four[3];
+  return a > b ? a : b;
 }
 
 // to = from, rotated by a position's angles.
