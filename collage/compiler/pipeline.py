@@ -43,7 +43,10 @@ log = logging.getLogger(__name__)
 _EARLY: tuple[Pass, ...] = (
     Fixpoint(Place(suggests=False), Calibrate()),
     Glance(),
-    EarlyPlacement(Within(Fixpoint(Place(suggests=False), Calibrate()), rounds=2)),
+    EarlyPlacement(
+        Measure(few=True, slowest=0.8),
+        Within(Fixpoint(Place(suggests=False, doubts=0), Calibrate(), rounds=1), rounds=2, gap=0.02),
+    ),
     Concurrency(rounds=1, most_first=1),
     Glance(of_streams=True),
 )
