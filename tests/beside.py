@@ -96,6 +96,15 @@ class Sober(Beside):
     name: ClassVar[str] = "sober"
 
 
+class Late(Sober):
+    """Always right, and never the fastest."""
+
+    name: ClassVar[str] = "late"
+
+    def load(self, artifact: bytes, options: BuildOptions) -> Kernel:
+        return _Slowed(super().load(artifact, options))
+
+
 class Engine(Beside):
     """The same as an engine, which takes any part of the model."""
 

@@ -41,9 +41,13 @@ from collage.measure_db.effort import QUICK as QUICK_EFFORT
 log = logging.getLogger(__name__)
 
 _EARLY: tuple[Pass, ...] = (
-    Fixpoint(Place(suggests=False), Calibrate()),
+    # Within a tolerance the mix in the model's own dtypes is a beginning. What is faster comes right after it.
+    Fixpoint(Place(suggests=False), Calibrate(), rounds_within=1),
     Glance(),
-    EarlyPlacement(Within(Fixpoint(Place(suggests=False), Calibrate()), rounds=2)),
+    EarlyPlacement(
+        Measure(few=True, slowest=0.8),
+        Within(Fixpoint(Place(suggests=False, doubts=0), Calibrate(), rounds_within=1), rounds=2, gap=0.02),
+    ),
     Concurrency(rounds=1, most_first=1),
     Glance(of_streams=True),
 )

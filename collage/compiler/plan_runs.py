@@ -167,13 +167,17 @@ class PlanRuns:
     def finding(self, executable: Executable, check: Callable[[], FinalCheck]) -> Finding:
         """What the last check finds, now or in an earlier compile of the same model with the same libraries.
 
-        ``check`` makes the check where it is needed.
+        ``check`` makes the check where it is needed. A plan that has failed since is refused.
         """
+        self.failures.refuse_dropped(executable)
         look = partial(self._look, executable, check)
         key = self._checked_as(executable)
         return look() if key is None else self.database.remember(_FINDING.at(key), look)
 
     def _look(self, executable: Executable, check: Callable[[], FinalCheck]) -> Finding:
+        # What passes the check is handed over, so the worker loads and runs it first as the user's process will.
+        with self.failures.blaming([executable]):
+            self.plans.open_alone(executable.job)
         return check().look(partial(self.outputs, executable))
 
     def error(self, executable: Executable, accuracy: Accuracy) -> float:

@@ -125,6 +125,7 @@ class Compilation:
     - ``left_out``: names of backends that no placement may use.
     - ``early``: plans of reduced precision within the tolerance, for a compile that is stopped before it is done.
     - ``budget``: the error that the search may spend; without it kernels compute in the model's own dtypes.
+    - ``errors``: the budget that samples have led to so far, from which the next search with one begins.
     - ``proposal``, ``calibration``, ``plans``: what the search proposes; times in the network; what is compared last.
     - ``form``, ``on_engine``: the form of the model that engines were tried on as a whole; the nodes that an engine
       runs after the placed ones, or all nodes where none is placed.
@@ -142,6 +143,7 @@ class Compilation:
     left_out: frozenset[str] = frozenset()
     early: tuple[Plan, ...] = ()
     budget: ErrorBudget | None = None
+    errors: ErrorBudget | None = None
     proposal: Proposal | None = None
     calibration: Calibration = NOT_CALIBRATED
     plans: tuple[Plan, ...] = ()

@@ -90,13 +90,16 @@ class Made:
 class OpenPlan:
     """Load a plan's kernels, whose artifacts are kept, and check and run it. Reply: PlanOpened or PlanFailed.
 
-    Of the plans that are open already, those whose names are in ``keep`` stay open.
+    Of the plans that are open already, those whose names are in ``keep`` stay open, and it may share loaded kernels
+    with them. A plan that is opened ``alone`` shares none, as in the process that it is handed over to, and runs a few
+    times without notes.
     """
 
     name: str
     plan: Plan
     keep: tuple[str, ...]
     limit_s: float
+    alone: bool = False
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,17 @@ class Plans:
         found: Timing = self._ask(TimePlan(plan.name, sample_s, self._limit_s(plan) + 8 * sample_s), [plan])
         return found
 
+    def open_alone(self, plan: Plan) -> None:
+        """Open the plan as in the process that it is handed over to, with no kernel that was loaded for another plan.
+
+        A kernel may be right in one plan, and fail in the next one that it is loaded for.
+        """
+        self._make([plan])
+        message = OpenPlan(plan.name, plan, (), self._open_limit_s(plan), alone=True)
+        self._opened.clear()  # the worker may close all others
+        opened: PlanOpened = self._ask(message, [plan])
+        self._opened[plan.name] = opened.run_s
+
     def _times(self, plan: Plan, seconds: float, *, search: bool) -> PlanTimes:
         self._open([plan], search=search)
         message = NotePlan(plan.name, seconds, self._limit_s(plan) + 2 * seconds)
@@ -129,13 +140,7 @@ class Plans:
 
     def _open(self, plans: Sequence[Plan], *, search: bool = True) -> None:
         """Make the kernels that are missing, and have the worker open what is not open yet."""
-        for plan in plans:
-            for launch, kernel in enumerate(plan.kernels):
-                rejection = self._kernels.make(kernel)
-                if rejection is not None:
-                    raise PlanFailedError(plan, launch, rejection, by_itself=True)
-            if plan.program.is_guarded:
-                self._kernels.keep_as_loaded()
+        self._make(plans)
         names = [plan.name for plan in plans]
         for plan in plans:
             self._meet()
@@ -146,10 +151,22 @@ class Plans:
             spare = max(0, _OPEN - len(names))
             for name in others[: max(0, len(others) - spare)]:
                 del self._opened[name]
-            limit_s = self._limit_s(plan) + _LAUNCH_S * len(plan.kernels)
-            message = OpenPlan(plan.name, plan, tuple(self._opened), limit_s)
+            message = OpenPlan(plan.name, plan, tuple(self._opened), self._open_limit_s(plan))
             opened: PlanOpened = self._ask(message, [plan], search=search)
             self._opened[plan.name] = opened.run_s
+
+    def _make(self, plans: Sequence[Plan]) -> None:
+        """Make the kernels that are missing."""
+        for plan in plans:
+            for launch, kernel in enumerate(plan.kernels):
+                rejection = self._kernels.make(kernel)
+                if rejection is not None:
+                    raise PlanFailedError(plan, launch, rejection, by_itself=True)
+            if plan.program.is_guarded:
+                self._kernels.keep_as_loaded()
+
+    def _open_limit_s(self, plan: Plan) -> float:
+        return self._limit_s(plan) + _LAUNCH_S * len(plan.kernels)
 
     def _limit_s(self, plan: Plan) -> float:
         predicted_s = sum(region.cost_us for region in plan.program.launches) / 1e6

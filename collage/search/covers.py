@@ -26,14 +26,13 @@ all states carry no loose candidates.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from collage.graph.convexity import bits
 from collage.graph.dataflow import Graph
 from collage.search.candidate import Candidate
-from collage.search.placement import charge_us
 from collage.search.storages import Held, Ports, StorageRules, weight
 
 MOST_STATES_PLAIN = 512
@@ -50,30 +49,35 @@ State: TypeAlias = tuple[int, Loose, Held]
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
-    """A candidate with what the walk needs to know of it. Bit 0 of a mask is its first node in the order."""
+class Choice:
+    """A candidate with what the walk needs to know of it, whatever it costs. Bit 0 of a mask is its first node."""
 
     candidate: Candidate
     mask: int
-    weight: int
     reaches: int
     """The mask of nodes that a loose candidate's nodes reach outside of it; 0 for a tight candidate."""
     ports: Ports
 
 
-def options_of(
-    graph: Graph,
-    order: Sequence[int],
-    usable: Sequence[Candidate],
-    epsilon_us: float,
-    margin: float,
-    rules: StorageRules,
-) -> list[list[Option]]:
-    """For each position in the order, the candidates that begin there.
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A choice with its weight. Masks are as in ``Choice``."""
 
-    A candidate is left out where another one for the same nodes costs no more, its own layout transforms included, and
-    adds no more error.
-    """
+    candidate: Candidate
+    mask: int
+    weight: int
+    reaches: int
+    ports: Ports
+
+
+Choices: TypeAlias = "list[list[list[Choice]]]"
+"""For each position in the order, the sets of nodes that begin there, and for each of them its candidates."""
+
+
+def choices_of(
+    graph: Graph, order: Sequence[int], usable: Sequence[Candidate], rules: StorageRules
+) -> Choices:
+    """The candidates by positions and nodes. They are the same at any price, so that several searches share them."""
     position = [0] * len(order)
     for at, node in enumerate(order):
         position[node] = at
@@ -82,7 +86,7 @@ def options_of(
         for user in graph.successors[order[at]]:
             below[at] |= 1 << position[user] | below[position[user]]
 
-    options: list[list[Option]] = [[] for _ in order]
+    choices: Choices = [[] for _ in order]
     for nodes, alike in _by_nodes(usable).items():
         positions = sorted(position[node] for node in nodes)
         first = positions[0]
@@ -91,17 +95,31 @@ def options_of(
         if _is_loose(graph, nodes):
             for each in positions:
                 reaches |= below[each] >> first
-        kept: list[Option] = []
-        found = [(weight(charge_us(candidate, epsilon_us, margin)), candidate) for candidate in alike]
-        for charge, candidate in sorted(found, key=lambda pair: pair[0]):
-            ports = rules.ports(candidate)
-            if all(
-                each.candidate.error > candidate.error
-                or each.weight + rules.instead_of(each.ports, ports) > charge
-                for each in kept
-            ):
-                kept.append(Option(candidate, mask, charge, reaches & ~mask, ports))
-        options[first] += kept
+        choices[first].append([Choice(each, mask, reaches & ~mask, rules.ports(each)) for each in alike])
+    return choices
+
+
+def options_of(
+    choices: Choices, charge_us: Callable[[Candidate], float], rules: StorageRules, *, errors: bool
+) -> list[list[Option]]:
+    """For each position in the order, the candidates that begin there, at what they are charged.
+
+    A candidate is left out where another one for the same nodes costs no more, its own layout transforms included, and
+    (with ``errors``) adds no more error.
+    """
+    options: list[list[Option]] = [[] for _ in choices]
+    for here, sets in zip(options, choices, strict=True):
+        for alike in sets:
+            kept: list[Option] = []
+            found = [(weight(charge_us(choice.candidate)), choice) for choice in alike]
+            for charge, choice in sorted(found, key=lambda pair: pair[0]):
+                if all(
+                    (errors and each.candidate.error > choice.candidate.error)
+                    or each.weight + rules.instead_of(each.ports, choice.ports) > charge
+                    for each in kept
+                ):
+                    kept.append(Option(choice.candidate, choice.mask, charge, choice.reaches, choice.ports))
+            here += kept
     return options
 
 

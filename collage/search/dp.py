@@ -29,10 +29,11 @@ from collage.search.covers import (
     Option,
     State,
     advanced,
+    choices_of,
     joined_by,
     options_of,
 )
-from collage.search.placement import NO_TRANSFORMS, Placement, contenders, finish, no_cover
+from collage.search.placement import NO_TRANSFORMS, Placement, charge_us, contenders, finish, no_cover
 from collage.search.storages import Held, StorageRules
 from collage.search.transforms import ValueTransform
 
@@ -66,9 +67,22 @@ def place(
     order = branch_order(graph)
     usable = contenders(graph, candidates, epsilon_us, margin)
     rules = StorageRules(graph, order, usable, transforms_us)
+    choices = choices_of(graph, order, usable, rules)
+    options = options_of(choices, lambda each: charge_us(each, epsilon_us, margin), rules, errors=True)
+    chosen, exact = cheapest_cover(graph, order, options, rules, max_states)
+    return finish(graph, chosen, epsilon_us, exact=exact, transforms_us=transforms_us)
+
+
+def cheapest_cover(
+    graph: Graph,
+    order: Sequence[int],
+    options: Sequence[Sequence[Option]],
+    rules: StorageRules,
+    max_states: int | None = None,
+) -> tuple[list[Candidate], bool]:
+    """The candidates of the cheapest cover, and whether the search was exact. Raises NoPlacementError."""
     if max_states is None:
         max_states = MOST_STATES if rules.matter else MOST_STATES_PLAIN
-    options = options_of(graph, order, usable, epsilon_us, margin, rules)
     while True:
         way, reached, exact = _walk(options, max_states, rules)
         if way is not None:
@@ -80,7 +94,7 @@ def place(
     while way.last is not None and way.before is not None:
         chosen.append(way.last.candidate)
         way = way.before
-    return finish(graph, chosen, epsilon_us, exact=exact, transforms_us=transforms_us)
+    return chosen, exact
 
 
 def _walk(

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from collage.graph.storage import BF16, INT8
-from collage.search.dp_budget import Budget
+from collage.search.dp_budget import GAP, Budget
 
 UNKNOWN = 1.0
 """The sensitivity of a value where none is known: an error comes out as large as it went in."""
@@ -59,12 +59,16 @@ def allowed(error: float) -> float:
 
 @dataclass(frozen=True)
 class ErrorBudget:
-    """The largest error of the outputs that a search aims at, and the model that predicts it."""
+    """The largest error of the outputs that a search aims at, and the model that predicts it.
+
+    ``gap`` is the share of the cost that the search need not find (see ``dp_budget.Budget``).
+    """
 
     error: float
     model: ErrorModel = field(default_factory=ErrorModel)
+    gap: float = GAP
 
     @property
     def of_candidates(self) -> Budget:
         """What candidates' errors may add up to."""
-        return Budget(allowed(self.error))
+        return Budget(allowed(self.error), gap=self.gap)

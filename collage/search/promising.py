@@ -9,6 +9,8 @@ from typing import TypeAlias
 from collage.search.candidates import Offer
 
 _Nodes: TypeAlias = "frozenset[int]"
+_Maker: TypeAlias = "tuple[str, str]"
+"""The name of a backend, and a precision of its kernels."""
 
 
 def promising(
@@ -21,28 +23,37 @@ def promising(
 ) -> list[Offer]:
     """The offers of libraries on their largest subgraphs, and of engines on the whole model and on what is left.
 
+    Each reduced precision has largest subgraphs of its own. They may be larger than those in the model's own dtypes,
+    and a placement without an error budget has to do without them.
+
     Two of the largest subgraphs may share nodes, as the two convolutions before a residual sum do. So what is left of
     each of them without the other is taken, too; where they are of two libraries only with ``between``, since that is
     needed seldom and takes up to half as many again. Engines are taken on single nodes that no library takes. ``count``
     is the number of all nodes, and ``done`` are the nodes of views, which cost nothing.
     """
-    nodes_of: dict[str, set[_Nodes]] = {}
+    nodes_of: dict[_Maker, set[_Nodes]] = {}
     for offer in offers:
-        nodes_of.setdefault(offer.request.backend, set()).add(frozenset(offer.request.nodes))
-    taken = {name: _largest(sets) for name, sets in nodes_of.items() if name not in engines}
+        nodes_of.setdefault(_maker(offer), set()).add(frozenset(offer.request.nodes))
+    taken = {maker: _largest(sets) for maker, sets in nodes_of.items() if maker[0] not in engines}
+    exact = {maker: sets for maker, sets in taken.items() if not maker[1]}
     if between:
-        rests = _stranded([nodes for sets in taken.values() for nodes in sets], frozenset(done))
-        for name, sets in taken.items():
-            sets |= rests & nodes_of[name]
-    covered = set(done).union(*(nodes for sets in taken.values() for nodes in sets))
+        rests = _stranded([nodes for sets in exact.values() for nodes in sets], frozenset(done))
+        for maker, sets in exact.items():
+            sets |= rests & nodes_of[maker]
+    covered = set(done).union(*(nodes for sets in exact.values() for nodes in sets))
 
     def wanted(offer: Offer) -> bool:
-        nodes = offer.request.nodes
-        if offer.request.backend in engines:
-            return len(nodes) == count or (len(nodes) == 1 and nodes[0] not in covered)
-        return frozenset(nodes) in taken[offer.request.backend]
+        nodes, maker = offer.request.nodes, _maker(offer)
+        if maker[0] in engines:
+            alone = len(nodes) == 1 and nodes[0] not in covered and not maker[1]
+            return alone or len(nodes) == count
+        return frozenset(nodes) in taken[maker]
 
     return [offer for offer in offers if wanted(offer)]
+
+
+def _maker(offer: Offer) -> _Maker:
+    return offer.request.backend, offer.request.variant.precision
 
 
 def _largest(sets: Collection[_Nodes]) -> set[_Nodes]:

@@ -9,6 +9,7 @@ import pytest
 
 from collage.compiler.events import Bounded
 from collage.compiler.passes.early_placement import LABEL, EarlyPlacement
+from collage.compiler.passes.measure import Measure
 from collage.compiler.passes.settle import Settle
 from collage.compiler.passes.within import Within
 from collage.compiler.state import Compilation
@@ -17,15 +18,21 @@ from tests.compiler.null import Made, NullBackend, each_node
 from tests.compiler.test_settle import first_module
 from tests.compiler.test_within import SEARCH, counted
 
-EARLY = EarlyPlacement(Within(SEARCH, rounds=2))
+EARLY = EarlyPlacement(Measure(few=True, slowest=1.0), Within(SEARCH, rounds=2))
 
 
 def placed(error: float = 4e-3, **options: Any) -> tuple[Made, Compilation]:
-    """A library that takes 10 us for each node, and 4 us in bfloat16, placed in float32."""
+    """A library that takes 10 us for each node, and 4 us in bfloat16, placed in float32.
+
+    Only what is measured is known in bfloat16.
+    """
     costs = {**each_node("lib", 10.0), **each_node("lib bf16", 4.0)}
     made = Made(costs, NullBackend("lib", team=True), **({"tolerance": 0.05, "budget_s": 60.0} | options))
     made.runs.error_of = lambda each: error * counted(each) ** 0.5
-    start = replace(made.measured(), first=first_module(made.start.source.original, 70.0))
+    measured = made.measured()
+    known = {r: found for r, found in measured.outcomes.items() if not r.variant.precision}
+    first = first_module(made.start.source.original, 70.0)
+    start = replace(measured, outcomes=known, first=first)
     return made, SEARCH(made.context, start)
 
 
@@ -35,8 +42,11 @@ def test_a_stopped_compile_hands_over_what_was_placed_early() -> None:
     (plan,) = found.early
     assert (plan.label, plan.placement.predicted_us) == (LABEL, 16.0)
     assert [type(event) for event in found.log[len(start.log) :]] == [Bounded]
-    # Everything else is as it was, so that candidates in float32 race against such ones only.
-    assert replace(found, early=(), log=start.log) == start
+    # The mix is what it was, so that candidates in float32 race against such ones only.
+    assert {r.variant.precision for r in found.outcomes.keys() - start.outcomes.keys()} == {"bf16"}
+    assert found.errors is not None
+    unchanged = replace(found, early=(), errors=None, log=start.log, outcomes=start.outcomes)
+    assert unchanged == start
     settled = Settle()(made.context, found)
     assert settled.result.label == LABEL
     assert {region.precision for region in settled.result.parts.program.launches} == {"bf16"}
@@ -44,15 +54,27 @@ def test_a_stopped_compile_hands_over_what_was_placed_early() -> None:
 
 def test_nothing_is_kept_where_no_error_is_small_enough() -> None:
     made, start = placed(error=1.0)
+    found = EARLY(made.context, start)
+    assert (found.early, found.log) == ((), start.log)
+    assert found.errors is not None and found.errors.model.correction > 100
+
+
+def test_the_next_search_begins_with_what_is_known_of_errors() -> None:
+    made, start = placed(error=2.4e-2)
+    found = EARLY(made.context, start)
+    made.runs.ran.clear()
+    within = Within(SEARCH)(made.context, found)
+    (*_, told) = (event for event in within.log if isinstance(event, Bounded))
+    assert told.rounds == 1
+    assert within.errors == found.errors
+
+
+def test_a_compile_without_a_tolerance_or_kernels_of_reduced_precision_spends_no_time_on_it() -> None:
+    made, start = placed()
+    start = replace(start, offers=tuple(each for each in start.offers if not each.request.variant.precision))
+    made.runs.ran.clear()
     assert EARLY(made.context, start) is start
-
-
-def test_a_compile_without_a_budget_or_a_tolerance_spends_no_time_on_it() -> None:
-    for options in ({"budget_s": None}, {"tolerance": 0.0}):
-        made, start = placed(**options)
-        made.runs.ran.clear()
-        assert EARLY(made.context, start) is start
-        assert made.runs.ran == []
+    assert made.runs.ran == []
 
 
 def test_a_kernel_that_fails_in_the_early_plan_is_left_out() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from collage.compiler.passes.calibrate import Calibrate
 from collage.compiler.passes.fixpoint import Fixpoint
 from collage.compiler.passes.place import Place
@@ -23,6 +25,15 @@ def test_one_round_takes_the_first_mix() -> None:
     made = two_libraries()
     found = Fixpoint(Place(), Calibrate(), rounds=1)(made.context, made.measured())
     assert {backend for backend, _ in regions(found)} == {"one"}
+
+
+def test_within_a_tolerance_fewer_rounds_may_do() -> None:
+    made = two_libraries()
+    within = replace(made.context, options=replace(made.context.options, tolerance=1e-2))
+    search = Fixpoint(Place(), Calibrate(), rounds_within=1)
+    chosen = [regions(search(context, made.measured()))[0][0] for context in (within, made.context)]
+    assert chosen == ["one", "other"]
+    assert made.runs.ran == ["mix"] * 3
 
 
 def test_mixes_that_came_close_are_planned_too() -> None:

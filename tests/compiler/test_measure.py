@@ -60,3 +60,24 @@ def test_few_offers_are_measured_first_and_the_rest_against_the_placed_mix() -> 
     assert order == [(0,), (0, 1), (1,), (2,), (3,)]  # what could replace the slowest kernels comes first
     assert rivals_us[0,] == rivals_us[0, 1] == 2.0 * (15.0 + found.epsilon_us)
     assert rivals_us[2,] == 2.0 * (10.0 + found.epsilon_us)
+
+
+def test_few_are_exact_ones_before_there_is_a_mix_and_reduced_ones_for_its_slowest_kernels_then() -> None:
+    costs = {
+        **{("lib", (node,)): us for node, us in enumerate((40.0, 5.0, 30.0, 25.0))},
+        **each_node("lib bf16", 4.0, 3),
+        ("lib bf16", (2, 3)): 8.0,
+    }
+    made = Made(costs, LIBRARY, tolerance=1e-2)
+    start = replace(made.measured(), outcomes={})
+    few = Measure(few=True)(made.context, start)
+    assert {(request.nodes, request.variant.precision) for request in few.outcomes} == {
+        ((node,), "") for node in range(4)
+    }
+    placed = Place()(made.context, few)
+    made.measurer.asked.clear()
+    found = Measure(few=True, slowest=0.6)(made.context, placed)
+    # The kernels of 40 and 30 us take 70 % of the mix's time. The one that could replace both slow ones comes first.
+    assert [request.nodes for request in made.measurer.asked] == [(2, 3), (0,)]
+    assert {request.variant.precision for request in made.measurer.asked} == {"bf16"}
+    assert found.outcomes.keys() > few.outcomes.keys()

@@ -13,7 +13,8 @@ from collage.compiler.passes.place import Place
 from collage.compiler.passes.worthwhile import Worthwhile
 from collage.measure_db.effort import EXHAUSTIVE
 from collage.measure_db.protocol import Request
-from tests.compiler.null import Made, NullBackend
+from collage.search.errors import ErrorBudget
+from tests.compiler.null import Costs, Made, NullBackend
 
 COSTS = {
     **{("lib", (node,)): 40.0 - 10.0 * node for node in range(4)},
@@ -25,11 +26,13 @@ COSTS = {
 """All of "lib" is placed first. Of the others the first one and the last one gain, and the last one gains less."""
 
 
-def measured(worthwhile: Worthwhile, **options: Any) -> list[tuple[int, ...]]:
-    """The nodes of what is measured of "other", in order, after "lib" was placed."""
-    made = Made(COSTS, NullBackend("lib"), NullBackend("other"), **options)
+def measured(
+    worthwhile: Worthwhile, costs: Costs = COSTS, budget: ErrorBudget | None = None, **options: Any
+) -> list[tuple[int, ...]]:
+    """The nodes of what is measured besides, in order, after "lib" was placed in float32."""
+    made = Made(costs, NullBackend("lib"), NullBackend("other"), **options)
     start = made.measured()
-    known = {request for request in start.outcomes if request.backend == "lib"}
+    known = {r for r in start.outcomes if r.backend == "lib" and not r.variant.precision}
     measurer, race, all_known = made.measurer, made.measurer.race, made.measurer.known
 
     def noted(requests: Sequence[Request], *args: Any) -> Any:
@@ -42,11 +45,12 @@ def measured(worthwhile: Worthwhile, **options: Any) -> list[tuple[int, ...]]:
         return all_known(each for each in requests if each in known)
 
     measurer.known = known_now  # type: ignore[method-assign]
-    placed = Place()(made.context, replace(start, outcomes=all_known(known)))
+    placed = Place()(made.context, replace(start, outcomes=all_known(known), errors=budget))
+    before = set(known)
     measurer.race, measurer.asked = noted, []  # type: ignore[method-assign]
     measurer.measure = lambda requests, progress=None: all_known(requests)  # type: ignore[method-assign, assignment]
     found = Measure(worthwhile=worthwhile)(made.context, placed)
-    return [request.nodes for request in found.outcomes if request.backend == "other"]
+    return list(dict.fromkeys(request.nodes for request in found.outcomes if request not in before))
 
 
 def test_it_ends_after_pieces_that_gain_nothing() -> None:
@@ -71,6 +75,27 @@ def test_a_gain_below_the_least_one_counts_as_none() -> None:
     assert measured(Worthwhile(piece=1, fruitless=2, least_gain=0.3)) == [(0,), (1,)]
 
 
-@pytest.mark.parametrize("options", [{"effort": EXHAUSTIVE}, {"tolerance": 1e-2}])
-def test_an_exhaustive_compile_and_one_with_an_error_budget_measure_all(options: Any) -> None:
-    assert len(measured(Worthwhile(piece=1, fruitless=1), **options)) == 4
+def test_an_exhaustive_compile_measures_all() -> None:
+    assert len(measured(Worthwhile(piece=1, fruitless=1), effort=EXHAUSTIVE)) == 4
+
+
+REDUCED = {**COSTS, **{("lib bf16", (node,)): us for node, us in enumerate((39.9, 29.9, 3.0, 9.9))}}
+"""In bfloat16 only the third one gains."""
+
+
+@pytest.mark.parametrize(
+    ("budget", "count"),
+    [
+        (ErrorBudget(1.0), 4),  # the third one gains
+        (
+            ErrorBudget(1e-6),
+            3,
+        ),  # it may not be in bfloat16, and neither it nor the second one gains, as in float32
+        (None, 4),  # nothing is known of errors, so that all are measured
+    ],
+)
+def test_within_a_tolerance_gains_are_those_under_the_error_budget(
+    budget: ErrorBudget | None, count: int
+) -> None:
+    found = measured(Worthwhile(piece=1, fruitless=2), REDUCED, budget, tolerance=1e-2)
+    assert found == [(node,) for node in range(count)]

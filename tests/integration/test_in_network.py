@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,15 @@ from collage.compiler.passes.place import Place
 from collage.compiler.passes.repeat import Repeat
 from collage.compiler.passes.select import Select
 from collage.compiler.passes.settle import Settle
+from collage.compiler.plan import Plan
+from collage.compiler.state import Compilation, Context
+from collage.errors import ModelError
 from collage.measure_db.effort import FULL, QUICK, Effort
 from collage.measure_db.process import Workers
+from collage.search.candidate import Candidate
+from collage.search.placement import finish
 from tests.backends_for_tests import onnx_model
-from tests.beside import Beside, Engine, Slow, Sober
+from tests.beside import Beside, Engine, Late, Slow, Sober
 
 
 def chain() -> onnx.ModelProto:
@@ -156,6 +162,48 @@ def test_a_kernel_that_the_worker_alone_can_load_is_left_out(effort: Effort, tmp
 def test_without_an_engine_another_mix_takes_its_place(tmp_path: Path) -> None:
     module = compiled(tmp_path / "db.sqlite", Beside("segfaults", "unnoted"), Sober())
     assert {op: region.backend for region in module.program.launches for op in region.ops}["tanh"] == "sober"
+
+
+@dataclass(frozen=True)
+class LoadForAnother:
+    """Has the worker load kernels of beside for another plan first, whose relu is late."""
+
+    def __call__(self, context: Context, compilation: Compilation) -> Compilation:
+        bench, graph = context.workbench(compilation), compilation.imported.graph
+        chosen = [
+            Candidate((number,), "late" if "relu" in node.op else "beside", 1.0)
+            for number, node in enumerate(graph.nodes)
+        ]
+        plan = Plan("another", finish(graph, chosen, 0.0), exclusive=False)
+        bench.runs.launch_times_us(bench.assembler.assemble(plan, {}))
+        return compilation
+
+
+def test_a_network_that_shares_kernels_with_another_is_run_with_its_own_before_it_is_handed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel fails in the first plan that it is loaded for, and that is the user's own in their process."""
+    search = LoadForAnother(), Repeat((Fixpoint(Place(), Calibrate()), Select()))
+    passes = *pipeline.FULL[:-1], Measure(), *search
+    monkeypatch.setattr(pipeline, "ANYTIME", (Anytime(passes, Settle()),))
+    module = compiled(tmp_path / "db.sqlite", Beside("raises", "unnoted"), Late())
+    assert any("fails as a whole: failed: in the network" in note for note in module.report.notes)
+    assert {region.backend for region in module.program.launches} == {"late"}
+
+
+def test_a_network_that_was_right_once_and_has_failed_since_is_not_handed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = compiled(tmp_path / "db.sqlite", Beside(), Late(), effort=QUICK)
+    assert {region.backend for region in module.program.launches} == {"beside"}
+    backends = Beside("raises", "unnoted"), Late()
+    search = Measure(), Repeat((Fixpoint(Place(), Calibrate()), Select()))
+    monkeypatch.setattr(pipeline, "ANYTIME", (Anytime((*pipeline.FULL[:-1], *search), Settle()),))
+    module = compiled(tmp_path / "db.sqlite", *backends)
+    assert {region.backend for region in module.program.launches} == {"late"}
+    # A quick compile remembers the time and the check of its placement, and has no other one.
+    with pytest.raises(ModelError, match="worn out"):
+        compiled(tmp_path / "db.sqlite", *backends, effort=QUICK)
 
 
 def test_the_graph_level_goes_on_without_a_region_that_fails(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from collage.graph.storage import BLOCKED, PLAIN
 from collage.kernel.transform import LayoutTransform
 from collage.search.candidate import Candidate
 from collage.search.dp import place
-from collage.search.dp_budget import Budget, place_within
+from collage.search.dp_budget import Budget, least_within, place_within
 from collage.search.exact import place_exact
 from collage.search.placement import check_placement, finish
 from tests.search.brute_force import EPSILON, Case, least_cost
@@ -74,6 +74,8 @@ def test_placement_under_a_budget_equals_brute_force(case: Case, budget: int, ma
     total = Fraction(found.predicted_us)
     total += sum(Fraction(margin) * Fraction(c.noise_us) for c in found.candidates)
     assert total == best
+    bound = least_within(graph, candidates, EPSILON, Budget(budget), margin=margin, transforms_us=costs)
+    assert bound <= float(best) + 1e-5
     event(f"the budget binds: {place(graph, candidates, EPSILON, transforms_us=costs).error > budget}")
 
 
@@ -152,3 +154,4 @@ def test_a_network_of_hundreds_of_nodes_comes_close_to_the_exact_solver() -> Non
         assert found.error <= budget
         assert found == finish(graph, found.candidates, 2.0, exact=found.exact)
         assert found.predicted_us <= 1.003 * best
+    assert 0.985 * best <= least_within(graph, [*exact, *reduced], 2.0, Budget(budget)) <= best

@@ -7,13 +7,15 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collage.kernel.options import Variant
 from collage.measure_db.protocol import Request
 from collage.search.candidates import Offer
 from collage.search.promising import promising
 
 
-def offers(backend: str, *node_sets: Iterable[int]) -> list[Offer]:
-    return [Offer(Request(tuple(sorted(nodes)), backend), "pattern") for nodes in node_sets]
+def offers(backend: str, *node_sets: Iterable[int], precision: str = "") -> list[Offer]:
+    variant = Variant(precision=precision)
+    return [Offer(Request(tuple(sorted(nodes)), backend, variant), "pattern") for nodes in node_sets]
 
 
 def chosen(found: Iterable[Offer]) -> set[tuple[str, tuple[int, ...]]]:
@@ -53,6 +55,18 @@ def test_what_is_left_between_two_libraries_is_taken_where_no_placement_has_eith
     third = offers("third", [2, 3])
     assert ("convolutions", (0,)) not in chosen(promising([*every, *third], 4, (), (), between=True))
     assert ("convolutions", (0,)) not in chosen(promising(every, 4, (), (2, 3), between=True))
+
+
+def test_larger_subgraphs_in_reduced_precision_take_nothing_from_exact_ones() -> None:
+    """A library that takes one function more (2) in bfloat16, and an engine on what is left of it without that."""
+    exact = offers("lib", [0], [0, 1])
+    engine = [*offers("engine", [0], [1], [2]), *offers("engine", [2], precision="bf16")]
+    reduced = offers("lib", [0], [0, 1], [0, 1, 2], precision="bf16")
+    found = promising([*exact, *engine, *reduced], 4, {"engine"}, {3})
+    in_bf16 = [each for each in found if each.request.variant.precision]
+    assert chosen(in_bf16) == {("lib", (0, 1, 2))}
+    assert [each for each in found if each not in in_bf16] == promising([*exact, *engine], 4, {"engine"}, {3})
+    assert chosen(found) == {("lib", (0, 1)), ("engine", (2,)), ("lib", (0, 1, 2))}
 
 
 @given(st.sets(st.frozensets(st.integers(0, 7), min_size=1, max_size=4), min_size=1, max_size=20))

@@ -1,7 +1,7 @@
-"""EarlyPlacement: with a tolerance, what was measured first is placed in reduced precision, too.
+"""EarlyPlacement: with a tolerance, the slowest kernels of the first mix are placed in reduced precision, too.
 
 A compile that is stopped before everything is measured has something of its own to hand over then that spends the
-tolerance.
+tolerance. And what is found out about errors tells what measuring gains from then on.
 """
 
 from __future__ import annotations
@@ -10,35 +10,40 @@ from dataclasses import dataclass, replace
 
 from collage.compiler.events import Bounded
 from collage.compiler.passes.within import CHECKED, Within
-from collage.compiler.state import Compilation, Context
+from collage.compiler.state import Compilation, Context, Pass
 
 LABEL = "early mix in reduced precision"
 
 
 @dataclass(frozen=True)
 class EarlyPlacement:
-    """Searches by what was measured so far, where the compile has a budget, and keeps the fastest plan that it finds.
+    """Measures what could take the place of the slowest kernels, searches, and keeps the fastest plan that it finds.
 
-    Everything else stays as it was: candidates that compute in the model's own dtypes race against such ones only.
+    The exact mix stays as it is: candidates that compute in the model's own dtypes race against such ones only.
     """
 
+    measure: Pass
     search: Within
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
-        """Adds an early plan where a placement of reduced precision is within the tolerance. Raises as the search."""
-        if not context.options.tolerance or context.options.budget_s is None:
+        """Adds outcomes, ``errors``, and an early plan where a placement of reduced precision is within the tolerance.
+
+        Raises as the search does.
+        """
+        if not any(offer.request.variant.precision for offer in compilation.offers):
             return compilation
-        found = self.search(context, compilation)
+        measured = self.measure(context, compilation)
+        found = self.search.beside(context, measured)
+        known = replace(compilation, outcomes=measured.outcomes, errors=found.errors)
         if found.budget is None:
-            return compilation
+            return known
         reduced = [
             plan
             for plan in found.plans
             if plan.label in CHECKED and any(c.variant.precision for c in plan.placement.candidates)
         ]
         if not reduced:
-            return compilation
+            return known
         best = min(reduced, key=lambda plan: plan.placement.predicted_us)
         (*_, bounded) = (event for event in found.log if isinstance(event, Bounded))
-        kept = replace(compilation, early=(*compilation.early, replace(best, label=LABEL)))
-        return kept.told(bounded)
+        return replace(known, early=(*known.early, replace(best, label=LABEL))).told(bounded)

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Fixpoint:
-    """Runs the two passes at most ``rounds`` times.
+    """Runs the two passes at most ``rounds`` times, and at most ``rounds_within`` times where there is a tolerance.
 
     Where the mix fails as a whole, the backends of the mix are left out one at a time, until a mix runs. Where none
     does, there is no mix.
@@ -30,6 +30,7 @@ class Fixpoint:
     place: Place
     calibrate: Calibrate
     rounds: int = 3
+    rounds_within: int = 3
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
         """Sets what the two passes set, and ``left_out``. Raises KernelRejectedError and NoPlacementError."""
@@ -46,7 +47,8 @@ class Fixpoint:
 
     def _rounds(self, context: Context, compilation: Compilation) -> Compilation:
         """Run the rounds. Raises PlanDroppedError where the first mix fails as a whole."""
-        for _ in range(self.rounds):
+        within = self.rounds_within if context.options.tolerance else self.rounds
+        for _ in range(min(self.rounds, within)):
             compilation = run((self.place, self.calibrate), context, compilation)
             if compilation.calibration.converged:
                 break

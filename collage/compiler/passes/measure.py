@@ -13,13 +13,18 @@ from collage.graph.storage import HOST
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome
 from collage.search.candidates import Offer
+from collage.search.filling import filling
 from collage.search.promising import promising
 
 
 @dataclass(frozen=True)
 class Measure:
-    """Measures all offers, or looks them up; with ``few`` only the most promising ones (``search.promising``), and with
-    ``between`` also those that are left where largest subgraphs of two libraries share nodes.
+    """Measures all offers, or looks them up.
+
+    With ``few`` it measures only the most promising ones in the model's own dtypes (``search.promising``), and with
+    ``between`` also those that are left where largest subgraphs of two libraries share nodes. With ``slowest`` it
+    measures the most promising ones of reduced precision instead, where they could take the place of the slowest
+    kernels of the placed mix, which take that share of its time together.
 
     Where the model is placed already, an offer has to beat the kernels of the placed mix that it could replace, with
     ``slack`` for the layout transforms that it could save. Those come first that could replace the slowest kernels, and
@@ -33,6 +38,7 @@ class Measure:
 
     few: bool = False
     between: bool = False
+    slowest: float = 0.0
     slack: float = 1.1
     worthwhile: Worthwhile = field(default_factory=Worthwhile)
     typical_us: float = 200.0
@@ -41,21 +47,45 @@ class Measure:
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
         """Adds outcomes, and sets the cost of a switch. What is placed already has to be calibrated again."""
         measurer = context.workbench(compilation).measurer
-        offers: Sequence[Offer] = compilation.offers
         count = len(compilation.imported.graph.nodes)
-        if self.few:
-            done = {node for view in compilation.views for node in view.nodes}
-            offers = promising(offers, count, context.engines, done, between=self.between)
-            # The engines on the whole model are known from the first module, as far as that matters now.
-            offers = [each for each in offers if len(each.request.nodes) < count]
+        offers = self._few(context, compilation) if self.few else compilation.offers
         requests = [offer.request for offer in offers]
         rivals_us = self._rivals_us(compilation, requests)
         requests.sort(key=lambda r: (len(r.nodes) == count, -rivals_us.get(r.nodes, math.inf), r.nodes))
         measured = self.worthwhile.raced(context, compilation, requests, rivals_us)
         outcomes = {**compilation.outcomes, **measured}
-        epsilon_us = measurer.epsilon_us(self._typical(outcomes))
+        # Kernels of reduced precision cost no other switch than those in the model's own dtypes.
+        switch_us = compilation.epsilon_us if self.slowest else measurer.epsilon_us(self._typical(outcomes))
         calibration = replace(compilation.calibration, converged=False)
-        return replace(compilation, outcomes=outcomes, epsilon_us=epsilon_us, calibration=calibration)
+        return replace(compilation, outcomes=outcomes, epsilon_us=switch_us, calibration=calibration)
+
+    def _few(self, context: Context, compilation: Compilation) -> list[Offer]:
+        """The most promising offers, without engines on the whole model: these are known from the first module."""
+        count = len(compilation.imported.graph.nodes)
+        done = {node for view in compilation.views for node in view.nodes}
+        offers = promising(compilation.offers, count, context.engines, done, between=self.between)
+        parts = [each for each in offers if len(each.request.nodes) < count]
+        if not self.slowest:
+            exact = [each for each in parts if not each.request.variant.precision]
+            if context.options.tolerance:  # there are more offers than there is time for a second attempt
+                exact += filling(compilation.imported, compilation.offers, exact, compilation.views)
+            return exact
+        slow = self._slowest(compilation)
+        return [
+            each for each in parts if each.request.variant.precision and slow.intersection(each.request.nodes)
+        ]
+
+    def _slowest(self, compilation: Compilation) -> set[int]:
+        """The nodes of the slowest kernels of the mix."""
+        mix = compilation.placed.mix
+        found: set[int] = set()
+        left_us = 0.0 if mix is None else self.slowest * sum(c.cost_us for c in mix.candidates)
+        for kernel in sorted(mix.candidates if mix else (), key=lambda c: c.cost_us, reverse=True):
+            if left_us <= 0:
+                break
+            found.update(kernel.nodes)
+            left_us -= kernel.cost_us
+        return found
 
     def _rivals_us(
         self, compilation: Compilation, requests: Sequence[Request]

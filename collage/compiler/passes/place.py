@@ -11,6 +11,7 @@ from functools import partial
 from itertools import count
 
 from collage.backends.base import VIEW
+from collage.compiler.by_known import candidates_in, transform_costs_us
 from collage.compiler.cheapest import NOISE_MARGIN, cheapest
 from collage.compiler.events import Searched
 from collage.compiler.proposal import Proposal
@@ -18,16 +19,14 @@ from collage.compiler.state import Compilation, Context
 from collage.errors import NoPlacementError
 from collage.graph.order import branch_order
 from collage.kernel.options import Variant
-from collage.kernel.transform import LayoutTransform
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import IN_NETWORK, Outcome, Rejection
 from collage.search.candidate import Candidate
-from collage.search.candidates import Offer, candidates_of, possible_transforms
+from collage.search.candidates import Offer
 from collage.search.merge_regions import region_merges
 from collage.search.placement import Placement
 from collage.search.split_regions import region_splits
-from collage.search.transforms import ValueTransform
 
 log = logging.getLogger(__name__)
 
@@ -102,10 +101,7 @@ class Place:
         measurer = context.workbench(compilation).measurer
         graph, corrections = compilation.imported.graph, compilation.calibration.corrections
         candidates = candidates_in(context, compilation, corrections.outcomes(compilation.outcomes))
-        transforms_us = _transforms_us(
-            measurer, candidates, compilation.epsilon_us, measurer.measure_transforms
-        )
-        transforms_us |= {each: us for each, us in corrections.transforms_us.items() if each in transforms_us}
+        transforms_us = transform_costs_us(measurer, compilation, candidates, measurer.measure_transforms)
         started = time.perf_counter()
         best = partial(cheapest, compilation, transforms_us=transforms_us)
         left_out = compilation.left_out | self._faulty(measurer, compilation.outcomes)
@@ -231,54 +227,3 @@ def without_mix(compilation: Compilation) -> Compilation:
     whole = [c for c in proposal.candidates if not c.outrun and len({*c.nodes, *idle}) == len(graph.nodes)]
     placement = cheapest(compilation, whole, proposal.transforms_us)
     return replace(compilation, proposal=replace(proposal, mix=None, placement=placement))
-
-
-def placed_by_known(context: Context, compilation: Compilation) -> Compilation:
-    """The compilation with a placement of what is known, in the database or in its outcomes. Nothing is measured.
-
-    Without outcomes of the pass that measures, the cost of a switch is that of a launch. Raises NoPlacementError.
-    """
-    measurer = context.workbench(compilation).measurer
-    asked = [offer.request for offer in compilation.offers]
-    outcomes = {**compilation.outcomes, **measurer.known(asked)}
-    epsilon_us = compilation.epsilon_us if compilation.outcomes else measurer.epsilon_us(())
-    known = replace(compilation, outcomes=outcomes, epsilon_us=epsilon_us)
-    corrections = compilation.calibration.corrections
-    candidates = candidates_in(context, known, corrections.outcomes(outcomes))
-    usable = [c for c in candidates if c.backend not in compilation.left_out and not c.outrun]
-    transforms_us = _transforms_us(measurer, usable, epsilon_us, measurer.known_transforms)
-    transforms_us |= {each: us for each, us in corrections.transforms_us.items() if each in transforms_us}
-    started = time.perf_counter()
-    placement = cheapest(known, usable, transforms_us)
-    proposal = Proposal(placement, placement, tuple(candidates), transforms_us, corrections)
-    return replace(known, proposal=proposal).told(Searched(time.perf_counter() - started))
-
-
-def candidates_in(
-    context: Context, compilation: Compilation, outcomes: Mapping[Request, Outcome]
-) -> list[Candidate]:
-    """The candidates that the search chooses from; without an error budget there are none of reduced precision."""
-    errors = None if compilation.budget is None else compilation.budget.model
-    return candidates_of(
-        compilation.imported, compilation.offers, compilation.views, outcomes, context.without_switch, errors
-    )
-
-
-def _transforms_us(
-    measurer: Measurer,
-    candidates: Sequence[Candidate],
-    epsilon_us: float,
-    costs_of: Callable[[Collection[LayoutTransform]], Mapping[LayoutTransform, float]],
-) -> dict[ValueTransform, float]:
-    """Costs in microseconds of the layout transforms that a placement may need, as far as ``costs_of`` has them.
-
-    A transform that does not run on the team pays for a switch.
-    """
-    possible = possible_transforms(measurer.model, candidates)
-    costs = costs_of(dict.fromkeys(transform for _, transform in possible))
-    makers = {each: measurer.transform_backend(each) for each in costs}
-    switch_us = {
-        each: 0.0 if maker is None or not maker.pays_switch() else epsilon_us
-        for each, maker in makers.items()
-    }
-    return {(value, each): costs[each] + switch_us[each] for value, each in possible if each in costs}

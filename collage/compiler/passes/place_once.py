@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
+from collage.compiler.by_known import candidates_in
 from collage.compiler.cheapest import cheapest
 from collage.compiler.events import Searched
-from collage.compiler.passes.place import candidates_in
 from collage.compiler.plan import QUICK, Plan
 from collage.compiler.proposal import Proposal
 from collage.compiler.state import Compilation, Context

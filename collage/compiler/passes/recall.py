@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from collage.compiler.beyond import beyond, on_samples
+from collage.compiler.by_known import candidates_in
 from collage.compiler.events import Considered, Event, Evolved, Noted
 from collage.compiler.executable import Executable
 from collage.compiler.finished import FINISHED, Finished
 from collage.compiler.finished_key import finished_key
 from collage.compiler.finished_plan import Reading, read_variants
-from collage.compiler.passes.place import candidates_in
 from collage.compiler.passes.select import selection_of
 from collage.compiler.plan import Plan
 from collage.compiler.plan_failures import KernelRejectedError, PlanDroppedError

@@ -10,7 +10,7 @@ import logging
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from collage.compiler.passes.place import placed_by_known
+from collage.compiler.by_known import placed_by_known
 from collage.compiler.passes.select import Select
 from collage.compiler.passes.within import FLOAT32
 from collage.compiler.plan_failures import KernelRejectedError, PlanDroppedError

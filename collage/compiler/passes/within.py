@@ -22,6 +22,7 @@ from collage.compiler.sensitivities import error_model
 from collage.compiler.state import Compilation, Context, Pass
 from collage.core.progress import Progress
 from collage.errors import ModelError
+from collage.search.dp_budget import GAP
 from collage.search.errors import ErrorBudget, ErrorModel, of_outputs
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class Within:
     samples. It is repeated at most ``rounds`` times. A placement is kept where its error is at least ``loose`` times
     the predicted one, or where it spends less than half of its budget. By another metric than ``max`` the search begins
     with an error of ``first`` of the outputs' scale. Without ``sensitivities`` all of a kernel's error counts at first.
+    A later search begins with what an earlier one has found out about errors. ``gap`` is that of the budget.
     """
 
     search: Pass
@@ -54,10 +56,14 @@ class Within:
     loose: float = 0.6
     first: float = 0.03
     sensitivities: bool = True
+    gap: float = GAP
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
-        """Sets what the search sets, and the budget where kernels of reduced precision are placed."""
-        compilation = self.search(context, replace(compilation, budget=None))
+        """Sets what the search sets, ``errors``, and the budget where kernels of reduced precision are placed."""
+        return self.beside(context, self.search(context, replace(compilation, budget=None)))
+
+    def beside(self, context: Context, compilation: Compilation) -> Compilation:
+        """The same where the model is placed in its own dtypes already."""
         if not context.options.tolerance:
             return compilation
         if not any(offer.request.variant.precision for offer in compilation.offers):
@@ -79,8 +85,11 @@ class Within:
         """The best compilation of all rounds, with the fastest plan of the exact one beside its own."""
         tolerance, by_max = context.options.tolerance, accuracy.asked.metric.is_max
         aimed = self.aim * tolerance
-        model = error_model(context, exact, accuracy) if self.sensitivities else ErrorModel()
-        budget = ErrorBudget(aimed if by_max else self.first, model)
+        budget = exact.errors
+        if budget is None:
+            model = error_model(context, exact, accuracy) if self.sensitivities else ErrorModel()
+            budget = ErrorBudget(aimed if by_max else self.first, model)
+        budget = replace(budget, gap=self.gap)
         best: Compilation | None = None
         latest = exact
         told = Bounded(tolerance, accuracy.asked.metric.name, accuracy.about, own)
@@ -107,9 +116,10 @@ class Within:
                 budget = replace(budget, error=predicted / factor)
         if best is None:
             why = f"is within {tolerance:g}" if told.rounds else "is faster"
-            return exact.told(told, Noted(f"no placement of reduced precision {why}; float32 remains"))
+            note = Noted(f"no placement of reduced precision {why}; float32 remains")
+            return replace(exact, errors=budget).told(told, note)
         plans = (*best.plans, replace(exact.plans[0], label=FLOAT32))
-        return replace(best, plans=plans).told(told)
+        return replace(best, plans=plans, errors=budget).told(told)
 
     def _error(self, context: Context, compilation: Compilation, accuracy: Accuracy) -> float:
         """The largest error of the proposal's plans on the samples. Raises MetricError, and where a plan fails."""

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from collage.compiler.passes.place import placed_by_known
+from collage.compiler.by_known import least_by_known, placed_by_known
 from collage.compiler.state import Compilation, Context
 from collage.errors import NoPlacementError
 from collage.measure_db.protocol import Request
@@ -25,7 +25,9 @@ class Worthwhile:
     """Races candidates until ``fruitless`` pieces of work in a row gained a share of less than ``least_gain`` each.
 
     A piece ends with the first region after ``piece`` new measurements. The gain is that of the predicted time of the
-    best placement. With an error budget all are raced, since not all errors are known before the model is placed.
+    best placement in the model's own dtypes. Within a tolerance it may also be that of the best placement under the
+    error budget that samples have led to so far: of a bound by prices, which is found quickly. Where kernels of reduced
+    precision are measured and there is no such budget yet, all are raced.
     """
 
     piece: int = 150
@@ -42,31 +44,35 @@ class Worthwhile:
         """The outcomes of the requests, which are in the order of what they could gain, without those that are left."""
         measurer, epsilon_us = context.workbench(compilation).measurer, compilation.epsilon_us
         may_end = len(requests) > self.fruitless * self.piece and context.options.effort.races
-        if compilation.proposal is None or context.options.tolerance or not may_end:
+        unknown = compilation.errors is None and any(request.variant.precision for request in requests)
+        if compilation.proposal is None or unknown or not may_end:
             return measurer.race(requests, rivals_us, epsilon_us)
         outcomes: dict[Request, Outcome] = {}
         best_us = self._predicted_us(context, compilation)
         made, idle = measurer.made_in_all, 0
         for done, asked in _pieces(requests, self.piece):
             outcomes |= measurer.race(asked, rivals_us, epsilon_us)
-            if best_us is None or measurer.made_in_all - made < self.piece or done == len(requests):
+            if not best_us or measurer.made_in_all - made < self.piece or done == len(requests):
                 continue
-            made = measurer.made_in_all
             known = replace(compilation, outcomes={**compilation.outcomes, **outcomes})
             now_us = self._predicted_us(context, known) or best_us
-            log.info("%d of %d offers: predicted %.0f us, was %.0f us", done, len(requests), now_us, best_us)
-            idle = 0 if now_us <= (1 - self.least_gain) * best_us else idle + 1
+            made = measurer.made_in_all
+            log.info("%d of %d offers: predicted %s us, was %s us", done, len(requests), now_us, best_us)
+            gains = any(now <= (1 - self.least_gain) * was for now, was in zip(now_us, best_us, strict=True))
+            idle = 0 if gains else idle + 1
             best_us = now_us
             if idle == self.fruitless:
                 break
         return outcomes
 
-    def _predicted_us(self, context: Context, compilation: Compilation) -> float | None:
-        """The predicted time of the best placement by what is known, in microseconds, or None where there is none."""
+    def _predicted_us(self, context: Context, compilation: Compilation) -> tuple[float, ...]:
+        """The predicted times of the best placements by what is known, in microseconds; none where there is none."""
         try:
-            return placed_by_known(context, compilation).placed.placement.predicted_us
+            exact_us = placed_by_known(context, compilation).placed.placement.predicted_us
+            reduced_us = () if compilation.errors is None else (least_by_known(context, compilation),)
         except NoPlacementError:
-            return None
+            return ()
+        return exact_us, *reduced_us
 
 
 def _pieces(requests: Sequence[Request], size: int) -> Iterator[tuple[int, Sequence[Request]]]:
