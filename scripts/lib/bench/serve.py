@@ -123,7 +123,7 @@ def _rates(text: str) -> tuple[float, ...]:
 @packed("rivals", _rivals)
 @rounds_option(None)
 @click.option(
-    "--requests", type=click.IntRange(min=4), metavar="N", help="Requests of a saturated run. Default: 48."
+    "--requests", type=click.IntRange(min=4), metavar="N", help="Requests of a saturated run. Default: 96."
 )
 @click.option(
     "--seconds",

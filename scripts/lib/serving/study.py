@@ -29,7 +29,7 @@ class Course:
     """
 
     rounds: int = 3
-    requests: int = 48
+    requests: int = 96
     seconds: float = 12.0
     rates: tuple[float, ...] = (0.15, 0.3, 0.5, 0.7, 0.9, 1.1)
     relative: bool = True
