@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from collage.backends.base import Backend, BackendKind, UnsupportedError
 from collage.kernel.kernel import Session
-from collage.kernel.options import BuildOptions
+from collage.kernel.options import BuildOptions, Variant
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -54,6 +54,18 @@ class Engine(Backend):
         One of them is ``options.profile`` where the model is built and loaded.
         """
         return ("",)
+
+    def whole_variant(self, subgraph: Subgraph, precision: str) -> Variant:
+        """The variant of a whole model, ``subgraph``, in a precision: where its inputs and outputs are stored.
+
+        By default they are plain, in the host's memory. An engine on another device names its storages there, so that
+        copies are launches of their own.
+        """
+        return Variant(precision=precision)
+
+    def patience_s(self, profile: str) -> float:
+        """The seconds that compiling a whole model may take beyond a candidate's time limit. 0 by default."""
+        return 0.0
 
     def precisions(self, options: BuildOptions) -> Sequence[str]:
         """The reduced precisions, of ``options.precisions``, in which it runs whole models on this machine.
