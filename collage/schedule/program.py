@@ -71,6 +71,11 @@ class Program:
         return self.devices.get(value, HOST)
 
     @property
+    def on_gpu(self) -> tuple[bool, ...]:
+        """For each launch, whether all that it reads and writes is on the GPU."""
+        return tuple(runs_on_gpu(each, self.devices) for each in self.launches)
+
+    @property
     def model_inputs(self) -> Sequence[Port | ValuePort]:
         """The inputs of the whole model, of any type; ``inputs`` are those of the launches."""
         return self.inputs if self.suffix is None else self.suffix.inputs
