@@ -151,7 +151,10 @@ class Driver:
         status = self._library.cuMemAlloc_v2(ctypes.byref(found), max(1, nbytes))
         if status == _OUT_OF_MEMORY:
             free = self.free_bytes() >> 20
-            raise CudaMemoryError(f"out of memory of the GPU: {nbytes >> 20} MiB wanted, {free} MiB free")
+            raise CudaMemoryError(
+                f"out of memory of the GPU: {nbytes >> 20} MiB wanted, {free} MiB free; end what else runs there "
+                "(nvidia-smi lists it), or compile with --device cpu"
+            )
         self._check("cuMemAlloc_v2", status)
         return found.value
 
