@@ -14,11 +14,12 @@ _WORKLOADS = (
     "dcgan",
     "bert_base",
     "resnext50_32x4d",
-    "nasnet_a_mobile",
     "inception_v3",
+    "nasnet_a_mobile",
     "resnet50_3d",
 )
 _BACKENDS = ("tvm_cuda", "cublas", "cudnn")
+_ON_CPU = ("tvm", "onednn", "mkl", "native", "onnxruntime", "openvino")
 
 
 @click.command("gpu")
@@ -47,11 +48,12 @@ def command(
 ) -> None:
     """Check what has never run on an NVIDIA GPU, and measure networks there against PyTorch.
 
-    The checks come first: memory, scans, single kernels of each backend, a CUDA graph with streams. Then each network
-    is compiled, compared with ONNX Runtime on the CPU, and takes turns with PyTorch as it is, PyTorch in a CUDA graph
-    and torch.compile with max-autotune; all in float32 without TF32. Its launches are compared on one stream and on
-    those of Nimble and Opara, and the idle time between kernels is read off a profile. Each part is a process with a
-    time limit, and the file is whole after each step of each part: a run that is cut off keeps its results. docs/gpu.md
+    The checks come first: memory, scans, single kernels of each backend, a CUDA graph with streams, and whole models on
+    each engine. Then each network is compiled, compared with ONNX Runtime on the CPU, and takes turns with PyTorch as
+    it is and PyTorch in a CUDA graph; all in float32 without TF32. Its launches are compared on one stream and on those
+    of Nimble and Opara, and the idle time between kernels is read off a profile. At last each network meets the engines
+    that are installed and torch.compile with max-autotune, which takes minutes. Each part is a process with a share of
+    the time, and the file is whole after each step of each part: a run that is cut off keeps its results. docs/gpu.md
     says how to run it on a machine that is lent for minutes.
 
     \b
@@ -101,4 +103,4 @@ def command(
 def _ways(name: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """The devices that a network is compiled for, with the backends: small ones also wherever they are faster."""
     on_gpu = "cuda", _BACKENDS
-    return (on_gpu, ("auto", ())) if name in ("mlp", "dcgan") else (on_gpu,)
+    return (on_gpu, ("auto", (*_BACKENDS, *_ON_CPU))) if name in ("mlp", "dcgan") else (on_gpu,)

@@ -12,13 +12,19 @@ if TYPE_CHECKING:
 
 _TOLERANCES = {"float32": 1e-3, "float16": 2e-2}
 
+_WEIGHTS = {"mlp": 0.3, "dcgan": 0.5, "nasnet_a_mobile": 1.5}
+"""The time that workloads get as against the others."""
+
 MLP = "mlp"
 """A workload of this benchmark: three layers of 256, which may be faster on the CPU."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A workload with a batch in a precision, compiled in ``budget_s`` seconds for a device, by these backends."""
+    """A workload with a batch in a precision, compiled in ``budget_s`` seconds for a device, by these backends.
+
+    ``rivals`` tells whether PyTorch's compiler is compared with it, and ``place`` is the folder of all files.
+    """
 
     workload: str
     batch: int
@@ -53,6 +59,16 @@ class Task:
     def path(self) -> Path:
         """The ONNX file."""
         return self.folder / f"{self.name}.onnx"
+
+    @property
+    def module_path(self) -> Path:
+        """The module, once it is compiled."""
+        return self.path.with_suffix(".collage")
+
+    @property
+    def weight(self) -> float:
+        """The time that it gets as against other tasks."""
+        return _WEIGHTS.get(self.workload, 1.0)
 
     @property
     def tolerance(self) -> float:
