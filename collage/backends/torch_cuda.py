@@ -121,6 +121,8 @@ class TorchCuda(CudaEngine):
                 module(
                     *inputs, *(torch.empty(shape, dtype=kind, device=self.runs_on) for shape, kind in types)
                 )
+        if self.runs_on == CUDA:
+            torch.cuda.synchronize()  # weights are made on PyTorch's own stream, and kernels run on another one
         return TorchKernel(module, types, self.runs_on)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,38 @@ def test_sessions_take_values_of_the_host() -> None:
     for engine in (TorchOnCpu(), OnnxRuntimeOnCpu()):
         (found,) = engine.session(model.SerializeToString(), BuildOptions()).run([image()])
         np.testing.assert_allclose(found, expected(model, image()), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_pytorch_captures_its_second_run(
+    refused: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The calls of PyTorch's interface for streams and graphs, in order, with these replaced."""
+    torch = pytest.importorskip("torch")
+    from collage.backends.torch_graph.kernel import _OnGpu
+
+    happened: list[str] = []
+
+    @contextmanager
+    def graph(made: Any, *, stream: Any, capture_error_mode: str) -> Iterator[None]:
+        happened.append(f"capture on {stream}")
+        if refused:
+            raise RuntimeError("operation not permitted")
+        yield
+
+    made = type("Graph", (), {"replay": lambda self: happened.append("replay")})
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda address: f"stream {address}")
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", made)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    call: Any = _OnGpu(None, lambda *tensors: happened.append("run"), ())  # type: ignore[arg-type]
+    for _ in range(3):
+        call.enqueue(7)
+    if refused:
+        assert happened == ["run", "capture on stream 7", "run", "run"]
+        assert "enqueued one by one: operation not permitted" in caplog.text
+    else:
+        assert happened == ["run", "capture on stream 7", "run", "replay", "replay"]
 
 
 def test_a_compile_hands_them_over(tmp_path: Path) -> None:
