@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from collage.backends.cuda import CudaBackend
-from collage.backends.engine import Engine
+from collage.backends.engine import Engine, whole_variant
 from collage.graph.storage import Storage
 from collage.kernel.options import BuildOptions, Variant
 
@@ -22,13 +22,11 @@ class CudaEngine(CudaBackend, Engine):
 
     def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
         """One, with all values on the GPU."""
-        return (self.whole_variant(subgraph, ""),)
+        return (whole_variant(self, subgraph),)
 
-    def whole_variant(self, subgraph: Subgraph, precision: str) -> Variant:
-        """All values on the GPU, so that copies are launches of their own."""
-        there = Storage(self.device)
-        ends = (there,) * len(subgraph.inputs), (there,) * len(subgraph.outputs)
-        return Variant(*ends, precision=precision)
+    def whole_storage(self) -> Storage:
+        """On the GPU."""
+        return Storage(self.device)
 
     def patience_s(self, profile: str) -> float:
         """Minutes, since it looks for the fastest kernels while it compiles."""

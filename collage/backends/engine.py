@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from collage.backends.base import Backend, BackendKind, UnsupportedError
+from collage.graph.storage import PLAIN, Storage
 from collage.kernel.kernel import Session
 from collage.kernel.options import BuildOptions, Variant
 
@@ -55,13 +56,12 @@ class Engine(Backend):
         """
         return ("",)
 
-    def whole_variant(self, subgraph: Subgraph, precision: str) -> Variant:
-        """The variant of a whole model, ``subgraph``, in a precision: where its inputs and outputs are stored.
+    def whole_storage(self) -> Storage:
+        """Where the inputs and outputs of a whole model are stored: plain in the host's memory, by default.
 
-        By default they are plain, in the host's memory. An engine on another device names its storages there, so that
-        copies are launches of their own.
+        An engine on another device names that, so that copies are launches of their own.
         """
-        return Variant(precision=precision)
+        return PLAIN
 
     def patience_s(self, profile: str) -> float:
         """The seconds that compiling a whole model may take beyond a candidate's time limit. 0 by default."""
@@ -92,3 +92,11 @@ def as_engine(backend: Backend) -> Engine:
 
 def _no_models(backend: Backend) -> str:
     return f"{backend.name} takes no whole ONNX models"
+
+
+def whole_variant(engine: Engine, subgraph: Subgraph, precision: str = "") -> Variant:
+    """The variant of a whole model, ``subgraph``, on the engine in a precision."""
+    storage = engine.whole_storage()
+    if storage == PLAIN:
+        return Variant(precision=precision)
+    return Variant((storage,) * len(subgraph.inputs), (storage,) * len(subgraph.outputs), precision=precision)

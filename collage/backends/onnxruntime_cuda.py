@@ -5,7 +5,10 @@ It has never run on a GPU. Its binding is tested with the provider for CPUs.
 
 from __future__ import annotations
 
+import io
+import logging
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from collage.frontend.subgraph import Subgraph
+
+log = logging.getLogger(__name__)
 
 _GRAPH = "CUDA graph"
 """ONNX Runtime captures its launches and replays them. It refuses models of which the CPU has to run a part."""
@@ -88,7 +93,9 @@ class OnnxRuntimeCuda(CudaEngine):
         from collage.frontend.ort_session import session_options
 
         if hasattr(ort, "preload_dlls") and self.provider == "CUDAExecutionProvider":
-            ort.preload_dlls()  # CUDA's libraries that came as wheels
+            with redirect_stdout(io.StringIO()) as said:  # it prints what it does not find
+                ort.preload_dlls()  # CUDA's libraries that came as wheels
+            log.debug("ONNX Runtime: %s", said.getvalue())
         settings = session_options()
         settings.intra_op_num_threads = options.threads
         found = ort.InferenceSession(model, settings, providers=self.providers(options, stream))

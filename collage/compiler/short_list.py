@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from collage.backends.engine import as_engine
+from collage.backends.engine import as_engine, whole_variant
 from collage.compiler.plan import Plan
 from collage.compiler.plan_runs import Race
 from collage.compiler.state import Compilation, Context
@@ -54,9 +54,8 @@ def _first(context: Context, compilation: Compilation) -> list[Plan]:
         return []
     timing = first.timing
     everything = tuple(range(len(graph.nodes)))
-    variant = as_engine(context.backends[first.engine]).whole_variant(
-        Subgraph(compilation.imported, everything), ""
-    )
+    whole = Subgraph(compilation.imported, everything)
+    variant = whole_variant(as_engine(context.backends[first.engine]), whole)
     request = Request(everything, first.engine, variant, original=True)
     outcome = Measurement(
         timing.median_us,

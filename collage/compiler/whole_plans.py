@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from collage.backends.engine import Engine
+from collage.backends.engine import Engine, whole_variant
 from collage.compiler.plan import Plan
 from collage.compiler.state import Compilation, Context
 from collage.frontend.subgraph import Subgraph
@@ -24,7 +24,7 @@ def whole_requests(context: Context, compilation: Compilation, build: BuildOptio
     everything = tuple(range(len(compilation.imported.graph.nodes)))
     whole = Subgraph(compilation.imported, everything)
     return [
-        Request(everything, name, backend.whole_variant(whole, precision), original=True, profile=profile)
+        Request(everything, name, whole_variant(backend, whole, precision), original=True, profile=profile)
         for name, backend in context.backends.items()
         if isinstance(backend, Engine) and not (build.exact and backend.reassociates(whole, ALL_PLAIN))
         for precision in ("", *backend.precisions(build))

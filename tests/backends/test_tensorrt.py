@@ -133,8 +133,10 @@ for _ in range(4):
     outputs = module.run(inputs)
 again = collage.compile(model, db=db, device="cuda", backends=["tensorrt", "onnxruntime"], progress=False, threads=1)
 np.savez(out + ".npz", **outputs)
+from collage.bench.engines import Contest, bench
+raced = bench(model, Contest(engines=["tensorrt"], rounds=2, threads=1), module=out)
 launches = [[r.backend, r.layout] for r in module.program.launches]
-print(json.dumps([again.report.measurements_made, launches]))
+print(json.dumps([again.report.measurements_made, launches, [*raced["engines"]]]))
 """
 
 
@@ -203,10 +205,10 @@ def test_a_compile_with_it(gpu: Gpu, tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "model.onnx")
     np.savez(tmp_path / "feeds.npz", **feeds)
     paths = [str(tmp_path / each) for each in ("model.onnx", "feeds.npz", "db.sqlite", "out.collage")]
-    made, launches = json.loads(
+    made, launches, raced = json.loads(
         gpu.run(COMPILE, *paths, XDG_CACHE_HOME=str(tmp_path / "cache")).splitlines()[-1]
     )
-    assert made == 0
+    assert made == 0 and {*raced} == {"tensorrt", "collage"}  # which have the outputs of ONNX Runtime
     rows = sqlite3.connect(tmp_path / "db.sqlite").execute("SELECT backend, settings, median_us FROM kernels")
     measured = [settings for backend, settings, us in rows if backend == "tensorrt" and us is not None]
     assert any("on the original" in each for each in measured)

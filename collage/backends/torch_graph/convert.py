@@ -1,7 +1,8 @@
 """Making a graph of PyTorch (``torch.fx``) of an ONNX model.
 
-The converters that there are for this have had no release for two years or need more packages than PyTorch. Each
-operator is a few lines here, and PyTorch's own tracing, compiling and moving of weights work on the result.
+The converters that there are for this read shapes from tensors while the model runs, or have had no release for years
+(docs/gpu.md). A CUDA graph and PyTorch's compiler need a graph without that: here shapes are numbers, and each operator
+is a few lines.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +76,11 @@ class Task:
         return _TOLERANCES[self.precision]
 
     def build(self) -> Workload:
-        """The network of PyTorch."""
+        """The network of PyTorch, in the task's precision."""
+        found = self._in_float32()
+        return found if self.precision == "float32" else _in_float16(found)
+
+    def _in_float32(self) -> Workload:
         import torch
 
         if self.workload == MLP:
@@ -103,3 +107,12 @@ class Task:
         onnx.checker.check_model(model)
         write(model, self.path)
         return self.path
+
+
+def _in_float16(workload: Workload) -> Workload:
+    """The same with weights and inputs in float16; integers stay as they are."""
+
+    def sample(seed: int) -> tuple[Any, ...]:
+        return tuple(each.half() if each.is_floating_point() else each for each in workload.sample(seed))
+
+    return replace(workload, model=workload.model.half(), sample=sample)
