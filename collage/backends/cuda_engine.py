@@ -25,7 +25,7 @@ class CudaEngine(CudaBackend, Engine):
         return (whole_variant(self, subgraph),)
 
     def whole_storage(self) -> Storage:
-        """On the GPU."""
+        """The GPU's memory, where all of its kernels read and write."""
         return Storage(self.device)
 
     def patience_s(self, profile: str) -> float:

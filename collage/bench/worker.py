@@ -23,8 +23,10 @@ from collage.graph.dataflow import Array, TensorType
 from collage.graph.storage import HOST
 from collage.kernel.buffers import aligned_array, aligned_copy
 from collage.kernel.device_array import empty_on, put, to_host
+from collage.kernel.device_call import DeviceCall
 from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import BuildOptions
+from collage.runtime.device_launches import DeviceLaunch, DeviceLaunches
 
 _LEAST_CALLS = 3
 _MOST_CALLS = 2000
@@ -269,10 +271,14 @@ def _registered(setup: Setup) -> tuple[Call, Outputs]:
 def _with_copies(
     kernel: Kernel, device: str, inputs: Sequence[Array], kinds: Sequence[TensorType]
 ) -> tuple[Call, Outputs]:
-    """A kernel on another device, with copies from the host and back in each run, as Collage's own runs have them."""
+    """A kernel on another device, with copies from the host and back in each run, as Collage's own runs have them.
+
+    Where it can be captured, it is replayed as a graph from the third run on, as in a module.
+    """
     taken = [empty_on(device, each.shape, each.dtype) for each in inputs]
     made = [empty_on(device, kind.shape, kind.dtype) for kind in kinds]
-    call = kernel.bind(taken, made)
+    bound = kernel.bind(taken, made)
+    call: Call = DeviceLaunches([DeviceLaunch(0, bound)]) if isinstance(bound, DeviceCall) else bound
     last: list[Array] = []
 
     def run() -> None:

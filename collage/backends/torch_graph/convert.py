@@ -92,7 +92,11 @@ class _Conversion:
             self._constants[node.output[0]] = _constant(attributes, node)
             return
         if node.op_type == "Cast":
-            dtype = torch_dtype(onnx.helper.tensor_dtype_to_np_dtype(attributes["to"]))
+            wanted = onnx.helper.tensor_dtype_to_np_dtype(attributes["to"])
+            if node.input[0] in self._constants:  # in float16 ONNX Runtime leaves some of these
+                self._constants[node.output[0]] = self._constants[node.input[0]].astype(wanted)
+                return
+            dtype = torch_dtype(wanted)
             self._nodes[node.output[0]] = self._graph.call_method("to", (self._node(node.input[0]), dtype))
             return
         operator = self._table.get(node.op_type)
