@@ -17,9 +17,10 @@ COMMAND = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-pthread"]
 
 @dataclass(frozen=True)
 class Gpu:
-    """A folder with the stand-ins' libraries."""
+    """A folder with the stand-ins' libraries, and folders of Python packages that stand in, too."""
 
     folder: Path
+    packages: tuple[str, ...] = ("packages",)
 
     @staticmethod
     def build(folder: Path, *libraries: str) -> Gpu:
@@ -34,7 +35,11 @@ class Gpu:
 
     def environment(self, **settings: str) -> Mapping[str, str]:
         """The environment of a process that finds the stand-ins."""
-        paths = [str(SOURCES / "packages"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+        paths = [
+            *(str(SOURCES / each) for each in self.packages),
+            str(ROOT),
+            os.environ.get("PYTHONPATH", ""),
+        ]
         return {
             **os.environ,
             "LD_LIBRARY_PATH": f"{self.folder}:{os.environ.get('LD_LIBRARY_PATH', '')}",

@@ -35,6 +35,9 @@ class CudaBackend(Backend):
     def library(self) -> Availability:
         """The version of its libraries, or the reason why they cannot be used, whether there is a GPU or not."""
 
+    extra: ClassVar[str] = "gpu"
+    """The extra of Collage that brings what it needs, in messages."""
+
     def available(self) -> Availability:
         """What its libraries say, and the GPU with its driver, which are part of the version.
 
@@ -43,7 +46,7 @@ class CudaBackend(Backend):
         try:
             found = gpu()
         except NoGpuError as error:
-            return Availability(reason=f"{error}; it needs {needed()}. It {self.untried}")
+            return Availability(reason=f"{error}; it needs {needed(self.extra)}. It {self.untried}")
         library = self.library()
         if not library:
             return library

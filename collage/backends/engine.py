@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from collage.backends.base import Backend, BackendKind, UnsupportedError
+from collage.graph.storage import PLAIN, Storage
 from collage.kernel.kernel import Session
-from collage.kernel.options import BuildOptions
+from collage.kernel.options import BuildOptions, Variant
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -55,6 +56,17 @@ class Engine(Backend):
         """
         return ("",)
 
+    def whole_storage(self) -> Storage:
+        """Where the inputs and outputs of a whole model are stored: plain in the host's memory, by default.
+
+        An engine on another device names that, so that copies are launches of their own.
+        """
+        return PLAIN
+
+    def patience_s(self, profile: str) -> float:
+        """The seconds that compiling a whole model may take beyond a candidate's time limit. 0 by default."""
+        return 0.0
+
     def precisions(self, options: BuildOptions) -> Sequence[str]:
         """The reduced precisions, of ``options.precisions``, in which it runs whole models on this machine.
 
@@ -80,3 +92,11 @@ def as_engine(backend: Backend) -> Engine:
 
 def _no_models(backend: Backend) -> str:
     return f"{backend.name} takes no whole ONNX models"
+
+
+def whole_variant(engine: Engine, subgraph: Subgraph, precision: str = "") -> Variant:
+    """The variant of a whole model, ``subgraph``, on the engine in a precision."""
+    storage = engine.whole_storage()
+    if storage == PLAIN:
+        return Variant(precision=precision)
+    return Variant((storage,) * len(subgraph.inputs), (storage,) * len(subgraph.outputs), precision=precision)

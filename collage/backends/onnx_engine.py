@@ -90,7 +90,12 @@ class OnnxEngine(Engine):
 
     def compile_onnx(self, model: ModelProto, options: BuildOptions) -> bytes:
         """The serialised model. Raises UnsupportedError when it is too large."""
-        if model.ByteSize() >= MAX_BYTES:
-            raise UnsupportedError("the weights exceed the 2 GiB that one ONNX protobuf can hold")
-        data: bytes = model.SerializeToString()
-        return data
+        return serialised(model)
+
+
+def serialised(model: ModelProto) -> bytes:
+    """The model in one piece. Raises UnsupportedError when it is too large for that."""
+    if model.ByteSize() >= MAX_BYTES:
+        raise UnsupportedError("the weights exceed the 2 GiB that one ONNX protobuf can hold")
+    data: bytes = model.SerializeToString()
+    return data

@@ -64,14 +64,14 @@ class OnnxRuntime(OnnxEngine):
         infos = [*session.get_inputs(), *session.get_outputs()]
         names = [each.name for each in session.get_inputs()]
         if not any(word in info.type for info in infos for word in _NOT_IN_NUMPY):
-            return _ModelSession(names, partial(session.run, None))
+            return ModelSession(names, partial(session.run, None))
         import onnx
 
         from collage.frontend.unsupported_dtypes import plain_interface
 
         plain = plain_interface(onnx.load_from_string(model))
         session = self._load(plain.model.SerializeToString(), options)
-        return _ModelSession(names, partial(plain.run, partial(session.run, None)))
+        return ModelSession(names, partial(plain.run, partial(session.run, None)))
 
     @staticmethod
     def _load(model: bytes, options: BuildOptions) -> Any:
@@ -106,7 +106,9 @@ class OnnxRuntime(OnnxEngine):
         return "spinning" if options.exclusive else f"spinning {_SPIN_US} us"
 
 
-class _ModelSession(Session):
+class ModelSession(Session):
+    """A function of named inputs that gives all outputs, as a session."""
+
     def __init__(self, names: Sequence[str], run: Callable[[dict[str, Any]], Sequence[Any]]) -> None:
         self._names = names
         self._run = run

@@ -154,15 +154,17 @@ def builtin_registry(*, with_entry_points: bool = True) -> Registry:
     from collage.backends.native import Native
     from collage.backends.onednn import OneDnn
     from collage.backends.onnxruntime import OnnxRuntime
+    from collage.backends.onnxruntime_cuda import OnnxRuntimeCuda
     from collage.backends.openvino import OpenVino
     from collage.backends.tensorrt import TensorRt
+    from collage.backends.torch_cuda import TorchCuda
     from collage.backends.tvm import Tvm
     from collage.backends.tvm_cuda import TvmCuda
     from collage.backends.view import View
 
     registry = Registry()
     libraries = (Tvm(), OneDnn(), Mkl(), Native(), TvmCuda(), Cublas(), Cudnn())
-    engines = (OnnxRuntime(), OpenVino(), TensorRt())
+    engines = (OnnxRuntime(), OpenVino(), TensorRt(), TorchCuda(), OnnxRuntimeCuda())
     for backend in (*libraries, *engines, View(), LayoutTransforms()):
         registry.register(backend)
     if with_entry_points:

@@ -1,26 +1,27 @@
 """TensorRT as a graph engine: a subgraph becomes an engine for this GPU, and its bytes go into the module file.
 
-Written against the Python interface of TensorRT 10.16 and 11.4 and never run on a GPU: nothing here is reached on a
-machine without an NVIDIA GPU and its driver, where ``available`` says so.
+Written against the Python interface of TensorRT 10.16 to 11.4 and never run on a GPU. What is tested is our side of its
+interface, on a stand-in.
 """
 
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Sequence
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collage.backends.base import Availability, UnsupportedError
-from collage.backends.cuda import NEVER_RUN
+from collage.backends.cuda_engine import CudaEngine
+from collage.backends.cuda_kernels.copies import CopiesOnDevice
 from collage.backends.onnx_engine import OnnxEngine
-from collage.core.cuda import NoGpuError, gpu
+from collage.core.cuda import gpu
 from collage.errors import CollageError
 from collage.graph.dataflow import Array
 from collage.graph.storage import CUDA
+from collage.kernel.device_array import empty_on
+from collage.kernel.device_call import DeviceCall
 from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import BuildOptions, Variant
 
@@ -46,31 +47,32 @@ _DTYPES = {
 }
 """The dtypes of inputs and outputs, by TensorRT's names."""
 
+_ALIGNMENT = 256
+"""In bytes, of the addresses of tensors. Only a part of a concatenation that is made in its place may lack it."""
 
-class TensorRt(OnnxEngine):
+_NOT_INSTALLED = "not installed: pip install 'collage[tensorrt]'; needs an NVIDIA GPU"
+
+
+class TensorRt(CudaEngine, OnnxEngine):
     """Takes what TensorRT's ONNX parser takes, in the model's own precision: TF32 is off.
 
-    A region's inputs are copied to the GPU and its outputs back on each call, and that is part of its time. As its
-    parser narrows 64-bit numbers, it gets integers only where they are small, as OpenVINO does.
+    Inputs and outputs are in the GPU's memory. As its parser narrows 64-bit numbers, it gets integers only where they
+    are small, as OpenVINO does.
     """
 
     name = "tensorrt"
-    device = CUDA
-    untried = NEVER_RUN
+    extra = "tensorrt"
     requirement = "'collage[tensorrt]'"
     narrow = True
 
+    def library(self) -> Availability:
+        """The version of TensorRT, or what to install."""
+        installed = next(filter(None, map(_version, _DISTRIBUTIONS)), "")
+        return Availability(installed) if installed else Availability(reason=_NOT_INSTALLED)
+
     def available(self) -> Availability:
         """The version of TensorRT and the GPU that engines are built for, or what is missing."""
-        installed = next(filter(None, map(_version, _DISTRIBUTIONS)), "")
-        if not installed:
-            return Availability(reason=f"not installed: pip install {self.requirement}; needs an NVIDIA GPU")
-        if not _version("cuda-bindings"):
-            return Availability(reason=f"cuda-bindings is missing: pip install {self.requirement}")
-        try:
-            return Availability(version=f"{installed} on {_gpu()}")
-        except NoGpuError as error:
-            return Availability(reason=f"{error}; TensorRT runs on NVIDIA GPUs only")
+        return super().available() if self.library() else self.library()
 
     def reassociates(self, subgraph: Subgraph, variant: Variant) -> bool:
         """True, since its builder may choose Winograd's algorithm, and does not tell which one it chose."""
@@ -113,66 +115,72 @@ class TensorRt(OnnxEngine):
         import tensorrt as trt
 
         said: list[str] = []
-        engine = trt.Runtime(_logger(trt, said)).deserialize_cuda_engine(artifact)
+        runtime = trt.Runtime(_logger(trt, said))
+        engine = runtime.deserialize_cuda_engine(bytes(artifact))
         if engine is None:
             raise RuntimeError(f"TensorRT cannot load the engine: {'; '.join(said) or 'it gave no reason'}")
-        return _EngineKernel(engine)
+        return _EngineKernel(runtime, engine, said)
 
 
 class _EngineKernel(Kernel):
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
+    own_threads = True
+
+    def __init__(self, runtime: Any, engine: Any, said: list[str]) -> None:
+        self._runtime = runtime  # it has the logger, and lives as long as its engines
+        self._engine, self._said = engine, said
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call:
-        for what, arrays in (("input", inputs), ("output", outputs)):
-            for index, array in enumerate(arrays):
-                _check_tensor(self._engine, f"{what}{index}", array)
-        return _Bound(self._engine.create_execution_context(), inputs, outputs)
-
-
-class _Bound:
-    """A context with a stream and device memory of its own, which are freed with it."""
-
-    def __init__(self, context: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        from cuda.bindings import runtime as cuda
-
-        self._context = context
-        self._arrays = (*inputs, *outputs)  # they are kept, since the copies have their addresses
-        self._stream = int(_ask(cuda.cudaStreamCreate()))
-        held: list[int] = []
-        # When the process ends, the driver frees everything.
-        weakref.finalize(self, _release, self._stream, held).atexit = False
-        self._before, self._after = [], []
-        kinds = cuda.cudaMemcpyKind
-        for index, array in enumerate(inputs):
-            device = self._memory(f"input{index}", array, held)
-            self._before.append(
-                (device, array.ctypes.data, array.nbytes, kinds.cudaMemcpyHostToDevice, self._stream)
+        """Bind the arrays as ``Kernel.bind`` says. Each binding has a context with its own memory for values inside."""
+        named = [
+            *((f"input{index}", array) for index, array in enumerate(inputs)),
+            *((f"output{index}", array) for index, array in enumerate(outputs)),
+        ]
+        for name, array in named:
+            _check_tensor(self._engine, name, array)
+        del self._said[:]
+        context = self._engine.create_execution_context()
+        if context is None:
+            raise RuntimeError(
+                f"TensorRT cannot run the engine: {'; '.join(self._said) or 'it gave no reason'}"
             )
-        for index, array in enumerate(outputs):
-            device = self._memory(f"output{index}", array, held)
-            self._after.append(
-                (array.ctypes.data, device, array.nbytes, kinds.cudaMemcpyDeviceToHost, self._stream)
-            )
-        self._copy, self._wait = cuda.cudaMemcpyAsync, partial(cuda.cudaStreamSynchronize, self._stream)
+        aligned = [_aligned(array) for _, array in named]
+        for (name, _), array in zip(named, aligned, strict=True):
+            if not context.set_tensor_address(name, int(array.ctypes.data)):
+                raise RuntimeError(f"TensorRT does not take the memory of {name}")
+        moved = [(own, array) for own, (_, array) in zip(aligned, named, strict=True) if own is not array]
+        before = [(own, array) for own, array in moved if any(array is each for each in inputs)]
+        after = [(array, own) for own, array in moved if any(array is each for each in outputs)]
+        return _Bound(
+            self, context, [*inputs, *outputs, *aligned], CopiesOnDevice(before), CopiesOnDevice(after)
+        )
 
-    def __call__(self) -> None:
-        for copy in self._before:
-            _ask(self._copy(*copy))
-        if not self._context.execute_async_v3(self._stream):
+
+class _Bound(DeviceCall):
+    """A context that runs on the arrays whose addresses it was given, between copies of those that are not aligned."""
+
+    many = True
+
+    def __init__(
+        self,
+        kernel: _EngineKernel,
+        context: Any,
+        arrays: Sequence[Array],
+        before: CopiesOnDevice,
+        after: CopiesOnDevice,
+    ) -> None:
+        self._keep = kernel, arrays
+        self._context, self._before, self._after = context, before, after
+
+    def enqueue(self, stream: int) -> None:
+        self._before.enqueue(stream)
+        if not self._context.execute_async_v3(stream):
             raise RuntimeError("TensorRT could not launch the engine")
-        for copy in self._after:
-            _ask(self._copy(*copy))
-        _ask(self._wait())
+        self._after.enqueue(stream)
 
-    def _memory(self, name: str, array: Array, held: list[int]) -> int:
-        from cuda.bindings import runtime as cuda
 
-        address = int(_ask(cuda.cudaMalloc(max(1, array.nbytes))))
-        held.append(address)
-        if not self._context.set_tensor_address(name, address):
-            raise RuntimeError(f"TensorRT does not take the memory of {name}")
-        return address
+def _aligned(array: Array) -> Array:
+    """The array, or an own one of its type where it does not begin as TensorRT needs it."""
+    return empty_on(CUDA, array.shape, array.dtype) if array.ctypes.data % _ALIGNMENT else array
 
 
 def _check_tensor(engine: Any, name: str, array: Array) -> None:
@@ -194,11 +202,6 @@ def _version(distribution: str) -> str:
         return ""
 
 
-def _gpu() -> str:
-    """Name of the GPU that CUDA takes by default. Raises NoGpuError, saying what is missing."""
-    return gpu().name
-
-
 def _logger(trt: Any, said: list[str]) -> Any:
     """A logger that keeps errors in ``said`` and passes nothing to stderr."""
 
@@ -217,8 +220,8 @@ def _timing_cache_path(version: str) -> Path:
     """Where kernels' timings are kept between builds: a file for each version and GPU, in the user's cache folder."""
     import platformdirs
 
-    gpu = "".join(each if each.isalnum() else "-" for each in _gpu())
-    return platformdirs.user_cache_path("collage") / f"tensorrt-{version}-{gpu}.timings"
+    name = "".join(each if each.isalnum() else "-" for each in gpu().name)
+    return platformdirs.user_cache_path("collage") / f"tensorrt-{version}-{name}.timings"
 
 
 def _read_timings(config: Any, file: Path) -> Any:
@@ -244,21 +247,3 @@ def _keep_timings(cache: Any, file: Path) -> None:
             stream.write(bytes(cache.serialize()))
     except (CollageError, OSError) as error:
         log.debug("TensorRT's timings are not kept: %s", error)
-
-
-def _ask(answer: tuple[Any, ...]) -> Any:
-    """The value in a CUDA call's answer, if it has one. Raises RuntimeError with CUDA's words for an error."""
-    from cuda.bindings import runtime as cuda
-
-    error, *values = answer
-    if error != cuda.cudaError_t.cudaSuccess:
-        raise RuntimeError(f"CUDA: {cuda.cudaGetErrorString(error)[1].decode()}")
-    return values[0] if values else None
-
-
-def _release(stream: int, addresses: Sequence[int]) -> None:
-    from cuda.bindings import runtime as cuda
-
-    for address in addresses:
-        cuda.cudaFree(address)
-    cuda.cudaStreamDestroy(stream)

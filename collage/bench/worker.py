@@ -20,9 +20,13 @@ from collage.backends.engine import as_engine
 from collage.core.child_process import Failure, read_message, take_over_pipes, write_message
 from collage.core.library_text import library_text
 from collage.graph.dataflow import Array, TensorType
+from collage.graph.storage import HOST
 from collage.kernel.buffers import aligned_array, aligned_copy
-from collage.kernel.kernel import Call
+from collage.kernel.device_array import empty_on, put, to_host
+from collage.kernel.device_call import DeviceCall
+from collage.kernel.kernel import Call, Kernel
 from collage.kernel.options import BuildOptions
+from collage.runtime.device_launches import DeviceLaunch, DeviceLaunches
 
 _LEAST_CALLS = 3
 _MOST_CALLS = 2000
@@ -243,8 +247,11 @@ def _registered(setup: Setup) -> tuple[Call, Outputs]:
     inputs = [aligned_copy(array) for array in setup.inputs.values()]
     kinds = [kind for kind in setup.outputs.values() if kind is not None]
     if len(kinds) == len(setup.outputs):
-        outputs = [aligned_array(kind) for kind in kinds]
         kernel = backend.load(backend.codegen_model(model, options), options)
+        device = backend.whole_storage().device
+        if device != HOST:
+            return _with_copies(kernel, device, inputs, kinds)
+        outputs = [aligned_array(kind) for kind in kinds]
         call = kernel.bind(inputs, outputs)
 
         def run_bound() -> None:
@@ -257,6 +264,28 @@ def _registered(setup: Setup) -> tuple[Call, Outputs]:
 
     def run() -> None:
         last[:] = session.run(inputs)
+
+    return run, lambda: last
+
+
+def _with_copies(
+    kernel: Kernel, device: str, inputs: Sequence[Array], kinds: Sequence[TensorType]
+) -> tuple[Call, Outputs]:
+    """A kernel on another device, with copies from the host and back in each run, as Collage's own runs have them.
+
+    Where it can be captured, it is replayed as a graph from the third run on, as in a module.
+    """
+    taken = [empty_on(device, each.shape, each.dtype) for each in inputs]
+    made = [empty_on(device, kind.shape, kind.dtype) for kind in kinds]
+    bound = kernel.bind(taken, made)
+    call: Call = DeviceLaunches([DeviceLaunch(0, bound)]) if isinstance(bound, DeviceCall) else bound
+    last: list[Array] = []
+
+    def run() -> None:
+        for target, source in zip(taken, inputs, strict=True):
+            put(target, source)
+        call()
+        last[:] = map(to_host, made)
 
     return run, lambda: last
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from collage.backends.base import VIEW
 from collage.compiler.finished import NamedCandidate, NamedPlan, NamedRequest, NamedStreams, NamedVariant
-from collage.compiler.gpu_streams import is_on_gpu
 from collage.compiler.plan import Plan, StreamPlan
 from collage.compiler.single_threaded import Launch
 from collage.frontend.model import Model
@@ -79,6 +78,15 @@ class Naming:
 
 
 @dataclass(frozen=True)
+class Assembled:
+    """The launches of a plan, which of them are on a GPU, and the graph of which needs which."""
+
+    dag: Dag
+    launches: Sequence[Launch]
+    on_gpu: Sequence[bool]
+
+
+@dataclass(frozen=True)
 class Reading:
     """Makes plans and requests of ``model`` out of named ones, whose variants are ``variants``.
 
@@ -106,23 +114,24 @@ class Reading:
         )
         return Placement(candidates, named.predicted_us, named.exact, transforms)
 
-    def plan(self, named: NamedPlan, assemble: Callable[[Plan], tuple[Dag, Collection[Launch]]]) -> Plan:
-        """The plan of those names. ``assemble`` tells the launches of a plan without streams, and their graph."""
+    def plan(self, named: NamedPlan, assemble: Callable[[Plan], Assembled]) -> Plan:
+        """The plan of those names. ``assemble`` tells what a plan without streams launches."""
         placement = self.placement(named)
         plan = Plan(named.label, placement, named.exclusive, None, named.original, named.profile)
         if named.streams is None:
             return plan
-        return Plan(named.label, placement, named.exclusive, self._streams(named.streams, *assemble(plan)))
+        return Plan(named.label, placement, named.exclusive, self._streams(named.streams, assemble(plan)))
 
-    def _streams(self, named: NamedStreams, dag: Dag, launches: Collection[Launch]) -> StreamPlan:
+    def _streams(self, named: NamedStreams, there: Assembled) -> StreamPlan:
         """The schedule, where each launch on a stream has a kernel that does the same on one thread, or is on a GPU."""
         schedule = Schedule(named.order, named.streams)
-        check(dag, schedule)
+        check(there.dag, schedule)
         single = tuple(
-            self._alone(launch, each) for launch, each in zip(launches, named.single_threaded, strict=True)
+            self._alone(launch, each)
+            for launch, each in zip(there.launches, named.single_threaded, strict=True)
         )
-        for launch, stream, each in zip(launches, schedule.streams, single, strict=True):
-            if stream < TEAM or (stream != TEAM and each is None and not is_on_gpu(launch)):
+        for on_gpu, stream, each in zip(there.on_gpu, schedule.streams, single, strict=True):
+            if stream < TEAM or (stream != TEAM and each is None and not on_gpu):
                 raise ValueError("a launch on a stream has no kernel for one thread")
         return StreamPlan(schedule, single, named.algorithm)
 

@@ -11,15 +11,12 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import TypeAlias
 
-from collage.graph.storage import CUDA
 from collage.schedule.dag import Dag
 from collage.schedule.nimble import nimble_streams
 from collage.schedule.opara import opara_order, opara_streams
 from collage.schedule.schedule import TEAM, Schedule
-from collage.search.candidate import Candidate
-from collage.search.transforms import PlacedTransform
 
-__all__ = ["gpu_schedules", "is_on_gpu"]
+__all__ = ["gpu_schedules"]
 
 _MUCH = 0.5
 """A launch that moves its bytes at this share of the highest rate, or at more, is bound by memory."""
@@ -28,22 +25,14 @@ _Algorithm: TypeAlias = Callable[[Dag, Sequence[int]], tuple[Sequence[int], Sequ
 """The order and the streams of a graph's nodes, given which launches they are."""
 
 
-def is_on_gpu(launch: Candidate | PlacedTransform) -> bool:
-    """Whether all that a launch reads and writes is on the GPU."""
-    if isinstance(launch, PlacedTransform):
-        return launch.transform.source.device == launch.transform.target.device == CUDA
-    storages = (*launch.variant.inputs, *launch.variant.outputs)
-    return bool(storages) and all(each.device == CUDA for each in storages)
-
-
 def gpu_schedules(
     dag: Dag, on_gpu: Sequence[bool], cost_us: Sequence[float], moved_bytes: Sequence[int]
 ) -> dict[str, Schedule]:
     """Schedules by the names of their algorithms; none where no two launches on the GPU are independent.
 
-    ``on_gpu`` tells which launches are (see ``is_on_gpu``). ``cost_us`` are microseconds, and ``moved_bytes`` the bytes
-    that each launch reads and writes, weights included. Opara's order takes them as the demand for resources, and their
-    rate as the sign of what bounds a launch.
+    ``on_gpu`` is ``Program.on_gpu``. ``cost_us`` are microseconds, and ``moved_bytes`` the bytes that each launch reads
+    and writes, weights included. Opara's order takes them as the demand for resources, and their rate as the sign of
+    what bounds a launch.
     """
     rates = [n / us if us > 0 else 0.0 for n, us in zip(moved_bytes, cost_us, strict=True)]
     much = _MUCH * max((rate for rate, there in zip(rates, on_gpu, strict=True) if there), default=0.0)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from collage.backends.engine import as_engine, whole_variant
 from collage.compiler.plan import Plan
 from collage.compiler.plan_runs import Race
 from collage.compiler.state import Compilation, Context
 from collage.compiler.whole_plans import whole_plan
+from collage.frontend.subgraph import Subgraph
 from collage.measure_db.effort import FULL
 from collage.measure_db.interleave import FEWEST, SURE
 from collage.measure_db.protocol import Request
@@ -51,7 +53,10 @@ def _first(context: Context, compilation: Compilation) -> list[Plan]:
     if first is None or first.timing is None or measurer.original is None or not graph.nodes:
         return []
     timing = first.timing
-    request = Request(tuple(range(len(graph.nodes))), first.engine, original=True)
+    everything = tuple(range(len(graph.nodes)))
+    whole = Subgraph(compilation.imported, everything)
+    variant = whole_variant(as_engine(context.backends[first.engine]), whole)
+    request = Request(everything, first.engine, variant, original=True)
     outcome = Measurement(
         timing.median_us,
         timing.noise_us,
@@ -60,4 +65,5 @@ def _first(context: Context, compilation: Compilation) -> list[Plan]:
         first.trial.errors[first.engine][1],
         finite_only=first.engine in first.trial.finite_only,
     )
-    return [whole_plan(compilation, candidate_of(compilation.imported, request, outcome))]
+    plan = whole_plan(context, compilation, candidate_of(compilation.imported, request, outcome))
+    return [] if plan is None else [plan]

@@ -72,6 +72,6 @@ def _dotted(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
 
 
-def needed() -> str:
-    """What a machine needs for its GPU to be used, as the end of a sentence."""
-    return f"an NVIDIA GPU, its driver for CUDA {_dotted(OLDEST_DRIVER)} or later, and pip install 'collage[gpu]'"
+def needed(extra: str = "gpu") -> str:
+    """What a machine needs for its GPU to be used, as the end of a sentence; ``extra`` is one of Collage's."""
+    return f"an NVIDIA GPU, its driver for CUDA {_dotted(OLDEST_DRIVER)} or later, and pip install 'collage[{extra}]'"

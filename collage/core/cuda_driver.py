@@ -6,6 +6,7 @@ It is called by ctypes, and loaded when it is first needed. What the library ref
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from typing import Any
 from collage.core.cuda import LIBRARY, gpu
 
 __all__ = ["CudaError", "CudaMemoryError", "Driver", "driver", "lost_context"]
+
+log = logging.getLogger(__name__)
 
 _OUT_OF_MEMORY = 2
 _FATAL = frozenset({700, 701, 702, 709, 710, 714, 715, 716, 717, 718, 719, 720})
@@ -76,8 +79,18 @@ class CudaMemoryError(MemoryError):
 _lost = ""
 
 
-def lost_context() -> str:
-    """The error after which this process can use the GPU no longer, or "" while it can."""
+def lost_context(*, ask: bool = False) -> str:
+    """The error after which this process can use the GPU no longer, or "" while it can.
+
+    With ``ask`` the driver is asked, where this process uses it: a library's kernel may have failed with nobody asking
+    since.
+    """
+    if ask and not _lost and driver.cache_info().currsize:
+        try:
+            driver().enter()
+            driver().synchronize(driver().stream)
+        except CudaError as error:
+            log.info("the GPU: %s", error)
     return _lost
 
 
@@ -138,7 +151,10 @@ class Driver:
         status = self._library.cuMemAlloc_v2(ctypes.byref(found), max(1, nbytes))
         if status == _OUT_OF_MEMORY:
             free = self.free_bytes() >> 20
-            raise CudaMemoryError(f"out of memory of the GPU: {nbytes >> 20} MiB wanted, {free} MiB free")
+            raise CudaMemoryError(
+                f"out of memory of the GPU: {nbytes >> 20} MiB wanted, {free} MiB free; end what else runs there "
+                "(nvidia-smi lists it), or compile with --device cpu"
+            )
         self._check("cuMemAlloc_v2", status)
         return found.value
 

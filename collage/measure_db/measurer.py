@@ -11,6 +11,7 @@ from typing import Any
 import onnx
 
 from collage.backends.base import Backend, BackendKind
+from collage.backends.engine import as_engine
 from collage.backends.tuner import TRIAL_LIMIT_S
 from collage.core.progress import Progress
 from collage.errors import unknown_names
@@ -295,6 +296,8 @@ class Measurer:
         """The message about a candidate, and the candidate in words."""
         options, settings = self._keys.options(request), self.settings
         limit_s = settings.limits.time_s + TRIAL_LIMIT_S * options.tune_trials
+        if request.original:
+            limit_s += as_engine(self.backends[request.backend]).patience_s(request.profile)
         what = f"{request.backend} on {self.measured.subgraph(request.nodes)}"
         return Measure(request, options, limit_s, settings.effort.kernel_s, rival_us), what
 

@@ -18,6 +18,7 @@ from collage.backends.base import Backend
 from collage.backends.layout import maker_of
 from collage.backends.tuner import Tuner
 from collage.graph.dataflow import Array
+from collage.graph.storage import CUDA
 from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
 from collage.kernel.transform import LayoutTransform
 from collage.measure_db.cache_state import weights_among
@@ -45,7 +46,8 @@ class RequestKeys:
         about = settings.backends[request.backend].settings(self.options(request))
         if request.original:
             about += f" {request.profile} on the original {self._measured.original_digest}"
-        among = weights_among(subgraph)
+        on_gpu = settings.backends[request.backend].device == CUDA
+        among = 0 if on_gpu else weights_among(subgraph)  # a GPU's own cache is flushed for each sample
         return KernelKey(
             digest=subgraph.digest,
             backend=request.backend,

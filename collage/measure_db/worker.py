@@ -78,7 +78,7 @@ def main() -> None:
                 assert worker is not None
                 with machine.working():
                     reply = worker.answer(message)
-                if reason := lost_context():
+                if reason := lost_context(ask=True):
                     # Nothing on the GPU works in this process any more. A fresh one measures the next candidate.
                     os.write(2, reason.encode())
                     os.abort()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from collage.backends.base import BUILT_IN
+from collage.backends.base import BUILT_IN, Availability
 from collage.backends.registry import Registry
 from collage.core.typed import shown, typed
 from collage.errors import CollageError, ModuleFileError
@@ -44,10 +44,10 @@ def load_file(
     refuse_decoder(path, archive)
     read = Reading(archive, verify=verify or trusted_key is not None, own=trusted_key is not None)
     manifest = archive.manifest
-    versions = {name: found.version for name, found in registry.availability().items() if found}
+    available = registry.availability()
     with damage(path):
         for each in manifest["modules"]:
-            refuse_other_machine(path, each, versions)
+            refuse_other_machine(path, each, available)
         found = [read.module(each) for each in manifest["modules"]]
         if not found:
             raise ValueError("it holds no module")
@@ -87,11 +87,18 @@ def _loaded(path: Path, parts: Parts, registry: Registry) -> Executor | SuffixEx
     except ModuleFileError as error:
         raise ModuleFileError(f"{path}: {error}") from error
     except CollageError as error:
+        if isinstance(error.__cause__, MemoryError):
+            raise ModuleFileError(f"{path} cannot be loaded: {error}") from error
         raise ModuleFileError(f"{path} is damaged, or does not run here ({error})") from error
 
 
-def refuse_other_machine(path: Path, manifest: Mapping[str, Any], versions: Mapping[str, str]) -> None:
-    """Raise ModuleFileError where a module of the file was compiled for other hardware, or for other libraries."""
+def refuse_other_machine(
+    path: Path, manifest: Mapping[str, Any], available: Mapping[str, Availability]
+) -> None:
+    """Raise ModuleFileError where a module of the file was compiled for other hardware, or for other libraries.
+
+    ``available`` are the backends that are registered here, by name.
+    """
     made, here = target_of(manifest), host()
     if made.hardware != here.hardware:
         raise ModuleFileError(
@@ -99,9 +106,9 @@ def refuse_other_machine(path: Path, manifest: Mapping[str, Any], versions: Mapp
             "and its measurements do not hold. Compile the model again here."
         )
     wrong = [
-        f"{name} {version} (here: {versions.get(name, 'not available')})"
+        f"{name} {version} (here: {_what_is_here(available.get(name))})"
         for name, version in typed(dict[str, str], manifest["versions"]).items()
-        if versions.get(name) != version
+        if name not in available or available[name] != Availability(version)
     ]
     if wrong:
         raise ModuleFileError(
@@ -109,9 +116,17 @@ def refuse_other_machine(path: Path, manifest: Mapping[str, Any], versions: Mapp
         )
     tail = manifest["program"]["tail"]
     regions = [*manifest["program"]["regions"], *([] if tail is None else [tail["region"]])]
-    unknown = {typed(str, each["backend"]) for each in regions} - {*versions, *BUILT_IN}
+    here_now = {name for name, found in available.items() if found}
+    unknown = {typed(str, each["backend"]) for each in regions} - {*here_now, *BUILT_IN}
     if unknown:
         raise ModuleFileError(
             f"{path} needs backends that are not here: {', '.join(map(shown, sorted(unknown)))}. Install or register "
             "them (`collage backends` lists those that are here), or compile the model again."
         )
+
+
+def _what_is_here(found: Availability | None) -> str:
+    """The version of a backend that is here, or why it is not."""
+    if found is None:
+        return "not registered"
+    return found.version if found else f"not available, {found.reason}"

@@ -20,7 +20,7 @@ from collage.schedule.schedule import TEAM
 log = logging.getLogger(__name__)
 
 _FEWEST = 2
-"""One launch alone is no faster in a graph."""
+"""One kernel alone is no faster in a graph."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,11 @@ class _Segment:
         self._launches = launches
         self.replayed = replayed
         """Whether it may be a graph: it has no copies from or to the host's memory."""
-        self._waits_for_warm_up = replayed and len(launches) >= _FEWEST
+        self._waits_for_warm_up = (
+            replayed
+            and all(each.call.capturable for each in launches)
+            and (len(launches) >= _FEWEST or any(each.call.many for each in launches))
+        )
         self._warm = False
         self._graph = 0
         streams = sorted({each.stream for each in launches} - {TEAM})

@@ -72,7 +72,7 @@ class AfterScan(DeviceCall):
 
     def __init__(self, scans: Sequence[DeviceCall], call: DeviceCall) -> None:
         self._calls = (*scans, call)
-        self.with_host = call.with_host
+        self.with_host, self.capturable, self.many = call.with_host, call.capturable, call.many
 
     def enqueue(self, stream: int) -> None:
         for each in self._calls:

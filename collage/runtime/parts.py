@@ -75,7 +75,8 @@ def executor_of(parts: Parts, kernels: Sequence[Kernel]) -> Executor:
         return Executor(parts.program, kernels, parts.constants, careful=careful)
     except MemoryError as error:
         taken = sum(plan.nbytes for plan in parts.program.arenas.values())
-        raise CollageError(f"its values take {taken >> 20} MiB, more memory than there is") from error
+        told = f": {error}" if str(error) else ""
+        raise CollageError(f"its values take {taken >> 20} MiB, more memory than there is{told}") from error
 
 
 Loaded: TypeAlias = "dict[tuple[int, str, bool, BuildOptions], Kernel]"

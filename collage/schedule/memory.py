@@ -8,6 +8,9 @@ from dataclasses import dataclass
 ALIGNMENT = 64
 """The alignment of values in bytes; TVM's kernels fault on buffers that are not aligned to a cache line."""
 
+DEVICE_ALIGNMENT = 256
+"""The alignment on other devices, as TensorRT and the allocators of GPUs have it."""
+
 
 @dataclass(frozen=True)
 class Lifetime:
@@ -54,11 +57,15 @@ def lifetimes(
     return {value: Lifetime(nbytes[value], first[value], last[value]) for value in first}
 
 
-def plan_memory(lives: Mapping[int, Lifetime], meet: Callable[[int, int], bool] | None = None) -> MemoryPlan:
+def plan_memory(
+    lives: Mapping[int, Lifetime],
+    meet: Callable[[int, int], bool] | None = None,
+    alignment: int = ALIGNMENT,
+) -> MemoryPlan:
     """Choose offsets for all values: the largest first, each at the lowest offset that is free during its lifetime.
 
-    ``meet`` tells whether two values may exist at the same time; by default they may when their lifetimes overlap. The
-    report compares the size of the arena with the lower bound.
+    Offsets are multiples of ``alignment`` bytes. ``meet`` tells whether two values may exist at the same time; by
+    default they may when their lifetimes overlap. The report compares the size of the arena with the lower bound.
     """
 
     def overlap(a: int, b: int) -> bool:
@@ -69,7 +76,7 @@ def plan_memory(lives: Mapping[int, Lifetime], meet: Callable[[int, int], bool] 
     offsets: dict[int, int] = {}
     total = 0
     for value, life in sorted(lives.items(), key=lambda item: (-item[1].nbytes, item[1].first, item[0])):
-        size = _rounded(life.nbytes)
+        size = _rounded(life.nbytes, alignment)
         offset = 0
         for begin, end, other in placed:  # ascending by begin
             if together(value, other):
@@ -80,18 +87,18 @@ def plan_memory(lives: Mapping[int, Lifetime], meet: Callable[[int, int], bool] 
         placed.append((offset, offset + size, value))
         placed.sort(key=lambda each: each[:2])
         total = max(total, offset + size)
-    return MemoryPlan(offsets, total, _lower_bound(lives))
+    return MemoryPlan(offsets, total, _lower_bound(lives, alignment))
 
 
-def _rounded(nbytes: int) -> int:
-    return max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
+def _rounded(nbytes: int, alignment: int) -> int:
+    return max(alignment, -(-nbytes // alignment) * alignment)
 
 
-def _lower_bound(lives: Mapping[int, Lifetime]) -> int:
+def _lower_bound(lives: Mapping[int, Lifetime], alignment: int) -> int:
     change: dict[int, int] = {}
     for life in lives.values():
-        change[life.first] = change.get(life.first, 0) + _rounded(life.nbytes)
-        change[life.last + 1] = change.get(life.last + 1, 0) - _rounded(life.nbytes)
+        change[life.first] = change.get(life.first, 0) + _rounded(life.nbytes, alignment)
+        change[life.last + 1] = change.get(life.last + 1, 0) - _rounded(life.nbytes, alignment)
     alive = largest = 0
     for step in sorted(change):
         alive += change[step]

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from collage.graph.dataflow import TensorType
 from collage.graph.storage import CUDA, HOST
 from collage.schedule.dag import Dag
-from collage.schedule.memory import Lifetime, MemoryPlan, lifetimes, plan_memory
+from collage.schedule.memory import ALIGNMENT, DEVICE_ALIGNMENT, Lifetime, MemoryPlan, lifetimes, plan_memory
 from collage.schedule.region import Region
 from collage.schedule.schedule import TEAM, Ordered, Schedule
 from collage.schedule.sharing import BufferView, Sharing, overwrite_in_place
@@ -69,6 +69,11 @@ class Program:
     def device(self, value: int) -> str:
         """The device that the value is on."""
         return self.devices.get(value, HOST)
+
+    @property
+    def on_gpu(self) -> tuple[bool, ...]:
+        """For each launch, whether all that it reads and writes is on the GPU."""
+        return tuple(runs_on_gpu(each, self.devices) for each in self.launches)
 
     @property
     def model_inputs(self) -> Sequence[Port | ValuePort]:
@@ -175,7 +180,8 @@ def _plan_of(
     meet: Callable[[int, int], bool] | None,
 ) -> MemoryPlan:
     """The memory plan of the values on one device."""
-    return plan_memory({v: life for v, life in lives.items() if sharing.device(v) == device}, meet)
+    alignment = ALIGNMENT if device == HOST else DEVICE_ALIGNMENT
+    return plan_memory({v: life for v, life in lives.items() if sharing.device(v) == device}, meet, alignment)
 
 
 def _schedule(launches: Sequence[Region], threads: int, devices: Mapping[int, str]) -> Schedule:

@@ -1,17 +1,19 @@
 """TensorRT without a GPU: what the probe says, and our side of its interface.
 
-The engine is a stand-in with the signatures of TensorRT's and CUDA's bindings, which runs the ONNX model that it was
-given in ONNX Runtime. What TensorRT itself does is not tested here, nor anywhere: that takes an NVIDIA GPU.
+The engine is a stand-in with the signatures of TensorRT's bindings, which runs the ONNX model that it was given in ONNX
+Runtime, on the memory of the stand-in for the driver. What TensorRT itself does is not tested here, nor anywhere: that
+takes an NVIDIA GPU.
 """
 
 from __future__ import annotations
 
-import ctypes
-import gc
+import importlib.util
+import json
+import sqlite3
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,9 +27,10 @@ from collage.backends.base import BackendKind, UnsupportedError
 from collage.backends.tensorrt import TensorRt
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
-from collage.kernel.buffers import aligned_array, aligned_copy
+from collage.kernel.buffers import aligned_array
 from collage.kernel.options import BuildOptions
 from tests.cuda_driver import Driver, no_driver, pretend
+from tests.cuda_processes import SOURCES, Gpu
 from tests.models import conv_net, make_model
 
 Installer = Callable[..., None]
@@ -55,20 +58,11 @@ def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert probe.reason == "not installed: pip install 'collage[tensorrt]'; needs an NVIDIA GPU"
 
 
-@pytest.mark.parametrize("distribution", ["tensorrt", "tensorrt_cu13", "tensorrt_cu12"])
-def test_cuda_bindings_missing(
-    installed: Installer, distribution: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    installed(**{distribution: "11.4.0"})
-    version = tensorrt._version
-    monkeypatch.setattr(tensorrt, "_version", lambda name: "" if name == "cuda-bindings" else version(name))
-    assert TensorRt().available().reason.startswith("cuda-bindings is missing: pip install")
-
-
 @pytest.mark.parametrize(
     ("load", "reason"),
     [
         (no_driver, "there is no NVIDIA driver (libcuda.so.1)"),
+        (lambda name: Driver(1, version=12080), "the NVIDIA driver is for CUDA 12.8"),
         (lambda name: Driver(0), "the NVIDIA driver finds no GPU"),
         (lambda name: Driver(1, problem=100), "the NVIDIA driver finds no GPU"),
     ],
@@ -76,15 +70,22 @@ def test_cuda_bindings_missing(
 def test_no_gpu(
     load: Callable[[str], Any], reason: str, installed: Installer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    installed(tensorrt_cu13="11.4.0", cuda_bindings="13.3.1")
+    installed(tensorrt_cu13="11.4.0")
     pretend(monkeypatch, load)
-    assert TensorRt().available().reason == f"{reason}; TensorRT runs on NVIDIA GPUs only"
+    found = TensorRt().available().reason
+    assert found.startswith(
+        f"{reason}; it needs an NVIDIA GPU, its driver for CUDA 13.0 or later, and pip install"
+    )
+    assert "collage[tensorrt]" in found and "has never run on a GPU" in found
 
 
-def test_version_names_the_gpu(installed: Installer, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed(tensorrt_cu13="11.4.0", cuda_bindings="13.3.1")
+@pytest.mark.parametrize("distribution", ["tensorrt", "tensorrt_cu13", "tensorrt_cu12"])
+def test_version_names_the_gpu(
+    installed: Installer, distribution: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(**{distribution: "11.4.0"})
     pretend(monkeypatch, lambda name: Driver(2))
-    assert TensorRt().available().version == "11.4.0 on NVIDIA Made-up 1"
+    assert TensorRt().available().version == "11.4.0, NVIDIA Made-up 1, CUDA 13.0"
 
 
 def test_registered_as_a_graph_engine() -> None:
@@ -93,209 +94,69 @@ def test_registered_as_a_graph_engine() -> None:
     assert "does not know the operator domain com.example" in str(backend.accepts("com.example", "Op"))  # type: ignore[attr-defined]
 
 
-class _Severity:
-    INTERNAL_ERROR, ERROR, WARNING = range(3)
+NETWORKS = """
+import sys
+import numpy as np, onnx
+from collage.backends.tensorrt import TensorRt
+from collage.frontend.model import import_model
+from collage.frontend.subgraph import Subgraph
+from collage.kernel.device_array import copy_on, empty_on, to_host
+from collage.kernel.options import BuildOptions
+for at in range(1, len(sys.argv), 3):
+    path, feeds, out = sys.argv[at : at + 3]
+    imported = import_model(onnx.load(path))
+    subgraph = Subgraph(imported, tuple(range(len(imported.graph.nodes))))
+    backend, options = TensorRt(), BuildOptions()
+    assert str(backend.variants(subgraph, options)[0]) == "cuda:plain"
+    kernel = backend.load(backend.codegen(subgraph, options), options)
+    given = dict(np.load(feeds))
+    names = {value: name for name, value in imported.onnx_values.items()}
+    inputs = [copy_on("cuda", given[names[v]]) for v in subgraph.inputs]
+    outputs = [empty_on("cuda", kind.shape, kind.dtype) for kind in subgraph.output_types]
+    call = kernel.bind(inputs, outputs)
+    call()
+    whole = empty_on("cuda", (outputs[0].nbytes + 64,), "uint8")
+    odd = whole[64:].view(outputs[0].dtype).reshape(outputs[0].shape)  # not where TensorRT wants it
+    kernel.bind(inputs, [odd, *outputs[1:]])()
+    found = {names[v]: to_host(each) for v, each in zip(subgraph.outputs, outputs)}
+    np.savez(out, **found, odd=to_host(odd))
+"""
 
-
-class _Logger(_Severity):
-    def log(self, severity: Any, message: str) -> None:
-        raise NotImplementedError
-
-
-class _Dtype(SimpleNamespace):
-    """DataType: has a name."""
-
-
-_NAMES = {np.dtype(kind): name for name, kind in (("FLOAT", np.float32), ("INT64", np.int64))}
-
-
-class Config:
-    """IBuilderConfig."""
-
-    def __init__(self) -> None:
-        self.cache: Any = None
-        self.cleared: list[str] = []
-
-    def clear_flag(self, flag: str) -> None:
-        self.cleared.append(flag)
-
-    def create_timing_cache(self, data: bytes) -> Any:
-        if data not in (b"", b"timed"):
-            return None
-        return SimpleNamespace(data=data, serialize=lambda: b"timed")
-
-    def set_timing_cache(self, cache: Any, ignore_mismatch: bool) -> bool:
-        self.cache = cache
-        return True
-
-
-class Builder:
-    """Builder; the engine is the ONNX model with its tensors renamed. Keeps the configurations it was given."""
-
-    configs: list[Config]
-
-    def __init__(self, logger: _Logger) -> None:
-        self.logger = logger
-
-    def create_network(self, flags: int) -> Any:
-        assert flags == 1 << 1  # strongly typed
-        return SimpleNamespace(model=None)
-
-    def create_builder_config(self) -> Config:
-        self.configs.append(Config())
-        return self.configs[-1]
-
-    def build_serialized_network(self, network: Any, config: Config) -> bytes | None:
-        assert config.cleared == ["TF32"]
-        graph = network.model.graph
-        if any(node.op_type == "Sin" for node in graph.node):
-            self.logger.log(_Severity.WARNING, "not this")
-            self.logger.log(_Severity.ERROR, "no tactic for Sin")
-            return None
-        for info, tensor in zip(graph.input, network.inputs, strict=True):
-            graph.node.insert(0, onnx.helper.make_node("Identity", [tensor.name], [info.name]))
-            info.name = tensor.name
-        for info, tensor in zip(graph.output, network.outputs, strict=True):
-            graph.node.append(onnx.helper.make_node("Identity", [info.name], [tensor.name]))
-            info.name = tensor.name
-        data: bytes = network.model.SerializeToString()
-        return data
-
-
-class Parser:
-    """OnnxParser."""
-
-    num_errors = 1
-
-    def __init__(self, network: Any, logger: _Logger) -> None:
-        self.network = network
-
-    def parse(self, model: bytes) -> bool:
-        proto = onnx.load_model_from_string(model)
-        self.network.model = proto
-        for what in ("input", "output"):
-            tensors = [SimpleNamespace(name=info.name) for info in getattr(proto.graph, what)]
-            setattr(self.network, f"{what}s", tensors)
-            setattr(self.network, f"num_{what}s", len(tensors))
-            setattr(self.network, f"get_{what}", tensors.__getitem__)
-        return all(node.op_type != "Tan" for node in proto.graph.node)
-
-    def get_error(self, index: int) -> Any:
-        return SimpleNamespace(desc=lambda: "Tan is not known")
-
-
-class Engine:
-    """ICudaEngine."""
-
-    def __init__(self, plan: bytes) -> None:
-        options = ort.SessionOptions()
-        options.log_severity_level = 4
-        self.session = ort.InferenceSession(plan, options, providers=["CPUExecutionProvider"])
-        model = onnx.load_model_from_string(plan)
-        self.infos = {info.name: info.type.tensor_type for info in (*model.graph.input, *model.graph.output)}
-
-    def get_tensor_shape(self, name: str) -> list[int]:
-        return [dim.dim_value for dim in self.infos[name].shape.dim]
-
-    def get_tensor_dtype(self, name: str) -> _Dtype:
-        return _Dtype(name=_NAMES[onnx.helper.tensor_dtype_to_np_dtype(self.infos[name].elem_type)])
-
-    def get_tensor_location(self, name: str) -> str:
-        return "DEVICE"
-
-    def create_execution_context(self) -> Context:
-        return Context(self)
-
-
-class Context:
-    """IExecutionContext on "device" memory."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.addresses: dict[str, int] = {}
-
-    def set_tensor_address(self, name: str, address: int) -> bool:
-        self.addresses[name] = address
-        return True
-
-    def execute_async_v3(self, stream: int) -> bool:
-        assert stream == 7
-        session = self.engine.session
-        views = {name: self._view(name) for name in self.addresses}
-        results = session.run(None, {each.name: views[each.name] for each in session.get_inputs()})
-        for info, result in zip(session.get_outputs(), results, strict=True):
-            views[info.name][...] = result
-        return True
-
-    def _view(self, name: str) -> np.ndarray:
-        kind = onnx.helper.tensor_dtype_to_np_dtype(self.engine.infos[name].elem_type)
-        shape = self.engine.get_tensor_shape(name)
-        size = int(np.prod(shape)) * kind.itemsize
-        raw = (ctypes.c_char * size).from_address(self.addresses[name])
-        return np.frombuffer(raw, kind).reshape(shape)
-
-
-class Memory:
-    """CUDA's runtime on the host's memory; knows what is allocated."""
-
-    def __init__(self) -> None:
-        self.blocks: dict[int, Any] = {}
-        self.streams = 0
-
-    def malloc(self, size: int) -> tuple[int, int]:
-        block = ctypes.create_string_buffer(size)
-        self.blocks[ctypes.addressof(block)] = block
-        return 0, ctypes.addressof(block)
-
-    def free(self, address: int) -> tuple[int]:
-        del self.blocks[address]
-        return (0,)
-
-    def copy(self, target: int, source: int, size: int, kind: str, stream: int) -> tuple[int]:
-        device = target if kind == "to device" else source
-        assert device in self.blocks
-        assert stream == 7
-        ctypes.memmove(target, source, size)
-        return (0,)
-
-    def stream(self) -> tuple[int, int]:
-        self.streams += 1
-        return 0, 7
-
-    def destroy(self, stream: int) -> tuple[int]:
-        self.streams -= 1
-        return (0,)
+COMPILE = """
+import json, sys
+import numpy as np, collage
+model, feeds, db, out = sys.argv[1:]
+module = collage.compile(model, db=db, device="cuda", backends=["tensorrt", "onnxruntime"], progress=False, threads=1)
+module.save(out)
+inputs = dict(np.load(feeds))
+for _ in range(4):
+    outputs = module.run(inputs)
+again = collage.compile(model, db=db, device="cuda", backends=["tensorrt", "onnxruntime"], progress=False, threads=1)
+np.savez(out + ".npz", **outputs)
+from collage.bench.engines import Contest, bench
+raced = bench(model, Contest(engines=["tensorrt"], rounds=2, threads=1), module=out)
+launches = [[r.backend, r.layout] for r in module.program.launches]
+print(json.dumps([again.report.measurements_made, launches, [*raced["engines"]]]))
+"""
 
 
 @pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Memory:
-    """Puts the stand-ins in the place of ``tensorrt`` and ``cuda.bindings``, and the cache folder in ours."""
-    memory = Memory()
-    trt: Any = ModuleType("tensorrt")
-    trt.__version__ = "11.4.0"
-    trt.ILogger, trt.Builder, trt.OnnxParser = _Logger, Builder, Parser
-    trt.NetworkDefinitionCreationFlag = SimpleNamespace(STRONGLY_TYPED=1)
-    trt.BuilderFlag = SimpleNamespace(TF32="TF32")
-    trt.TensorLocation = SimpleNamespace(DEVICE="DEVICE", HOST="HOST")
-    trt.Runtime = lambda logger: SimpleNamespace(deserialize_cuda_engine=Engine)
-    runtime: Any = ModuleType("cuda.bindings.runtime")
-    runtime.cudaMalloc, runtime.cudaFree, runtime.cudaMemcpyAsync = memory.malloc, memory.free, memory.copy
-    runtime.cudaStreamCreate, runtime.cudaStreamDestroy = memory.stream, memory.destroy
-    runtime.cudaStreamSynchronize = lambda stream: (0,)
-    runtime.cudaError_t = SimpleNamespace(cudaSuccess=0)
-    runtime.cudaGetErrorString = lambda error: (0, b"out of memory")
-    runtime.cudaMemcpyKind = SimpleNamespace(
-        cudaMemcpyHostToDevice="to device", cudaMemcpyDeviceToHost="to host"
-    )
-    bindings: Any = ModuleType("cuda.bindings")
-    bindings.runtime = runtime
-    modules = {"tensorrt": trt, "cuda": ModuleType("cuda"), "cuda.bindings": bindings}
-    for name, module in {**modules, "cuda.bindings.runtime": runtime}.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(tensorrt, "_gpu", lambda: "NVIDIA Made-up 1")
+def standin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Puts the stand-in in the place of ``tensorrt``, and the cache folder in ours. It has no memory of a GPU here."""
+    path = SOURCES / "tensorrt_packages" / "tensorrt" / "__init__.py"
+    spec = importlib.util.spec_from_file_location("tensorrt", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setitem(sys.modules, "tensorrt", module)
+    pretend(monkeypatch, lambda name: Driver(1))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    Builder.configs = []
-    return memory
+    return module
+
+
+@pytest.fixture(scope="module")
+def gpu(tmp_path_factory: pytest.TempPathFactory) -> Gpu:
+    return replace(Gpu.build(tmp_path_factory.mktemp("gpu")), packages=("packages", "tensorrt_packages"))
 
 
 def _whole(model: onnx.ModelProto) -> Subgraph:
@@ -309,53 +170,77 @@ def _elementwise(*ops: str) -> Subgraph:
     return _whole(make_model(nodes, {"x": [4, 8]}, {"y": [4, 8]}))
 
 
-def _run(subgraph: Subgraph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    backend, options = TensorRt(), BuildOptions()
-    kernel = backend.load(backend.codegen(subgraph, options), options)
-    outputs = [aligned_array(kind) for kind in subgraph.output_types]
-    call = kernel.bind([aligned_copy(array) for array in arrays], outputs)
-    call()
-    call()
-    return [np.array(each) for each in outputs]
-
-
-def test_runs_a_network_and_frees_its_memory(memory: Memory) -> None:
-    model = conv_net()
-    x = np.random.default_rng(0).standard_normal((1, 3, 16, 16)).astype(np.float32)
-    (actual,) = _run(_whole(model), [x])
+def _outputs(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, Any]:
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    np.testing.assert_allclose(actual, session.run(None, {"x": x})[0], rtol=1e-4, atol=1e-5)
-    gc.collect()
-    assert (memory.blocks, memory.streams) == ({}, 0)
+    names = [each.name for each in session.get_outputs()]
+    return dict(zip(names, session.run(None, dict(feeds)), strict=True))
 
 
-def test_inputs_and_outputs_keep_their_order(memory: Memory) -> None:
+def _two_outputs() -> tuple[onnx.ModelProto, dict[str, Any]]:
     nodes = [onnx.helper.make_node("Sub", ["a", "b"], ["d"]), onnx.helper.make_node("Exp", ["b"], ["e"])]
-    subgraph = _whole(make_model(nodes, {"a": [2, 3], "b": [2, 3]}, {"d": [2, 3], "e": [2, 3]}))
-    a, b = np.full((2, 3), 5, np.float32), np.full((2, 3), 2, np.float32)
-    order = [subgraph.model.onnx_values[name] for name in ("a", "b", "d", "e")]
-    arrays = dict(zip(order, (a, b, a - b, np.exp(b)), strict=True))
-    for value, actual in zip(
-        subgraph.outputs, _run(subgraph, [arrays[v] for v in subgraph.inputs]), strict=True
-    ):
-        np.testing.assert_allclose(actual, arrays[value], rtol=1e-6)
+    model = make_model(nodes, {"a": [2, 3], "b": [2, 3]}, {"d": [2, 3], "e": [2, 3]})
+    return model, {"a": np.full((2, 3), 5, np.float32), "b": np.full((2, 3), 2, np.float32)}
 
 
-def test_what_tensorrt_refuses_is_a_rejection_with_its_words(memory: Memory) -> None:
+def test_networks_run_on_the_gpu(gpu: Gpu, tmp_path: Path) -> None:
+    """On its arrays, in the order of inputs and outputs, and where one does not begin at a multiple of 256 bytes."""
+    x = np.random.default_rng(0).standard_normal((1, 3, 16, 16)).astype(np.float32)
+    cases = [(conv_net(), {"x": x}), _two_outputs()]
+    paths = []
+    for number, (model, feeds) in enumerate(cases):
+        paths += [str(tmp_path / f"{number}{each}") for each in (".onnx", ".feeds.npz", ".npz")]
+        onnx.save(model, paths[-3])
+        np.savez(paths[-2], **feeds)
+    gpu.run(NETWORKS, *paths)
+    for number, (model, feeds) in enumerate(cases):
+        found, wanted = np.load(tmp_path / f"{number}.npz"), _outputs(model, feeds)
+        for name, value in wanted.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5)
+        assert any(np.array_equal(found["odd"], found[name]) for name in wanted)
+
+
+def test_a_compile_with_it(gpu: Gpu, tmp_path: Path) -> None:
+    """Regions and the whole model are candidates, with copies as launches of their own; all of it is measured once."""
+    model, feeds = _two_outputs()
+    onnx.save(model, tmp_path / "model.onnx")
+    np.savez(tmp_path / "feeds.npz", **feeds)
+    paths = [str(tmp_path / each) for each in ("model.onnx", "feeds.npz", "db.sqlite", "out.collage")]
+    made, launches, raced = json.loads(
+        gpu.run(COMPILE, *paths, XDG_CACHE_HOME=str(tmp_path / "cache")).splitlines()[-1]
+    )
+    assert made == 0 and {*raced} == {"tensorrt", "collage"}  # which have the outputs of ONNX Runtime
+    rows = sqlite3.connect(tmp_path / "db.sqlite").execute("SELECT backend, settings, median_us FROM kernels")
+    measured = [settings for backend, settings, us in rows if backend == "tensorrt" and us is not None]
+    assert any("on the original" in each for each in measured)
+    assert "" in measured  # copies, which are the same in all models
+    assert all(each.startswith("[cuda:plain") for each in measured if each)
+    found = np.load(tmp_path / "out.collage.npz")
+    for name, wanted in _outputs(model, feeds).items():
+        np.testing.assert_allclose(found[name], wanted, rtol=1e-6)
+    (timings,) = (tmp_path / "cache" / "collage").glob("tensorrt-*")
+    assert timings.read_bytes() == b"timed"
+    for backend, layout in launches:
+        assert backend in ("tensorrt", "onnxruntime") and ("cuda" in layout) == (backend == "tensorrt")
+
+
+def test_what_tensorrt_refuses_is_a_rejection_with_its_words(standin: Any) -> None:
     for op, words in (("Tan", "parser: Tan is not known"), ("Sin", "builds no engine: no tactic for Sin")):
         with pytest.raises(UnsupportedError, match=words):
             TensorRt().codegen(_elementwise(op, "Relu"), BuildOptions())
+    with pytest.raises(RuntimeError, match="cannot load the engine: the plan is of another version"):
+        TensorRt().load(b"of another version", BuildOptions())
 
 
-def test_cuda_errors_are_told(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["cuda.bindings.runtime"], "cudaMalloc", lambda size: (2, None))
-    with pytest.raises(RuntimeError, match="CUDA: out of memory"):
-        _run(_elementwise("Exp"), [np.zeros((4, 8), np.float32)])
-    gc.collect()
-    assert (memory.blocks, memory.streams) == ({}, 0)
+def test_memory_that_the_engine_lacks_is_told(standin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, options = TensorRt(), BuildOptions()
+    kernel = backend.load(backend.codegen(_elementwise("Exp"), options), options)
+    monkeypatch.setattr(standin.Engine, "create_execution_context", lambda self: None)
+    array = aligned_array(_elementwise("Exp").output_types[0])
+    with pytest.raises(RuntimeError, match="TensorRT cannot run the engine: it gave no reason"):
+        kernel.bind([array], [array])
 
 
-def test_tensors_that_are_not_as_expected_are_refused(memory: Memory) -> None:
+def test_tensors_that_are_not_as_expected_are_refused(standin: Any) -> None:
     backend, options = TensorRt(), BuildOptions()
     kernel = backend.load(backend.codegen(_elementwise("Exp"), options), options)
     right, narrow = np.zeros((4, 8), np.float32), np.zeros((4, 7), np.float32)
@@ -365,13 +250,13 @@ def test_tensors_that_are_not_as_expected_are_refused(memory: Memory) -> None:
         kernel.bind([right], [right.astype(np.float64)])
 
 
-def test_timings_are_kept_between_builds(memory: Memory, tmp_path: Path) -> None:
+def test_timings_are_kept_between_builds(standin: Any, tmp_path: Path) -> None:
     for _ in range(2):
         TensorRt().codegen(_elementwise("Exp"), BuildOptions())
     (file,) = (tmp_path / "cache" / "collage").iterdir()
     assert file.name == "tensorrt-11.4.0-NVIDIA-Made-up-1.timings"
-    assert [config.cache.data for config in Builder.configs] == [b"", b"timed"]
+    assert [config.cache.data for config in standin.Builder.configs] == [b"", b"timed"]
     file.write_bytes(b"damaged")
     TensorRt().codegen(_elementwise("Exp"), BuildOptions())
-    assert Builder.configs[-1].cache.data == b""
+    assert standin.Builder.configs[-1].cache.data == b""
     assert file.read_bytes() == b"timed"

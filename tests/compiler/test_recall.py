@@ -12,7 +12,7 @@ import pytest
 
 from collage.compiler.finished import EDITION, FINISHED, NamedCandidate, NamedPlan, busy_during
 from collage.compiler.finished_key import finished_key
-from collage.compiler.finished_plan import Naming, Reading, read_variants
+from collage.compiler.finished_plan import Assembled, Naming, Reading, read_variants
 from collage.compiler.metrics import Metric
 from collage.compiler.passes.recall import Recall
 from collage.compiler.plan import Plan, StreamPlan
@@ -143,7 +143,9 @@ def test_plans_come_back_from_plain_values() -> None:
     plan_of_streams, dag, launches = streamed(plan)
     for each in (plan, plan_of_streams):
         named = through_json(naming.plan(each))
-        assert reading(naming).plan(named, lambda _: (dag, launches)) == each
+        assert (
+            reading(naming).plan(named, lambda _: Assembled(dag, launches, [False] * len(launches))) == each
+        )
 
 
 def broken(named: NamedPlan, naming: Naming) -> Mapping[str, NamedPlan]:
@@ -182,7 +184,9 @@ def test_plans_that_do_not_fit_the_model_are_refused() -> None:
     plan, dag, launches = streamed(blocked_plan())
     for what, named in broken(naming.plan(plan), naming).items():
         with pytest.raises(ValueError, match=r"."):
-            pytest.fail(f"{what}: {reading(naming).plan(named, lambda _: (dag, launches))}")
+            pytest.fail(
+                f"{what}: {reading(naming).plan(named, lambda _: Assembled(dag, launches, [False] * len(launches)))}"
+            )
 
 
 def test_storage_formats_that_nobody_knows_are_refused() -> None:

@@ -33,7 +33,7 @@ struct Op {
   std::string label;
   std::function<void()> run;
   std::vector<std::shared_ptr<Op>> needs;
-  bool done = false;
+  bool done = false, replayed = false;
 };
 using OpRef = std::shared_ptr<Op>;
 
@@ -115,6 +115,13 @@ OpRef enqueue(Stream* stream, std::string label, std::function<void()> run, OpRe
   return op;
 }
 
+// COLLAGE_STANDIN_CORRUPT_LATE is a part of the labels of what corrupts the context while it runs, so that the next call
+// that waits for anything fails, and all calls after it. With COLLAGE_STANDIN_IN_GRAPHS it does so in graphs only.
+bool corrupts(const Op& op) {
+  const char* label = getenv("COLLAGE_STANDIN_CORRUPT_LATE");
+  return label && strstr(op.label.c_str(), label) && (op.replayed || !getenv("COLLAGE_STANDIN_IN_GRAPHS"));
+}
+
 void execute(const OpRef& target) {
   std::vector<OpRef> left, waiting{target};
   std::set<Op*> seen;
@@ -133,7 +140,8 @@ void execute(const OpRef& target) {
         ready.push_back(i);
     size_t chosen = ready[dice() % ready.size()];
     OpRef op = left[chosen];
-    if (op->run) op->run();
+    if (op->run && !corrupted) op->run();
+    if (corrupts(*op)) corrupted = ILLEGAL_ADDRESS;
     op->done = true;
     op->needs.clear();
     left.erase(left.begin() + chosen);
@@ -162,6 +170,13 @@ extern "C" __attribute__((visibility("default"))) void collage_standin_enqueue(
   enqueue(of(stream), label, *run);
 }
 
+// For stand-ins in Python: enqueue a call with a number.
+API collage_standin_call(void* stream, void (*run)(int), int number) {
+  GUARDED;
+  enqueue(of(stream), "call", [=] { run(number); });
+  return SUCCESS;
+}
+
 API cuInit(unsigned) { return SUCCESS; }
 API cuDriverGetVersion(int* version) { return *version = int(setting("COLLAGE_STANDIN_CUDA", 13000)), SUCCESS; }
 API cuDeviceGetCount(int* count) { return *count = 1, SUCCESS; }
@@ -188,6 +203,7 @@ API cuCtxSynchronize() { return SUCCESS; }
 API cuMemAlloc_v2(uint64_t* address, size_t size) {
   GUARDED;
   if (captures) return CAPTURE_UNSUPPORTED;
+  if (size == setting("COLLAGE_STANDIN_DENIED", 0)) return OUT_OF_MEMORY;
   size_t offset = 0;
   for (auto& [begin, length] : allocated) {
     if (offset + size <= begin) break;
@@ -295,7 +311,7 @@ API cuStreamSynchronize(void* stream) {
   if (of(stream)->capture) return CAPTURE_UNSUPPORTED;
   execute(of(stream)->last);
   of(stream)->last = nullptr;
-  return SUCCESS;
+  return usable();
 }
 API cuStreamWaitEvent(void* stream, void* event, unsigned) {
   GUARDED;
@@ -344,7 +360,7 @@ API cuEventRecord(void* event, void* stream) {
 API cuEventSynchronize(void* event) {
   GUARDED;
   execute(static_cast<Event*>(event)->op);
-  return SUCCESS;
+  return usable();
 }
 API cuEventElapsedTime(float* ms, void* first, void* last) {
   GUARDED;
@@ -366,7 +382,7 @@ API cuGraphLaunch(void* graph, void* stream) {
   std::vector<OpRef> all;
   for (auto& node : static_cast<Graph*>(graph)->nodes) {
     auto copy = std::make_shared<Op>();
-    copy->id = node->id, copy->label = node->label, copy->run = node->run;
+    copy->id = node->id, copy->label = node->label, copy->run = node->run, copy->replayed = true;
     copy->needs.push_back(begin);
     for (auto& each : node->needs)
       if (copies.count(each.get())) copy->needs.push_back(copies[each.get()]);

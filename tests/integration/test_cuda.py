@@ -182,8 +182,15 @@ def test_the_file_in_other_processes(gpu: Gpu, compiled: Compiled) -> None:
     ("settings", "words"),
     [
         ({"COLLAGE_STANDIN_NAME": "Another GPU"}, "Another GPU"),
-        ({"COLLAGE_STANDIN_MIB": "0"}, "out of memory of the GPU"),
-        ({"COLLAGE_STANDIN_CUDA": "12080"}, "tvm_cuda"),
+        (
+            {"COLLAGE_STANDIN_SM": "80"},
+            "it was compiled for sm_90, and Stand-in GPU is sm_80: compile the model again",
+        ),
+        (
+            {"COLLAGE_STANDIN_MIB": "0"},
+            "out of memory of the GPU: 0 MiB wanted, 0 MiB free; end what else runs there",
+        ),
+        ({"COLLAGE_STANDIN_CUDA": "12080"}, "not available, the NVIDIA driver is for CUDA 12.8; it needs"),
     ],
 )
 def test_a_file_that_cannot_be_loaded(

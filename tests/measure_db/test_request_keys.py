@@ -14,7 +14,7 @@ from collage.backends.layout import LayoutTransforms
 from collage.backends.tuner import Tuner
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import TensorType
-from collage.graph.storage import CHANNELS_LAST, PLAIN
+from collage.graph.storage import CHANNELS_LAST, CUDA, PLAIN
 from collage.kernel.options import BuildOptions, Variant
 from collage.kernel.transform import LayoutTransform
 from collage.measure_db.effort import FULL, QUICK, Effort
@@ -50,6 +50,22 @@ class Tuned(Tuner, NumpyBackend):
 @pytest.fixture(autouse=True)
 def cache_of_4_mib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("collage.measure_db.cache_state.last_level_cache", lambda: 4 << 20)
+
+
+class OnGpu(NumpyBackend):
+    """Is for a GPU, whose kernels are timed with a cache of its own."""
+
+    name: ClassVar[str] = "on_gpu"
+    device: ClassVar[str] = CUDA
+
+
+def test_a_kernel_on_a_gpu_does_not_depend_on_the_cache_of_the_cpu() -> None:
+    there = OnGpu()
+    settings = replace(settings_of(FULL), backends={"on_gpu": there}, versions={"on_gpu": "1.0"})
+    model = chain_model((8, 1 << 17))
+    found = RequestKeys(MeasuredModel(model), settings).key(Request((0,), "on_gpu"))
+    assert "among" not in found.settings
+    assert keys().key(Request((0,), "numpy")).settings == " among 1 MiB"
 
 
 def settings_of(effort: Effort) -> MeasureSettings:

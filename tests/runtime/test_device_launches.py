@@ -175,6 +175,19 @@ def test_copies_stay_outside_of_graphs(recorder: Recorder) -> None:
     assert {len(each) for each in recorder.before.values()} == {5}
 
 
+def test_an_engine_alone_is_captured_unless_it_has_a_graph_of_its_own(recorder: Recorder) -> None:
+    """One kernel alone is no faster in a graph, but many are; what replays its own graph is in no other."""
+    for many, capturable, graphs in ((False, True, 0), (True, True, 1), (True, False, 0)):
+        recorder.__init__()  # type: ignore[misc]
+        call = Recorded(recorder, 0)
+        call.many, call.capturable = many, capturable
+        launched = DeviceLaunches([DeviceLaunch(0, call)])
+        for _ in range(3):
+            launched()
+        launched.replay()
+        assert len(recorder.graphs) == graphs and len(recorder.before[0]) == 4
+
+
 def test_without_capture_they_are_enqueued_one_by_one(
     recorder: Recorder, caplog: pytest.LogCaptureFixture
 ) -> None:

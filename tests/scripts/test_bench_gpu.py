@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scripts.lib.gpu.fragment import Fragment
-from scripts.lib.gpu.parts import Part, run_parts
+from scripts.lib.gpu.gaps import Idle, idle_in, runs_of, told
+from scripts.lib.gpu.parts import Part, parts_of, run_parts
 from scripts.lib.gpu.task import Task
 from tests.cuda_processes import Gpu
 
@@ -54,6 +57,57 @@ def test_what_is_left_of_a_part_that_is_cut_off(tmp_path: Path, monkeypatch: pyt
     assert found["parts"]["b"] == {"left out": "the time is over"}
 
 
+def test_what_a_part_has_found_is_kept_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is killed as a whole leaves what it has found so far, and no processes."""
+    (tmp_path / "slow_part.py").write_text(SLOW.replace("lambda: 1)", "lambda: __import__('os').getpid())"))
+    out = tmp_path / "found.json"
+    code = f"""
+from pathlib import Path
+from scripts.lib.gpu.parts import Part, run_parts
+run_parts([Part("a", "slow_part", "", 60.0)], Path({str(out)!r}), 60.0, {{}})
+"""
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{SCRIPT.parents[1]}"}
+    child = subprocess.Popen([sys.executable, "-c", code], env=environment)
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        found = json.loads(out.read_text()) if out.exists() else {}
+        if found.get("parts", {}).get("a", {}).get("doing") == "slow":
+            break
+        time.sleep(0.1)
+    child.kill()
+    child.wait()
+    part = Path(f"/proc/{found['parts']['a']['first']}")
+    while part.exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not part.exists()
+
+
+def test_shares_of_the_time() -> None:
+    """The checks and networks leave time for PyTorch's compiler, which takes all of it where it begins."""
+    tasks = [Task(each, 1, "float32", "cuda", (), 60.0, True, "") for each in ("mlp", "bert_base")]
+    names = [(each.name, each.greedy) for each in parts_of(tasks)]
+    assert names == [
+        ("checks", False),
+        ("mlp-1-float32-cuda", False),
+        ("bert_base-1-float32-cuda", False),
+        ("mlp-1-float32-cuda against torch.compile", True),
+        ("bert_base-1-float32-cuda against torch.compile", True),
+    ]
+
+
+def test_idle_time_is_when_no_stream_has_a_kernel() -> None:
+    run = [(0.0, 10.0), (4.0, 6.0), (5.0, 14.0), (15.5, 20.0)]
+    spans = [(begin + shift, end + shift) for shift in (0.0, 5000.0, 10000.0, 15000.0) for begin, end in run]
+    spans += [(20000.0, 20001.0)]  # a run of which the profiler has missed kernels
+    runs = runs_of(spans[::-1])
+    assert [len(each) for each in runs] == [4, 4, 4, 4, 1]
+    assert idle_in(runs[0]) == Idle(4, 20.0, 1.5)
+    found = told(runs, 23.0)
+    assert found["kernels"] == 4 and found["runs"] == 1 and found["run us"] == 20.0
+    assert found["mean idle us between kernels"] == 0.5
+    assert found["at most, without the profiler"] == 1.5  # 23 us, of which kernels take 18.5, in three gaps
+
+
 def test_steps_go_on_after_a_failure(tmp_path: Path) -> None:
     fragment = Fragment(tmp_path / "found.json")
 
@@ -75,10 +129,16 @@ def test_a_network_on_a_stand_in(tmp_path: Path) -> None:
     backends = ("tvm_cuda", "cublas")
     task = Task("mlp", 1, "float32", "cuda", backends, 20.0, False, str(tmp_path), True)
     assert Task.read(json.loads(json.dumps(task.plain()))) == task
-    code = "import sys; from scripts.lib.gpu.network import main; main()"
-    gpu.run(code, json.dumps(task.plain()), str(tmp_path / "found.json"))
+    code = "from scripts.lib.gpu.{} import main; main()"
+    gpu.run(code.format("network"), json.dumps(task.plain()), str(tmp_path / "found.json"), "60")
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["right"]["error"] < 1e-5
     assert {*found["compile"]["backends"]} <= {*backends}
     assert "failed" in found["pytorch"]
     assert found["times"]["us"]["collage"]["latency us"] > 0
+    gpu.run(code.format("rivals"), json.dumps(task.plain()), str(tmp_path / "rivals.json"), "60")
+    again = json.loads((tmp_path / "rivals.json").read_text())
+    assert again["load"]["error"] < 1e-5
+    assert "failed" in again["torch.compile"] and again["times with torch.compile"]["us"].keys() == {
+        "collage"
+    }

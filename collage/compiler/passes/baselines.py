@@ -70,7 +70,8 @@ class Baselines:
             if ours and all(_slower(c, profiles[best]) for c in ours):
                 beaten.add(form_label(name, precision))
             for profile in dict.fromkeys((best, USUAL if USUAL in profiles else best)):
-                plans.append(whole_plan(compilation, profiles[profile], profile))
+                plan = whole_plan(context, compilation, profiles[profile], profile)
+                plans += [] if plan is None else [plan]
         kept = [plan for plan in compilation.plans if plan.label not in beaten]
         allowed, notes = within_tolerance(context, compilation, [*kept, *plans])
         return replace(compilation, plans=tuple(self._near(allowed))).told(

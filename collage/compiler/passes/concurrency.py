@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from collage.compiler.executable import Executable
-from collage.compiler.gpu_streams import is_on_gpu
 from collage.compiler.plan import Plan, StreamPlan
 from collage.compiler.plan_failures import PlanDroppedError
 from collage.compiler.single_threaded import Launch, single_threaded
@@ -65,7 +64,7 @@ class Concurrency:
         base = bench.assembler.assemble(Plan("mix", mix, exclusive=False), compilation.tunings)
         if base.program.ordered.dag.width < 2:
             return compilation
-        beside = {v for v in base.program.ordered.dag.beside_others if not is_on_gpu(base.launches[v])}
+        beside = {v for v in base.program.ordered.dag.beside_others if not base.program.on_gpu[v]}
         if not beside:
             return compilation
         single, considered = single_threaded(context, compilation, base.launches, beside)

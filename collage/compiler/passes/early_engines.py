@@ -46,11 +46,14 @@ class EarlyEngines:
         context.progress(Progress("errors", 0, 1))
         errors = ErrorModel()
         outcomes = measurer.measure(asked)
-        plans = [
-            whole_plan(compilation, candidate_of(compilation.imported, request, outcome, errors=errors))
+        found = [
+            whole_plan(
+                context, compilation, candidate_of(compilation.imported, request, outcome, errors=errors)
+            )
             for request, outcome in outcomes.items()
             if isinstance(outcome, Measurement)
         ]
+        plans = [each for each in found if each is not None]
         try:
             plans, notes = within_tolerance(context, compilation, plans)
         except (KernelRejectedError, PlanDroppedError) as error:

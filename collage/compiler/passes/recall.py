@@ -16,21 +16,19 @@ from collage.compiler.events import Considered, Event, Evolved, Noted
 from collage.compiler.executable import Executable
 from collage.compiler.finished import FINISHED, Finished
 from collage.compiler.finished_key import finished_key
-from collage.compiler.finished_plan import Reading, read_variants
+from collage.compiler.finished_plan import Assembled, Reading, read_variants
 from collage.compiler.passes.select import selection_of
 from collage.compiler.plan import Plan
 from collage.compiler.plan_failures import KernelRejectedError, PlanDroppedError
 from collage.compiler.proposal import Proposal
 from collage.compiler.record_finished import finished_of, times_alone_us
 from collage.compiler.selection import Selection
-from collage.compiler.single_threaded import Launch
 from collage.compiler.state import Compilation, Context, Pass, run
 from collage.compiler.workbench import Workbench
 from collage.core.progress import Progress
 from collage.graph.storage import FORMATS
 from collage.measure_db.keys import Raced
 from collage.measure_db.results import Measurement
-from collage.schedule.dag import Dag
 from collage.search.candidates import Offer, with_floor
 from collage.search.network_costs import NetworkCosts
 
@@ -115,9 +113,10 @@ class _Recalled:
             self.compilation, offers=offers, outcomes=outcomes, epsilon_us=known.shown.epsilon_us
         )
 
-        def launches(bare: Plan) -> tuple[Dag, Sequence[Launch]]:
+        def launches(bare: Plan) -> Assembled:
             executable = self._bench.assembler.assemble(bare, placed.tunings)
-            return executable.program.ordered.dag, executable.launches
+            program = executable.program
+            return Assembled(program.ordered.dag, executable.launches, program.on_gpu)
 
         plan = reading.plan(known.plan, launches)
         if not {plan.label, known.shown.baseline or plan.label} <= known.shown.timings.keys():

@@ -88,11 +88,11 @@ def load_decoder(
     """
     archive = _opened(path, share, trusted_key)
     reading = Reading(archive, verify=trusted_key is not None, own=trusted_key is not None)
-    versions = {name: found.version for name, found in registry.availability().items() if found}
+    available = registry.availability()
     with damage(path):
         modules = archive.manifest["modules"]
         for each in modules:
-            refuse_other_machine(path, each, versions)
+            refuse_other_machine(path, each, available)
         about = archive.manifest["decoder"]
         if about["format"] != DECODER_FORMAT:
             raise ValueError(f"its decoder has the format {about['format']}, not {DECODER_FORMAT}")

@@ -14,16 +14,25 @@ _WORKLOADS = (
     "dcgan",
     "bert_base",
     "resnext50_32x4d",
-    "nasnet_a_mobile",
     "inception_v3",
+    "nasnet_a_mobile",
     "resnet50_3d",
 )
 _BACKENDS = ("tvm_cuda", "cublas", "cudnn")
+_ON_CPU = ("tvm", "onednn", "mkl", "native", "onnxruntime", "openvino")
 
 
 @click.command("gpu")
 @click.argument("workloads", nargs=-1)
 @click.option("--batch", "batches", type=click.IntRange(min=1), multiple=True, default=(1,), help="Batches.")
+@click.option(
+    "--precision",
+    "precisions",
+    type=click.Choice(["float32", "float16"]),
+    multiple=True,
+    default=("float32",),
+    help="Precisions of the networks: float32, without TF32, and float16.",
+)
 @click.option("--seconds", type=float, default=560.0, show_default=True, help="The time for everything.")
 @click.option("--budget", type=float, default=60.0, show_default=True, help="Seconds of each compile.")
 @click.option(
@@ -38,6 +47,7 @@ def command(
     *,
     workloads: tuple[str, ...],
     batches: tuple[int, ...],
+    precisions: tuple[str, ...],
     seconds: float,
     budget: float,
     out: Path,
@@ -47,17 +57,19 @@ def command(
 ) -> None:
     """Check what has never run on an NVIDIA GPU, and measure networks there against PyTorch.
 
-    The checks come first: memory, scans, single kernels of each backend, a CUDA graph with streams. Then each network
-    is compiled, compared with ONNX Runtime on the CPU, and takes turns with PyTorch as it is, PyTorch in a CUDA graph
-    and torch.compile with max-autotune; all in float32 without TF32. Its launches are compared on one stream and on
-    those of Nimble and Opara, and the idle time between kernels is read off a profile. Each part is a process with a
-    time limit, and the file is whole after each step of each part: a run that is cut off keeps its results. docs/gpu.md
+    The checks come first: memory, scans, single kernels of each backend, a CUDA graph with streams, and whole models on
+    each engine. Then each network is compiled, compared with ONNX Runtime on the CPU, and takes turns with PyTorch as
+    it is and PyTorch in a CUDA graph. Its launches are compared on one stream and on those
+    of Nimble and Opara, and the idle time between kernels is read off a profile. At last each network meets the engines
+    that are installed and torch.compile with max-autotune, which takes minutes. Each part is a process with a share of
+    the time, and the file is whole after each step of each part: a run that is cut off keeps its results. docs/gpu.md
     says how to run it on a machine that is lent for minutes.
 
     \b
     Examples:
       scripts/bench gpu
       scripts/bench gpu dcgan bert_base --batch 1 --batch 16 --no-rivals
+      scripts/bench gpu bert_base --precision float16 --precision float32
       scripts/bench gpu --small --seconds 120
     """
     from collage.cli.console import print_json
@@ -76,7 +88,8 @@ def command(
         raise UsageError(f"this benchmark runs on an NVIDIA GPU only, and {error}.") from error
     with tempfile.TemporaryDirectory() as folder:
         tasks = [
-            Task(name, batch, "float32", device, backends, budget, rivals and device == "cuda", folder, small)
+            Task(name, batch, precision, device, backends, budget, rivals and device == "cuda", folder, small)
+            for precision in precisions
             for batch in batches
             for name in chosen
             for device, backends in _ways(name)
@@ -101,4 +114,4 @@ def command(
 def _ways(name: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """The devices that a network is compiled for, with the backends: small ones also wherever they are faster."""
     on_gpu = "cuda", _BACKENDS
-    return (on_gpu, ("auto", ())) if name in ("mlp", "dcgan") else (on_gpu,)
+    return (on_gpu, ("auto", (*_BACKENDS, *_ON_CPU))) if name in ("mlp", "dcgan") else (on_gpu,)

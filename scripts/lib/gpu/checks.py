@@ -13,6 +13,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from collage.backends.base import Backend
+from collage.backends.engine import as_engine
 from collage.core.cuda_driver import driver
 from collage.frontend.model import Model, import_model
 from collage.frontend.subgraph import Subgraph
@@ -24,6 +25,7 @@ from collage.kernel.device_clock import device_clocked
 from collage.kernel.options import BuildOptions
 from collage.runtime.device_launches import DeviceLaunch, DeviceLaunches
 from collage.runtime.device_scan import DeviceFlag, scan_on_device
+from scripts.lib.gpu.gaps import by_events_us
 
 _TOLERANCE = 1e-4
 _ELEMENTS = 1 << 16
@@ -40,6 +42,9 @@ def checks() -> Mapping[str, Callable[[], Any]]:
         "cublas gelu": lambda: one_kernel("cublas", _product("Gelu")),
         "cudnn convolution": lambda: one_kernel("cudnn", _convolution()),
         "graph": graph,
+        "pytorch engine": lambda: engine("torch_cuda"),
+        "onnxruntime engine": lambda: engine("onnxruntime_cuda"),
+        "tensorrt engine": lambda: engine("tensorrt"),
         "out of memory": out_of_memory,
     }
 
@@ -151,6 +156,34 @@ def graph() -> dict[str, Any]:
     error = float(np.abs(to_host(b) - wanted).max())
     assert error < _TOLERANCE, error
     return {"error": error}
+
+
+def engine(name: str) -> dict[str, Any]:
+    """A whole model on an engine with each of its profiles, compared with ONNX Runtime and timed; or why not."""
+    import tempfile
+    from pathlib import Path
+
+    import collage
+    from scripts.lib.gpu.contenders import engine_contender, largest_error
+
+    registry = collage.default_registry()
+    if reason := registry.availability()[name].reason:
+        return {"not here": reason}
+    model = _convolution()
+    inputs = [_random(1, 64, 56, 56)]
+    expected = _reference(model, import_model(model), inputs)
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "check.onnx"
+        onnx.save(model, str(path))
+        for profile in as_engine(registry[name]).profiles(BuildOptions()):
+            try:
+                contender = engine_contender(name, profile, path, inputs)
+                error = largest_error(contender.whole(), expected)
+                found[profile or "as it is"] = {"error": error, "us": by_events_us(contender.enqueue)}
+            except Exception as error:  # one profile may fail, and the others are worth having
+                found[profile or "as it is"] = {"failed": f"{type(error).__name__}: {error}"[:500]}
+    return found
 
 
 def out_of_memory() -> dict[str, Any]:

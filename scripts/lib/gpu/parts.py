@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,57 +20,116 @@ from scripts.lib.gpu.task import Task
 
 ROOT = Path(__file__).resolve().parents[3]
 _TAIL = 3000
-_CHECK_S = 90.0
+_CHECK_S, _LEAST_S, _POLL_S = 120.0, 10.0, 1.0
+_DIES_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG of Linux."""
+_NETWORK_S, _RIVALS_S = 60.0, 300.0
+"""The most seconds of a part: what a network takes besides its compile, and what PyTorch's compiler may take."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A process: its module, its argument, the name of its results, and the seconds that it may take."""
+    """A process: its name in the results, its module, its argument, and the seconds that it may take.
+
+    It gets so many ``shares`` of the time that is left, where each part after it has its own. What it does not use is
+    left to them. A ``greedy`` one takes all that is left, since half of it would be worth nothing.
+    """
 
     name: str
     module: str
     argument: str
     limit_s: float
+    shares: float = 1.0
+    greedy: bool = False
 
 
 def parts_of(tasks: Sequence[Task]) -> Iterator[Part]:
-    """The checks, and each network."""
-    yield Part("checks", "scripts.lib.gpu.check_process", "", _CHECK_S)
+    """The checks, each network, and then PyTorch's compiler against each network, which takes longest."""
+    yield Part("checks", "scripts.lib.gpu.check_process", "", _CHECK_S, 3.0)
     for task in tasks:
-        limit_s = 2 * task.budget_s + (240 if task.rivals else 60)
-        yield Part(task.name, "scripts.lib.gpu.network", json.dumps(task.plain()), limit_s)
+        alone = replace(task, rivals=False)
+        limit_s = task.budget_s + _NETWORK_S
+        yield Part(
+            task.name, "scripts.lib.gpu.network", json.dumps(alone.plain()), limit_s, 2.0 * task.weight
+        )
+    for task in tasks:
+        if task.rivals:
+            name = f"{task.name} against torch.compile"
+            about = json.dumps(task.plain())
+            yield Part(name, "scripts.lib.gpu.rivals", about, _RIVALS_S, task.weight, greedy=True)
 
 
 def run_parts(parts: Sequence[Part], out: Path, seconds: float, head: dict[str, Any]) -> dict[str, Any]:
-    """Run the parts until the seconds are over. The file is whole after each part, and while one runs."""
+    """Run the parts until the seconds are over. The file is whole after each step of each part."""
     end = time.monotonic() + seconds
     found: dict[str, Any] = {**head, "parts": {}}
     write_json(out, found)
-    for part in parts:
+    for at, part in enumerate(parts):
         left = end - time.monotonic()
-        if left < 10:
+        if left < _LEAST_S:
             found["parts"][part.name] = {"left out": "the time is over"}
-        else:
-            found["parts"][part.name] = _run(part, min(part.limit_s, left))
-        write_json(out, found)
+            write_json(out, found)
+            continue
+        share = 1.0 if part.greedy else part.shares / sum(each.shares for each in parts[at:])
+        limit_s = min(part.limit_s, max(_LEAST_S, left * share))
+
+        def keep(so_far: dict[str, Any], name: str = part.name) -> None:
+            found["parts"][name] = so_far
+            write_json(out, found)
+
+        _run(part, limit_s, keep)
     return found
 
 
-def _run(part: Part, limit_s: float) -> dict[str, Any]:
+def _run(part: Part, limit_s: float, keep: Callable[[dict[str, Any]], None]) -> None:
+    """Run a part, and keep what it has found so far, again and again."""
     with tempfile.TemporaryDirectory() as folder:
         path, said = Path(folder) / "found.json", Path(folder) / "said"
-        command = [sys.executable, "-m", part.module, *([part.argument] if part.argument else []), str(path)]
+        command = [sys.executable, "-m", part.module, *([part.argument] if part.argument else [])]
         start = time.monotonic()
+        status = ""
         with said.open("w") as output:
+            child = subprocess.Popen(
+                [*command, str(path), f"{limit_s:.1f}"],
+                cwd=ROOT,
+                stdout=output,
+                stderr=output,
+                preexec_fn=_in_a_group_that_ends_with_this,
+            )
             try:
-                done = subprocess.run(
-                    command, cwd=ROOT, stdout=output, stderr=output, timeout=limit_s, check=False
-                )
-                status = "" if not done.returncode else f"ended with status {done.returncode}"
-            except subprocess.TimeoutExpired:
-                status = f"stopped after {limit_s:.0f} s"
-        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+                while child.poll() is None and not status:
+                    try:
+                        child.wait(_POLL_S)
+                    except subprocess.TimeoutExpired:
+                        keep(_read(path))
+                    if child.poll() is None and time.monotonic() - start > limit_s:
+                        status = f"stopped after {limit_s:.0f} s"
+            finally:
+                _end(child)
+        if not status and child.returncode:
+            status = f"ended with status {child.returncode}"
+        found = _read(path)
         if status:
             found["ended"] = status
             found["said"] = said.read_text(errors="replace")[-_TAIL:]
-        return {**found, "wall_s": round(time.monotonic() - start, 1)}
+        keep({**found, "wall_s": round(time.monotonic() - start, 1)})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
+def _in_a_group_that_ends_with_this() -> None:
+    """Let the process be the first of a group, and end where its parent is killed: it would disturb what comes next."""
+    os.setpgrp()
+    ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End the process with all that it has started: workers, and the processes of PyTorch's compiler."""
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    child.wait()

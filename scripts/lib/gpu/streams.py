@@ -11,7 +11,7 @@ from typing import Any
 from collage.compiler.gpu_streams import gpu_schedules
 from collage.graph.dataflow import Array
 from collage.runtime.executor import Executor
-from collage.schedule.program import Program, make_program, runs_on_gpu
+from collage.schedule.program import Program, make_program
 from collage.schedule.region import Region
 from collage.schedule.schedule import TEAM, Schedule
 
@@ -20,10 +20,11 @@ _ROUNDS = 101
 
 def schedules_of(program: Program) -> tuple[dict[str, Schedule], dict[str, float]]:
     """Schedules by name, and the milliseconds that finding all of them took."""
-    on_gpu = [runs_on_gpu(each, program.devices) for each in program.launches]
     moved = [sum(program.types[v].nbytes for v in (*each.inputs, *each.outputs)) for each in program.launches]
     start = time.perf_counter()
-    found = gpu_schedules(program.ordered.dag, on_gpu, [each.cost_us for each in program.launches], moved)
+    found = gpu_schedules(
+        program.ordered.dag, program.on_gpu, [each.cost_us for each in program.launches], moved
+    )
     return found, {"ms": round((time.perf_counter() - start) * 1e3, 3)}
 
 
@@ -45,8 +46,7 @@ def scheduled(program: Program, schedule: Schedule | None) -> tuple[Program, lis
 
     add_views()
     for v in order:
-        on_gpu = runs_on_gpu(launches[v], program.devices)
-        regions.append(replace(launches[v], stream=streams[v] + 1) if on_gpu else launches[v])
+        regions.append(replace(launches[v], stream=streams[v] + 1) if program.on_gpu[v] else launches[v])
         made.update(launches[v].outputs)
         add_views()
     again = make_program(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +12,19 @@ if TYPE_CHECKING:
 
 _TOLERANCES = {"float32": 1e-3, "float16": 2e-2}
 
+_WEIGHTS = {"mlp": 0.3, "dcgan": 0.5, "nasnet_a_mobile": 1.5}
+"""The time that workloads get as against the others."""
+
 MLP = "mlp"
 """A workload of this benchmark: three layers of 256, which may be faster on the CPU."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A workload with a batch in a precision, compiled in ``budget_s`` seconds for a device, by these backends."""
+    """A workload with a batch in a precision, compiled in ``budget_s`` seconds for a device, by these backends.
+
+    ``rivals`` tells whether PyTorch's compiler is compared with it, and ``place`` is the folder of all files.
+    """
 
     workload: str
     batch: int
@@ -55,12 +61,26 @@ class Task:
         return self.folder / f"{self.name}.onnx"
 
     @property
+    def module_path(self) -> Path:
+        """The module, once it is compiled."""
+        return self.path.with_suffix(".collage")
+
+    @property
+    def weight(self) -> float:
+        """The time that it gets as against other tasks."""
+        return _WEIGHTS.get(self.workload, 1.0)
+
+    @property
     def tolerance(self) -> float:
         """The largest error that is right, in units of an output's largest magnitude."""
         return _TOLERANCES[self.precision]
 
     def build(self) -> Workload:
-        """The network of PyTorch."""
+        """The network of PyTorch, in the task's precision."""
+        found = self._in_float32()
+        return found if self.precision == "float32" else _in_float16(found)
+
+    def _in_float32(self) -> Workload:
         import torch
 
         if self.workload == MLP:
@@ -87,3 +107,12 @@ class Task:
         onnx.checker.check_model(model)
         write(model, self.path)
         return self.path
+
+
+def _in_float16(workload: Workload) -> Workload:
+    """The same with weights and inputs in float16; integers stay as they are."""
+
+    def sample(seed: int) -> tuple[Any, ...]:
+        return tuple(each.half() if each.is_floating_point() else each for each in workload.sample(seed))
+
+    return replace(workload, model=workload.model.half(), sample=sample)

@@ -1,0 +1,127 @@
+"""What fails on a GPU costs no more than it has to, and is told in one line; on stand-ins for NVIDIA's libraries."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from tests.cuda_processes import Gpu
+from tests.frontend.test_to_onnx import Net
+from tests.integration.test_cuda import COMPILE
+
+pytest.importorskip("cuda.bindings.nvrtc")
+
+REFUSED = """
+import sys, collage
+for backend in sys.argv[2:]:
+    try:
+        collage.compile(sys.argv[1], device="cuda", backends=[backend], progress=False)
+    except collage.CollageError as error:
+        print(error)
+"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a compile: the backends of its launches, the error of its outputs, and the database's kernels."""
+
+    backends: set[str]
+    error: float
+    kernels: list[tuple[str, str, float | None, str, str]]
+
+    def of(self, backend: str, part: str = "") -> list[tuple[float | None, str, str]]:
+        """Time, kind of rejection and message of a backend's kernels with this in their settings."""
+        return [each[2:] for each in self.kernels if each[0] == backend and part in each[1]]
+
+
+@pytest.fixture(scope="module")
+def gpu(tmp_path_factory: pytest.TempPathFactory) -> Gpu:
+    return Gpu.build(tmp_path_factory.mktemp("gpu"), "libcublasLt.so.13")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A product and a softmax, so that there are two launches at least."""
+    folder = tmp_path_factory.mktemp("model")
+    net = Net(18)
+    x = net.input(4, 8)
+    product = net.op("MatMul", x, net.random(8, 16))
+    onnx.save(net.build(net.op("Softmax", product, axis=-1)), folder / "model.onnx")
+    rng = np.random.default_rng(1)
+    np.savez(folder / "model.onnx.npz", **{name: feed.draw(rng) for name, feed in net.feeds.items()})
+    return folder / "model.onnx"
+
+
+def compiled(gpu: Gpu, model: Path, folder: Path, **settings: str) -> Result:
+    options = json.dumps({"device": "cuda", "backends": ["tvm_cuda", "cublas"], "threads": 1})
+    said = gpu.run(COMPILE, str(model), str(folder / "db"), str(folder / "out"), options, **settings)
+    session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+    (wanted,) = session.run(None, dict(np.load(f"{model}.npz")))
+    (found,) = np.load(folder / "out.npz").values()
+    rows: Any = sqlite3.connect(folder / "db").execute(
+        "SELECT backend, settings, median_us, rejection, message FROM kernels"
+    )
+    backends = {backend for backend, *_ in json.loads(said.splitlines()[-1])}
+    return Result(backends, float(np.abs(found - wanted).max()), list(rows))
+
+
+def test_a_kernel_that_corrupts_the_context_while_it_is_measured(
+    gpu: Gpu, model: Path, tmp_path: Path
+) -> None:
+    """It fails after it was launched. Each such candidate costs a worker, and the others are placed."""
+    found = compiled(gpu, model, tmp_path, COLLAGE_STANDIN_CORRUPT_LATE="product")
+    assert found.error < 1e-6 and found.backends == {"tvm_cuda"}
+    crashed = found.of("cublas", "algorithm 1") + found.of("cublas", "algorithm 2")
+    assert len(crashed) == 2
+    for us, kind, message in crashed:
+        assert us is None and kind == "crashed" and "CUDA_ERROR_ILLEGAL_ADDRESS" in message, (kind, message)
+    assert any(us is not None for us, *_ in found.of("tvm_cuda"))
+    assert all("ILLEGAL" not in (message or "") for _, _, message in found.of("tvm_cuda"))
+
+
+def test_kernels_that_fail_in_the_network_only(gpu: Gpu, model: Path, tmp_path: Path) -> None:
+    """One has too little memory, and the others corrupt the context when a graph replays them."""
+    found = compiled(
+        gpu,
+        model,
+        tmp_path,
+        COLLAGE_STANDIN_CORRUPT_LATE="product",
+        COLLAGE_STANDIN_IN_GRAPHS="1",
+        COLLAGE_STANDIN_DENIED="1024",  # the workspace of the second algorithm
+    )
+    assert found.error < 1e-6 and found.backends == {"tvm_cuda"}
+    ((us, *_),) = found.of("cublas", "algorithm 1")
+    assert us is not None  # by itself it works, and the first mix with it is dropped as a whole
+    for us, kind, message in found.of("cublas", "algorithm 2"):
+        assert us is None and kind == "memory" and "out of memory of the GPU: 0 MiB wanted" in message
+
+
+@pytest.mark.parametrize(
+    ("backends", "settings", "words"),
+    [
+        (["cudnn"], {}, "cudnn is not available: not installed: pip install 'collage[cuda]'"),
+        (
+            ["tvm_cuda", "cublas"],
+            {"COLLAGE_STANDIN_CUDA": "12080"},
+            "the NVIDIA driver is for CUDA 12.8; it needs an NVIDIA GPU, its driver for CUDA 13.0 or later",
+        ),
+    ],
+)
+def test_what_is_missing_is_told(
+    gpu: Gpu, model: Path, backends: list[str], settings: dict[str, str], words: str
+) -> None:
+    if "cudnn" in backends and find_spec("nvidia.cudnn") is not None:
+        pytest.skip("cuDNN is installed here")
+    found = [
+        each for each in gpu.run(REFUSED, str(model), *backends, **settings).splitlines() if each.strip()
+    ]
+    assert len(found) == len(backends) and all(words in each for each in found), found
