@@ -6,6 +6,7 @@ A check returns numbers, and raises an error where they are wrong. Later parts s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -72,8 +73,11 @@ def scans() -> dict[str, Any]:
     return {"found": told}
 
 
-def one_kernel(name: str, model: onnx.ModelProto) -> dict[str, Any]:
-    """The largest match of a backend in a small model, each variant compared with ONNX Runtime and timed."""
+def one_kernel(name: str, model: onnx.ModelProto, *precisions: str, exact: bool = False) -> dict[str, Any]:
+    """A small model as one kernel of a backend, each variant compared with ONNX Runtime and timed.
+
+    ``precisions`` are the reduced ones that variants may be in.
+    """
     import collage
 
     backend = collage.default_registry()[name]
@@ -85,8 +89,10 @@ def one_kernel(name: str, model: onnx.ModelProto) -> dict[str, Any]:
     inputs = [rng.normal(size=kind.shape).astype(kind.dtype) for kind in subgraph.input_types]
     expected = _reference(model, imported, inputs)
     times = {}
-    for variant in backend.variants(subgraph, BuildOptions()):
-        times[str(variant)] = _run(backend, subgraph, BuildOptions(variant=variant), inputs, expected)
+    allowed = BuildOptions(precisions=frozenset(precisions), exact=exact)
+    for variant in backend.variants(subgraph, allowed):
+        options = replace(allowed, variant=variant)
+        times[str(variant)] = _run(backend, subgraph, options, inputs, expected)
     assert times, "no variants"
     return times
 
