@@ -18,7 +18,6 @@ from collage.graph.storage import (
     PLAIN,
     PLAIN_BF16,
     PLAIN_FP16,
-    Storage,
     is_narrow,
     widened,
 )

@@ -80,9 +80,7 @@ class Cudnn(CudaLibrary):
         reason: UnsupportedError | None = None
         for lowered in self.read(subgraph).lower(wide, variant.precision):
             try:
-                plans = list(
-                    islice(offered_plans(lowered.graph, variant.precision, direct=direct), number)
-                )
+                plans = list(islice(offered_plans(lowered.graph, variant.precision, direct=direct), number))
             except UnsupportedError as error:
                 reason = error
                 continue
@@ -105,7 +103,7 @@ class Cudnn(CudaLibrary):
         from collage.backends.cudnn_kernels.lowered import is_stored_narrow
 
         reduced = [each for each in task.precisions if each in options.precisions]
-        for format in task.formats:  # noqa: A001
+        for format in task.formats:
             for precision in (*([""] if task.exact else []), *reduced):
                 narrow = is_stored_narrow(precision)
                 taken, given = (

@@ -96,13 +96,17 @@ def conv(net: Net, source: Sequence[int], weights: Sequence[int], after: str = "
     return value
 
 
-def attention(net: Net, mask: Sequence[int] = (), *, known: bool = False, split: bool = False) -> str:
-    """Two items and three heads of four columns, whose rows are five. ``split`` takes them beside each other."""
+def attention(
+    net: Net, mask: Sequence[int] = (), *, known: bool = False, split: bool = False, columns: int = 4
+) -> str:
+    """Two items and three heads, whose rows are five. ``split`` takes the heads beside each other."""
     if split:
-        q, k, v = (net.op("Transpose", net.input(2, 5, 3, 4), perm=[0, 2, 1, 3]) for _ in range(3))
+        orders = ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3])
+        q, k, v = (net.op("Transpose", net.input(2, 5, 3, columns), perm=order) for order in orders)
     else:
-        q, k, v = (net.input(2, 3, 5, 4) for _ in range(3))
-    scores = net.op("MatMul", q, net.op("Transpose", k, perm=[0, 1, 3, 2]))
+        q, k, v = (net.input(2, 3, 5, columns) for _ in range(3))
+        k = net.op("Transpose", k, perm=[0, 1, 3, 2])
+    scores = net.op("MatMul", q, k)
     scores = net.op("Mul", scores, net.weight(0.5, "float32"))
     if mask:
         scores = net.op("Add", scores, net.random(*mask) if known else net.input(*mask))
@@ -157,9 +161,7 @@ CASES: dict[str, Callable[[Net], str]] = {
         "AveragePool", net.input(1, 3, 4, 4, 6), kernel_shape=[2, 2, 2], strides=[2, 2, 2]
     ),
     "mean of all": lambda net: net.op("GlobalAveragePool", net.input(2, 5, 4, 3)),
-    "mean without axes": lambda net: net.op(
-        "ReduceMean", net.input(2, 5, 4, 3), net.ints(2, 3), keepdims=0
-    ),
+    "mean without axes": lambda net: net.op("ReduceMean", net.input(2, 5, 4, 3), net.ints(2, 3), keepdims=0),
     "layer norm": lambda net: net.op(
         "LayerNormalization", net.input(2, 5, 8), net.random(8), net.random(8), axis=-1
     ),

@@ -27,7 +27,12 @@ def header() -> Path:
 
 def read_numbers(text: str) -> dict[str, int]:
     """The members of all enumerations of a C header, by name."""
-    text = re.sub(r"//[^\n]*|/\*.*?\*/|\bCUDNN_DEPRECATED_ENUM\b|^[ \t]*#[^\n]*$", "", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(
+        r"//[^\n]*|/\*.*?\*/|\bCUDNN_DEPRECATED_ENUM\b|^[ \t]*#[^\n]*$",
+        "",
+        text,
+        flags=re.DOTALL | re.MULTILINE,
+    )
     found: dict[str, int] = {}
     for body in re.findall(r"typedef enum\s*\w*\s*\{(.*?)\}", text, re.DOTALL):
         following = 0

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import numpy as np
+
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.attributes import integers
 from collage.backends.chains.chain import Floats
@@ -17,7 +19,6 @@ from collage.backends.chains.strided import dense as dense_view
 from collage.backends.chains.transposes import TRANSPOSE, operand_view, result_view
 from collage.backends.cudnn_kernels.graph import (
     ATTENTION,
-    CONSTANT,
     INPUT,
     OUTPUT,
     POINTWISE,
@@ -65,7 +66,7 @@ class AttentionTask(Task):
     mask: Operand | None
     known: Floats | None = field(default=None, compare=False)
 
-    def lower(self, format: StorageFormat, precision: str) -> Sequence[Lowered]:  # noqa: A002
+    def lower(self, format: StorageFormat, precision: str) -> Sequence[Lowered]:
         """With one operation where there is no mask, else with a softmax as one operation, or as several."""
         masked = self.mask is not None or self.known is not None
         parts = [self._in_parts(precision, together=each) for each in (True, False)]
@@ -192,13 +193,13 @@ def read_attention(subgraph: Subgraph) -> AttentionTask:
     kinds = {graph.type_of(value).dtype for node in subgraph.operators for value in node.inputs}
     if kinds != {"float32"}:
         raise UnsupportedError("libraries get float32 only")
-    mask, known = None, None
+    mask: Operand | None = None
+    known: Floats | None = None
     if found.mask is not None:
         shape = graph.type_of(found.mask).shape
-        known = graph.constants.get(found.mask)
         whole = (1,) * (4 - len(shape)) + shape
-        if known is not None:
-            known = known.reshape(whole)
+        if (array := graph.constants.get(found.mask)) is not None:
+            known = np.asarray(array, np.float32).reshape(whole)
         else:
             mask = Operand(subgraph.inputs.index(found.mask), dense_view(whole))
     return AttentionTask(queries, keys, values, _lifted(result), found.scale, mask, known)

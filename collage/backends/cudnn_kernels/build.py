@@ -195,7 +195,7 @@ def _normalisation(operation: Operation, tensors: _Tensors) -> Descriptor:
         {
             Attribute.OPERATION_NORM_FWD_XDESC: source,
             Attribute.OPERATION_NORM_FWD_SCALE_DESC: scale,
-            **{Attribute.OPERATION_NORM_FWD_BIAS_DESC: each for each in bias},
+            **dict(zip((Attribute.OPERATION_NORM_FWD_BIAS_DESC,), bias, strict=False)),
             Attribute.OPERATION_NORM_FWD_EPSILON_DESC: epsilon,
             Attribute.OPERATION_NORM_FWD_YDESC: tensors[operation.output],
         },

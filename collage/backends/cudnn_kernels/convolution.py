@@ -43,7 +43,7 @@ class ConvolutionTask(Task):
     data: int
     residual: int | None
 
-    def lower(self, format: StorageFormat, precision: str) -> Sequence[Lowered]:  # noqa: A002
+    def lower(self, format: StorageFormat, precision: str) -> Sequence[Lowered]:
         """One graph: the convolution, and a function of each element for each part of the epilogue."""
         conv = self.conv
         lowering = Lowering(format, precision)
@@ -94,10 +94,7 @@ def _filter(conv: Conv) -> Floats:
 def _windows(conv: Conv) -> Windows:
     extra = [0] if len(conv.strides) == 1 else []
     end = [
-        end_padding(conv.strides[at], conv.pad_begin[at], conv.pad_end[at])
-        for at in range(len(conv.strides))
+        end_padding(conv.strides[at], conv.pad_begin[at], conv.pad_end[at]) for at in range(len(conv.strides))
     ]
     ones = [1 for _ in extra]
-    return Windows(
-        (*extra, *conv.pad_begin), (*extra, *end), (*ones, *conv.strides), (*ones, *conv.dilation)
-    )
+    return Windows((*extra, *conv.pad_begin), (*extra, *end), (*ones, *conv.strides), (*ones, *conv.dilation))

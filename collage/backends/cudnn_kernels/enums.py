@@ -296,5 +296,3 @@ class NanPropagation(CudnnEnum):
     """Whether NaN is passed on (``cudnnNanPropagation_t``)."""
 
     PROPAGATE_NAN = 1
-
-

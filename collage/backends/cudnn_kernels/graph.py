@@ -211,9 +211,7 @@ class GraphMaker:
         """The position of a new virtual float32 tensor that lies as another one."""
         return self.virtual(self.tensors[at].shape, self.tensors[at].strides)
 
-    def run(
-        self, kind: str, inputs: Sequence[int], output: int, function: str = "", *numbers: float
-    ) -> int:
+    def run(self, kind: str, inputs: Sequence[int], output: int, function: str = "", *numbers: float) -> int:
         """The position of what an operation makes."""
         self.operations.append(Operation(kind, tuple(inputs), output, function, numbers))
         return output

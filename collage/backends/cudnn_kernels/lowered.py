@@ -50,19 +50,19 @@ class Task(ABC):
     transformed: ClassVar[bool] = False
     """Whether an engine may form other sums than the definition, as Winograd's algorithm does."""
 
-    def output_format(self, format: StorageFormat) -> StorageFormat:  # noqa: A002
+    def output_format(self, format: StorageFormat) -> StorageFormat:
         """The format of the output where the inputs are in ``format``: by default the same."""
         return format
 
     @abstractmethod
-    def lower(self, format: StorageFormat, precision: str) -> Sequence[Lowered]:  # noqa: A002
+    def lower(self, format: StorageFormat, precision: str) -> Sequence[Lowered]:
         """The graphs that compute it, of which the first one that the library takes is used."""
 
 
 class Lowering:
     """Makes a graph whose tensors lie in one format, and gathers its constants."""
 
-    def __init__(self, format: StorageFormat, precision: str) -> None:  # noqa: A002
+    def __init__(self, format: StorageFormat, precision: str) -> None:
         self.maker = GraphMaker()
         self.dtype = dtype_of(precision)
         self._last = format == CHANNELS_LAST.format

@@ -36,7 +36,7 @@ class NormalisationTask(Task):
     scale: Floats = field(compare=False)
     bias: Floats | None = field(compare=False)
 
-    def lower(self, format: StorageFormat, precision: str) -> Sequence[Lowered]:  # noqa: A002
+    def lower(self, format: StorageFormat, precision: str) -> Sequence[Lowered]:
         """One graph of one operation, in which columns are channels. Its constants are float32 in any precision."""
         lowering = Lowering(format, precision)
         shape = (self.rows, self.columns, 1, 1)

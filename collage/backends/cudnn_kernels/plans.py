@@ -1,4 +1,4 @@
-"""Execution plans: what cuDNN's heuristic offers for a graph, as far as its numbers are good enough, and their bytes."""
+"""Execution plans: what cuDNN's heuristic offers for a graph, as far as its numbers are good enough."""
 
 from __future__ import annotations
 

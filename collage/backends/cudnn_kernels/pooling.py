@@ -35,11 +35,11 @@ class PoolingTask(Task):
 
     pool: Pool
 
-    def output_format(self, format: StorageFormat) -> StorageFormat:  # noqa: A002
+    def output_format(self, format: StorageFormat) -> StorageFormat:
         """Plain where one element of each channel is left: the bytes are the same, and there may be no other axes."""
         return PLAIN.format if self.pool.to_points else format
 
-    def lower(self, format: StorageFormat, precision: str) -> Sequence[Lowered]:  # noqa: A002
+    def lower(self, format: StorageFormat, precision: str) -> Sequence[Lowered]:
         """One graph of one operation."""
         pool, lowering = self.pool, Lowering(format, precision)
         source = lowering.input(lifted(pool.src), 0)

@@ -35,7 +35,7 @@ def _read(subgraph: Subgraph) -> Task:
         task = ROOTS[root](subgraph)
     else:
         raise UnsupportedError(f"cuDNN gets no {root}")
-    for format in task.formats:  # noqa: A001
+    for format in task.formats:
         for lowered in task.lower(format, ""):
             if problem := lowered.graph.problem():
                 raise UnsupportedError(f"cuDNN takes no such graph: {problem}")

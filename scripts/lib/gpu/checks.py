@@ -87,7 +87,8 @@ def one_kernel(name: str, model: onnx.ModelProto, *precisions: str, exact: bool 
     subgraph = Subgraph(imported, tuple(range(len(imported.graph.nodes))))
     rng = np.random.default_rng(1)
     inputs = [rng.normal(size=kind.shape).astype(kind.dtype) for kind in subgraph.input_types]
-    expected = _reference(model, imported, inputs)
+    by_value = dict(zip(subgraph.inputs, inputs, strict=True))
+    expected = _reference(model, imported, [by_value[value] for value in imported.graph.inputs])
     times = {}
     allowed = BuildOptions(precisions=frozenset(precisions), exact=exact)
     for variant in backend.variants(subgraph, allowed):
