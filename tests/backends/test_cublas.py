@@ -190,14 +190,16 @@ def test_matches(name: str) -> None:
 PRECISIONS = """
 import json
 from scripts.lib.gpu.checks import one_kernel
-from tests.backends.test_cublas import MODELS
+from tests.backends.test_cublas import MODELS, WHOLE
 from tests.frontend.test_to_onnx import Net
 found = {}
-for name, (make, *_) in MODELS.items():
-    net = Net(20)
+for name in WHOLE:
+    make, net = MODELS[name][0], Net(20)
     found[name] = one_kernel("cublas", net.build(make(net)), "tf32", "fp16", "bf16")
 print(json.dumps(found))
 """
+WHOLE = [name for name in MODELS if name != "attention"]
+"""The models that are one kernel: that of attention begins with reshapes."""
 LARGEST = {"": 1e-6, "tf32": 2e-3, "fp16": 3e-3, "bf16": 2e-2}
 
 
@@ -209,7 +211,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Mapping[st
     return found
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", WHOLE)
 def test_precisions(name: str, kernels: Mapping[str, Mapping[str, Any]]) -> None:
     right = set()
     for variant, result in kernels[name].items():
