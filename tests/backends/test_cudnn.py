@@ -29,11 +29,11 @@ LARGEST = {"": 1e-6, "tf32": 2e-3, "fp16": 3e-3, "bf16": 2e-2}
 KERNELS = """
 import json, sys
 from scripts.lib.gpu.checks import one_kernel
-from tests.backends.test_cudnn import CASES, REDUCED, ROUNDED
+from tests.backends.test_cudnn import CASES, OPSETS, REDUCED, ROUNDED
 from tests.frontend.test_to_onnx import Net
 found = {}
 for name, make in CASES.items():
-    net = Net(18)
+    net = Net(OPSETS.get(name, 18))
     found[name] = one_kernel("cudnn", net.build(make(net)), *(REDUCED if name in ROUNDED else ()))
 net = Net(18)
 found["exact"] = one_kernel("cudnn", net.build(CASES["3x3"](net)), exact=True)
@@ -165,12 +165,15 @@ CASES: dict[str, Callable[[Net], str]] = {
     "layer norm": lambda net: net.op(
         "LayerNormalization", net.input(2, 5, 8), net.random(8), net.random(8), axis=-1
     ),
+    "rms norm": lambda net: net.op("RMSNormalization", net.input(2, 5, 8), net.random(8), axis=-1),
     "attention": lambda net: attention(net),
     "attention with a mask": lambda net: attention(net, (2, 1, 1, 5)),
     "attention with a known mask": lambda net: attention(net, (5, 5), known=True),
     "split heads": lambda net: attention(net, split=True),
 }
 
+OPSETS = {"rms norm": 23}
+"""The operator sets of models that need a later one than 18."""
 ROUNDED = (
     *("no bias", "residual", "transposed", "3d", "maxima", "means", "layer norm"),
     *("attention", "attention with a mask", "attention with a known mask", "split heads"),
@@ -184,7 +187,7 @@ def matched(model: Model) -> Subgraph:
 
 
 def model_of(name: str) -> Model:
-    net = Net(18)
+    net = Net(OPSETS.get(name, 18))
     return import_model(net.build(CASES[name](net)))
 
 

@@ -49,12 +49,12 @@ from collage.backends.cudnn_kernels.build import build
 from collage.backends.cudnn_kernels.plans import described_device, offered_plans
 from collage.backends.cudnn_kernels.task import task_of
 from collage.frontend.model import import_model
-from tests.backends.test_cudnn import CASES, matched
+from tests.backends.test_cudnn import CASES, OPSETS, matched
 from tests.backends.test_cudnn_without_gpu import NETWORKS
 from tests.frontend.test_to_onnx import Net
 
-def graphs(make):
-    net = Net(18)
+def graphs(make, opset=18):
+    net = Net(opset)
     task = task_of(matched(import_model(net.build(make(net)))))
     for stored in task.formats:
         for precision in (*([""] if task.exact else []), *task.precisions):
@@ -62,8 +62,8 @@ def graphs(make):
                 yield stored.name, precision, number, lowered.graph
 
 built = 0
-for make in CASES.values():
-    for *_, graph in graphs(make):
+for name, make in CASES.items():
+    for *_, graph in graphs(make, OPSETS.get(name, 18)):
         build(graph, None)
         built += 1
 device = described_device(Path(sys.argv[1]).read_bytes())

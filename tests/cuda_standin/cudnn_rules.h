@@ -59,6 +59,7 @@ inline const std::map<int, Table>& all() {
       {29,  // normalisation
        {{2000, {NORM_MODE}}, {2001, {NORM_PHASE}}, {2002, {DESCRIPTOR}}, {2005, {DESCRIPTOR}}, {2006, {DESCRIPTOR, false}},
         {2007, {DESCRIPTOR}}, {2013, {DESCRIPTOR}}}},
+      {38, {{2701, {HANDLE, false}}, {2702, {CHAR, false, true}}}},                      // description of a device
       {41, {{2800, {DESCRIPTOR}}, {2801, {DESCRIPTOR}}, {2802, {DESCRIPTOR}}, {2803, {DESCRIPTOR}}, {2805, {DESCRIPTOR}}}},
       {45, {{3100, {DESCRIPTOR}}, {3101, {DESCRIPTOR}}}},
   };

@@ -13,7 +13,7 @@ from collage.backends.cudnn_kernels.graph import Graph
 from collage.backends.cudnn_kernels.library import CudnnError, Descriptor, handle, number_of_version
 from collage.graph.storage import BF16, FP16, TF32
 
-__all__ = ["Plan", "described_device", "load_plan", "offered_plans"]
+__all__ = ["Plan", "described_device", "description_of_device", "load_plan", "offered_plans"]
 
 _MOST_WORKSPACE = 1 << 30
 _MOST_CONFIGURATIONS = 64
@@ -82,6 +82,13 @@ def described_device(text: bytes) -> Descriptor:
     made = Descriptor(Kind.DEVICEPROP)
     made.set_bytes(Attribute.DEVICEPROP_JSON_REPRESENTATION, text)
     return made.finalize()
+
+
+def description_of_device() -> bytes:
+    """The GPU that is here, as JSON for ``described_device``. Raises CudnnError."""
+    made = Descriptor(Kind.DEVICEPROP)
+    made.set(Attribute.DEVICEPROP_HANDLE, Type.HANDLE, handle())
+    return made.finalize().get_bytes(Attribute.DEVICEPROP_JSON_REPRESENTATION)
 
 
 def load_plan(data: bytes) -> Descriptor:

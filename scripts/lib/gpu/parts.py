@@ -17,7 +17,7 @@ from scripts.lib.gpu.task import Task
 
 ROOT = Path(__file__).resolve().parents[3]
 _TAIL = 3000
-_CHECK_S = 90.0
+_CHECK_S = 120.0
 
 
 @dataclass(frozen=True)
