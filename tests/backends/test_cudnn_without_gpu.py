@@ -24,8 +24,9 @@ from tests.frontend.test_to_onnx import Net
 
 DRIVER = """
 cuCtxGetCurrent cuCtxGetLimit cuCtxPopCurrent cuCtxPushCurrent cuDeviceGet cuDeviceGetCount cuDriverGetVersion
-cuGetErrorName cuGetErrorString cuGetProcAddress cuGetProcAddress_v2 cuInit cuKernelGetAttribute cuLaunchCooperativeKernel
-cuLaunchKernel cuLaunchKernelEx cuLibraryLoadFromFile cuLinkAddData cuLinkComplete cuLinkCreate cuLinkDestroy
+cuGetErrorName cuGetErrorString cuGetProcAddress cuGetProcAddress_v2 cuInit cuKernelGetAttribute
+cuLaunchCooperativeKernel cuLaunchKernel cuLaunchKernelEx cuLibraryLoadFromFile cuLinkAddData cuLinkComplete
+cuLinkCreate cuLinkDestroy
 cuModuleGetFunction cuModuleLoadData cuModuleUnload cuOccupancyMaxPotentialClusterSize cuStreamGetCtx
 cuTensorMapEncodeIm2col cuTensorMapEncodeTiled
 """

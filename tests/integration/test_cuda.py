@@ -204,7 +204,7 @@ def test_convolutions_within_a_tolerance(gpu: Gpu, tmp_path: Path) -> None:
     np.savez(tmp_path / "model.onnx.npz", **feeds)
     options = {
         **{"device": "cuda", "backends": ["tvm_cuda", "cudnn"], "threads": 1},
-        **{"tolerance": 2e-2, "quick": True},
+        **{"tolerance": 2e-2},
     }
     paths = [str(tmp_path / name) for name in ("model.onnx", "db.sqlite", "out.collage")]
     said = gpu.run(COMPILE, *paths, json.dumps(options))

@@ -67,7 +67,7 @@ class AttentionTask(Task):
     known: Floats | None = field(default=None, compare=False)
 
     def lower(self, format: StorageFormat, precision: str) -> Sequence[Lowered]:
-        """With one operation where there is no mask, else with a softmax as one operation, or as several."""
+        """One operation where there is no mask, or else products with a softmax, which is one operation or several."""
         masked = self.mask is not None or self.known is not None
         parts = [self._in_parts(precision, together=each) for each in (True, False)]
         return parts if masked else (self._whole(precision), *parts)

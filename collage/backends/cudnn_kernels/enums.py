@@ -1,4 +1,4 @@
-"""Numbers of cuDNN 9's graph interface, as ``cudnn_graph.h`` has them.
+"""Numbers of cuDNN 9's graph interface, as "cudnn_graph.h" has them.
 
 A test compares each of them with the header where the wheel of cuDNN is installed: a class has the prefix of its names
 there, and the members have the rest.
@@ -275,7 +275,7 @@ class Padding(CudnnEnum):
 
 
 class Norm(CudnnEnum):
-    """Normalisations (``cudnnBackendNormMode_t``)."""
+    """What rows are normalised by (``cudnnBackendNormMode_t``)."""
 
     LAYER_NORM = 0
     RMS_NORM = 4

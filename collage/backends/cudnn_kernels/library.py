@@ -1,6 +1,6 @@
 """cuDNN 9's graph interface by ctypes: its handle, and descriptors with attributes.
 
-The interface is that of the library itself (``cudnn_graph.h``). NVIDIA's package for Python on top of it,
+The interface is that of the library itself ("cudnn_graph.h"). NVIDIA's package for Python on top of it,
 ``nvidia-cudnn-frontend``, would be one more package of another version, and adds nothing that is needed here.
 """
 
@@ -91,7 +91,7 @@ class Descriptor:
     """A descriptor of the graph interface, which lives as long as this does. It needs no GPU by itself."""
 
     def __init__(self, kind: Kind) -> None:
-        """Raises CudnnError."""
+        """Create it in the library. Raises CudnnError."""
         made = _ADDRESS()
         call("cudnnBackendCreateDescriptor", ctypes.c_int(kind), ctypes.byref(made))
         self.address = made.value or 0
@@ -116,7 +116,7 @@ class Descriptor:
         return self
 
     def get(self, attribute: Attribute, kind: Type, most: int) -> list[Any]:
-        """Up to ``most`` values of an attribute. Raises CudnnError and UnsupportedError."""
+        """The first values of an attribute, ``most`` at most. Raises CudnnError and UnsupportedError."""
         found = (_ELEMENTS.get(kind, ctypes.c_int) * max(1, most))()
         return list(found[: self._get(attribute, kind, most, found)])
 
@@ -132,7 +132,7 @@ class Descriptor:
         return text.raw[:written]
 
     def get_descriptors(self, attribute: Attribute, kind: Kind, most: int) -> list[Descriptor]:
-        """Up to ``most`` descriptors that an attribute has."""
+        """The first descriptors that an attribute has, ``most`` at most."""
         made = [Descriptor(kind) for _ in range(most)]
         room = (_ADDRESS * max(1, most))(*(each.address for each in made))
         count = self._get(attribute, Type.BACKEND_DESCRIPTOR, most, room)
