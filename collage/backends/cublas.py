@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from collage.backends.base import UnsupportedError
 from collage.backends.cuda import CudaLibrary, refuse_other_gpu
 from collage.core.cuda import gpu
-from collage.kernel.options import BuildOptions
+from collage.kernel.options import BuildOptions, Variant
 
 if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph
@@ -19,13 +20,19 @@ if TYPE_CHECKING:
     from collage.kernel.kernel import Kernel
     from collage.patterns.match import MatchSource
 
+_ALGORITHM = "algorithm "
+
 
 class Cublas(CudaLibrary):
-    """Products of float32 matrices, without TF32, with bias, residual, ReLU and the GELU by tanh."""
+    """Products of float32 matrices, with bias, residual, ReLU and the GELU by tanh.
+
+    TF32, float16 and bfloat16 are offered where the compile allows these precisions. All sums are float32.
+    """
 
     name = "cublas"
     title = "cuBLASLt"
     computes = "product"
+    choices = "algorithms"
 
     def version(self) -> str:
         """The version of cuBLAS, or "" where it cannot be loaded."""
@@ -45,19 +52,38 @@ class Cublas(CudaLibrary):
 
         return (CublasRule(),)
 
+    def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
+        """The heuristic's first algorithms in each precision. There are none for a subgraph that it does not take."""
+        from collage.backends.cublas_kernels.task import PRECISIONS, storage_of
+
+        try:
+            self.read(subgraph)
+        except UnsupportedError:
+            return ()
+        found = []
+        for precision in ("", *(each for each in PRECISIONS if each in options.precisions)):
+            stored = storage_of(precision)
+            ends = (stored,) * len(subgraph.inputs), (stored,) * len(subgraph.outputs)
+            for number in range(1, 1 + self.most_algorithms):
+                found.append(Variant(*ends, f"{_ALGORITHM}{number}", precision))
+        return found
+
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
         """The description with the variant's algorithm, which the heuristic gives for the GPU that is here."""
         from collage.backends.cublas_kernels.artifact import CublasArtifact, Operands, pack
         from collage.backends.cublas_kernels.library import Handles
-        from collage.backends.cublas_kernels.task import task_of
+        from collage.backends.cublas_kernels.task import in_precision, task_of
 
-        task = task_of(subgraph)
+        variant = options.variant
+        task = in_precision(task_of(subgraph), variant.precision)
         handles = Handles(task.description)
         if task.bias is not None:
             handles.set_bias(
                 1 << 12
             )  # any address, as long as it is none: the heuristic looks whether there is one
-        chosen = self.chosen(options.variant, handles.algorithms(self.most_algorithms))
+        chosen = self.chosen(
+            int(variant.split.removeprefix(_ALGORITHM)), handles.algorithms(self.most_algorithms)
+        )
         return pack(
             CublasArtifact(
                 gpu().architecture,

@@ -9,9 +9,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from collage.backends.base import Availability, Backend, BackendKind, UnsupportedError
 from collage.core.cuda import NoGpuError, gpu, needed
 from collage.graph.formats import StorageFormat
-from collage.graph.storage import CHANNELS_LAST, CUDA, HOST, PLAIN, Storage, stored_type
+from collage.graph.storage import (
+    CHANNELS_LAST,
+    CHANNELS_LAST_BF16,
+    CHANNELS_LAST_FP16,
+    CUDA,
+    HOST,
+    PLAIN,
+    PLAIN_BF16,
+    PLAIN_FP16,
+    is_narrow,
+    widened,
+)
 from collage.kernel.kernel import Kernel
-from collage.kernel.options import BuildOptions, Variant
+from collage.kernel.options import BuildOptions
 from collage.kernel.transform import LayoutTransform, read_transform
 
 if TYPE_CHECKING:
@@ -21,7 +32,14 @@ T = TypeVar("T")
 
 NEVER_RUN = "has never run on a GPU (docs/gpu.md)"
 
-_FORMATS: tuple[StorageFormat, ...] = (PLAIN.format, CHANNELS_LAST.format)
+_FORMATS: tuple[StorageFormat, ...] = tuple(
+    each.format
+    for each in (
+        *(PLAIN, CHANNELS_LAST),
+        *(PLAIN_BF16, CHANNELS_LAST_BF16),
+        *(PLAIN_FP16, CHANNELS_LAST_FP16),
+    )
+)
 """The formats of values on the GPU."""
 
 
@@ -58,22 +76,32 @@ class CudaBackend(Backend):
         return False
 
     def transforms(self, transform: LayoutTransform) -> bool:
-        """Copies to the GPU and back, in one format."""
+        """Copies to the GPU and back, and to other formats there; float32 values may be rounded, and widened again.
+
+        To and from fewer bits the order changes, too, only if one side is plain: the others would be many that no
+        placement needs.
+        """
         source, target = transform.source, transform.target
-        return (
-            {source.device, target.device} == {HOST, CUDA}
-            and source.format == target.format
-            and source.format in _FORMATS
-        )
+        if CUDA not in (source.device, target.device) or not {source.device, target.device} <= {HOST, CUDA}:
+            return False
+        if source.format == target.format:
+            return source.format in _FORMATS and source.device != target.device
+        ends = {source.format, target.format}
+        if transform.kind.dtype != "float32" or not ends <= {*_FORMATS}:
+            return False
+        if is_narrow(source) and is_narrow(target):
+            return False
+        mixed = is_narrow(source) != is_narrow(target)
+        return not mixed or PLAIN.format in ends or widened(source).format == widened(target).format
 
     def load_transform(self, artifact: Any, options: BuildOptions) -> Kernel:
         """The kernel of a copy."""
-        from collage.backends.cuda_kernels.copies import CopyKernel
+        from collage.backends.cuda_kernels.copies import TransformKernel
 
         found = read_transform(bytes(artifact), _FORMATS)
         if not self.transforms(found):
-            raise ValueError(f"no transform {found} to the GPU or from it")
-        return CopyKernel(stored_type(found.kind, found.target), to_device=found.target.device == CUDA)
+            raise ValueError(f"no transform {found} to the GPU, from it or there")
+        return TransformKernel(found)
 
 
 class CudaLibrary(CudaBackend):
@@ -82,7 +110,8 @@ class CudaLibrary(CudaBackend):
     kind = BackendKind.LIBRARY
     title: ClassVar[str]
     computes: ClassVar[str]
-    """The library's own name, and what it computes of a subgraph, in messages."""
+    choices: ClassVar[str]
+    """The library's own name, what it computes of a subgraph, and what its heuristic offers, in messages."""
     most_algorithms: ClassVar[int] = 4
     """The first algorithm is the best by the heuristic's estimate."""
 
@@ -103,21 +132,12 @@ class CudaLibrary(CudaBackend):
             else Availability(reason="not installed: pip install 'collage[cuda]'")
         )
 
-    def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
-        """One for each of the heuristic's first algorithms. There are none for a subgraph that it does not take."""
-        try:
-            self.read(subgraph)
-        except UnsupportedError:
-            return ()
-        on_gpu = Storage(CUDA)
-        ends = (on_gpu,) * len(subgraph.inputs), (on_gpu,) * len(subgraph.outputs)
-        return [Variant(*ends, f"algorithm {number}") for number in range(1, self.most_algorithms + 1)]
-
-    def chosen(self, variant: Variant, offered: Sequence[T]) -> T:
-        """The variant's algorithm. Raises UnsupportedError where the heuristic offers fewer."""
-        number = int(variant.split.removeprefix("algorithm "))
+    def chosen(self, number: int, offered: Sequence[T]) -> T:
+        """The algorithm of that number, from 1 on. Raises UnsupportedError where the heuristic offers fewer."""
         if number > len(offered):
-            raise UnsupportedError(f"{self.title} offers {len(offered)} algorithms for this {self.computes}")
+            raise UnsupportedError(
+                f"{self.title} offers {len(offered)} {self.choices} for this {self.computes}"
+            )
         return offered[number - 1]
 
 

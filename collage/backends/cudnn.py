@@ -1,31 +1,41 @@
-"""cuDNN for NVIDIA GPUs: convolutions of two and three axes, grouped and transposed, with what follows them.
+"""cuDNN for NVIDIA GPUs, by its graph interface: convolutions with what follows them, in both formats.
 
-Nothing of it has ever run on a GPU (docs/gpu.md). Tests compare what it describes with what the operators are, and run
-it on a stand-in for the library.
+Nothing of it has ever run on a GPU (docs/gpu.md). Tests run it on a stand-in for the library, which checks the
+descriptors and computes by the definition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
+from collage.backends.base import UnsupportedError
 from collage.backends.cuda import CudaLibrary, refuse_other_gpu
 from collage.core.cuda import gpu
+from collage.graph.formats import Narrow
+from collage.graph.storage import CUDA, Storage, narrowed
 from collage.kernel.options import BuildOptions, Variant
 
 if TYPE_CHECKING:
+    from collage.backends.cudnn_kernels.lowered import Task
     from collage.frontend.subgraph import Subgraph
     from collage.kernel.frames import Artifact
     from collage.kernel.kernel import Kernel
     from collage.patterns.match import MatchSource
 
+_PLAN, _DIRECT = "plan ", "direct plan "
+_REDUCED_PLANS = 3
+"""The plans of a reduced precision that are measured."""
+
 
 class Cudnn(CudaLibrary):
-    """Convolutions of float32, without TF32, with bias, residual and ReLU. Values are plain: N, C, spatial."""
+    """Graphs of cuDNN. Values are plain or have the channels last; float32 is computed without TF32 by default."""
 
     name = "cudnn"
     title = "cuDNN"
-    computes = "convolution"
+    computes = "graph"
+    choices = "plans"
 
     def version(self) -> str:
         """The version of cuDNN, or "" where it cannot be loaded."""
@@ -33,49 +43,77 @@ class Cudnn(CudaLibrary):
 
         return version()
 
-    def read(self, subgraph: Subgraph) -> object:
-        """The subgraph's convolution. Raises UnsupportedError where it is none."""
+    def read(self, subgraph: Subgraph) -> Task:
+        """What cuDNN computes of the subgraph. Raises UnsupportedError where that is nothing."""
         from collage.backends.cudnn_kernels.task import task_of
 
         return task_of(subgraph)
 
     def sources(self, options: BuildOptions) -> Sequence[MatchSource]:
-        """The rule that finds convolutions with their epilogues."""
+        """The rule that finds operators with their epilogues."""
         from collage.backends.cudnn_kernels.rule import CudnnRule
 
         return (CudnnRule(),)
 
+    def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
+        """Each format and precision, with the heuristic's first plans. There are none for what it does not take."""
+        try:
+            task = self.read(subgraph)
+        except UnsupportedError:
+            return ()
+        return list(self._variants(subgraph, task, options))
+
     def reassociates(self, subgraph: Subgraph, variant: Variant) -> bool:
-        """True, since an algorithm of the heuristic may be Winograd's, or go by Fourier transforms."""
-        return True
+        """Whether a plan may use Winograd's algorithm or Fourier transforms: those of convolutions, unless direct."""
+        try:
+            return self.read(subgraph).transformed and not variant.split.startswith(_DIRECT)
+        except UnsupportedError:  # somebody's own pattern
+            return False
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
-        """The description with the variant's algorithm, which the heuristic gives for the GPU that is here."""
-        from collage.backends.cudnn_kernels.artifact import CudnnArtifact, pack
-        from collage.backends.cudnn_kernels.library import Handles
-        from collage.backends.cudnn_kernels.task import task_of
+        """The graph with the variant's plan, which the heuristic gives for the GPU that is here."""
+        from collage.backends.cudnn_kernels.artifact import pack
+        from collage.backends.cudnn_kernels.plans import offered_plans
 
-        task = task_of(subgraph)
-        chosen = self.chosen(options.variant, Handles(task.description).algorithms())
-        return pack(
-            CudnnArtifact(
-                gpu().architecture,
-                task.description,
-                chosen.number,
-                chosen.workspace_bytes,
-                len(subgraph.inputs),
-                task.data,
-                task.residual,
-                task.weights,
-                task.bias,
-            )
-        )
+        variant = options.variant
+        stored = variant.inputs[0].format
+        wide = stored.wide if isinstance(stored, Narrow) else stored
+        direct = variant.split.startswith(_DIRECT)
+        number = int(variant.split.rpartition(" ")[2])
+        reason: UnsupportedError | None = None
+        for lowered in self.read(subgraph).lower(wide, variant.precision):
+            try:
+                plans = list(islice(offered_plans(lowered.graph, variant.precision, direct=direct), number))
+            except UnsupportedError as error:
+                reason = error
+                continue
+            if plans:
+                plan = self.chosen(number, plans)
+                inputs = len(subgraph.inputs)
+                return pack(gpu().architecture, lowered, (plan.data, plan.workspace_bytes), inputs)
+        raise UnsupportedError(f"cuDNN offers no plans for this {self.computes}") from reason
 
     def load(self, artifact: Artifact, options: BuildOptions) -> Kernel:
-        """The convolution, with its constants on the GPU."""
+        """The graph's plan, with its constants on the GPU."""
         from collage.backends.cudnn_kernels.artifact import unpack
         from collage.backends.cudnn_kernels.kernel import CudnnKernel
 
         found = unpack(artifact)
         refuse_other_gpu(found.architecture)
         return CudnnKernel(found)
+
+    def _variants(self, subgraph: Subgraph, task: Task, options: BuildOptions) -> Iterator[Variant]:
+        from collage.backends.cudnn_kernels.lowered import is_stored_narrow
+
+        reduced = [each for each in task.precisions if each in options.precisions]
+        for format in task.formats:
+            for precision in (*([""] if task.exact else []), *reduced):
+                narrow = is_stored_narrow(precision)
+                taken, given = (
+                    narrowed(Storage(CUDA, each), precision if narrow else "")
+                    for each in (format, task.output_format(format))
+                )
+                ends = (taken,) * len(subgraph.inputs), (given,)
+                name = _DIRECT if options.exact and task.transformed else _PLAN
+                for number in range(1, 1 + (_REDUCED_PLANS if precision else self.most_algorithms)):
+                    yield Variant(*ends, f"{name}{number}", precision)

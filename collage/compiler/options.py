@@ -10,11 +10,11 @@ from typing import Any
 from collage.cluster.address import ClusterAddress
 from collage.compiler.devices import AUTO
 from collage.compiler.metrics import Metric
-from collage.graph.storage import BF16, INT8
+from collage.graph.storage import BF16, FP16, INT8, TF32
 from collage.kernel.options import DYNAMIC_INT8
 from collage.measure_db.effort import FULL, Effort
 
-REDUCED = frozenset((BF16, INT8))
+REDUCED = frozenset((BF16, INT8, TF32, FP16))
 """The reduced precisions that backends may offer kernels in, where the machine has instructions for them."""
 LEAST_IN_8_BITS = 2e-3
 """Rounding to 8 bits is off by up to this share of the largest number, so that no network stays below it."""

@@ -66,6 +66,13 @@ STORAGES = (PLAIN, CHANNELS_LAST, BLOCKED)
 BF16 = "bf16"
 """The precision of bfloat16 factors, exact products and float32 sums."""
 
+TF32 = "tf32"
+"""The precision of GPUs' tensor cores for float32: factors of 11 significant bits, and float32 sums. Values are stored
+as float32."""
+
+FP16 = "fp16"
+"""The precision of float16 factors, exact products and float32 sums. Numbers from 65520 on become infinite."""
+
 INT8 = "int8"
 """The precision of factors of 8 bits, with a scale for each output channel of the weights, and for each row of the data
 where that is rounded, too. Sums are exact or float32. No value is stored so."""
@@ -75,7 +82,13 @@ PLAIN_BF16, CHANNELS_LAST_BF16, BLOCKED_BF16 = BF16_STORAGES = tuple(
 )
 """The built-in storages of float32 values that are rounded to bfloat16."""
 
-FORMATS = tuple(each.format for each in (*STORAGES, *BF16_STORAGES))
+PLAIN_FP16, CHANNELS_LAST_FP16 = FP16_STORAGES = tuple(
+    Storage(format=Narrow(f"{each.format.name}-{FP16}", each.format, "float16", FP16))
+    for each in (PLAIN, CHANNELS_LAST)
+)
+"""The built-in storages of float32 values that are rounded to float16, which only kernels on GPUs have."""
+
+FORMATS = tuple(each.format for each in (*STORAGES, *BF16_STORAGES, *FP16_STORAGES))
 """The built-in storage formats."""
 
 
@@ -102,17 +115,13 @@ def widened(storage: Storage) -> Storage:
 def narrowed(storage: Storage, precision: str) -> Storage:
     """The built-in storage of a reduced precision with the same order of elements; ``storage`` itself for "".
 
-    Raises ValueError where there is none.
+    It is on the same device. Raises ValueError where there is none.
     """
     if not precision:
         return storage
-    for each in BF16_STORAGES:
-        if (
-            widened(each) == storage
-            and isinstance(each.format, Narrow)
-            and each.format.precision == precision
-        ):
-            return each
+    for each in FORMATS:
+        if isinstance(each, Narrow) and each.wide == storage.format and each.precision == precision:
+            return Storage(storage.device, each)
     raise ValueError(f"nothing is stored in {storage} layout and in the precision {precision!r}")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from collage.graph.dataflow import Array, TensorType, np_dtype
-from collage.graph.storage import BF16, INT8, PLAIN, Storage, is_narrow, stored_type, to_layout
+from collage.graph.storage import BF16, FP16, INT8, PLAIN, TF32, Storage, is_narrow, stored_type, to_layout
 from collage.graph.storage import widened as unrounded
 from collage.kernel.options import DYNAMIC_INT8
 from collage.measure_db.scales import magnitudes, scales, slice_maxima, widened
@@ -35,11 +35,11 @@ takes one of them, and an engine that sums floats the other. A step is 8e-3 of t
 next layer. ResNet-18 in 8 bits ends 8e-3 off in the integer kernels of both ONNX Runtime and OpenVINO.
 """
 
-_REDUCED = {BF16: 2.0**-8, INT8: 2.0**-7, DYNAMIC_INT8: 2.0**-7}
+_REDUCED = {BF16: 2.0**-8, TF32: 2.0**-11, FP16: 2.0**-11, INT8: 2.0**-7, DYNAMIC_INT8: 2.0**-7}
 """For each reduced precision, the largest relative error of rounding a number to it. Steps of 8 bits are even, so that
 this holds for the larger numbers of a row."""
 
-_REDUCED_ALLOWED = {BF16: 5e-2, INT8: 2e-1, DYNAMIC_INT8: 0.25}
+_REDUCED_ALLOWED = {BF16: 5e-2, TF32: 1e-2, FP16: 1e-2, INT8: 2e-1, DYNAMIC_INT8: 0.25}
 """The error that a kernel of a reduced precision may have. It only tells wrong kernels from right ones, since the
 search charges a kernel the error that it has: convolutions and products show 3e-3 to 1e-2 in bfloat16, and five times
 as much in 8 bits, more where rows are few and each column has a scale of its own. ONNX Runtime's 8 bits are of whole
@@ -81,8 +81,11 @@ def reduced_tolerance(precision: str) -> float:
 
 
 def rounds_each_number(precision: str) -> bool:
-    """Whether a reduced precision rounds each number by itself, so that a large one costs those beside it nothing."""
-    return precision == BF16
+    """Whether a reduced precision rounds each number by itself, so that a large one costs those beside it nothing.
+
+    In float16 a large number becomes infinite, which no rounding explains.
+    """
+    return precision in (BF16, TF32)
 
 
 def dtypes_of(values: Sequence[Any]) -> list[str]:

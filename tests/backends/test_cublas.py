@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from collage.graph.storage import Storage
 from collage.kernel.options import BuildOptions
 from collage.patterns.context import MatchContext
 from collage.patterns.match import find_matches
+from tests.cuda_processes import Gpu
 from tests.frontend.test_to_onnx import Net
 from tests.reference import evaluate
 
@@ -185,6 +187,44 @@ def test_matches(name: str) -> None:
     np.testing.assert_allclose(made.reshape(expected.shape), expected, rtol=1e-5, atol=1e-5)
 
 
+PRECISIONS = """
+import json
+from scripts.lib.gpu.checks import one_kernel
+from tests.backends.test_cublas import MODELS, WHOLE
+from tests.frontend.test_to_onnx import Net
+found = {}
+for name in WHOLE:
+    make, net = MODELS[name][0], Net(20)
+    found[name] = one_kernel("cublas", net.build(make(net)), "tf32", "fp16", "bf16")
+print(json.dumps(found))
+"""
+WHOLE = [name for name in MODELS if name != "attention"]
+"""The models that are one kernel: that of attention begins with reshapes."""
+LARGEST = {"": 1e-6, "tf32": 2e-3, "fp16": 3e-3, "bf16": 2e-2}
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Mapping[str, Any]]:
+    """What each variant of each model computes, against ONNX Runtime, on the stand-in for the library."""
+    gpu = Gpu.build(tmp_path_factory.mktemp("cublas"), "libcublasLt.so.13")
+    found: Mapping[str, Mapping[str, Any]] = json.loads(gpu.run(PRECISIONS).splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_precisions(name: str, kernels: Mapping[str, Mapping[str, Any]]) -> None:
+    right = set()
+    for variant, result in kernels[name].items():
+        precision = next((each for each in LARGEST if each and variant.endswith(each)), "")
+        if "failed" in result:
+            assert "cuBLASLt offers 2 algorithms" in result["failed"], (variant, result)
+            continue
+        assert result["error"] < LARGEST[precision], (variant, result)
+        assert precision == "" or result["error"] > 1e-5, "factors are rounded"
+        right.add(precision)
+    assert right == LARGEST.keys()
+
+
 def test_what_it_does_not_take() -> None:
     net = Net(20)
     x = net.input(4, 8)
@@ -202,6 +242,12 @@ def test_variants_and_artifacts() -> None:
     variants = Cublas().variants(subgraph, BuildOptions())
     assert [each.split for each in variants] == [f"algorithm {n}" for n in (1, 2, 3, 4)]
     assert {(each.inputs, each.outputs) for each in variants} == {((Storage("cuda"),), (Storage("cuda"),))}
+    reduced = Cublas().variants(subgraph, BuildOptions(precisions=frozenset({"tf32", "fp16", "int8"})))
+    assert {(each.precision, str(each.outputs[0])) for each in reduced} == {
+        ("", "cuda:plain"),
+        ("tf32", "cuda:plain"),
+        ("fp16", "cuda:plain-fp16"),
+    }
     task = task_of(subgraph)
     artifact = CublasArtifact(
         "sm_90",

@@ -1,5 +1,6 @@
-// A stand-in for cuBLASLt (libcublasLt.so.13): products of float32 matrices by their definition, in float64, enqueued on
-// the streams of the stand-in for the driver. It reads descriptors as cublasLt.h numbers their attributes.
+// A stand-in for cuBLASLt (libcublasLt.so.13): products of matrices by their definition, in float64, enqueued on the streams
+// of the stand-in for the driver. It reads descriptors as cublasLt.h numbers their attributes. Matrices are float32,
+// float16 or bfloat16, and factors are rounded where TF32 is asked for.
 #include <dlfcn.h>
 
 #include <cmath>
@@ -7,7 +8,23 @@
 #include <cstring>
 #include <functional>
 
+#include "cudnn_program.h"
+
 namespace {
+
+using program::from_bits;
+using program::rounded;
+using program::to_bits;
+
+// Numbers of cudaDataType_t as those of cuDNN.
+int dtype_of(int type) { return type == 2 ? program::HALF : type == 14 ? program::BFLOAT16 : program::FLOAT; }
+double get(const void* from, int type, int64_t at) {
+  return type == 0 ? static_cast<const float*>(from)[at] : from_bits(static_cast<const uint16_t*>(from)[at], dtype_of(type));
+}
+void put(void* into, int type, int64_t at, double value) {
+  if (type == 0) static_cast<float*>(into)[at] = float(value);
+  else static_cast<uint16_t*>(into)[at] = to_bits(value, dtype_of(type));
+}
 
 enum Status { SUCCESS = 0, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
 
@@ -15,7 +32,7 @@ struct Operation {
   int compute = 0, scale = 0;
   int32_t transposed_a = 0, transposed_b = 0;
   uint32_t epilogue = 1;
-  const float* bias = nullptr;
+  const void* bias = nullptr;
 };
 struct Layout {
   int type = 0;
@@ -57,7 +74,7 @@ API cublasLtCreate(void** handle) { return *handle = new int(0), SUCCESS; }
 API cublasLtMatmulDescCreate(void** made, int compute, int scale) {
   auto found = new Operation;
   found->compute = compute, found->scale = scale;
-  return *made = found, compute == 68 && scale == 0 ? SUCCESS : INVALID_VALUE;
+  return *made = found, (compute == 68 || compute == 77) && scale == 0 ? SUCCESS : INVALID_VALUE;
 }
 API cublasLtMatmulDescSetAttribute(void* operation, int attribute, const void* value, size_t size) {
   auto found = static_cast<Operation*>(operation);
@@ -71,7 +88,7 @@ API cublasLtMatmulDescDestroy(void* operation) { return delete static_cast<Opera
 API cublasLtMatrixLayoutCreate(void** made, int type, uint64_t rows, uint64_t columns, int64_t leading) {
   auto found = new Layout;
   found->type = type, found->rows = rows, found->columns = columns, found->leading = leading;
-  return *made = found, leading >= int64_t(rows) ? SUCCESS : INVALID_VALUE;
+  return *made = found, leading >= int64_t(rows) && (type == 0 || type == 2 || type == 14) ? SUCCESS : INVALID_VALUE;
 }
 API cublasLtMatrixLayoutSetAttribute(void* layout, int attribute, const void* value, size_t size) {
   auto found = static_cast<Layout*>(layout);
@@ -93,6 +110,7 @@ API cublasLtMatmulPreferenceDestroy(void* preference) { return delete static_cas
 static bool fits(const Operation& o, const Layout& a, const Layout& b, const Layout& d) {
   auto m = o.transposed_a ? a.columns : a.rows, k = o.transposed_a ? a.rows : a.columns;
   auto k2 = o.transposed_b ? b.columns : b.rows, n = o.transposed_b ? b.rows : b.columns;
+  if (a.type != b.type || a.type != d.type || (o.compute == 77 && a.type != 0)) return false;
   return m == d.rows && n == d.columns && k == k2 && a.batch == d.batch && b.batch == d.batch &&
          has_bias(o.epilogue) == (o.bias != nullptr);
 }
@@ -113,8 +131,8 @@ API cublasLtMatmulAlgoGetHeuristic(void*, void* operation, void* a, void* b, voi
   }
   return SUCCESS;
 }
-API cublasLtMatmul(void*, void* operation, const float* alpha, const float* a, void* layout_a, const float* b,
-                   void* layout_b, const float* beta, const float* c, void*, float* d, void* layout_d,
+API cublasLtMatmul(void*, void* operation, const float* alpha, const void* a, void* layout_a, const void* b,
+                   void* layout_b, const float* beta, const void* c, void*, void* d, void* layout_d,
                    const uint64_t* algorithm, void* workspace, size_t size, void* stream) {
   Operation o = *static_cast<Operation*>(operation);
   Layout A = *static_cast<Layout*>(layout_a), B = *static_cast<Layout*>(layout_b), D = *static_cast<Layout*>(layout_d);
@@ -128,13 +146,14 @@ API cublasLtMatmul(void*, void* operation, const float* alpha, const float* a, v
         for (uint64_t row = 0; row < D.rows; ++row) {
           double sum = 0;
           for (uint64_t i = 0; i < depth; ++i) {
-            auto x = a[batch * A.stride + (o.transposed_a ? row * A.leading + i : i * A.leading + row)];
-            auto y = b[batch * B.stride + (o.transposed_b ? i * B.leading + column : column * B.leading + i)];
-            sum += double(x) * y;
+            auto x = get(a, A.type, batch * A.stride + (o.transposed_a ? row * A.leading + i : i * A.leading + row));
+            auto y = get(b, B.type, batch * B.stride + (o.transposed_b ? i * B.leading + column : column * B.leading + i));
+            if (o.compute == 77) x = rounded(x, 11, -125, 128), y = rounded(y, 11, -125, 128);
+            sum += x * y;
           }
           auto at = batch * D.stride + column * D.leading + row;
-          sum = scale * sum + (old ? old * c[at] : 0) + (has_bias(o.epilogue) ? o.bias[row] : 0);
-          d[at] = float(activated(o.epilogue, sum));
+          sum = scale * sum + (old ? old * get(c, D.type, at) : 0) + (has_bias(o.epilogue) ? get(o.bias, D.type, row) : 0);
+          put(d, D.type, at, activated(o.epilogue, sum));
         }
   };
   enqueue()(stream, "product", &run);

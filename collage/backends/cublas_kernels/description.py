@@ -40,7 +40,8 @@ class Matrix:
 class Description:
     """D = activation(alpha op(A) op(B) [+ C] [+ bias]), where op transposes, and C lies as D does.
 
-    ``starts`` has, for each call, where A, B and D begin, in elements. The bias has an element for each row of D.
+    ``starts`` has, for each call, where A, B and D begin, in elements. The bias has an element for each row of D, and
+    the matrices' dtype. ``tf32`` allows that factors of float32 are rounded to TF32.
     """
 
     dtype: str
@@ -55,6 +56,7 @@ class Description:
     residual: bool = False
     bias: bool = False
     activation: Activation = ""
+    tf32: bool = False
 
     @property
     def depth(self) -> int:
@@ -83,6 +85,8 @@ class Description:
                 return "a matrix is larger than 32-bit integers"
         if not self.starts or len(self.starts) > MOST_CALLS or min(map(min, self.starts)) < 0:
             return f"{len(self.starts)} calls"
+        if self.tf32 and self.dtype != "float32":
+            return f"TF32 of {self.dtype}"
         return "" if self.batch >= 1 else "no matrices"
 
 

@@ -29,6 +29,8 @@ DTYPES = {"float32": 0, "float16": 2, "bfloat16": 14}
 _FLOAT32 = 0
 _COMPUTE_32F = 68
 """CUBLAS_COMPUTE_32F: float32 sums, and no TF32."""
+_COMPUTE_TF32 = 77
+"""CUBLAS_COMPUTE_32F_FAST_TF32: float32 sums of factors that are rounded to TF32."""
 _TRANSPOSE = 1
 _LAYOUT_BATCH, _LAYOUT_STRIDE = 5, 6
 _TRANSA, _TRANSB, _EPILOGUE, _BIAS = 3, 4, 7, 8
@@ -116,7 +118,8 @@ class Handles:
         """Make the descriptors. Raises CublasError."""
         self.description = description
         code = DTYPES[description.dtype]
-        self.operation = _created("cublasLtMatmulDesc", _COMPUTE_32F, _FLOAT32)
+        compute = _COMPUTE_TF32 if description.tf32 else _COMPUTE_32F
+        self.operation = _created("cublasLtMatmulDesc", compute, _FLOAT32)
         weakref.finalize(self, library().cublasLtMatmulDescDestroy, self.operation).atexit = False
         for attribute, transposed in (
             (_TRANSA, description.transposed_a),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from collage.backends.base import UnsupportedError
-from collage.backends.chains.chain import Floats
 from collage.backends.chains.epilogue import Activation, Epilogue, read_epilogue
 from collage.backends.chains.fold import fold
 from collage.backends.chains.product import read_product, views_of
@@ -14,10 +15,16 @@ from collage.backends.chains.strided import dense
 from collage.backends.chains.transposes import product_of, read_product_chain
 from collage.backends.cublas_kernels.description import Description, describe
 from collage.frontend.subgraph import Subgraph
+from collage.graph.dataflow import Array, np_dtype
+from collage.graph.storage import BF16, CUDA, FP16, TF32, Storage, narrowed
 
-__all__ = ["ROOTS", "CublasTask", "task_of"]
+__all__ = ["PRECISIONS", "ROOTS", "CublasTask", "in_precision", "storage_of", "task_of"]
 
 ROOTS = frozenset({"matmul"})
+
+PRECISIONS = (TF32, FP16, BF16)
+"""The reduced precisions that products may be in."""
+_DTYPES = {FP16: "float16", BF16: "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -32,13 +39,29 @@ class CublasTask:
     left: int
     right: int | None
     residual: int | None
-    weights: Floats | None
-    bias: Floats | None
+    weights: Array | None
+    bias: Array | None
 
 
 def task_of(subgraph: Subgraph) -> CublasTask:
     """The subgraph as a product, parsed once. Raises UnsupportedError when it is none that cuBLASLt takes."""
     return subgraph.parsed(_read)
+
+
+def storage_of(precision: str) -> Storage:
+    """Where the operands and the result of a product of that precision are stored."""
+    return narrowed(Storage(CUDA), precision if precision in _DTYPES else "")
+
+
+def in_precision(task: CublasTask, precision: str) -> CublasTask:
+    """The same product in another precision, with its constants in the dtype of that."""
+    dtype = _DTYPES.get(precision, "float32")
+    described = replace(task.description, dtype=dtype, tf32=precision == TF32)
+    with np.errstate(over="ignore"):
+        weights, bias = (
+            None if each is None else each.astype(np_dtype(dtype)) for each in (task.weights, task.bias)
+        )
+    return replace(task, description=described, weights=weights, bias=bias)
 
 
 def _read(subgraph: Subgraph) -> CublasTask:

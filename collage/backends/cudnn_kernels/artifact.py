@@ -1,70 +1,71 @@
-"""What a convolution on the GPU is kept as: its description, the algorithm, and its constants."""
+"""What a kernel of cuDNN is kept as: its graph, the execution plan, and its constants as they lie in memory."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-import numpy as np
-
-from collage.backends.cudnn_kernels.description import Convolution
+from collage.backends.cudnn_kernels.graph import CONSTANT, INPUT, Graph, Tensor
+from collage.backends.cudnn_kernels.lowered import Lowered
 from collage.core.typed import MalformedError, typed
-from collage.graph.dataflow import Array
+from collage.graph.dataflow import Array, np_dtype
 from collage.kernel.frames import Artifact, frame, unframe
 
 __all__ = ["CudnnArtifact", "pack", "unpack"]
 
-_KIND = "cudnn"
+_KIND = "cudnn graph"
 
 
 @dataclass(frozen=True, eq=False)
 class CudnnArtifact:
-    """A convolution for the GPU of an ``architecture``; ``data`` and ``residual`` are positions of inputs."""
+    """A graph with a plan for the GPU of an ``architecture``, of so many ``inputs``."""
 
     architecture: str
-    description: Convolution
-    algorithm: int
+    graph: Graph
+    plan: bytes
     workspace_bytes: int
     inputs: int
-    data: int
-    residual: int | None
-    weights: Array
-    bias: Array | None
+    constants: tuple[Array, ...]
 
 
-def pack(artifact: CudnnArtifact) -> bytes:
-    """The bytes of an artifact."""
-    names = ("architecture", "algorithm", "workspace_bytes", "inputs", "data", "residual")
-    header = {name: getattr(artifact, name) for name in names}
-    arrays = [artifact.weights] if artifact.bias is None else [artifact.weights, artifact.bias]
-    contents = [np.ascontiguousarray(each, np.float32).tobytes() for each in arrays]
-    return frame(_KIND, {**header, "description": asdict(artifact.description)}, contents)
+def pack(architecture: str, lowered: Lowered, plan: tuple[bytes, int], inputs: int) -> bytes:
+    """The bytes of an artifact. ``plan`` is the plan with the bytes of its workspace."""
+    head = {
+        "architecture": architecture,
+        "graph": asdict(lowered.graph),
+        "workspace_bytes": plan[1],
+        "inputs": inputs,
+    }
+    return frame(_KIND, head, [plan[0], *(each.tobytes() for each in lowered.constants)])
 
 
 def unpack(data: Artifact) -> CudnnArtifact:
     """What ``pack`` was given. Raises ValueError for other bytes, and for what would leave its buffers."""
     framed = unframe(_KIND, data)
     header = framed.header
-    description = typed(Convolution, header["description"])
-    if problem := description.problem():
+    graph = typed(Graph, header["graph"])
+    if problem := graph.problem():
         raise MalformedError(problem)
-    found = CudnnArtifact(
+    inputs, room = typed(int, header["inputs"]), typed(int, header["workspace_bytes"])
+    if any(each.place >= inputs for _, each in graph.of(INPUT)) or not 0 <= room < 1 << 40:
+        raise MalformedError(f"operands of {inputs} inputs, and a workspace of {room} bytes")
+    wanted = [each for _, each in graph.of(CONSTANT)]
+    if [each.place for each in wanted] != [*range(len(wanted))] or len(framed.arrays) != 1 + len(wanted):
+        raise MalformedError(f"{len(framed.arrays) - 1} constants of {len(wanted)}")
+    return CudnnArtifact(
         typed(str, header["architecture"]),
-        description,
-        typed(int, header["algorithm"]),
-        typed(int, header["workspace_bytes"]),
-        typed(int, header["inputs"]),
-        typed(int, header["data"]),
-        typed(int, header["residual"]) if header["residual"] is not None else None,
-        framed.array(0).view(np.float32),
-        framed.array(1).view(np.float32) if description.bias else None,
+        graph,
+        framed.array(0).tobytes(),
+        room,
+        inputs,
+        _constants(wanted, [framed.array(1 + place) for place in range(len(wanted))]),
     )
-    places = [each for each in (found.data, found.residual) if each is not None]
-    if any(not 0 <= each < found.inputs for each in places):
-        raise MalformedError(f"operands {places} of {found.inputs} inputs")
-    if (found.residual is not None) != description.residual or not 0 <= found.workspace_bytes < 1 << 40:
-        raise MalformedError("a residual is missing, or there without need, or the workspace is damaged")
-    if found.weights.size != description.filter_elements:
-        raise MalformedError(f"{found.weights.size} weights for a filter of {description.filter_elements}")
-    if found.bias is not None and found.bias.size != description.result[1]:
-        raise MalformedError(f"a bias of {found.bias.size} elements for {description.result[1]} channels")
-    return found
+
+
+def _constants(wanted: Sequence[Tensor], arrays: Sequence[Array]) -> tuple[Array, ...]:
+    found = []
+    for tensor, array in zip(wanted, arrays, strict=True):
+        if array.nbytes != tensor.elements * np_dtype(tensor.dtype).itemsize:
+            raise MalformedError(f"{array.nbytes} bytes for {tensor.dtype} of {tensor.shape}")
+        found.append(array.view(np_dtype(tensor.dtype)))
+    return tuple(found)

@@ -1,17 +1,17 @@
-"""A convolution on the GPU: its descriptors and constants are there once, and it is bound to buffers."""
+"""A graph on the GPU: its plan and constants are there once, and it is bound to buffers."""
 
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from collage.backends.cudnn_kernels.artifact import CudnnArtifact
-from collage.backends.cudnn_kernels.library import Handles, call, handle
-from collage.graph.dataflow import Array
+from collage.backends.cudnn_kernels.enums import Attribute, Kind, Type
+from collage.backends.cudnn_kernels.graph import CONSTANT, INPUT, OUTPUT, SCALAR, Tensor
+from collage.backends.cudnn_kernels.library import Descriptor, call, handle
+from collage.backends.cudnn_kernels.plans import load_plan
+from collage.graph.dataflow import Array, np_dtype
 from collage.graph.storage import CUDA
 from collage.kernel.device_array import copy_on, empty_on, on_device
 from collage.kernel.device_call import DeviceCall
@@ -21,75 +21,49 @@ __all__ = ["CudnnKernel"]
 
 
 class CudnnKernel(Kernel):
-    """One convolution and what follows it, in one call or in up to three."""
+    """One graph, which runs in one call."""
 
     own_threads = True  # the driver's, and its context
 
     def __init__(self, artifact: CudnnArtifact) -> None:
-        """Make its descriptors, and copy its constants to the GPU.
-
-        Raises CudnnError, CudaError and CudaMemoryError.
-        """
+        """Load the plan, and copy the constants to the GPU. Raises CudnnError, CudaError and CudaMemoryError."""
         self.artifact = artifact
-        self.handles = Handles(artifact.description)
-        self.weights = copy_on(CUDA, artifact.weights)
-        bias = artifact.bias
-        if bias is None and artifact.description.fused:
-            bias = np.zeros(
-                artifact.description.result[1], np.float32
-            )  # the fused call has no way to do without
-        self.bias = None if bias is None else copy_on(CUDA, bias)
+        self.plan = load_plan(artifact.plan)
+        self.constants = [copy_on(CUDA, each) for each in artifact.constants]
+        self.scalars = {at: ctypes.c_float(each.value) for at, each in artifact.graph.of(SCALAR)}
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call:
         """Bind the arrays as ``Kernel.bind`` says. Raises ValueError for others."""
         artifact = self.artifact
         if len(inputs) != artifact.inputs or len(outputs) != 1:
-            raise ValueError(f"a convolution of {artifact.inputs} inputs has {len(inputs)}")
-        description = artifact.description
-        residual = outputs[0] if artifact.residual is None else inputs[artifact.residual]
-        wanted = description.source, description.result, description.result
-        arrays = inputs[artifact.data], residual, outputs[0]
-        for array, shape in zip(arrays, wanted, strict=True):
-            if array.dtype != np.float32 or array.size != math.prod(shape) or not on_device(array):
-                raise ValueError(f"an operand is float32{list(shape)} on the GPU")
-        return _Convolution(self, arrays)
+            raise ValueError(f"a graph of {artifact.inputs} inputs and one output has {len(inputs)}")
+        places = {at: ctypes.addressof(each) for at, each in self.scalars.items()}
+        for role, arrays in ((INPUT, inputs), (OUTPUT, outputs), (CONSTANT, self.constants)):
+            for at, tensor in artifact.graph.of(role):
+                places[at] = _address(arrays[tensor.place], tensor)
+        return _Run(self, places, (inputs, outputs))
 
 
-class _Convolution(DeviceCall):
-    def __init__(self, kernel: CudnnKernel, arrays: tuple[Array, Array, Array]) -> None:
-        """``arrays`` are the data, the residual and the result."""
-        self._kernel, self._arrays = kernel, arrays
-        artifact, handles = kernel.artifact, kernel.handles
-        self._workspace = empty_on(CUDA, (max(1, artifact.workspace_bytes),), "uint8")
-        data, residual, result = (int(each.ctypes.data) for each in arrays)
-        weights = int(kernel.weights.ctypes.data)
-        bias = 0 if kernel.bias is None else int(kernel.bias.ctypes.data)
-        one, zero = ctypes.byref(ctypes.c_float(1)), ctypes.byref(ctypes.c_float(0))
-        about = handles.convolution, ctypes.c_int(artifact.algorithm)
-        room = int(self._workspace.ctypes.data), ctypes.c_size_t(artifact.workspace_bytes)
-        description = artifact.description
-        steps: list[tuple[Any, ...]] = []
-        if description.fused:
-            ends = handles.data, data, handles.filter, weights
-            added = one if description.residual else zero, handles.made, residual, handles.bias, bias
-            made = handles.activation, handles.made, result
-            steps.append(("cudnnConvolutionBiasActivationForward", one, *ends, *about, *room, *added, *made))
-        elif description.transposed:
-            ends = handles.filter, weights, handles.made, data
-            made_at = zero, handles.data, result
-            steps.append(("cudnnConvolutionBackwardData", one, *ends, *about, *room, *made_at))
-        else:
-            ends = handles.data, data, handles.filter, weights
-            steps.append(("cudnnConvolutionForward", one, *ends, *about, *room, zero, handles.made, result))
-        if not description.fused:
-            if description.bias:
-                steps.append(("cudnnAddTensor", one, handles.bias, bias, one, handles.result, result))
-            if description.relu:
-                taken = handles.activation, one, handles.result, result
-                steps.append(("cudnnActivationForward", *taken, zero, handles.result, result))
-        self._steps = steps
+def _address(array: Array, tensor: Tensor) -> int:
+    if array.dtype != np_dtype(tensor.dtype) or array.size != tensor.elements or not on_device(array):
+        raise ValueError(f"an operand is {tensor.dtype}{list(tensor.shape)} on the GPU")
+    return int(array.ctypes.data)
+
+
+class _Run(DeviceCall):
+    def __init__(self, kernel: CudnnKernel, places: dict[int, int], keep: Any) -> None:
+        """``places`` are the addresses of tensors by their positions, and ``keep`` are the arrays there."""
+        self._keep = kernel, keep
+        self._plan = kernel.plan.address
+        self._workspace = empty_on(CUDA, (max(1, kernel.artifact.workspace_bytes),), "uint8")
+        self._pack = Descriptor(Kind.VARIANT_PACK)
+        identities = [at + 1 for at in places]
+        self._pack.set(Attribute.VARIANT_PACK_UNIQUE_IDS, Type.INT64, *identities)
+        self._pack.set(Attribute.VARIANT_PACK_DATA_POINTERS, Type.VOID_PTR, *places.values())
+        room = int(self._workspace.ctypes.data)
+        self._pack.set(Attribute.VARIANT_PACK_WORKSPACE, Type.VOID_PTR, room)
+        self._pack.finalize()
 
     def enqueue(self, stream: int) -> None:
         call("cudnnSetStream", handle(), stream)
-        for name, *arguments in self._steps:
-            call(name, handle(), *arguments)
+        call("cudnnBackendExecute", handle(), self._plan, self._pack.address)

@@ -1,57 +1,45 @@
-"""The interface of cuDNN 9 for single convolutions, by ctypes: descriptors, what its heuristic offers, and calls.
+"""cuDNN 9's graph interface by ctypes: its handle, and descriptors with attributes.
 
-NVIDIA recommends its graph interface for new programs. This one has a function for each thing that is needed here, and
-has not changed since version 7.
+The interface is that of the library itself ("cudnn_graph.h"). NVIDIA's package for Python on top of it,
+``nvidia-cudnn-frontend``, would be one more package of another version, and adds nothing that is needed here.
 """
 
 from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from collage.backends.base import UnsupportedError
 from collage.backends.cuda_kernels.wheel import load_library, version_of
-from collage.backends.cudnn_kernels.description import Convolution
+from collage.backends.cudnn_kernels.enums import Attribute, Kind, Type
 from collage.core.cuda_driver import driver
 
-__all__ = ["Algorithm", "CudnnError", "Handles", "call", "handle", "library", "version"]
+__all__ = ["CudnnError", "Descriptor", "call", "handle", "library", "number_of_version", "version"]
 
 NAME = "libcudnn.so.9"
-_FLOAT, _NCHW, _CROSS_CORRELATION, _RELU, _PROPAGATE_NAN = 0, 0, 1, 1, 1
-_FMA_MATH = 3
-"""CUDNN_FMA_MATH: no tensor cores, and so no TF32."""
-_MOST_WORKSPACE = 1 << 30
-_ALGORITHMS = 8
+_NOT_SUPPORTED = range(3000, 4000)
+"""CUDNN_STATUS_NOT_SUPPORTED and the statuses that say what exactly is not supported."""
+_LONGEST_MESSAGE = 512
+
+_INTEGER, _ADDRESS = ctypes.c_int64, ctypes.c_void_p
+_ELEMENTS: dict[Type, Any] = {
+    Type.HANDLE: _ADDRESS,
+    Type.BOOLEAN: ctypes.c_bool,
+    Type.INT64: _INTEGER,
+    Type.FLOAT: ctypes.c_float,
+    Type.DOUBLE: ctypes.c_double,
+    Type.VOID_PTR: _ADDRESS,
+    Type.BACKEND_DESCRIPTOR: _ADDRESS,
+    Type.CHAR: ctypes.c_char,
+    Type.FRACTION: _INTEGER * 2,
+}
+"""The elements of attributes; those of all other types are enumerations."""
 
 
 class CudnnError(RuntimeError):
     """cuDNN refuses a call. The message names the call and the status."""
-
-
-class _Result(ctypes.Structure):
-    """What the heuristic gives for each algorithm (``cudnnConvolutionFwdAlgoPerf_t``)."""
-
-    _fields_ = (
-        ("algorithm", ctypes.c_int),
-        ("status", ctypes.c_int),
-        ("time", ctypes.c_float),
-        ("memory", ctypes.c_size_t),
-        ("determinism", ctypes.c_int),
-        ("math", ctypes.c_int),
-        ("reserved", ctypes.c_int * 3),
-    )
-
-
-@dataclass(frozen=True)
-class Algorithm:
-    """The number of an algorithm, and the workspace that it takes."""
-
-    number: int
-    workspace_bytes: int
 
 
 def version() -> str:
@@ -62,106 +50,100 @@ def version() -> str:
 @cache
 def library() -> Any:
     """Load the library, once. Raises OSError where it cannot be loaded."""
-    return load_library(NAME)
+    found = load_library(NAME)
+    found.cudnnGetVersion.restype = ctypes.c_size_t
+    found.cudnnGetLastErrorString.restype = None
+    found.cudnnGetLastErrorString.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
+    found.cudnnSetStream.argtypes = (_ADDRESS, _ADDRESS)
+    found.cudnnBackendExecute.argtypes = (_ADDRESS,) * 3
+    return found
+
+
+def number_of_version() -> int:
+    """The version as one number, such as 91002 for 9.10.2."""
+    return int(library().cudnnGetVersion())
 
 
 @cache
 def handle() -> int:
     """A handle in the driver's primary context. Raises CudnnError."""
     driver().enter()
-    return _created("cudnnCreate")
-
-
-def call(name: str, *arguments: Any) -> None:
-    """Call a function of the library; integers are addresses and handles. Raises CudnnError."""
-    pointers = (ctypes.c_void_p(each) if type(each) is int else each for each in arguments)
-    if status := getattr(library(), name)(*pointers):
-        raise CudnnError(f"{name}: status {status}")
-
-
-class Handles:
-    """The descriptors of one convolution. They need no GPU."""
-
-    def __init__(self, description: Convolution) -> None:
-        """Make the descriptors. Raises CudnnError."""
-        self.description = description
-        data, made = description.ends
-        self.data, self.made = self._tensor(data), self._tensor(made)
-        self.bias = self._tensor((1, description.result[1], *(1 for _ in description.pads)))
-        self.filter = self._descriptor("Filter")
-        shape = description.filter
-        call(
-            "cudnnSetFilterNdDescriptor",
-            self.filter,
-            _int(_FLOAT),
-            _int(_NCHW),
-            _int(len(shape)),
-            _ints(shape),
-        )
-        self.convolution = self._descriptor("Convolution")
-        sizes = (description.pads, description.strides, description.dilations)
-        about = (_int(len(description.pads)), *map(_ints, sizes), _int(_CROSS_CORRELATION), _int(_FLOAT))
-        call("cudnnSetConvolutionNdDescriptor", self.convolution, *about)
-        call("cudnnSetConvolutionGroupCount", self.convolution, _int(description.groups))
-        call("cudnnSetConvolutionMathType", self.convolution, _int(_FMA_MATH))
-        self.activation = self._descriptor("Activation")
-        settings = _int(_RELU), _int(_PROPAGATE_NAN), ctypes.c_double(0.0)
-        call("cudnnSetActivationDescriptor", self.activation, *settings)
-
-    @property
-    def result(self) -> int:
-        """The descriptor of the result."""
-        return self.data if self.description.transposed else self.made
-
-    def algorithms(self) -> list[Algorithm]:
-        """What the heuristic offers for the GPU, the best by its estimate first.
-
-        Raises UnsupportedError where it offers nothing.
-        """
-        results, count = (_Result * _ALGORITHMS)(), ctypes.c_int()
-        rest = _int(_ALGORITHMS), ctypes.byref(count), results
-        if self.description.transposed:
-            ends = self.filter, self.made, self.convolution, self.data
-            call("cudnnGetConvolutionBackwardDataAlgorithm_v7", handle(), *ends, *rest)
-        else:
-            ends = self.data, self.filter, self.convolution, self.made
-            call("cudnnGetConvolutionForwardAlgorithm_v7", handle(), *ends, *rest)
-        found = [
-            Algorithm(each.algorithm, each.memory)
-            for each in results[: count.value]
-            if not each.status and each.math in (0, _FMA_MATH) and each.memory <= _MOST_WORKSPACE
-        ]
-        if not found:
-            raise UnsupportedError("cuDNN has no algorithm for this convolution")
-        return list(dict.fromkeys(found))
-
-    def _tensor(self, shape: Sequence[int]) -> int:
-        found = self._descriptor("Tensor")
-        strides: list[int] = []
-        step = 1
-        for extent in reversed(shape):
-            strides.insert(0, step)
-            step *= extent
-        about = _int(_FLOAT), _int(len(shape)), _ints(shape), _ints(strides)
-        call("cudnnSetTensorNdDescriptor", found, *about)
-        return found
-
-    def _descriptor(self, kind: str) -> int:
-        found = _created(f"cudnnCreate{kind}Descriptor")
-        destroy = getattr(library(), f"cudnnDestroy{kind}Descriptor")
-        weakref.finalize(self, destroy, ctypes.c_void_p(found)).atexit = False
-        return found
-
-
-def _created(name: str) -> int:
-    found = ctypes.c_void_p()
-    call(name, ctypes.byref(found))
+    found = _ADDRESS()
+    call("cudnnCreate", ctypes.byref(found))
     return found.value or 0
 
 
-def _int(value: int) -> Any:
-    return ctypes.c_int(value)
+def call(name: str, *arguments: Any) -> None:
+    """Call a function of the library; integers are addresses and handles.
+
+    Raises UnsupportedError where the library says that it does not support what is asked for, and CudnnError.
+    """
+    pointers = (_ADDRESS(each) if type(each) is int else each for each in arguments)
+    if status := getattr(library(), name)(*pointers):
+        text = ctypes.create_string_buffer(_LONGEST_MESSAGE)
+        library().cudnnGetLastErrorString(text, _LONGEST_MESSAGE)
+        message = " ".join(text.value.decode(errors="replace").split())
+        kind = UnsupportedError if status in _NOT_SUPPORTED else CudnnError
+        raise kind(f"{name}: status {status}{': ' if message else ''}{message}")
 
 
-def _ints(values: Sequence[int]) -> Any:
-    return (ctypes.c_int * len(values))(*values)
+class Descriptor:
+    """A descriptor of the graph interface, which lives as long as this does. It needs no GPU by itself."""
+
+    def __init__(self, kind: Kind) -> None:
+        """Create it in the library. Raises CudnnError."""
+        made = _ADDRESS()
+        call("cudnnBackendCreateDescriptor", ctypes.c_int(kind), ctypes.byref(made))
+        self.address = made.value or 0
+        self._keep: list[Any] = []
+        destroy = library().cudnnBackendDestroyDescriptor
+        weakref.finalize(self, destroy, _ADDRESS(self.address)).atexit = False
+
+    def set(self, attribute: Attribute, kind: Type, *values: Any) -> None:
+        """Set an attribute to some values; descriptors are kept alive. Raises CudnnError and UnsupportedError."""
+        self._keep += [each for each in values if isinstance(each, Descriptor)]
+        element = _ELEMENTS.get(kind, ctypes.c_int)
+        plain = [each.address if isinstance(each, Descriptor) else each for each in values]
+        self._set(attribute, kind, len(plain), (element * len(plain))(*plain))
+
+    def set_bytes(self, attribute: Attribute, data: bytes) -> None:
+        """Set an attribute of characters."""
+        self._set(attribute, Type.CHAR, len(data), ctypes.create_string_buffer(data, len(data)))
+
+    def finalize(self) -> Descriptor:
+        """Let the library check the attributes. Raises CudnnError and UnsupportedError."""
+        call("cudnnBackendFinalize", self.address)
+        return self
+
+    def get(self, attribute: Attribute, kind: Type, most: int) -> list[Any]:
+        """The first values of an attribute, ``most`` at most. Raises CudnnError and UnsupportedError."""
+        found = (_ELEMENTS.get(kind, ctypes.c_int) * max(1, most))()
+        return list(found[: self._get(attribute, kind, most, found)])
+
+    def count(self, attribute: Attribute, kind: Type) -> int:
+        """The number of values that an attribute has."""
+        return self._get(attribute, kind, 0, None)
+
+    def get_bytes(self, attribute: Attribute) -> bytes:
+        """The characters of an attribute."""
+        count = self.count(attribute, Type.CHAR)
+        text = ctypes.create_string_buffer(count)
+        written = self._get(attribute, Type.CHAR, count, text)
+        return text.raw[:written]
+
+    def get_descriptors(self, attribute: Attribute, kind: Kind, most: int) -> list[Descriptor]:
+        """The first descriptors that an attribute has, ``most`` at most."""
+        made = [Descriptor(kind) for _ in range(most)]
+        room = (_ADDRESS * max(1, most))(*(each.address for each in made))
+        count = self._get(attribute, Type.BACKEND_DESCRIPTOR, most, room)
+        return made[: min(count, most)]
+
+    def _set(self, attribute: Attribute, kind: Type, count: int, values: Any) -> None:
+        about = ctypes.c_int(attribute), ctypes.c_int(kind), _INTEGER(count)
+        call("cudnnBackendSetAttribute", self.address, *about, values)
+
+    def _get(self, attribute: Attribute, kind: Type, most: int, room: Any) -> int:
+        found = _INTEGER()
+        about = ctypes.c_int(attribute), ctypes.c_int(kind), _INTEGER(most)
+        call("cudnnBackendGetAttribute", self.address, *about, ctypes.byref(found), room)
+        return found.value

@@ -1,4 +1,4 @@
-"""Which subgraphs cuDNN is offered: a convolution, also a transposed one, and what follows it."""
+"""Which subgraphs cuDNN is offered: an operator that it has, and what follows it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.growth import grown
+from collage.backends.cudnn_kernels.attention import attention_nodes
 from collage.backends.cudnn_kernels.task import ROOTS, task_of
 from collage.frontend.subgraph import Subgraph
+from collage.graph.dataflow import Node
 from collage.patterns.context import MatchContext
 from collage.patterns.generator import text_of
 from collage.patterns.match import Found
@@ -16,14 +18,19 @@ from collage.patterns.match import Found
 
 @dataclass(frozen=True)
 class CudnnRule:
-    """Finds conv2d, conv2d + bias, conv2d + bias + residual + relu, ... over post-dominators."""
+    """Finds conv2d, conv2d + bias, conv2d + bias + residual + relu, max_pool2d, ... over post-dominators.
 
-    max_nodes: int = 8
+    It finds attention around softmaxes, too.
+    """
+
+    max_nodes: int = 16
 
     def find(self, context: MatchContext) -> Iterator[Found]:
-        """The convolutions, each with a reason if cuDNN cannot have it, and the chains that begin with them."""
+        """The operators, each with a reason if cuDNN cannot have it, and the chains that begin with them."""
         for seed in context.graph.nodes:
             name = f"{type(self).__name__}: {context.ops[seed.id].name}"
+            if seed.op == "nn.softmax":
+                yield from self._attention(context, seed)
             if seed.op not in ROOTS:
                 yield Found((seed.id,), name, f"cuDNN gets no {seed.op}")
                 continue
@@ -35,3 +42,13 @@ class CudnnRule:
                         yield Found(nodes, name, str(error))
                     continue
                 yield Found(nodes, f"{type(self).__name__}: {text_of(context, nodes)}")
+
+    def _attention(self, context: MatchContext, softmax: Node) -> Iterator[Found]:
+        for nodes in attention_nodes(context.graph, softmax):
+            name = f"{type(self).__name__}: {text_of(context, nodes)}"
+            try:
+                task_of(Subgraph(context.model, nodes))
+            except UnsupportedError as error:
+                yield Found(nodes, name, str(error))
+                continue
+            yield Found(nodes, name)

@@ -20,6 +20,7 @@ from collage.backends.chains.chain import Chain, Combine, EpilogueOp, Floats, re
 from collage.backends.chains.conv import Conv, read_conv
 from collage.backends.chains.fold import Folded, fold
 from collage.backends.chains.functions import Algorithm, Eltwise
+from collage.backends.chains.pool import read_pool
 from collage.backends.chains.product import COLUMNS, WHOLE, read_product
 from collage.backends.chains.transposes import ProductChain
 from collage.backends.onednn_kernels import conv_plan, elementwise, matmul, pooling
@@ -28,7 +29,7 @@ from collage.backends.onednn_kernels.conv_plan import ConvTask
 from collage.backends.onednn_kernels.description import INT8
 from collage.backends.onednn_kernels.matmul import ProductTask
 from collage.backends.onednn_kernels.plan import DST, SRC, WEIGHTS, PostOpOperand
-from collage.backends.onednn_kernels.pooling import PoolTask, read_pool
+from collage.backends.onednn_kernels.pooling import PoolTask
 from collage.backends.onednn_kernels.quantised_values import (
     DEQUANTIZE,
     DTYPES,

@@ -10,6 +10,7 @@ from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import BINARY, Chain, read_chain, read_functions
 from collage.backends.chains.conv import CONVOLUTIONS, conv_problem
 from collage.backends.chains.eltwise_table import FUNCTIONS
+from collage.backends.chains.pool import POOLS, pool_problem
 from collage.backends.chains.product import matmul_problem
 from collage.backends.chains.transposes import product_of
 from collage.backends.onednn_kernels import (
@@ -67,7 +68,7 @@ def _alone(subgraph: Subgraph) -> Chain:
 _CONV = Root(
     conv_problem, conv_plan.read, conv_plan.variants, conv_plan.plan, narrow=(BOTH, DATA), narrow_plain=False
 )
-_POOL = Root(pooling.pool_problem, pooling.read, pooling.variants, pooling.plan, narrow_plain=False)
+_POOL = Root(pool_problem, pooling.read, pooling.variants, pooling.plan, narrow_plain=False)
 _NORMALISATION = Root(
     normalise.normalise_problem, _alone, normalise.variants, normalise.plan, narrow=(BOTH, RESULT, DATA)
 )
@@ -83,7 +84,7 @@ _FUNCTION = Root(
 ROOTS: Mapping[str, Root[Any]] = {
     **dict.fromkeys((*FUNCTIONS, *BINARY, "nn.batch_norm"), _FUNCTION),
     **dict.fromkeys(CONVOLUTIONS, _CONV),
-    **dict.fromkeys(pooling.POOLS, _POOL),
+    **dict.fromkeys(POOLS, _POOL),
     **dict.fromkeys(normalise.NORMALISATIONS, _NORMALISATION),
     "concat": Root(concat.concat_problem, _alone, concat.variants, concat.plan),
     "matmul": Root(matmul_problem, matmul.read, matmul.variants, matmul.plan, narrow=(BOTH, DATA)),

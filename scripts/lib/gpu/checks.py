@@ -6,6 +6,7 @@ A check returns numbers, and raises an error where they are wrong. Later parts s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from collage.core.cuda_driver import driver
 from collage.frontend.model import Model, import_model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array
-from collage.graph.storage import CUDA
+from collage.graph.storage import BF16, CUDA, FP16, TF32
 from collage.kernel.device_array import empty_on, put, to_host
 from collage.kernel.device_call import DeviceCall
 from collage.kernel.device_clock import device_clocked
@@ -28,6 +29,7 @@ from collage.runtime.device_scan import DeviceFlag, scan_on_device
 from scripts.lib.gpu.gaps import by_events_us
 
 _TOLERANCE = 1e-4
+_REDUCED = (TF32, FP16, BF16)
 _ELEMENTS = 1 << 16
 
 
@@ -38,9 +40,13 @@ def checks() -> Mapping[str, Callable[[], Any]]:
         "scans": scans,
         "tvm kernel": lambda: one_kernel("tvm_cuda", _softmax()),
         "tvm reduction": lambda: one_kernel("tvm_cuda", _normalisation()),
-        "cublas product": lambda: one_kernel("cublas", _product("Relu")),
+        "cublas product": lambda: one_kernel("cublas", _product("Relu"), *_REDUCED),
         "cublas gelu": lambda: one_kernel("cublas", _product("Gelu")),
-        "cudnn convolution": lambda: one_kernel("cudnn", _convolution()),
+        "cudnn device": cudnn_device,
+        "cudnn convolution": lambda: one_kernel("cudnn", _convolution(), *_REDUCED),
+        "cudnn pooling": lambda: one_kernel("cudnn", _pooling()),
+        "cudnn normalisation": lambda: one_kernel("cudnn", _normalisation()),
+        "cudnn attention": lambda: one_kernel("cudnn", _attention(), *_REDUCED),
         "graph": graph,
         "pytorch engine": lambda: engine("torch_cuda"),
         "onnxruntime engine": lambda: engine("onnxruntime_cuda"),
@@ -77,8 +83,18 @@ def scans() -> dict[str, Any]:
     return {"found": told}
 
 
-def one_kernel(name: str, model: onnx.ModelProto) -> dict[str, Any]:
-    """The largest match of a backend in a small model, each variant compared with ONNX Runtime and timed."""
+def cudnn_device() -> dict[str, Any]:
+    """What cuDNN tells of the GPU, for plans that are made without it (``tests/cuda_standin/h100.json``)."""
+    from collage.backends.cudnn_kernels.plans import description_of_device
+
+    return {"json": description_of_device().decode()}
+
+
+def one_kernel(name: str, model: onnx.ModelProto, *precisions: str, exact: bool = False) -> dict[str, Any]:
+    """A small model as one kernel of a backend, each variant compared with ONNX Runtime and timed.
+
+    ``precisions`` are the reduced ones that variants may be in.
+    """
     import collage
 
     backend = collage.default_registry()[name]
@@ -88,10 +104,13 @@ def one_kernel(name: str, model: onnx.ModelProto) -> dict[str, Any]:
     subgraph = Subgraph(imported, tuple(range(len(imported.graph.nodes))))
     rng = np.random.default_rng(1)
     inputs = [rng.normal(size=kind.shape).astype(kind.dtype) for kind in subgraph.input_types]
-    expected = _reference(model, imported, inputs)
+    by_value = dict(zip(subgraph.inputs, inputs, strict=True))
+    expected = _reference(model, imported, [by_value[value] for value in imported.graph.inputs])
     times = {}
-    for variant in backend.variants(subgraph, BuildOptions()):
-        times[str(variant)] = _run(backend, subgraph, BuildOptions(variant=variant), inputs, expected)
+    allowed = BuildOptions(precisions=frozenset(precisions), exact=exact)
+    for variant in backend.variants(subgraph, allowed):
+        options = replace(allowed, variant=variant)
+        times[str(variant)] = _run(backend, subgraph, options, inputs, expected)
     assert times, "no variants"
     return times
 
@@ -245,3 +264,20 @@ def _convolution() -> onnx.ModelProto:
         helper.make_node("Relu", ["c"], ["y"]),
     ]
     return _model(nodes, [1, 64, 56, 56], [1, 64, 56, 56], w=_random(64, 64, 3, 3, scale=24), b=_random(64))
+
+
+def _pooling() -> onnx.ModelProto:
+    node = helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    return _model([node], [1, 64, 56, 56], [1, 64, 28, 28])
+
+
+def _attention() -> onnx.ModelProto:
+    """Twelve heads of 64 columns, whose keys and values are those of the queries: with itself."""
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["t"], perm=[0, 1, 3, 2]),
+        helper.make_node("MatMul", ["x", "t"], ["p"]),
+        helper.make_node("Mul", ["p", "s"], ["q"]),
+        helper.make_node("Softmax", ["q"], ["w"], axis=-1),
+        helper.make_node("MatMul", ["w", "x"], ["y"]),
+    ]
+    return _model(nodes, [1, 12, 128, 64], [1, 12, 128, 64], s=np.array(0.125, np.float32))

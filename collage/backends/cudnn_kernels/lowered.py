@@ -1,0 +1,100 @@
+"""What a match becomes: a graph with its constants, in one format and one precision."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from collage.backends.cudnn_kernels.graph import CONSTANT, INPUT, OUTPUT, Graph, GraphMaker, Tensor, dense
+from collage.graph.dataflow import Array, np_dtype
+from collage.graph.formats import StorageFormat
+from collage.graph.storage import BF16, CHANNELS_LAST, FP16, PLAIN
+
+__all__ = ["Lowered", "Lowering", "Task", "dtype_of", "is_stored_narrow"]
+
+_NARROW = {BF16: "bfloat16", FP16: "float16"}
+
+
+def is_stored_narrow(precision: str) -> bool:
+    """Whether values of that precision are stored in fewer bits."""
+    return precision in _NARROW
+
+
+def dtype_of(precision: str) -> str:
+    """What values of that precision are stored as."""
+    return _NARROW.get(precision, "float32")
+
+
+@dataclass(frozen=True, eq=False)
+class Lowered:
+    """A graph, and the arrays of its constants: of the tensors' dtypes, with elements as they lie in memory."""
+
+    graph: Graph
+    constants: tuple[Array, ...]
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """A match that cuDNN takes. All its inputs are stored in one format, and its output in the same one or plain."""
+
+    formats: ClassVar[tuple[StorageFormat, ...]] = (PLAIN.format,)
+    """The formats that it can be in."""
+    precisions: ClassVar[tuple[str, ...]] = ()
+    """The reduced precisions that it can be in."""
+    exact: ClassVar[bool] = True
+    """Whether it can be in the model's own float32."""
+    transformed: ClassVar[bool] = False
+    """Whether an engine may form other sums than the definition, as Winograd's algorithm does."""
+
+    def output_format(self, format: StorageFormat) -> StorageFormat:
+        """The format of the output where the inputs are in ``format``: by default the same."""
+        return format
+
+    @abstractmethod
+    def lower(self, format: StorageFormat, precision: str) -> Sequence[Lowered]:
+        """The graphs that compute it, of which the first one that the library takes is used."""
+
+
+class Lowering:
+    """Makes a graph whose tensors lie in one format, and gathers its constants."""
+
+    def __init__(self, format: StorageFormat, precision: str) -> None:
+        self.maker = GraphMaker()
+        self.dtype = dtype_of(precision)
+        self._last = format == CHANNELS_LAST.format
+        self._constants: list[Array] = []
+
+    def strides(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The strides of a tensor in the format."""
+        if not self._last:
+            return dense(shape)
+        return dense(shape, (0, *range(2, len(shape)), 1))
+
+    def input(self, shape: Sequence[int], place: int) -> int:
+        """The position of one of the kernel's inputs."""
+        return self.maker.add(Tensor(tuple(shape), self.strides(shape), self.dtype, INPUT, place))
+
+    def output(self, shape: Sequence[int]) -> int:
+        """The position of the kernel's output."""
+        return self.maker.add(Tensor(tuple(shape), self.strides(shape), self.dtype, OUTPUT))
+
+    def virtual(self, shape: Sequence[int]) -> int:
+        """The position of a float32 tensor between two operations."""
+        return self.maker.virtual(shape, self.strides(shape))
+
+    def constant(self, array: Array, *, wide: bool = False) -> int:
+        """The position of a constant; a ``wide`` one stays float32."""
+        dtype = "float32" if wide else self.dtype
+        place = len(self._constants)
+        stored = np.moveaxis(array, 1, -1) if self._last else array
+        with np.errstate(over="ignore"):
+            self._constants.append(np.ascontiguousarray(stored, np_dtype(dtype)))
+        return self.maker.add(Tensor(array.shape, self.strides(array.shape), dtype, CONSTANT, place))
+
+    def done(self, since: int = 90000) -> Lowered:
+        """The graph, for versions of the library from ``since`` on, and its constants."""
+        return Lowered(self.maker.graph(since), tuple(self._constants))
