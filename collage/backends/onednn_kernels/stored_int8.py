@@ -1,0 +1,263 @@
+"""Convolutions, sums and maxima of values that are stored as integers of 8 bits, whose steps follow from samples.
+
+Nothing is rounded before the kernel: oneDNN multiplies the integers that it reads. What follows the sums is float32:
+the factors of the weights and the steps, the bias, and the functions that follow. The result is rounded to steps of its
+own, or stays a float. Zero is always zero, so that padding needs no correction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from collage.backends.base import UnsupportedError
+from collage.backends.chains.chain import Chain, Combine, EpilogueOp, Floats
+from collage.backends.chains.conv import scaled
+from collage.backends.chains.fold import Folded
+from collage.backends.chains.functions import Algorithm
+from collage.backends.chains.int8_weights import INT8_DEPTH, quantised
+from collage.backends.onednn_kernels import conv_plan, elementwise, pooling
+from collage.backends.onednn_kernels.builder import Draft
+from collage.backends.onednn_kernels.conv_plan import ConvTask
+from collage.backends.onednn_kernels.description import INT8
+from collage.backends.onednn_kernels.narrow import wide_variant
+from collage.backends.onednn_kernels.plan import DST, SRC, WEIGHTS, PostOpOperand
+from collage.backends.onednn_kernels.pooling import PoolTask
+from collage.backends.onednn_kernels.retype import STORED_DTYPES, typed
+from collage.backends.onednn_kernels.units import in_units
+from collage.graph.formats import Narrow
+from collage.graph.ranges import Range
+from collage.graph.storage import (
+    BF16,
+    CHANNELS_LAST,
+    STORED_INT8,
+    Storage,
+    is_narrow,
+    narrowed,
+    steps_of,
+    widened,
+)
+from collage.kernel.options import Variant
+from collage.kernel.target import reduced_precisions
+from collage.native.kernel_library import rounding_problem
+
+_FEW_CHANNELS = 4
+Dtypes = dict["int | PostOpOperand", str]
+
+
+def variants(task: Any, ranges: Mapping[int, Range], threads: int) -> list[Variant]:
+    """Results in 8 bits, in float32 and in bfloat16, of data in 8 bits, all with channels last.
+
+    Operands of the result's shape are in 8 bits where the result is, as far as their ranges are known. There are none
+    for what is not taken.
+    """
+    if rounding_problem() or problem_of(task):
+        return []
+    chain = _chain(task)
+    stored = {
+        value: found
+        for value in (*chain.inputs, chain.output)
+        if value in ranges and (found := ranges[value].storage(CHANNELS_LAST)) is not None
+    }
+    data = _data(task)
+    if any(value not in stored for value in data):
+        return []
+    found = []
+    for wide in _wide(task, threads):
+        for target in _targets(task, stored):
+            made = _stored(chain, wide, target, {v: s for v, s in stored.items() if v in data}, stored)
+            if made is not None and _is_possible(task, made):
+                found.append(made)
+    return found
+
+
+def problem_of(task: Any) -> str:
+    """Why the task has no kernel on values of 8 bits, or ""."""
+    if isinstance(task, ConvTask):
+        conv = task.conv
+        if task.chain.viewed or task.chain.graph.is_constant(task.chain.root.inputs[0]):
+            return "the result is reshaped, or the data is a constant"
+        if conv.transposed or conv.src[1] <= _FEW_CHANNELS or min(conv.pad_begin) < 0:
+            return "it is transposed, has few channels or begins inside its data"
+        if math.prod(conv.weights.shape[1:]) > INT8_DEPTH:
+            return f"sums of more than {INT8_DEPTH} products may overflow"
+        return ""
+    if isinstance(task, PoolTask):
+        moved = task.pool.algorithm is Algorithm.MAX_POOL and not task.chain.epilogue
+        return "" if moved and not task.chain.viewed else "it is no maximum over windows"
+    if isinstance(task, Chain):
+        first = task.epilogue[0] if task.epilogue else None
+        is_sum = isinstance(first, Combine) and first.algorithm is Algorithm.ADD and first.shape == task.shape
+        computed = isinstance(first, Combine) and first.operand >= 0
+        if not is_sum or not computed or task.viewed or not isinstance(first, Combine):
+            return "it is no sum of two values"
+        return "the operands are the same" if first.operand == task.base else ""
+    return "it is no convolution, sum or maximum"
+
+
+def plan(task: Any, variant: Variant, threads: int) -> Draft:
+    """The plan of a variant. Raises UnsupportedError where there is none."""
+    if problem := rounding_problem() or problem_of(task):
+        raise UnsupportedError(problem)
+    chain = _chain(task)
+    storages = dict(zip(chain.inputs, variant.inputs, strict=True))
+    (target,) = variant.outputs
+    wide = wide_variant(variant)
+    if isinstance(task, ConvTask):
+        inner, dtypes = _convolution(task, storages, target)
+        draft = conv_plan.plan(inner, wide, threads)
+    elif isinstance(task, PoolTask):
+        (data,) = _data(task)
+        if storages[data] != target:
+            raise UnsupportedError("a maximum keeps the steps of its data")
+        draft = pooling.plan(task, wide, threads)
+        dtypes = {SRC: _dtype(target), DST: _dtype(target)}
+    else:
+        summed, dtypes = _sum(chain, storages, target)
+        draft = elementwise.plan(summed, wide, threads)
+    return typed(draft, dtypes)
+
+
+def _chain(task: Any) -> Chain:
+    found: Chain = task if isinstance(task, Chain) else task.chain
+    return found
+
+
+def _data(task: Any) -> tuple[int, ...]:
+    """The values that a kernel reads in 8 bits, whatever its result is."""
+    if isinstance(task, (ConvTask, PoolTask)):
+        return task.chain.root.inputs[:1]
+    first = task.epilogue[0]
+    assert isinstance(first, Combine)
+    return task.base, first.operand
+
+
+def _wide(task: Any, threads: int) -> list[Variant]:
+    """The float32 variants whose data and result have the channels last."""
+    chain = _chain(task)
+    ends = [chain.inputs.index(value) for value in _data(task)]
+    if isinstance(task, ConvTask):
+        found = conv_plan.variants(task, threads)
+    elif isinstance(task, PoolTask):
+        found = pooling.variants(task, threads)
+    else:
+        found = elementwise.variants(_multiplied(chain, 1.0), threads)
+    return [
+        each
+        for each in found
+        if {*each.outputs, *(each.inputs[at] for at in ends)} == {CHANNELS_LAST}
+    ]
+
+
+def _targets(task: Any, stored: Mapping[int, Storage]) -> list[Storage]:
+    own = [stored[_chain(task).output]] if _chain(task).output in stored else []
+    if isinstance(task, PoolTask):
+        return own
+    narrow = [narrowed(CHANNELS_LAST, BF16)] if BF16 in reduced_precisions() else []
+    return [*own, CHANNELS_LAST, *narrow]
+
+
+def _stored(
+    chain: Chain, wide: Variant, target: Storage, data: Mapping[int, Storage], stored: Mapping[int, Storage]
+) -> Variant | None:
+    """The variant with the data in 8 bits, and what has the result's shape like the ``target`` as far as it can be."""
+    operands = stored if steps_of(target) else {}
+    precision = BF16 if is_narrow(target) and not steps_of(target) else ""
+    inputs = []
+    for value, storage in zip(chain.inputs, wide.inputs, strict=True):
+        if value in data:
+            inputs.append(data[value])
+        elif storage == CHANNELS_LAST:
+            inputs.append(operands.get(value, narrowed(storage, precision)))
+        else:
+            inputs.append(storage)
+    return Variant(tuple(inputs), (target,), wide.split, STORED_INT8)
+
+
+def _is_possible(task: Any, variant: Variant) -> bool:
+    chain = _chain(task)
+    storages = dict(zip(chain.inputs, variant.inputs, strict=True))
+    if isinstance(task, PoolTask):
+        return storages[task.chain.root.inputs[0]] == variant.outputs[0]
+    try:
+        epilogue = task.folded.epilogue if isinstance(task, ConvTask) else chain.epilogue
+        in_units(epilogue, _scales(storages), _scale(variant.outputs[0]))
+    except UnsupportedError:
+        return False
+    return True
+
+
+def _convolution(
+    task: ConvTask, storages: Mapping[int, Storage], target: Storage
+) -> tuple[ConvTask, Dtypes]:
+    chain, conv = task.chain, scaled(task.conv, task.folded.scale, task.folded.bias)
+    (data,) = _data(task)
+    steps, factors = quantised(conv.weights.reshape(conv.dst[1], -1).T)
+    unit, after = in_units(task.folded.epilogue, _scales(storages), _scale(target))
+    shape = (1, conv.dst[1], *[1] * len(conv.strides))
+    own = [*chain.own]
+    epilogue = [_channels(Algorithm.MULTIPLY, factors * (_scale(storages[data]) / unit), shape, own)]
+    if conv.bias is not None and conv.bias.any():
+        epilogue.append(_channels(Algorithm.ADD, conv.bias / unit, shape, own))
+    whole = (*epilogue, *after)
+    dtypes: Dtypes = {SRC: _dtype(storages[data]), WEIGHTS: INT8, DST: _dtype(target)}
+    dtypes.update(_operands(whole, storages, 0))
+    inner = replace(chain, epilogue=whole, own=tuple(own))
+    weights = steps.T.reshape(conv.weights.shape).astype(np.float32)
+    return ConvTask(inner, replace(conv, weights=weights, bias=None), Folded(None, None, whole)), dtypes
+
+
+def _sum(chain: Chain, storages: Mapping[int, Storage], target: Storage) -> tuple[Chain, Dtypes]:
+    """The sum in units of the second operand's steps: the first one is multiplied by the ratio of both.
+
+    The product is the primitive, and the sum is its first post-op.
+    """
+    first, *rest = chain.epilogue
+    assert isinstance(first, Combine)
+    left, right = (_scale(storages[value]) for value in (chain.base, first.operand))
+    unit, after = in_units((first, *rest), _scales(storages), _scale(target))
+    assert unit == right
+    made = _multiplied(replace(chain, epilogue=after), left / right)
+    dtypes: Dtypes = {SRC: _dtype(storages[chain.base]), DST: _dtype(target)}
+    dtypes.update(_operands(made.epilogue, storages, 1))
+    return made, dtypes
+
+
+def _multiplied(chain: Chain, ratio: float) -> Chain:
+    """The chain with a factor before all other functions."""
+    own = [*chain.own]
+    first = _channels(Algorithm.MULTIPLY, [ratio], (1,) * len(chain.shape), own)
+    return replace(chain, epilogue=(first, *chain.epilogue), own=tuple(own))
+
+
+def _operands(epilogue: tuple[EpilogueOp, ...], storages: Mapping[int, Storage], before: int) -> Dtypes:
+    """The dtypes of operands; ``before`` of the functions are no post-ops, but the primitive itself."""
+    return {
+        PostOpOperand(place - before): _dtype(storages[step.operand])
+        for place, step in enumerate(epilogue)
+        if place >= before and isinstance(step, Combine) and step.operand in storages
+    }
+
+
+def _channels(algorithm: Algorithm, numbers: Any, shape: tuple[int, ...], own: list[Floats]) -> EpilogueOp:
+    """A function with a constant of the chain's own, which is added to ``own``."""
+    own.append(np.asarray(numbers, np.float32))
+    return Combine(algorithm, -len(own), shape)
+
+
+def _scales(storages: Mapping[int, Storage]) -> dict[int, float]:
+    return {value: found.scale for value, each in storages.items() if (found := steps_of(each)) is not None}
+
+
+def _scale(storage: Storage) -> float:
+    found = steps_of(storage)
+    return 1.0 if found is None else found.scale
+
+
+def _dtype(storage: Storage) -> str:
+    found = storage.format
+    return STORED_DTYPES[found.dtype] if isinstance(found, Narrow) else ""
