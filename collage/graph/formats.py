@@ -226,7 +226,7 @@ class Stepped(Narrow):
 
     def widened(self, stored: Array) -> Array:
         """The steps times the scale, in float32 and in the same order."""
-        return stored.astype(np.float32) * np.float32(self.scale)
+        return np.asarray(stored.astype(np.float32) * np.float32(self.scale))
 
 
 _SHORT = {"uint8": "u8", "int8": "s8"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from collage.graph.dataflow import Graph
 from collage.graph.storage import Storage, stored_in_steps
@@ -56,17 +57,17 @@ def shared(graph: Graph, ranges: Mapping[int, Range]) -> dict[int, Range]:
 
     for node in graph.nodes:
         if node.op in _KEEPING:
-            (first, *others) = [v for v in (*node.inputs, *node.outputs) if _is_number(graph, v)] or [None]
-            for each in others:
-                if first is not None and each is not None:
-                    leader[found(each)] = found(first)
+            numbers = [v for v in (*node.inputs, *node.outputs) if _is_number(graph, v)]
+            for one, other in pairwise(numbers):
+                leader[found(other)] = found(one)
     joined: dict[int, Range] = {}
     for value, each in ranges.items():
         if math.isfinite(each.low) and math.isfinite(each.high):
             at = found(value)
             joined[at] = joined[at].joined(each) if at in joined else each
-    known = {value: joined[found(value)] for value in leader if found(value) in joined}
-    return {value: each for value, each in known.items() if _is_number(graph, value)}
+    return {
+        value: joined[found(value)] for value in leader if found(value) in joined and _is_number(graph, value)
+    }
 
 
 def _is_number(graph: Graph, value: int) -> bool:

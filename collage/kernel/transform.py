@@ -29,7 +29,7 @@ class LayoutTransform:
 
     @property
     def family(self) -> str:
-        """The text without what belongs to single values, such as scales. Transforms that share it take the same time."""
+        """The text without what belongs to single values, such as scales. It is what a time depends on."""
         return f"{self.source.family} -> {self.target.family} of {self.kind}"
 
 

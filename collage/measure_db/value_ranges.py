@@ -7,7 +7,7 @@ them, so that steps of 8 bits are finer for the others. Which one is the better 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,11 @@ _LOOKED_AT = 1 << 16
 
 
 def value_ranges(
-    model: Model, samples: Sequence[Sequence[Array]], *, by_largest: bool = True
+    model: Model,
+    samples: Sequence[Sequence[Array]],
+    *,
+    by_largest: bool = True,
+    check: Callable[[], None] = lambda: None,
 ) -> dict[int, Range]:
     """The ranges of float32 values with channels that have names in the ONNX model.
 
@@ -48,6 +52,7 @@ def value_ranges(
     odd: set[int] = set()
     run = _Run(model, names)
     for inputs in samples:
+        check()
         for value, array in run.values(inputs):
             low, high = float(array.min()), float(array.max())
             if not math.isfinite(high - low):
@@ -61,6 +66,7 @@ def value_ranges(
                 found[value] = found[value].joined(each) if value in found else each
     errors: dict[int, list[float]] = {value: [0.0, 0.0] for value in whole}
     for inputs in samples[:_CHECKED]:
+        check()
         for value, array in run.values(inputs):
             if value in odd:
                 continue

@@ -39,7 +39,6 @@ from collage.graph.storage import (
     is_narrow,
     narrowed,
     steps_of,
-    widened,
 )
 from collage.kernel.options import Variant
 from collage.kernel.target import reduced_precisions
@@ -66,13 +65,13 @@ def variants(task: Any, ranges: Mapping[int, Range], threads: int) -> list[Varia
     data = _data(task)
     if any(value not in stored for value in data):
         return []
-    found = []
+    offered = []
     for wide in _wide(task, threads):
         for target in _targets(task, stored):
             made = _stored(chain, wide, target, {v: s for v, s in stored.items() if v in data}, stored)
             if made is not None and _is_possible(task, made):
-                found.append(made)
-    return found
+                offered.append(made)
+    return offered
 
 
 def problem_of(task: Any) -> str:
@@ -146,11 +145,7 @@ def _wide(task: Any, threads: int) -> list[Variant]:
         found = pooling.variants(task, threads)
     else:
         found = elementwise.variants(_multiplied(chain, 1.0), threads)
-    return [
-        each
-        for each in found
-        if {*each.outputs, *(each.inputs[at] for at in ends)} == {CHANNELS_LAST}
-    ]
+    return [each for each in found if {*each.outputs, *(each.inputs[at] for at in ends)} == {CHANNELS_LAST}]
 
 
 def _targets(task: Any, stored: Mapping[int, Storage]) -> list[Storage]:
@@ -191,9 +186,7 @@ def _is_possible(task: Any, variant: Variant) -> bool:
     return True
 
 
-def _convolution(
-    task: ConvTask, storages: Mapping[int, Storage], target: Storage
-) -> tuple[ConvTask, Dtypes]:
+def _convolution(task: ConvTask, storages: Mapping[int, Storage], target: Storage) -> tuple[ConvTask, Dtypes]:
     chain, conv = task.chain, scaled(task.conv, task.folded.scale, task.folded.bias)
     (data,) = _data(task)
     steps, factors = quantised(conv.weights.reshape(conv.dst[1], -1).T)

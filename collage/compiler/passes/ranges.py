@@ -18,6 +18,7 @@ import onnxruntime
 from collage.compiler.accuracy import Accuracy
 from collage.compiler.metrics import MetricError
 from collage.compiler.state import Compilation, Context
+from collage.core.deadline import Deadline
 from collage.core.library_text import library_text
 from collage.core.progress import Progress
 from collage.errors import ModelError
@@ -52,13 +53,13 @@ class Ranges:
         """Sets the ranges where kernels may compute in 8 bits."""
         if INT8 not in context.options.precisions:
             return compilation
-        context.progress(Progress("ranges", 0, 1))
+        context.progress(Progress("errors", 0, 1))
         try:
             accuracy = context.workbench(compilation).accuracy
         except (MetricError, ModelError) as error:  # which the passes that measure errors tell, too
             log.info("no ranges are known: %s", error)
             return compilation
-        look = partial(_found, compilation, accuracy)
+        look = partial(_found, compilation, accuracy, context.course.deadline)
         key = _key(context, compilation, accuracy)
         found = look() if key is None else context.database.remember(_RANGES.at(key), look)
         return replace(compilation, ranges=shared(compilation.imported.graph, found))
@@ -75,11 +76,14 @@ def _key(context: Context, compilation: Compilation, accuracy: Accuracy) -> str 
     return hashlib.sha256(repr(about).encode()).hexdigest()
 
 
-def _found(compilation: Compilation, accuracy: Accuracy) -> Mapping[int, Range]:
-    """The ranges; none where ONNX Runtime does not run the model with all values as outputs."""
+def _found(compilation: Compilation, accuracy: Accuracy, deadline: Deadline) -> Mapping[int, Range]:
+    """The ranges; none where ONNX Runtime does not run the model with all values as outputs.
+
+    Raises BudgetOverError after the deadline.
+    """
     model, by_largest = compilation.imported, accuracy.asked.metric.is_max
     try:
-        return value_ranges(model, accuracy.inputs, by_largest=by_largest)
+        return value_ranges(model, accuracy.inputs, by_largest=by_largest, check=deadline.check)
     except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
         log.info("%s: ranges are not known: %s", model.name, library_text(error))
         return {}
