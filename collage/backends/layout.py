@@ -13,10 +13,11 @@ from collage.backends.base import LAYOUT, Availability, Backend, BackendKind, Un
 from collage.graph.storage import (
     BF16_STORAGES,
     BLOCKED_BF16,
+    CHANNELS_LAST,
     CHANNELS_LAST_BF16,
     FORMATS,
-    HOST,
     PLAIN,
+    PLAIN_BF16,
     STORAGES,
     is_narrow,
     steps_of,
@@ -32,8 +33,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_AROUND_STEPS = *STORAGES, CHANNELS_LAST_BF16, BLOCKED_BF16
-"""The storages that values of 8 bits are converted from and to."""
+_AROUND_STEPS = {
+    PLAIN: (PLAIN, PLAIN_BF16),
+    CHANNELS_LAST: (*STORAGES, CHANNELS_LAST_BF16, BLOCKED_BF16),
+}
+"""The storages that values of 8 bits are converted from and to, by the order of their elements."""
 
 
 class LayoutTransforms(Backend):
@@ -69,7 +73,8 @@ class LayoutTransforms(Backend):
         """
         ends = {transform.source, transform.target}
         if steps := [each for each in ends if steps_of(each) is not None]:
-            return len(steps) == 1 and ends <= {*_AROUND_STEPS, *steps} and steps[0].device == HOST
+            around = _AROUND_STEPS.get(widened(steps[0]), ())
+            return len(steps) == 1 and ends <= {*around, *steps}
         if not ends <= {*STORAGES, *BF16_STORAGES}:
             return False
         mixed = is_narrow(transform.source) != is_narrow(transform.target)

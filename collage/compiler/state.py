@@ -42,6 +42,8 @@ class Source:
     """What is compiled: the model with its shapes fixed, the model as it was loaded, and a name.
 
     ``example_inputs`` are the user's inputs by name, and ``samples`` several such sets, whose first one they are then.
+    A ``family`` has other models of this structure, which get the same placement with weights of their own. So nothing
+    in it may depend on what numbers this model has inside.
     """
 
     original: onnx.ModelProto
@@ -49,6 +51,7 @@ class Source:
     name: str
     example_inputs: Mapping[str, Any] = field(default_factory=dict)
     samples: tuple[Mapping[str, Any], ...] = ()
+    family: bool = False
 
 
 class Lab(Protocol):

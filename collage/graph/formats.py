@@ -235,8 +235,8 @@ _SHORT = {"uint8": "u8", "int8": "s8"}
 
 def stepped(wide: StorageFormat, dtype: str, scale: float, precision: str) -> Stepped:
     """The format of steps of that scale, rounded to float32. Raises ValueError for a scale that has no inverse."""
-    rounded = np.float32(scale)
     with np.errstate(all="ignore"):
+        rounded = np.float32(scale)
         if not (rounded > 0 and np.isfinite(rounded) and np.isfinite(np.float32(1 / rounded))):
             raise ValueError(f"steps of {scale}")
     name = f"{wide.name}-{_SHORT[dtype]}-{rounded.view(np.uint32):08x}"

@@ -20,7 +20,7 @@ from collage.frontend.ort_session import session_options
 from collage.frontend.simplify import save_proto
 from collage.graph.dataflow import Array, TensorType
 from collage.graph.ranges import Range
-from collage.graph.storage import CHANNELS_LAST, PLAIN
+from collage.graph.storage import PLAIN
 from collage.measure_db.scales import scales
 
 QUANTILE = 0.9999
@@ -40,7 +40,7 @@ def value_ranges(
     by_largest: bool = True,
     check: Callable[[], None] = lambda: None,
 ) -> dict[int, Range]:
-    """The ranges of float32 values with channels that have names in the ONNX model.
+    """The ranges of float32 values with rows or channels that have names in the ONNX model.
 
     Of the two ranges of a value the one with the smaller error in the first samples is taken: the smaller largest error
     of an element in its scale where ``by_largest``, else the smaller root of the mean square. Raises whatever
@@ -98,7 +98,7 @@ def _error(array: Array, found: Range, by_largest: bool) -> float:
 
 
 def _names(model: Model) -> dict[int, str]:
-    """Names in the ONNX model of the float32 values that can be stored with the channels last."""
+    """Names in the ONNX model of the float32 values with rows or channels."""
     found: dict[int, str] = {}
     made = (name for node in model.onnx.graph.node for name in node.output)
     for name in (*model.input_names, *made):
@@ -106,7 +106,7 @@ def _names(model: Model) -> dict[int, str]:
         if value is None or model.graph.is_constant(value):
             continue
         kind = model.graph.type_of(value)
-        if kind.dtype == "float32" and kind.size and not CHANNELS_LAST.format.problem(kind):
+        if kind.dtype == "float32" and kind.size and len(kind.shape) >= 2:
             found.setdefault(value, name)
     return found
 

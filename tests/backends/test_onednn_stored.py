@@ -16,7 +16,7 @@ from onnx import helper
 from collage.backends.base import UnsupportedError
 from collage.backends.layout import LayoutTransforms
 from collage.frontend.subgraph import Subgraph
-from collage.graph.dataflow import TensorType
+from collage.graph.dataflow import Node, TensorType
 from collage.graph.ranges import Range, shared
 from collage.graph.storage import (
     BF16,
@@ -25,6 +25,7 @@ from collage.graph.storage import (
     CHANNELS_LAST_BF16,
     INT8,
     PLAIN,
+    PLAIN_BF16,
     STORED_INT8,
     Storage,
     from_layout,
@@ -103,12 +104,17 @@ def wanted(subgraph: Subgraph, variant: Variant, inputs: Sequence[np.ndarray]) -
     taken = [as_stored(a, s) for a, s in zip(inputs, variant.inputs, strict=True)]
     graph = subgraph.model.graph
     weights = {
-        node.inputs[1]: rounded_weights(np.asarray(graph.constants[node.inputs[1]]))
+        node.inputs[1]: in_8_bits(node, np.asarray(graph.constants[node.inputs[1]]))
         for node in subgraph.operators
-        if node.op.startswith("nn.conv")
+        if node.op.startswith("nn.conv") or node.op == "matmul"
     }
     (found,) = evaluate(subgraph, taken, weights)
     return found
+
+
+def in_8_bits(node: Node, weights: np.ndarray) -> np.ndarray:
+    """The weights as they are multiplied. The output channels of a matrix are its columns."""
+    return rounded_weights(weights.T).T if node.op == "matmul" else rounded_weights(weights)
 
 
 def check(variant: Variant, found: np.ndarray, exact: np.ndarray) -> None:
@@ -154,6 +160,23 @@ def sums(*then: str) -> onnx.ModelProto:
     return make_model(nodes, {"x": shape, "r": shape}, {nodes[-1].output[0]: shape}, {})
 
 
+def products(*then: str, shape: tuple[int, ...] = (24, 48), columns: int = 64) -> onnx.ModelProto:
+    """A product with a constant matrix, its bias, and functions."""
+    rng = np.random.default_rng(0)
+    numbers = {
+        "w": (rng.standard_normal((shape[-1], columns)) / np.sqrt(shape[-1])).astype(np.float32),
+        "b": rng.standard_normal(columns).astype(np.float32),
+    }
+    made = [*shape[:-1], columns]
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Add", ["m", "b"], ["y"])]
+    inputs = {"x": [*shape]}
+    for op in then:
+        operands = [nodes[-1].output[0], *(["r"] if op == "Add" else [])]
+        inputs |= {"r": made} if op == "Add" else {}
+        nodes.append(helper.make_node(op, operands, [f"y{len(nodes)}"]))
+    return make_model(nodes, inputs, {nodes[-1].output[0]: made}, numbers)
+
+
 def maxima(**attrs: Any) -> onnx.ModelProto:
     node = helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[3, 3], strides=[2, 2], **attrs)
     return make_model([node], {"x": [1, 32, 9, 9]}, {"y": [1, 32, 5, 5]}, {})
@@ -174,6 +197,9 @@ CASES = {
     "sum": sums(),
     "sum and relu": sums("Relu"),
     "maximum": maxima(pads=[1, 1, 1, 1]),
+    "product": products("Relu"),
+    "product of sequences": products("Sigmoid", "Add", shape=(2, 16, 32)),
+    "product of one row": products(shape=(1, 64)),
 }
 
 
@@ -187,8 +213,9 @@ def test_kernels_compute_on_what_is_stored(name: str, threads: int, positive: bo
     ends = {each for variant in built for each in variant.outputs}
     assert any(steps_of(each) is not None for each in ends), built
     if "sum" not in name and name != "maximum":
-        assert CHANNELS_LAST in ends
-        assert (CHANNELS_LAST_BF16 in ends) == (BF16 in reduced_precisions())
+        order = (PLAIN, PLAIN_BF16) if "product" in name else (CHANNELS_LAST, CHANNELS_LAST_BF16)
+        assert order[0] in ends
+        assert (order[1] in ends) == (BF16 in reduced_precisions())
 
 
 @settings(max_examples=20, deadline=None)

@@ -1,8 +1,9 @@
-"""Convolutions, sums and maxima of values that are stored as integers of 8 bits, whose steps follow from samples.
+"""Kernels on values that are stored as integers of 8 bits, whose steps follow from samples.
 
-Nothing is rounded before the kernel: oneDNN multiplies the integers that it reads. What follows the sums is float32:
-the factors of the weights and the steps, the bias, and the functions that follow. The result is rounded to steps of its
-own, or stays a float. Zero is always zero, so that padding needs no correction.
+They are convolutions, products, sums and maxima. Nothing is rounded before the kernel: oneDNN multiplies the integers
+that it reads. What follows the sums is float32: the factors of the weights and the steps, the bias, and the functions
+that follow. The result is rounded to steps of its own, or stays a float. Zero is always zero, so that padding needs no
+correction.
 """
 
 from __future__ import annotations
@@ -20,13 +21,17 @@ from collage.backends.chains.conv import scaled
 from collage.backends.chains.fold import Folded
 from collage.backends.chains.functions import Algorithm
 from collage.backends.chains.int8_weights import INT8_DEPTH, quantised
-from collage.backends.onednn_kernels import conv_plan, elementwise, pooling
+from collage.backends.chains.product import COLUMNS, WHOLE
+from collage.backends.chains.transposes import ProductChain
+from collage.backends.onednn_kernels import conv_plan, elementwise, matmul, pooling
 from collage.backends.onednn_kernels.builder import Draft
 from collage.backends.onednn_kernels.conv_plan import ConvTask
 from collage.backends.onednn_kernels.description import INT8
+from collage.backends.onednn_kernels.matmul import ProductTask
 from collage.backends.onednn_kernels.narrow import wide_variant
 from collage.backends.onednn_kernels.plan import DST, SRC, WEIGHTS, PostOpOperand
 from collage.backends.onednn_kernels.pooling import PoolTask
+from collage.backends.onednn_kernels.quantised import WholeProduct
 from collage.backends.onednn_kernels.retype import STORED_DTYPES, typed
 from collage.backends.onednn_kernels.units import in_units
 from collage.graph.formats import Narrow
@@ -34,6 +39,7 @@ from collage.graph.ranges import Range
 from collage.graph.storage import (
     BF16,
     CHANNELS_LAST,
+    PLAIN,
     STORED_INT8,
     Storage,
     is_narrow,
@@ -60,7 +66,7 @@ def variants(task: Any, ranges: Mapping[int, Range], threads: int) -> list[Varia
     stored = {
         value: found
         for value in (*chain.inputs, chain.output)
-        if value in ranges and (found := ranges[value].storage(CHANNELS_LAST)) is not None
+        if value in ranges and (found := ranges[value].storage(_order(task))) is not None
     }
     data = _data(task)
     if any(value not in stored for value in data):
@@ -68,8 +74,8 @@ def variants(task: Any, ranges: Mapping[int, Range], threads: int) -> list[Varia
     offered = []
     for wide in _wide(task, threads):
         for target in _targets(task, stored):
-            made = _stored(chain, wide, target, {v: s for v, s in stored.items() if v in data}, stored)
-            if made is not None and _is_possible(task, made):
+            made = _stored(task, wide, target, stored)
+            if _is_possible(task, made):
                 offered.append(made)
     return offered
 
@@ -85,6 +91,8 @@ def problem_of(task: Any) -> str:
         if math.prod(conv.weights.shape[1:]) > INT8_DEPTH:
             return f"sums of more than {INT8_DEPTH} products may overflow"
         return ""
+    if isinstance(task, ProductTask):
+        return _problem_of_product(task)
     if isinstance(task, PoolTask):
         moved = task.pool.algorithm is Algorithm.MAX_POOL and not task.chain.epilogue
         return "" if moved and not task.chain.viewed else "it is no maximum over windows"
@@ -95,7 +103,18 @@ def problem_of(task: Any) -> str:
         if not is_sum or not computed or task.viewed or not isinstance(first, Combine):
             return "it is no sum of two values"
         return "the operands are the same" if first.operand == task.base else ""
-    return "it is no convolution, sum or maximum"
+    return "it is no convolution, product, sum or maximum"
+
+
+def _problem_of_product(task: ProductTask) -> str:
+    chain = task.chain
+    if chain.operands or chain.result_axes is not None:
+        return "something is transposed"
+    if not task.product.packs or len(task.product.right) != 2:
+        return "it is no product with a constant matrix"
+    if task.product.right[0] > INT8_DEPTH:
+        return f"sums of more than {INT8_DEPTH} products may overflow"
+    return ""
 
 
 def plan(task: Any, variant: Variant, threads: int) -> Draft:
@@ -109,6 +128,9 @@ def plan(task: Any, variant: Variant, threads: int) -> Draft:
     if isinstance(task, ConvTask):
         inner, dtypes = _convolution(task, storages, target)
         draft = conv_plan.plan(inner, wide, threads)
+    elif isinstance(task, ProductTask):
+        product, dtypes = _product(task, storages, target)
+        draft = matmul.plan(product, wide, threads)
     elif isinstance(task, PoolTask):
         (data,) = _data(task)
         if storages[data] != target:
@@ -126,9 +148,14 @@ def _chain(task: Any) -> Chain:
     return found
 
 
+def _order(task: Any) -> Storage:
+    """The storage of the float32 variants that those in 8 bits are made of."""
+    return PLAIN if isinstance(task, ProductTask) else CHANNELS_LAST
+
+
 def _data(task: Any) -> tuple[int, ...]:
     """The values that a kernel reads in 8 bits, whatever its result is."""
-    if isinstance(task, (ConvTask, PoolTask)):
+    if isinstance(task, (ConvTask, ProductTask, PoolTask)):
         return task.chain.root.inputs[:1]
     first = task.epilogue[0]
     assert isinstance(first, Combine)
@@ -136,8 +163,14 @@ def _data(task: Any) -> tuple[int, ...]:
 
 
 def _wide(task: Any, threads: int) -> list[Variant]:
-    """The float32 variants whose data and result have the channels last."""
+    """The float32 variants whose data and result have the channels last, and those of products, which are plain."""
     chain = _chain(task)
+    if isinstance(task, ProductTask):
+        rows = task.product.dst[-2] > 1
+        splits = [each.split for each in matmul.variants(task, threads)]
+        # oneDNN has only its reference code for columns that do not lie together.
+        kept = [each for each in splits if not (rows and each == COLUMNS)] or [WHOLE]
+        return [Variant((PLAIN,) * len(chain.inputs), (PLAIN,), split) for split in kept]
     ends = [chain.inputs.index(value) for value in _data(task)]
     if isinstance(task, ConvTask):
         found = conv_plan.variants(task, threads)
@@ -152,21 +185,21 @@ def _targets(task: Any, stored: Mapping[int, Storage]) -> list[Storage]:
     own = [stored[_chain(task).output]] if _chain(task).output in stored else []
     if isinstance(task, PoolTask):
         return own
-    narrow = [narrowed(CHANNELS_LAST, BF16)] if BF16 in reduced_precisions() else []
-    return [*own, CHANNELS_LAST, *narrow]
+    order = _order(task)
+    narrow = [narrowed(order, BF16)] if BF16 in reduced_precisions() else []
+    return [*own, order, *narrow]
 
 
-def _stored(
-    chain: Chain, wide: Variant, target: Storage, data: Mapping[int, Storage], stored: Mapping[int, Storage]
-) -> Variant | None:
+def _stored(task: Any, wide: Variant, target: Storage, stored: Mapping[int, Storage]) -> Variant:
     """The variant with the data in 8 bits, and what has the result's shape like the ``target`` as far as it can be."""
+    chain, order = _chain(task), _order(task)
     operands = stored if steps_of(target) else {}
     precision = BF16 if is_narrow(target) and not steps_of(target) else ""
     inputs = []
     for value, storage in zip(chain.inputs, wide.inputs, strict=True):
-        if value in data:
-            inputs.append(data[value])
-        elif storage == CHANNELS_LAST:
+        if value in _data(task):
+            inputs.append(stored[value])
+        elif storage == order and chain.type_of(value).shape == chain.shape:
             inputs.append(operands.get(value, narrowed(storage, precision)))
         else:
             inputs.append(storage)
@@ -179,7 +212,8 @@ def _is_possible(task: Any, variant: Variant) -> bool:
     if isinstance(task, PoolTask):
         return storages[task.chain.root.inputs[0]] == variant.outputs[0]
     try:
-        epilogue = task.folded.epilogue if isinstance(task, ConvTask) else chain.epilogue
+        folded = isinstance(task, (ConvTask, ProductTask))
+        epilogue = task.folded.epilogue if folded else chain.epilogue
         in_units(epilogue, _scales(storages), _scale(variant.outputs[0]))
     except UnsupportedError:
         return False
@@ -187,21 +221,49 @@ def _is_possible(task: Any, variant: Variant) -> bool:
 
 
 def _convolution(task: ConvTask, storages: Mapping[int, Storage], target: Storage) -> tuple[ConvTask, Dtypes]:
-    chain, conv = task.chain, scaled(task.conv, task.folded.scale, task.folded.bias)
-    (data,) = _data(task)
+    conv = scaled(task.conv, task.folded.scale, task.folded.bias)
     steps, factors = quantised(conv.weights.reshape(conv.dst[1], -1).T)
-    unit, after = in_units(task.folded.epilogue, _scales(storages), _scale(target))
     shape = (1, conv.dst[1], *[1] * len(conv.strides))
+    inner, dtypes = _weighted(task, factors, shape, storages, target)
+    weights = steps.T.reshape(conv.weights.shape).astype(np.float32)
+    folded = Folded(None, None, inner.epilogue)
+    return ConvTask(inner, replace(conv, weights=weights, bias=None), folded), dtypes
+
+
+def _product(
+    task: ProductTask, storages: Mapping[int, Storage], target: Storage
+) -> tuple[ProductTask, Dtypes]:
+    right = task.chain.constant(task.chain.root.inputs[1])
+    assert right is not None
+    steps, factors = quantised(right if task.folded.scale is None else right * task.folded.scale)
+    shape = (*[1] * (len(task.shape) - 1), len(factors))
+    inner, dtypes = _weighted(task, factors, shape, storages, target)
+    graph = inner.graph
+    known = {**graph.constants, inner.root.inputs[1]: steps.astype(np.float32)}
+    chain = replace(inner, graph=replace(graph, constants=known))
+    assert isinstance(chain, ProductChain)
+    return WholeProduct(chain, task.product), dtypes
+
+
+def _weighted(
+    task: ConvTask | ProductTask,
+    factors: Floats,
+    shape: tuple[int, ...],
+    storages: Mapping[int, Storage],
+    target: Storage,
+) -> tuple[Chain, Dtypes]:
+    """The chain of sums of whole numbers, with their factors and the bias, which have that shape; and the dtypes."""
+    chain, bias = task.chain, task.folded.bias
+    (data,) = _data(task)
+    unit, after = in_units(task.folded.epilogue, _scales(storages), _scale(target))
     own = [*chain.own]
     epilogue = [_channels(Algorithm.MULTIPLY, factors * (_scale(storages[data]) / unit), shape, own)]
-    if conv.bias is not None and conv.bias.any():
-        epilogue.append(_channels(Algorithm.ADD, conv.bias / unit, shape, own))
+    if bias is not None and bias.any():
+        epilogue.append(_channels(Algorithm.ADD, bias / unit, shape, own))
     whole = (*epilogue, *after)
     dtypes: Dtypes = {SRC: _dtype(storages[data]), WEIGHTS: INT8, DST: _dtype(target)}
     dtypes.update(_operands(whole, storages, 0))
-    inner = replace(chain, epilogue=whole, own=tuple(own))
-    weights = steps.T.reshape(conv.weights.shape).astype(np.float32)
-    return ConvTask(inner, replace(conv, weights=weights, bias=None), Folded(None, None, whole)), dtypes
+    return replace(chain, epilogue=whole, own=tuple(own)), dtypes
 
 
 def _sum(chain: Chain, storages: Mapping[int, Storage], target: Storage) -> tuple[Chain, Dtypes]:
@@ -238,7 +300,7 @@ def _operands(epilogue: tuple[EpilogueOp, ...], storages: Mapping[int, Storage],
 
 def _channels(algorithm: Algorithm, numbers: Any, shape: tuple[int, ...], own: list[Floats]) -> EpilogueOp:
     """A function with a constant of the chain's own, which is added to ``own``."""
-    own.append(np.asarray(numbers, np.float32))
+    own.append(np.asarray(numbers, np.float32).reshape(shape))
     return Combine(algorithm, -len(own), shape)
 
 

@@ -50,8 +50,8 @@ class Ranges:
     """Finds the ranges of values on the samples that errors are measured on, or recalls them."""
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
-        """Sets the ranges where kernels may compute in 8 bits."""
-        if INT8 not in context.options.precisions:
+        """Sets the ranges where kernels may compute in 8 bits, and the placement is for this model alone."""
+        if INT8 not in context.options.precisions or compilation.source.family:
             return compilation
         context.progress(Progress("errors", 0, 1))
         try:
