@@ -76,7 +76,7 @@ class OneDnn(Backend):
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
         """An artifact with the variant's plan and the weights, packed for each share."""
-        from collage.backends.onednn_kernels import int8_conv, stored_int8
+        from collage.backends.onednn_kernels import int8_conv, stored_plan
         from collage.backends.onednn_kernels.artifact import to_bytes
         from collage.backends.onednn_kernels.handles import UnimplementedError
         from collage.backends.onednn_kernels.narrow import narrow, wide_variant
@@ -89,7 +89,7 @@ class OneDnn(Backend):
             if variant.precision == INT8:
                 return to_bytes(int8_conv.artifact_of(task, variant, threads))
             if variant.precision == STORED_INT8:
-                draft = stored_int8.plan(task, variant, threads)
+                draft = stored_plan.plan(task, variant, threads)
             else:
                 draft = root.plan(task, wide_variant(variant), threads)
                 draft = narrow(draft, variant) if variant.precision else draft

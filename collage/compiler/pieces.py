@@ -103,7 +103,8 @@ class PieceMaker:
             noise_us=candidate.noise_us,
             exclusive=options.exclusive,
             in_place=tuple(backend.in_place(subgraph)),
-            finite_only=candidate.finite_only,
+            # NaN is lost in steps of 8 bits, and infinities are cut.
+            finite_only=candidate.finite_only or any(map(steps_of, writes.values())),
             reassociates=backend.reassociates(subgraph, candidate.variant),
             error=of_outputs(candidate.error),
         )
@@ -139,7 +140,6 @@ class PieceMaker:
             layout=variant.layout,
             threads=build.threads,
             cost_us=placed.cost_us,
-            # NaN is lost in steps of 8 bits, and infinities are cut.
             finite_only=steps_of(transform.target) is not None,
         )
         kernel = PlanKernel(transform, build)

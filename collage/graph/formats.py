@@ -214,7 +214,7 @@ class Stepped(Narrow):
         return self.scale * max(map(abs, self.ends))
 
     def store(self, array: Array) -> Array:
-        """Return a rounded copy. It takes float32 arrays, and others such as those of ones that tell of padding."""
+        """Return a copy with every number rounded to the nearest step, and to the even one of two."""
         steps = np.asarray(array, np.float32) * np.float32(1 / self.scale)
         with np.errstate(invalid="ignore"):
             steps = np.clip(np.rint(np.nan_to_num(steps, posinf=np.inf, neginf=-np.inf)), *self.ends)

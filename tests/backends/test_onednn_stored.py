@@ -160,6 +160,13 @@ def sums(*then: str) -> onnx.ModelProto:
     return make_model(nodes, {"x": shape, "r": shape}, {nodes[-1].output[0]: shape}, {})
 
 
+def joined() -> onnx.ModelProto:
+    """A concatenation along the channels."""
+    shape = [1, 24, 6, 5]
+    node = helper.make_node("Concat", ["x", "r"], ["y"], axis=1)
+    return make_model([node], {"x": shape, "r": shape}, {"y": [1, 48, 6, 5]}, {})
+
+
 def products(*then: str, shape: tuple[int, ...] = (24, 48), columns: int = 64) -> onnx.ModelProto:
     """A product with a constant matrix, its bias, and functions."""
     rng = np.random.default_rng(0)
@@ -197,6 +204,7 @@ CASES = {
     "sum": sums(),
     "sum and relu": sums("Relu"),
     "maximum": maxima(pads=[1, 1, 1, 1]),
+    "concatenation": joined(),
     "product": products("Relu"),
     "product of sequences": products("Sigmoid", "Add", shape=(2, 16, 32)),
     "product of one row": products(shape=(1, 64)),
@@ -212,7 +220,7 @@ def test_kernels_compute_on_what_is_stored(name: str, threads: int, positive: bo
     built = check_all(subgraph, threads, inputs)
     ends = {each for variant in built for each in variant.outputs}
     assert any(steps_of(each) is not None for each in ends), built
-    if "sum" not in name and name != "maximum":
+    if not name.startswith(("sum", "maximum", "concatenation")):
         order = (PLAIN, PLAIN_BF16) if "product" in name else (CHANNELS_LAST, CHANNELS_LAST_BF16)
         assert order[0] in ends
         assert (order[1] in ends) == (BF16 in reduced_precisions())

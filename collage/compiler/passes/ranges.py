@@ -15,6 +15,7 @@ from typing import Any
 
 import onnxruntime
 
+from collage.backends.onnx_engine import MAX_BYTES
 from collage.compiler.accuracy import Accuracy
 from collage.compiler.metrics import MetricError
 from collage.compiler.state import Compilation, Context
@@ -51,7 +52,9 @@ class Ranges:
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
         """Sets the ranges where kernels may compute in 8 bits, and the placement is for this model alone."""
-        if INT8 not in context.options.precisions or compilation.source.family:
+        source = compilation.source
+        guarded = source.original.ByteSize() < MAX_BYTES  # guards keep NaN away from what would lose it
+        if INT8 not in context.options.precisions or source.family or not guarded:
             return compilation
         context.progress(Progress("errors", 0, 1))
         try:
