@@ -80,6 +80,9 @@ class SlowInFloat32(OneDnn):
         floats = [each for each in found if not each.precision]
         return [*floats[-2:], *(each for each in found if each.precision == STORED_INT8)]
 
+    def in_place(self, subgraph: collage.Subgraph) -> Sequence[int]:
+        return ()  # what is computed many times must not overwrite what it reads
+
     def load(self, artifact: Any, options: BuildOptions) -> Any:
         found = super().load(artifact, options)
         return found if options.variant.precision else _Repeated(found)
