@@ -10,7 +10,19 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from collage.backends.base import LAYOUT, Availability, Backend, BackendKind, UnsupportedError
-from collage.graph.storage import BF16_STORAGES, FORMATS, PLAIN, STORAGES, is_narrow, widened
+from collage.graph.storage import (
+    BF16_STORAGES,
+    BLOCKED_BF16,
+    CHANNELS_LAST,
+    CHANNELS_LAST_BF16,
+    FORMATS,
+    PLAIN,
+    PLAIN_BF16,
+    STORAGES,
+    is_narrow,
+    steps_of,
+    widened,
+)
 from collage.kernel.kernel import Kernel
 from collage.kernel.options import BuildOptions
 from collage.kernel.transform import LayoutTransform, read_transform
@@ -20,6 +32,12 @@ if TYPE_CHECKING:
     from collage.patterns.match import MatchSource
 
 log = logging.getLogger(__name__)
+
+_AROUND_STEPS = {
+    PLAIN: (PLAIN, PLAIN_BF16),
+    CHANNELS_LAST: (*STORAGES, CHANNELS_LAST_BF16, BLOCKED_BF16),
+}
+"""The storages that values of 8 bits are converted from and to, by the order of their elements."""
 
 
 class LayoutTransforms(Backend):
@@ -47,11 +65,16 @@ class LayoutTransforms(Backend):
         raise UnsupportedError("layout transforms stand between operators")
 
     def transforms(self, transform: LayoutTransform) -> bool:
-        """Whether both storages are built in. To and from bfloat16 the order changes, too, only if one side is plain.
+        """Whether both storages are built in, or one has steps of 8 bits and the other one is built in.
+
+        To and from bfloat16 the order changes, too, only if one side is plain.
 
         Each transform that a model may need is measured, and the others would be hundreds that no placement needs.
         """
         ends = {transform.source, transform.target}
+        if steps := [each for each in ends if steps_of(each) is not None]:
+            around = _AROUND_STEPS.get(widened(steps[0]), ())
+            return len(steps) == 1 and ends <= {*around, *steps}
         if not ends <= {*STORAGES, *BF16_STORAGES}:
             return False
         mixed = is_narrow(transform.source) != is_narrow(transform.target)

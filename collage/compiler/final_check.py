@@ -27,6 +27,7 @@ from collage.measure_db.compare import (
     difference,
     region_tolerance,
     rounds_each_number,
+    saturates,
 )
 from collage.measure_db.input_kinds import KINDS, free_integers
 from collage.measure_db.nearby import as_good_as_can_be, nearby_outputs
@@ -119,14 +120,16 @@ class FinalCheck:
     def of_reduced(self, precisions: Iterable[str]) -> FinalCheck:
         """The check of modules of reduced precisions, whose errors are checked on samples (see ``accuracy``).
 
-        On inputs that a network is not made for, such as outliers, it may decide otherwise for a few roundings. Where
-        one large number costs all others their digits, that is no excuse.
+        On inputs that a network is not made for, such as outliers, it may decide otherwise for a few roundings, and
+        where values are stored by ranges of samples, larger ones are cut. Where one large number costs all others
+        their digits, that is no excuse.
         """
         rules = [
             replace(each, allowed=max(each.allowed, _REDUCED)) if each.allowed else each
             for each in self.rules
         ]
-        lenient = all(map(rounds_each_number, precisions))
+        found = [*precisions]
+        lenient = all(map(rounds_each_number, found)) or any(map(saturates, found))
         return replace(self, rules=tuple(rules), may_decide_otherwise=lenient)
 
     def look(self, run: Run) -> Finding:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from collage.backends.base import Backend
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Graph, TensorType
-from collage.graph.storage import HOST, PLAIN, Storage, stored_type
+from collage.graph.storage import HOST, PLAIN, Storage, steps_of, stored_type
 from collage.kernel.options import BuildOptions, Variant
 from collage.measure_db.fingerprint import original_digest
 from collage.measure_db.measurer import Measurer
@@ -103,7 +103,8 @@ class PieceMaker:
             noise_us=candidate.noise_us,
             exclusive=options.exclusive,
             in_place=tuple(backend.in_place(subgraph)),
-            finite_only=candidate.finite_only,
+            # NaN is lost in steps of 8 bits, and infinities are cut.
+            finite_only=candidate.finite_only or any(map(steps_of, writes.values())),
             reassociates=backend.reassociates(subgraph, candidate.variant),
             error=of_outputs(candidate.error),
         )
@@ -139,6 +140,7 @@ class PieceMaker:
             layout=variant.layout,
             threads=build.threads,
             cost_us=placed.cost_us,
+            finite_only=steps_of(transform.target) is not None,
         )
         kernel = PlanKernel(transform, build)
         return Piece(region, placed, f"{maker.name}:{transform.kind}:{variant}", kernel)

@@ -27,6 +27,7 @@ from collage.compiler.passes.measure import Measure
 from collage.compiler.passes.measure_few import MeasureFew
 from collage.compiler.passes.place import Place
 from collage.compiler.passes.place_once import PlaceOnce
+from collage.compiler.passes.ranges import Ranges
 from collage.compiler.passes.recall import Recall
 from collage.compiler.passes.refine import Refine
 from collage.compiler.passes.repeat import Either, IfPlaced, Repeat
@@ -77,7 +78,7 @@ _SEARCH: tuple[Pass, ...] = (
     ),
 )
 
-FULL: tuple[Pass, ...] = (Import(), Verify(), Match(), Recall(_SEARCH))
+FULL: tuple[Pass, ...] = (Import(), Verify(), Ranges(), Match(), Recall(_SEARCH))
 
 
 def _quickly(place: Pass) -> Pass:

@@ -10,6 +10,7 @@ from collage.compiler.pieces import Buffers, Piece
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.magnitudes import Magnitudes, is_scanned
+from collage.graph.storage import steps_of
 from collage.schedule.guards import Flow, guarded
 from collage.search.transforms import PlacedTransform
 
@@ -25,7 +26,8 @@ class Scans:
         """The pieces, with a scan before each one that needs it by what its kernel is right on."""
         regions = [piece.region for piece in pieces]
         types = {v: buffers.type_of(v) for r in regions for v in (*r.inputs, *r.outputs)}
-        found = guarded(regions, [self._flow(piece) for piece in pieces], types)
+        flows = [_within_steps(self._flow(piece), piece, buffers) for piece in pieces]
+        found = guarded(regions, flows, types)
         return [replace(piece, region=region) for piece, region in zip(pieces, found, strict=True)]
 
     def of_inputs(self, pieces: Sequence[Piece], buffers: Buffers) -> list[Piece]:
@@ -60,3 +62,16 @@ class Scans:
             return max(found.values()), [found[value] for value in subgraph.outputs]
 
         return flow
+
+
+def _within_steps(flow: Flow, piece: Piece, buffers: Buffers) -> Flow:
+    """The flow, where values that the piece reads in steps of 8 bits are no larger than these allow."""
+    stored = buffers.other_storages
+    steps = [steps_of(stored[v][1]) if v in stored else None for v in piece.region.inputs]
+    if not any(steps):
+        return flow
+
+    def cut(magnitudes: Sequence[float]) -> tuple[float, Sequence[float]]:
+        return flow([m if s is None else s.largest for m, s in zip(magnitudes, steps, strict=True)])
+
+    return cut

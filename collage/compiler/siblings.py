@@ -84,7 +84,7 @@ def compile_family(
     """
     context = shop.context()
     first = load_onnx(next(models))
-    compilation = compiled(context, Source(first, AsLoaded.of(first), name))
+    compilation = compiled(context, Source(first, AsLoaded.of(first), name, family=True))
     found = _unguarded(compilation.result.parts)
     adopted = [adopt(found)]
     for model in models:

@@ -41,7 +41,7 @@ def single_threaded(
     wanted = {_work(each) for each in wanted_launches if isinstance(each, Candidate)}
     options = context.options
     build = BuildOptions(1, exact=options.exact, precisions=options.precisions, speeds=context.speeds)
-    offers, _ = offers_of(model, matches, context.backends, build)
+    offers, _ = offers_of(model, matches, context.backends, build, compilation.ranges)
     offers = [o for o in offers if _asked(model, o.request) in wanted]
     outcomes = measurer.race([offer.request for offer in offers])
     fastest: dict[_Work, Candidate] = {}

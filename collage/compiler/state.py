@@ -23,6 +23,7 @@ from collage.compiler.workbench import Workbench
 from collage.core.progress import Progress
 from collage.frontend.model import Model
 from collage.frontend.original import AsLoaded
+from collage.graph.ranges import Range
 from collage.kernel.machine_speeds import WRITTEN_DOWN, MachineSpeeds
 from collage.kernel.options import BuildOptions
 from collage.kernel.target import Target
@@ -41,6 +42,8 @@ class Source:
     """What is compiled: the model with its shapes fixed, the model as it was loaded, and a name.
 
     ``example_inputs`` are the user's inputs by name, and ``samples`` several such sets, whose first one they are then.
+    A ``family`` has other models of this structure, which get the same placement with weights of their own. So nothing
+    in it may depend on what numbers this model has inside.
     """
 
     original: onnx.ModelProto
@@ -48,6 +51,7 @@ class Source:
     name: str
     example_inputs: Mapping[str, Any] = field(default_factory=dict)
     samples: tuple[Mapping[str, Any], ...] = ()
+    family: bool = False
 
 
 class Lab(Protocol):
@@ -119,6 +123,7 @@ class Compilation:
 
     - ``first``: the fastest engine on the whole model, which can be handed over whenever the compile is stopped.
     - ``model``: the dataflow graph, which Import makes.
+    - ``ranges``: what numbers values have on samples, for kernels that store them in 8 bits.
     - ``matches``, ``refused``, ``offers``: subgraphs that backends can run; those that they refuse; what is measured.
     - ``outcomes``, ``epsilon_us``: the outcome of each measurement, and the cost of a switch between libraries in
       microseconds (Eq. 2.2).
@@ -135,6 +140,7 @@ class Compilation:
     source: Source
     first: WholeModel | None = None
     model: Model | None = None
+    ranges: Mapping[int, Range] = field(default_factory=dict)
     matches: tuple[Match, ...] = ()
     refused: tuple[RejectedMatch, ...] = ()
     offers: tuple[Offer, ...] = ()

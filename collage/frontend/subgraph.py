@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from collage.frontend.model import Model
 from collage.frontend.to_onnx import export_onnx
 from collage.frontend.to_relax import RelaxPart, export_relax
 from collage.graph.dataflow import Array, Node, TensorType
+from collage.graph.ranges import Range
 
 T = TypeVar("T")
 
@@ -23,11 +24,12 @@ class Subgraph:
     """A convex set of nodes of a model, ascending by id.
 
     A kernel reads the arrays of ``inputs`` and writes those of ``outputs``, in these orders. Constants belong to the
-    kernel.
+    kernel. Where ``ranges`` of values on samples are known, a backend may offer to store values in 8 bits.
     """
 
     model: Model
     nodes: tuple[int, ...]
+    ranges: Mapping[int, Range] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def members(self) -> frozenset[int]:

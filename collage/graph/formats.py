@@ -20,6 +20,11 @@ class StorageFormat(ABC):
 
     name: str
 
+    @property
+    def family(self) -> str:
+        """The name without what belongs to a single value, such as a scale: measurements and reports have this one."""
+        return self.name
+
     def problem(self, kind: TensorType) -> str:
         """The reason why no value of logical type ``kind`` can be stored so, or "" (the default) if it can."""
         return ""
@@ -176,6 +181,66 @@ class Narrow(StorageFormat):
     def joined_axis(self, parts: Sequence[TensorType], axis: int) -> int | None:
         """That of the wide format."""
         return self.wide.joined_axis(parts, axis)
+
+    def widened(self, stored: Array) -> Array:
+        """What narrow numbers stand for, in float32 and in the same order."""
+        return stored.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Stepped(Narrow):
+    """The format ``wide``, with float32 values as integers of 8 bits: so many steps of ``scale``, from zero on.
+
+    The scale belongs to the value: it follows from the range that the value had on samples. Numbers beyond the steps
+    saturate, infinities, too, and NaN becomes 0. Zero is always 0, so that padding is the same as in float32.
+    """
+
+    scale: float
+
+    @property
+    def family(self) -> str:
+        """The name without the scale."""
+        return f"{self.wide.name}-{_SHORT[self.dtype]}"
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The least and the largest number of steps."""
+        found = np.iinfo(self.dtype)
+        return int(found.min), int(found.max)
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude that can be stored."""
+        return self.scale * max(map(abs, self.ends))
+
+    def store(self, array: Array) -> Array:
+        """Return a copy with every number rounded to the nearest step, and to the even one of two."""
+        steps = np.asarray(array, np.float32) * np.float32(1 / self.scale)
+        with np.errstate(invalid="ignore"):
+            steps = np.clip(np.rint(np.nan_to_num(steps, posinf=np.inf, neginf=-np.inf)), *self.ends)
+        return self.wide.store(steps.astype(self.dtype))
+
+    def restore(self, stored: Array, kind: TensorType) -> Array:
+        """Return a copy in float32."""
+        return self.wide.restore(self.widened(stored), kind)
+
+    def widened(self, stored: Array) -> Array:
+        """The steps times the scale, in float32 and in the same order."""
+        return np.asarray(stored.astype(np.float32) * np.float32(self.scale))
+
+
+_SHORT = {"uint8": "u8", "int8": "s8"}
+"""The dtypes of steps, as formats' names have them."""
+
+
+def stepped(wide: StorageFormat, dtype: str, scale: float, precision: str) -> Stepped:
+    """The format of steps of that scale, rounded to float32. Raises ValueError for a scale that has no inverse."""
+    with np.errstate(all="ignore"):
+        rounded = np.float32(scale)
+        if not (rounded > 0 and np.isfinite(rounded) and np.isfinite(np.float32(1 / rounded))):
+            raise ValueError(f"steps of {scale}")
+    name = f"{wide.name}-{_SHORT[dtype]}-{rounded.view(np.uint32):08x}"
+    return Stepped(name, wide, dtype, precision, float(rounded))
 
 
 def has_channels(kind: TensorType) -> bool:

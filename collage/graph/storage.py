@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from collage.graph.dataflow import Array, TensorType
-from collage.graph.formats import Blocked, ChannelsLast, Narrow, Plain, StorageFormat
+from collage.graph.formats import Blocked, ChannelsLast, Narrow, Plain, Stepped, StorageFormat, stepped
 
 HOST = "cpu"
 """The device that means the process's own memory. A model's inputs and outputs are there, in the plain format."""
@@ -44,7 +46,15 @@ class Storage:
             )
 
     def __str__(self) -> str:
-        return self.format.name if self.device == HOST else f"{self.device}:{self.format.name}"
+        return self._named(self.format.name)
+
+    @property
+    def family(self) -> str:
+        """The text without what belongs to a single value (see ``StorageFormat.family``)."""
+        return self._named(self.format.family)
+
+    def _named(self, name: str) -> str:
+        return name if self.device == HOST else f"{self.device}:{name}"
 
     def __repr__(self) -> str:
         return f"<storage {self}>"
@@ -77,6 +87,10 @@ INT8 = "int8"
 """The precision of factors of 8 bits, with a scale for each output channel of the weights, and for each row of the data
 where that is rounded, too. Sums are exact or float32. No value is stored so."""
 
+STORED_INT8 = "stored_int8"
+"""The precision of kernels that read or write values as integers of 8 bits (``Stepped``), whose scales follow from
+samples. Weights have 8 bits, too, with a scale for each output channel. Numbers beyond what a scale holds saturate."""
+
 PLAIN_BF16, CHANNELS_LAST_BF16, BLOCKED_BF16 = BF16_STORAGES = tuple(
     Storage(format=Narrow(f"{each.format.name}-{BF16}", each.format, "bfloat16", BF16)) for each in STORAGES
 )
@@ -92,12 +106,36 @@ FORMATS = tuple(each.format for each in (*STORAGES, *BF16_STORAGES, *FP16_STORAG
 """The built-in storage formats."""
 
 
+_STEPS = re.compile("(plain|channels-last)-(u8|s8)-([0-9a-f]{8})")
+
+
+def stored_in_steps(wide: Storage, signed: bool, scale: float) -> Storage:
+    """The storage of float32 values as integers of 8 bits in the order of a built-in one, with steps of ``scale``.
+
+    Raises ValueError for a scale that is no positive number with an inverse.
+    """
+    return Storage(wide.device, stepped(wide.format, "int8" if signed else "uint8", scale, STORED_INT8))
+
+
+def steps_of(storage: Storage) -> Stepped | None:
+    """The format of a storage whose values are integers of 8 bits with a scale; None for any other one."""
+    return storage.format if isinstance(storage.format, Stepped) else None
+
+
 def parse_storage(text: str, formats: Iterable[StorageFormat]) -> Storage:
-    """The storage with that text, in one of the ``formats``. Raises ValueError that names an unknown format."""
+    """The storage with that text, in one of the ``formats`` or in steps of 8 bits.
+
+    Raises ValueError that names an unknown format.
+    """
     device, _, name = text.rpartition(":")
     for each in formats:
         if each.name == name:
             return Storage(device or HOST, each)
+    if found := _STEPS.fullmatch(name):
+        order, kind, bits = found.groups()
+        wide = {each.format.name: each for each in STORAGES}[order]
+        scale = np.array(int(bits, 16), np.uint32).view(np.float32)
+        return replace(stored_in_steps(wide, kind == "s8", float(scale)), device=device or HOST)
     raise ValueError(f"no storage format is called {name!r}")
 
 

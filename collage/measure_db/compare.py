@@ -10,7 +10,18 @@ from typing import Any
 import numpy as np
 
 from collage.graph.dataflow import Array, TensorType, np_dtype
-from collage.graph.storage import BF16, FP16, INT8, PLAIN, TF32, Storage, is_narrow, stored_type, to_layout
+from collage.graph.formats import Narrow
+from collage.graph.storage import (
+    BF16,
+    FP16,
+    INT8,
+    PLAIN,
+    STORED_INT8,
+    TF32,
+    Storage,
+    stored_type,
+    to_layout,
+)
 from collage.graph.storage import widened as unrounded
 from collage.kernel.options import DYNAMIC_INT8
 from collage.measure_db.scales import magnitudes, scales, slice_maxima, widened
@@ -35,11 +46,18 @@ takes one of them, and an engine that sums floats the other. A step is 8e-3 of t
 next layer. ResNet-18 in 8 bits ends 8e-3 off in the integer kernels of both ONNX Runtime and OpenVINO.
 """
 
-_REDUCED = {BF16: 2.0**-8, TF32: 2.0**-11, FP16: 2.0**-11, INT8: 2.0**-7, DYNAMIC_INT8: 2.0**-7}
+_REDUCED = {
+    BF16: 2.0**-8,
+    TF32: 2.0**-11,
+    FP16: 2.0**-11,
+    INT8: 2.0**-7,
+    STORED_INT8: 2.0**-7,
+    DYNAMIC_INT8: 2.0**-7,
+}
 """For each reduced precision, the largest relative error of rounding a number to it. Steps of 8 bits are even, so that
 this holds for the larger numbers of a row."""
 
-_REDUCED_ALLOWED = {BF16: 5e-2, TF32: 1e-2, FP16: 1e-2, INT8: 2e-1, DYNAMIC_INT8: 0.25}
+_REDUCED_ALLOWED = {BF16: 5e-2, TF32: 1e-2, FP16: 1e-2, INT8: 2e-1, STORED_INT8: 0.25, DYNAMIC_INT8: 0.25}
 """The error that a kernel of a reduced precision may have. It only tells wrong kernels from right ones, since the
 search charges a kernel the error that it has: convolutions and products show 3e-3 to 1e-2 in bfloat16, and five times
 as much in 8 bits, more where rows are few and each column has a scale of its own. ONNX Runtime's 8 bits are of whole
@@ -83,9 +101,15 @@ def reduced_tolerance(precision: str) -> float:
 def rounds_each_number(precision: str) -> bool:
     """Whether a reduced precision rounds each number by itself, so that a large one costs those beside it nothing.
 
-    In float16 a large number becomes infinite, which no rounding explains.
+    Steps that follow from samples do so, too: a large number itself is cut. In float16 a large number becomes infinite,
+    which no rounding explains.
     """
-    return precision in (BF16, TF32)
+    return precision in (BF16, TF32, STORED_INT8)
+
+
+def saturates(precision: str) -> bool:
+    """Whether kernels of a reduced precision cut numbers that are larger than those of the samples."""
+    return precision == STORED_INT8
 
 
 def dtypes_of(values: Sequence[Any]) -> list[str]:
@@ -113,6 +137,8 @@ class Expected:
     """One over the scale of each element; None for integers and booleans, which must be equal."""
     huge: Array | None
     """Tells of each element whether any huge number or infinity will do in its place; None where none is like that."""
+    narrow: Narrow | None = None
+    """The format of outputs that are stored in fewer bits."""
 
     @staticmethod
     def of(
@@ -130,12 +156,13 @@ class Expected:
         ``channels_first`` is as in ``scales``.
         """
         dtype = array.dtype
-        if is_narrow(layout):
+        narrow = layout.format if isinstance(layout.format, Narrow) else None
+        if narrow is not None:
             dtype = np_dtype(stored_type(TensorType(array.shape, dtype.name), layout).dtype)
         layout = unrounded(layout)
         stored = to_layout(array, layout)
         if not _is_inexact(array) and not (rounded and _is_short(array)):
-            return Expected(stored, dtype, None, None, None)
+            return Expected(stored, dtype, None, None, None, narrow)
         wide = widened(stored)
         odd = ~np.isfinite(wide)
         huge = np.abs(wide) >= _OVERFLOW if lenient else None
@@ -153,6 +180,7 @@ class Expected:
             odd if odd.any() else None,
             inverse,
             huge if huge is not None and (odd | huge).any() else None,
+            narrow,
         )
 
     def error(self, actual: Array) -> float:
@@ -167,7 +195,7 @@ class Expected:
             return 0.0
         if self.inverse is None:
             return 0.0 if np.array_equal(actual, expected) else math.inf
-        a, e = widened(actual), widened(expected)
+        a, e = widened(actual if self.narrow is None else self.narrow.widened(actual)), widened(expected)
         with np.errstate(all="ignore"):
             distance: Any = np.asarray(np.subtract(a, e))
             distance = np.abs(distance, out=None if distance.dtype.kind == "c" else distance)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TypeAlias
 
-from collage.graph.storage import BF16, FP16, INT8, TF32
+from collage.graph.storage import BF16, FP16, INT8, STORED_INT8, TF32
 from collage.measure_db.busy import is_busy
 from collage.measure_db.protocol import Request
 from collage.measure_db.request_keys import precision_in, variant_text
@@ -29,7 +29,7 @@ Kind: TypeAlias = "tuple[str, str]"
 
 EXACT = ""
 """The precision of candidates that compute in the model's own dtypes."""
-_MORE_EXACT = {INT8: (BF16,), BF16: (TF32, FP16), FP16: (TF32,)}
+_MORE_EXACT = {INT8: (BF16,), STORED_INT8: (BF16,), BF16: (TF32, FP16), FP16: (TF32,)}
 """For a reduced precision, the other ones whose kernels have smaller errors."""
 _MANY = 5
 _HOPELESS = 1.4

@@ -14,7 +14,12 @@ from collage.graph.storage import PLAIN, from_layout, to_layout
 from collage.kernel.buffers import as_bytes
 from collage.kernel.device_array import poison, put, to_host
 from collage.measure_db.bound_kernel import BoundKernel, usual_sample
-from collage.measure_db.compare import reduced_tolerance, region_tolerance, rounds_each_number
+from collage.measure_db.compare import (
+    reduced_tolerance,
+    region_tolerance,
+    rounds_each_number,
+    saturates,
+)
 from collage.measure_db.results import Rejection, RejectionKind
 from collage.measure_db.samples import Sample, Samples
 from collage.measure_db.stages import RejectedError, stage
@@ -114,7 +119,8 @@ class Gate:
         plain = from_layout(array, storage, self._subgraph.output_types[position])
         padded = storage != PLAIN and not np.array_equal(as_bytes(to_layout(plain, storage)), as_bytes(array))
         output = Output(position, plain, error, self._precision)
-        if not padded and self._may_decide_otherwise(sample, error):
+        cut = sample is not self._usual and saturates(self._precision) and bool(np.isfinite(error))
+        if not padded and (cut or self._may_decide_otherwise(sample, error)):
             return error
         if padded or not may_be_rounding(self._samples, self._subgraph, sample, output):
             raise _inaccurate(

@@ -308,7 +308,8 @@ class Measurer:
         context switch, too, which is not part of this.
         """
         keys, known = self._look_up(transforms)
-        missing = {transform: key for transform, key in keys.items() if key not in known}
+        unknown = {key: transform for transform, key in keys.items() if key not in known}
+        missing = {transform: key for key, transform in unknown.items()}
         for done, (transform, outcome) in enumerate(self._transformed(missing)):
             key, text = missing[transform], str(transform)
             self._progress(Progress("measure", done, len(missing), f"{key.backend}: {text}"))

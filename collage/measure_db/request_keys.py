@@ -81,7 +81,7 @@ class RequestKeys:
         """The key of a layout transform that one of the backends makes. It is the same in all models."""
         backend = self.transform_maker(transform).name
         return KernelKey(
-            digest=str(transform),
+            digest=transform.family,
             backend=backend,
             backend_version=self._settings.versions[backend],
             settings=self._settings.effort.mark,
@@ -129,10 +129,14 @@ def _digest(example_inputs: Mapping[str, Array]) -> str:
 
 
 def variant_text(variant: Variant) -> str:
-    """The variant with the storage of each input and output, as a key's settings begin; "" for ``ALL_PLAIN``."""
+    """The variant with the storage of each input and output, as a key's settings begin; "" for ``ALL_PLAIN``.
+
+    Scales of steps are left out: a time does not depend on them, and an error is that of equal operators with other
+    weights, too.
+    """
     if variant == ALL_PLAIN:
         return ""
-    sides = [" ".join(map(str, side)) for side in (variant.inputs, variant.outputs)]
+    sides = [" ".join(each.family for each in side) for side in (variant.inputs, variant.outputs)]
     precision = f"in {variant.precision} " if variant.precision else ""
     return f"[{sides[0]} -> {sides[1]}; {variant.split}] {precision}"
 

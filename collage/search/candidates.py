@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from collage.backends.base import NOT_EXACT, VIEW, Backend, UnsupportedError
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
-from collage.graph.storage import PLAIN, STORAGES, Storage
+from collage.graph.ranges import Range
+from collage.graph.storage import PLAIN, STORAGES, STORED_INT8, Storage, steps_of
 from collage.graph.views import free_storages
 from collage.kernel.options import BuildOptions, Variant
 from collage.kernel.transform import LayoutTransform
@@ -32,12 +33,16 @@ class Offer:
 
 
 def offers_of(
-    model: Model, matches: Sequence[Match], backends: Mapping[str, Backend], build: BuildOptions
+    model: Model,
+    matches: Sequence[Match],
+    backends: Mapping[str, Backend],
+    build: BuildOptions,
+    ranges: Mapping[int, Range] | None = None,
 ) -> tuple[list[Offer], list[RejectedMatch]]:
     """An offer for each variant of each match, and the matches for which the backend offers no variant.
 
     With ``build.exact`` there is no variant whose algorithm reassociates, even where its backend offers one. Views are
-    left out, because they run nothing that could be measured.
+    left out, because they run nothing that could be measured. Backends learn the ``ranges`` of values on samples.
     """
     found: list[Offer] = []
     refused: list[RejectedMatch] = []
@@ -46,7 +51,7 @@ def offers_of(
             continue
         reason = "its backend offers no variant"
         try:
-            backend, subgraph = backends[match.backend], Subgraph(model, match.nodes)
+            backend, subgraph = backends[match.backend], Subgraph(model, match.nodes, ranges or {})
             variants = backend.variants(subgraph, build)
             if build.exact and any(backend.reassociates(subgraph, each) for each in variants):
                 variants = [each for each in variants if not backend.reassociates(subgraph, each)]
@@ -78,10 +83,14 @@ def candidates_of(
     tells what they add to the error of the outputs.
     """
     storages = storages_of(offer.request.variant for offer in offers)
+    steps = {} if errors is None else _steps_by_value(model, offers)
     candidates: list[Candidate] = []
     for view in views:
         subgraph = Subgraph(model, view.nodes)
+        own = {each for v in (*subgraph.inputs, *subgraph.outputs) for each in steps.get(v, ())}
         for storage in free_storages(model.graph, subgraph.operators[0], storages):
+            if steps_of(storage) is not None and storage not in own:
+                continue  # they are other values' steps
             variant = Variant((storage,) * len(subgraph.inputs), (storage,) * len(subgraph.outputs))
             request = Request(view.nodes, view.backend, variant)
             reads, writes = ports_of(model, request)
@@ -98,6 +107,17 @@ def candidates_of(
             switches = 0 if request.backend in on_team else 1
             candidates.append(candidate_of(model, request, outcome, switches, errors))
     return candidates
+
+
+def _steps_by_value(model: Model, offers: Iterable[Offer]) -> dict[int, set[Storage]]:
+    """The storages in steps of 8 bits that some kernel reads or writes a value in."""
+    found: dict[int, set[Storage]] = {}
+    for request in {offer.request for offer in offers if offer.request.variant.precision == STORED_INT8}:
+        for ports in ports_of(model, request):
+            for value, storage in ports:
+                if steps_of(storage) is not None:
+                    found.setdefault(value, set()).add(storage)
+    return found
 
 
 def storages_of(variants: Iterable[Variant]) -> tuple[Storage, ...]:

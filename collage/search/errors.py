@@ -12,12 +12,12 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from collage.graph.storage import BF16, FP16, INT8, TF32
+from collage.graph.storage import BF16, FP16, INT8, STORED_INT8, TF32
 from collage.search.dp_budget import GAP, Budget
 
 UNKNOWN = 1.0
 """The sensitivity of a value where none is known: an error comes out as large as it went in."""
-_UNMEASURED = {BF16: 2e-3, TF32: 2.5e-4, FP16: 2.5e-4, INT8: 1e-2}
+_UNMEASURED = {BF16: 2e-3, TF32: 2.5e-4, FP16: 2.5e-4, INT8: 1e-2, STORED_INT8: 1e-2}
 """The errors of kernels that lost a race, so that theirs are not known yet: those of rounding their factors."""
 
 

@@ -194,7 +194,7 @@ class SlowInFloat32(OneDnn):
     """Has convolutions in 8 bits, and slow kernels in float32 for everything."""
 
     def variants(self, subgraph: collage.Subgraph, options: BuildOptions) -> Sequence[Variant]:
-        return [each for each in super().variants(subgraph, options) if each.precision != BF16]
+        return [each for each in super().variants(subgraph, options) if each.precision in ("", INT8)]
 
     def load(self, artifact: Any, options: BuildOptions) -> Any:
         found = super().load(artifact, options)

@@ -19,6 +19,7 @@ from collage.backends.onednn_kernels.operations import (
     Operation,
     Pooling,
     Reorder,
+    Rescale,
     Softmax,
 )
 
@@ -67,7 +68,7 @@ def _matmul(made: ctypes.c_void_p, op: MatMul, attr: int) -> int:
     return status
 
 
-def _reorder(made: ctypes.c_void_p, op: Reorder, attr: int) -> int:
+def _reorder(made: ctypes.c_void_p, op: Reorder | Rescale, attr: int) -> int:
     src, dst = memory_desc(op.src), memory_desc(op.dst)
     status: int = library().c.dnnl_reorder_primitive_desc_create(
         ctypes.byref(made), src.value, engine(), dst.value, engine(), attr
@@ -127,4 +128,5 @@ _CREATORS: dict[type, _Creator] = {
     Softmax: _softmax,
     LayerNorm: _layer_norm,
     Reorder: _reorder,
+    Rescale: _reorder,
 }

@@ -146,6 +146,7 @@ def _declare(c: ctypes.CDLL) -> None:
         "memory_create": [pointer, pointer, pointer, pointer],
         "primitive_attr_create": [pointer],
         "primitive_attr_set_scratchpad_mode": [pointer, integer],
+        "primitive_attr_set_scales_mask": [pointer, integer, integer],
         "primitive_attr_set_post_ops": [pointer, pointer],
         "post_ops_create": [pointer],
         "post_ops_append_eltwise": [pointer, integer, real, real],

@@ -119,6 +119,15 @@ class Reorder:
     post_ops: tuple[PostOp, ...] = ()
 
 
+@dataclass(frozen=True)
+class Rescale:
+    """A copy between layouts and dtypes with every number multiplied by the same one, before it is rounded."""
+
+    src: Description
+    dst: Description
+    post_ops: tuple[PostOp, ...] = ()
+
+
 Operation: TypeAlias = (
-    "Convolution | MatMul | Pooling | Function | Combination | Softmax | LayerNorm | Reorder"
+    "Convolution | MatMul | Pooling | Function | Combination | Softmax | LayerNorm | Reorder | Rescale"
 )

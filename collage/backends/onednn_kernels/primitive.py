@@ -24,8 +24,17 @@ from collage.backends.onednn_kernels.handles import (
     stream,
 )
 from collage.backends.onednn_kernels.library import library, one_thread
-from collage.backends.onednn_kernels.operations import Binary, Operation, PostOp, Reorder
-from collage.backends.onednn_kernels.plan import BIAS, DST, SCRATCHPAD, SRC, SRC_1, WEIGHTS, PostOpOperand
+from collage.backends.onednn_kernels.operations import Binary, Operation, PostOp, Reorder, Rescale
+from collage.backends.onednn_kernels.plan import (
+    BIAS,
+    DST,
+    SCRATCHPAD,
+    SOURCE_SCALE,
+    SRC,
+    SRC_1,
+    WEIGHTS,
+    PostOpOperand,
+)
 from collage.native.reach import reach
 
 _SCRATCHPAD_USER = 1
@@ -49,7 +58,9 @@ class PrimitiveDesc:
 
     def __init__(self, operation: Operation) -> None:
         self.operation = operation
-        attr = _attributes(operation.post_ops)
+        scaled = isinstance(operation, Rescale)
+        attr = _attributes(operation.post_ops, scaled=scaled)
+        self._scale = memory_desc(dense((1,))) if scaled else None
         made = ctypes.c_void_p()
         with one_thread():
             status = create(made, operation, attr.value)
@@ -70,6 +81,8 @@ class PrimitiveDesc:
 
     def memory_desc(self, argument: int | PostOpOperand) -> int:
         """The memory descriptor of an argument, which belongs to this object, or 0 if there is no such argument."""
+        if argument == SOURCE_SCALE:  # oneDNN does not tell of it
+            return 0 if self._scale is None else self._scale.value
         found = library().c.dnnl_primitive_desc_query_md(
             self.handle.value, _ARGUMENT_MD, argument_number(argument)
         )
@@ -167,8 +180,8 @@ def _post_op_base() -> int:
     raise OneDnnError("this oneDNN numbers the arguments of post-ops in an unknown way")
 
 
-def _attributes(post_ops: Sequence[PostOp]) -> Handle:
-    """Attributes with these post-ops and a scratchpad that the caller provides.
+def _attributes(post_ops: Sequence[PostOp], *, scaled: bool = False) -> Handle:
+    """Attributes with these post-ops and a scratchpad that the caller provides; ``scaled`` by one number, if so.
 
     The one that the library manages is shared by all threads that run a primitive.
     """
@@ -177,6 +190,8 @@ def _attributes(post_ops: Sequence[PostOp]) -> Handle:
     check(c.dnnl_primitive_attr_create(ctypes.byref(made)), "attributes")
     attr = Handle("primitive_attr", made.value)
     check(c.dnnl_primitive_attr_set_scratchpad_mode(attr.value, _SCRATCHPAD_USER), "scratchpad mode")
+    if scaled:
+        check(c.dnnl_primitive_attr_set_scales_mask(attr.value, SRC, 0), "scale")
     if post_ops:
         check(c.dnnl_post_ops_create(ctypes.byref(made)), "post-ops")
         chain = Handle("post_ops", made.value)

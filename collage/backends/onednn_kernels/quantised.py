@@ -158,11 +158,11 @@ def _read_product(subgraph: Subgraph, root: Node) -> QuantisedTask:
         (WEIGHTS, INT8),
         *_result(after),
     ]
-    return QuantisedTask(chain, _WholeProduct(chain, read_product(chain.graph, chain.root)), tuple(dtypes))
+    return QuantisedTask(chain, WholeProduct(chain, read_product(chain.graph, chain.root)), tuple(dtypes))
 
 
 @dataclass(frozen=True)
-class _WholeProduct(ProductTask):
+class WholeProduct(ProductTask):
     """A product of whole numbers, into which no factors are folded."""
 
     @cached_property

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from collage.backends.chains.strided import Strided, cut
 from collage.backends.onednn_kernels.artifact import to_bytes
 from collage.backends.onednn_kernels.builder import Draft
 from collage.backends.onednn_kernels.description import Blocked, laid_out, outermost, view
 from collage.backends.onednn_kernels.load import load
 from collage.backends.onednn_kernels.narrow import narrow
-from collage.backends.onednn_kernels.operations import Reorder
+from collage.backends.onednn_kernels.operations import Reorder, Rescale
 from collage.backends.onednn_kernels.pack import pack
-from collage.backends.onednn_kernels.plan import DST, SRC, Argument, Input, Output, Plan, Share
-from collage.backends.onednn_kernels.retype import DTYPES, typed
+from collage.backends.onednn_kernels.plan import (
+    DST,
+    SOURCE_SCALE,
+    SRC,
+    Argument,
+    Input,
+    Output,
+    Plan,
+    Share,
+    Weight,
+)
+from collage.backends.onednn_kernels.retype import DTYPES, STORED_DTYPES, typed
 from collage.graph.dataflow import TensorType
-from collage.graph.storage import BLOCK, BLOCKED, PLAIN, Storage, stored_type, widened
+from collage.graph.formats import Narrow
+from collage.graph.storage import BLOCK, BLOCKED, PLAIN, Storage, steps_of, stored_type, widened
 from collage.kernel.options import Variant
 from collage.native import NativeKernel
 
@@ -34,16 +47,35 @@ def reorder_kernel(kind: TensorType, source: Storage, target: Storage, threads: 
 
 def reorder_artifact(kind: TensorType, source: Storage, target: Storage, threads: int) -> bytes:
     """The kernel's artifact."""
+    scale = _scale(source, target)
     shares = []
     for src, begin, dst, at in _parts(kind.shape, widened(source), widened(target), threads):
         arguments = Argument(SRC, Input(0, begin)), Argument(DST, Output(0, at))
-        shares.append(Share(Reorder(src, dst), arguments))
-    draft = Draft(Plan((tuple(shares),)), ())
-    if dtype := DTYPES[kind.dtype]:
+        if scale is None:
+            shares.append(Share(Reorder(src, dst), arguments))
+        else:
+            shares.append(Share(Rescale(src, dst), (*arguments, Argument(SOURCE_SCALE, Weight(0)))))
+    draft = Draft(Plan((tuple(shares),)), () if scale is None else (np.full(1, scale, np.float32),))
+    if scale is not None:
+        draft = typed(draft, {SRC: _dtype(source), DST: _dtype(target)})
+    elif dtype := DTYPES[kind.dtype]:
         draft = typed(draft, {SRC: dtype, DST: dtype})
     else:
         draft = narrow(draft, Variant((source,), (target,)))
     return to_bytes(pack(draft.plan, draft.arrays, threads))
+
+
+def _scale(source: Storage, target: Storage) -> float | None:
+    """What numbers are multiplied by on their way to or from steps of 8 bits; None where there are no such steps."""
+    before, after = steps_of(source), steps_of(target)
+    if before is None and after is None:
+        return None
+    return (1.0 if before is None else before.scale) * (1.0 if after is None else 1 / after.scale)
+
+
+def _dtype(storage: Storage) -> str:
+    found = storage.format
+    return STORED_DTYPES[found.dtype] if isinstance(found, Narrow) else ""
 
 
 def _parts(

@@ -10,9 +10,13 @@ from collage.backends.onednn_kernels.builder import Draft
 from collage.backends.onednn_kernels.description import INT8, ITEM_BYTES, UINT8
 from collage.backends.onednn_kernels.narrow import with_dtype
 from collage.backends.onednn_kernels.plan import Argument, Input, Output, Plan, PostOpOperand, Share
+from collage.graph.storage import BF16
 
 DTYPES = {"float32": "", "int8": INT8, "uint8": UINT8}
 """The dtypes of descriptions by those of values."""
+
+STORED_DTYPES = {**DTYPES, "bfloat16": BF16}
+"""Those of stored values, which may be narrower than the values themselves."""
 
 
 def typed(draft: Draft, dtypes: Mapping[int | PostOpOperand, str]) -> Draft:

@@ -32,7 +32,7 @@ class Match:
             if name != VIEW:  # a rejected view says only that its operator does some work
                 refused += rejected
         searched = Searched(time.perf_counter() - started)
-        offers, without = offers_of(model, matches, context.backends, context.build)
+        offers, without = offers_of(model, matches, context.backends, context.build, compilation.ranges)
         offers = offers_on(context.options.device, offers)
         found_all = replace(
             compilation,

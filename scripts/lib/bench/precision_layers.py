@@ -17,7 +17,7 @@ from scripts.lib.bench.options import only_option, seconds_option
 @seconds_option(0.5, "Measuring time of a layer.")
 @only_option("layers")
 @click.option("--all", "every", is_flag=True, help="Print every variant.")
-@click.option("--in-8-bits", is_flag=True, help="Compare kernels in 8 bits, too.")
+@click.option("--in-8-bits", is_flag=True, help="Compare kernels in 8 bits, too, also on values stored so.")
 def command(model: Path, threads: int, seconds: float, only: str, every: bool, in_8_bits: bool) -> None:
     """Compare float32 kernels with those that compute in bfloat16 on the layers of a model.
 
@@ -35,7 +35,7 @@ def command(model: Path, threads: int, seconds: float, only: str, every: bool, i
     """
     from collage.errors import CollageError
     from collage.frontend.model import import_model
-    from collage.graph.storage import BF16, INT8
+    from collage.graph.storage import BF16, INT8, STORED_INT8
     from collage.kernel.target import reduced_precisions
     from scripts.lib.kernels.layers import BACKENDS, best_by_precision, layers, race
 
@@ -44,7 +44,7 @@ def command(model: Path, threads: int, seconds: float, only: str, every: bool, i
             raise CollageError(f"{backend.name} is not available: {backend.available().reason}")
     if BF16 not in reduced_precisions():
         raise CollageError("this processor has no instructions for bfloat16 (AVX512-BF16 or AMX).")
-    reduced = (BF16, INT8) if in_8_bits else (BF16,)
+    reduced = (BF16, INT8, STORED_INT8) if in_8_bits else (BF16,)
     sums = dict.fromkeys(("", *reduced), 0.0)
     fastest_sum = 0.0
     allowed = frozenset(reduced)

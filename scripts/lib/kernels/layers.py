@@ -14,7 +14,9 @@ from collage.backends.native import Native
 from collage.backends.onednn import OneDnn
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
-from collage.graph.storage import PLAIN, stored_type
+from collage.graph.dataflow import Graph
+from collage.graph.ranges import Range
+from collage.graph.storage import INT8, PLAIN, stored_type
 from collage.kernel.buffers import aligned_array
 from collage.kernel.options import BuildOptions
 from collage.native import LaunchList, NativeKernel, Step, team_of
@@ -37,7 +39,10 @@ class Layer:
 
 
 def layers(model: Model, precisions: frozenset[str] = frozenset()) -> Iterator[Layer]:
-    """Convolutions and products with constant weights, each with the longest chain that both backends take."""
+    """Convolutions and products with constant weights, each with the longest chain that both backends take.
+
+    In 8 bits, values may also be stored so, with ranges that are made up.
+    """
     context, graph = MatchContext(model), model.graph
     chains: dict[int, list[set[tuple[int, ...]]]] = {}
     for place, backend in enumerate(BACKENDS):
@@ -46,18 +51,25 @@ def layers(model: Model, precisions: frozenset[str] = frozenset()) -> Iterator[L
                 op = graph.nodes[min(found.nodes)].op
                 if not found.reason and op.startswith(("nn.conv", "matmul")):
                     chains.setdefault(min(found.nodes), [set() for _ in BACKENDS])[place].add(found.nodes)
+    ranges = _made_up_ranges(graph) if INT8 in precisions else {}
     kinds: dict[tuple[Any, ...], list[Subgraph]] = {}
     for root, (ours, theirs) in chains.items():
         node = graph.nodes[root]
         if not ours & theirs or not graph.is_constant(node.inputs[1]):
             continue
-        subgraph = Subgraph(model, max(ours & theirs, key=len))
+        subgraph = Subgraph(model, max(ours & theirs, key=len), ranges)
         shapes = tuple(graph.type_of(value).shape for value in node.inputs)
         kinds.setdefault((node.op, shapes, node.attrs.get("strides"), subgraph.ops), []).append(subgraph)
     for (op, (data, weights), strides, ops), alike in kinds.items():
         then = " + ".join(each for each in ops[1:])
         name = f"{op.removeprefix('nn.')} {data} * {weights} at {strides}, {then}"
         yield Layer(name, alike[0], len(alike), 4 * math.prod(weights))
+
+
+def _made_up_ranges(graph: Graph) -> dict[int, Range]:
+    """Ranges of about the right sign, so that kernels on values that are stored in 8 bits are offered."""
+    relus = {value for node in graph.nodes if node.op == "nn.relu" for value in node.outputs}
+    return {each.id: Range(0.0 if each.id in relus else -4.0, 4.0) for each in graph.values}
 
 
 def kernels(
@@ -88,7 +100,10 @@ def launch_list(
         for kind, layout in zip(kinds, layouts or (PLAIN,) * len(kinds), strict=True):
             stored = stored_type(kind, layout)
             arrays.append(aligned_array(stored))
-            arrays[-1][...] = rng.standard_normal(stored.shape, np.float32)
+            if arrays[-1].dtype.kind in "iu":
+                arrays[-1][...] = rng.integers(0, 100, stored.shape)
+            else:
+                arrays[-1][...] = rng.standard_normal(stored.shape, np.float32)
         sides.append(arrays)
     steps: list[Step] = []
     for _ in range(copies):

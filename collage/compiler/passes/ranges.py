@@ -1,0 +1,92 @@
+"""Ranges: what numbers values have on samples, so that backends may offer to store them in 8 bits.
+
+It is for compiles with a tolerance only. ONNX Runtime runs the model on the samples, and what is found is a fact in the
+database, for the model, its weights and its samples. Without samples that it runs on nothing is stored in 8 bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import onnxruntime
+
+from collage.backends.onnx_engine import MAX_BYTES
+from collage.compiler.accuracy import Accuracy
+from collage.compiler.metrics import MetricError
+from collage.compiler.state import Compilation, Context
+from collage.core.deadline import Deadline
+from collage.core.library_text import library_text
+from collage.core.progress import Progress
+from collage.errors import ModelError
+from collage.graph.ranges import Range, shared
+from collage.graph.storage import INT8
+from collage.measure_db.database import Json
+from collage.measure_db.keys import Fact
+from collage.measure_db.value_ranges import value_ranges
+
+log = logging.getLogger(__name__)
+
+_EDITION = 1
+"""That of the way in which ranges are found."""
+
+
+def _write(found: Mapping[int, Range]) -> Json:
+    return {str(value): [each.low, each.high] for value, each in found.items()}
+
+
+def _read(value: Any) -> Mapping[int, Range]:
+    return {int(number): Range(float(low), float(high)) for number, (low, high) in value.items()}
+
+
+_RANGES: Fact[Mapping[int, Range]] = Fact("value_ranges", _write, _read)
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Finds the ranges of values on the samples that errors are measured on, or recalls them."""
+
+    def __call__(self, context: Context, compilation: Compilation) -> Compilation:
+        """Sets the ranges where kernels may compute in 8 bits, and the placement is for this model alone."""
+        source = compilation.source
+        guarded = source.original.ByteSize() < MAX_BYTES  # guards keep NaN away from what would lose it
+        if INT8 not in context.options.precisions or source.family or not guarded:
+            return compilation
+        context.progress(Progress("errors", 0, 1))
+        try:
+            accuracy = context.workbench(compilation).accuracy
+        except (MetricError, ModelError) as error:  # which the passes that measure errors tell, too
+            log.info("no ranges are known: %s", error)
+            return compilation
+        look = partial(_found, compilation, accuracy, context.course.deadline)
+        key = _key(context, compilation, accuracy)
+        found = look() if key is None else context.database.remember(_RANGES.at(key), look)
+        return replace(compilation, ranges=shared(compilation.imported.graph, found))
+
+
+def _key(context: Context, compilation: Compilation, accuracy: Accuracy) -> str | None:
+    """The database key, which covers weights and samples; None where one of these cannot be hashed."""
+    measurer = context.workbench(compilation).measurer
+    model, samples = measurer.as_loaded_digest, accuracy.digest
+    if model is None or samples is None:
+        return None
+    opaque = sorted(compilation.imported.opaque)
+    about = (model, samples, opaque, onnxruntime.__version__, _EDITION)
+    return hashlib.sha256(repr(about).encode()).hexdigest()
+
+
+def _found(compilation: Compilation, accuracy: Accuracy, deadline: Deadline) -> Mapping[int, Range]:
+    """The ranges; none where ONNX Runtime does not run the model with all values as outputs.
+
+    Raises BudgetOverError after the deadline.
+    """
+    model, by_largest = compilation.imported, accuracy.asked.metric.is_max
+    try:
+        return value_ranges(model, accuracy.inputs, by_largest=by_largest, check=deadline.check)
+    except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
+        log.info("%s: ranges are not known: %s", model.name, library_text(error))
+        return {}

@@ -1,0 +1,53 @@
+"""The pass that finds ranges of values: when it looks, and what the offers get of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from collage.compiler.passes.match import Match
+from collage.compiler.passes.ranges import Ranges
+from collage.frontend.subgraph import Subgraph
+from collage.graph.ranges import Range
+from collage.kernel.options import BuildOptions, Variant
+from tests.beside import TakeAll
+from tests.compiler.null import Made, NullBackend
+
+
+class Curious(NullBackend):
+    """Has a variant for each subgraph whose input and output have a range."""
+
+    def sources(self, options: BuildOptions) -> Sequence[TakeAll]:
+        return (TakeAll(),)
+
+    def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
+        known = all(value in subgraph.ranges for value in (*subgraph.inputs, *subgraph.outputs))
+        return [Variant(split="known")] if known else []
+
+
+def test_ranges_are_those_of_the_samples_and_reach_the_backends() -> None:
+    made = Made({}, Curious("curious"), tolerance=0.05)
+    found = Ranges()(made.context, made.start)
+    ids, graph = found.imported.onnx_values, found.imported.graph
+    relu, tanh, result = (found.ranges[ids[name]] for name in "aby")
+    assert relu.low == 0
+    assert 2 < relu.high < 8
+    assert tanh == Range(0.0, float(np.tanh(np.float32(relu.high))))
+    assert 0.5 < result.low < result.high < 1
+    assert {*found.ranges} == {each.id for each in graph.values if not graph.is_constant(each.id)}
+    offers = Match()(made.context, found).offers
+    assert {offer.request.nodes for offer in offers} == {(0,), (1,), (2,), (3,)}
+    assert not Match()(made.context, made.start).offers
+    assert Ranges()(made.context, made.start).ranges == found.ranges  # recalled
+
+
+def test_nothing_is_looked_at_without_need() -> None:
+    exact = Made({}, Curious("curious"))
+    assert Ranges()(exact.context, exact.start) is exact.start
+    strict = Made({}, Curious("curious"), tolerance=1e-3)  # no network in 8 bits is as exact
+    assert Ranges()(strict.context, strict.start) is strict.start
+    made = Made({}, Curious("curious"), tolerance=0.05)
+    family = replace(made.start, source=replace(made.start.source, family=True))
+    assert Ranges()(made.context, family) is family
