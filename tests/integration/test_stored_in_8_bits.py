@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,11 +104,17 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compiled]:
     """A module within a tolerance, and what others can be compiled with."""
     folder = tmp_path_factory.mktemp("stored")
     with Workers() as workers:
-        yield folder, workers, compiled(folder, workers, tolerance=TOLERANCE)
+        yield folder, workers, compiled(folder, workers, tolerance=TOLERANCE, **given(1))
 
 
 def drawn(seed: int) -> np.ndarray:
     return np.random.default_rng([9, seed]).standard_normal(SHAPE).astype(np.float32)
+
+
+def given(factor: float) -> dict[str, Any]:
+    """Samples of a user's, as options of a compile."""
+    samples = [{"x": factor * drawn(100 + seed)} for seed in range(4)]
+    return {"samples": samples, "inputs": samples[0]}
 
 
 def expected(x: np.ndarray) -> np.ndarray:
@@ -165,9 +171,14 @@ def test_a_module_is_saved_loaded_and_recalled(made: Compiled) -> None:
     loaded = collage.load(folder / "m.collage")
     for seed in range(3):
         np.testing.assert_array_equal(loaded(drawn(seed)), module(drawn(seed)))
-    again = compiled(folder, workers, tolerance=TOLERANCE)
+    again = compiled(folder, workers, tolerance=TOLERANCE, **given(1))
     assert again.report.measurements_made == 0
     np.testing.assert_array_equal(again(drawn(5)), module(drawn(5)))
+
+
+def test_without_samples_nothing_is_stored_in_8_bits(made: Compiled) -> None:
+    folder, workers, _ = made
+    assert not in_8_bits(compiled(folder, workers, tolerance=TOLERANCE))
 
 
 def test_without_a_tolerance_nothing_is_in_8_bits(made: Compiled) -> None:
@@ -181,8 +192,7 @@ def test_without_a_tolerance_nothing_is_in_8_bits(made: Compiled) -> None:
 def test_the_range_follows_from_the_samples(made: Compiled) -> None:
     """On samples that are ten times as large, steps are ten times as large, and such inputs are not cut."""
     folder, workers, module = made
-    samples: list[Mapping[str, Any]] = [{"x": 10 * drawn(100 + seed)} for seed in range(4)]
-    larger = compiled(folder, workers, tolerance=TOLERANCE, samples=samples, inputs=samples[0])
+    larger = compiled(folder, workers, tolerance=TOLERANCE, **given(10))
     assert in_8_bits(larger)
     x = 10 * drawn(3)
     assert relative_error(larger(x), expected(x)) <= TOLERANCE

@@ -1,7 +1,8 @@
 """Ranges: what numbers values have on samples, so that backends may offer to store them in 8 bits.
 
-It is for compiles with a tolerance only. ONNX Runtime runs the model on the samples, and what is found is a fact in the
-database, for the model, its weights and its samples. Without samples that it runs on nothing is stored in 8 bits.
+It is for compiles with a tolerance and samples of the user's. Numbers beyond the range are cut, and what made-up inputs
+show says nothing of the numbers that a user's have. ONNX Runtime runs the model on the samples, and what is found is a
+fact in the database, for the model, its weights and its samples.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ _RANGES: Fact[Mapping[int, Range]] = Fact("value_ranges", _write, _read)
 
 @dataclass(frozen=True)
 class Ranges:
-    """Finds the ranges of values on the samples that errors are measured on, or recalls them."""
+    """Finds the ranges of values on the user's samples, or recalls them."""
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
         """Sets the ranges where kernels may compute in 8 bits, and the placement is for this model alone."""
         source = compilation.source
         guarded = source.original.ByteSize() < MAX_BYTES  # guards keep NaN away from what would lose it
-        if INT8 not in context.options.precisions or source.family or not guarded:
+        if INT8 not in context.options.precisions or not source.samples or source.family or not guarded:
             return compilation
         context.progress(Progress("errors", 0, 1))
         try:
