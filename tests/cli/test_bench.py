@@ -48,7 +48,7 @@ def test_unknown_engines_are_named_at_once(network: Path) -> None:
         network,
         "--engines",
         "rubbish,nonsense",
-        words=("nonsense, rubbish", "Valid: onnxruntime, openvino"),
+        words=("nonsense, rubbish", "Valid: onnxruntime, onnxruntime_cuda, openvino, tensorrt, torch_cuda"),
     )
 
 
