@@ -151,7 +151,7 @@ def test_a_module_for_other_libraries_is_refused(
     path = tmp_path / "net.collage"
     module.save(path)
     registry = collage.Registry()
-    with pytest.raises(ModuleFileError, match=r"needs .*not available"):
+    with pytest.raises(ModuleFileError, match=r"needs .*not registered"):
         collage.load(path, registry=registry)
     monkeypatch.setattr("collage.module.file.__version__", "99.0")
     with pytest.raises(ModuleFileError, match=r"was made by collage .*this is 99\.0"):
