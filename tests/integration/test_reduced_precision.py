@@ -196,6 +196,9 @@ class SlowInFloat32(OneDnn):
     def variants(self, subgraph: collage.Subgraph, options: BuildOptions) -> Sequence[Variant]:
         return [each for each in super().variants(subgraph, options) if each.precision in ("", INT8)]
 
+    def in_place(self, subgraph: collage.Subgraph) -> Sequence[int]:
+        return ()  # what is computed many times must not overwrite what it reads
+
     def load(self, artifact: Any, options: BuildOptions) -> Any:
         found = super().load(artifact, options)
         return found if options.variant.precision else _Repeated(found)
