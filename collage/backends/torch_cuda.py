@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from collage.backends.base import Availability, UnsupportedError
 from collage.backends.cuda_engine import CudaEngine
 from collage.backends.onnx_engine import serialised
-from collage.frontend.shapes import model_inputs
 from collage.graph.storage import CUDA
 from collage.kernel.frames import Framed, frame, unframe
 from collage.kernel.kernel import Kernel, Session
@@ -108,6 +107,7 @@ class TorchCuda(CudaEngine):
 
         from collage.backends.torch_graph.convert import graph_module
         from collage.backends.torch_graph.kernel import TorchKernel, exactly
+        from collage.frontend.shapes import model_inputs
 
         inputs = [_zeros(info, self.runs_on) for info in model_inputs(simple)]
         module = graph_module(simple, writing=True).to(self.runs_on)

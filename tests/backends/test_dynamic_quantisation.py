@@ -17,7 +17,7 @@ from collage.backends.onnxruntime import OnnxRuntime
 from collage.compiler.metrics import Metric
 from collage.compiler.options import CompileOptions
 from collage.frontend.session import reference_run
-from collage.graph.storage import BF16
+from collage.graph.storage import BF16, FP16, TF32
 from collage.kernel.options import DYNAMIC_INT8, BuildOptions, Variant
 from collage.measure_db.compare import relative_error
 from collage.report.report import CandidateReport
@@ -78,7 +78,7 @@ def test_it_is_offered_where_the_tolerance_allows_8_bits() -> None:
 
     assert [offered(each) for each in (0.0, 1e-3, 1e-2)] == [(), (), (DYNAMIC_INT8,)]
     assert offered(1e-9, "top1") == (DYNAMIC_INT8,)
-    assert CompileOptions(tolerance=1e-3).precisions == {BF16}
+    assert CompileOptions(tolerance=1e-3).precisions == {BF16, FP16, TF32}
     assert list(engine.profiles(IN_8_BITS)) == [""]
     assert len(engine.profiles(BuildOptions(2))) > 1
 

@@ -89,7 +89,7 @@ def test_numbers_beyond_buffers(
     [
         (("threads",), 10**9),
         (("threads",), 0),
-        (("types", "0"), [[1 << 40], "float32"]),
+        (("types", "0"), [[1 << 60], "float32"]),
         (("types", "0"), [[-1, 64], "float32"]),
         (("types", "0"), [[48, 64], "object"]),
         (("regions", 0, "stream"), 10**12),
@@ -112,6 +112,17 @@ def test_programs_that_make_no_sense(
 
     path = changed(corpus["tvm_elementwise"], tmp_path, change)
     with pytest.raises(ModuleFileError, match=r"changed\.collage is damaged"):
+        collage.load(path)
+
+
+def test_values_that_take_more_memory_than_there_is(corpus: dict[str, Path], tmp_path: Path) -> None:
+    def change(contents: Contents) -> None:
+        contents.manifest["modules"][0]["program"]["types"]["0"] = [[1 << 40], "float32"]
+
+    path = changed(corpus["tvm_elementwise"], tmp_path, change)
+    with pytest.raises(
+        ModuleFileError, match=r"changed\.collage cannot be loaded: its values take 4194304 MiB"
+    ):
         collage.load(path)
 
 
