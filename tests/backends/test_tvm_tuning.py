@@ -117,7 +117,8 @@ def _annotated(key: str, value: Any) -> Callable[[list[Any], list[Any]], None]:
 
 
 def _loop(instructions: list[Any]) -> str:
-    return next(str(i[1][0]) for i in instructions if i[0] == "Annotate" and i[1][0].startswith("l"))
+    """A loop of the schedule; tuned ones need not annotate any."""
+    return next(str(name) for i in reversed(instructions) for name in i[3] if str(name).startswith("l"))
 
 
 def _appended(*instruction: Any) -> Callable[[list[Any], list[Any]], None]:

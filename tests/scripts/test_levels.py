@@ -117,7 +117,7 @@ def test_the_script_on_a_tiny_network(tmp_path: Path) -> None:
         "--db",
         "x.sqlite",
         "--budget",
-        "2",
+        "6",
         "--rounds",
         "2",
         "--json",
