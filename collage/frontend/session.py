@@ -52,14 +52,14 @@ def _loaded(model: onnx.ModelProto) -> Run:
         copy = onnx.ModelProto()
         copy.CopyFrom(model)
         plain = plain_interface(copy)
-        inner = partial(_session(plain.model).run, None)
+        inner = partial(unoptimised_session(plain.model).run, None)
         return lambda feeds: plain.run(inner, feeds)
-    session = _session(model)
+    session = unoptimised_session(model)
     return lambda feeds: list(session.run(None, dict(feeds)))
 
 
-def _session(model: onnx.ModelProto) -> ort.InferenceSession:
-    """A session on the model with all graph optimisations off."""
+def unoptimised_session(model: onnx.ModelProto) -> ort.InferenceSession:
+    """A session on the model with all graph optimisations off. Raises whatever ONNX Runtime does."""
     options = session_options()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")

@@ -17,12 +17,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 
-from collage.core.temporary import TemporaryFolder
 from collage.frontend.model import Model
-from collage.frontend.ort_session import session_options
-from collage.frontend.simplify import save_proto
+from collage.frontend.session import unoptimised_session
 from collage.graph.dataflow import Array
 from collage.measure_db.scales import scales
 
@@ -152,13 +149,7 @@ class _NoisyModel:
             proto.graph.output.append(onnx.ValueInfoProto(name=name + _EXACT))
         self._outputs = list(model.output_names)
         self._silence = {name + _NOISE: np.zeros((), np.float32) for name in wanted}
-        options = session_options()
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        with TemporaryFolder("session") as folder:
-            path = folder / "model.onnx"
-            save_proto(proto, path)
-            self._session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self._session = unoptimised_session(proto)
 
     def run(self, feeds: Mapping[str, Any], noise: Mapping[str, Array]) -> list[Array]:
         """The model's outputs, in order, with noise by the values' names."""

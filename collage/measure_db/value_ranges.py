@@ -12,12 +12,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 
-from collage.core.temporary import TemporaryFolder
 from collage.frontend.model import Model
-from collage.frontend.ort_session import session_options
-from collage.frontend.simplify import save_proto
+from collage.frontend.session import unoptimised_session
 from collage.graph.dataflow import Array, TensorType
 from collage.graph.ranges import Range
 from collage.graph.storage import PLAIN
@@ -124,13 +121,7 @@ class _Run:
         self._inputs = dict(zip(model.graph.inputs, model.input_names, strict=True))
         self._groups = [*_groups(model, {v: n for v, n in names.items() if v not in self._inputs})]
         self._given = [value for value in names if value in self._inputs]
-        options = session_options()
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        with TemporaryFolder("session") as folder:
-            path = folder / "model.onnx"
-            save_proto(proto, path)
-            self._session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self._session = unoptimised_session(proto)
 
     def values(self, inputs: Sequence[Array]) -> Iterator[tuple[int, Array]]:
         """The values, and what they are on a sample, whose inputs are in the model's order."""

@@ -20,9 +20,8 @@ _MANY = 0.25
 """Without a target, many requests wait when they could take this share of the places in an iteration, or when there are
 more than places.
 
-Chunks are as large as they can be then. Small ones take up to 1.7 times as long for a token, which all who wait pay
-for. In simulations of Orca's trace, saturated, this serves 1.29 times as many requests, and at 70 % of that the 99th
-percentile of the time between tokens stays at 1.2 times the median; with an eighth of the places it is 6 times.
+Chunks are as large as they can be then: a token of a small one takes longer, which all who wait pay for. With a
+smaller share it would happen at usual loads, too, and every large chunk is a long time between tokens.
 """
 
 
@@ -55,6 +54,8 @@ def plan_chunked(pool: Pool, now_s: float, costs: Costs, limits: Limits) -> Plan
     work = [_Work(each, each.remaining) for each in idle if each.remaining > 1]
     places = limits.max_running * limits.workers - len(running)
     waiting = [each for each in pool.waiting if each.id not in ended] if ended else pool.waiting
+    if not (work or waiting):
+        return Plan(tuple(Part(each, 1) for each in streams), preempted=tuple(preempted), expired=late)
     starting = len(work) + sum(not each.waits_for_leader for each in waiting[: max(places, 0)])
     many = starting >= _MANY * limits.max_running or len(waiting) > places
     costs = costs.with_rows(len(streams) + 1)  # few prompts end in one iteration

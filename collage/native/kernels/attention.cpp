@@ -55,30 +55,27 @@ INLINE void exponential(Vector &x) {
   x = small ? Vector{} : found;
 }
 
-// The halves of a vector, added up or compared until four lanes are left.
+// A vector in four parts, so that its lanes can be joined in few steps.
+typedef float Quarter __attribute__((vector_size(16)));
+struct Quarters {
+  Quarter part[4];
+};
+
+INLINE void split(const Vector &x, Quarters &to) { memcpy(&to, &x, sizeof(x)); }
+
 INLINE float sum(const Vector &x) {
-  typedef float Half __attribute__((vector_size(32)));
-  typedef float Quarter __attribute__((vector_size(16)));
-  Half halves[2];
-  Quarter quarters[2];
-  memcpy(halves, &x, sizeof(x));
-  const Half half = halves[0] + halves[1];
-  memcpy(quarters, &half, sizeof(half));
-  const Quarter four = quarters[0] + quarters[1];
-  return (four[0] + four[2]) + (four[1] + four[3]);
+  Quarters q;
+  split(x, q);
+  const Quarter four = (q.part[0] + q.part[1]) + (q.part[2] + q.part[3]);
+  return (four[0] + four[1]) + (four[2] + four[3]);
 }
 
 INLINE float largest(const Vector &x) {
-  typedef float Half __attribute__((vector_size(32)));
-  typedef float Quarter __attribute__((vector_size(16)));
-  Half halves[2];
-  Quarter quarters[2];
-  memcpy(halves, &x, sizeof(x));
-  const Half half = halves[0] > halves[1] ? halves[0] : halves[1];
-  memcpy(quarters, &half, sizeof(half));
-  const Quarter four = quarters[0] > quarters[1] ? quarters[0] : quarters[1];
-  const float a = four[0] > four[2] ? four[0] : four[2], b = four[1] > four[3] ? four[1] : four[3];
-  return a > b ? a : b;
+  Quarters q;
+  split(x, q);
+  const Quarter a = q.part[0] > q.part[1] ? q.part[0] : q.part[1], b = q.part[2] > q.part[3] ? q.part[2] : q.part[3];
+  const Quarter four = a > b ? a : b;
+  return std::max(std::max(four[0], four[1]), std::max(four[2], four[3]));
 }
 
 // to = from, rotated by a position's angles.
