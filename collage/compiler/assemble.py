@@ -9,7 +9,8 @@ from collage.backends.base import Backend
 from collage.compiler.executable import Executable
 from collage.compiler.pieces import Buffers, Piece, PieceMaker
 from collage.compiler.plan import Plan, StreamPlan
-from collage.compiler.scans import Scans
+from collage.compiler.scans import Scans, limits_of
+from collage.graph.ranges import Range
 from collage.kernel.options import BuildOptions
 from collage.kernel.target import Target
 from collage.measure_db.measurer import Measurer
@@ -43,6 +44,8 @@ class Assembler:
         self._scans = Scans(measurer.model)
         self._build = build
         self._versions = versions
+        self.ranges: Mapping[int, Range] = {}
+        """What numbers the values have on samples, as far as the compilation knows by now."""
 
     def assemble(
         self, plan: Plan, tunings: Mapping[Request, str], *, guard_inputs: bool = False
@@ -56,10 +59,11 @@ class Assembler:
         pieces = self._pieces(plan, tunings, buffers)
         if plan.streams is not None:
             pieces = self._on_streams(pieces, plan.streams, buffers)
-        pieces = self._scans.guarded(pieces, buffers)
+        limits = limits_of(pieces, buffers, self.ranges)
+        pieces = self._scans.guarded(pieces, buffers, limits)
         if guard_inputs:
             pieces = self._scans.of_inputs(pieces, buffers)
-        program = self._program([piece.region for piece in pieces], buffers)
+        program = self._program([piece.region for piece in pieces], buffers, limits)
         by_region = {piece.region: piece for piece in pieces}
         launched = [by_region[region] for region in program.launches]
         versions = {piece.region.backend: self._versions[piece.region.backend] for piece in launched}
@@ -112,7 +116,7 @@ class Assembler:
 
         A view stands right after the piece that makes its last input.
         """
-        launches = self._program([piece.region for piece in pieces], buffers).launches
+        launches = self._program([piece.region for piece in pieces], buffers, {}).launches
         launched = [piece for piece in pieces if piece.region in launches]
         waiting = [piece for piece in pieces if piece.region not in launches]
         single = replace(self._build, threads=1)
@@ -148,7 +152,7 @@ class Assembler:
             add_views()
         return found
 
-    def _program(self, regions: Sequence[Region], buffers: Buffers) -> Program:
+    def _program(self, regions: Sequence[Region], buffers: Buffers, limits: Mapping[int, float]) -> Program:
         model, graph = self.model, self.model.graph
         rows = model.index_limits
         inputs = [replace(p, rows=rows.get(p.name)) for p in self._ports(graph.inputs, model.input_names)]
@@ -156,7 +160,7 @@ class Assembler:
         used = {v for r in regions for v in (*r.inputs, *r.outputs)} | {p.value for p in (*inputs, *outputs)}
         types = {v: buffers.type_of(v) for v in sorted(used)}
         devices = {v: each for v, each in buffers.devices.items() if v in used}
-        return make_program(regions, inputs, outputs, types, self.target.threads, devices)
+        return make_program(regions, inputs, outputs, types, self.target.threads, devices, limits)
 
     def _ports(self, values: Sequence[int], names: Sequence[str]) -> list[Port]:
         graph = self.model.graph

@@ -121,8 +121,8 @@ class FinalCheck:
         """The check of modules of reduced precisions, whose errors are checked on samples (see ``accuracy``).
 
         On inputs that a network is not made for, such as outliers, it may decide otherwise for a few roundings, and
-        where values are stored by ranges of samples, larger ones are cut. Where one large number costs all others
-        their digits, that is no excuse.
+        where values are stored by ranges of samples, somewhat larger ones are cut. Where one large number costs all
+        others their digits, that is no excuse.
         """
         rules = [
             replace(each, allowed=max(each.allowed, _REDUCED)) if each.allowed else each

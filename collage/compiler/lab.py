@@ -40,6 +40,7 @@ class WorkerLab:
         if self._bench is None or self._bench.model is not compilation.imported:
             self._put_away()
             self._bench = _workbench(context, compilation)
+        self._bench.assembler.ranges = compilation.ranges
         return self._bench
 
     def close(self) -> tuple[Event, ...]:

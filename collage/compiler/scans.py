@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from collage.backends.base import VIEW
 from collage.compiler.pieces import Buffers, Piece
 from collage.frontend.model import Model
 from collage.frontend.subgraph import Subgraph
-from collage.graph.magnitudes import Magnitudes, is_scanned
-from collage.graph.storage import steps_of
+from collage.graph.magnitudes import LIMIT, Magnitudes, can_be_limited, is_scanned
+from collage.graph.ranges import Range
+from collage.graph.storage import PLAIN, steps_of
 from collage.schedule.guards import Flow, guarded
 from collage.search.transforms import PlacedTransform
 
@@ -22,12 +23,12 @@ class Scans:
         self._model = model
         self._magnitudes = Magnitudes(model.graph)
 
-    def guarded(self, pieces: Sequence[Piece], buffers: Buffers) -> list[Piece]:
-        """The pieces, with a scan before each one that needs it by what its kernel is right on."""
+    def guarded(self, pieces: Sequence[Piece], buffers: Buffers, limits: Mapping[int, float]) -> list[Piece]:
+        """The pieces, with a scan before each one that needs it by what its kernel is right on, and by ``limits``."""
         regions = [piece.region for piece in pieces]
         types = {v: buffers.type_of(v) for r in regions for v in (*r.inputs, *r.outputs)}
         flows = [_within_steps(self._flow(piece), piece, buffers) for piece in pieces]
-        found = guarded(regions, flows, types)
+        found = guarded(regions, flows, types, limits)
         return [replace(piece, region=region) for piece, region in zip(pieces, found, strict=True)]
 
     def of_inputs(self, pieces: Sequence[Piece], buffers: Buffers) -> list[Piece]:
@@ -62,6 +63,23 @@ class Scans:
             return max(found.values()), [found[value] for value in subgraph.outputs]
 
         return flow
+
+
+def limits_of(pieces: Sequence[Piece], buffers: Buffers, ranges: Mapping[int, Range]) -> dict[int, float]:
+    """The largest magnitudes of floats that become steps of 8 bits, or are added to some, by the values' ranges.
+
+    What is in steps already, and what these kernels compute of it, is as on the samples as far as this is.
+    """
+    stored = buffers.other_storages
+    found: dict[int, float] = {}
+    for region in (piece.region for piece in pieces):
+        if not any(steps_of(stored[v][1]) for v in region.outputs if v in stored):
+            continue
+        for buffer in region.inputs:
+            value, _ = stored.get(buffer, (buffer, PLAIN))
+            if value in ranges and can_be_limited(buffers.type_of(buffer).dtype):
+                found[buffer] = min(ranges[value].limit, LIMIT)
+    return found
 
 
 def _within_steps(flow: Flow, piece: Piece, buffers: Buffers) -> Flow:

@@ -31,6 +31,9 @@ SCANNED: Mapping[str, tuple[str, int]] = {
 """For each float dtype that can be scanned, the integer dtype of its size, and the bits of its largest value up to
 LIMIT."""
 
+_LIMITED = ("float32", "float16", "bfloat16")
+"""The float dtypes of which a scan may accept less than LIMIT."""
+
 INTEGER_LIMIT = 1 << 24
 """The largest integer magnitude that a scan accepts: engines that compute 64 bits in 32 can then add a few such numbers
 and multiply them by small factors."""
@@ -56,6 +59,22 @@ def can_be_scanned(dtype: str) -> bool:
 def is_scanned(dtype: str) -> bool:
     """Whether there is a scan for values of that type, and they may hold something that it finds."""
     return can_be_scanned(dtype) or dtype in SCANNED_INTEGERS
+
+
+def can_be_limited(dtype: str) -> bool:
+    """Whether a scan of values of that type may accept less than LIMIT."""
+    return dtype in _LIMITED
+
+
+def limit_bits(dtype: str, limit: float = LIMIT) -> int:
+    """The bits of the largest value up to ``limit`` (at most LIMIT) of a float dtype in SCANNED."""
+    integer, most = SCANNED[dtype]
+    if limit >= LIMIT or not can_be_limited(dtype):
+        return most
+    with np.errstate(over="ignore"):
+        rounded = np.array(limit, np_dtype(dtype))
+    bits = int(rounded.view(integer))
+    return max(1, min(most, bits if float(rounded) <= limit else bits - 1))
 
 
 def room(dtype: str) -> float:

@@ -13,6 +13,9 @@ from collage.graph.storage import Storage, stored_in_steps
 _SIGNED, _UNSIGNED = 127, 255
 """The numbers of steps to the largest magnitude. With -128 one sign would have a longer range than the other."""
 
+_MARGIN = 2.0
+"""How much larger than all that samples have shown a number may be before a scan stops the kernels."""
+
 _KEEPING = frozenset(
     "concat reshape flatten squeeze expand_dims nn.max_pool1d nn.max_pool2d nn.max_pool3d".split()
 )
@@ -21,14 +24,23 @@ _KEEPING = frozenset(
 
 @dataclass(frozen=True)
 class Range:
-    """The least and the largest number of a value that are to be told from others. Numbers beyond them saturate."""
+    """The least and the largest number of a value that are to be told from others. Numbers beyond them saturate.
+
+    ``seen`` is the largest magnitude on the samples, where that is not in the range.
+    """
 
     low: float
     high: float
+    seen: float = 0.0
+
+    @property
+    def limit(self) -> float:
+        """The magnitude above which numbers are unlike those of the samples, so that none of them may saturate."""
+        return _MARGIN * max(abs(self.low), abs(self.high), self.seen)
 
     def joined(self, other: Range) -> Range:
         """The least range that has both."""
-        return Range(min(self.low, other.low), max(self.high, other.high))
+        return Range(min(self.low, other.low), max(self.high, other.high), max(self.seen, other.seen))
 
     def storage(self, wide: Storage) -> Storage | None:
         """The storage of 8 bits in the order of ``wide`` that holds the range; None where there is no such scale.

@@ -57,7 +57,9 @@ class Plan:
         regions = [
             (r.nodes, r.inputs, r.outputs, r.exclusive, r.stream, r.scans) for r in self.program.regions
         ]
-        text = repr((regions, self.program.ordered.schedule, [kernel.key for kernel in self.kernels]))
+        about = (regions, self.program.ordered.schedule, [kernel.key for kernel in self.kernels])
+        limits = self.program.limits
+        text = repr((*about, sorted(limits.items())) if limits else about)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

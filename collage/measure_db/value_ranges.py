@@ -55,10 +55,10 @@ def value_ranges(
             if not math.isfinite(high - low):
                 odd.add(value)
                 continue
-            cut = _quantile(array)
+            cut, seen = _quantile(array), max(-low, high)
             for found, each in (
                 (whole, Range(low, high)),
-                (narrow, Range(max(low, -cut), min(high, cut))),
+                (narrow, Range(max(low, -cut), min(high, cut), seen)),
             ):
                 found[value] = found[value].joined(each) if value in found else each
     errors: dict[int, list[float]] = {value: [0.0, 0.0] for value in whole}

@@ -1,6 +1,7 @@
 """Scans, which look whether all elements of a value are ordinary numbers.
 
-Ordinary floats are finite and no larger than LIMIT in magnitude, and ordinary integers no larger than INTEGER_LIMIT.
+Ordinary floats are finite and no larger than LIMIT in magnitude, or than a limit of the value's own, and ordinary
+integers are no larger than INTEGER_LIMIT.
 Kernels that are right on finite numbers only get no other numbers: their inputs are scanned, and where a scan finds
 something else it sets a flag, which the executor reads afterwards. See `kernels/scan.cpp`.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -16,7 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from collage.graph.dataflow import Array
-from collage.graph.magnitudes import INTEGER_LIMIT, SCANNED, SCANNED_INTEGERS
+from collage.graph.magnitudes import (
+    INTEGER_LIMIT,
+    LIMIT,
+    SCANNED,
+    SCANNED_INTEGERS,
+    can_be_limited,
+    limit_bits,
+)
 from collage.kernel.kernel import Call
 from collage.native.kernel_library import library_function
 from collage.native.launch import Step, Task
@@ -30,30 +39,53 @@ _SMALL_BYTES = 1 << 15
 """A size up to which one thread has finished the scan before other threads have begun."""
 
 
+@dataclass(frozen=True)
+class Scanned:
+    """An array, and the largest magnitude that is ordinary in it; float64 and integers have the general limits."""
+
+    array: Array
+    limit: float = LIMIT
+
+    @property
+    def floats(self) -> Scanned:
+        """The elements as one axis; complex numbers become two floats each."""
+        flat = self.array.reshape(-1)
+        whole = flat.view(f"float{flat.dtype.itemsize * 4}") if flat.dtype.kind == "c" else flat
+        return Scanned(whole, self.limit)
+
+    @property
+    def code(self) -> int:
+        """The kind of the elements, and their limit where it is their own, as scan.h has them."""
+        name = self.array.dtype.name
+        own = self.limit < LIMIT and can_be_limited(name)
+        return _CODES[name] | (limit_bits(name, self.limit) << 8 if own else 0)
+
+
 def new_flag() -> Flag:
     """A flag that is not set."""
     return np.zeros(1, np.int64)
 
 
-def scan_step(arrays: Sequence[Array], flag: Flag, threads: int) -> Step | None:
-    """A step for ``threads`` threads that scans the arrays, or None without the native kernels."""
+def scan_step(scans: Sequence[Scanned], flag: Flag, threads: int) -> Step | None:
+    """A step for ``threads`` threads that makes the scans, or None without the native kernels."""
     function = scan_function()
     if function is None:
         return None
     tasks = []
-    for array in map(_floats, arrays):
-        shares = threads if array.nbytes > _SMALL_BYTES else 1
-        for share in np.array_split(array, shares):
-            tasks.append(_task(function, share, flag))
+    for each in scans:
+        whole = each.floats
+        shares = threads if whole.array.nbytes > _SMALL_BYTES else 1
+        for share in np.array_split(whole.array, shares):
+            tasks.append(_task(function, Scanned(share, each.limit), flag))
     return Step(tuple(tasks))
 
 
-def scan_call(arrays: Sequence[Array], flag: Flag) -> Call:
-    """A call that scans the arrays in the calling thread."""
+def scan_call(scans: Sequence[Scanned], flag: Flag) -> Call:
+    """A call that makes the scans in the calling thread."""
     function = scan_function()
     if function is None:
-        return _numpy_call(arrays, flag)
-    return _NativeCall(function, [_task(function, array, flag) for array in map(_floats, arrays)])
+        return _numpy_call(scans, flag)
+    return _NativeCall(function, [_task(function, each.floats, flag) for each in scans])
 
 
 @cache
@@ -80,25 +112,20 @@ class _NativeCall:
             self._function(*each)
 
 
-def _task(function: int, array: Array, flag: Flag) -> Task:
+def _task(function: int, scan: Scanned, flag: Flag) -> Task:
+    array = scan.array
     return Task(
         function,
         a=int(array.ctypes.data),
         b=int(flag.ctypes.data),
         n=array.size,
-        c=_CODES[array.dtype.name],
+        c=scan.code,
         keep=(array, flag),
     )
 
 
-def _floats(array: Array) -> Array:
-    """The elements as one axis; complex numbers become two floats each."""
-    flat = array.reshape(-1)
-    return flat.view(f"float{flat.dtype.itemsize * 4}") if flat.dtype.kind == "c" else flat
-
-
-def _numpy_call(arrays: Sequence[Array], flag: Flag) -> Call:
-    looks: list[Callable[[], bool]] = [_numpy_look(array) for array in map(_floats, arrays)]
+def _numpy_call(scans: Sequence[Scanned], flag: Flag) -> Call:
+    looks: list[Callable[[], bool]] = [_numpy_look(each.floats) for each in scans]
 
     def run() -> None:
         for look in looks:
@@ -108,13 +135,15 @@ def _numpy_call(arrays: Sequence[Array], flag: Flag) -> Call:
     return run
 
 
-def _numpy_look(array: Array) -> Callable[[], bool]:
+def _numpy_look(scan: Scanned) -> Callable[[], bool]:
     """A function that tells whether the array holds other than ordinary numbers, by the rules of `scan.cpp`."""
+    array = scan.array
     if array.dtype.kind in "iu":
         values: Any = array
         low = -INTEGER_LIMIT if array.dtype.kind == "i" else 0
         return lambda: bool(array.size and (values.max() > INTEGER_LIMIT or values.min() < low))
-    integer, limit = SCANNED[array.dtype.name]
+    integer, _ = SCANNED[array.dtype.name]
+    limit = limit_bits(array.dtype.name, scan.limit)
     bits = array.view(integer)
     mask, magnitudes = np.iinfo(integer).max, np.empty_like(bits)
 

@@ -196,9 +196,10 @@ def _guards(program: Program) -> str:
     count = sum(region.finite_only for region in program.executed)
     scans = sum(len(region.scans) for region in program.launches)
     regions = f"{count} regions ({GUARDED}) are" if count != 1 else f"{count} region ({GUARDED}) is"
+    beyond = ", or numbers far beyond the samples' where they become 8 bits," if program.limits else ""
     return (
         f"{regions} right on finite numbers only: {scans} scan{'s' if scans != 1 else ''} a run; calls with NaN, "
-        f"infinities or magnitudes above {LIMIT:.0e} run on ONNX Runtime, with one warning"
+        f"infinities or magnitudes above {LIMIT:.0e}{beyond} run on ONNX Runtime, with one warning"
     )
 
 

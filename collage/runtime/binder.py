@@ -10,7 +10,7 @@ from collage.kernel.device_array import on_device
 from collage.kernel.device_call import DeviceCall
 from collage.kernel.kernel import Call
 from collage.native import Events, LaunchList, Step, Task, Team, in_sequence, note_time, sharing_scratch
-from collage.native.scan import Flag, scan_call, scan_step
+from collage.native.scan import Flag, Scanned, scan_call, scan_step
 from collage.runtime.device_launches import DeviceLaunch, DeviceLaunches
 from collage.runtime.device_scan import AfterScan, DeviceFlag, scan_on_device
 from collage.schedule.program import Program
@@ -59,9 +59,9 @@ class Binder:
         make: Callable[[Sequence[Array], Sequence[Array]], Sequence[Step]],
         inputs: Sequence[Array],
         outputs: Sequence[Array],
-        scans: Sequence[Array] = (),
+        scans: Sequence[Scanned] = (),
     ) -> None:
-        """Add launch ``number``, on its stream, after a scan of the arrays ``scans``."""
+        """Add launch ``number``, on its stream, after the ``scans``."""
         self._flush_device()
         stream = self._streams[number]
         scan = self._scan(scans, 1 if stream != TEAM else self._lane[0])
@@ -76,8 +76,8 @@ class Binder:
         records = [self._records[number]] if number in self._records else []
         self._lists.setdefault(stream, []).extend([*self._waits.get(number, ()), *tasks, *records])
 
-    def call(self, call: Call, name: str, scans: Sequence[Array] = ()) -> None:
-        """Add a call that does not run on the team, after a scan of the arrays ``scans``. Errors have its ``name``."""
+    def call(self, call: Call, name: str, scans: Sequence[Scanned] = ()) -> None:
+        """Add a call that does not run on the team, after the ``scans``. Errors have its ``name``."""
         self._flush_device()
         if scan := self._scan(scans, self._lane[0]):
             self._meet()
@@ -85,28 +85,28 @@ class Binder:
         self._flush()
         self._add(call, name)
 
-    def device(self, number: int, call: DeviceCall, scans: Sequence[Array] = ()) -> None:
-        """Add launch ``number`` on a GPU, after a scan of the arrays ``scans``, which may be on the host, too."""
-        if on_host := [each for each in scans if not on_device(each)]:
+    def device(self, number: int, call: DeviceCall, scans: Sequence[Scanned] = ()) -> None:
+        """Add launch ``number`` on a GPU, after the ``scans``, whose arrays may be on the host, too."""
+        if on_host := [each for each in scans if not on_device(each.array)]:
             self._flush_device()
             if scan := self._scan(on_host, self._lane[0]):
                 self._meet()
                 self._steps += scan
         self._flush()
-        if on_gpu := [each for each in scans if on_device(each)]:
+        if on_gpu := [each for each in scans if on_device(each.array)]:
             if self._device_flag is None:
                 self._device_flag = DeviceFlag(self._found)
             call = AfterScan([scan_on_device(each, self._device_flag) for each in on_gpu], call)
         after = self._after.get(number, ())
         self._on_device.append(DeviceLaunch(number, call, self._streams[number], after))
 
-    def _scan(self, arrays: Sequence[Array], threads: int) -> list[Step]:
+    def _scan(self, scans: Sequence[Scanned], threads: int) -> list[Step]:
         """The steps of a scan by the team. Where there is no team or no native scan, a call is added instead."""
-        if not arrays:
+        if not scans:
             return []
-        step = None if self._team is None else scan_step(arrays, self._found, threads)
+        step = None if self._team is None else scan_step(scans, self._found, threads)
         if step is None:
-            self.call(scan_call(arrays, self._found), "scan of values")
+            self.call(scan_call(scans, self._found), "scan of values")
         return [] if step is None else [step]
 
     def finish(self) -> list[Call]:

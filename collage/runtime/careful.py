@@ -15,7 +15,7 @@ from collage.graph.dataflow import Array
 from collage.graph.magnitudes import LIMIT, SCANNED, SCANNED_INTEGERS
 from collage.kernel.frames import Buffer
 from collage.kernel.options import BuildOptions
-from collage.native.scan import new_flag, scan_call
+from collage.native.scan import Scanned, new_flag, scan_call
 from collage.runtime.original import OriginalModel
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Careful:
 def are_ordinary(values: Sequence[Any]) -> bool:
     """Whether all numbers in the values, of any type, are finite and within the limits of a scan."""
     flag = new_flag()
-    scan_call([np.ascontiguousarray(each) for each in _arrays(values)], flag)()
+    scan_call([Scanned(np.ascontiguousarray(each)) for each in _arrays(values)], flag)()
     return not flag[0]
 
 
@@ -67,8 +67,9 @@ def _arrays(values: Sequence[Any]) -> Iterator[Array]:
 
 def _warn() -> None:
     log.warning(
-        "an input leads to NaN, infinities or magnitudes above %.0e, for which the fast kernels were not made: such "
-        "calls are answered by ONNX Runtime, more slowly; this is said once",
+        "an input leads to NaN, infinities, magnitudes above %.0e or, where values are stored in 8 bits, numbers far "
+        "beyond the samples', for which the fast kernels were not made: such calls are answered by ONNX Runtime, more "
+        "slowly; this is said once",
         LIMIT,
     )
 
@@ -76,6 +77,6 @@ def _warn() -> None:
 def no_original() -> CollageError:
     """The error of a run that has to be a careful one, where the original model is not at hand."""
     return CollageError(
-        f"an input leads to NaN, infinities or magnitudes above {LIMIT:.0e}, for which these kernels were not made, "
-        "and the original model is not at hand."
+        f"an input leads to NaN, infinities, magnitudes above {LIMIT:.0e} or, where values are stored in 8 bits, "
+        "numbers far beyond the samples', for which these kernels were not made, and the original model is not at hand."
     )

@@ -16,13 +16,12 @@ from collage.backends.tvm_cuda_codegen.nvrtc import compile_cubin
 from collage.core.cuda import gpu
 from collage.core.cuda_driver import driver
 from collage.errors import CollageError
-from collage.graph.dataflow import Array
-from collage.graph.magnitudes import INTEGER_LIMIT, SCANNED
+from collage.graph.magnitudes import INTEGER_LIMIT, limit_bits
 from collage.graph.storage import CUDA
 from collage.kernel.buffers import aligned_empty
 from collage.kernel.device_array import empty_on, lock_pages, put
 from collage.kernel.device_call import DeviceCall
-from collage.native.scan import Flag
+from collage.native.scan import Flag, Scanned
 
 __all__ = ["AfterScan", "DeviceFlag", "scan_on_device"]
 
@@ -79,31 +78,29 @@ class AfterScan(DeviceCall):
             each.enqueue(stream)
 
 
-def scan_on_device(array: Array, flag: DeviceFlag) -> DeviceCall:
-    """A scan of the array, which is on the GPU. Raises CollageError without NVRTC."""
-    flat = array.reshape(-1)
-    if flat.dtype.kind == "c":
-        flat = flat.view(f"float{flat.dtype.itemsize * 4}")
+def scan_on_device(scan: Scanned, flag: DeviceFlag) -> DeviceCall:
+    """A scan of an array on the GPU. Raises CollageError without NVRTC."""
+    flat = scan.floats.array
     size = flat.dtype.itemsize
     limits = empty_on(CUDA, (4,), "uint64")
-    put(limits, np.array([flat.size, *_limits(flat.dtype)], np.uint64))
+    put(limits, np.array([flat.size, *_limits(flat.dtype, scan.limit)], np.uint64))
     code = load_code(_cubin(size, gpu().architecture))
     blocks = max(1, min(_MOST_BLOCKS, -(-flat.size // _THREADS)))
     arguments = tuple(int(each.ctypes.data) for each in (flat, limits, flag.array))
     function = code.function(f"scan_{8 * size}")
     return Launches(
-        [Prepared(code, function, (blocks, 1, 1), (_THREADS, 1, 1), arguments)], (array, limits, flag)
+        [Prepared(code, function, (blocks, 1, 1), (_THREADS, 1, 1), arguments)], (scan, limits, flag)
     )
 
 
-def _limits(dtype: np.dtype[np.generic]) -> tuple[int, int, int]:
+def _limits(dtype: np.dtype[np.generic], limit: float) -> tuple[int, int, int]:
     """What is masked, what is added then, and what the sum must not exceed, all unsigned, in the elements' bits."""
     everything = (1 << 8 * dtype.itemsize) - 1
     if dtype.kind == "i":
         return everything, INTEGER_LIMIT, 2 * INTEGER_LIMIT
     if dtype.kind == "u":
         return everything, 0, INTEGER_LIMIT
-    return everything >> 1, 0, SCANNED[dtype.name][1]
+    return everything >> 1, 0, limit_bits(dtype.name, limit)
 
 
 @cache

@@ -19,13 +19,14 @@ import numpy.typing as npt
 from collage.core.library_text import library_text
 from collage.errors import CollageError
 from collage.graph.dataflow import Array, np_dtype
+from collage.graph.magnitudes import LIMIT
 from collage.graph.storage import CUDA, HOST
 from collage.kernel.device_array import empty_on, lock_pages, on_device
 from collage.kernel.device_call import DeviceCall
 from collage.kernel.device_clock import device_clocked
 from collage.kernel.kernel import Call, Kernel
 from collage.native import NativeKernel, Team, beside_team, team_of
-from collage.native.scan import new_flag
+from collage.native.scan import Scanned, new_flag
 from collage.runtime.binder import Binder, noted, timed
 from collage.runtime.careful import Careful, no_original
 from collage.runtime.ticket_lock import TicketLock
@@ -115,7 +116,7 @@ class Executor:
         for number, (region, kernel) in enumerate(zip(self.program.launches, self._kernels, strict=True)):
             inputs = [self.array(v) for v in region.inputs]
             outputs = [self.array(v) for v in region.outputs]
-            scans = [self.array(v) for v in region.scans]
+            scans = [Scanned(self.array(v), self.program.limits.get(v, LIMIT)) for v in region.scans]
             before, after = (None if each is None else each[number:] for each in (starts, ends))
             try:
                 if isinstance(kernel, NativeKernel):
@@ -133,7 +134,7 @@ class Executor:
                 call = call if call.with_host else _noting_ns(call, self.device_ns[number:])
             else:
                 call = call if self._team is None else beside_team(call, self.program.threads)
-            on_host = [each for each in scans if not on_device(each)]
+            on_host = [each for each in scans if not on_device(each.array)]
             binder.call(timed(call, before, after), kernel_name(region), on_host)
         return binder
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from collage.backends.base import VIEW
 from collage.core.typed import MalformedError, shown
 from collage.graph.dataflow import TensorType
-from collage.graph.magnitudes import is_scanned
+from collage.graph.magnitudes import LIMIT, can_be_limited, is_scanned
 from collage.graph.read_type import MOST_BYTES
 from collage.graph.storage import HOST, Storage
 from collage.graph.value_type import TENSOR
@@ -104,6 +104,13 @@ def _check_devices(
         found = {devices.get(v, HOST) for v in (*region.inputs, *region.outputs)}
         if region.backend == VIEW and len(found) > 1:
             raise MalformedError(f"view {number} is on {len(found)} devices at once")
+
+
+def check_limits(limits: Mapping[int, float], types: Mapping[int, TensorType]) -> None:
+    """Raise MalformedError unless these can be the largest magnitudes that scans accept of values."""
+    for value, limit in limits.items():
+        if value not in types or not can_be_limited(types[value].dtype) or not 0 <= limit <= LIMIT:
+            raise MalformedError(f"value {value} is scanned for magnitudes above {limit}")
 
 
 def check_ports(program: Program, constants: Collection[int]) -> None:

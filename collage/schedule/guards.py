@@ -3,7 +3,8 @@
 A kernel that is right on finite numbers only may be fast (Winograd's algorithm, a relu in one instruction). It gets
 only such numbers: the values that it reads are known to be bounded, or are scanned before. A scanned value is bounded
 by ``magnitudes.LIMIT``, and the results of convolutions and sums by the sizes of their weights as well, so that a
-network needs a scan about every ten layers.
+network needs a scan about every ten layers. A value that becomes steps of 8 bits has a limit of its own: what is far
+beyond all that samples have shown would be cut.
 """
 
 from __future__ import annotations
@@ -21,22 +22,28 @@ from collage.schedule.region import Region
 Flow: TypeAlias = Callable[[Sequence[float]], tuple[float, Sequence[float]]]
 """A function from the bounds of a region's inputs to the largest bound inside of it and the bounds of its outputs."""
 
+_NONE: Mapping[int, float] = {}
+
 _Scan: TypeAlias = "tuple[int, int]"
 """The number of a region, and a value that is scanned before it."""
 
 
 def guarded(
-    regions: Sequence[Region], flows: Sequence[Flow], types: Mapping[int, TensorType]
+    regions: Sequence[Region],
+    flows: Sequence[Flow],
+    types: Mapping[int, TensorType],
+    limits: Mapping[int, float] = _NONE,
 ) -> list[Region]:
     """The regions, in launch order, with the values that are scanned before each.
 
+    ``limits`` has values of which a region that is right on finite numbers only takes no larger ones than that.
     The fewest bytes are scanned where the network is a chain, or a chain of blocks that each need at most one scan
     inside. In other networks, too, every scan is needed.
     """
     if not any(region.finite_only for region in regions):
         return list(regions)
     found: dict[int, set[int]] = {}
-    for number, value in (*_Guards(regions, flows, types).cheapest(), *_integers(regions, types)):
+    for number, value in (*_Guards(regions, flows, types, limits).cheapest(), *_integers(regions, types)):
         found.setdefault(number, set()).add(value)
     return [
         replace(region, scans=tuple(sorted(found[number]))) if number in found else region
@@ -79,6 +86,7 @@ class _Guards:
     regions: Sequence[Region]
     flows: Sequence[Flow]
     types: Mapping[int, TensorType]
+    limits: Mapping[int, float]
 
     def cheapest(self) -> tuple[_Scan, ...]:
         """The scans with the fewest bytes: at some necks their values are scanned, and between them what has to be."""
@@ -140,7 +148,7 @@ class _Guards:
             return []
         floats = [v for v in dict.fromkeys(region.inputs) if can_be_infinite(self.types[v].dtype)]
         taken = {value: bounds.get(value, math.inf) for value in floats}
-        if all(taken[v] <= max(room(self.types[v].dtype), self._scanned(v)) for v in floats):
+        if all(taken[v] <= self._accepted(v) for v in floats):
             inside, _ = self.flows[number](self._taken(region, bounds))
             if inside <= ROOM:
                 return []
@@ -153,7 +161,11 @@ class _Guards:
         return math.inf if can_be_infinite(self.types[value].dtype) else self._scanned(value)
 
     def _scanned(self, value: int) -> float:
-        return scanned(self.types[value].dtype)
+        return min(scanned(self.types[value].dtype), self.limits.get(value, math.inf))
+
+    def _accepted(self, value: int) -> float:
+        """The bound up to which the value needs no scan."""
+        return self.limits.get(value, max(room(self.types[value].dtype), self._scanned(value)))
 
     def _necks(self) -> list[_Neck]:
         readers: dict[int, list[int]] = {}

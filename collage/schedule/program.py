@@ -19,6 +19,7 @@ Step: TypeAlias = "tuple[Sequence[int], Sequence[int]]"
 """The values that a launch reads, and those that it writes."""
 
 _ALL_ON_HOST: Mapping[int, str] = {}
+_NO_LIMITS: Mapping[int, float] = {}
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ class Program:
     """What one engine runs after all launches, and the whole model's inputs and outputs; the last of the regions."""
     devices: Mapping[int, str] = field(default_factory=dict)
     """The devices of the values that are not on the host."""
+    limits: Mapping[int, float] = field(default_factory=dict)
+    """The largest magnitudes that scans accept of some values; of others it is ``magnitudes.LIMIT``."""
 
     @property
     def memory(self) -> MemoryPlan:
@@ -116,7 +119,10 @@ class Program:
         return sum(self.types[v].nbytes for v in (*(p.value for p in self.inputs), *made))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for the module file, with devices if there are any. Memory plans are made again on loading."""
+        """Plain values for the module file, with devices and limits if there are any.
+
+        Memory plans are made again on loading.
+        """
         return {
             "regions": [
                 r.to_json() for r in self.regions if self.suffix is None or r is not self.suffix.region
@@ -126,6 +132,7 @@ class Program:
             "threads": self.threads,
             "types": {str(v): [list(t.shape), t.dtype] for v, t in self.types.items()},
             **({"devices": {str(v): each for v, each in self.devices.items()}} if self.devices else {}),
+            **({"limits": {str(v): each for v, each in self.limits.items()}} if self.limits else {}),
             # Files call the suffix "tail", so that those of earlier versions can be read.
             "tail": None if self.suffix is None else self.suffix.to_json(),
         }
@@ -138,12 +145,13 @@ def make_program(
     types: Mapping[int, TensorType],
     threads: int = 1,
     devices: Mapping[int, str] = _ALL_ON_HOST,
+    limits: Mapping[int, float] = _NO_LIMITS,
 ) -> Program:
     """Make a program of a launch list (regions in a topological order), and plan its memory, device by device.
 
     A region with fewer threads than ``threads`` runs on its stream; all others take the whole team. ``devices`` has the
     devices of the values that are not on the host. A region all of whose values are on the GPU runs there on the stream
-    before its own, and by itself where that is 0.
+    before its own, and by itself where that is 0. ``limits`` are the largest magnitudes of values that are scanned.
     """
     sharing = Sharing(types, frozenset(p.value for p in inputs), devices)
     launches = tuple(r for r in regions if not sharing.view(r))
@@ -155,6 +163,7 @@ def make_program(
     given, ends = ([sharing.base(p.value) for p in ports] for ports in (inputs, outputs))
     sizes = {value: kind.nbytes for value, kind in types.items()}
     lives = lifetimes(steps, sizes, given, ends)
+    scanned = {value for region in regions for value in region.scans}
     meet = _meet(steps, ordered, given, ends) if ordered.schedule.count > 0 else None
     return Program(
         tuple(regions),
@@ -170,6 +179,7 @@ def make_program(
         ordered,
         threads,
         devices=dict(devices),
+        limits={value: each for value, each in limits.items() if value in scanned},
     )
 
 

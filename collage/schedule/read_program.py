@@ -7,7 +7,7 @@ from typing import Any
 
 from collage.core.typed import typed
 from collage.graph.read_type import read_type
-from collage.schedule.check_program import check_regions, check_suffix
+from collage.schedule.check_program import check_limits, check_regions, check_suffix
 from collage.schedule.program import Port, Program, make_program
 from collage.schedule.region import Region
 from collage.schedule.suffix import Suffix, read_rows
@@ -28,8 +28,10 @@ def read_program(data: Mapping[str, Any]) -> Program:
     outputs = [Port(name, value, types[value]) for name, value in given]
     threads = typed(int, data["threads"])
     devices = {int(v): typed(str, each) for v, each in data.get("devices", {}).items()}
+    limits = {int(v): typed(float, each) for v, each in data.get("limits", {}).items()}
     check_regions(regions, inputs, types, threads, devices)
-    program = make_program(regions, inputs, outputs, types, threads, devices)
+    check_limits(limits, types)
+    program = make_program(regions, inputs, outputs, types, threads, devices, limits)
     if data["tail"] is None:
         return program
     suffix = Suffix.from_json(data["tail"])

@@ -49,6 +49,7 @@ def test_the_range_with_the_smaller_error_is_taken(by_largest: bool) -> None:
     assert found.low == 0
     assert (found.high == 600.0) == by_largest
     assert found.high > 3
+    assert found.limit == 1200.0  # twice what was seen, also where it is cut
 
 
 def test_what_is_not_finite_has_no_range() -> None:

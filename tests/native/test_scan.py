@@ -13,31 +13,31 @@ from collage.graph.dataflow import Array
 from collage.graph.magnitudes import LIMIT, SCANNED
 from collage.native import LaunchList, core_problem, team_of
 from collage.native import scan as module
-from collage.native.scan import Flag, new_flag, scan_call, scan_function, scan_step
+from collage.native.scan import Flag, Scanned, new_flag, scan_call, scan_function, scan_step
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float64": np.float64}
-Scan = Callable[[Array], bool]
+Scan = Callable[..., bool]
 
 
-def on_team(array: Array) -> bool:
+def on_team(array: Array, limit: float = LIMIT) -> bool:
     flag = new_flag()
-    step = scan_step([array], flag, 2)
+    step = scan_step([Scanned(array, limit)], flag, 2)
     assert step is not None
     LaunchList(team_of(2), [step])()
     return bool(flag[0])
 
 
-def in_this_thread(array: Array) -> bool:
+def in_this_thread(array: Array, limit: float = LIMIT) -> bool:
     flag = new_flag()
-    scan_call([array], flag)()
+    scan_call([Scanned(array, limit)], flag)()
     return bool(flag[0])
 
 
-def with_numpy(array: Array) -> bool:
+def with_numpy(array: Array, limit: float = LIMIT) -> bool:
     flag = new_flag()
     with mock.patch.object(module, "scan_function", return_value=None):
-        assert scan_step([array], flag, 2) is None
-        scan_call([array], flag)()
+        assert scan_step([Scanned(array, limit)], flag, 2) is None
+        scan_call([Scanned(array, limit)], flag)()
     return bool(flag[0])
 
 
@@ -110,11 +110,11 @@ def test_several_arrays_and_a_flag_that_stays(scan: Scan) -> None:
 
     def both(flag: Flag) -> None:
         if scan is on_team:
-            step = scan_step(arrays, flag, 2)
+            step = scan_step([*map(Scanned, arrays)], flag, 2)
             assert step is not None
             LaunchList(team_of(2), [step])()
         else:
-            scan_call(arrays, flag)()
+            scan_call([*map(Scanned, arrays)], flag)()
 
     both(flag)
     assert flag[0] == 0
@@ -127,3 +127,30 @@ def test_several_arrays_and_a_flag_that_stays(scan: Scan) -> None:
     flag[0] = 1
     both(flag)
     assert flag[0] == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("limit", [0.0, 1e-30, 0.37, 1.0, 3.0, 1000.1, 7e4, 1e11])
+def test_a_limit_of_the_values_own(dtype: str, limit: float, scan: Scan) -> None:
+    rng = np.random.default_rng(1)
+    kind = DTYPES[dtype]
+    with np.errstate(over="ignore"):
+        below = np.array(limit, np.float64).astype(kind)
+        if np.isinf(below) or float(below) > limit:
+            below = np.nextafter(below, kind(0))
+        above = np.nextafter(below, kind(np.inf))
+    for size in (1, 77, 40_000):
+        array = (float(below) * rng.uniform(-1, 1, size)).astype(kind)
+        array[rng.integers(size)] = -below
+        assert not scan(array, limit)
+        for odd in (above, -above, kind(np.nan)):
+            if not float(below) and np.isfinite(odd):
+                continue  # the smallest number counts as zero
+            other = array.copy()
+            other[rng.integers(size)] = odd
+            assert scan(other, limit), (size, odd)
+
+
+def test_a_limit_is_not_for_float64_and_integers(scan: Scan) -> None:
+    for kind in (np.float64, np.int32):
+        assert not scan(np.full(100, 1000, kind), 1.0)

@@ -9,7 +9,7 @@ import pytest
 
 from collage.graph.magnitudes import INTEGER_LIMIT, SCANNED_INTEGERS
 from collage.native import scan as module
-from collage.native.scan import new_flag, scan_call, scan_function
+from collage.native.scan import Scanned, new_flag, scan_call, scan_function
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -26,5 +26,5 @@ def test_integers(dtype: str, native: bool) -> None:
             array[size // 2] = special
             flag = new_flag()
             with mock.patch.object(module, "scan_function", return_value=scan_function() if native else None):
-                scan_call([array], flag)()
+                scan_call([Scanned(array)], flag)()
             assert bool(flag[0]) == (special in beyond), special

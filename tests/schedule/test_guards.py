@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,11 +22,15 @@ WHOLE = 2.0**64
 
 @dataclass(frozen=True)
 class Network:
-    """Regions with one output each, which is ``gains`` times what they take together, and lies in ``types``."""
+    """Regions with one output each, which is ``gains`` times what they take together, and lies in ``types``.
+
+    Regions that are right on finite numbers only take values up to their ``limits``.
+    """
 
     regions: list[Region]
     gains: list[float]
     types: dict[int, TensorType]
+    limits: dict[int, float] = field(default_factory=dict)
 
     @property
     def flows(self) -> list[Flow]:
@@ -41,7 +45,7 @@ class Network:
         return [flow(gain, whole) for gain, whole in zip(self.gains, made, strict=True)]
 
     def guarded(self) -> list[Region]:
-        return guarded(self.regions, self.flows, self.types)
+        return guarded(self.regions, self.flows, self.types, self.limits)
 
     def nbytes(self, scans: Mapping[int, Sequence[int]]) -> int:
         return sum(self.types[value].nbytes for values in scans.values() for value in values)
@@ -57,13 +61,16 @@ class Network:
             taken = []
             for value in region.inputs:
                 bound = bounds.get(value, math.inf) if self.types[value].dtype == "float32" else WHOLE
-                taken.append(min(bound, LIMIT) if value in looked_at else bound)
+                taken.append(min(bound, self.limits.get(value, LIMIT)) if value in looked_at else bound)
             inside = sum(taken) * self.gains[number]
             floats = [
                 b for b, v in zip(taken, region.inputs, strict=True) if self.types[v].dtype == "float32"
             ]
             fits = inside <= ROOM and all(each <= ROOM for each in floats)
             if region.finite_only and not fits and not all(each <= LIMIT for each in floats):
+                return False
+            limited = zip(region.inputs, taken, strict=True)
+            if region.finite_only and any(bound > self.limits.get(v, math.inf) for v, bound in limited):
                 return False
             bounds.update(dict.fromkeys(region.outputs, inside if inside <= 1e36 else math.inf))
         return True
@@ -94,7 +101,9 @@ def networks(draw: st.DrawFn, most: int, branches: bool) -> Network:
             Region(VIEW if view else "b", (), (number,), (), reads, (made,), finite_only=finite_only)
         )
         gains.append(1.0 if view else draw(st.sampled_from([1e-6, 1.0, 1.0, 30.0, 1e4, 1e10, 1e20, UNKNOWN])))
-    return Network(regions, gains, types)
+    floats = [value for value, kind in types.items() if kind.dtype == "float32"]
+    limits = st.dictionaries(st.sampled_from(floats), st.sampled_from([1e-3, 1.0, 1e6]), max_size=3)
+    return Network(regions, gains, types, draw(limits) if floats else {})
 
 
 @given(networks(7, branches=False))

@@ -32,16 +32,16 @@ from collage.measure_db.value_ranges import value_ranges
 
 log = logging.getLogger(__name__)
 
-_EDITION = 1
+_EDITION = 2
 """That of the way in which ranges are found."""
 
 
 def _write(found: Mapping[int, Range]) -> Json:
-    return {str(value): [each.low, each.high] for value, each in found.items()}
+    return {str(value): [each.low, each.high, each.seen] for value, each in found.items()}
 
 
 def _read(value: Any) -> Mapping[int, Range]:
-    return {int(number): Range(float(low), float(high)) for number, (low, high) in value.items()}
+    return {int(number): Range(*map(float, each)) for number, each in value.items()}
 
 
 _RANGES: Fact[Mapping[int, Range]] = Fact("value_ranges", _write, _read)

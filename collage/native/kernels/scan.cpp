@@ -28,12 +28,17 @@ __attribute__((always_inline)) inline bool far(const void *first, intptr_t n, Un
   return found;
 }
 
-// The limits are the bits of the largest value up to 1e12, which for float16 is that of all numbers.
-__attribute__((always_inline)) inline int scan(const void *first, intptr_t n, intptr_t kind) {
-  switch (kind) {
-    case COLLAGE_SCAN_FLOAT32: return beyond<int32_t>(first, n, 0x7fffffff, 0x5368d4a5);
-    case COLLAGE_SCAN_FLOAT16: return beyond<int16_t>(first, n, 0x7fff, 0x7bff);
-    case COLLAGE_SCAN_BFLOAT16: return beyond<int16_t>(first, n, 0x7fff, 0x5368);
+// The limits are the bits of the largest value up to 1e12, which for float16 is that of all numbers, or those that come
+// with the kind.
+__attribute__((always_inline)) inline int scan(const void *first, intptr_t n, intptr_t about) {
+  const intptr_t given = about >> 8;
+  switch (about & 0xff) {
+    case COLLAGE_SCAN_FLOAT32:
+      return beyond<int32_t>(first, n, 0x7fffffff, given ? static_cast<int32_t>(given) : 0x5368d4a5);
+    case COLLAGE_SCAN_FLOAT16:
+      return beyond<int16_t>(first, n, 0x7fff, given ? static_cast<int16_t>(given) : 0x7bff);
+    case COLLAGE_SCAN_BFLOAT16:
+      return beyond<int16_t>(first, n, 0x7fff, given ? static_cast<int16_t>(given) : 0x5368);
     case COLLAGE_SCAN_FLOAT64: return beyond<int64_t>(first, n, 0x7fffffffffffffff, 0x426d1a94a2000000);
     case COLLAGE_SCAN_INT32: return far<uint32_t>(first, n, uint32_t{1} << 24);
     case COLLAGE_SCAN_UINT32: return far<uint32_t>(first, n, 0);
@@ -44,19 +49,19 @@ __attribute__((always_inline)) inline int scan(const void *first, intptr_t n, in
 }
 
 // The compiler makes vectors of each, as wide as it may.
-int scan_any(const void *first, intptr_t n, intptr_t kind) { return scan(first, n, kind); }
+int scan_any(const void *first, intptr_t n, intptr_t about) { return scan(first, n, about); }
 
 using Scan = int (*)(const void *, intptr_t, intptr_t);
 
 #if COLLAGE_X86
 
-__attribute__((target("avx2"))) int scan_256(const void *first, intptr_t n, intptr_t kind) {
-  return scan(first, n, kind);
+__attribute__((target("avx2"))) int scan_256(const void *first, intptr_t n, intptr_t about) {
+  return scan(first, n, about);
 }
 
 __attribute__((target("avx512f,avx512bw,avx512vl,prefer-vector-width=512")))
-int scan_512(const void *first, intptr_t n, intptr_t kind) {
-  return scan(first, n, kind);
+int scan_512(const void *first, intptr_t n, intptr_t about) {
+  return scan(first, n, about);
 }
 
 Scan widest() {

@@ -20,9 +20,10 @@ enum {
   COLLAGE_SCAN_UINT64 = 7
 };
 
-// A task, for every processor. The n elements from a on are of the kind c. The int64_t at b becomes 1 when one of them is
-// NaN, infinite or larger than 1e12 in magnitude, or an integer beyond 2^24; otherwise it stays as it is. Tasks may
-// share it.
+// A task, for every processor. The lowest 8 bits of c are the kind of the n elements from a on. For floats of at most 32
+// bits the others are the bits of the largest magnitude that is accepted, or 0 for 1e12. The int64_t at b becomes 1 when
+// an element is NaN, infinite or larger than that in magnitude, or an integer beyond 2^24; otherwise it stays as it is.
+// Tasks may share it.
 int collage_scan(void *a, void *b, intptr_t n, void *c);
 
 #ifdef __cplusplus

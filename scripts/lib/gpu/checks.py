@@ -24,6 +24,7 @@ from collage.kernel.device_array import empty_on, put, to_host
 from collage.kernel.device_call import DeviceCall
 from collage.kernel.device_clock import device_clocked
 from collage.kernel.options import BuildOptions
+from collage.native.scan import Scanned
 from collage.runtime.device_launches import DeviceLaunch, DeviceLaunches
 from collage.runtime.device_scan import DeviceFlag, scan_on_device
 from scripts.lib.gpu.gaps import by_events_us
@@ -70,7 +71,7 @@ def scans() -> dict[str, Any]:
     flag = DeviceFlag(found)
     values = np.full(100_003, 1e11, np.float32)
     array = empty_on(CUDA, values.shape, values.dtype)
-    scan = DeviceLaunches([DeviceLaunch(0, scan_on_device(array, flag))], flag)
+    scan = DeviceLaunches([DeviceLaunch(0, scan_on_device(Scanned(array), flag))], flag)
     told = []
     for place, odd in ((0, 1.0), (0, np.nan), (99_999, np.inf), (100_002, -1e13), (7, -1e11)):
         changed = values.copy()
