@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from collage.patterns.language import is_const, is_op, is_tuple, wildcard
     from collage.patterns.rules import BasePatternRule, check_path
     from collage.runtime.bound import BoundCall
+    from collage.runtime.bound_engine import BoundEngine
+    from collage.runtime.suffix import BoundSuffix
 
 # Unless this is set before ONNX Runtime is imported, ONNX Runtime reports which models it is given, and writes an id
 # and a database for that. Child processes inherit the setting. A value that the user has set is kept.
@@ -69,6 +71,8 @@ _HOMES = {
     "collage.patterns.language": ("is_const", "is_op", "is_tuple", "wildcard"),
     "collage.patterns.rules": ("BasePatternRule", "check_path"),
     "collage.runtime.bound": ("BoundCall",),
+    "collage.runtime.bound_engine": ("BoundEngine",),
+    "collage.runtime.suffix": ("BoundSuffix",),
     "collage.module.module": ("CompiledModule",),
     "collage.module.shaped": ("ShapedModule",),
 }
@@ -80,6 +84,8 @@ __all__ = [
     "BackendKind",
     "BasePatternRule",
     "BoundCall",
+    "BoundEngine",
+    "BoundSuffix",
     "BuildOptions",
     "CollageError",
     "CompiledModule",

@@ -64,7 +64,9 @@ class OnnxRuntime(OnnxEngine):
         infos = [*session.get_inputs(), *session.get_outputs()]
         names = [each.name for each in session.get_inputs()]
         if not any(word in info.type for info in infos for word in _NOT_IN_NUMPY):
-            return ModelSession(names, partial(session.run, None))
+            own_threads = options.threads > 1 and options.profile != _ONE_THREAD
+            kernel = _SessionKernel(session, own_threads=own_threads)
+            return ModelSession(names, partial(session.run, None), kernel)
         import onnx
 
         from collage.frontend.unsupported_dtypes import plain_interface
@@ -107,14 +109,23 @@ class OnnxRuntime(OnnxEngine):
 
 
 class ModelSession(Session):
-    """A function of named inputs that gives all outputs, as a session."""
+    """A function of named inputs that gives all outputs, as a session. A ``kernel`` runs it on given arrays."""
 
-    def __init__(self, names: Sequence[str], run: Callable[[dict[str, Any]], Sequence[Any]]) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        run: Callable[[dict[str, Any]], Sequence[Any]],
+        kernel: Kernel | None = None,
+    ) -> None:
         self._names = names
         self._run = run
+        self._kernel = kernel
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         return list(self._run(dict(zip(self._names, inputs, strict=True))))
+
+    def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call | None:
+        return None if self._kernel is None else self._kernel.bind(inputs, outputs)
 
 
 class _SessionKernel(Kernel):

@@ -199,6 +199,9 @@ class _ModelSession(Session):
         results = self._request.infer(others or None, share_inputs=True, share_outputs=True)
         return [np.array(results[port]) for port in self._outputs]
 
+    def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call:
+        return _CompiledKernel(self._compiled).bind(inputs, outputs)
+
 
 def _buffer(port: Any) -> Array | None:
     """An array for the input, where its shape is known and numpy has its type."""

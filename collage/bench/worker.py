@@ -19,6 +19,7 @@ import numpy as np
 from collage.backends.engine import as_engine
 from collage.core.child_process import Failure, read_message, take_over_pipes, write_message
 from collage.core.library_text import library_text
+from collage.errors import UsageError
 from collage.graph.dataflow import Array, TensorType
 from collage.graph.storage import HOST
 from collage.kernel.buffers import aligned_array, aligned_copy
@@ -133,21 +134,23 @@ def _run(call: Call, seconds: float) -> Samples:
 
 
 def _collage(setup: Setup) -> tuple[Call, Outputs]:
-    """Collage with bound inputs, which the engines have, too; where an engine runs the whole model, without them."""
+    """Collage with bound buffers, as the engines have them; without where an engine makes its outputs itself."""
     from collage import api
     from collage.module.shaped import ShapedModule
 
     module = api.load(setup.path, share=False)
     if isinstance(module, ShapedModule):
         module = module.for_shapes({name: array.shape for name, array in setup.inputs.items()})
-    if module.program.suffix is not None and not module.program.launches:
+    inputs = {name: aligned_copy(array) for name, array in setup.inputs.items()}
+    try:
+        bound = module.bind(inputs)
+    except UsageError:
         last: dict[str, Array] = {}
 
         def run() -> None:
             last.update(module.run(setup.inputs))
 
         return run, lambda: [last[name] for name in setup.outputs]
-    bound = module.bind({name: aligned_copy(array) for name, array in setup.inputs.items()})
     return bound, lambda: [bound.outputs[name] for name in setup.outputs]
 
 

@@ -40,3 +40,10 @@ class Session(ABC):
         Values are numpy arrays, lists for sequences, None for optionals that are not there; strings are arrays of
         Python strings. The outputs are the caller's own.
         """
+
+    def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call | None:
+        """A call that reads and writes these contiguous arrays, of the model's types, each time. By default None.
+
+        None says that the engine allocates its outputs by itself. May raise anything for arrays that do not fit.
+        """
+        return None

@@ -11,6 +11,7 @@ from collage.graph.dataflow import Array
 from collage.module.save import save_modules
 from collage.report.report import Report
 from collage.report.show_html import as_html
+from collage.runtime.bound_engine import BoundEngine
 from collage.runtime.executor import Executor
 from collage.runtime.inputs import collect_inputs, extents
 from collage.runtime.parts import Parts
@@ -98,23 +99,28 @@ class CompiledModule:
 
     def bind(
         self, inputs: Mapping[str, Array] | None = None, outputs: Mapping[str, Array] | None = None
-    ) -> BoundCall | BoundSuffix:
-        """A call on fixed arrays, which kernels read and write without a copy; see ``BoundCall`` and ``BoundSuffix``.
+    ) -> BoundCall | BoundEngine | BoundSuffix:
+        """A call on fixed arrays, which kernels read and write without a copy.
+
+        It is a ``BoundCall``, or where an engine runs the whole model a ``BoundEngine``, or where it runs the dynamic
+        suffix a ``BoundSuffix``.
 
         Arrays that are not given are made. Raises InputError for an array of a wrong name, dtype or shape, and for one
-        that is not contiguous, does not start at a 64-byte boundary, or overlaps another. Raises UsageError where an
-        engine runs the whole model, and for outputs of a model with a dynamic suffix: the engine makes these
-        arrays during the call.
+        that is not contiguous, does not start at a 64-byte boundary, or overlaps another. Raises UsageError for outputs
+        of a model with a dynamic suffix, and where an engine runs a whole model with strings, sequences or unknown
+        shapes: the engine makes these during the call.
         """
         from collage.runtime.bound import bind
 
-        if self.parts.program.launches and isinstance(self.executor, SuffixExecutor):
+        if isinstance(self.executor, SuffixExecutor):
+            if not self.parts.program.launches:
+                return self.executor.bind_engine(inputs or {}, outputs or {})
             if outputs:
                 raise UsageError(
                     f"{self._engine} runs the model's dynamic suffix and makes the outputs: give inputs only."
                 )
             return self.executor.bind(inputs or {})
-        return bind(self._launches("no buffers to bind arrays to"), inputs or {}, outputs or {})
+        return bind(self.executor, inputs or {}, outputs or {})
 
     def _launches(self, missing: str) -> Executor:
         if isinstance(self.executor, SuffixExecutor):

@@ -74,9 +74,7 @@ def bind(
     ``arena`` has the bytes of values in between, which other bound calls may use, too, one call at a time.
     """
     program = executor.program
-    read = _arrays("input", program.inputs, inputs)
-    made = _arrays("output", program.outputs, outputs, writable=True)
-    _refuse_overlap(read, made)
+    read, made = bound_arrays(program.inputs, program.outputs, inputs, outputs)
     given = {p.value: as_bytes(read[p.name]) for p in program.inputs}
     copied = []
     for port in program.outputs:
@@ -89,6 +87,22 @@ def bind(
     own = executor.clone(given, arena)
     copies = [(made[port.name], own.output(port.value)) for port in copied]
     return BoundCall(own, read, made, copies)
+
+
+def bound_arrays(
+    taken: Sequence[Port],
+    made: Sequence[Port],
+    inputs: Mapping[str, Array],
+    outputs: Mapping[str, Array],
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """The arrays of all inputs and outputs by name; those that are not given are made.
+
+    Raises InputError for arrays that do not fit.
+    """
+    read = _arrays("input", taken, inputs)
+    written = _arrays("output", made, outputs, writable=True)
+    _refuse_overlap(read, written)
+    return read, written
 
 
 def _arrays(

@@ -6,7 +6,8 @@ The engine takes and gives values of any type, and allocates its own memory.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from collage.graph.dataflow import Array, np_dtype
 from collage.graph.value_type import STRING, TENSOR, MismatchError
 from collage.kernel.kernel import Session
 from collage.runtime.bound import BoundCall, bind
+from collage.runtime.bound_engine import BoundEngine, bind_engine
 from collage.runtime.careful import Careful, are_ordinary
 from collage.runtime.executor import Executor
 from collage.runtime.ticket_lock import TicketLock
@@ -70,6 +72,20 @@ class SuffixExecutor:
             for port in self.suffix.inputs
         }
         return BoundSuffix(self, prefix, arrays)
+
+    def bind_engine(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> BoundEngine:
+        """A call on fixed arrays of a model that the engine runs whole. Arrays that are not given are made.
+
+        Raises what ``bound_engine.bind_engine`` raises.
+        """
+        return bind_engine(self.suffix, self._session, self._turn, self._careful, inputs, outputs)
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        self._refuse_in_child()
+        with self._lock:
+            self._prefix.make_way()
+            yield
 
     def run_bound(self, prefix: BoundCall, inputs: Mapping[str, Array]) -> dict[str, Any]:
         """Outputs by name. The next run overwrites those of the launches."""

@@ -1,0 +1,140 @@
+"""Bound calls of modules that an engine runs whole: no copies, and right answers for any numbers."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import collage
+from collage.errors import InputError, UsageError
+from collage.frontend.session import reference_run
+from collage.kernel.buffers import aligned_copy
+from tests.models import make_model
+
+SHAPE = (2, 8, 6, 6)
+
+
+def network() -> onnx.ModelProto:
+    rng = np.random.default_rng(3)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Add", ["b", "y"], ["c"]),
+        helper.make_node("GlobalMaxPool", ["c"], ["m"]),
+    ]
+    weights = {"w": rng.standard_normal((8, 8, 3, 3)).astype(np.float32)}
+    return make_model(
+        nodes, {"x": list(SHAPE), "y": list(SHAPE)}, {"c": list(SHAPE), "m": [2, 8, 1, 1]}, weights
+    )
+
+
+def drawn(seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng([seed, 1])
+    return {name: rng.standard_normal(SHAPE).astype(np.float32) for name in "xy"}
+
+
+def expected(feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    return [np.asarray(each) for each in reference_run(network(), feeds)]
+
+
+@pytest.fixture(scope="module", params=["onnxruntime", "openvino"])
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> collage.CompiledModule:
+    """The first module of a compile that ends at once."""
+    folder = tmp_path_factory.mktemp("whole")
+    module = collage.compile(
+        network(), backends=[request.param], budget_s=0.01, db=folder / "db.sqlite", progress=False, threads=2
+    )
+    assert isinstance(module, collage.CompiledModule)
+    assert module.program.suffix is not None
+    assert not module.program.launches
+    assert module.program.executed[-1].backend == request.param
+    return module
+
+
+def test_a_bound_call_reads_and_writes_its_arrays(whole: collage.CompiledModule) -> None:
+    call = whole.bind()
+    assert isinstance(call, collage.BoundEngine)
+    outputs = dict(call.outputs)
+    for seed in range(3):
+        feeds = drawn(seed)
+        for name, array in feeds.items():
+            np.copyto(call.inputs[name], array)
+        for array in call.outputs.values():
+            array.fill(np.nan)
+        call()
+        assert all(call.outputs[name] is outputs[name] for name in "cm")
+        for name, wanted in zip("cm", expected(feeds), strict=True):
+            np.testing.assert_allclose(outputs[name], wanted, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(whole.run(feeds)[name], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_arrays_of_the_caller(whole: collage.CompiledModule) -> None:
+    feeds = {name: aligned_copy(array) for name, array in drawn(7).items()}
+    result = aligned_copy(np.full((2, 8, 1, 1), np.nan, np.float32))
+    call = whole.bind(feeds, {"m": result})
+    call()
+    np.testing.assert_allclose(result, expected(feeds)[1], rtol=1e-5, atol=1e-5)
+    other = whole.bind()
+    np.copyto(other.inputs["x"], 2 * feeds["x"])
+    np.copyto(other.inputs["y"], feeds["y"])
+    other()
+    call()
+    np.testing.assert_allclose(result, expected(feeds)[1], rtol=1e-5, atol=1e-5)
+
+
+def test_nan_and_infinities_are_answered_as_ever(whole: collage.CompiledModule) -> None:
+    call = whole.bind()
+    for odd in (np.nan, np.inf, -np.inf, 1.0):
+        feeds = drawn(5)
+        feeds["x"][0, 1, 2, 3] = odd
+        for name, array in feeds.items():
+            np.copyto(call.inputs[name], array)
+        call()
+        for name, wanted in zip("cm", expected(feeds), strict=True):
+            np.testing.assert_allclose(call.outputs[name], wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_calls_from_several_threads_take_turns(whole: collage.CompiledModule) -> None:
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        call, feeds = whole.bind(), drawn(seed)
+        for name, array in feeds.items():
+            np.copyto(call.inputs[name], array)
+        wanted = expected(feeds)[0]
+        for _ in range(20):
+            call()
+            if not np.allclose(call.outputs["c"], wanted, rtol=1e-5, atol=1e-5):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert not wrong
+
+
+def test_arrays_that_do_not_fit_are_refused(whole: collage.CompiledModule) -> None:
+    with pytest.raises(InputError, match="unknown input: z"):
+        whole.bind({"z": np.zeros(SHAPE, np.float32)})
+    with pytest.raises(InputError, match="input x is float64"):
+        whole.bind({"x": np.zeros(SHAPE)})
+    shared = aligned_copy(np.zeros(SHAPE, np.float32))
+    with pytest.raises(InputError, match="overlaps"):
+        whole.bind({"x": shared}, {"c": shared})
+
+
+def test_shapes_that_depend_on_data_have_no_buffers(tmp_path: Path) -> None:
+    nodes = [helper.make_node("NonZero", ["x"], ["y"])]
+    model = make_model(nodes, {"x": [3, 4]}, {"y": [2, "n"]}, {})
+    model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    module = collage.compile(model, db=tmp_path / "db.sqlite", progress=False)
+    assert isinstance(module, collage.CompiledModule)
+    with pytest.raises(UsageError, match=r"runs the model whole, and y is int64\[2x\?\]"):
+        module.bind()
