@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from collage.compiler.events import Considered
 from collage.compiler.passes.baselines import Baselines
 from collage.compiler.passes.calibrate import Calibrate
 from collage.compiler.passes.fixpoint import Fixpoint
 from collage.compiler.passes.place import Place
 from collage.compiler.state import Compilation
-from collage.measure_db.results import Measurement, Rejection
+from collage.measure_db.results import Measurement, Rejection, Slower
 from tests.compiler.null import WHOLE, Made, NullBackend, NullEngine, chain, each_node
 
 LIBRARY = NullBackend("lib", team=True)
@@ -16,11 +18,18 @@ ENGINE = NullEngine("engine", ["", "turbo"])
 PROFILES = {"usual": "", "turbo": "turbo"}
 
 
-def planned(ours_us: float, far: float = 3.0, **original_us: float) -> Compilation:
-    """The plans where the library is fastest, and the engine takes these microseconds on the original, by profile."""
+def planned(ours_us: float, far: float = 3.0, outrun: bool = False, **original_us: float) -> Compilation:
+    """The plans where the library is fastest, and the engine takes these microseconds on the original, by profile.
+
+    ``ours_us`` are those on the form from Collage, or a bound where that was ``outrun`` in a race.
+    """
     written = {(f"engine as written{PROFILES[key]}", WHOLE): us for key, us in original_us.items()}
     made = Made({**each_node("lib", 20.0), ("engine", WHOLE): ours_us, **written}, LIBRARY, ENGINE)
-    start = Fixpoint(Place(), Calibrate())(made.context, made.measured())
+    measured = made.measured()
+    if outrun:
+        (form,) = (each for each in measured.outcomes if each.backend == "engine")
+        measured = replace(measured, outcomes={**measured.outcomes, form: Slower(ours_us, 10.0, 3)})
+    start = Fixpoint(Place(doubts=0), Calibrate())(made.context, measured)
     made.measurer.original = chain()
     return Baselines(far=far)(made.context, start)
 
@@ -52,6 +61,12 @@ def test_of_engines_that_are_far_slower_only_the_fastest_baseline_is_planned() -
         "engine, as written, turbo",
     ]
     assert labels(planned(81.0, far=1.1, usual=99.0)) == ["collage", "engine"]  # its own form is faster
+
+
+def test_an_engine_runs_in_the_last_comparison_however_much_slower_it_is() -> None:
+    """Where its form from Collage is faster than the original, that one does, unless it lost a race: nothing runs it."""
+    assert labels(planned(200.0, far=1.1, usual=300.0)) == ["collage", "engine"]
+    assert labels(planned(200.0, far=1.1, outrun=True, usual=300.0)) == ["collage", "engine, as written"]
 
 
 def test_what_was_measured_is_told() -> None:
