@@ -102,22 +102,22 @@ class CompiledModule:
     ) -> BoundCall | BoundEngine | BoundSuffix:
         """A call on fixed arrays, which kernels read and write without a copy.
 
-        It is a ``BoundCall``, or where an engine runs the whole model a ``BoundEngine``, or where it runs the dynamic
-        suffix a ``BoundSuffix``.
+        It is a ``BoundCall``, or where an engine runs the whole model a ``BoundEngine``, or where it runs a dynamic
+        suffix, or makes outputs of unknown shapes, a ``BoundSuffix``.
 
         Arrays that are not given are made. Raises InputError for an array of a wrong name, dtype or shape, and for one
         that is not contiguous, does not start at a 64-byte boundary, or overlaps another. Raises UsageError for outputs
-        of a model with a dynamic suffix, and where an engine runs a whole model with strings, sequences or unknown
-        shapes: the engine makes these during the call.
+        that an engine makes during the call: those of a dynamic suffix, and of unknown shapes.
         """
         from collage.runtime.bound import bind
 
         if isinstance(self.executor, SuffixExecutor):
-            if not self.parts.program.launches:
+            if self.executor.writes_in_place:
                 return self.executor.bind_engine(inputs or {}, outputs or {})
             if outputs:
+                what = "dynamic suffix" if self.parts.program.launches else "whole graph"
                 raise UsageError(
-                    f"{self._engine} runs the model's dynamic suffix and makes the outputs: give inputs only."
+                    f"{self._engine} runs the model's {what} and makes the outputs: give inputs only."
                 )
             return self.executor.bind(inputs or {})
         return bind(self.executor, inputs or {}, outputs or {})

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 
 from collage.core.library_text import library_text
-from collage.errors import CollageError, UsageError
+from collage.errors import CollageError
 from collage.graph.dataflow import Array, TensorType
 from collage.graph.magnitudes import is_scanned
 from collage.graph.value_type import STRING, TENSOR
@@ -62,6 +63,13 @@ class BoundEngine:
                 self._call()
 
 
+def has_buffers(suffix: Suffix) -> bool:
+    """Whether all inputs and outputs are arrays of numbers, of fixed shapes, and each of them is the engine's."""
+    ports = (*suffix.inputs, *suffix.outputs)
+    own = [port.name for port in suffix.inputs] == [*suffix.reads]
+    return own and [port.name for port in suffix.outputs] == [*suffix.writes] and all(map(_type_of, ports))
+
+
 def bind_engine(
     suffix: Suffix,
     session: Session,
@@ -70,34 +78,38 @@ def bind_engine(
     inputs: Mapping[str, Array],
     outputs: Mapping[str, Array],
 ) -> BoundEngine:
-    """Bind the engine of a whole model to arrays; those that are not given are made.
+    """Bind the engine of a whole model that ``has_buffers`` to arrays; those that are not given are made.
 
-    Raises InputError for arrays that do not fit, and UsageError where the engine has to make its outputs itself.
+    Raises InputError for arrays that do not fit, and CollageError where the engine does not take them.
     """
     engine = suffix.region.backend
-    taken, made = [*_ports(suffix.inputs, engine)], [*_ports(suffix.outputs, engine)]
+    taken, made = ([*_ports(each)] for each in (suffix.inputs, suffix.outputs))
     read, written = bound_arrays(taken, made, inputs, outputs)
-    by_name = {**read, **written}
     try:
-        call = session.bind(
-            [by_name[name] for name in suffix.reads], [by_name[name] for name in suffix.writes]
-        )
+        call = session.bind([*read.values()], [*written.values()])
     except Exception as error:  # an engine raises anything
         raise CollageError(f"{engine} cannot be bound to arrays: {library_text(error)}") from error
-    if call is None or {*suffix.writes} != {*written} or [*suffix.reads] != [*read]:
-        raise UsageError(
-            f"{engine} runs the model whole and makes its outputs: there are no buffers to bind."
-        )
-    return BoundEngine(call, turn, careful, read, {name: written[name] for name in suffix.writes})
+    if call is None:
+        call = partial(_run_into, session, [*read.values()], [*written.values()])
+    return BoundEngine(call, turn, careful, read, written)
 
 
-def _ports(ports: Sequence[ValuePort], engine: str) -> Iterator[Port]:
-    """The ports with numbers and fixed shapes. Raises UsageError for any other."""
+def _run_into(session: Session, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    for array, made in zip(outputs, session.run(inputs), strict=True):
+        np.copyto(array, made)
+
+
+def _ports(ports: Sequence[ValuePort]) -> Iterator[Port]:
     for number, port in enumerate(ports):
-        kind = port.type
-        shape = None if kind.shape is None else tuple(e for e in kind.shape if e is not None)
-        if kind.kind != TENSOR or kind.dtype == STRING or shape is None or len(shape) < len(kind.shape or ()):
-            raise UsageError(
-                f"{engine} runs the model whole, and {port.name} is {kind}: there is no buffer to bind for that."
-            )
-        yield Port(port.name, number, TensorType(shape, kind.dtype))
+        kind = _type_of(port)
+        assert kind is not None  # of a suffix that has buffers
+        yield Port(port.name, number, kind)
+
+
+def _type_of(port: ValuePort) -> TensorType | None:
+    """The type of the port's array; None where it has no array of numbers, or a shape that is not known."""
+    kind = port.type
+    shape = None if kind.shape is None else tuple(e for e in kind.shape if e is not None)
+    if kind.kind != TENSOR or kind.dtype == STRING or shape is None or len(shape) < len(kind.shape or ()):
+        return None
+    return TensorType(shape, kind.dtype)

@@ -18,7 +18,7 @@ from collage.graph.dataflow import Array, np_dtype
 from collage.graph.value_type import STRING, TENSOR, MismatchError
 from collage.kernel.kernel import Session
 from collage.runtime.bound import BoundCall, bind
-from collage.runtime.bound_engine import BoundEngine, bind_engine
+from collage.runtime.bound_engine import BoundEngine, bind_engine, has_buffers
 from collage.runtime.careful import Careful, are_ordinary
 from collage.runtime.executor import Executor
 from collage.runtime.ticket_lock import TicketLock
@@ -73,6 +73,11 @@ class SuffixExecutor:
         }
         return BoundSuffix(self, prefix, arrays)
 
+    @property
+    def writes_in_place(self) -> bool:
+        """Whether the engine runs the whole model, from and to arrays of fixed shapes."""
+        return not self._prefix.program.launches and has_buffers(self.suffix)
+
     def bind_engine(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> BoundEngine:
         """A call on fixed arrays of a model that the engine runs whole. Arrays that are not given are made.
 
@@ -121,7 +126,7 @@ class SuffixExecutor:
 
 
 class BoundSuffix:
-    """A bound call, as ``BoundCall``, of a module with a suffix. No input is copied on the way to the engine.
+    """A bound call, as ``BoundCall``, where an engine makes outputs. No input is copied on the way to it.
 
     Fill the arrays of ``inputs``, call it, and read ``outputs``. Outputs of the launches are the same arrays in each
     call, and outputs of the engine are new ones.

@@ -64,7 +64,7 @@ def test_of_engines_that_are_far_slower_only_the_fastest_baseline_is_planned() -
 
 
 def test_an_engine_runs_in_the_last_comparison_however_much_slower_it_is() -> None:
-    """Where its form from Collage is faster than the original, that one does, unless it lost a race: nothing runs it."""
+    """Where its form from Collage is faster than the original, that one does, unless it lost a race."""
     assert labels(planned(200.0, far=1.1, usual=300.0)) == ["collage", "engine"]
     assert labels(planned(200.0, far=1.1, outrun=True, usual=300.0)) == ["collage", "engine, as written"]
 

@@ -130,11 +130,22 @@ def test_arrays_that_do_not_fit_are_refused(whole: collage.CompiledModule) -> No
         whole.bind({"x": shared}, {"c": shared})
 
 
-def test_shapes_that_depend_on_data_have_no_buffers(tmp_path: Path) -> None:
+def test_outputs_of_unknown_shapes_are_new_in_each_call(tmp_path: Path) -> None:
     nodes = [helper.make_node("NonZero", ["x"], ["y"])]
     model = make_model(nodes, {"x": [3, 4]}, {"y": [2, "n"]}, {})
     model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
     module = collage.compile(model, db=tmp_path / "db.sqlite", progress=False)
     assert isinstance(module, collage.CompiledModule)
-    with pytest.raises(UsageError, match=r"runs the model whole, and y is int64\[2x\?\]"):
-        module.bind()
+    call = module.bind()
+    assert isinstance(call, collage.BoundSuffix)
+    rng = np.random.default_rng(0)
+    for count in (0, 5, 12):
+        x = np.zeros(12, np.float32)
+        x[rng.permutation(12)[:count]] = 1.0
+        np.copyto(call.inputs["x"], x.reshape(3, 4))
+        call()
+        np.testing.assert_array_equal(call.outputs["y"], np.stack(np.nonzero(x.reshape(3, 4))))
+    with pytest.raises(
+        UsageError, match="runs the model's whole graph and makes the outputs: give inputs only"
+    ):
+        module.bind(outputs={"y": np.zeros((2, 5), np.int64)})

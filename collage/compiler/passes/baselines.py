@@ -37,7 +37,8 @@ class Baselines:
 
     Settings other than the usual ones race against all that is known to run the whole model. Of the plans that run an
     engine on the whole model, the fastest one is kept, the fastest baseline, and those that are slower than the best
-    plan by a factor of ``far`` at most. In reduced precisions an engine is a baseline where its error is within the tolerance.
+    plan by a factor of ``far`` at most. In reduced precisions an engine is a baseline where its error is within the
+    tolerance.
     """
 
     far: float = 1.15
@@ -86,7 +87,9 @@ class Baselines:
         whole = [plan for plan in plans if len(plan.placement.candidates) == 1]
         originals = [plan for plan in whole if plan.original]
         rivals = [min(those, key=_predicted_us) for those in (whole, originals) if those]
-        return [plan for plan in plans if plan not in whole or plan in rivals or _predicted_us(plan) <= limit_us]
+        return [
+            plan for plan in plans if plan not in whole or plan in rivals or _predicted_us(plan) <= limit_us
+        ]
 
     def _outcomes(
         self, context: Context, compilation: Compilation, everything: tuple[int, ...]
