@@ -12,10 +12,10 @@ from collage.backends.onnxruntime import UNOPTIMISED
 from collage.core.library_text import library_text
 from collage.errors import CollageError
 from collage.graph.dataflow import Array
-from collage.graph.magnitudes import LIMIT, SCANNED, SCANNED_INTEGERS
+from collage.graph.magnitudes import LIMIT
 from collage.kernel.frames import Buffer
 from collage.kernel.options import BuildOptions
-from collage.native.scan import Scanned, new_flag, scan_call
+from collage.native.scan import are_all_ordinary
 from collage.runtime.original import OriginalModel
 
 log = logging.getLogger(__name__)
@@ -52,16 +52,14 @@ class Careful:
 
 def are_ordinary(values: Sequence[Any]) -> bool:
     """Whether all numbers in the values, of any type, are finite and within the limits of a scan."""
-    flag = new_flag()
-    scan_call([Scanned(np.ascontiguousarray(each)) for each in _arrays(values)], flag)()
-    return not flag[0]
+    return are_all_ordinary([*_arrays(values)])
 
 
 def _arrays(values: Sequence[Any]) -> Iterator[Array]:
     for value in values:
         if isinstance(value, (list, tuple)):
             yield from _arrays(value)
-        elif isinstance(value, np.ndarray) and value.dtype.name in (*SCANNED, *SCANNED_INTEGERS):
+        elif isinstance(value, np.ndarray):
             yield value
 
 

@@ -154,3 +154,27 @@ def test_a_limit_of_the_values_own(dtype: str, limit: float, scan: Scan) -> None
 def test_a_limit_is_not_for_float64_and_integers(scan: Scan) -> None:
     for kind in (np.float64, np.int32):
         assert not scan(np.full(100, 1000, kind), 1.0)
+
+
+def test_arrays_of_any_kind_at_once() -> None:
+    rng = np.random.default_rng(2)
+    usual: list[Array] = [
+        rng.standard_normal((3, 4)).astype(np.float32),
+        rng.standard_normal((5, 6)).astype(np.float32)[:, ::2],  # which is not contiguous
+        rng.standard_normal(7).astype(ml_dtypes.bfloat16),
+        rng.standard_normal(7) + 1j,
+        np.array(3.0, np.float16),
+        np.arange(9),
+        np.array(["text"], object),
+        np.ones(3, bool),
+        np.empty((0, 2), np.float64),
+    ]
+    for native in (True, False):
+        with mock.patch.object(module, "_callable_scan", module._callable_scan if native else lambda: None):
+            assert module.are_all_ordinary(usual)
+            assert module.are_all_ordinary([])
+            for place, odd in ((0, np.nan), (1, -np.inf), (2, 3e12), (3, complex(1, np.inf)), (5, 1 << 25)):
+                other = [*usual]
+                other[place] = usual[place].copy()
+                other[place].reshape(-1)[-1] = odd
+                assert not module.are_all_ordinary(other), (native, place)

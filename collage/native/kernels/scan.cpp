@@ -77,7 +77,7 @@ Scan widest() { return scan_any; }
 
 }  // namespace
 
-extern "C" int collage_scan(void *a, void *b, intptr_t n, void *c) {
+extern "C" int collage_scan_within(void *a, void *b, intptr_t n, void *c) {
   static const Scan run = widest();
   const int found = run(a, n, reinterpret_cast<intptr_t>(c));
   if (found > 0) __atomic_store_n(static_cast<int64_t *>(b), 1, __ATOMIC_RELAXED);

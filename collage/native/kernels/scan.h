@@ -24,7 +24,7 @@ enum {
 // bits the others are the bits of the largest magnitude that is accepted, or 0 for 1e12. The int64_t at b becomes 1 when
 // an element is NaN, infinite or larger than that in magnitude, or an integer beyond 2^24; otherwise it stays as it is.
 // Tasks may share it.
-int collage_scan(void *a, void *b, intptr_t n, void *c);
+int collage_scan_within(void *a, void *b, intptr_t n, void *c);
 
 #ifdef __cplusplus
 }
