@@ -17,7 +17,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from collage.errors import ModelError
-from collage.frontend.shapes import infer_types
+from collage.frontend.shapes import inferred
 
 __all__ = ["folded_in_float16"]
 
@@ -52,6 +52,8 @@ def folded_in_float16(
     What ``fold`` makes of the model itself is the result where there is no float16, and where types cannot be told:
     with graphs inside operators, functions, operators of other domains, and quantisation. Raises what ``fold`` raises.
     """
+    if not _may_have_float16(model):
+        return fold(model)
     try:
         types = _types_of(model)
         if _HALF not in types.values():
@@ -60,6 +62,17 @@ def folded_in_float16(
     except (_OtherError, ModelError) as error:
         log.info("the model is folded as a CPU computes it, in float32 where it is float16: %s", error)
         return fold(model)
+
+
+def _may_have_float16(model: onnx.ModelProto) -> bool:
+    """Whether an input, a weight or an attribute may be float16, without which no value is."""
+    graph = model.graph
+    attributes = [each for node in graph.node for each in node.attribute]
+    return (
+        any(each.type.tensor_type.elem_type == _HALF for each in graph.input)
+        or any(each.data_type == _HALF for each in graph.initializer)
+        or any(each.t.data_type == _HALF or each.i == _HALF for each in attributes)
+    )
 
 
 def _types_of(model: onnx.ModelProto) -> _Types:
@@ -73,10 +86,13 @@ def _types_of(model: onnx.ModelProto) -> _Types:
             raise _OtherError(f"{node.op_type} makes float16 of something else")
     if model.functions:
         raise _OtherError("it has functions")
-    inferred = infer_types(model).graph
-    infos = (*inferred.input, *inferred.value_info, *inferred.output)
+    try:
+        graph = inferred(model).graph
+    except Exception as error:  # onnx raises what its checks raise
+        raise _OtherError(f"types cannot be inferred: {error!r:.200}") from error
+    infos = (*graph.input, *graph.value_info, *graph.output)
     found = {each.name: int(each.type.tensor_type.elem_type) for each in infos}
-    found |= {each.name: int(each.data_type) for each in inferred.initializer}
+    found |= {each.name: int(each.data_type) for each in graph.initializer}
     unknown = [name for node in model.graph.node for name in node.output if name and not found.get(name)]
     if unknown:
         raise _OtherError(f"the type of {unknown[0]} is not known")
@@ -188,12 +204,10 @@ def _alike(node: onnx.NodeProto) -> Iterator[int]:
 def _checked(model: onnx.ModelProto, types: _Types) -> onnx.ModelProto:
     """The model, if its types fit. Raises _OtherError."""
     try:
-        inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+        found = inferred(model, strict=True)
     except Exception as error:  # onnx raises what its checks raise
-        raise _OtherError(
-            f"types do not fit: {str(error).splitlines()[0] if str(error) else error!r}"
-        ) from error
-    for each in inferred.graph.output:
+        raise _OtherError(f"types do not fit: {error!r:.200}") from error
+    for each in found.graph.output:
         if each.type.tensor_type.elem_type != types[each.name]:
             raise _OtherError(f"the output {each.name} has another type")
     return model

@@ -1,6 +1,7 @@
 // CUDA's float16 on a CPU: what TVM's source uses of cuda_fp16.h. Sums, products and quotients are rounded once, as on a
 // GPU, since those of two float16 numbers are rounded in float32 to more than twice as many bits first.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -15,6 +16,7 @@ inline uint16_t half_bits(float number) {
   if (size > 0x7f800000u) return uint16_t(sign | 0x7e00u);
   float most = std::fabs(number);
   if (most >= 65520.0f) return uint16_t(sign | 0x7c00u);
+  if (most == 0) return uint16_t(sign);
   int exponent = 0;
   std::frexp(most, &exponent);
   float step = std::ldexp(1.0f, std::max(exponent - 11, -24));
@@ -44,6 +46,7 @@ struct __half {
 using half = __half;
 struct __half2 { __half x, y; };
 using half2 = __half2;
+inline half2 make_half2(half x, half y) { return {x, y}; }
 
 inline half operator+(half a, half b) { return float(a) + float(b); }
 inline half operator-(half a, half b) { return float(a) - float(b); }

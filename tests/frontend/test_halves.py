@@ -151,3 +151,11 @@ def test_what_is_not_known_is_folded_as_for_a_cpu() -> None:
     assert [each.op_type for each in simple.graph.node] == [
         each.op_type for each in simplify(model).graph.node
     ]
+
+
+def test_the_model_itself_is_not_changed() -> None:
+    """What engines get is the model as its author wrote it."""
+    model, _ = imported("float inside")
+    before = model.SerializeToString(deterministic=True)
+    simplify(model, halves=True)
+    assert model.SerializeToString(deterministic=True) == before
