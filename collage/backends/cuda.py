@@ -88,14 +88,14 @@ class CudaBackend(Backend):
         source, target = transform.source, transform.target
         if CUDA not in (source.device, target.device) or not {source.device, target.device} <= {HOST, CUDA}:
             return False
+        if transform.kind.dtype != "float32" and (is_narrow(source) or is_narrow(target)):
+            return False
         if source.format == target.format:
             return source.format in _FORMATS and source.device != target.device
         ends = {source.format, target.format}
         if transform.kind.dtype not in _REARRANGED or not ends <= {*_FORMATS}:
             return False
         if is_narrow(source) and is_narrow(target):
-            return False
-        if transform.kind.dtype != "float32" and (is_narrow(source) or is_narrow(target)):
             return False
         mixed = is_narrow(source) != is_narrow(target)
         return not mixed or PLAIN.format in ends or widened(source).format == widened(target).format
