@@ -259,6 +259,7 @@ def test_a_model_in_float16(gpu: Gpu, halves: Compiled) -> None:
     """It is compiled, run, saved, and run in another process, with values in float16 all the way."""
     assert {backend for backend, *_ in halves.launches} <= {"cudnn", "cublas", "tvm_cuda"}
     assert not [layout for *_, layout in halves.launches if "fp16" in layout]
+    assert not [ops for _, ops, _ in halves.launches if "astype" in ops], "nothing is float32 on the way"
     (wanted,) = halves.expected(halves.inputs()).values()
     gpu.run(LOAD, str(halves.folder / "out.collage"), halves.feeds, str(halves.folder / "again.npz"))
     for name in ("out.collage.npz", "again.npz"):

@@ -24,7 +24,8 @@ REFUSED = """
 import sys, collage
 for backend in sys.argv[2:]:
     try:
-        collage.compile(sys.argv[1], device="cuda", backends=[backend], progress=False)
+        db = sys.argv[1] + ".refused.sqlite"
+        collage.compile(sys.argv[1], db=db, device="cuda", backends=[backend], progress=False)
     except collage.CollageError as error:
         print(error)
 """
