@@ -22,6 +22,8 @@ from tests.tvm_functions import poisoned
 HEADERS = Path(__file__).parent / "cuda_threads"
 COMMAND = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=off", f"-I{HEADERS}"]
 
+_BEGIN = 'extern "C"'
+"""What kernels begin with, after what all kernels of a kind have in common."""
 _KERNEL = re.compile(r"\b(kernel_\d+_kernel\w*)")
 
 
@@ -79,7 +81,12 @@ class CpuThreads:
             for each in dict.fromkeys(self._functions)
         )
         path = self.folder / "kernels.cpp"
-        path.write_text("\n".join([*map(self.change, self._texts), wrappers]))
+        heads: dict[str, None] = {}
+        texts = []
+        for head, _, rest in (each.partition(_BEGIN) for each in map(self.change, self._texts)):
+            texts += ["" if head in heads else head, _BEGIN + rest]  # helpers for float16 are defined once
+            heads[head] = None
+        path.write_text("\n".join([*texts, wrappers]))
         command = [*COMMAND, "-o", str(path.with_suffix(".so")), str(path)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert not done.returncode, done.stderr

@@ -24,9 +24,10 @@ _ALGORITHM = "algorithm "
 
 
 class Cublas(CudaLibrary):
-    """Products of float32 matrices, with bias, residual, ReLU and the GELU by tanh.
+    """Products of matrices, with bias, residual, ReLU and the GELU by tanh.
 
-    TF32, float16 and bfloat16 are offered where the compile allows these precisions. All sums are float32.
+    Models in float16 are computed as they are. For float32 TF32, float16 and bfloat16 are offered where
+    the compile allows these precisions. All sums are float32.
     """
 
     name = "cublas"
@@ -54,14 +55,15 @@ class Cublas(CudaLibrary):
 
     def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
         """The heuristic's first algorithms in each precision. There are none for a subgraph that it does not take."""
-        from collage.backends.cublas_kernels.task import PRECISIONS, storage_of
+        from collage.backends.cublas_kernels.task import PRECISIONS, storage_of, task_of
 
         try:
-            self.read(subgraph)
+            task = task_of(subgraph)
         except UnsupportedError:
             return ()
+        reduced = () if task.own else PRECISIONS
         found = []
-        for precision in ("", *(each for each in PRECISIONS if each in options.precisions)):
+        for precision in ("", *(each for each in reduced if each in options.precisions)):
             stored = storage_of(precision)
             ends = (stored,) * len(subgraph.inputs), (stored,) * len(subgraph.outputs)
             for number in range(1, 1 + self.most_algorithms):
@@ -75,7 +77,8 @@ class Cublas(CudaLibrary):
         from collage.backends.cublas_kernels.task import in_precision, task_of
 
         variant = options.variant
-        task = in_precision(task_of(subgraph), variant.precision)
+        read = task_of(subgraph)
+        task = in_precision(read, variant.precision or read.own)
         handles = Handles(task.description)
         if task.bias is not None:
             handles.set_bias(

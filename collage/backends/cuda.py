@@ -41,6 +41,8 @@ _FORMATS: tuple[StorageFormat, ...] = tuple(
     )
 )
 """The formats of values on the GPU."""
+_REARRANGED = ("float32", "float16", "bfloat16")
+"""The dtypes of values that can be in another format than the plain one."""
 
 
 class CudaBackend(Backend):
@@ -78,16 +80,20 @@ class CudaBackend(Backend):
     def transforms(self, transform: LayoutTransform) -> bool:
         """Copies to the GPU and back, and to other formats there; float32 values may be rounded, and widened again.
 
+        Values that are float16 or bfloat16 in the model itself take the formats that round nothing.
+
         To and from fewer bits the order changes, too, only if one side is plain: the others would be many that no
         placement needs.
         """
         source, target = transform.source, transform.target
         if CUDA not in (source.device, target.device) or not {source.device, target.device} <= {HOST, CUDA}:
             return False
+        if transform.kind.dtype != "float32" and (is_narrow(source) or is_narrow(target)):
+            return False
         if source.format == target.format:
             return source.format in _FORMATS and source.device != target.device
         ends = {source.format, target.format}
-        if transform.kind.dtype != "float32" or not ends <= {*_FORMATS}:
+        if transform.kind.dtype not in _REARRANGED or not ends <= {*_FORMATS}:
             return False
         if is_narrow(source) and is_narrow(target):
             return False

@@ -30,7 +30,10 @@ _REDUCED_PLANS = 3
 
 
 class Cudnn(CudaLibrary):
-    """Graphs of cuDNN. Values are plain or have the channels last; float32 is computed without TF32 by default."""
+    """Graphs of cuDNN. Values are plain or have the channels last; float32 is computed without TF32 by default.
+
+    Models in float16 are computed as they are, with float32 sums.
+    """
 
     name = "cudnn"
     title = "cuDNN"
@@ -81,9 +84,11 @@ class Cudnn(CudaLibrary):
         direct = variant.split.startswith(_DIRECT)
         number = int(variant.split.rpartition(" ")[2])
         reason: UnsupportedError | None = None
-        for lowered in self.read(subgraph).lower(wide, variant.precision):
+        task = self.read(subgraph)
+        precision = variant.precision or task.own
+        for lowered in task.lower(wide, precision):
             try:
-                plans = list(islice(offered_plans(lowered.graph, variant.precision, direct=direct), number))
+                plans = list(islice(offered_plans(lowered.graph, precision, direct=direct), number))
             except UnsupportedError as error:
                 reason = error
                 continue
@@ -103,11 +108,11 @@ class Cudnn(CudaLibrary):
         return CudnnKernel(found)
 
     def _variants(self, subgraph: Subgraph, task: Task, options: BuildOptions) -> Iterator[Variant]:
-        from collage.backends.cudnn_kernels.lowered import is_stored_narrow
+        from collage.backends.cuda_kernels.precisions import is_stored_narrow
 
-        reduced = [each for each in task.precisions if each in options.precisions]
+        precisions = [each for each in task.offered if not each or each in options.precisions]
         for format in task.formats:
-            for precision in (*([""] if task.exact else []), *reduced):
+            for precision in precisions:
                 narrow = is_stored_narrow(precision)
                 taken, given = (
                     narrowed(Storage(CUDA, each), precision if narrow else "")

@@ -30,7 +30,7 @@ _ON_GPU = Storage(CUDA)
 class TvmCuda(CudaBackend):
     """Elementwise, broadcast, injective and reduction operators and their fusions, and small products, on a GPU.
 
-    Values are plain in the GPU's memory.
+    Values are plain in the GPU's memory. Sums of float16 are float32.
     """
 
     name = "tvm_cuda"
@@ -59,10 +59,12 @@ class TvmCuda(CudaBackend):
         """Lower, fuse, schedule and compile, for the GPU that is here or else for ``ARCHITECTURE``."""
         from collage.backends.tvm_codegen.lower import LoweringError, lower
         from collage.backends.tvm_cuda_codegen.build import compile_kernel
+        from collage.backends.tvm_cuda_codegen.wide import WIDE_SUMS
 
         part = subgraph.to_relax()
         try:
-            return compile_kernel(lower(part.function, part.prim_funcs), architecture(ARCHITECTURE))
+            lowered = lower(part.function, part.prim_funcs, WIDE_SUMS)
+            return compile_kernel(lowered, architecture(ARCHITECTURE))
         except LoweringError as error:
             raise UnsupportedError(str(error)) from error
 

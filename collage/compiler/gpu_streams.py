@@ -16,7 +16,10 @@ from collage.schedule.nimble import nimble_streams
 from collage.schedule.opara import opara_order, opara_streams
 from collage.schedule.schedule import TEAM, Schedule
 
-__all__ = ["gpu_schedules"]
+__all__ = ["ALGORITHMS", "gpu_schedule", "gpu_schedules"]
+
+ALGORITHMS = ("nimble", "opara", "nimble, opara's order")
+"""The names of the algorithms that make schedules."""
 
 _MUCH = 0.5
 """A launch that moves its bytes at this share of the highest rate, or at more, is bound by memory."""
@@ -29,6 +32,17 @@ def gpu_schedules(
     dag: Dag, on_gpu: Sequence[bool], cost_us: Sequence[float], moved_bytes: Sequence[int]
 ) -> dict[str, Schedule]:
     """Schedules by the names of their algorithms; none where no two launches on the GPU are independent.
+
+    The arguments are those of ``gpu_schedule``.
+    """
+    found = {name: gpu_schedule(name, dag, on_gpu, cost_us, moved_bytes) for name in ALGORITHMS}
+    return {name: each for name, each in found.items() if each.count > 1}
+
+
+def gpu_schedule(
+    name: str, dag: Dag, on_gpu: Sequence[bool], cost_us: Sequence[float], moved_bytes: Sequence[int]
+) -> Schedule:
+    """The schedule of one of the ``ALGORITHMS``.
 
     ``on_gpu`` is ``Program.on_gpu``. ``cost_us`` are microseconds, and ``moved_bytes`` the bytes that each launch reads
     and writes, weights included. Opara's order takes them as the demand for resources, and their rate as the sign of
@@ -47,9 +61,8 @@ def gpu_schedules(
     def nimble_in_order(part: Dag, which: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
         return opara(part, which)[0], nimble_streams(part)
 
-    algorithms = {"nimble": nimble, "opara": opara, "nimble, opara's order": nimble_in_order}
-    found = {name: _schedule(dag, on_gpu, each) for name, each in algorithms.items()}
-    return {name: each for name, each in found.items() if each.count > 1}
+    algorithms: Sequence[_Algorithm] = (nimble, opara, nimble_in_order)
+    return _schedule(dag, on_gpu, dict(zip(ALGORITHMS, algorithms, strict=True))[name])
 
 
 def _schedule(dag: Dag, on_gpu: Sequence[bool], algorithm: _Algorithm) -> Schedule:

@@ -104,7 +104,7 @@ def _unguarded(parts: Parts) -> Parts:
 
 def _with_weights(context: Context, compilation: Compilation, parts: Parts, source: onnx.ModelProto) -> Parts:
     """The parts of a model of the same structure as the compilation's."""
-    model = from_simplified(simplify(load_onnx(source)), compilation.source.name)
+    model = from_simplified(simplify(load_onnx(source), halves=context.halves), compilation.source.name)
     wholes = [Subgraph(each, tuple(range(len(each.graph.nodes)))) for each in (compilation.imported, model)]
     if wholes[0].digest != wholes[1].digest:
         raise ModelError(f"{compilation.source.name} has models of different structure.")

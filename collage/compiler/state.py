@@ -24,6 +24,7 @@ from collage.core.progress import Progress
 from collage.frontend.model import Model
 from collage.frontend.original import AsLoaded
 from collage.graph.ranges import Range
+from collage.graph.storage import CUDA
 from collage.kernel.machine_speeds import WRITTEN_DOWN, MachineSpeeds
 from collage.kernel.options import BuildOptions
 from collage.kernel.target import Target
@@ -85,6 +86,11 @@ class Context:
     course: Course[Compilation] = field(default_factory=lambda: Course())
     speeds: MachineSpeeds = WRITTEN_DOWN
     crews: Crews | None = None
+
+    @cached_property
+    def halves(self) -> bool:
+        """Whether models in float16 are computed in it, as GPUs do: whether a backend for one is among the chosen."""
+        return any(each.device == CUDA for each in self.backends.values())
 
     @property
     def build(self) -> BuildOptions:

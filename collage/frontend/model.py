@@ -133,14 +133,16 @@ class Model:
         return f"{each.op} ({origin})"
 
 
-def import_model(source: ModelSource, shapes: Shapes | None = None, name: str = "model") -> Model:
+def import_model(
+    source: ModelSource, shapes: Shapes | None = None, name: str = "model", *, halves: bool = False
+) -> Model:
     """Run the whole frontend: read the model, fix its shapes, simplify it and convert it.
 
-    Raises ModelError and UsageError.
+    With ``halves`` operators of float16 stay float16 (see ``simplify``). Raises ModelError and UsageError.
     """
     proto = load_onnx(source)
     fix_shapes(proto, shapes or {})
-    return from_simplified(simplify(proto), name)
+    return from_simplified(simplify(proto, halves=halves), name)
 
 
 def from_simplified(

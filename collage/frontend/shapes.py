@@ -51,9 +51,24 @@ def fix_shapes(model: onnx.ModelProto, shapes: Shapes) -> None:
 
 
 def infer_types(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Write the types of values that onnx infers into the caller's model, in place. Returns the same model.
+    """Write the types of values that onnx infers into the caller's model, in place. Returns the same model."""
+    try:
+        bare = inferred(model)
+    except (onnx.shape_inference.InferenceError, UnicodeDecodeError, MemoryError, RuntimeError) as error:
+        log.warning("ONNX shape inference failed: %s", error)
+        return model
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(bare.graph.value_info)
+    outputs = {info.name: info for info in bare.graph.output}
+    for info in model.graph.output:
+        info.CopyFrom(outputs[info.name])
+    return model
 
-    The inference runs on a copy without the large weights, since it serialises the model, which is limited to 2 GiB.
+
+def inferred(model: onnx.ModelProto, *, strict: bool = False) -> onnx.ModelProto:
+    """A copy without the large weights, with the types that onnx infers, which are checked where that is ``strict``.
+
+    Large weights are left out since onnx serialises the model, which is limited to 2 GiB. Raises what onnx raises.
     """
     bare = onnx.ModelProto()
     bare.CopyFrom(model)
@@ -63,17 +78,7 @@ def infer_types(model: onnx.ModelProto) -> onnx.ModelProto:
             tensor.data_location = onnx.TensorProto.EXTERNAL
             entry = tensor.external_data.add()
             entry.key, entry.value = "location", "elsewhere"
-    try:
-        bare = onnx.shape_inference.infer_shapes(bare, data_prop=True)
-    except (onnx.shape_inference.InferenceError, UnicodeDecodeError, MemoryError, RuntimeError) as error:
-        log.warning("ONNX shape inference failed: %s", error)
-        return model
-    del model.graph.value_info[:]
-    model.graph.value_info.extend(bare.graph.value_info)
-    inferred = {info.name: info for info in bare.graph.output}
-    for info in model.graph.output:
-        info.CopyFrom(inferred[info.name])
-    return model
+    return onnx.shape_inference.infer_shapes(bare, check_type=strict, strict_mode=strict, data_prop=True)
 
 
 def _refuse_huge(model: onnx.ModelProto) -> None:

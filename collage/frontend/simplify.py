@@ -15,6 +15,7 @@ from collage.core.temporary import TemporaryFolder
 from collage.errors import ModelError
 from collage.frontend.casts import casts_first
 from collage.frontend.expand import expand
+from collage.frontend.halves import folded_in_float16
 from collage.frontend.ort_session import session_options
 from collage.frontend.qlinear import spelt_out
 from collage.frontend.quantised_views import views_first
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 _EXTERNAL_ABOVE_BYTES = 1024
 
 
-def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
+def simplify(model: onnx.ModelProto, *, halves: bool = False) -> onnx.ModelProto:
     """A new model with constants folded, BatchNormalization folded into convolutions, and types inferred.
 
     Before that, operators that only engines could run are replaced by those that define them (see ``expand`` and
@@ -34,15 +35,22 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
     views of what is quantised are taken of the integers (see ``views_first``).
 
     ONNX Runtime's level "basic" does the folding. It emits standard operators only. TVM's importer needs it, for
-    example for BERT's ConstantOfShape on a shape tensor, and every engine would do the same by itself. Raises
-    ModelError when ONNX Runtime cannot load the model.
+    example for BERT's ConstantOfShape on a shape tensor, and every engine would do the same by itself. It makes most
+    operators of float16 float32, as CPUs compute them; with ``halves`` they stay float16 (see ``folded_in_float16``).
+    Raises ModelError when ONNX Runtime cannot load the model.
     """
-    simple = _fold(spelt_out(expand(model)))
+    expanded = spelt_out(expand(model))
+    simple = folded_in_float16(expanded, _folded) if halves else _folded(expanded)
+    _tidy(simple, {info.name for info in model_inputs(model)})
+    return infer_types(casts_first(views_first(simple)))
+
+
+def _folded(model: onnx.ModelProto) -> onnx.ModelProto:
+    simple = _fold(model)
     if any(node.op_type == "Shape" and node.domain == "" for node in simple.graph.node):
         # ONNX Runtime inlines functions (such as GroupNormalization) after it has folded shapes.
         simple = _fold(simple)
-    _tidy(simple, {info.name for info in model_inputs(model)})
-    return infer_types(casts_first(views_first(simple)))
+    return simple
 
 
 def _fold(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from collage.core.library_text import library_text
 from collage.graph.dataflow import Array
 from collage.kernel.device_call import DeviceCall
 from collage.kernel.device_clock import device_clocked
@@ -24,7 +25,7 @@ from collage.measure_db.race import race
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind, Slower
 from collage.measure_db.samples import Samples
 from collage.measure_db.spent import BUILD, CHECK, COPIES, RACE, SAMPLES, spent
-from collage.measure_db.stages import RejectedError, rejection_of
+from collage.measure_db.stages import RejectedError, looks_like_memory, rejection_of
 from collage.measure_db.timing import Clocked, Timing, no_gc, sample_calls, sample_clocked, samples_ns
 from collage.native import LaunchList, NativeKernel, note_time, team_of, touch_interleaved
 
@@ -73,8 +74,10 @@ def measure_candidate(
             keep(source.options, kernel.artifact)
     except RejectedError as rejected:
         return rejected.rejection
-    except MemoryError:
-        return Rejection(RejectionKind.MEMORY, "run: out of memory")
+    except MemoryError as error:
+        text = library_text(error)  # that of a GPU says whose memory it is, and what to do
+        said = text if looks_like_memory(text) else "out of memory"
+        return Rejection(RejectionKind.MEMORY, f"run: {said}")
     except BaseException as failure:  # a kernel may raise anything, and only after some runs
         return rejection_of("run", failure)
     return Measurement(

@@ -16,13 +16,14 @@ from collage.backends.chains.strided import Strided, dense, ordered
 from collage.backends.cublas import Cublas
 from collage.backends.cublas_kernels.artifact import CublasArtifact, Operands, pack, unpack
 from collage.backends.cublas_kernels.description import Description, Matrix, describe
-from collage.backends.cublas_kernels.task import task_of
+from collage.backends.cublas_kernels.task import in_precision, task_of
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.storage import Storage
-from collage.kernel.options import BuildOptions
+from collage.kernel.options import BuildOptions, Variant
 from collage.patterns.context import MatchContext
 from collage.patterns.match import find_matches
+from scripts.lib.gpu.half import in_half
 from tests.cuda_processes import Gpu
 from tests.frontend.test_to_onnx import Net
 from tests.reference import evaluate
@@ -190,12 +191,15 @@ def test_matches(name: str) -> None:
 PRECISIONS = """
 import json
 from scripts.lib.gpu.checks import one_kernel
+from scripts.lib.gpu.half import in_half
 from tests.backends.test_cublas import MODELS, WHOLE
 from tests.frontend.test_to_onnx import Net
 found = {}
 for name in WHOLE:
     make, net = MODELS[name][0], Net(20)
-    found[name] = one_kernel("cublas", net.build(make(net)), "tf32", "fp16", "bf16")
+    model = net.build(make(net))
+    found[name] = one_kernel("cublas", model, "tf32", "fp16", "bf16")
+    found[name + " in float16"] = one_kernel("cublas", in_half(model), "tf32", "fp16", "bf16")
 print(json.dumps(found))
 """
 WHOLE = [name for name in MODELS if name != "attention"]
@@ -223,6 +227,46 @@ def test_precisions(name: str, kernels: Mapping[str, Mapping[str, Any]]) -> None
         assert precision == "" or result["error"] > 1e-5, "factors are rounded"
         right.add(precision)
     assert right == LARGEST.keys()
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_models_in_float16(name: str, kernels: Mapping[str, Mapping[str, Any]]) -> None:
+    """They are computed in float16 as they are, plain and by each algorithm, and in no other precision."""
+    found = kernels[f"{name} in float16"]
+    assert found.keys() == {str(each) for each in _plain(_half_model(name))}
+    right = [each for each in found.values() if "failed" not in each]
+    assert len(right) == 2, found
+    assert all(each["error"] < 1e-3 for each in right), found
+
+
+def test_constants_of_models_in_float16() -> None:
+    """They are folded in float32, and rounded once."""
+    net = Net(20)
+    whole = in_half(net.build(linear(net, 4, 8, after=["scale", "bias", "Relu"])))
+    model = import_model(whole, halves=True)
+    task = task_of(Subgraph(model, tuple(range(len(model.graph.nodes)))))
+    made = in_precision(task, task.own)
+    assert (made.description.dtype, made.description.tf32) == ("float16", False)
+    assert made.weights is not None and made.bias is not None
+    assert {made.weights.dtype.name, made.bias.dtype.name} == {"float16"}
+    exact = [np.float64(each) for each in model.graph.constants.values()]
+    weights, scale = (next(each for each in exact if each.ndim == n) for n in (2, 1))
+    wanted = (weights * scale).astype(made.weights.dtype)
+    assert np.abs(np.float64(made.weights) - np.float64(wanted)).max() <= np.spacing(wanted.max())
+
+
+def _half_model(name: str) -> Subgraph:
+    net = Net(20)
+    model = import_model(in_half(net.build(MODELS[name][0](net))), halves=True)
+    return Subgraph(model, tuple(range(len(model.graph.nodes))))
+
+
+def _plain(subgraph: Subgraph) -> Sequence[Variant]:
+    """The variants of a model in its own dtype, whatever else is allowed."""
+    variants = Cublas().variants(subgraph, BuildOptions(precisions=frozenset({"tf32", "fp16", "bf16"})))
+    ends = {storage for each in variants for storage in (*each.inputs, *each.outputs)}
+    assert ends == {Storage("cuda")} and {each.precision for each in variants} == {""}
+    return variants
 
 
 def test_what_it_does_not_take() -> None:

@@ -50,15 +50,18 @@ from collage.backends.cudnn_kernels.build import build
 from collage.backends.cudnn_kernels.plans import described_device, offered_plans
 from collage.backends.cudnn_kernels.task import task_of
 from collage.frontend.model import import_model
-from tests.backends.test_cudnn import CASES, OPSETS, matched
+from scripts.lib.gpu.half import in_half
+from tests.backends.test_cudnn import CASES, IN_FLOAT16, OPSETS, matched
 from tests.backends.test_cudnn_without_gpu import NETWORKS
 from tests.frontend.test_to_onnx import Net
 
-def graphs(make, opset=18):
+def graphs(make, opset=18, half=False):
     net = Net(opset)
-    task = task_of(matched(import_model(net.build(make(net)))))
+    model = net.build(make(net))
+    task = task_of(matched(import_model(in_half(model) if half else model, halves=True)))
     for stored in task.formats:
-        for precision in (*([""] if task.exact else []), *task.precisions):
+        for precision in task.offered:
+            precision = precision or task.own
             for number, lowered in enumerate(task.lower(stored, precision)):
                 yield stored.name, precision, number, lowered.graph
 
@@ -67,10 +70,15 @@ for name, make in CASES.items():
     for *_, graph in graphs(make, OPSETS.get(name, 18)):
         build(graph, None)
         built += 1
+    for *_, graph in graphs(make, OPSETS.get(name, 18), half=True) if name in IN_FLOAT16 else ():
+        build(graph, None)
+        built += 1
 device = described_device(Path(sys.argv[1]).read_bytes())
 found = {}
-for name, make in NETWORKS.items():
-    for stored, precision, number, graph in graphs(make):
+kinds = {"": False, " of a float16 model": True}
+every = [(name + kind, make, half) for name, make in NETWORKS.items() for kind, half in kinds.items()]
+for name, make, half in every:
+    for stored, precision, number, graph in graphs(make, half=half):
         try:
             plans = list(islice(offered_plans(graph, precision, direct=False, device=device), 3))
         except UnsupportedError as error:
@@ -132,12 +140,15 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
 
 
 def test_all_graphs_are_accepted(answers: Mapping[str, Any]) -> None:
-    assert answers["built"] > len(CASES)
+    assert answers["built"] > 2 * len(CASES)
 
 
 def test_plans_for_an_h100(answers: Mapping[str, Any]) -> None:
-    """Each graph has a plan in each precision; attention has one in one of its forms."""
+    """Each graph has a plan in each precision, and for models in float16; attention has one in one of its forms."""
     plans = answers["plans"]
+    halves = {each for each in plans if "of a float16 model" in each}
+    assert {each.partition(" of a")[0] for each in halves} == {*NETWORKS}
+    assert all(" fp16 " in each for each in halves)
     for name, found in plans.items():
         if name.startswith(("attention", "masked")):
             first = name.rpartition(" ")[0]

@@ -67,9 +67,9 @@ def test_each_match_is_parsed_once(
     convolutions: Counter[int] = Counter()
     read_part, read_conv = chain.read_part, conv.read_conv
 
-    def counted_part(subgraph: Subgraph, root: Any, base: int, left: Any) -> Any:
+    def counted_part(subgraph: Subgraph, root: Any, base: int, left: Any, dtypes: Any) -> Any:
         chains[(subgraph.nodes, root.id, base)] += 1
-        return read_part(subgraph, root, base, left)
+        return read_part(subgraph, root, base, left, dtypes)
 
     def counted_conv(graph: Any, node: Any) -> Any:
         convolutions[node.id] += 1

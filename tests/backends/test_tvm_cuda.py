@@ -24,6 +24,7 @@ from collage.backends.tvm_cuda import TvmCuda
 from collage.backends.tvm_cuda_codegen.artifact import pack, unpack
 from collage.backends.tvm_cuda_codegen.build import compile_kernel, sources_of
 from collage.backends.tvm_cuda_codegen.nvrtc import NvrtcError, compile_cubin
+from collage.backends.tvm_cuda_codegen.wide import WIDE_SUMS
 from collage.core.cuda import NoGpuError
 from collage.frontend.model import Model, import_model
 from collage.frontend.subgraph import Subgraph
@@ -132,15 +133,11 @@ def on_cpu(kernel: Kernel) -> list[Any]:
     return outputs
 
 
-def has_halves(lowered: LoweredKernel) -> bool:
-    return "float16" in {each.dtype for each in (*lowered.params, *lowered.outputs, *lowered.intermediates)}
-
-
 @pytest.mark.parametrize("group", GROUPS)
 def test_what_the_kernels_compute(group: str, tmp_path: Path) -> None:
     """The source for the GPU, run by a stand-in for its threads, gives what the kernel for the CPU gives."""
     threads = CpuThreads(tmp_path)
-    prepared = [(each, threads.add(each.lowered)) for each in kernels(group) if not has_halves(each.lowered)]
+    prepared = [(each, threads.add(each.lowered)) for each in kernels(group)]
     assert prepared
     for kernel, ready in prepared:
         try:
@@ -232,6 +229,54 @@ def test_half_precision_compiles(name: str) -> None:
     lowered = lower(function(lambda e, x: build(x), ((7, 37), "float16")))
     (launch,) = unpack(compile_kernel(lowered, "sm_90")).launches
     assert launch.block == (1024, 1, 1)
+
+
+SUMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "mean": (lambda x: op.mean(x, [1]), lambda x: x.mean(1)),
+    "sum": (lambda x: op.sum(x, [1]), lambda x: x.sum(1)),
+    "softmax": (op.nn.softmax, np_softmax),
+    "product": (lambda x: op.matmul(x, op.permute_dims(x)), lambda x: x @ x.T),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_of_float16_are_float32(name: str, tmp_path: Path) -> None:
+    """They are as near to sums of float64 as a result in float16 can be. Without it, products are not."""
+    x = np.random.default_rng(6).uniform(0.1, 1.0, (3, 2000)).astype(np.float16) / np.float16(8)
+    build, wanted = SUMS[name]
+    expected = wanted(x.astype(np.float64))
+    errors = []
+    for number, operators in enumerate((WIDE_SUMS, {})):
+        (folder := tmp_path / str(number)).mkdir()
+        threads = CpuThreads(folder)
+        given = function(lambda e, x: build(x), (x.shape, "float16"))
+        (found,) = threads.run(threads.add(lower(given, None, operators)), [x])
+        assert found.dtype == np.float16
+        errors.append(float((np.abs(found - expected) / expected).max()))
+    assert errors[0] < 2.0**-10, errors
+    assert name != "product" or errors[1] > 1e-2, errors
+
+
+def test_float16_of_the_stand_in(tmp_path: Path) -> None:
+    """Every number of float16 goes to float32 and back as it is, and others are rounded as numpy rounds them."""
+    threads = CpuThreads(tmp_path)
+    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    rng = np.random.default_rng(8)
+    wide = (rng.normal(size=1 << 16) * 10.0 ** rng.integers(-9, 6, 1 << 16)).astype(np.float32)
+    wide[:6] = 65519.0, 65520.0, 1 + 2**-11, 1 + 3 * 2**-11, 2.0**-25, 3 * 2.0**-25
+    shape = (1 << 16,)
+    ready = [
+        threads.add(lower(function(lambda e, x: op.astype(x, "float32"), (shape, "float16")))),
+        threads.add(lower(function(lambda e, x: op.astype(x, "float16"), (shape, "float32")))),
+    ]
+    (widened,) = threads.run(ready[0], [every])
+    np.testing.assert_array_equal(widened, every.astype(np.float32))
+    (again,) = threads.run(ready[1], [widened])
+    numbers = ~np.isnan(every)
+    np.testing.assert_array_equal(again.view(np.uint16)[numbers], every.view(np.uint16)[numbers])
+    assert np.isnan(again[~numbers]).all()
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(threads.run(ready[1], [wide])[0], wide.astype(np.float16))
 
 
 # -- the backend -------------------------------------------------------------------------------------------

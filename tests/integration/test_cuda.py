@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 
 import collage
 from collage.errors import CollageError
+from scripts.lib.gpu.half import in_half
 from tests.cuda_processes import Gpu
 from tests.frontend.test_to_onnx import Net
 
@@ -220,6 +222,65 @@ def test_convolutions_within_a_tolerance(gpu: Gpu, tmp_path: Path) -> None:
     measured = {settings for backend, settings, us in rows if backend == "cudnn" and us is not None}
     for words in ("[cuda:channels-last -> cuda:channels-last; plan 1] ", "in tf32", "in bf16"):
         assert any(words in each for each in measured), (words, measured)
+    if find_spec("nvidia.cudnn") is None:  # on a machine with a GPU and without the library it is one line
+        (tmp_path / "gpu").mkdir()
+        bare = Gpu.build(tmp_path / "gpu")
+        done = bare.attempt(LOAD, paths[2], str(tmp_path / "model.onnx.npz"), "none")
+        assert (done.returncode, len(done.stdout.splitlines())) == (3, 1), done.stderr
+        assert "pip install 'collage[cuda]'" in done.stdout and "cudnn" in done.stdout, done.stdout
+
+
+def _small(net: Net, *shape: int) -> str:
+    """Weights that keep results near 1, where a softmax is not moved by a last bit of float16."""
+    return net.weight(np.random.default_rng(len(shape)).normal(0, 0.1, shape).astype(np.float32))
+
+
+@pytest.fixture(scope="module")
+def halves(gpu: Gpu, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    """A network in float16, of what each backend for GPUs has: convolution, pooling, product, softmax and others."""
+    folder = tmp_path_factory.mktemp("halves")
+    net = Net(18)
+    pads = [1, 1, 1, 1]
+    value = net.op("Conv", net.input(1, 4, 6, 6), _small(net, 8, 4, 3, 3), net.random(8), pads=pads)
+    value = net.op("MaxPool", net.op("Relu", value), kernel_shape=[2, 2], strides=[2, 2])
+    value = net.op("MatMul", net.op("Reshape", value, net.ints(8, 9)), _small(net, 9, 16))
+    value = net.op("Relu", net.op("Add", value, net.random(16)))
+    onnx.save(in_half(net.build(net.op("Softmax", value, axis=-1))), folder / "model.onnx")
+    rng = np.random.default_rng(3)
+    feeds = {name: feed.draw(rng).astype(np.float16) for name, feed in net.feeds.items()}
+    np.savez(folder / "model.onnx.npz", **feeds)
+    options = {"device": "cuda", "backends": ["cudnn", "cublas", "tvm_cuda"], "threads": 1}
+    paths = [str(folder / name) for name in ("model.onnx", "db.sqlite", "out.collage")]
+    said = gpu.run(COMPILE, *paths, json.dumps(options))
+    return Compiled(folder, json.loads(said.splitlines()[-1]))
+
+
+def test_a_model_in_float16(gpu: Gpu, halves: Compiled) -> None:
+    """It is compiled, run, saved, and run in another process, with values in float16 all the way."""
+    assert {backend for backend, *_ in halves.launches} <= {"cudnn", "cublas", "tvm_cuda"}
+    assert not [layout for *_, layout in halves.launches if "fp16" in layout]
+    assert not [ops for _, ops, _ in halves.launches if "astype" in ops], "nothing is float32 on the way"
+    (wanted,) = halves.expected(halves.inputs()).values()
+    gpu.run(LOAD, str(halves.folder / "out.collage"), halves.feeds, str(halves.folder / "again.npz"))
+    for name in ("out.collage.npz", "again.npz"):
+        found = next(iter(np.load(halves.folder / name).values()))
+        assert found.dtype == np.float16
+        assert np.abs(found.astype(np.float64) - wanted).max() <= 4e-3 * np.abs(wanted).max()
+
+
+def test_libraries_are_measured_in_float16(halves: Compiled) -> None:
+    """cuDNN in both formats and cuBLASLt, in the model's own dtype, and right."""
+    rows = sqlite3.connect(halves.folder / "db.sqlite").execute(
+        "SELECT backend, settings, rejection FROM kernels WHERE median_us IS NOT NULL"
+    )
+    measured = {(backend, settings) for backend, settings, _ in rows}
+    for wanted in (
+        ("cublas", "[cuda:plain -> cuda:plain; algorithm 1] "),
+        ("cudnn", "[cuda:plain -> cuda:plain; plan 1] "),
+        ("cudnn", "[cuda:channels-last -> cuda:channels-last; plan 1] "),
+        ("tvm_cuda", "[cuda:plain -> cuda:plain; ] "),
+    ):
+        assert wanted in measured, sorted(measured)
 
 
 def test_a_kernel_that_corrupts_the_context(gpu: Gpu) -> None:

@@ -24,7 +24,8 @@ REFUSED = """
 import sys, collage
 for backend in sys.argv[2:]:
     try:
-        collage.compile(sys.argv[1], device="cuda", backends=[backend], progress=False)
+        db = sys.argv[1] + ".refused.sqlite"
+        collage.compile(sys.argv[1], db=db, device="cuda", backends=[backend], progress=False)
     except collage.CollageError as error:
         print(error)
 """
@@ -114,6 +115,7 @@ def test_kernels_that_fail_in_the_network_only(gpu: Gpu, model: Path, tmp_path: 
             {"COLLAGE_STANDIN_CUDA": "12080"},
             "the NVIDIA driver is for CUDA 12.8; it needs an NVIDIA GPU, its driver for CUDA 13.0 or later",
         ),
+        (["tvm_cuda"], {"COLLAGE_STANDIN_MIB": "0"}, "out of memory of the GPU: "),
     ],
 )
 def test_what_is_missing_is_told(

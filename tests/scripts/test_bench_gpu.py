@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
+from collage.errors import UsageError
+from scripts.lib.bench.gpu import earlier_parts
 from scripts.lib.gpu.fragment import Fragment
 from scripts.lib.gpu.gaps import Idle, idle_in, runs_of, told
 from scripts.lib.gpu.parts import Part, parts_of, run_parts
+from scripts.lib.gpu.shown import shown
 from scripts.lib.gpu.task import Task
 from tests.cuda_processes import Gpu
 
@@ -142,3 +145,106 @@ def test_a_network_on_a_stand_in(tmp_path: Path) -> None:
     assert "failed" in again["torch.compile"] and again["times with torch.compile"]["us"].keys() == {
         "collage"
     }
+
+
+def test_what_is_left_out_is_done_by_a_later_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part that was whole is not run again, and the others are."""
+    quick = "import os, sys\nfrom pathlib import Path\nfrom scripts.lib.gpu.fragment import Fragment\n"
+    quick += 'Fragment(Path(sys.argv[1])).step("process", os.getpid)\n'
+    (tmp_path / "quick_part.py").write_text(quick)
+    (tmp_path / "slow_part.py").write_text(SLOW)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{SCRIPT.parents[1]}")
+    parts = [Part("a", "quick_part", "", 20.0), Part("b", "slow_part", "", 3.0)]
+    first = run_parts(parts, tmp_path / "one.json", 30.0, {})["parts"]
+    again = [parts[0], Part("b", "quick_part", "", 20.0), Part("c", "quick_part", "", 20.0)]
+    run_parts(again, tmp_path / "two.json", 30.0, {}, first)
+    second = json.loads((tmp_path / "two.json").read_text())["parts"]
+    assert second["a"] == first["a"]
+    assert "ended" in first["b"] and "ended" not in second["b"]
+    assert len({second[name]["process"] for name in "abc"}) == 3
+
+
+def test_points_after_the_first_get_what_is_left() -> None:
+    points = [("float32", 1), ("float32", 16), ("float16", 1)]
+    tasks = [Task("mlp", batch, kind, "cuda", (), 60.0, True, "") for kind, batch in points]
+    found = [(each.name, each.shares > 0, each.greedy) for each in parts_of(tasks)]
+    assert found == [
+        ("checks", True, False),
+        ("mlp-1-float32-cuda", True, False),
+        ("mlp-1-float32-cuda against torch.compile", True, True),
+        ("mlp-16-float32-cuda", False, False),
+        ("mlp-16-float32-cuda against torch.compile", False, True),
+        ("mlp-1-float16-cuda", False, False),
+        ("mlp-1-float16-cuda against torch.compile", False, True),
+    ]
+
+
+def _part(ratio: float, *backends: str, torch_compile: bool = True, **more: Any) -> dict[str, Any]:
+    us = {"collage": {"host to host us": 10.0}, **({"torch.compile": {}} if torch_compile else {})}
+    return {
+        "right": {"error": 1e-6},
+        "compile": {"backends": dict.fromkeys(backends, 3), "devices": {"cuda:plain": 9}},
+        "times": {"us": us, "best rival over collage": ratio},
+        "idle": {"mean idle us between kernels": 1.5},
+        **more,
+    }
+
+
+def test_what_a_run_shows() -> None:
+    """Goals are met, missed or unknown, by the numbers of the parts."""
+    names = [("nasnet_a_mobile", "cuda"), ("bert_base", "cuda")]
+    names += [("dcgan", each) for each in ("cuda", "cpu", "auto")]
+    tasks = [Task(name, 1, "float32", device, (), 60.0, device == "cuda", "") for name, device in names]
+    assert {each["met"] for each in shown(tasks, {})["against rivals"].values()} == {None}
+    streams = {
+        "speedup": {"one stream": 1.0, "nimble": 1.2, "opara": 1.5},
+        "scheduling ms": {"nimble": 4.0, "opara": 0.1},
+    }
+    every = "tvm_cuda", "cublas", "cudnn"
+    parts = {
+        "nasnet_a_mobile-1-float32-cuda": _part(1.44, *every, streams=streams),
+        "bert_base-1-float32-cuda": _part(0.9, *every),
+        "bert_base-1-float32-cuda against torch.compile": {
+            "times": {"us": {"torch.compile": {}}, "best rival over collage": 1.0}
+        },
+        "dcgan-1-float32-cuda": _part(1.2, "cudnn"),
+        "dcgan-1-float32-cpu": _part(1.0, "onednn"),
+        "dcgan-1-float32-auto": _part(1.0, "cudnn"),
+    }
+    found = shown(tasks, parts)
+    assert found["right"]["met"] is True and found["backends together"]["with all three"] == 2
+    rivals = found["against rivals"]["float32, batch 1"]
+    assert rivals["geometric mean"] == round((1.44 * 1.0 * 1.2) ** (1 / 3), 3)
+    assert (rivals["least"], rivals["met"], rivals["without torch.compile"]) == (1.0, True, [])
+    network = found["streams"]["networks"]["nasnet_a_mobile-1-float32-cuda"]
+    assert network["opara over nimble"] == 1.25 and network["scheduling ms"]["opara"] == 0.1
+    assert found["streams"]["met"] is True and found["idle"]["met"] is True
+    assert found["auto"]["dcgan-1-float32"]["met"] is True
+
+    parts["bert_base-1-float32-cuda against torch.compile"]["times"]["best rival over collage"] = 0.97
+    parts["dcgan-1-float32-cpu"]["times"]["us"]["collage"]["host to host us"] = 5.0
+    parts["dcgan-1-float32-cuda"]["right"] = {"failed": "AssertionError: wrong by 1.0e+00"}
+    parts["nasnet_a_mobile-1-float32-cuda"]["idle"] = {"mean idle us between kernels": 9.0}
+    parts["nasnet_a_mobile-1-float32-cuda"]["compile"]["backends"] = {"cudnn": 2}
+    streams["speedup"]["opara"] = 1.25
+    found = shown(tasks, parts)
+    for point in ("right", "backends together", "streams", "idle"):
+        assert found[point]["met"] is False, point
+    assert found["against rivals"]["float32, batch 1"]["met"] is False
+    assert found["auto"]["dcgan-1-float32"]["met"] is False
+
+    parts = {name: each for name, each in parts.items() if "against" not in name}
+    parts["bert_base-1-float32-cuda"] = _part(1.3, *every, torch_compile=False)
+    rivals = shown(tasks, parts)["against rivals"]["float32, batch 1"]
+    assert (rivals["met"], rivals["without torch.compile"]) == (None, ["bert_base"])
+
+
+def test_results_of_something_else_are_not_continued(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    for text, words in (
+        ("{}", "has no results"),
+        ('{"gpu": "A", "parts": {}}', "has results of A, and this is B"),
+    ):
+        path.write_text(text)
+        with pytest.raises(UsageError, match=words):
+            earlier_parts(path, "B")

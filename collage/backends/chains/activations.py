@@ -19,6 +19,8 @@ from collage.graph.dataflow import Graph, Node
 from collage.graph.views import is_view
 
 _MAX_TERMS, _MAX_DEGREE = 8, 4
+_TOLERANCES = {"float16": 2.0**-10}
+"""How far a constant may be from the one of the formula: two roundings of its dtype. It is ``_TOLERANCE`` elsewhere."""
 _TOLERANCE = 1e-5
 
 Terms: TypeAlias = "tuple[tuple[tuple[Atom, ...], float], ...]"
@@ -49,13 +51,14 @@ class Recognised:
 
 def recognise(graph: Graph, left: Mapping[int, Node], value: int) -> Recognised | None:
     """The largest group of nodes of ``left`` that computes one activation of ``value``, if there is one."""
+    near = _TOLERANCES.get(graph.type_of(value).dtype, _TOLERANCE)
     for end in sorted(left, reverse=True):
         node = left[end]
         if len(node.outputs) != 1:
             continue
         reader = _Reader(graph, left, value)
         terms = reader.expand(node.outputs[0])
-        functions = _match(terms) if terms else None
+        functions = _match(terms, near) if terms else None
         if functions is None or not _closed(graph, reader.nodes, value, end):
             continue
         return Recognised(tuple(sorted(reader.nodes)), functions, node.outputs[0])
@@ -152,17 +155,17 @@ def _terms(polynomial: _Polynomial) -> Terms:
     return tuple(sorted(polynomial.items(), key=lambda item: (len(item[0]), hash(item[0]))))
 
 
-def _match(polynomial: _Polynomial) -> tuple[Eltwise, ...] | None:
-    """Eltwise algorithms, one after the other, that compute the polynomial."""
+def _match(polynomial: _Polynomial, near: float) -> tuple[Eltwise, ...] | None:
+    """Eltwise algorithms, one after the other, that compute the polynomial; constants may be off by ``near``."""
     terms = {term: x for term, x in polynomial.items() if x != 0.0}
     if set(terms) <= {(_X,), ()} and (_X,) in terms:
         return (Eltwise(Algorithm.LINEAR, terms[_X,], terms.get((), 0.0)),)
     if set(terms) == _softplus():
         return (Eltwise(Algorithm.SOFT_RELU, 1.0),) if set(terms.values()) == {1.0} else None
-    return _elu(terms) or _gated(terms)
+    return _elu(terms) or _gated(terms, near)
 
 
-def _gated(terms: _Polynomial) -> tuple[Eltwise, ...] | None:
+def _gated(terms: _Polynomial, near: float) -> tuple[Eltwise, ...] | None:
     """The algorithm of x times a function of x: GELU, SiLU, hard swish or mish."""
     products = [term for term in terms if len(term) == 2 and term[0] == _X and term[1].function]
     if len(products) != 1 or set(terms) - {products[0], (_X,)}:
@@ -170,7 +173,7 @@ def _gated(terms: _Polynomial) -> tuple[Eltwise, ...] | None:
     gate = products[0][1]
     scale, rest, inner = terms[products[0]], terms.get((_X,), 0.0), dict(gate.of)
     if gate.function in ("erf", "tanh") and _close(rest, scale):
-        gelu = _gelu(gate.function, inner)
+        gelu = _gelu(gate.function, inner, near)
         return None if gelu is None else _scaled(Eltwise(gelu), 2 * scale)
     if rest != 0.0:
         return None
@@ -203,20 +206,20 @@ def _elu(terms: _Polynomial) -> tuple[Eltwise, ...] | None:
     return (Eltwise(Algorithm.ELU, -terms[negative]),)
 
 
-def _gelu(function: str, inner: _Polynomial) -> Algorithm | None:
+def _gelu(function: str, inner: _Polynomial, near: float) -> Algorithm | None:
     if function == "erf":
-        return Algorithm.GELU_ERF if _is(inner, {(_X,): math.sqrt(0.5)}) else None
+        return Algorithm.GELU_ERF if _is(inner, {(_X,): math.sqrt(0.5)}, near) else None
     slope = math.sqrt(2 / math.pi)
     wanted: _Polynomial = {(_X,): slope, (_X, _X, _X): slope * 0.044715}
-    return Algorithm.GELU_TANH if _is(inner, wanted) else None
+    return Algorithm.GELU_TANH if _is(inner, wanted, near) else None
 
 
-def _is(found: _Polynomial, wanted: _Polynomial) -> bool:
-    return set(found) == set(wanted) and all(_close(found[term], wanted[term]) for term in wanted)
+def _is(found: _Polynomial, wanted: _Polynomial, near: float) -> bool:
+    return set(found) == set(wanted) and all(_close(found[term], wanted[term], near) for term in wanted)
 
 
-def _close(a: float, b: float) -> bool:
-    return math.isclose(a, b, rel_tol=_TOLERANCE)
+def _close(a: float, b: float, near: float = _TOLERANCE) -> bool:
+    return math.isclose(a, b, rel_tol=near)
 
 
 def _scaled(function: Eltwise, by: float) -> tuple[Eltwise, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph
 
 Floats: TypeAlias = "npt.NDArray[np.float32]"
+
+_WIDE = ("float32",)
+FLOATS = ("float32", "float16")
+"""The dtypes that libraries for GPUs take."""
 
 BINARY = {
     "add": Algorithm.ADD,
@@ -72,12 +77,17 @@ class Chain:
         """The shape of the base."""
         return self.type_of(self.base).shape
 
+    @property
+    def dtype(self) -> str:
+        """The dtype of all values."""
+        return self.type_of(self.base).dtype
+
     def type_of(self, value: int) -> TensorType:
         """Type of a value."""
         return self.graph.type_of(value)
 
     def constant(self, operand: int) -> Floats | None:
-        """Content of an operand, if it is a constant."""
+        """Content of an operand in float32, if it is a constant."""
         if operand < 0:
             return self.own[-1 - operand]
         found = self.graph.constants.get(operand)
@@ -90,9 +100,21 @@ class Chain:
 
 
 def read_chain(subgraph: Subgraph) -> Chain:
-    """The subgraph as its first operator and what follows it. Raises UnsupportedError when it is not that."""
+    """The subgraph as its first operator and what follows it, in float32.
+
+    Raises UnsupportedError when it is not that.
+    """
+    return _read_first(subgraph, _WIDE)
+
+
+def read_float_chain(subgraph: Subgraph) -> Chain:
+    """Like ``read_chain``, but all values may also be float16."""
+    return _read_first(subgraph, FLOATS)
+
+
+def _read_first(subgraph: Subgraph, dtypes: Sequence[str]) -> Chain:
     root, *others = subgraph.operators
-    return _read(subgraph, root, root.outputs[0], {node.id: node for node in others})
+    return _read(subgraph, root, root.outputs[0], {node.id: node for node in others}, dtypes)
 
 
 def read_functions(subgraph: Subgraph) -> Chain:
@@ -113,35 +135,43 @@ def read_functions(subgraph: Subgraph) -> Chain:
     raise UnsupportedError(reason)
 
 
-def _read(subgraph: Subgraph, root: Node, base: int, left: dict[int, Node]) -> Chain:
-    chain = read_part(subgraph, root, base, left)
+def _read(
+    subgraph: Subgraph, root: Node, base: int, left: dict[int, Node], dtypes: Sequence[str] = _WIDE
+) -> Chain:
+    chain = read_part(subgraph, root, base, left, dtypes)
     if subgraph.outputs != (chain.output,):
         raise UnsupportedError("a result inside the chain is used outside")
     return chain
 
 
-def read_part(subgraph: Subgraph, root: Node, base: int, left: dict[int, Node]) -> Chain:
+def read_part(
+    subgraph: Subgraph, root: Node, base: int, left: dict[int, Node], dtypes: Sequence[str] = _WIDE
+) -> Chain:
     """The nodes ``left`` of the subgraph as functions of value ``base``, whatever the other nodes do.
 
-    Raises UnsupportedError when they are not that.
+    All values have one of the ``dtypes``, which is the base's. Raises UnsupportedError when they are not that.
     """
     graph = subgraph.model.graph
+    own = graph.type_of(base).dtype
     for node in subgraph.operators:
         for value in (*node.inputs, *node.outputs[:1]):
             kind = graph.type_of(value)
-            if kind.dtype != "float32" or not kind.size:
-                raise UnsupportedError(f"{node.op} of {kind}: libraries get float32 with elements only")
+            if kind.dtype not in dtypes or not kind.size:
+                names = " or ".join(dtypes)
+                raise UnsupportedError(f"{node.op} of {kind}: libraries get {names} with elements only")
+            if kind.dtype != own:
+                raise UnsupportedError(f"{node.op} of {kind} beside {own}: libraries get one dtype at a time")
     value = base
     epilogue: list[EpilogueOp] = []
-    own: list[Floats] = []
+    constants: list[Floats] = []
     while left:
-        step = _step(graph, left, value, graph.type_of(base).shape, own)
+        step = _step(graph, left, value, graph.type_of(base).shape, constants)
         for done in step.nodes:
             del left[done]
         epilogue += step.functions
         value = step.result
     inputs = subgraph.inputs
-    return Chain(graph, subgraph.operators, inputs, root, base, tuple(epilogue), value, tuple(own))
+    return Chain(graph, subgraph.operators, inputs, root, base, tuple(epilogue), value, tuple(constants))
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ Attention splits the heads, transposes, multiplies and transposes back; oneDNN t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.attributes import integers
-from collage.backends.chains.chain import Chain, Combine, read_part
+from collage.backends.chains.chain import FLOATS, Chain, Combine, read_part
 from collage.backends.chains.strided import Strided, dense
 from collage.graph.dataflow import Graph, Node
 from collage.graph.views import is_view
@@ -64,7 +64,19 @@ def product_of(subgraph: Subgraph) -> Node | None:
 
 
 def read_product_chain(subgraph: Subgraph) -> ProductChain:
-    """The subgraph as a product with transposes before and after it. Raises UnsupportedError when it is none."""
+    """The subgraph as a product in float32 with transposes before and after it.
+
+    Raises UnsupportedError when it is none.
+    """
+    return _read(subgraph, FLOATS[:1])
+
+
+def read_float_product_chain(subgraph: Subgraph) -> ProductChain:
+    """Like ``read_product_chain``, but all values may also be float16."""
+    return _read(subgraph, FLOATS)
+
+
+def _read(subgraph: Subgraph, dtypes: Sequence[str]) -> ProductChain:
     graph, root = subgraph.model.graph, product_of(subgraph)
     if root is None:
         raise UnsupportedError("there are transposes without a product")
@@ -74,7 +86,7 @@ def read_product_chain(subgraph: Subgraph) -> ProductChain:
     tail = [] if last is None else [n for n in left.values() if n.id >= last.id]
     for node in tail:
         del left[node.id]
-    chain = read_part(subgraph, root, root.outputs[0], left)
+    chain = read_part(subgraph, root, root.outputs[0], left, dtypes)
     output = chain.output
     for node in tail:
         if node.inputs != (output,) or not (node is last or is_view(graph, node)):

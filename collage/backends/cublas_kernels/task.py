@@ -12,8 +12,9 @@ from collage.backends.chains.epilogue import Activation, Epilogue, read_epilogue
 from collage.backends.chains.fold import fold
 from collage.backends.chains.product import read_product, views_of
 from collage.backends.chains.strided import dense
-from collage.backends.chains.transposes import product_of, read_product_chain
+from collage.backends.chains.transposes import product_of, read_float_product_chain
 from collage.backends.cublas_kernels.description import Description, describe
+from collage.backends.cuda_kernels.precisions import dtype_of, is_stored_narrow, precision_of
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Array, np_dtype
 from collage.graph.storage import BF16, CUDA, FP16, TF32, Storage, narrowed
@@ -23,13 +24,12 @@ __all__ = ["PRECISIONS", "ROOTS", "CublasTask", "in_precision", "storage_of", "t
 ROOTS = frozenset({"matmul"})
 
 PRECISIONS = (TF32, FP16, BF16)
-"""The reduced precisions that products may be in."""
-_DTYPES = {FP16: "float16", BF16: "bfloat16"}
+"""The reduced precisions that products of float32 matrices may be in."""
 
 
 @dataclass(frozen=True)
 class CublasTask:
-    """The description, and what its operands are.
+    """The description in float32, and what its operands are; ``own`` is the precision of the model's dtype.
 
     ``left``, ``right`` and ``residual`` are positions among the subgraph's inputs. A constant right operand is
     ``weights``, and ``right`` is None then.
@@ -41,6 +41,7 @@ class CublasTask:
     residual: int | None
     weights: Array | None
     bias: Array | None
+    own: str = ""
 
 
 def task_of(subgraph: Subgraph) -> CublasTask:
@@ -50,12 +51,12 @@ def task_of(subgraph: Subgraph) -> CublasTask:
 
 def storage_of(precision: str) -> Storage:
     """Where the operands and the result of a product of that precision are stored."""
-    return narrowed(Storage(CUDA), precision if precision in _DTYPES else "")
+    return narrowed(Storage(CUDA), precision if is_stored_narrow(precision) else "")
 
 
 def in_precision(task: CublasTask, precision: str) -> CublasTask:
     """The same product in another precision, with its constants in the dtype of that."""
-    dtype = _DTYPES.get(precision, "float32")
+    dtype = dtype_of(precision)
     described = replace(task.description, dtype=dtype, tf32=precision == TF32)
     with np.errstate(over="ignore"):
         weights, bias = (
@@ -68,7 +69,7 @@ def _read(subgraph: Subgraph) -> CublasTask:
     root = product_of(subgraph)
     if root is None or root.op not in ROOTS:
         raise UnsupportedError(f"cuBLASLt has no {subgraph.operators[0].op}")
-    chain = subgraph.parsed(read_product_chain)
+    chain = subgraph.parsed(read_float_product_chain)
     product = read_product(chain.graph, root)
     views = views_of(chain, product)
     shape = chain.type_of(root.outputs[0]).shape
@@ -99,6 +100,7 @@ def _read(subgraph: Subgraph) -> CublasTask:
         None if epilogue.residual is None else place(epilogue.residual),
         weights,
         folded.bias,
+        precision_of(chain.dtype),
     )
 
 

@@ -1,8 +1,8 @@
 """Kernels on the GPU that bring a value to another format there: they transpose, and round to fewer bits or back.
 
-Channels first or last is a transpose of matrices, one for each item of the batch. The kernels are a few lines of CUDA
-C++, which NVRTC compiles when they are needed. Their conversions are their own, because the headers of float16 are no
-part of every NVRTC.
+Channels first or last is a transpose of matrices, one for each item of the batch. Where the dtype stays the same, so do
+the bits. The kernels are a few lines of CUDA C++, which NVRTC compiles when they are needed. Their conversions are
+their own, because the headers of float16 are no part of every NVRTC.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ union Bits { float number; unsigned bits; };
 
 __device__ __forceinline__ float from_float32(float number) { return number; }
 __device__ __forceinline__ float to_float32(float number) { return number; }
+#define AS_IT_IS(stored) (stored)
 
 __device__ __forceinline__ float from_bfloat16(unsigned short stored) {
   Bits found;
@@ -68,7 +69,7 @@ __device__ __forceinline__ unsigned short to_float16(float number) {
 
 extern "C" __global__ void __launch_bounds__(256) transpose_values(
     const SOURCE* source, TARGET* target, unsigned long long rows, unsigned long long columns) {
-  __shared__ float tile[32][33];
+  __shared__ VALUE tile[32][33];
   unsigned long long across = (columns + 31) / 32, down = (rows + 31) / 32, at = blockIdx.x;
   unsigned long long column = at % across * 32, row = at / across % down * 32;
   unsigned long long first = at / across / down * rows * columns;
@@ -113,11 +114,13 @@ def rearranged(source: Array, target: Array, matrices: tuple[int, int, int] | No
 
 @cache
 def _cubin(source: str, target: str, architecture: str) -> bytes:
+    same = source == target
     names = {
         "SOURCE": _STORED[source],
         "TARGET": _STORED[target],
-        "FROM": f"from_{source}",
-        "TO": f"to_{target}",
+        "VALUE": _STORED[source] if same else "float",
+        "FROM": "AS_IT_IS" if same else f"from_{source}",
+        "TO": "AS_IT_IS" if same else f"to_{target}",
     }
     text = "".join(f"#define {name} {value}\n" for name, value in names.items())
     return compile_cubin(text + _CODE, architecture)

@@ -13,10 +13,11 @@ import numpy as np
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.attributes import integers
-from collage.backends.chains.chain import Floats
+from collage.backends.chains.chain import FLOATS, Floats
 from collage.backends.chains.strided import Strided
 from collage.backends.chains.strided import dense as dense_view
 from collage.backends.chains.transposes import TRANSPOSE, operand_view, result_view
+from collage.backends.cuda_kernels.precisions import precision_of
 from collage.backends.cudnn_kernels.graph import (
     ATTENTION,
     INPUT,
@@ -191,8 +192,11 @@ def read_attention(subgraph: Subgraph) -> AttentionTask:
     if used != {*subgraph.nodes} or subgraph.outputs != (output,):
         raise UnsupportedError("there is more than attention, or something inside is used outside")
     kinds = {graph.type_of(value).dtype for node in subgraph.operators for value in node.inputs}
-    if kinds != {"float32"}:
-        raise UnsupportedError("libraries get float32 only")
+    if len(kinds) > 1 or not kinds <= {*FLOATS}:
+        raise UnsupportedError(
+            f"attention of {' and '.join(sorted(kinds))}: libraries get one dtype at a time"
+        )
+    (dtype,) = kinds
     mask: Operand | None = None
     known: Floats | None = None
     if found.mask is not None:
@@ -202,7 +206,8 @@ def read_attention(subgraph: Subgraph) -> AttentionTask:
             known = np.asarray(array, np.float32).reshape(whole)
         else:
             mask = Operand(subgraph.inputs.index(found.mask), dense_view(whole))
-    return AttentionTask(queries, keys, values, _lifted(result), found.scale, mask, known)
+    own = precision_of(dtype)
+    return AttentionTask(queries, keys, values, _lifted(result), found.scale, mask, known, own=own)
 
 
 def _around(graph: Graph, softmax: Node) -> _Found:

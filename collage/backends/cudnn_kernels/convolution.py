@@ -13,10 +13,11 @@ from typing import ClassVar
 import numpy as np
 
 from collage.backends.base import UnsupportedError
-from collage.backends.chains.chain import Floats, read_chain
+from collage.backends.chains.chain import Floats, read_float_chain
 from collage.backends.chains.conv import Conv, conv_of, scaled
 from collage.backends.chains.epilogue import Epilogue, read_epilogue
 from collage.backends.chains.fold import fold
+from collage.backends.cuda_kernels.precisions import precision_of
 from collage.backends.cudnn_kernels.axes import end_padding, lifted
 from collage.backends.cudnn_kernels.epilogue import append, steps_of
 from collage.backends.cudnn_kernels.graph import CONVOLUTION, GRADIENT, Windows
@@ -66,7 +67,7 @@ class ConvolutionTask(Task):
 
 def read_convolution(subgraph: Subgraph) -> ConvolutionTask:
     """The subgraph as a convolution. Raises UnsupportedError when it is none that cuDNN takes."""
-    chain, conv = subgraph.parsed(read_chain), conv_of(subgraph)
+    chain, conv = subgraph.parsed(read_float_chain), conv_of(subgraph)
     data = chain.root.inputs[0]
     if chain.viewed or chain.graph.is_constant(data):
         raise UnsupportedError("the result is reshaped, or the data is a constant")
@@ -77,7 +78,7 @@ def read_convolution(subgraph: Subgraph) -> ConvolutionTask:
         raise UnsupportedError("cuDNN has no engine for what follows a transposed convolution")
     place = chain.inputs.index
     residual = None if epilogue.residual is None else place(epilogue.residual)
-    return ConvolutionTask(conv, epilogue, place(data), residual)
+    return ConvolutionTask(conv, epilogue, place(data), residual, own=precision_of(chain.dtype))
 
 
 def _filter(conv: Conv) -> Floats:

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 
+from collage.backends.cuda_kernels.precisions import dtype_of
 from collage.backends.cudnn_kernels.graph import CONSTANT, INPUT, OUTPUT, Graph, GraphMaker, Tensor, dense
 from collage.graph.dataflow import Array, np_dtype
 from collage.graph.formats import StorageFormat
-from collage.graph.storage import BF16, CHANNELS_LAST, FP16, PLAIN
+from collage.graph.storage import CHANNELS_LAST, PLAIN
 
-__all__ = ["Lowered", "Lowering", "Task", "dtype_of", "is_stored_narrow"]
-
-_NARROW = {BF16: "bfloat16", FP16: "float16"}
-
-
-def is_stored_narrow(precision: str) -> bool:
-    """Whether values of that precision are stored in fewer bits."""
-    return precision in _NARROW
-
-
-def dtype_of(precision: str) -> str:
-    """What values of that precision are stored as."""
-    return _NARROW.get(precision, "float32")
+__all__ = ["Lowered", "Lowering", "Task"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,11 +33,20 @@ class Task(ABC):
     formats: ClassVar[tuple[StorageFormat, ...]] = (PLAIN.format,)
     """The formats that it can be in."""
     precisions: ClassVar[tuple[str, ...]] = ()
-    """The reduced precisions that it can be in."""
+    """The reduced precisions that it can be in where the model is float32."""
     exact: ClassVar[bool] = True
-    """Whether it can be in the model's own float32."""
+    """Whether it can be in float32."""
     transformed: ClassVar[bool] = False
     """Whether an engine may form other sums than the definition, as Winograd's algorithm does."""
+    own: str = field(default="", kw_only=True)
+    """The precision of the model's own dtype: "" for float32."""
+
+    @property
+    def offered(self) -> tuple[str, ...]:
+        """The precisions that variants have: "" for the model's own dtype, and reduced ones."""
+        if self.own:
+            return ("",)
+        return (*([""] if self.exact else []), *self.precisions)
 
     def output_format(self, format: StorageFormat) -> StorageFormat:
         """The format of the output where the inputs are in ``format``: by default the same."""

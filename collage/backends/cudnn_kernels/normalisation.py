@@ -11,7 +11,8 @@ import numpy as np
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.attributes import integers, number
-from collage.backends.chains.chain import Floats, read_chain
+from collage.backends.chains.chain import Floats, read_float_chain
+from collage.backends.cuda_kernels.precisions import precision_of
 from collage.backends.cudnn_kernels.graph import NORMALISATION
 from collage.backends.cudnn_kernels.lowered import Lowered, Lowering, Task
 from collage.frontend.subgraph import Subgraph
@@ -54,7 +55,7 @@ class NormalisationTask(Task):
 
 def read_normalisation(subgraph: Subgraph) -> NormalisationTask:
     """The subgraph as a normalisation. Raises UnsupportedError when it is none that cuDNN takes."""
-    chain = subgraph.parsed(read_chain)
+    chain = subgraph.parsed(read_float_chain)
     root, shape = chain.root, chain.shape
     function = NORMALISATIONS[root.op]
     known = [chain.constant(value) for value in root.inputs[1:]]
@@ -71,5 +72,5 @@ def read_normalisation(subgraph: Subgraph) -> NormalisationTask:
     rows, columns = math.prod(shape[:-1]), shape[-1]
     if any(each.size != columns for each in (scale, *bias)):
         raise UnsupportedError("its factors have another size than the last axis")
-    epsilon = number(root, "epsilon")
-    return NormalisationTask(function, rows, columns, epsilon, scale, bias[0] if bias else None)
+    epsilon, own = number(root, "epsilon"), precision_of(chain.dtype)
+    return NormalisationTask(function, rows, columns, epsilon, scale, bias[0] if bias else None, own=own)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from collage.backends.base import UnsupportedError
-from collage.backends.chains.chain import read_chain
+from collage.backends.chains.chain import read_float_chain
 from collage.backends.chains.functions import Algorithm
 from collage.backends.chains.pool import Pool, read_pool
+from collage.backends.cuda_kernels.precisions import precision_of
 from collage.backends.cudnn_kernels.axes import end_padding, lifted
 from collage.backends.cudnn_kernels.graph import WINDOWS, Windows
 from collage.backends.cudnn_kernels.lowered import Lowered, Lowering, Task
@@ -63,10 +64,10 @@ class PoolingTask(Task):
 
 def read_pooling(subgraph: Subgraph) -> PoolingTask:
     """The subgraph as a pooling. Raises UnsupportedError when it is none that cuDNN takes."""
-    chain = subgraph.parsed(read_chain)
+    chain = subgraph.parsed(read_float_chain)
     if chain.epilogue or len(chain.operators) > 1 or chain.graph.is_constant(chain.root.inputs[0]):
         raise UnsupportedError(f"nothing is fused to {chain.root.op}, and its data is no constant")
     pool = read_pool(chain.graph, chain.root)
     if set(pool.dilation) != {1}:
         raise UnsupportedError("cuDNN has no windows with gaps")
-    return PoolingTask(pool)
+    return PoolingTask(pool, own=precision_of(chain.dtype))

@@ -36,7 +36,7 @@ def _read(subgraph: Subgraph) -> Task:
     else:
         raise UnsupportedError(f"cuDNN gets no {root}")
     for format in task.formats:
-        for lowered in task.lower(format, ""):
+        for lowered in task.lower(format, task.own):
             if problem := lowered.graph.problem():
                 raise UnsupportedError(f"cuDNN takes no such graph: {problem}")
     return task

@@ -32,7 +32,7 @@ __all__ = ["graph_module", "simplified"]
 def simplified(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with constants folded, as ``graph_module`` takes it. Raises UnsupportedError."""
     try:
-        return simplify(model)
+        return simplify(model, halves=True)
     except ModelError as error:
         raise UnsupportedError(str(error)) from error
 

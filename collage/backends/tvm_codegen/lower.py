@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,15 +37,20 @@ class LoweredKernel:
     constants: tuple[Array, ...]
 
 
-def lower(function: Any, prim_funcs: Mapping[str, Any] | None = None) -> LoweredKernel:
+def lower(
+    function: Any,
+    prim_funcs: Mapping[str, Any] | None = None,
+    operators: Mapping[str, Callable[[Any, Any], Any]] = {},
+) -> LoweredKernel:
     """Lower a Relax function of tensors (one dataflow block, concrete shapes) to PrimFuncs in call order.
 
-    `prim_funcs` holds the PrimFuncs that call_tir bindings in the function name. Raises `LoweringError` for
+    `prim_funcs` holds the PrimFuncs that call_tir bindings in the function name. `operators` are further lowerings by
+    the Relax names of their operators, which come before the usual ones. Raises `LoweringError` for
     symbolic shapes, outputs that are parameters or repeated, and operators TVM cannot lower.
     """
     params = [_spec(p.ty, f"parameter {p}") for p in function.params]
     _check_outputs(function)
-    mod = _fuse(_legalise(function, prim_funcs or {}))
+    mod = _fuse(_legalise(function, prim_funcs or {}, operators))
     main = mod["main"]
     values = relax.analysis.get_var2val(main)
     slots: dict[int, Slot] = {hash(p): Slot("param", i) for i, p in enumerate(main.params)}
@@ -168,7 +173,9 @@ def _remaining_ops(function: Any) -> list[str]:
     return sorted(set(found))
 
 
-def _legalise(function: Any, prim_funcs: Mapping[str, Any]) -> Any:
+def _legalise(
+    function: Any, prim_funcs: Mapping[str, Any], operators: Mapping[str, Callable[[Any, Any], Any]]
+) -> Any:
     called: list[Any] = []
     tvm_ffi.structural_walk(function.body, (tvm.ir.GlobalVar, called.append), order="post")
     if missing := sorted({v.name_hint for v in called} - set(prim_funcs)):
@@ -177,7 +184,7 @@ def _legalise(function: Any, prim_funcs: Mapping[str, Any]) -> Any:
     mod = tvm.IRModule({**funcs, tvm.ir.GlobalVar("main"): function.with_attr("global_symbol", "main")})
     passes = [
         relax.transform.DecomposeOpsForInference(),
-        relax.transform.LegalizeOps({**LEGALIZE, **OPERATORS}),
+        relax.transform.LegalizeOps({**LEGALIZE, **OPERATORS, **operators}),
     ]
     try:
         mod = tvm.transform.Sequential(passes)(mod)

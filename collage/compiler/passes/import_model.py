@@ -22,9 +22,8 @@ class Import:
         """Sets the model. Raises ModelError."""
         source = compilation.source
         try:
-            model = from_simplified(
-                simplify(source.original), source.name, example_inputs=source.example_inputs
-            )
+            simple = simplify(source.original, halves=context.halves)
+            model = from_simplified(simple, source.name, example_inputs=source.example_inputs)
         except (CollageError, MemoryError):
             raise
         except Exception as error:  # a fault of TVM's importer, of onnx, or of Collage

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -21,7 +21,7 @@ from collage.graph.order import branch_order
 from collage.kernel.options import Variant
 from collage.measure_db.measurer import Measurer
 from collage.measure_db.protocol import Request
-from collage.measure_db.results import IN_NETWORK, Outcome, Rejection
+from collage.measure_db.results import IN_NETWORK, Outcome, Rejection, RejectionKind
 from collage.search.candidate import Candidate
 from collage.search.candidates import Offer
 from collage.search.merge_regions import region_merges
@@ -83,7 +83,10 @@ class Place:
         made = context.workbench(compilation).measurer.made_in_all
         doubts = self.doubts if made > self.fresh * len(compilation.outcomes) else 0
         for number in count():
-            compilation, searched, doubtful = self._search(context, compilation, number < doubts)
+            try:
+                compilation, searched, doubtful = self._search(context, compilation, number < doubts)
+            except NoPlacementError as error:
+                raise _told_of_memory(error, compilation.outcomes.values()) from error
             if not doubtful:
                 return compilation, searched
             log.info("%d kernels that lost a race are measured to the end", len(doubtful))
@@ -227,3 +230,13 @@ def without_mix(compilation: Compilation) -> Compilation:
     whole = [c for c in proposal.candidates if not c.outrun and len({*c.nodes, *idle}) == len(graph.nodes)]
     placement = cheapest(compilation, whole, proposal.transforms_us)
     return replace(compilation, proposal=replace(proposal, mix=None, placement=placement))
+
+
+def _told_of_memory(error: NoPlacementError, outcomes: Iterable[Outcome]) -> NoPlacementError:
+    """The error, and what a kernel was told that had too little memory, if there is one: that may be why."""
+    reasons = sorted(
+        each.message for each in outcomes if isinstance(each, Rejection) and each.kind is RejectionKind.MEMORY
+    )
+    return (
+        NoPlacementError(f"{error}, and a kernel had too little memory ({reasons[0]}).") if reasons else error
+    )

@@ -28,6 +28,7 @@ from collage.native.scan import Scanned
 from collage.runtime.device_launches import DeviceLaunch, DeviceLaunches
 from collage.runtime.device_scan import DeviceFlag, scan_on_device
 from scripts.lib.gpu.gaps import by_events_us
+from scripts.lib.gpu.half import in_half
 
 _TOLERANCE = 1e-4
 _REDUCED = (TF32, FP16, BF16)
@@ -41,13 +42,19 @@ def checks() -> Mapping[str, Callable[[], Any]]:
         "scans": scans,
         "tvm kernel": lambda: one_kernel("tvm_cuda", _softmax()),
         "tvm reduction": lambda: one_kernel("tvm_cuda", _normalisation()),
+        "tvm kernel of a float16 model": lambda: one_kernel("tvm_cuda", in_half(_softmax())),
         "cublas product": lambda: one_kernel("cublas", _product("Relu"), *_REDUCED),
         "cublas gelu": lambda: one_kernel("cublas", _product("Gelu")),
+        "cublas product of a float16 model": lambda: one_kernel("cublas", in_half(_product("Relu"))),
         "cudnn device": cudnn_device,
         "cudnn convolution": lambda: one_kernel("cudnn", _convolution(), *_REDUCED),
         "cudnn pooling": lambda: one_kernel("cudnn", _pooling()),
         "cudnn normalisation": lambda: one_kernel("cudnn", _normalisation()),
         "cudnn attention": lambda: one_kernel("cudnn", _attention(), *_REDUCED),
+        "cudnn convolution of a float16 model": lambda: one_kernel("cudnn", in_half(_convolution())),
+        "cudnn pooling of a float16 model": lambda: one_kernel("cudnn", in_half(_pooling())),
+        "cudnn normalisation of a float16 model": lambda: one_kernel("cudnn", in_half(_normalisation())),
+        "cudnn attention of a float16 model": lambda: one_kernel("cudnn", in_half(_attention())),
         "graph": graph,
         "pytorch engine": lambda: engine("torch_cuda"),
         "onnxruntime engine": lambda: engine("onnxruntime_cuda"),
@@ -101,7 +108,7 @@ def one_kernel(name: str, model: onnx.ModelProto, *precisions: str, exact: bool 
     backend = collage.default_registry()[name]
     reason = backend.available().reason
     assert not reason, reason
-    imported = import_model(model)
+    imported = import_model(model, halves=True)
     subgraph = Subgraph(imported, tuple(range(len(imported.graph.nodes))))
     rng = np.random.default_rng(1)
     inputs = [rng.normal(size=kind.shape).astype(kind.dtype) for kind in subgraph.input_types]
@@ -139,7 +146,7 @@ def _run(
     for array, storage, kind, wanted in zip(
         outputs, options.variant.outputs, subgraph.output_types, expected, strict=True
     ):
-        actual: Any = storage.format.restore(to_host(array), kind)
+        actual: Any = storage.format.restore(to_host(array), kind).astype(np.float64)
         errors.append(float(np.abs(actual - wanted).max() / np.abs(wanted).max()))
     clocked = device_clocked(call)
     return {"error": max(errors), "us": sorted(clocked() for _ in range(21))[10] / 1e3}
@@ -221,7 +228,7 @@ def _reference(model: onnx.ModelProto, imported: Model, inputs: list[Array]) -> 
 
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     feeds = dict(zip(imported.input_names, inputs, strict=True))
-    return [np.asarray(each) for each in session.run(None, feeds)]
+    return [np.asarray(each, np.float64) for each in session.run(None, feeds)]
 
 
 def _model(nodes: list[Any], shape: list[int], made: list[int], **weights: Array) -> onnx.ModelProto:

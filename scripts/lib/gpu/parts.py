@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,18 @@ class Part:
 
 
 def parts_of(tasks: Sequence[Task]) -> Iterator[Part]:
-    """The checks, each network, and then PyTorch's compiler against each network, which takes longest."""
+    """The checks, and then each precision and batch: its networks, and PyTorch's compiler, which takes longest.
+
+    Only the first precision and batch have shares of the time. The others get what is left, in order.
+    """
     yield Part("checks", "scripts.lib.gpu.check_process", "", _CHECK_S, 3.0)
+    points = dict.fromkeys((each.precision, each.batch) for each in tasks)
+    for number, point in enumerate(points):
+        found = _parts_of([each for each in tasks if (each.precision, each.batch) == point])
+        yield from found if number == 0 else (replace(each, shares=0.0) for each in found)
+
+
+def _parts_of(tasks: Sequence[Task]) -> Iterator[Part]:
     for task in tasks:
         alone = replace(task, rivals=False)
         limit_s = task.budget_s + _NETWORK_S
@@ -59,18 +69,30 @@ def parts_of(tasks: Sequence[Task]) -> Iterator[Part]:
             yield Part(name, "scripts.lib.gpu.rivals", about, _RIVALS_S, task.weight, greedy=True)
 
 
-def run_parts(parts: Sequence[Part], out: Path, seconds: float, head: dict[str, Any]) -> dict[str, Any]:
-    """Run the parts until the seconds are over. The file is whole after each step of each part."""
+def run_parts(
+    parts: Sequence[Part],
+    out: Path,
+    seconds: float,
+    head: dict[str, Any],
+    before: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Run the parts until the seconds are over. The file is whole after each step of each part.
+
+    What an earlier run has found (``before``, by the names of parts) is taken over where it is whole.
+    """
     end = time.monotonic() + seconds
-    found: dict[str, Any] = {**head, "parts": {}}
+    kept = {name: each for name, each in (before or {}).items() if is_whole(each)}
+    found: dict[str, Any] = {**head, "parts": dict(kept)}
     write_json(out, found)
+    parts = [each for each in parts if each.name not in kept]
     for at, part in enumerate(parts):
         left = end - time.monotonic()
         if left < _LEAST_S:
             found["parts"][part.name] = {"left out": "the time is over"}
             write_json(out, found)
             continue
-        share = 1.0 if part.greedy else part.shares / sum(each.shares for each in parts[at:])
+        shares = sum(each.shares for each in parts[at:])
+        share = 1.0 if part.greedy or not shares else part.shares / shares
         limit_s = min(part.limit_s, max(_LEAST_S, left * share))
 
         def keep(so_far: dict[str, Any], name: str = part.name) -> None:
@@ -79,6 +101,11 @@ def run_parts(parts: Sequence[Part], out: Path, seconds: float, head: dict[str, 
 
         _run(part, limit_s, keep)
     return found
+
+
+def is_whole(found: Mapping[str, Any]) -> bool:
+    """Whether a part has ended by itself. Steps of it may have failed."""
+    return "wall_s" in found and "ended" not in found
 
 
 def _run(part: Part, limit_s: float, keep: Callable[[dict[str, Any]], None]) -> None:

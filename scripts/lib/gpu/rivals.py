@@ -34,9 +34,11 @@ class Rivals(Network):
         step("times with torch.compile", self.times)
 
     def load(self) -> dict[str, Any]:
-        """The module that the network's own part has compiled."""
+        """The module that the network's own part has compiled, or one that is compiled now, after an earlier run."""
         import collage
 
+        if not self.task.module_path.exists():
+            self.compile()
         self.module = collage.load(self.task.module_path)
         self.contenders["collage"] = collage_contender(self.module, self.inputs)
         return {"error": largest_error(self.contenders["collage"].whole(), self.expected)}
