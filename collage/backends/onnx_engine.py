@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph
     from collage.patterns.match import MatchSource
 
-MAX_BYTES = 2**31 - 1
-"""The size of the largest model that protobuf can serialise."""
-
 
 class OnnxEngine(Engine):
     """An engine whose Python package has the backend's name; a subclass says how it loads an ONNX model."""
@@ -95,7 +92,9 @@ class OnnxEngine(Engine):
 
 def serialised(model: ModelProto) -> bytes:
     """The model in one piece. Raises UnsupportedError when it is too large for that."""
-    if model.ByteSize() >= MAX_BYTES:
+    from collage.frontend.proto_size import is_serialisable
+
+    if not is_serialisable(model):
         raise UnsupportedError("the weights exceed the 2 GiB that one ONNX protobuf can hold")
     data: bytes = model.SerializeToString()
     return data

@@ -29,13 +29,14 @@ class OnEngines:
     """A model to try on the engines.
 
     ``inputs`` are its inputs in order, ``key`` identifies the model and the inputs in the database, and ``what`` names
-    the model in messages to the user.
+    the model in messages to the user. ``data`` is the serialised model where that is known.
     """
 
     model: onnx.ModelProto
     inputs: Sequence[Any]
     key: str
     what: str
+    data: bytes | None = None
 
 
 def mark(context: Context, *about: str) -> str:
@@ -59,7 +60,8 @@ def _measured(context: Context, asked: OnEngines) -> EngineTrial:
     context.progress(Progress("measure", 0, 1, f"{asked.what} on {', '.join(engines)}"))
     options = context.options
     settings = WholeSettings(context.target.threads, options.effort, options.time_limit_s)
-    with WholeMeasurer(asked.model, asked.inputs, engines, settings, context.workers) as measurer:
+    whole = WholeMeasurer(asked.model, asked.inputs, engines, settings, context.workers, asked.data)
+    with whole as measurer:
         return measurer.trial()
 
 

@@ -9,7 +9,6 @@ import logging
 
 import onnx
 
-from collage.backends.onnx_engine import MAX_BYTES
 from collage.compiler.accuracy import Asked
 from collage.compiler.assemble import Assembler
 from collage.compiler.events import Event, Profiled
@@ -18,6 +17,7 @@ from collage.compiler.state import Compilation, Context
 from collage.compiler.workbench import Workbench
 from collage.frontend.model import Model
 from collage.frontend.original import as_region
+from collage.frontend.proto_size import is_serialisable
 from collage.frontend.to_onnx import ExportError
 from collage.measure_db.effort import QUICK
 from collage.measure_db.measured_model import MeasuredModel
@@ -64,7 +64,7 @@ def _workbench(context: Context, compilation: Compilation) -> Workbench:
         compilation.imported,
         original=_as_region(source.original, compilation.imported) if engines else None,
         as_loaded=source.as_loaded,
-        guards=source.original.ByteSize() < MAX_BYTES,
+        guards=is_serialisable(source.original),
     )
     settings = MeasureSettings(
         context.backends,

@@ -8,10 +8,10 @@ from typing import Protocol
 
 import onnx
 
-from collage.backends.onnx_engine import MAX_BYTES
 from collage.core.deadline import Deadline
 from collage.errors import UsageError
 from collage.frontend.load import ModelSource, load_onnx
+from collage.frontend.proto_size import is_serialisable
 from collage.frontend.shapes import Shapes, fix_shapes
 from collage.module.module import CompiledModule
 from collage.module.shaped import ShapedModule
@@ -64,7 +64,7 @@ def compile_each(
         modules.append(compile(source, shapes=shapes, budget_s=share))
     fallback = None
     if not strict:
-        if original.ByteSize() < MAX_BYTES:
+        if is_serialisable(original):
             program = modules[0].program
             threads = modules[0].report.threads
             fallback = Fallback(

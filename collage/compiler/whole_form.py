@@ -36,11 +36,18 @@ class WholeForm:
     shapes: Shapes = field(default_factory=dict)
     numbers: Mapping[str, int] = field(default_factory=dict)
 
-    @cached_property
+    _serialised: list[tuple[onnx.ModelProto, bytes]] = field(default_factory=list, repr=False, compare=False)
+    """Models and their bytes, which forms that are made of each other share: it takes long for large weights."""
+
+    @property
     def data(self) -> bytes:
         """The serialised model."""
-        data: bytes = self.original.SerializeToString(deterministic=True)
-        return data
+        for model, data in self._serialised:
+            if model is self.original:
+                return data
+        made: bytes = self.original.SerializeToString(deterministic=True)
+        self._serialised.append((self.original, made))
+        return made
 
     @cached_property
     def digest(self) -> str:

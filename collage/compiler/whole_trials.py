@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from collage.backends.onnx_engine import MAX_BYTES
 from collage.compiler.engine_trials import OnEngines, engine_region, events_of, mark, trial_of
 from collage.compiler.events import Considered, Measured, Noted, TriedEngine
 from collage.compiler.plan import SEQUENTIAL
@@ -16,6 +15,7 @@ from collage.compiler.whole_model import WholeModel
 from collage.core.library_text import library_text
 from collage.errors import ModelError
 from collage.frontend.compared import compared_numbers
+from collage.frontend.proto_size import is_serialisable
 from collage.frontend.shapes import model_inputs
 from collage.kernel.options import BuildOptions
 from collage.runtime.parts import Parts, load_parts
@@ -42,10 +42,10 @@ def on_likely_numbers(context: Context, form: WholeForm) -> tuple[WholeModel, Me
 
 def _fastest(context: Context, form: WholeForm) -> tuple[WholeModel, Measured]:
     """The fastest engine on this form. Raises ModelError."""
-    if form.original.ByteSize() >= MAX_BYTES:
+    if not is_serialisable(form.original):
         raise ModelError(f"{form.reason} Engines cannot take it whole: its weights exceed protobuf's 2 GiB.")
     key = mark(context, form.digest)
-    asked = OnEngines(form.original, [*form.inputs.values()], key, "the whole model")
+    asked = OnEngines(form.original, [*form.inputs.values()], key, "the whole model", form.data)
     trial, measured = trial_of(context, asked)
     ranked = sorted(trial.timings, key=lambda n: (trial.timings[n].median_us, n))
     if not ranked and len(form.example_inputs) < len(model_inputs(form.original)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import onnx
@@ -18,9 +19,9 @@ from collage.frontend.unsupported_dtypes import has_unsupported, plain_interface
 Run: TypeAlias = Callable[[Mapping[str, Any]], list[Any]]
 
 
-def reference_run(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
+def reference_run(model: onnx.ModelProto, feeds: Mapping[str, Any], file: Path | None = None) -> list[Any]:
     """Outputs, in order, of one run on the inputs by name; see ``Reference``."""
-    return Reference(model).run(feeds)
+    return Reference(model, file).run(feeds)
 
 
 class Reference:
@@ -29,15 +30,17 @@ class Reference:
     An operator that ONNX Runtime lacks is replaced by those that define it in the standard (see ``expand``).
     """
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, file: Path | None = None) -> None:
+        """``file`` has the model, if there is one: then it need not be written once more."""
         self._model = model
+        self._file = file
         self._run: Run | None = None
 
     def run(self, feeds: Mapping[str, Any]) -> list[Any]:
         """Outputs, in order, for the inputs by name. Raises whatever ONNX Runtime does."""
         try:
             if self._run is None:
-                self._run = _loaded(self._model)
+                self._run = _loaded(self._model, self._file)
             return self._run(feeds)
         except Exception:  # ONNX Runtime's exceptions share no base class but Exception
             expanded = expand(self._model)
@@ -47,22 +50,27 @@ class Reference:
         return self._run(feeds)
 
 
-def _loaded(model: onnx.ModelProto) -> Run:
+def _loaded(model: onnx.ModelProto, file: Path | None = None) -> Run:
     if has_unsupported(model):
         copy = onnx.ModelProto()
         copy.CopyFrom(model)
         plain = plain_interface(copy)
         inner = partial(unoptimised_session(plain.model).run, None)
         return lambda feeds: plain.run(inner, feeds)
-    session = unoptimised_session(model)
+    session = unoptimised_session(model if file is None else file)
     return lambda feeds: list(session.run(None, dict(feeds)))
 
 
-def unoptimised_session(model: onnx.ModelProto) -> ort.InferenceSession:
-    """A session on the model with all graph optimisations off. Raises whatever ONNX Runtime does."""
+def unoptimised_session(model: onnx.ModelProto | Path) -> ort.InferenceSession:
+    """A session on the model, or on that in a file, with all graph optimisations off.
+
+    Raises whatever ONNX Runtime does.
+    """
     options = session_options()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if isinstance(model, Path):
+        return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     with TemporaryFolder("session") as folder:
         path = folder / "model.onnx"
         save_proto(model, path)

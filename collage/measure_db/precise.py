@@ -15,6 +15,7 @@ from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from collage.frontend.proto_size import about_bytes
 from collage.graph.dataflow import Array
 
 _NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -27,7 +28,7 @@ def precise_run(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Any]
 
     ``feeds`` are arrays by the inputs' names. Those of float32 and narrower are widened; their values stay the same.
     """
-    if model.ByteSize() > _LARGEST_BYTES:
+    if about_bytes(model) > _LARGEST_BYTES:
         return None
     wide = _widened(model)
     given = {name: _wide_array(array) for name, array in feeds.items()}

@@ -65,13 +65,15 @@ class WholeMeasurer:
         engines: Mapping[str, Backend],
         settings: WholeSettings,
         workers: Workers,
+        data: bytes | None = None,
     ) -> None:
-        """``inputs`` are values in the model's order; ``engines`` are by name."""
+        """``inputs`` are values in the model's order; ``engines`` are by name. ``data`` is the serialised model."""
         self._model = model
         self._inputs = tuple(inputs)
         self._engines = engines
         self._threads = settings.threads
         self._workers = workers
+        self._data = data
         self._effort = settings.effort
         self._limit_s = settings.time_limit_s
         self._folder: TemporaryFolder | None = None
@@ -95,7 +97,11 @@ class WholeMeasurer:
     def trial(self) -> EngineTrial:
         """Load the model in each engine, compare their outputs for the inputs, and time those that are right."""
         assert self._folder is not None
-        save_proto(self._model, self._folder.path / "model.onnx")
+        file = self._folder.path / "model.onnx"
+        if self._data is None:
+            save_proto(self._model, file)
+        else:
+            file.write_bytes(self._data)
         refused: dict[str, str] = {}
         loaded: list[str] = []
         narrow: list[str] = []

@@ -93,7 +93,7 @@ class WholeWorker:
         try:
             if name:
                 return Opened(tuple(self._sessions[name].run(inputs)))
-            return Opened(tuple(_onnx_runtime(onnx.load(str(self._path)), inputs)))
+            return Opened(tuple(_onnx_runtime(self._path, inputs)))
         except BaseException as error:  # an engine may raise anything
             return Opened(None, message=_one_line(error))
 
@@ -109,21 +109,23 @@ class WholeWorker:
     def _refer(self, standard: bool) -> Opened:
         run = _standard if standard else _onnx_runtime
         try:
-            return Opened(tuple(run(onnx.load(str(self._path)), self._init.inputs)))
+            return Opened(tuple(run(self._path, self._init.inputs)))
         except BaseException as error:  # both references may raise anything
             return Opened(None, loaded=False, message=_one_line(error))
 
 
-def _onnx_runtime(model: onnx.ModelProto, inputs: tuple[Any, ...]) -> list[Any]:
+def _onnx_runtime(file: Path, inputs: tuple[Any, ...]) -> list[Any]:
     from collage.frontend.session import reference_run
 
+    model = onnx.load(str(file))
     names = [info.name for info in model_inputs(model)]
-    return reference_run(model, dict(zip(names, inputs, strict=True)))
+    return reference_run(model, dict(zip(names, inputs, strict=True)), file)
 
 
-def _standard(model: onnx.ModelProto, inputs: tuple[Any, ...]) -> list[Any]:
+def _standard(file: Path, inputs: tuple[Any, ...]) -> list[Any]:
     from onnx.reference import ReferenceEvaluator
 
+    model = onnx.load(str(file))
     names = [each.name for each in model_inputs(model)]
     return list(ReferenceEvaluator(model).run(None, dict(zip(names, inputs, strict=True))))
 

@@ -152,11 +152,11 @@ def renamed(model: onnx.ModelProto, *_: Any) -> onnx.ModelProto:
     return broken
 
 
-def raises(*_: Any) -> onnx.ModelProto:
+def raises(*_: Any, **__: Any) -> onnx.ModelProto:
     raise IndexError("list index\nout of range")
 
 
-def wrong(model: onnx.ModelProto) -> onnx.ModelProto:
+def wrong(model: onnx.ModelProto, **_: Any) -> onnx.ModelProto:
     """A simplification that loses an operator."""
     broken = SIMPLIFY(model)
     for node in broken.graph.node:
@@ -174,7 +174,7 @@ FAULTS: dict[str, tuple[object, str, Callable[..., Any], str]] = {
     "definitions": (FOLD, "expand", renamed, "ONNX Runtime cannot load the model"),
     "types raise": (FOLD, "infer_types", raises, "import fails (IndexError: list index out of range)"),
     "simplified raises": (IMPORT, "simplify", raises, "import fails (IndexError"),
-    "simplified for nobody": (IMPORT, "simplify", lambda m: renamed(SIMPLIFY(m)), "runs the model whole"),
+    "simplified for nobody": (IMPORT, "simplify", lambda m, **_: renamed(SIMPLIFY(m)), "runs the model whole"),
     "simplified wrongly": (IMPORT, "simplify", wrong, "outputs differ from ONNX Runtime's"),
 }
 

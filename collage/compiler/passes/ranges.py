@@ -16,7 +16,6 @@ from typing import Any
 
 import onnxruntime
 
-from collage.backends.onnx_engine import MAX_BYTES
 from collage.compiler.accuracy import Accuracy
 from collage.compiler.metrics import MetricError
 from collage.compiler.state import Compilation, Context
@@ -24,6 +23,7 @@ from collage.core.deadline import Deadline
 from collage.core.library_text import library_text
 from collage.core.progress import Progress
 from collage.errors import ModelError
+from collage.frontend.proto_size import is_serialisable
 from collage.graph.ranges import Range, shared
 from collage.graph.storage import INT8
 from collage.measure_db.database import Json
@@ -54,7 +54,7 @@ class Ranges:
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
         """Sets the ranges where kernels may compute in 8 bits, and the placement is for this model alone."""
         source = compilation.source
-        guarded = source.original.ByteSize() < MAX_BYTES  # guards keep NaN away from what would lose it
+        guarded = is_serialisable(source.original)  # guards keep NaN away from what would lose it
         if INT8 not in context.options.precisions or not source.samples or source.family or not guarded:
             return compilation
         context.progress(Progress("errors", 0, 1))
