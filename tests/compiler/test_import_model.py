@@ -23,7 +23,7 @@ def test_the_model_has_the_operators_of_the_graph() -> None:
 def test_a_fault_of_ours_is_a_model_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(_: object) -> None:
+    def fail(_: object, **__: object) -> None:
         raise IndexError("list index\nout of range")
 
     made = Made({})

@@ -174,7 +174,12 @@ FAULTS: dict[str, tuple[object, str, Callable[..., Any], str]] = {
     "definitions": (FOLD, "expand", renamed, "ONNX Runtime cannot load the model"),
     "types raise": (FOLD, "infer_types", raises, "import fails (IndexError: list index out of range)"),
     "simplified raises": (IMPORT, "simplify", raises, "import fails (IndexError"),
-    "simplified for nobody": (IMPORT, "simplify", lambda m, **_: renamed(SIMPLIFY(m)), "runs the model whole"),
+    "simplified for nobody": (
+        IMPORT,
+        "simplify",
+        lambda m, **_: renamed(SIMPLIFY(m)),
+        "runs the model whole",
+    ),
     "simplified wrongly": (IMPORT, "simplify", wrong, "outputs differ from ONNX Runtime's"),
 }
 
