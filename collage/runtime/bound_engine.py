@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -21,6 +22,8 @@ from collage.runtime.careful import Careful
 from collage.schedule.program import Port
 from collage.schedule.suffix import Suffix, ValuePort
 
+log = logging.getLogger(__name__)
+
 Turn: TypeAlias = "Callable[[], AbstractContextManager[None]]"
 """What a run of an engine is in: callers take turns, and other threads make way."""
 
@@ -33,13 +36,15 @@ class BoundEngine:
 
     def __init__(
         self,
+        engine: str,
         call: Call,
         turn: Turn,
         careful: Careful | None,
         inputs: Mapping[str, Array],
         outputs: Mapping[str, Array],
     ) -> None:
-        """``careful`` answers calls with unusual numbers in the inputs."""
+        """``engine`` is its name, for errors. ``careful`` answers calls with unusual numbers in the inputs."""
+        self._engine = engine
         self._call = call
         self._turn = turn
         self._careful = careful
@@ -59,8 +64,11 @@ class BoundEngine:
                 found = self._careful.run([*self.inputs.values()])
                 for array, made in zip(self.outputs.values(), found, strict=True):
                     np.copyto(array, made)
-            else:
+                return
+            try:
                 self._call()
+            except Exception as error:  # an engine raises anything
+                raise CollageError(f"{self._engine} fails on these inputs: {library_text(error)}") from error
 
 
 def has_buffers(suffix: Suffix) -> bool:
@@ -80,18 +88,18 @@ def bind_engine(
 ) -> BoundEngine:
     """Bind the engine of a whole model that ``has_buffers`` to arrays; those that are not given are made.
 
-    Raises InputError for arrays that do not fit, and CollageError where the engine does not take them.
+    An engine that does not take them itself gets and gives copies. Raises InputError for arrays that do not fit.
     """
-    engine = suffix.region.backend
     taken, made = ([*_ports(each)] for each in (suffix.inputs, suffix.outputs))
     read, written = bound_arrays(taken, made, inputs, outputs)
+    call = None
     try:
         call = session.bind([*read.values()], [*written.values()])
-    except Exception as error:  # an engine raises anything
-        raise CollageError(f"{engine} cannot be bound to arrays: {library_text(error)}") from error
+    except Exception as error:  # an engine raises anything, where it has other shapes inside, for example
+        log.info("%s is not bound to arrays: %s", suffix.region.backend, library_text(error))
     if call is None:
         call = partial(_run_into, session, [*read.values()], [*written.values()])
-    return BoundEngine(call, turn, careful, read, written)
+    return BoundEngine(suffix.region.backend, call, turn, careful, read, written)
 
 
 def _run_into(session: Session, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

@@ -14,6 +14,7 @@ import collage
 from collage.errors import InputError, UsageError
 from collage.frontend.session import reference_run
 from collage.kernel.buffers import aligned_copy
+from collage.runtime.suffix import SuffixExecutor
 from tests.models import make_model
 
 SHAPE = (2, 8, 6, 6)
@@ -97,6 +98,37 @@ def test_nan_and_infinities_are_answered_as_ever(whole: collage.CompiledModule) 
         call()
         for name, wanted in zip("cm", expected(feeds), strict=True):
             np.testing.assert_allclose(call.outputs[name], wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_an_engine_that_cannot_be_bound_gets_copies(
+    whole: collage.CompiledModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: object, inputs: object, outputs: object) -> None:
+        raise RuntimeError("the model has a dynamic port")
+
+    assert isinstance(whole.executor, SuffixExecutor)
+    monkeypatch.setattr(type(whole.executor._session), "bind", refuse)
+    call, feeds = whole.bind(), drawn(9)
+    for name, array in feeds.items():
+        np.copyto(call.inputs[name], array)
+    call()
+    for name, wanted in zip("cm", expected(feeds), strict=True):
+        np.testing.assert_allclose(call.outputs[name], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_errors_of_the_engine_are_told(
+    whole: collage.CompiledModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        raise RuntimeError("out of order")
+
+    assert isinstance(whole.executor, SuffixExecutor)
+    monkeypatch.setattr(type(whole.executor._session), "bind", lambda self, inputs, outputs: fails)
+    call = whole.bind()
+    for array in call.inputs.values():
+        array.fill(1.0)
+    with pytest.raises(collage.CollageError, match="fails on these inputs: out of order"):
+        call()
 
 
 def test_calls_from_several_threads_take_turns(whole: collage.CompiledModule) -> None:

@@ -175,6 +175,6 @@ def test_arrays_of_any_kind_at_once() -> None:
             assert module.are_all_ordinary([])
             for place, odd in ((0, np.nan), (1, -np.inf), (2, 3e12), (3, complex(1, np.inf)), (5, 1 << 25)):
                 other = [*usual]
-                other[place] = usual[place].copy()
-                other[place].reshape(-1)[-1] = odd
+                other[place] = np.repeat(usual[place], 2, axis=-1)[..., ::2]  # none of them is contiguous
+                other[place][(-1,) * usual[place].ndim] = odd
                 assert not module.are_all_ordinary(other), (native, place)
