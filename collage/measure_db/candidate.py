@@ -26,7 +26,16 @@ from collage.measure_db.results import Measurement, Outcome, Rejection, Rejectio
 from collage.measure_db.samples import Samples
 from collage.measure_db.spent import BUILD, CHECK, COPIES, RACE, SAMPLES, spent
 from collage.measure_db.stages import RejectedError, looks_like_memory, rejection_of
-from collage.measure_db.timing import Clocked, Timing, no_gc, sample_calls, sample_clocked, samples_ns
+from collage.measure_db.timing import (
+    PRECISE,
+    Clocked,
+    Enough,
+    Timing,
+    no_gc,
+    sample_calls,
+    sample_clocked,
+    samples_ns,
+)
 from collage.native import LaunchList, NativeKernel, note_time, team_of, touch_interleaved
 
 Keep: TypeAlias = Callable[[BuildOptions, bytes], None]
@@ -38,15 +47,17 @@ def measure_candidate(
     samples: Samples,
     *,
     sample_s: float = 0.25,
+    enough: Enough = PRECISE,
     rival_us: float = math.inf,
     keep: Keep | None = None,
 ) -> Outcome:
     """Tune and build the kernel, compare its runs with the reference, and time it in the cache state of its network.
 
-    Sampling takes about ``sample_s`` seconds; see ``sample_calls``. A kernel that turns out to be slower than one which
-    takes ``rival_us`` microseconds is let go at once, unless it was tuned: see ``race``. It races with its weights in
-    the cache first, where it is not slower than in its network, and then as it is timed. ``keep`` is called with what
-    was measured to the end. Nothing is raised: whatever goes wrong is a Rejection.
+    Sampling takes at most about ``sample_s`` seconds, and less where that is ``enough``; see ``sample_calls``. A kernel
+    that turns out to be slower than one which takes ``rival_us`` microseconds is let go at once, unless it was tuned:
+    see ``race``. It races with its weights in the cache first, where it is not slower than in its network, and then as
+    it is timed. ``keep`` is called with what was measured to the end. Nothing is raised: whatever goes wrong is a
+    Rejection.
     """
     try:
         with spent(BUILD):
@@ -67,7 +78,7 @@ def measure_candidate(
         with spent(CHECK):
             checked = gate.check_rest(error)
         with spent(SAMPLES):
-            timing = _time(instances, sample_s)
+            timing = _time(instances, sample_s, enough)
         with spent(CHECK):
             gate.check_again("after being timed, ")
         if keep is not None:
@@ -140,15 +151,15 @@ def _raced(instances: Sequence[BoundKernel], rival_us: float) -> Slower | None:
     return None if slower is None else replace(slower, busy=watch.busy)
 
 
-def _time(instances: Sequence[BoundKernel], sample_s: float) -> Timing:
+def _time(instances: Sequence[BoundKernel], sample_s: float, enough: Enough) -> Timing:
     """The time of a kernel, over instances that run in turn.
 
     A kernel on the team finds its buffers' cache lines on all cores, as the network's kernels leave them.
     """
     if (own := _own_clocks(instances)) is not None:
-        return timed_quietly(lambda patience: sample_clocked(own, limit_s=patience * sample_s))
+        return timed_quietly(lambda patience: sample_clocked(own, limit_s=patience * sample_s, enough=enough))
     if not isinstance(instances[0].kernel, NativeKernel):
         plain = [each.call for each in instances]
-        return timed_quietly(lambda patience: sample_calls(plain, limit_s=patience * sample_s))
+        return timed_quietly(lambda patience: sample_calls(plain, limit_s=patience * sample_s, enough=enough))
     calls = [clocked(each.kernel, each.buffers.inputs, each.buffers.outputs) for each in instances]
-    return timed_quietly(lambda patience: sample_clocked(calls, limit_s=patience * sample_s))
+    return timed_quietly(lambda patience: sample_clocked(calls, limit_s=patience * sample_s, enough=enough))

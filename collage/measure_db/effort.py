@@ -20,7 +20,8 @@ class Effort:
     Measurements of different efforts are kept apart by ``name``, which is "" for the usual one. Samples of a kernel are
     taken for ``kernel_s``, and those of a layout transform for ``transform_s``. Whole models are compared in at most
     ``rounds`` rounds, and for at most ``compare_s``. ``settle_s`` and ``turn_s`` are those of ``interleave``. The
-    machine's speeds are measured for ``speeds_s``, the first time; with 0 they are only looked up.
+    machine's speeds are measured for ``speeds_s``, the first time; with 0 they are only looked up. Kernels need not be
+    timed more precisely than ``worth``, a share of their network's time (see ``Enough``).
     """
 
     name: str
@@ -32,6 +33,7 @@ class Effort:
     transform_s: float
     speeds_s: float = 0.0
     races: bool = True
+    worth: float = 0.0
 
     @property
     def mark(self) -> str:
@@ -62,10 +64,18 @@ class Effort:
 
 
 FULL = Effort(
-    "", kernel_s=0.25, rounds=30, compare_s=10.0, settle_s=0.05, turn_s=0.02, transform_s=0.05, speeds_s=0.6
+    "",
+    kernel_s=0.25,
+    rounds=30,
+    compare_s=10.0,
+    settle_s=0.05,
+    turn_s=0.02,
+    transform_s=0.05,
+    speeds_s=0.6,
+    worth=5e-5,
 )
-EXHAUSTIVE = replace(FULL, rounds=60, compare_s=30.0, transform_s=0.25, races=False)
-"""Measures every candidate to the end. What it finds is as certain as what the usual effort measures to the end."""
+EXHAUSTIVE = replace(FULL, rounds=60, compare_s=30.0, transform_s=0.25, races=False, worth=0.0)
+"""Measures every candidate to the end, and each as precisely as can be. What is known already is taken as it is."""
 FIRST = Effort(
     "first", kernel_s=0.005, rounds=8, compare_s=1.0, settle_s=0.05, turn_s=0.02, transform_s=0.005
 )

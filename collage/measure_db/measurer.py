@@ -32,6 +32,7 @@ from collage.measure_db.request_keys import RequestKeys
 from collage.measure_db.results import Measurement, Outcome, Slower
 from collage.measure_db.roofline import least_us
 from collage.measure_db.session import WorkerSession
+from collage.measure_db.timing import Enough
 
 
 def _write_reasons(reasons: Mapping[int, str]) -> Json:
@@ -71,6 +72,8 @@ class Measurer:
         self.measured = session.measured
         self.settings = session.settings if threads is None else session.settings.on_threads(threads)
         self.measurements_made = 0
+        self.network_us = 0.0
+        """The time of the fastest module so far in microseconds, or 0: what the network's kernels are parts of."""
         self._database = database
         self._progress = BusyProgress(progress or _silent)
         self._crew = crew
@@ -143,6 +146,7 @@ class Measurer:
             self._others[threads] = Measurer(
                 self.session, self._database, self._progress, threads, self._crew
             )
+        self._others[threads].network_us = self.network_us
         return self._others[threads]
 
     def key(self, request: Request) -> KernelKey:
@@ -299,7 +303,8 @@ class Measurer:
         if request.original:
             limit_s += as_engine(self.backends[request.backend]).patience_s(request.profile)
         what = f"{request.backend} on {self.measured.subgraph(request.nodes)}"
-        return Measure(request, options, limit_s, settings.effort.kernel_s, rival_us), what
+        enough = Enough(settings.effort.worth * self.network_us)
+        return Measure(request, options, limit_s, settings.effort.kernel_s, rival_us, enough), what
 
     def measure_transforms(self, transforms: Collection[LayoutTransform]) -> dict[LayoutTransform, float]:
         """Costs of layout transforms in microseconds. Those that cannot be made are left out.

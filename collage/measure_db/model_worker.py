@@ -49,7 +49,7 @@ from collage.measure_db.quiet import quiet_machine
 from collage.measure_db.reference import evaluate
 from collage.measure_db.results import Outcome, Rejection
 from collage.measure_db.samples import Samples
-from collage.measure_db.spent import NETWORKS, REFERENCE, SWITCHES, TRANSFORMS, spent, taken
+from collage.measure_db.spent import BUILD, NETWORKS, REFERENCE, SWITCHES, TRANSFORMS, spent, taken
 from collage.measure_db.stages import RejectedError
 from collage.measure_db.store import ValueStore
 from collage.measure_db.switch_cost import switch_cost_us
@@ -78,6 +78,8 @@ class ModelWorker:
         self._store = ValueStore(Path(init.folder) / VALUES)
         self._samples = Samples(self._store)
         self._place = WorkerPosition(plan_folder(init.folder))
+        self._alike: dict[tuple[str, str, BuildOptions], PlanKernel] = {}
+        """The kernels that regions without constants share, by the region's digest, backend and options."""
 
     @cached_property
     def model(self) -> Model:
@@ -143,6 +145,7 @@ class ModelWorker:
             self._source(request, message.options),
             self._samples,
             sample_s=message.sample_s,
+            enough=message.enough,
             rival_us=message.rival_us,
             keep=keep,
         )
@@ -160,11 +163,17 @@ class ModelWorker:
     def _make(self, message: Make) -> Made | Rejection:
         request, options = message.kernel.what, message.kernel.options
         assert isinstance(request, Request)
-        try:
-            kernel = build(self._source(request, options), self._samples)
-        except RejectedError as rejected:
-            return rejected.rejection
-        self._keep(message.kernel, kernel.artifact)
+        alike = self._alike.get(self._kind(request, options))
+        with spent(BUILD):
+            try:
+                artifact = (
+                    self._source(request, options).compiled()
+                    if alike is None
+                    else self._artifacts.load(alike.key)
+                )
+            except RejectedError as rejected:
+                return rejected.rejection
+        self._keep(message.kernel, artifact)
         return Made()
 
     def _source(self, request: Request, options: BuildOptions) -> KernelSource:
@@ -175,7 +184,14 @@ class ModelWorker:
 
     def _keep(self, kernel: PlanKernel, artifact: bytes) -> None:
         assert isinstance(kernel.what, Request)
-        self._artifacts.keep(kernel.key, artifact, Subgraph(self.model, kernel.what.nodes).constants)
+        constants = Subgraph(self.model, kernel.what.nodes).constants
+        self._artifacts.keep(kernel.key, artifact, constants)
+        if not constants and not kernel.what.original:
+            self._alike[self._kind(kernel.what, kernel.options)] = kernel
+
+    def _kind(self, request: Request, options: BuildOptions) -> tuple[str, str, BuildOptions]:
+        """What the artifact of a region without constants depends on."""
+        return Subgraph(self.model, request.nodes).digest, request.backend, options
 
     def _switch(self, message: MeasureSwitch) -> SwitchCost:
         kernels, calls, switches = [], [], 0

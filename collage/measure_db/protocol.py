@@ -14,6 +14,7 @@ from collage.graph.dataflow import Array
 from collage.kernel.machine_speeds import MachineSpeeds
 from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
 from collage.kernel.transform import LayoutTransform
+from collage.measure_db.timing import PRECISE, Enough
 
 ORIGINAL_FILE = "original.onnx"
 """The model as its author wrote it, in the folder of Init. Its inputs and outputs are in the graph's order."""
@@ -96,8 +97,9 @@ class Evaluate:
 class Measure:
     """Measure one candidate, with samples for ``sample_s`` seconds, and keep its artifact. Reply: an Outcome.
 
-    A candidate that is known to take longer than ``rival_us`` microseconds after a few samples is let go: the reply is
-    Slower. The worker ends itself long after ``limit_s`` seconds.
+    Fewer samples will do where they are ``enough``. A candidate that is known to take longer than ``rival_us``
+    microseconds after a few samples is let go: the reply is Slower. The worker ends itself long after ``limit_s``
+    seconds.
     """
 
     request: Request
@@ -105,6 +107,7 @@ class Measure:
     limit_s: float
     sample_s: float
     rival_us: float = math.inf
+    enough: Enough = PRECISE
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,10 @@ _KEPT = 256
 _CALIBRATED_S = 0.02
 """A calibration holds for so long: pieces of a few ms that follow each other share one."""
 _PROBE_S = 0.3
+_LONGEST_CALM_S, _SHORTEST_CALM_S = 0.1, 0.005
+"""How long a slow core is waited for. On a core that is shared with another machine, most slow spells take 3 to 10 ms,
+and a spell of some tenths of a second is waited for in vain, as are those of a machine that stays slow."""
+_LOOK_S = 0.002
 
 
 class Watch:
@@ -59,13 +63,18 @@ class Machine:
         self._waiting = waiting
         self._readings: deque[CpuReading] = deque(maxlen=_KEPT)
         self._calibrated = (-1.0, 0.0)
+        self._calm_s = _LONGEST_CALM_S
         self._note()
 
     @contextmanager
     def quiet(self) -> Iterator[Watch]:
-        """Have the machine for a short piece of work, such as the samples of one candidate."""
+        """Have the machine for a short piece of work, such as the samples of one candidate.
+
+        Where a core is slow just now, it begins a moment later.
+        """
         with machine_lock(self._waiting):
-            begin, before = self._note(), self._slowed()
+            before = self._calm()
+            begin = self._note()
             watch = Watch(patience(max(self._lately(begin), before)))
             yield watch
             end, after = self._note(), self._slowed()
@@ -94,6 +103,22 @@ class Machine:
         if now is not None:
             self._readings.append(now)
         return now
+
+    def _calm(self) -> float:
+        """The share by which the machine is slower than at its best, after a short wait if it is slow.
+
+        What was waited for in vain is waited for half as long the next time.
+        """
+        share, end = self._slowed(), time.monotonic() + self._calm_s
+        if not is_busy(share):
+            return share
+        while is_busy(share) and time.monotonic() < end:
+            time.sleep(_LOOK_S)
+            self._calibrated = -1.0, 0.0
+            share = self._slowed()
+        factor = 0.5 if is_busy(share) else 2.0
+        self._calm_s = min(_LONGEST_CALM_S, max(_SHORTEST_CALM_S, factor * self._calm_s))
+        return share
 
     def _slowed(self) -> float:
         at, share = self._calibrated

@@ -55,24 +55,37 @@ class Timing:
     busy: float | None = None
 
 
+@dataclass(frozen=True)
+class Enough:
+    """How narrow the interval of a median has to be: ``share`` of the median, or ``us`` microseconds if that is more.
+
+    Microseconds count up to ``most`` of the median. A kernel that takes a thousandth of its network's time need not be
+    known to 2 %, but the next network may be a small one.
+    """
+
+    us: float = 0.0
+    share: float = 0.02
+    most: float = 0.1
+
+    def noise_ns(self, median_ns: float) -> float:
+        """The half-width of the interval that is enough for this median; both are in nanoseconds."""
+        return max(self.share * median_ns, min(self.us * 1e3, self.most * median_ns))
+
+
+PRECISE = Enough()
+
+
 def time_calls(
     calls: Sequence[Call],
     *,
     limit_s: float = 0.25,
     min_repeats: int = 7,
-    target_relative_ci: float = 0.02,
+    enough: Enough = PRECISE,
     clock: Clock = time.perf_counter_ns,
 ) -> Timing:
     """The time of one call; see ``sample_calls``."""
-    return summary(
-        sample_calls(
-            calls,
-            limit_s=limit_s,
-            min_repeats=min_repeats,
-            target_relative_ci=target_relative_ci,
-            clock=clock,
-        )
-    )
+    found = sample_calls(calls, limit_s=limit_s, min_repeats=min_repeats, enough=enough, clock=clock)
+    return summary(found)
 
 
 def sample_calls(
@@ -80,7 +93,7 @@ def sample_calls(
     *,
     limit_s: float = 0.25,
     min_repeats: int = 7,
-    target_relative_ci: float = 0.02,
+    enough: Enough = PRECISE,
     clock: Clock = time.perf_counter_ns,
 ) -> list[float]:
     """Nanoseconds of one call, over instances of one kernel that are called in turn.
@@ -88,8 +101,8 @@ def sample_calls(
     Instances with weights of their own keep each other's weights out of the cache, as the other kernels of
     the network will (53 convolutions that sum to 27.5 ms in loops take 32 ms in sequence).
 
-    Sampling ends when the interval's half-width is within ``target_relative_ci`` of the median (but not in
-    the first 4 % of ``limit_s``), or when ``limit_s`` and ``min_repeats`` are both reached, or after
+    Sampling ends when the interval's half-width is narrow ``enough`` (but not in the first 4 % of
+    ``limit_s``), or when ``limit_s`` and ``min_repeats`` are both reached, or after
     ``4 * limit_s`` seconds with 3 samples. Every instance is called once beforehand; where that takes longer
     than ``limit_s`` those calls count as samples, so a kernel of 2 s runs just 3 times.
     """
@@ -104,25 +117,25 @@ def sample_calls(
         batches = _batches(calls, clock, overhead)
         size = len(batches[0])
         found = (batch_ns(batch, clock, overhead) / size for batch in cycle(batches))
-        return _enough(found, limit_s, min_repeats, target_relative_ci, clock)
+        return _enough(found, limit_s, min_repeats, enough, clock)
 
 
 def time_clocked(
     calls: Sequence[Clocked],
     *,
     limit_s: float = 0.25,
-    target_relative_ci: float = 0.02,
+    enough: Enough = PRECISE,
     clock: Clock = time.perf_counter_ns,
 ) -> Timing:
     """The time of one call; see ``sample_clocked``."""
-    return summary(sample_clocked(calls, limit_s=limit_s, target_relative_ci=target_relative_ci, clock=clock))
+    return summary(sample_clocked(calls, limit_s=limit_s, enough=enough, clock=clock))
 
 
 def sample_clocked(
     calls: Sequence[Clocked],
     *,
     limit_s: float = 0.25,
-    target_relative_ci: float = 0.02,
+    enough: Enough = PRECISE,
     clock: Clock = time.perf_counter_ns,
 ) -> list[float]:
     """Nanoseconds of one call, over instances that return how many nanoseconds each call took.
@@ -133,7 +146,7 @@ def sample_clocked(
         for call in calls:
             call()
         found = (call() for call in cycle(calls))
-        return _enough(found, limit_s, _LEAST_CLOCKED, target_relative_ci, clock)
+        return _enough(found, limit_s, _LEAST_CLOCKED, enough, clock)
 
 
 def samples_ns(calls: Sequence[Call], clock: Clock = time.perf_counter_ns) -> Iterator[float]:
@@ -143,9 +156,7 @@ def samples_ns(calls: Sequence[Call], clock: Clock = time.perf_counter_ns) -> It
         yield batch_ns(batch, clock, overhead) / len(batch)
 
 
-def _enough(
-    found: Iterator[float], limit_s: float, least: int, target_relative_ci: float, clock: Clock
-) -> list[float]:
+def _enough(found: Iterator[float], limit_s: float, least: int, enough: Enough, clock: Clock) -> list[float]:
     """Samples until their interval is narrow or the time is up; see ``sample_calls``."""
     samples: list[float] = []
     check = least
@@ -162,7 +173,7 @@ def _enough(
             break
         if count >= check and passed >= _LEAST_SHARE * limit_s:
             check = count + max(1, count // 4)
-            if noise(samples) <= target_relative_ci * median(samples):
+            if noise(samples) <= enough.noise_ns(median(samples)):
                 break
     return samples
 

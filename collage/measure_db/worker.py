@@ -41,6 +41,9 @@ from collage.measure_db.whole_worker import WholeWorker
 if TYPE_CHECKING:
     from collage.measure_db.model_worker import ModelWorker
 
+_ALL_GARBAGE = 64
+"""Of so many answers one is followed by a collection of all garbage, and the others by one of what they have made."""
+
 
 def main() -> None:
     """Serve one parent, until the pipe from it closes. So the parent's death ends the worker, too."""
@@ -53,6 +56,8 @@ def main() -> None:
     cpu = Cpu()  # libraries may pin this thread later
     machine = Machine(cpu=cpu)
     worker: ModelWorker | WholeWorker | None = None
+    gc.disable()  # so what an answer has made is young when it is collected, which takes 0.2 ms instead of 6
+    answered = 0
     while True:
         message = messages.get()
         os.ftruncate(2, 0)  # what a candidate prints is kept until the next one
@@ -85,7 +90,8 @@ def main() -> None:
         except CollageError as error:
             reply = Failure(str(error))
         signal.setitimer(signal.ITIMER_REAL, 0)
-        gc.collect()
+        answered += 1
+        gc.collect(2 if answered % _ALL_GARBAGE == 0 else 0)
         if isinstance(message, Init):
             gc.freeze()  # the model stays, so that collections after each candidate need not look at it
         write_message(sink, reply)

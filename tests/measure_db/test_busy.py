@@ -190,6 +190,43 @@ def test_busy_is_how_much_slower_the_machine_is_than_at_its_best(calibrated: lis
     assert watched(machine, clocks, 1.0)[1] == 0.0
 
 
+class Moments:
+    """A clock that only waiting moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_slow_moment_is_waited_for(calibrated: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a machine that stays slow is waited for less and less, until it is fast again."""
+    moments, clocks = Moments(), Clocks()
+    monkeypatch.setattr(quiet, "time", moments)
+    machine = Machine(2, 50.0, cpu=clocks)
+
+    def waited(*times: float) -> float:
+        calibrated[:], start = times, moments.now
+        assert watched(machine, clocks, 1.0)[0] == patience(slowed(times[-1], 50.0))
+        return moments.now - start
+
+    assert waited(50.0) == 0.0
+    assert 0.0 < waited(90.0, 80.0, 50.0) < 0.01
+    long = waited(90.0)
+    assert 0.1 <= long < 0.11
+    assert waited(90.0) == pytest.approx(long / 2, rel=0.1)
+    for _ in range(6):
+        least = waited(90.0)
+    assert 0.005 <= least < 0.01
+    for _ in range(6):
+        waited(90.0, 90.0, 50.0)
+    assert waited(90.0) == pytest.approx(long)
+
+
 def test_the_best_calibration_is_a_fact_of_the_machine(tmp_path: Path) -> None:
     with Database(tmp_path / "db.sqlite") as database:
         assert known_calibration_us(database, "EPYC") is None

@@ -22,8 +22,9 @@ from collage.measure_db.database import Database
 from collage.measure_db.effort import EXHAUSTIVE, FULL, Effort
 from collage.measure_db.measured_model import MeasuredModel
 from collage.measure_db.measurer import Measurer
+from collage.measure_db.plan_protocol import PlanKernel
 from collage.measure_db.process import WorkerProcess
-from collage.measure_db.protocol import Evaluate, Request
+from collage.measure_db.protocol import Evaluate, Request, artifact_folder
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind, Slower
 from collage.measure_db.session import WorkerSession
 from collage.measure_db.settings import Limits, MeasureSettings
@@ -178,6 +179,36 @@ def test_equal_subgraphs_are_measured_once(database: Database) -> None:
         assert len(requests) == 4
         assert one.measurements_made == 1
     assert len(set(outcomes.values())) == 1
+
+
+def test_a_plan_has_one_kernel_for_equal_regions_without_weights(database: Database, tmp_path: Path) -> None:
+    """Those with weights have them in their kernels."""
+    from onnx import TensorProto, helper
+
+    from collage.frontend.model import import_model
+    from tests.backends_for_tests import onnx_model
+
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal((4, 4), np.float32) for name in ("v", "w")}
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node("MatMul", ["a", "v"], ["b"]),
+        helper.make_node("Relu", ["b"], ["c"]),
+        helper.make_node("MatMul", ["c", "w"], ["d"]),
+    ]
+    kind = ((4, 4), TensorProto.FLOAT)
+    model = import_model(onnx_model(nodes, {"x": kind}, {"d": kind}, weights))
+    requests = [Request((n,), "tallying") for n in range(4)]
+    log = tmp_path / "log"
+    with measurer(model, database, hostile.Tallying(log)) as one:
+        one.measure(requests)
+        for request in requests:
+            assert one.kernels.make(PlanKernel(request, OPTIONS)) is None
+        folder = artifact_folder(one.session.folder)
+        made = [(Path(folder) / PlanKernel(request, OPTIONS).key).read_bytes() for request in requests]
+    assert made[0] == made[2] and made[1] != made[3]
+    found = log.read_text().split()
+    assert found.count("nn.relu") == 1 and found.count("matmul") == 2, found
 
 
 def test_another_version_is_measured_anew(model: Model, database: Database) -> None:

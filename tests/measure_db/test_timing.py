@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collage.measure_db.switch_cost import switch_cost_us
-from collage.measure_db.timing import median_interval, noise, summary, time_calls, undisturbed
+from collage.measure_db.timing import Enough, Timing, median_interval, noise, summary, time_calls, undisturbed
 from tests.measure_db.fake_clock import FakeClock
 
 
@@ -52,6 +52,19 @@ def test_stops_at_the_limit_when_noise_never_settles() -> None:
     timing = time_calls([clock.kernel(lambda: rng.choice([50.0, 500.0]))], limit_s=0.05, clock=clock)
     assert clock.now < 0.06e9
     assert timing.noise_us > 1.0
+
+
+def test_a_kernel_of_a_large_network_takes_fewer_samples() -> None:
+    def sampled(us: float) -> Timing:
+        clock, rng = FakeClock(), random.Random(0)
+        kernel = clock.kernel(lambda: 25 * rng.lognormvariate(0, 0.5))
+        return time_calls([kernel], limit_s=1.0, enough=Enough(us), clock=clock)
+
+    precise, usual, least = sampled(0.0), sampled(1.0), sampled(1000.0)
+    assert precise.noise_us <= 0.02 * precise.median_us
+    assert usual.noise_us <= 1.0
+    assert least.noise_us <= 0.1 * least.median_us
+    assert precise.repeats > usual.repeats >= least.repeats
 
 
 def test_noise_shrinks_with_samples_until_it_is_tight() -> None:
