@@ -11,7 +11,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = Path(__file__).parent / "cuda_standin"
-FILES = {"libcuda.so.1": "driver.cpp", "libcublasLt.so.13": "cublas.cpp", "libcudnn.so.9": "cudnn.cpp"}
+FILES = {
+    "libcuda.so.1": "driver.cpp",
+    "libcublasLt.so.13": "cublas.cpp",
+    "libcudnn.so.9": "cudnn.cpp",
+    "libnvidia-ml.so.1": "nvml.cpp",
+}
 COMMAND = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-pthread"]
 
 

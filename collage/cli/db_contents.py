@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from collage.cli.console import print_json, print_rich, say
+from collage.cli.db_clocks import ClockColumn
 from collage.cli.db_options import date_of, existing, this_machine
 from collage.cli.options import DB_OPTION, JSON_OPTION
 from collage.core.printable import printable
@@ -79,7 +80,8 @@ def list_rows(db: Path | None, backend: str, only: str, limit: int, everything: 
     """List the newest measurements.
 
     A mark (!) in the column "busy" says that the machine was too busy. A compile that needs such a measurement makes it
-    again when the machine is quiet.
+    again when the machine is quiet. The same mark beside a GPU's clocks says that they were held back, and not by the
+    GPU's limit of power; such a measurement is made again when the clocks are high.
 
     \b
     Examples:
@@ -91,6 +93,7 @@ def list_rows(db: Path | None, backend: str, only: str, limit: int, everything: 
     choice = Choice(backend, "" if everything else this_machine(), only, old=everything)
     with existing(db) as database:
         rows = latest(database, choice, limit)
+        clocks = ClockColumn.of(database, rows)
     if as_json:
         print_json({"rows": [_as_json(row) for row in rows]})
         return
@@ -100,9 +103,11 @@ def list_rows(db: Path | None, backend: str, only: str, limit: int, everything: 
             + ("" if everything else " for this machine (see --all)")
         )
         return
-    table = _table("when", "backend", "operators", "variant and settings", "threads", "us", "noise", "busy")
+    names = "when", "backend", "operators", "variant and settings", "threads", "us", "noise", "busy"
+    table = _table(*names, *clocks.heading)
     for row in rows:
-        table.add_row(date_of(row["created"]), row["backend"], row["description"], *_figures(row))
+        cells = date_of(row["created"]), row["backend"], row["description"], *_figures(row)
+        table.add_row(*cells, *clocks.cells(row))
     print_rich(table)
 
 
@@ -128,6 +133,7 @@ def why(text: str, db: Path | None, backend: str, everything: bool, as_json: boo
     choice = Choice(backend, "" if everything else this_machine(), old=everything)
     with existing(db) as database:
         regions = candidates(database, text, choice)
+        clocks = ClockColumn.of(database, [row for rows in regions.values() for row in rows])
     if not regions:
         hint = "" if everything else " on this machine (see --all)"
         raise DatabaseError(
@@ -138,13 +144,15 @@ def why(text: str, db: Path | None, backend: str, everything: bool, as_json: boo
         return
     for digest, rows in regions.items():
         say(f"{rows[0]['description']}  ({digest[:12]})")
-        table = _table("backend", "variant and settings", "threads", "us", "noise", "busy", "", "when")
+        names = "backend", "variant and settings", "threads", "us", "noise", "busy", *clocks.heading
+        table = _table(*names, "", "when")
         best: dict[int, float] = {}
         for row in rows:
             if not row.rejected and not row.outrun:
                 best.setdefault(row["threads"], row["median_us"])
             compared = _compared(row, best.get(row["threads"]))
-            table.add_row(row["backend"], *_figures(row), compared, date_of(row["created"]))
+            figures = *_figures(row), *clocks.cells(row)
+            table.add_row(row["backend"], *figures, compared, date_of(row["created"]))
         print_rich(table)
         say("")
 
@@ -167,7 +175,8 @@ def _figures(row: Row) -> tuple[str, str, str, str, str]:
 
     settings, threads = str(row["settings"]), str(row["threads"])
     if row.rejected:
-        return f"{row['rejection']}: {row['message']}"[:120], threads, "-", "", ""
+        free = "" if row["free_bytes"] is None else f", with {row['free_bytes'] >> 20} MiB free on the GPU"
+        return f"{row['rejection']}{free}: {row['message']}"[:120], threads, "-", "", ""
     busy = "" if row["busy"] is None else f"{row['busy']:.0%}{'!' if is_busy(row['busy']) else ''}"
     if row.outrun:
         return settings[:120], threads, f"> {row['min_us']:.1f}", "", busy

@@ -36,6 +36,7 @@ from collage.kernel.target import Target, cores, host
 from collage.measure_db.calibration import best_calibration_us
 from collage.measure_db.database import Database
 from collage.measure_db.effort import QUICK
+from collage.measure_db.gpu_now import gpu_now
 from collage.measure_db.process import Workers
 from collage.measure_db.quiet import quiet_now
 from collage.measure_db.speeds import machine_speeds
@@ -86,7 +87,7 @@ def compile_model(
         kept.deadline = course.deadline
         database = stack.enter_context(Database(options.db, since=options.since))
         kept.calibration_us = best_calibration_us(database, target.measured_on)
-        database.doubt(partial(quiet_now, kept.calibration_us))
+        database.doubt(partial(quiet_now, kept.calibration_us), gpu_now)
         # Before there is a module, so that Ctrl-C here throws nothing away.
         speeds = machine_speeds(target, database, kept, options.effort.speeds_s)
         context = Context(

@@ -21,7 +21,7 @@ from collage.report.report import GraphLevelReport
 EDITION = 1
 """The edition of the search and of these values. Count it up when either changes, and every model is searched again."""
 
-_BUSY_SHARE = 0.25
+BUSY_SHARE = 0.25
 """A compile is as busy as its measurements are, but for this share of them. On a machine of our own some are disturbed,
 too (3 to 9 % on a virtual one whose host has other guests). The mixes were run as a whole besides, and timings of the
 last comparison count in any case."""
@@ -123,7 +123,7 @@ def busy_during(outcomes: Iterable[Outcome], timings: Mapping[str, Timing]) -> f
         for each in outcomes
         if isinstance(each, (Measurement, Slower)) and each.repeats and each.busy is not None
     )
-    found = [known[-1 - int(_BUSY_SHARE * len(known))]] if known else []
+    found = [known[-1 - int(BUSY_SHARE * len(known))]] if known else []
     last = busiest(timings)
     return max((*found, *([] if last is None else [last])), default=None)
 

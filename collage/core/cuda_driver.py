@@ -15,12 +15,12 @@ from typing import Any
 
 from collage.core.cuda import LIBRARY, gpu
 
-__all__ = ["CudaError", "CudaMemoryError", "Driver", "driver", "lost_context"]
+__all__ = ["CudaError", "CudaMemoryError", "Driver", "driver", "free_memory", "lost_context"]
 
 log = logging.getLogger(__name__)
 
 _OUT_OF_MEMORY = 2
-_FATAL = frozenset({700, 701, 702, 709, 710, 714, 715, 716, 717, 718, 719, 720})
+_FATAL = frozenset({700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 720})
 """Errors after which no call of this process succeeds: an illegal address, a failed launch, and the like."""
 _NON_BLOCKING, _NO_TIMING, _RELAXED = 1, 2, 2
 _L2_CACHE_SIZE = 38
@@ -31,6 +31,7 @@ _TO = ctypes.c_void_p
 _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "cuDeviceGet": (_TO, ctypes.c_int),
     "cuDeviceGetAttribute": (_TO, ctypes.c_int, ctypes.c_int),
+    "cuDeviceGetPCIBusId": (ctypes.c_char_p, ctypes.c_int, ctypes.c_int),
     "cuDevicePrimaryCtxRetain": (_TO, ctypes.c_int),
     "cuCtxSetCurrent": (_HANDLE,),
     "cuMemAlloc_v2": (_TO, _SIZE),
@@ -94,6 +95,17 @@ def lost_context(*, ask: bool = False) -> str:
     return _lost
 
 
+def free_memory() -> int | None:
+    """The bytes of the GPU's memory that nobody has, or None where no GPU tells that."""
+    try:
+        gpu = driver()
+        gpu.enter()
+        return gpu.free_bytes()
+    except (OSError, CudaError) as error:
+        log.info("the GPU: %s", error)
+        return None
+
+
 @cache
 def driver() -> Driver:
     """The driver, with its context current in the calling thread. Raises NoGpuError where there is no GPU."""
@@ -136,6 +148,13 @@ class Driver:
     def l2_bytes(self) -> int:
         """The size of the L2 cache in bytes."""
         return self._integer("cuDeviceGetAttribute", _L2_CACHE_SIZE, self._device)
+
+    @property
+    def pci_bus_id(self) -> str:
+        """The GPU's place on the PCI bus, by which other libraries know it."""
+        text = ctypes.create_string_buffer(32)
+        self.call("cuDeviceGetPCIBusId", text, len(text), self._device)
+        return text.value.decode()
 
     def free_bytes(self) -> int:
         """The bytes of the GPU's memory that nobody has."""

@@ -9,16 +9,19 @@ from functools import cache, partial
 import numpy as np
 
 from collage.core.cuda_driver import CudaError, driver, lost_context
+from collage.core.nvml import Clocks, clocks
 from collage.graph.dataflow import Array
 from collage.graph.storage import CUDA
 from collage.kernel.device_array import empty_on
 from collage.kernel.device_call import DeviceCall
 
-__all__ = ["device_clocked"]
+__all__ = ["clocks_at_work", "device_clocked"]
 
 _LEAST_BYTES = 1 << 20
 _TIMES = 2
 """So many times the L2 cache is overwritten, which does not forget strictly by age."""
+_FILLS = 50
+"""So many fills, of some 40 us each, keep the GPU at work while its clocks are read."""
 
 
 def device_clocked(call: DeviceCall) -> Callable[[], int]:
@@ -44,6 +47,22 @@ def device_clocked(call: DeviceCall) -> Callable[[], int]:
     for event in (first, last):
         weakref.finalize(run, gpu.drop_event, event).atexit = False
     return run
+
+
+def clocks_at_work(times: int = 1) -> Clocks | None:
+    """The GPU's clocks while it fills memory, some 2 ms or ``times`` as long: without work it lowers them.
+
+    None where they are not known.
+    """
+    gpu = driver()
+    gpu.enter()
+    large = _larger_than_l2()
+    for left in reversed(range(times)):
+        for _ in range(_FILLS):
+            gpu.fill(int(large.ctypes.data), 0, large.nbytes, gpu.stream)
+        found = None if left else clocks()
+        gpu.synchronize(gpu.stream)
+    return found
 
 
 @cache

@@ -11,9 +11,10 @@ from typing import TypeAlias
 import numpy as np
 
 from collage.core.library_text import library_text
+from collage.core.nvml import Clocks
 from collage.graph.dataflow import Array
 from collage.kernel.device_call import DeviceCall
-from collage.kernel.device_clock import device_clocked
+from collage.kernel.device_clock import clocks_at_work, device_clocked
 from collage.kernel.kernel import Kernel
 from collage.kernel.options import BuildOptions
 from collage.measure_db.bound_kernel import BoundKernel, KernelSource, build
@@ -78,7 +79,7 @@ def measure_candidate(
         with spent(CHECK):
             checked = gate.check_rest(error)
         with spent(SAMPLES):
-            timing = _time(instances, sample_s, enough)
+            timing, clocks = _time(instances, sample_s, enough), _clocks(instances)
         with spent(CHECK):
             gate.check_again("after being timed, ")
         if keep is not None:
@@ -100,6 +101,7 @@ def measure_candidate(
         source.options.tuning,
         bool(checked.finite_only),
         timing.busy,
+        clocks,
     )
 
 
@@ -148,7 +150,12 @@ def _raced(instances: Sequence[BoundKernel], rival_us: float) -> Slower | None:
             ]
             samples = (float(call()) for call in cycle(calls))
         slower = race(samples, rival_us, watch.patience)
-    return None if slower is None else replace(slower, busy=watch.busy)
+    return None if slower is None else replace(slower, busy=watch.busy, clocks=_clocks(instances))
+
+
+def _clocks(instances: Sequence[BoundKernel]) -> Clocks | None:
+    """The clocks of the GPU that has just run them; None where they run on the host."""
+    return clocks_at_work() if isinstance(instances[0].call, DeviceCall) else None
 
 
 def _time(instances: Sequence[BoundKernel], sample_s: float, enough: Enough) -> Timing:

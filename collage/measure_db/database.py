@@ -10,12 +10,15 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from collage.core.nvml import Clocks
+from collage.core.typed import parse_object, typed
 from collage.measure_db.busy import busy_limit
 from collage.measure_db.database_file import DatabaseFile
 from collage.measure_db.doubt import Doubt
+from collage.measure_db.gpu_now import GpuNow
 from collage.measure_db.results import GATE, Measurement, Outcome, Rejection, RejectionKind, Slower
 from collage.measure_db.timing import Timing
 
@@ -81,6 +84,7 @@ class Database(DatabaseFile):
     """The tables of an open database: kernels, networks, and facts. All methods raise DatabaseError."""
 
     _doubt: Doubt | None = None
+    _best: dict[str, Mapping[str, Clocks]] | None = None
 
     def remember(self, key: Key[T], make: Callable[[], T]) -> T:
         """The value recorded under the key, else what ``make`` returns, which is recorded."""
@@ -90,9 +94,9 @@ class Database(DatabaseFile):
             key.record(self, known)
         return known
 
-    def doubt(self, quiet_now: Callable[[], bool]) -> None:
-        """Take for unknown what was measured before now while the machine was busy, if it is quiet now (``Doubt``)."""
-        self._doubt = Doubt(quiet_now)
+    def doubt(self, quiet_now: Callable[[], bool], gpu_now: Callable[[], GpuNow] = GpuNow) -> None:
+        """Take for unknown what was recorded before now in circumstances that are over now (``Doubt``)."""
+        self._doubt, self._best = Doubt(quiet_now, gpu_now), {}
 
     @contextmanager
     def trusting(self) -> Iterator[None]:
@@ -106,6 +110,32 @@ class Database(DatabaseFile):
     def _doubts(self, busy: float | None, created: float) -> bool:
         return self._doubt is not None and self._doubt(busy, created)
 
+    def _doubts_outcome(self, outcome: Outcome, hardware: str, created: float) -> bool:
+        """The same for the outcome of a kernel, which is also doubted for what a GPU was like."""
+        if self._doubt is None:
+            return False
+        if isinstance(outcome, Rejection):
+            return self._doubt.short(outcome.free_bytes, created)
+        if self._doubt(outcome.busy, created):
+            return True
+        if outcome.clocks is None or self._best is None:
+            return False
+        if hardware not in self._best:
+            self._best[hardware] = self.best_clocks(hardware)
+        return self._doubt.slow(outcome.clocks, self._best[hardware], created)
+
+    def best_clocks(self, hardware: str) -> Mapping[str, Clocks]:
+        """The highest clocks that kernels were measured at on the GPUs of that hardware, by the GPU's name."""
+        rows = self._rows(_BEST_CLOCKS, (hardware,))
+        try:
+            return {
+                str(gpu): Clocks(str(gpu), int(sm_mhz), int(memory_mhz))
+                for gpu, sm_mhz, memory_mhz in rows
+                if _numbers((sm_mhz, memory_mhz))
+            }
+        except (TypeError, ValueError) as error:
+            raise self._damaged(str(error)) from error
+
     def get(self, keys: Iterable[KernelKey]) -> dict[KernelKey, Outcome]:
         """The outcomes known for these keys, in one query; keys never measured are left out.
 
@@ -117,25 +147,27 @@ class Database(DatabaseFile):
             return {}
         rows = self._rows(_GET, (_asked(wanted), self._since, GATE))
         try:
-            return {
-                wanted[number]: _outcome(row)
-                for number, created, busy, *row in rows
-                if not self._doubts(_busy(busy), created)
-            }
+            found = {wanted[number]: (_outcome(row), created) for number, created, *row in rows}
         except (TypeError, ValueError) as error:
             raise self._damaged(str(error)) from error
+        return {
+            key: outcome
+            for key, (outcome, created) in found.items()
+            if not self._doubts_outcome(outcome, key.hardware, created)
+        }
 
     def put(self, key: KernelKey, outcome: Outcome, description: str = "") -> None:
         """Record an outcome, replacing an earlier one; ``description`` is for people: ``conv2d+add+relu``."""
         if isinstance(outcome, Measurement):
-            found: tuple[Any, ...] = (*astuple(outcome), None, None, None)
+            numbers = astuple(replace(outcome, clocks=None))[:-1]
+            found: tuple[Any, ...] = (*numbers, _clocks_text(outcome.clocks), None, None, None, None)
         elif isinstance(outcome, Slower):
             least_us = outcome.least_us
-            found = (least_us, 0.0, least_us, outcome.repeats, 0.0, "", False)
-            found = (*found, outcome.busy, outcome.rival_us, None, None)
+            found = (least_us, 0.0, least_us, outcome.repeats, 0.0, "", False, outcome.busy)
+            found = (*found, _clocks_text(outcome.clocks), outcome.rival_us, None, None, None)
         else:
-            found = (None, None, None, None, None, "", False, None, None)
-            found = (*found, outcome.kind.value, outcome.message)
+            found = (None, None, None, None, None, "", False, None, None, None)
+            found = (*found, outcome.kind.value, outcome.message, outcome.free_bytes)
         self._write(_PUT, (*astuple(key), *found, GATE, time.time(), description))
 
     def times(self, hardware: str, threads: int, tvm_version: str) -> list[tuple[KernelKey, str, float]]:
@@ -229,16 +261,21 @@ def _matches(columns: str) -> str:
 
 _KEY = "digest, backend, backend_version, settings, threads, hardware, tvm_version"
 _OUTCOME = (
-    "median_us, noise_us, min_us, repeats, max_error, tuning, finite_only, busy, rival_us, rejection, message"
+    "median_us, noise_us, min_us, repeats, max_error, tuning, finite_only, busy, clocks, rival_us, rejection, "
+    "message, free_bytes"
 )
 # CROSS JOIN keeps SQLite to this order: one look-up in the primary key for each wanted key.
 _GET = (
-    f"SELECT wanted.key, created, busy, {_OUTCOME} FROM json_each(?) AS wanted CROSS JOIN kernels ON {_matches(_KEY)} "
+    f"SELECT wanted.key, created, {_OUTCOME} FROM json_each(?) AS wanted CROSS JOIN kernels ON {_matches(_KEY)} "
     "AND created >= ? AND gate = ?"
 )
 _PUT = (
     f"INSERT OR REPLACE INTO kernels ({_KEY}, {_OUTCOME}, gate, created, description) "
-    f"VALUES ({', '.join('?' * 21)})"
+    f"VALUES ({', '.join('?' * 23)})"
+)
+_BEST_CLOCKS = (
+    "SELECT json_extract(clocks, '$.gpu') AS gpu, max(json_extract(clocks, '$.sm_mhz')), "
+    "max(json_extract(clocks, '$.memory_mhz')) FROM kernels WHERE json_valid(clocks) AND hardware = ? GROUP BY gpu"
 )
 _TIMES = (
     f"SELECT {_KEY}, description, median_us FROM kernels WHERE hardware = ? AND threads = ? AND tvm_version = ? "
@@ -266,16 +303,32 @@ def _asked(keys: Sequence[KernelKey] | Sequence[NetworkKey]) -> str:
 
 
 def _outcome(row: Sequence[Any]) -> Outcome:
-    *numbers, tuning, finite_only, busy, rival_us, rejection, message = row
+    *numbers, tuning, finite_only, busy, clocks, rival_us, rejection, message, free_bytes = row
     if rejection is None:
         median_us, noise_us, min_us, repeats, max_error = _numbers(numbers)
         if rival_us is not None:
             (rival_us,) = _numbers([rival_us])
-            return Slower(min_us, rival_us, repeats, _busy(busy))
+            return Slower(min_us, rival_us, repeats, _busy(busy), read_clocks(clocks))
         return Measurement(
-            median_us, noise_us, min_us, repeats, max_error, tuning, bool(finite_only), _busy(busy)
+            *(median_us, noise_us, min_us, repeats, max_error, tuning, bool(finite_only)),
+            *(_busy(busy), read_clocks(clocks)),
         )
-    return Rejection(RejectionKind(rejection), message)
+    return Rejection(
+        RejectionKind(rejection), message, None if free_bytes is None else int(_numbers([free_bytes])[0])
+    )
+
+
+def read_clocks(text: Any) -> Clocks | None:
+    """The clocks that a column holds. Raises ValueError where it holds something else."""
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise ValueError(f"{text!r:.80} is no text of clocks")
+    return typed(Clocks, parse_object(text.encode()))
+
+
+def _clocks_text(clocks: Clocks | None) -> str | None:
+    return None if clocks is None else json.dumps(asdict(clocks))
 
 
 def _timing(row: Sequence[Any]) -> Timing:

@@ -1,29 +1,73 @@
-"""Measurements that a busy machine has disturbed are made again when the machine is quiet, and somebody needs them."""
+"""What a busy machine, a slow GPU or a lack of its memory has decided is decided again when that is over.
+
+It is decided again only where somebody needs it.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 
+from collage.core.nvml import Clocks
 from collage.measure_db.busy import is_busy
+from collage.measure_db.gpu_now import GpuNow
+
+_SHARE = 0.93
+"""A GPU whose clocks are below this share of the highest ones was slow. Its usual steps are of 15 MHz in some 2000."""
+_MORE, _MORE_BYTES = 1.05, 64 << 20
+"""So many times the memory, and so many bytes more, have to be free before a kernel is tried again that had too little.
+A worker that has measured others before it holds some of their memory, which is no reason."""
 
 
 class Doubt:
-    """Doubts what was measured before it was made, while the machine was busy, if the machine is quiet now.
+    """Doubts what was recorded before it was made, in circumstances that are over now.
 
-    Whether it is quiet is asked once, and only if there is such a measurement. What is measured from now on is not
+    - What was measured while the machine was busy, if it is quiet now.
+    - What was measured on a GPU with low clocks, if they are high now.
+    - That a GPU has too little memory for a kernel, if much more is free now.
+
+    What the machine is like now is asked once, and only if there is such a row. What is recorded from now on is not
     doubted, so that nothing is measured twice in one compile.
     """
 
-    def __init__(self, quiet_now: Callable[[], bool]) -> None:
-        self._ask = quiet_now
+    def __init__(self, quiet_now: Callable[[], bool], gpu_now: Callable[[], GpuNow] = GpuNow) -> None:
+        self._ask, self._ask_gpu = quiet_now, gpu_now
         self._since = time.time()
 
     def __call__(self, busy: float | None, created: float) -> bool:
         """Whether a measurement is doubted that was recorded at that ``time.time()``, on a machine that busy."""
         return is_busy(busy) and created < self._since and self._quiet
 
+    def slow(self, clocks: Clocks | None, best: Mapping[str, Clocks], created: float) -> bool:
+        """Whether a measurement at these clocks is doubted, where ``best`` are the highest ones by GPU."""
+        if clocks is None or created >= self._since or not held_back(clocks, best):
+            return False
+        now = self._gpu.clocks
+        return now is not None and now.gpu == clocks.gpu and not held_back(now, best)
+
+    def short(self, free_bytes: int | None, created: float) -> bool:
+        """Whether it is doubted that a kernel finds too little memory, which did so with so many bytes free."""
+        if free_bytes is None or created >= self._since:
+            return False
+        now = self._gpu.free_bytes
+        return now is not None and now > _MORE * free_bytes + _MORE_BYTES
+
     @cached_property
     def _quiet(self) -> bool:
         return self._ask()
+
+    @cached_property
+    def _gpu(self) -> GpuNow:
+        return self._ask_gpu()
+
+
+def held_back(clocks: Clocks, best: Mapping[str, Clocks]) -> bool:
+    """Whether the clocks are clearly below the highest ones of the same GPU, and not by its limit of power.
+
+    A large product reaches that limit by itself, whenever it is measured.
+    """
+    highest = best.get(clocks.gpu)
+    if highest is None or clocks.power_capped:
+        return False
+    return clocks.sm_mhz < _SHARE * highest.sm_mhz or clocks.memory_mhz < _SHARE * highest.memory_mhz

@@ -22,6 +22,7 @@ from collage.measure_db.busy_progress import BusyProgress
 from collage.measure_db.contenders import Charges, Contenders, Field, Losses
 from collage.measure_db.crew import Crew
 from collage.measure_db.database import Database, Json, KernelKey
+from collage.measure_db.free_memory import after_death
 from collage.measure_db.jobs import RegionJob, TransformJob, ask_fairly
 from collage.measure_db.keys import Fact
 from collage.measure_db.known_losses import known_losses
@@ -270,7 +271,7 @@ class Measurer:
             show(Progress("measure", len(missing), len(missing)))
 
     def _record(self, key: KernelKey, outcome: Outcome, text: str) -> None:
-        self._database.put(key, outcome, text)
+        self._database.put(key, after_death(self.backends[key.backend], outcome), text)
         self._progress.note(outcome)
         self.measurements_made += 1
 

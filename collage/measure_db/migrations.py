@@ -64,4 +64,10 @@ def _slower(connection: sqlite3.Connection) -> None:
     connection.execute("ALTER TABLE kernels ADD COLUMN rival_us REAL")
 
 
-MIGRATIONS: Sequence[Callable[[sqlite3.Connection], None]] = (_first, _tuning, _gate, _busy, _slower)
+def _gpu(connection: sqlite3.Connection) -> None:
+    """The clocks of a GPU (``core.nvml.Clocks`` as JSON), and what it had left of its memory where that was short."""
+    connection.execute("ALTER TABLE kernels ADD COLUMN clocks TEXT")
+    connection.execute("ALTER TABLE kernels ADD COLUMN free_bytes INTEGER")
+
+
+MIGRATIONS: Sequence[Callable[[sqlite3.Connection], None]] = (_first, _tuning, _gate, _busy, _slower, _gpu)

@@ -26,6 +26,7 @@ from collage.measure_db.artifacts import Artifacts
 from collage.measure_db.bound_kernel import BoundKernel, KernelSource, build, load
 from collage.measure_db.candidate import measure_candidate
 from collage.measure_db.fingerprint import fingerprint
+from collage.measure_db.free_memory import with_free_memory
 from collage.measure_db.plan_protocol import Made, Make, PlanKernel, Stage
 from collage.measure_db.plan_trace import WorkerPosition
 from collage.measure_db.plan_worker import PlanWorker
@@ -141,14 +142,17 @@ class ModelWorker:
             with suppress(MeasurementError):  # a full disk, which is not the candidate's fault
                 self._keep(PlanKernel(request, options), artifact)
 
-        return measure_candidate(
-            self._source(request, message.options),
-            self._samples,
-            sample_s=message.sample_s,
-            enough=message.enough,
-            rival_us=message.rival_us,
-            keep=keep,
-        )
+        def measured() -> Outcome:
+            return measure_candidate(
+                self._source(request, message.options),
+                self._samples,
+                sample_s=message.sample_s,
+                enough=message.enough,
+                rival_us=message.rival_us,
+                keep=keep,
+            )
+
+        return with_free_memory(self._backend(request.backend), measured)
 
     def _measure_transform(self, message: MeasureTransform) -> Outcome:
         kernel = PlanKernel(message.transform, message.options)
@@ -158,23 +162,30 @@ class ModelWorker:
                 self._artifacts.keep(kernel.key, artifact)
 
         backend = self._backend(message.backend)
-        return measure_transform(message.transform, backend, message.options, message.sample_s, keep)
+        return with_free_memory(
+            backend,
+            lambda: measure_transform(message.transform, backend, message.options, message.sample_s, keep),
+        )
 
     def _make(self, message: Make) -> Made | Rejection:
         request, options = message.kernel.what, message.kernel.options
         assert isinstance(request, Request)
         alike = self._alike.get(self._kind(request, options))
-        with spent(BUILD):
-            try:
-                artifact = (
-                    self._source(request, options).compiled()
-                    if alike is None
-                    else self._artifacts.load(alike.key)
-                )
-            except RejectedError as rejected:
-                return rejected.rejection
-        self._keep(message.kernel, artifact)
-        return Made()
+
+        def made() -> Made | Rejection:
+            with spent(BUILD):
+                try:
+                    artifact = (
+                        self._source(request, options).compiled()
+                        if alike is None
+                        else self._artifacts.load(alike.key)
+                    )
+                except RejectedError as rejected:
+                    return rejected.rejection
+            self._keep(message.kernel, artifact)
+            return Made()
+
+        return with_free_memory(self._backend(request.backend), made)
 
     def _source(self, request: Request, options: BuildOptions) -> KernelSource:
         """What the request's kernel is built from."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+from collage.core.nvml import Clocks
+
 GATE = 2
 """The edition of the numerics gate that makes outcomes. Outcomes of earlier editions are kept in the database, and what
 they are about is measured again when it is needed. Edition 1 compared outputs for the usual inputs only."""
@@ -33,7 +35,8 @@ class Measurement:
     record of Tuner.tune that builds the kernel again, or "" where nothing was tuned.
     ``finite_only`` tells that its outputs differ from ONNX Runtime's where inputs hold NaN, infinities or large
     integers (see ``InputKind``), so that a module has to guard it. ``busy`` says how busy the machine was (see
-    ``collage.measure_db.busy``), or is None where that is not known.
+    ``collage.measure_db.busy``), or is None where that is not known. ``clocks`` are those of the GPU at the end of the
+    samples, or None for a kernel on the CPU, and where they are not known.
     """
 
     median_us: float
@@ -44,14 +47,20 @@ class Measurement:
     tuning: str = ""
     finite_only: bool = False
     busy: float | None = None
+    clocks: Clocks | None = None
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """A candidate that cannot be used, and why."""
+    """A candidate that cannot be used, and why.
+
+    ``free_bytes`` is what a GPU had left of its memory before a candidate that has found too little there. Where much
+    more is free at another time, the candidate is tried again.
+    """
 
     kind: RejectionKind
     message: str
+    free_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -61,13 +70,15 @@ class Slower:
     The rival computes the same operators, perhaps in other storage formats. ``repeats`` is the number of samples, after
     which the kernel was known to be slower and was let go. Its outputs were compared with the reference on the usual
     inputs only, so it has to be measured to the end before it may run in a network. Where ``repeats`` is 0 it was not
-    even built: a lower bound, or many races of its kind, have told enough. ``busy`` is as in ``Measurement``.
+    even built: a lower bound, or many races of its kind, have told enough. ``busy`` and ``clocks`` are as in
+    ``Measurement``.
     """
 
     least_us: float
     rival_us: float
     repeats: int
     busy: float | None = None
+    clocks: Clocks | None = None
 
     def __str__(self) -> str:
         if not self.repeats:

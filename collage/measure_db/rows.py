@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from collage.core.temporary import TemporaryFolder
 from collage.errors import DatabaseError, DatabaseLockedError
-from collage.measure_db.database import Database
+from collage.measure_db.database import Database, read_clocks
 from collage.measure_db.migrations import APPLICATION_ID
 from collage.measure_db.results import RejectionKind
 
@@ -55,8 +55,18 @@ KERNELS = Table(
     "kernels",
     (
         *("digest", "backend", "backend_version", "settings", "threads", "hardware", "tvm_version"),
-        *("median_us", "noise_us", "min_us", "repeats", "max_error", "tuning", "finite_only", "busy"),
-        *("rival_us", "rejection", "message", "gate", "created", "description"),
+        *(
+            "median_us",
+            "noise_us",
+            "min_us",
+            "repeats",
+            "max_error",
+            "tuning",
+            "finite_only",
+            "busy",
+            "clocks",
+        ),
+        *("rival_us", "rejection", "message", "free_bytes", "gate", "created", "description"),
     ),
     keys=7,
 )
@@ -74,12 +84,12 @@ TABLES = (KERNELS, NETWORKS, FACTS)
 NOT_OURS = "that are no rows of Collage's"
 """What ``Row.problem`` finds something wrong with, in counts for people."""
 
-_INTEGERS = frozenset({"threads", "repeats", "finite_only", "gate"})
+_INTEGERS = frozenset({"threads", "repeats", "finite_only", "gate", "free_bytes"})
 _NUMBERS = frozenset(
     {"median_us", "noise_us", "min_us", "p90_us", "max_error", "busy", "created", "rival_us"}
 )
 _MEASURED = frozenset({"median_us", "noise_us", "min_us", "repeats", "max_error"})
-_OPTIONAL = _MEASURED | {"rival_us", "rejection", "message"}
+_OPTIONAL = _MEASURED | {"rival_us", "rejection", "message", "clocks", "free_bytes"}
 """Columns of ``kernels`` that are empty in a rejection, and columns that are empty in a measurement, too."""
 
 
@@ -145,6 +155,11 @@ def _problem(table: Table, column: str, value: Any) -> str:
         return f"{value!r:.40} is no text of Collage's"
     if column == "rejection" and value not in {kind.value for kind in RejectionKind}:
         return f"{value!r:.40} is no kind of rejection"
+    if column == "clocks":
+        try:
+            read_clocks(value)
+        except ValueError:
+            return f"{value!r:.40} are no clocks"
     if column == "value":
         try:
             json.loads(value)

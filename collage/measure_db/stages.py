@@ -11,7 +11,15 @@ from collage.frontend.to_onnx import ExportError
 from collage.measure_db.results import Rejection, RejectionKind
 
 _MESSAGE_CHARS = 500
-_OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "out of memory", "Failed to allocate memory")
+_OUT_OF_MEMORY = (
+    *("bad_alloc", "bad allocation", "out of memory", "Failed to allocate memory"),
+    *(
+        "OUT_OF_MEMORY",
+        "OutOfMemory",
+        "ALLOC_FAILED",
+        "ALLOCATION_FAILED",
+    ),  # of CUDA, TensorRT, cuBLAS and cuDNN
+)
 
 
 class RejectedError(Exception):

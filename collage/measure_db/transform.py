@@ -13,7 +13,7 @@ from collage.graph.storage import CUDA, Storage, from_layout, steps_of, stored_t
 from collage.kernel.buffers import as_bytes
 from collage.kernel.device_array import empty_on, lock_pages, poison, put, to_host
 from collage.kernel.device_call import DeviceCall
-from collage.kernel.device_clock import device_clocked
+from collage.kernel.device_clock import clocks_at_work, device_clocked
 from collage.kernel.options import BuildOptions
 from collage.kernel.transform import LayoutTransform
 from collage.measure_db.candidate import clocked
@@ -75,7 +75,9 @@ def measure_transform(
     if keep is not None:
         keep(artifact)
     return Measurement(
-        timing.median_us, timing.noise_us, timing.min_us, timing.repeats, 0.0, busy=timing.busy
+        *(timing.median_us, timing.noise_us, timing.min_us, timing.repeats, 0.0),
+        busy=timing.busy,
+        clocks=clocks_at_work() if isinstance(call, DeviceCall) else None,
     )
 
 

@@ -127,3 +127,80 @@ def test_what_is_missing_is_told(
         each for each in gpu.run(REFUSED, str(model), *backends, **settings).splitlines() if each.strip()
     ]
     assert len(found) == len(backends) and all(words in each for each in found), found
+
+
+NOW = """
+from collage.measure_db.gpu_now import gpu_now
+print(gpu_now())
+"""
+
+
+def kernel_times(path: Path) -> dict[tuple[str, str, str], tuple[float, str | None, int | None]]:
+    """When each kernel was recorded, its clocks, and what was free where memory was short."""
+    rows: Any = sqlite3.connect(path).execute(
+        "SELECT digest, backend, settings, created, clocks, free_bytes FROM kernels"
+    )
+    return {(digest, backend, settings): rest for digest, backend, settings, *rest in rows}
+
+
+def test_what_the_gpu_is_like_now(gpu: Gpu, tmp_path: Path) -> None:
+    """Without NVML only its memory is known; with it, the clocks, too."""
+    said = gpu.run(NOW, COLLAGE_STANDIN_MIB="64").strip()
+    assert said == f"GpuNow(free_bytes={64 << 20}, clocks=None)"
+    (tmp_path / "gpu").mkdir()
+    with_nvml = Gpu.build(tmp_path / "gpu", "libnvidia-ml.so.1")
+    said = with_nvml.run(NOW, COLLAGE_STANDIN_MHZ="1200", COLLAGE_STANDIN_REASONS="4").strip()
+    assert said.endswith(
+        "clocks=Clocks(gpu='Stand-in GPU', sm_mhz=1200, memory_mhz=2619, power_capped=True))"
+    )
+
+
+def test_measurements_on_a_slow_gpu_are_made_again_when_it_is_fast(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "gpu").mkdir()
+    gpu = Gpu.build(tmp_path / "gpu", "libcublasLt.so.13", "libnvidia-ml.so.1")
+    database = tmp_path / "db"
+    compiled(gpu, model, tmp_path, COLLAGE_STANDIN_MHZ="1200")
+    first = kernel_times(database)
+    noted = {key: json.loads(clocks)["sm_mhz"] for key, (_, clocks, _) in first.items() if clocks}
+    assert set(noted.values()) == {1200} and {backend for _, backend, _ in noted} == {"tvm_cuda", "cublas"}
+    # Nothing is known of higher clocks. Then another kernel has them, and at last the GPU has them all the time.
+    compiled(gpu, model, tmp_path, COLLAGE_STANDIN_MHZ="1980")
+    assert kernel_times(database) == first
+    connection = sqlite3.connect(database)
+    with connection:
+        connection.execute(
+            "INSERT INTO kernels SELECT 'another', backend, backend_version, settings, threads, hardware, tvm_version, "
+            "median_us, noise_us, min_us, repeats, max_error, rejection, message, created, description, tuning, "
+            "finite_only, gate, busy, rival_us, replace(clocks, '1200', '1980'), free_bytes "
+            "FROM kernels WHERE clocks IS NOT NULL LIMIT 1"
+        )
+        connection.execute("DELETE FROM facts WHERE name = 'finished_compile'")
+    compiled(gpu, model, tmp_path, COLLAGE_STANDIN_MHZ="1200")
+    still = kernel_times(database)
+    assert {key: still[key] for key in first} == first
+    compiled(gpu, model, tmp_path, COLLAGE_STANDIN_MHZ="1980")
+    again = kernel_times(database)
+    made_again = {key for key in noted if again[key][0] > first[key][0]}
+    assert made_again
+    for key in made_again:
+        assert json.loads(again[key][1] or "{}")["sm_mhz"] == 1980
+    known_before = {key for key in noted if not again[key][0] > first[key][0]}
+    assert not known_before, "each of them is needed by this compile"
+
+
+def test_a_lack_of_memory_is_tried_again_when_there_is_more(gpu: Gpu, model: Path, tmp_path: Path) -> None:
+    denied = {"COLLAGE_STANDIN_DENIED": "1024", "COLLAGE_STANDIN_MIB": "256"}
+    database = tmp_path / "db"
+
+    def refused() -> list[tuple[float, str | None, int | None]]:
+        found = kernel_times(database)
+        return [each for (_, _, settings), each in found.items() if "algorithm 2" in settings]
+
+    compiled(gpu, model, tmp_path, **denied)
+    (first,) = refused()
+    assert first[2] is not None and 0 < first[2] < 256 << 20, "what the worker found, which has measured others"
+    compiled(gpu, model, tmp_path, COLLAGE_STANDIN_MIB="256")  # as much as then
+    assert refused() == [first]
+    compiled(gpu, model, tmp_path, COLLAGE_STANDIN_MIB="512")
+    (again,) = refused()
+    assert again[0] > first[0] and again[2] is None

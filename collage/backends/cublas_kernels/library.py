@@ -51,6 +51,10 @@ _ALIGNMENT = 64
 """What buffers are aligned to, in bytes."""
 
 
+_ALLOC_FAILED = 3
+"""CUBLAS_STATUS_ALLOC_FAILED: there is too little memory on the GPU."""
+
+
 class CublasError(RuntimeError):
     """cuBLASLt refuses a call. The message names the call and the status."""
 
@@ -199,7 +203,8 @@ def _set_attribute(kind: str, descriptor: int, attribute: int, value: Any) -> No
 
 def _checked(name: str, status: int) -> None:
     if status:
-        raise CublasError(f"{name}: status {status}")
+        short = " (out of memory of the GPU)" if status == _ALLOC_FAILED else ""
+        raise CublasError(f"{name}: status {status}{short}")
 
 
 def check_product(status: int) -> None:

@@ -21,6 +21,8 @@ __all__ = ["CudnnError", "Descriptor", "call", "handle", "library", "number_of_v
 NAME = "libcudnn.so.9"
 _NOT_SUPPORTED = range(3000, 4000)
 """CUDNN_STATUS_NOT_SUPPORTED and the statuses that say what exactly is not supported."""
+_DEVICE_ALLOCATION_FAILED = 4004
+"""CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED: there is too little memory on the GPU."""
 _LONGEST_MESSAGE = 512
 
 _INTEGER, _ADDRESS = ctypes.c_int64, ctypes.c_void_p
@@ -83,6 +85,8 @@ def call(name: str, *arguments: Any) -> None:
         text = ctypes.create_string_buffer(_LONGEST_MESSAGE)
         library().cudnnGetLastErrorString(text, _LONGEST_MESSAGE)
         message = " ".join(text.value.decode(errors="replace").split())
+        if status == _DEVICE_ALLOCATION_FAILED:
+            message = f"out of memory of the GPU{'; ' if message else ''}{message}"
         kind = UnsupportedError if status in _NOT_SUPPORTED else CudnnError
         raise kind(f"{name}: status {status}{': ' if message else ''}{message}")
 

@@ -7,14 +7,14 @@ what later passes of the first compile have measured, and be led to other mixes 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from collage.compiler.beyond import beyond, on_samples
 from collage.compiler.by_known import candidates_in
 from collage.compiler.events import Considered, Event, Evolved, Noted
 from collage.compiler.executable import Executable
-from collage.compiler.finished import FINISHED, Finished
+from collage.compiler.finished import BUSY_SHARE, FINISHED, Finished
 from collage.compiler.finished_key import finished_key
 from collage.compiler.finished_plan import Assembled, Reading, read_variants
 from collage.compiler.passes.select import selection_of
@@ -25,10 +25,12 @@ from collage.compiler.record_finished import finished_of, times_alone_us
 from collage.compiler.selection import Selection
 from collage.compiler.state import Compilation, Context, Pass, run
 from collage.compiler.workbench import Workbench
+from collage.core.nvml import Clocks
 from collage.core.progress import Progress
 from collage.graph.storage import FORMATS
+from collage.measure_db.doubt import held_back
 from collage.measure_db.keys import Raced
-from collage.measure_db.results import Measurement
+from collage.measure_db.results import Measurement, Rejection
 from collage.search.candidates import Offer, with_floor
 from collage.search.network_costs import NetworkCosts
 
@@ -44,7 +46,8 @@ class Recall:
     """Recalls what a finished compile of the same model has found, or runs the passes of ``search`` and records it.
 
     The plan is recalled where each of its kernels has the time that it had then, and no failure is known of it. The
-    last check is made again where its result is not known. Nothing is recorded of a compile that was stopped.
+    last check is made again where its result is not known. Nothing is recorded of a compile that was stopped, nor of
+    one in which a GPU was short of memory or slow: another compile may measure anew what came of that.
     """
 
     search: tuple[Pass, ...]
@@ -63,10 +66,20 @@ class Recall:
             except (OutOfDateError, KernelRejectedError, PlanDroppedError) as error:
                 log.info("searching again, since a finished compile is out of date: %s", error)
         found = run(self.search, context, compilation)
+        hardware = context.target.measured_on
         finished = finished_of(context.workbench(found), compilation, found)
-        if finished is not None:
+        if finished is not None and not _of_the_day(found, context.database.best_clocks(hardware)):
             FINISHED.at(key).record(context.database, finished)
         return found
+
+
+def _of_the_day(found: Compilation, best: Mapping[str, Clocks]) -> bool:
+    """Whether a GPU had too little memory for a kernel, or clocks that were held back for many of them."""
+    outcomes = [*found.outcomes.values()]
+    if any(isinstance(each, Rejection) and each.free_bytes is not None for each in outcomes):
+        return True
+    noted = [each.clocks for each in outcomes if not isinstance(each, Rejection) and each.clocks is not None]
+    return sum(held_back(each, best) for each in noted) > BUSY_SHARE * len(noted)
 
 
 @dataclass(frozen=True)
