@@ -36,9 +36,12 @@ class Engine(Backend):
     def session(self, model: bytes, options: BuildOptions) -> Session:
         """Load a serialised ONNX model, whose shapes may depend on data.
 
-        Raises UnsupportedError, or whatever the engine does with a model that it cannot take.
+        Raises UnsupportedError, or whatever the engine does with a model that it cannot take. By default it is the
+        former, for all models.
         """
-        raise UnsupportedError(_no_models(self))
+        raise UnsupportedError(
+            f"{self.name} takes whole models as kernels only, with all shapes known, and runs none by itself"
+        )
 
     def check_model(self, model: bytes) -> None:
         """Raises UnsupportedError for a model that ``session`` would load, but compute with too few bits.

@@ -49,8 +49,9 @@ def backends(as_json: bool) -> None:
     table.add_column("version", no_wrap=True)
     table.add_column("", overflow="fold", ratio=1)
     for each in found:
-        usable = "available" + (f"; it {each['untried']}" if each["untried"] else "")
-        note = usable if each["available"] else f"not available: {each['reason']}"
+        note = "available" if each["available"] else f"not available: {each['reason']}"
+        if each["untried"] and str(each["untried"]) not in note:
+            note += f"; it {each['untried']}"
         table.add_row(*(Text(str(each[key])) for key in ("name", "kind", "version")), Text(note))
     for name, problem in registry.problems.items():
         table.add_row(Text(name), Text("plug-in"), Text(""), Text(f"cannot be loaded: {problem}"))

@@ -11,6 +11,7 @@ import pytest
 
 import collage
 from collage.backends.base import Availability
+from collage.backends.cuda_kernels import wheel
 from collage.backends.registry import Registry
 from collage.compiler.devices import AUTO, backends_on
 from collage.compiler.passes.match import Match
@@ -98,6 +99,10 @@ def not_installed(name: str) -> str:
     raise metadata.PackageNotFoundError(name)
 
 
+def no_library(name: str) -> Any:
+    raise OSError(f"{name}: cannot open shared object file")
+
+
 @pytest.mark.parametrize(
     ("load", "words"),
     [
@@ -110,6 +115,7 @@ def not_installed(name: str) -> str:
 def test_no_gpu_in_python(load: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, load)
     monkeypatch.setattr(metadata, "version", not_installed)
+    monkeypatch.setattr(wheel, "load_library", no_library)  # cuBLAS and cuDNN may be installed here
     with pytest.raises(UsageError, match=words) as raised:
         collage.compile(chain(), device="cuda", db=tmp_path / "db.sqlite")
     assert "\n" not in str(raised.value)
