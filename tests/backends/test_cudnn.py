@@ -184,8 +184,8 @@ ROUNDED = (
     *("attention", "attention with a mask", "attention with a known mask", "split heads"),
 )
 """Those that are tried in reduced precisions, too."""
-IN_FLOAT16 = [name for name in CASES if name != "rms norm"]
-"""Those that are one kernel of a model in float16: TVM's importer puts RMS normalisation between casts."""
+IN_FLOAT16 = [*CASES]
+"""Those that are one kernel of a model in float16. TVM's importer puts RMS normalisation between casts."""
 
 
 def matched(model: Model) -> Subgraph:

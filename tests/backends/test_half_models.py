@@ -88,6 +88,22 @@ def test_a_chain_has_one_dtype() -> None:
     assert found(Cublas(), model) == {("matmul",)}
 
 
+def test_a_normalisation_between_casts() -> None:
+    """TVM imports RMS normalisation in float16 between casts: one kernel. Between other casts it is one by itself."""
+
+    def make(net: Net) -> str:
+        return net.op("RMSNormalization", net.input(4, 32), net.random(32), axis=-1)
+
+    def other(net: Net) -> str:
+        wide = net.op("Cast", net.input(4, 32, dtype="int32"), to=TensorProto.FLOAT)
+        found = net.op("RMSNormalization", wide, net.random(32), axis=-1)
+        return net.op("Cast", found, to=TensorProto.INT32)
+
+    assert found(Cudnn(), imported(TensorProto.FLOAT16, make, 23)) == {("astype", "rms_norm", "astype")}
+    assert found(Cudnn(), imported(TensorProto.FLOAT, make, 23)) == {("rms_norm",)}
+    assert found(Cudnn(), imported(TensorProto.FLOAT, other, 23)) == {("rms_norm",)}
+
+
 def gelu(net: Net, *, tanh: bool) -> str:
     """GELU in the operators that exporters make of it."""
     x = net.op("MatMul", net.input(4, 8), net.random(8, 8))

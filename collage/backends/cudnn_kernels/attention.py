@@ -30,6 +30,7 @@ from collage.backends.cudnn_kernels.graph import (
     dense,
 )
 from collage.backends.cudnn_kernels.lowered import Lowered, Lowering, Task
+from collage.backends.cudnn_kernels.neighbours import only_producer, only_user
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Graph, Node
 from collage.graph.formats import StorageFormat
@@ -216,13 +217,13 @@ def _around(graph: Graph, softmax: Node) -> _Found:
     (axis,) = integers(softmax.attrs["axis"])
     if len(shape) not in (3, 4) or axis % len(shape) != len(shape) - 1:
         raise UnsupportedError("no softmax along the last of three or four axes")
-    product = _only_user(graph, softmax.outputs[0])
+    product = only_user(graph, softmax.outputs[0])
     if product is None or product.op != "matmul" or product.inputs[0] != softmax.outputs[0]:
         raise UnsupportedError("no product after the softmax")
     nodes, value = [softmax.id, product.id], softmax.inputs[0]
     scale, mask = 1.0, None
     while True:
-        node = _only_producer(graph, value)
+        node = only_producer(graph, value)
         if node is None or graph.type_of(value).shape != shape:
             raise UnsupportedError("no product before the softmax")
         nodes.append(node.id)
@@ -234,7 +235,7 @@ def _around(graph: Graph, softmax: Node) -> _Found:
             factor = float(number.reshape(()))
             scale *= factor if node.op == "multiply" else 1 / factor
         elif node.op == "add" and mask is None and scale == 1.0:
-            if graph.type_of(left).shape != shape or _only_producer(graph, left) is None:
+            if graph.type_of(left).shape != shape or only_producer(graph, left) is None:
                 left, right = right, left
             mask = right
         else:
@@ -245,24 +246,13 @@ def _around(graph: Graph, softmax: Node) -> _Found:
     return _Found(tuple(sorted(nodes)), node, product, scale, mask)
 
 
-def _only_user(graph: Graph, value: int) -> Node | None:
-    users = graph.users[value]
-    return graph.nodes[users[0]] if len(users) == 1 and value not in graph.output_set else None
-
-
-def _only_producer(graph: Graph, value: int) -> Node | None:
-    """What makes a value that is used once."""
-    producer = graph.values[value].producer
-    return graph.nodes[producer] if producer is not None and _only_user(graph, value) is not None else None
-
-
 def _transpose_before(graph: Graph, value: int) -> Node | None:
-    node = _only_producer(graph, value)
+    node = only_producer(graph, value)
     return node if node is not None and node.op == TRANSPOSE else None
 
 
 def _transpose_after(graph: Graph, product: Node) -> Node | None:
-    node = _only_user(graph, product.outputs[0])
+    node = only_user(graph, product.outputs[0])
     return node if node is not None and node.op == TRANSPOSE else None
 
 

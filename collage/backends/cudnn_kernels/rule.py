@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.growth import grown
 from collage.backends.cudnn_kernels.attention import attention_nodes
+from collage.backends.cudnn_kernels.normalisation import between_casts
 from collage.backends.cudnn_kernels.task import ROOTS, task_of
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import Node
@@ -34,6 +35,9 @@ class CudnnRule:
             if seed.op not in ROOTS:
                 yield Found((seed.id,), name, f"cuDNN gets no {seed.op}")
                 continue
+            if nodes := between_casts(context.graph, seed):
+                yield self._one(context, nodes)
+                continue
             for nodes in ((seed.id,), *grown(context, seed.id, self.max_nodes)):
                 try:
                     task_of(Subgraph(context.model, nodes))
@@ -45,10 +49,12 @@ class CudnnRule:
 
     def _attention(self, context: MatchContext, softmax: Node) -> Iterator[Found]:
         for nodes in attention_nodes(context.graph, softmax):
-            name = f"{type(self).__name__}: {text_of(context, nodes)}"
-            try:
-                task_of(Subgraph(context.model, nodes))
-            except UnsupportedError as error:
-                yield Found(nodes, name, str(error))
-                continue
-            yield Found(nodes, name)
+            yield self._one(context, nodes)
+
+    def _one(self, context: MatchContext, nodes: tuple[int, ...]) -> Found:
+        name = f"{type(self).__name__}: {text_of(context, nodes)}"
+        try:
+            task_of(Subgraph(context.model, nodes))
+        except UnsupportedError as error:
+            return Found(nodes, name, str(error))
+        return Found(nodes, name)

@@ -9,7 +9,12 @@ from collage.backends.chains.pool import POOLS
 from collage.backends.cudnn_kernels.attention import is_attention, read_attention
 from collage.backends.cudnn_kernels.convolution import CONVOLUTIONS, read_convolution
 from collage.backends.cudnn_kernels.lowered import Task
-from collage.backends.cudnn_kernels.normalisation import NORMALISATIONS, read_normalisation
+from collage.backends.cudnn_kernels.normalisation import (
+    NORMALISATIONS,
+    RMS_NORM,
+    read_between_casts,
+    read_normalisation,
+)
 from collage.backends.cudnn_kernels.pooling import read_pooling
 from collage.frontend.subgraph import Subgraph
 
@@ -31,6 +36,8 @@ def task_of(subgraph: Subgraph) -> Task:
 def _read(subgraph: Subgraph) -> Task:
     if is_attention(subgraph):
         task: Task = read_attention(subgraph)
+    elif len(subgraph.operators) > 1 and any(node.op == RMS_NORM for node in subgraph.operators[1:]):
+        task = read_between_casts(subgraph)
     elif (root := subgraph.operators[0].op) in ROOTS:
         task = ROOTS[root](subgraph)
     else:
