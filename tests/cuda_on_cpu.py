@@ -48,10 +48,10 @@ class CpuThreads:
     _functions: list[str] = field(default_factory=list)
     _library: ctypes.CDLL | None = None
 
-    def add(self, lowered: LoweredKernel) -> Prepared:
-        """Generate the kernel's source."""
+    def add(self, lowered: LoweredKernel, traces: Mapping[str, Any] = {}) -> Prepared:
+        """Generate the kernel's source, with functions scheduled by the traces that there are."""
         name = f"k{len(self._texts)}_"
-        sources = sources_of(lowered, "sm_90")
+        sources = sources_of(lowered, "sm_90", traces)
         launches, between = launches_of(lowered, sources)
         self._texts.append(_KERNEL.sub(rf"{name}\1", "\n".join(each.text for each in sources)))
         self._functions += [f"{name}{each.function}" for each in launches]

@@ -1,4 +1,4 @@
-"""TVM for NVIDIA GPUs: kernels by TVM's DLight schedules, compiled by NVRTC, which takes no GPU.
+"""TVM for NVIDIA GPUs: kernels by TVM's DLight schedules or tuned ones, compiled by NVRTC, which takes no GPU.
 
 The kernels are generated and compiled in tests, and launched on a stand-in for the GPU's driver and threads, which
 computes on the CPU. None has ever run on a GPU (docs/gpu.md).
@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING
 
 from collage.backends.base import Availability, BackendKind, UnsupportedError
 from collage.backends.cuda import CudaBackend, architecture
+from collage.backends.tuner import TRIAL_LIMIT_S, Tuner
+from collage.errors import DatabaseError
+from collage.frontend.op_kinds import COMPUTE_BOUND
 from collage.graph.storage import CUDA, Storage
 from collage.kernel.options import BuildOptions, Variant
 
 if TYPE_CHECKING:
+    from collage.backends.tvm_codegen.lower import LoweredKernel
     from collage.frontend.subgraph import Subgraph
     from collage.kernel.frames import Artifact
     from collage.kernel.kernel import Kernel
@@ -26,11 +30,15 @@ ARCHITECTURE = "sm_90"
 
 _ON_GPU = Storage(CUDA)
 
+TUNED = "tuned"
+"""The split of the variant whose schedule was searched for."""
 
-class TvmCuda(CudaBackend):
-    """Elementwise, broadcast, injective and reduction operators and their fusions, and small products, on a GPU.
 
-    Values are plain in the GPU's memory. Sums of float16 are float32.
+class TvmCuda(Tuner, CudaBackend):
+    """Elementwise, broadcast, injective and reduction operators and their fusions, and products, on a GPU.
+
+    Values are plain in the GPU's memory. Sums of float16 are float32. Where there are trials, convolutions and products
+    have a second variant, whose schedule MetaSchedule searches for on the GPU.
     """
 
     name = "tvm_cuda"
@@ -52,19 +60,56 @@ class TvmCuda(CudaBackend):
         return (TunedFusionRule(),)
 
     def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
-        """One: all values in the GPU's memory."""
-        return (Variant((_ON_GPU,) * len(subgraph.inputs), (_ON_GPU,) * len(subgraph.outputs)),)
+        """By DLight's schedules, and tuned where there is something to tune, with all values in the GPU's memory."""
+        ends = (_ON_GPU,) * len(subgraph.inputs), (_ON_GPU,) * len(subgraph.outputs)
+        tuned = options.tune_trials > 0 and self.tunes(subgraph)
+        return (Variant(*ends), *([Variant(*ends, TUNED)] if tuned else []))
+
+    def settings(self, options: BuildOptions) -> str:
+        """The number of trials of a tuned variant."""
+        return f"{options.tune_trials} trials" if _is_tuned(options) else ""
+
+    def tunes(self, subgraph: Subgraph) -> bool:
+        """Whether there is a convolution or a matmul among the operators."""
+        return any(node.op in COMPUTE_BOUND for node in subgraph.operators)
+
+    def tune(self, subgraph: Subgraph, options: BuildOptions) -> str:
+        """Search with MetaSchedule on the GPU. The record is JSON with a trace for each function of the kernel."""
+        if not _is_tuned(options) or options.tune_trials < 1 or not self.tunes(subgraph):
+            return ""
+        from collage.backends.tvm_cuda_codegen.tune import tune
+
+        limit_s = TRIAL_LIMIT_S * options.tune_trials
+        return tune(self._lowered(subgraph), architecture(ARCHITECTURE), options.tune_trials, limit_s)
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
         """Lower, fuse, schedule and compile, for the GPU that is here or else for ``ARCHITECTURE``."""
-        from collage.backends.tvm_codegen.lower import LoweringError, lower
+        from collage.backends.tvm_codegen.lower import LoweringError
+        from collage.backends.tvm_codegen.tuned import RecordError
         from collage.backends.tvm_cuda_codegen.build import compile_kernel
+
+        tuning = options.tuning if _is_tuned(options) else ""
+        if _is_tuned(options) and not tuning:
+            raise UnsupportedError("it has no tuned schedule (--tune-trials)")
+        lowered = self._lowered(subgraph)
+        try:
+            return compile_kernel(lowered, architecture(ARCHITECTURE), tuning)
+        except RecordError as error:
+            raise DatabaseError(
+                f"the measurement database holds a schedule for {subgraph} that is not used ({error}). Measure again "
+                "with --remeasure, or give another path with --db."
+            ) from error
+        except LoweringError as error:
+            raise UnsupportedError(str(error)) from error
+
+    def _lowered(self, subgraph: Subgraph) -> LoweredKernel:
+        """The PrimFuncs of the subgraph. Raises UnsupportedError."""
+        from collage.backends.tvm_codegen.lower import LoweringError, lower
         from collage.backends.tvm_cuda_codegen.wide import WIDE_SUMS
 
         part = subgraph.to_relax()
         try:
-            lowered = lower(part.function, part.prim_funcs, WIDE_SUMS)
-            return compile_kernel(lowered, architecture(ARCHITECTURE))
+            return lower(part.function, part.prim_funcs, WIDE_SUMS)
         except LoweringError as error:
             raise UnsupportedError(str(error)) from error
 
@@ -74,3 +119,7 @@ class TvmCuda(CudaBackend):
         from collage.backends.tvm_cuda_codegen.load import CudaKernel
 
         return CudaKernel(unpack(artifact))
+
+
+def _is_tuned(options: BuildOptions) -> bool:
+    return options.variant.split == TUNED

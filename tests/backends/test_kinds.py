@@ -83,7 +83,7 @@ def test_the_built_in_backends_are_what_they_derive_from() -> None:
     }
     engines = {"onnxruntime", "openvino", "tensorrt", "torch_cuda", "onnxruntime_cuda"}
     assert {name for name, (engine, _) in kinds.items() if engine} == engines
-    assert {name for name, (_, tuner) in kinds.items() if tuner} == {"tvm"}
+    assert {name for name, (_, tuner) in kinds.items() if tuner} == {"tvm", "tvm_cuda"}
     assert all(registry[name].kind is BackendKind.ENGINE for name in engines)
 
 

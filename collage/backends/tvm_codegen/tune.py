@@ -1,8 +1,6 @@
-"""Search for schedules of contractions with TVM's MetaSchedule, in this process and without its helpers.
+"""Search for schedules of contractions for the CPU with TVM's MetaSchedule, in this process.
 
-`ms.tune_tir` wants psutil and xgboost, prints to stdout, writes log files and builds every trial in another
-process. Here the search strategy is asked for candidates, and they are built and timed in place: 0.3-0.4 s a
-trial on a 3x3 convolution of 231 MFLOP, against 3 s.
+Trials are built and timed in place: 0.3-0.4 s a trial on a 3x3 convolution of 231 MFLOP, against 3 s in TVM's helpers.
 """
 
 from __future__ import annotations
@@ -15,8 +13,6 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm.s_tir import meta_schedule as ms
-from tvm.s_tir.meta_schedule import _ffi_api
 
 from collage.backends.tvm_codegen.blocks import shape_of
 from collage.backends.tvm_codegen.contraction import compute_bound_reason, has_contraction
@@ -24,29 +20,14 @@ from collage.backends.tvm_codegen.host import host_target, use_threads
 from collage.backends.tvm_codegen.lower import LoweredKernel, first_line
 from collage.backends.tvm_codegen.register_model import RegisterModel
 from collage.backends.tvm_codegen.schedule import schedule
-from collage.backends.tvm_codegen.tuned import (
-    RecordError,
-    format_record,
-    plain_trace,
-    postprocessed,
-    tunable_module,
-)
-from collage.kernel.target import usable_cores
+from collage.backends.tvm_codegen.trials import Search, TuningError
+from collage.backends.tvm_codegen.tuned import format_record, postprocessed
 
-__all__ = ["TuningError", "tune"]
+__all__ = ["random_values", "tune"]
 
 logger = logging.getLogger(__name__)
 
-# TVM's population of 512 over 4 generations takes 10-18 s a batch, this one 1.5, and they find equally good
-# schedules (conv2d 64x56x56 3x3, one Zen5 core, 32 trials without a cost model: 1935-2133 us, and 1572-1996).
-_POPULATION = 64
-_GENERATIONS = 2
-_BATCH = 16
 _HOPELESS = 3.0  # a trial whose second run takes so many times the best is not timed any further
-
-
-class TuningError(Exception):
-    """Raised where no trial gave a kernel that runs."""
 
 
 def tune(lowered: LoweredKernel, threads: int, trials: int, limit_s: float, seed: int = 0) -> str:
@@ -68,64 +49,18 @@ def tune(lowered: LoweredKernel, threads: int, trials: int, limit_s: float, seed
 def _tune_one(func: Any, threads: int, trials: int, deadline: float, seed: int) -> Any:
     """The best trace as a JSON object, or None when our own schedule is faster."""
     target = host_target(threads)
-    context = _Context(tunable_module(func), target, seed)
-    bench = _Bench(target, _arguments(func))
+    bench = _Bench(target, [tvm.runtime.tensor(each) for each in random_values(func)])
     own = None
     if compute_bound_reason(func) is None:
         own = bench.seconds(schedule(func, threads))
-    database = ms.database.MemoryDatabase()
-    workload = database.commit_workload(context.mod)
-    model = RegisterModel(target, str(func.params[-1].dtype), seed)
-    context.pre_tuning(trials, min(_BATCH, trials), context.generate_design_space(), database, model)
-    best, trace = own, None
-    while time.monotonic() < deadline:
-        candidates = context.generate_measure_candidates()
-        if candidates is None:
-            break
-        results = []
-        for candidate in candidates:
-            found = None
-            if time.monotonic() < deadline:
-                found = bench.seconds(postprocessed(candidate.sch.mod["main"], threads))
-            if found is None:
-                results.append(ms.runner.RunnerResult(None, "not run"))
-                continue
-            results.append(ms.runner.RunnerResult([found], None))
-            database.commit_tuning_record(
-                ms.database.TuningRecord(candidate.sch.trace, workload, [found], target, candidate.args_info)
-            )
-            if best is None or found < best:
-                try:
-                    best, trace = found, plain_trace(candidate.sch.trace)
-                except RecordError as error:  # an instruction that `check_trace` does not know
-                    logger.debug("a schedule that could not be built again: %s", error)
-        context.notify_runner_results(candidates, results)
+    search = Search(target, RegisterModel(target, str(func.params[-1].dtype), seed), seed=seed)
+    best, trace = search.best(
+        func, lambda found: bench.seconds(postprocessed(found, threads)), trials, deadline, own
+    )
     if best is None:
         raise TuningError(f"none of {bench.tried} trials gave a kernel that runs")
     logger.info("%d trials: %.1f us, own schedule %s", bench.tried, best * 1e6, own)
     return trace
-
-
-class _Context(ms.TuneContext):  # type: ignore[misc]
-    """A TuneContext that logs to our logger, and is made without its Python constructor.
-
-    That one imports `tvm.s_tir.tensor_intrin`: 10 s for intrinsics that float schedules for CPUs do not use.
-    """
-
-    def __init__(self, mod: Any, target: Any, seed: int) -> None:
-        space = ms.space_generator.PostOrderApply(sch_rules="llvm", postprocs="llvm", mutator_probs="llvm")
-        strategy = ms.search_strategy.EvolutionarySearch(
-            population_size=_POPULATION, init_min_unmeasured=_POPULATION // 2, genetic_num_iters=_GENERATIONS
-        )
-        # TVM takes seeds from 1, and -1 for a random one.
-        self.__init_handle_by_constructor__(
-            _ffi_api.TuneContext, mod, target, space, strategy, "main", usable_cores(), seed + 1, _log
-        )
-        _ffi_api.TuneContextInitialize(self)
-
-
-def _log(level: int, filename: str, line: int, message: str) -> None:
-    logger.debug("%s:%d: %s", filename, line, message)
 
 
 @dataclass
@@ -159,12 +94,12 @@ class _Bench:
         return found
 
 
-def _arguments(func: Any) -> list[Any]:
-    """A tensor for each parameter, in the order of the PrimFunc. Indices are zero."""
+def random_values(func: Any) -> list[Any]:
+    """An array for each parameter, in the order of the PrimFunc. Indices are zero."""
     random = np.random.default_rng(0)
     found = []
     for param in func.params:
         dtype = np.dtype(str(param.dtype))
         array = random.standard_normal(shape_of(param))
-        found.append(tvm.runtime.tensor((array if dtype.kind == "f" else 0 * array).astype(dtype)))
+        found.append((array if dtype.kind == "f" else 0 * array).astype(dtype))
     return found

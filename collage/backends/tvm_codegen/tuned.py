@@ -13,7 +13,7 @@ from tvm import s_tir, tirx
 from collage.backends.tvm_codegen.arithmetic import vector_math
 from collage.backends.tvm_codegen.keep_nan import keep_nan
 from collage.backends.tvm_codegen.lower import first_line
-from collage.backends.tvm_codegen.traces import check_trace
+from collage.backends.tvm_codegen.traces import CPU, Device, check_trace
 
 __all__ = [
     "RecordError",
@@ -22,6 +22,7 @@ __all__ = [
     "plain_trace",
     "postprocessed",
     "replay",
+    "scheduled",
     "tunable_module",
 ]
 
@@ -35,10 +36,10 @@ def format_record(traces: Mapping[str, Any]) -> str:
     return json.dumps(traces, separators=(",", ":")) if traces else ""
 
 
-def plain_trace(trace: Any) -> Any:
+def plain_trace(trace: Any, device: Device = CPU) -> Any:
     """A trace of TVM's as JSON values. Raises `RecordError` where `parse_record` would not take it."""
     found = json.loads(json.dumps(trace.simplified(False).as_json(), default=_plain))
-    _check(found)
+    _check(found, device)
     return found
 
 
@@ -46,7 +47,7 @@ def _plain(number: Any) -> int | float:
     return int(number) if isinstance(number, tirx.IntImm) else float(number)
 
 
-def parse_record(text: str) -> dict[str, Any]:
+def parse_record(text: str, device: Device = CPU) -> dict[str, Any]:
     """The traces of a record by PrimFunc. Raises `RecordError` for other text, and for traces that do anything else."""
     try:
         found = json.loads(text) if text else {}
@@ -56,13 +57,13 @@ def parse_record(text: str) -> dict[str, Any]:
         raise RecordError("no JSON object")
     for trace in found.values():
         if trace is not None:
-            _check(trace)
+            _check(trace, device)
     return found
 
 
-def _check(trace: Any) -> None:
+def _check(trace: Any, device: Device) -> None:
     try:
-        check_trace(trace)
+        check_trace(trace, device)
     except (ValueError, RecursionError) as error:
         raise RecordError(str(error)) from error
 
@@ -73,13 +74,21 @@ def tunable_module(func: Any) -> Any:
 
 
 def replay(func: Any, trace: Any, threads: int) -> Any:
+    """Schedule a PrimFunc for the CPU as the trace says. Raises `RecordError` like `scheduled`."""
+    return postprocessed(scheduled(func, trace), threads)
+
+
+def scheduled(func: Any, trace: Any) -> Any:
     """Schedule a PrimFunc as the trace says. Raises `RecordError` where it was made for other operators."""
-    schedule = s_tir.Schedule(tunable_module(func))
+    module = tunable_module(
+        func
+    )  # where nobody else has it, TVM changes the nodes of the function that it was made of
+    schedule = s_tir.Schedule(module)
     try:
         s_tir.Trace.apply_json_to_schedule(trace, schedule)
     except Exception as error:  # TVM's errors share no base class but Exception
         raise RecordError(f"it does not fit: {first_line(error)}") from error
-    return postprocessed(schedule.mod["main"], threads)
+    return schedule.mod["main"]
 
 
 def postprocessed(func: Any, threads: int) -> Any:

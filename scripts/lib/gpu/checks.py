@@ -6,7 +6,7 @@ A check returns numbers, and raises an error where they are wrong. Later parts s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from collage.backends.base import Backend
 from collage.backends.engine import as_engine
+from collage.backends.tuner import Tuner
 from collage.core.cuda_driver import driver
 from collage.frontend.model import Model, import_model
 from collage.frontend.subgraph import Subgraph
@@ -22,7 +23,7 @@ from collage.graph.dataflow import Array
 from collage.graph.storage import BF16, CUDA, FP16, TF32
 from collage.kernel.device_array import empty_on, put, to_host
 from collage.kernel.device_call import DeviceCall
-from collage.kernel.device_clock import device_clocked
+from collage.kernel.device_clock import clocks_at_work, device_clocked
 from collage.kernel.options import BuildOptions
 from collage.native.scan import Scanned
 from collage.runtime.device_launches import DeviceLaunch, DeviceLaunches
@@ -33,12 +34,14 @@ from scripts.lib.gpu.half import in_half
 _TOLERANCE = 1e-4
 _REDUCED = (TF32, FP16, BF16)
 _ELEMENTS = 1 << 16
+_TRIALS = 8
 
 
 def checks() -> Mapping[str, Callable[[], Any]]:
     """The checks in order, by name."""
     return {
         "memory": memory,
+        "clocks": clocks_under_load,
         "scans": scans,
         "tvm kernel": lambda: one_kernel("tvm_cuda", _softmax()),
         "tvm reduction": lambda: one_kernel("tvm_cuda", _normalisation()),
@@ -60,6 +63,7 @@ def checks() -> Mapping[str, Callable[[], Any]]:
         "onnxruntime engine": lambda: engine("onnxruntime_cuda"),
         "tensorrt engine": lambda: engine("tensorrt"),
         "out of memory": out_of_memory,
+        "tvm's tuned product": lambda: one_kernel("tvm_cuda", _product("Relu"), trials=_TRIALS),
     }
 
 
@@ -70,6 +74,12 @@ def memory() -> dict[str, Any]:
     put(array, values)
     assert np.array_equal(to_host(array[3:]), values[3:])
     return {"free_mib": driver().free_bytes() >> 20, "l2_mib": driver().l2_bytes >> 20}
+
+
+def clocks_under_load() -> dict[str, Any]:
+    """The clocks that NVML tells at once, and when the GPU has worked for a third of a second."""
+    found = {"at once": clocks_at_work(), "later": clocks_at_work(150)}
+    return {when: "NVML tells none" if each is None else asdict(each) for when, each in found.items()}
 
 
 def scans() -> dict[str, Any]:
@@ -98,10 +108,12 @@ def cudnn_device() -> dict[str, Any]:
     return {"json": description_of_device().decode()}
 
 
-def one_kernel(name: str, model: onnx.ModelProto, *precisions: str, exact: bool = False) -> dict[str, Any]:
+def one_kernel(
+    name: str, model: onnx.ModelProto, *precisions: str, exact: bool = False, trials: int = 0
+) -> dict[str, Any]:
     """A small model as one kernel of a backend, each variant compared with ONNX Runtime and timed.
 
-    ``precisions`` are the reduced ones that variants may be in.
+    ``precisions`` are the reduced ones that variants may be in, and ``trials`` are for those that are tuned.
     """
     import collage
 
@@ -115,7 +127,7 @@ def one_kernel(name: str, model: onnx.ModelProto, *precisions: str, exact: bool 
     by_value = dict(zip(subgraph.inputs, inputs, strict=True))
     expected = _reference(model, imported, [by_value[value] for value in imported.graph.inputs])
     times = {}
-    allowed = BuildOptions(precisions=frozenset(precisions), exact=exact)
+    allowed = BuildOptions(precisions=frozenset(precisions), exact=exact, tune_trials=trials)
     for variant in backend.variants(subgraph, allowed):
         options = replace(allowed, variant=variant)
         times[str(variant)] = _run(backend, subgraph, options, inputs, expected)
@@ -127,6 +139,8 @@ def _run(
     backend: Backend, subgraph: Subgraph, options: BuildOptions, inputs: list[Array], expected: list[Array]
 ) -> Any:
     try:
+        if options.tune_trials and isinstance(backend, Tuner):
+            options = replace(options, tuning=backend.tune(subgraph, options))
         kernel = backend.load(backend.codegen(subgraph, options), options)
     except Exception as error:  # one variant may not exist, and the others are worth having
         return {"failed": f"{type(error).__name__}: {error}"[:500]}
