@@ -198,7 +198,9 @@ def test_a_lack_of_memory_is_tried_again_when_there_is_more(gpu: Gpu, model: Pat
 
     compiled(gpu, model, tmp_path, **denied)
     (first,) = refused()
-    assert first[2] is not None and 0 < first[2] < 256 << 20, "what the worker found, which has measured others"
+    assert first[2] is not None and 0 < first[2] < 256 << 20, (
+        "what the worker found, which has measured others"
+    )
     compiled(gpu, model, tmp_path, COLLAGE_STANDIN_MIB="256")  # as much as then
     assert refused() == [first]
     compiled(gpu, model, tmp_path, COLLAGE_STANDIN_MIB="512")
