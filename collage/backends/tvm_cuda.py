@@ -60,7 +60,7 @@ class TvmCuda(Tuner, CudaBackend):
         return (TunedFusionRule(),)
 
     def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
-        """By DLight's schedules, and tuned where there is something to tune, with all values in the GPU's memory."""
+        """Kernels with DLight's schedules, and tuned ones where there is something to tune. Values are on the GPU."""
         ends = (_ON_GPU,) * len(subgraph.inputs), (_ON_GPU,) * len(subgraph.outputs)
         tuned = options.tune_trials > 0 and self.tunes(subgraph)
         return (Variant(*ends), *([Variant(*ends, TUNED)] if tuned else []))

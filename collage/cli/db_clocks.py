@@ -26,7 +26,7 @@ class ClockColumn:
 
     @property
     def heading(self) -> tuple[str, ...]:
-        """Of no column, or of one."""
+        """The heading of the column; none where no row has clocks."""
         return ("GPU's MHz",) if self.best else ()
 
     def cells(self, row: Row) -> tuple[str, ...]:

@@ -268,9 +268,8 @@ def test_an_older_database_is_read_and_not_changed(tmp_path: Path) -> None:
     with closing(sqlite3.connect(file)) as connection, connection:
         for table in ("kernels", "networks", "facts"):
             connection.execute(f"ALTER TABLE {table} DROP COLUMN busy")
-        connection.execute("ALTER TABLE kernels DROP COLUMN gate")
-        connection.execute("ALTER TABLE kernels DROP COLUMN finite_only")
-        connection.execute("ALTER TABLE kernels DROP COLUMN rival_us")
+        for column in ("gate", "finite_only", "rival_us", "clocks", "free_bytes"):
+            connection.execute(f"ALTER TABLE kernels DROP COLUMN {column}")
         connection.execute("PRAGMA user_version = 2")
         connection.execute("PRAGMA journal_mode = DELETE")
     before = file.read_bytes()

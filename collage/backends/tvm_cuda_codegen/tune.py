@@ -134,7 +134,7 @@ class _Chance(PyCostModel):  # type: ignore[misc]
         return self._random.uniform(0.0, 1.0, len(candidates))
 
     def update(self, context: Any, candidates: Sequence[Any], results: Sequence[Any]) -> None:
-        """Learn nothing."""
+        """Learn nothing from these results."""
 
     def load(self, path: str) -> None:
         """Load nothing, since this model has no state."""
