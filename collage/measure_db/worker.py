@@ -33,7 +33,8 @@ from collage.core.lean_imports import lean_imports
 from collage.core.temporary import sweep
 from collage.errors import CollageError
 from collage.measure_db.machine import limit_memory, spare_memory
-from collage.measure_db.protocol import Init, MeasureSpeeds, Ready
+from collage.measure_db.plan_protocol import Make
+from collage.measure_db.protocol import Init, Measure, MeasureSpeeds, MeasureTransform, Ready
 from collage.measure_db.quiet import Machine, use_machine
 from collage.measure_db.whole_protocol import InitWhole
 from collage.measure_db.whole_worker import WholeWorker
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
     from collage.measure_db.model_worker import ModelWorker
 
 _ALL_GARBAGE = 64
-"""Of so many answers one is followed by a collection of all garbage, and the others by one of what they have made."""
+"""Of so many answers about single kernels one is followed by a collection of all garbage, and the others by one of what
+they have made. What networks leave may hold all weights, so it is collected at once."""
 
 
 def main() -> None:
@@ -91,7 +93,8 @@ def main() -> None:
             reply = Failure(str(error))
         signal.setitimer(signal.ITIMER_REAL, 0)
         answered += 1
-        gc.collect(2 if answered % _ALL_GARBAGE == 0 else 0)
+        about_one = isinstance(message, (Measure, MeasureTransform, Make))
+        gc.collect(0 if about_one and answered % _ALL_GARBAGE else 2)
         if isinstance(message, Init):
             gc.freeze()  # the model stays, so that collections after each candidate need not look at it
         write_message(sink, reply)

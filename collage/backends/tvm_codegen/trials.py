@@ -15,11 +15,13 @@ from typing import Any
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule import _ffi_api
 
+from collage.backends.tvm_codegen.contraction import has_contraction
+from collage.backends.tvm_codegen.lower import LoweredKernel
 from collage.backends.tvm_codegen.traces import CPU, Device
-from collage.backends.tvm_codegen.tuned import RecordError, plain_trace, tunable_module
+from collage.backends.tvm_codegen.tuned import RecordError, format_record, plain_trace, tunable_module
 from collage.kernel.target import usable_cores
 
-__all__ = ["Search", "TuningError"]
+__all__ = ["Search", "TuningError", "record_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +34,20 @@ _BATCH = 16
 
 class TuningError(Exception):
     """Raised where no trial gave a kernel that runs."""
+
+
+def record_of(lowered: LoweredKernel, limit_s: float, tune_one: Callable[[Any, float], Any]) -> str:
+    """A record of what `tune_one` finds for each PrimFunc that holds a contraction, or "" where there is none.
+
+    It takes a PrimFunc and a moment of `time.monotonic()`, by which it has to end. All of them have `limit_s` seconds.
+    """
+    names = [name for name, func in lowered.funcs.items() if has_contraction(func)]
+    end = time.monotonic() + limit_s
+    record: dict[str, Any] = {}
+    for position, name in enumerate(names):
+        now = time.monotonic()
+        record[name] = tune_one(lowered.funcs[name], now + (end - now) / (len(names) - position))
+    return format_record(record)
 
 
 @dataclass(frozen=True)

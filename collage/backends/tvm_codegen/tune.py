@@ -15,13 +15,13 @@ import numpy as np
 import tvm
 
 from collage.backends.tvm_codegen.blocks import shape_of
-from collage.backends.tvm_codegen.contraction import compute_bound_reason, has_contraction
+from collage.backends.tvm_codegen.contraction import compute_bound_reason
 from collage.backends.tvm_codegen.host import host_target, use_threads
 from collage.backends.tvm_codegen.lower import LoweredKernel, first_line
 from collage.backends.tvm_codegen.register_model import RegisterModel
 from collage.backends.tvm_codegen.schedule import schedule
-from collage.backends.tvm_codegen.trials import Search, TuningError
-from collage.backends.tvm_codegen.tuned import format_record, postprocessed
+from collage.backends.tvm_codegen.trials import Search, TuningError, record_of
+from collage.backends.tvm_codegen.tuned import postprocessed
 
 __all__ = ["random_values", "tune"]
 
@@ -36,14 +36,10 @@ def tune(lowered: LoweredKernel, threads: int, trials: int, limit_s: float, seed
     `trials` is for each of them, `limit_s` (seconds) for all together. The same seed gives the same first batch.
     Raises `TuningError`.
     """
-    names = [name for name, func in lowered.funcs.items() if has_contraction(func)]
     use_threads(threads)
-    end = time.monotonic() + limit_s
-    record: dict[str, Any] = {}
-    for position, name in enumerate(names):
-        share = (end - time.monotonic()) / (len(names) - position)
-        record[name] = _tune_one(lowered.funcs[name], threads, trials, time.monotonic() + share, seed)
-    return format_record(record)
+    return record_of(
+        lowered, limit_s, lambda func, deadline: _tune_one(func, threads, trials, deadline, seed)
+    )
 
 
 def _tune_one(func: Any, threads: int, trials: int, deadline: float, seed: int) -> Any:

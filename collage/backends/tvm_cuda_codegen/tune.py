@@ -18,12 +18,10 @@ from tvm.s_tir.meta_schedule.cost_model import PyCostModel
 
 from collage.backends.base import UnsupportedError
 from collage.backends.cuda_kernels.launch import Launches, Prepared, load_code
-from collage.backends.tvm_codegen.contraction import has_contraction
 from collage.backends.tvm_codegen.lower import LoweredKernel, first_line
 from collage.backends.tvm_codegen.traces import GPU
-from collage.backends.tvm_codegen.trials import Search, TuningError
+from collage.backends.tvm_codegen.trials import Search, TuningError, record_of
 from collage.backends.tvm_codegen.tune import random_values
-from collage.backends.tvm_codegen.tuned import format_record
 from collage.backends.tvm_cuda_codegen.nvrtc import compile_cubin
 from collage.backends.tvm_cuda_codegen.schedule import cuda_target
 from collage.backends.tvm_cuda_codegen.source import cuda_source
@@ -50,13 +48,9 @@ def tune(lowered: LoweredKernel, architecture: str, trials: int, limit_s: float,
     batch. Raises TuningError where no trial runs, UnsupportedError without NVRTC and where there is nothing to try,
     CudaError where the context is lost, and CudaMemoryError where there is no memory for inputs and outputs.
     """
-    names = [name for name, func in lowered.funcs.items() if has_contraction(func)]
-    end = time.monotonic() + limit_s
-    record: dict[str, Any] = {}
-    for position, name in enumerate(names):
-        share = (end - time.monotonic()) / (len(names) - position)
-        record[name] = _tune_one(lowered.funcs[name], architecture, trials, time.monotonic() + share, seed)
-    return format_record(record)
+    return record_of(
+        lowered, limit_s, lambda func, deadline: _tune_one(func, architecture, trials, deadline, seed)
+    )
 
 
 def _tune_one(func: Any, architecture: str, trials: int, deadline: float, seed: int) -> Any:
