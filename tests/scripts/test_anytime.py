@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from io import StringIO
 from pathlib import Path
 
 import onnx
+import pytest
 from rich.console import Console
 
 from collage.bench.compiled import Options
+from collage.errors import UsageError
 from scripts.lib.studies import tables
 from scripts.lib.studies.anytime import EXHAUSTIVE, QUICK, SECOND, UNLIMITED, anytime
 from scripts.lib.studies.anytime_picture import draw
+from scripts.lib.studies.one_by_one import PROBLEM, kept_results
 from tests.models import elementwise_net
 
 
@@ -19,7 +23,7 @@ def test_ways_to_compile_are_compared(tmp_path: Path) -> None:
     model = tmp_path / "net.onnx"
     onnx.save_model(elementwise_net(), str(model))
     options = Options(threads=1, rounds=3)
-    result = anytime(model, options, lambda _: None, budgets=(30.0,), exhaustive=True)
+    result = anytime(model, lambda _: None, options=options, budgets=(30.0,), exhaustive=True)
     assert list(result["compiles"]) == [QUICK, "30 s", UNLIMITED, SECOND, EXHAUSTIVE]
     assert result["compiles"].pop(SECOND)["measurements"] == 0
     assert all(each["measurements"] > 0 and each["course"] for each in result["compiles"].values())
@@ -34,3 +38,13 @@ def test_ways_to_compile_are_compared(tmp_path: Path) -> None:
     assert all(word in text for word in (QUICK, "30 s", UNLIMITED, EXHAUSTIVE, "100.0%", "finished"))
     draw([result], tmp_path / "curve.svg")
     assert "<svg" in (tmp_path / "curve.svg").read_text()
+
+
+def test_results_of_earlier_runs_are_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
+    rows = [{"model": "a", "n": 1}, {"model": "b", PROBLEM: "no disk"}, {"model": "a", "n": 2}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert kept_results(file) == [{"model": "a", "n": 2}]
+    file.write_text("no JSON")
+    with pytest.raises(UsageError, match=r"results\.jsonl has no results"):
+        kept_results(file)

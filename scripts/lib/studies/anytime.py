@@ -22,9 +22,9 @@ AGAIN = "the same again"
 
 def anytime(
     model: Path,
-    options: Options,
     show: Callable[[Progress], None],
     *,
+    options: Options,
     budgets: Sequence[float],
     exhaustive: bool,
 ) -> dict[str, Any]:

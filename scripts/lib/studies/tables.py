@@ -147,18 +147,21 @@ def anytime(results: Sequence[Result]) -> list[RenderableType]:
             *(Text(result["model"].removesuffix(".onnx")), AGAIN, "-", "-"),
             *(_ms(result["contenders"].get(AGAIN)), f"{result['share_of_best'][AGAIN]:.1%}", "-"),
         )
-    parts: list[RenderableType] = [table]
-    for result in results:
-        if result["fastest_engine"]:
-            parts.append(
-                f"{result['model']}: the first module after {result['first_module_s']:.1f} s; "
-                f"{result['fastest_engine']} alone needs {result['engine_load_s']:.1f} s to load and run it"
-            )
-        for way, compiled in result["compiles"].items():
-            steps = ", ".join(f"{ms:.4g} ms after {s:.0f} s" for s, ms, _ in compiled["course"])
-            parts.append(f"{result['model']}, {way}: {steps}; {compiled['ended']}")
-        parts += _failures(result)
-    return parts
+    return [table, *(line for result in results for line in anytime_lines(result))]
+
+
+def anytime_lines(result: Result) -> list[str]:
+    """How the compiles of a model went."""
+    lines = []
+    if result["fastest_engine"]:
+        lines.append(
+            f"{result['model']}: the first module after {result['first_module_s']:.1f} s; "
+            f"{result['fastest_engine']} alone needs {result['engine_load_s']:.1f} s to load and run it"
+        )
+    for way, compiled in result["compiles"].items():
+        steps = ", ".join(f"{ms:.4g} ms after {s:.0f} s" for s, ms, _ in compiled["course"])
+        lines.append(f"{result['model']}, {way}: {steps}; {compiled['ended']}")
+    return lines + _failures(result)
 
 
 def levels(results: Sequence[Result]) -> list[RenderableType]:
