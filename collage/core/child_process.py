@@ -122,6 +122,15 @@ class ChildProcess:
         finally:
             self.kill()
 
+    def end(self) -> None:
+        """Kill the child and what it started. Unlike ``kill`` it may be called while another thread asks the child.
+
+        That thread sees that the child has ended.
+        """
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
     def kill(self) -> None:
         """Kill the child and all processes that it started, and wait for it. The child has nothing to save.
 

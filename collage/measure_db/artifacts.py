@@ -12,6 +12,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,15 @@ class Artifacts:
         if zlib.crc32(artifact) != head["crc"]:
             raise MeasurementError(f"a kernel in {self._folder} does not have the bytes that were measured")
         return artifact
+
+    def take(self, key: str) -> bytes | None:
+        """The bytes of an artifact that is not needed in the folder any more; None where it is not there whole."""
+        with suppress(KeyError, MeasurementError):
+            artifact = self.load(key)
+            with suppress(OSError):
+                (self._folder / key).unlink()
+            return artifact
+        return None
 
     def _wanted(self, constants: Iterable[int]) -> dict[int, _Bytes]:
         large = {v: self._constants[v] for v in constants if self._constants[v].nbytes >= _LARGE}

@@ -26,13 +26,14 @@ class KernelSource:
     """What a kernel is built from.
 
     ``original`` is the model as its author wrote it. Where it is given the backend compiles it instead of the subgraph,
-    which is all of the model then.
+    which is all of the model then. ``ready`` is the artifact where it was built ahead.
     """
 
     subgraph: Subgraph
     backend: Backend
     options: BuildOptions
     original: onnx.ModelProto | None = None
+    ready: bytes | None = None
 
     def tuned(self) -> KernelSource:
         """The source with the record of tuning in its options, where there are trials. Raises RejectedError."""
@@ -44,6 +45,8 @@ class KernelSource:
 
     def compiled(self) -> bytes:
         """The artifact that the backend makes. Raises RejectedError."""
+        if self.ready is not None:
+            return self.ready
         with stage("codegen"):
             if self.original is None:
                 return self.backend.codegen(self.subgraph, self.options)

@@ -135,6 +135,11 @@ class Contenders:
             return None
         return Slower(factor * rival_us, rival_us, 0, self._busy.get(request.nodes))
 
+    def is_open(self, request: Request) -> bool:
+        """Whether no earlier race tells that the candidate will be hopeless when others of its region are measured."""
+        about = self.about
+        return about.losses.least(about.operators(request.nodes), _kind(request)) <= _HOPELESS
+
     def _expected(self, request: Request) -> float:
         prior = _ENGINE_PRIOR if request.backend in self.about.charges.engines else _PRIOR
         return self.about.losses.expected(self.about.operators(request.nodes), _kind(request), prior)

@@ -18,10 +18,12 @@ from collage.errors import unknown_names
 from collage.frontend.model import Model
 from collage.graph.storage import HOST
 from collage.kernel.transform import LayoutTransform
+from collage.measure_db.ahead import Ahead
 from collage.measure_db.busy_progress import BusyProgress
 from collage.measure_db.contenders import Charges, Contenders, Field, Losses
 from collage.measure_db.crew import Crew
 from collage.measure_db.database import Database, Json, KernelKey
+from collage.measure_db.effort import QUICK
 from collage.measure_db.free_memory import after_death
 from collage.measure_db.jobs import RegionJob, TransformJob, ask_fairly
 from collage.measure_db.keys import Fact
@@ -45,6 +47,9 @@ def _read_reasons(value: Any) -> Mapping[int, str]:
 
 
 _WRONG_CONVERSIONS: Fact[Mapping[int, str]] = Fact("wrong_conversions", _write_reasons, _read_reasons)
+
+_MANY = 50
+"""A process that builds ahead is started for so many candidates, since its start takes some seconds of a core."""
 
 Show = Callable[[Progress], None]
 """Shows how far the work has come."""
@@ -251,10 +256,14 @@ class Measurer:
             yield key, outcome
         # Without a crew, or where it has lost a job, the session's worker measures.
         # Candidates of one region follow each other, so that the worker makes the region's samples once.
-        for region in _regions(key_of):
+        regions = _regions(key_of)
+        ahead = self._ahead(regions, contenders)
+        for number, region in enumerate(regions):
             for request in contenders.in_order(region):
                 done += 1
                 text = self.measured.describe(request)
+                if ahead is not None:
+                    ahead.come_to(number, request)
                 lost = None if to_the_end else contenders.hopeless(request)
                 if lost is not None:
                     self._database.put(key_of[request], lost, text)
@@ -269,6 +278,15 @@ class Measurer:
                 yield key_of[request], outcome
         if missing:
             show(Progress("measure", len(missing), len(missing)))
+
+    def _ahead(self, regions: Sequence[Sequence[Request]], contenders: Contenders) -> Ahead | None:
+        """What has candidates built ahead, where that is worth it."""
+        if self.settings.effort is QUICK or self._crew is not None:
+            return None
+        builder = self.session.builder(start=sum(map(len, regions)) >= _MANY)
+        if builder is None:
+            return None
+        return Ahead(builder, regions, contenders, self.backends, self._keys.options)
 
     def _record(self, key: KernelKey, outcome: Outcome, text: str) -> None:
         self._database.put(key, after_death(self.backends[key.backend], outcome), text)

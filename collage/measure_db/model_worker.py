@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -27,7 +28,7 @@ from collage.measure_db.bound_kernel import BoundKernel, KernelSource, build, lo
 from collage.measure_db.candidate import measure_candidate
 from collage.measure_db.fingerprint import fingerprint
 from collage.measure_db.free_memory import with_free_memory
-from collage.measure_db.plan_protocol import Made, Make, PlanKernel, Stage
+from collage.measure_db.plan_protocol import BuildAhead, BuiltAhead, Made, Make, PlanKernel, Stage
 from collage.measure_db.plan_trace import WorkerPosition
 from collage.measure_db.plan_worker import PlanWorker
 from collage.measure_db.protocol import (
@@ -43,6 +44,7 @@ from collage.measure_db.protocol import (
     Spent,
     SwitchCost,
     TellSpent,
+    ahead_folder,
     artifact_folder,
     plan_folder,
 )
@@ -97,6 +99,11 @@ class ModelWorker:
         return Artifacts(artifact_folder(self._init.folder), self.model.graph.constants)
 
     @cached_property
+    def _ahead(self) -> Artifacts:
+        """What was built ahead by another process, and nobody has measured yet."""
+        return Artifacts(ahead_folder(self._init.folder), self.model.graph.constants)
+
+    @cached_property
     def _plans(self) -> PlanWorker:
         return PlanWorker(
             plan_folder(self._init.folder),
@@ -112,6 +119,8 @@ class ModelWorker:
             return self._measure(message)
         if isinstance(message, Make):
             return self._make(message)
+        if isinstance(message, BuildAhead):
+            return self._build_ahead(message.kernel)
         if isinstance(message, MeasureTransform):
             with spent(TRANSFORMS):
                 return self._measure_transform(message)
@@ -137,6 +146,8 @@ class ModelWorker:
 
     def _measure(self, message: Measure) -> Outcome:
         request = message.request
+        source = self._source(request, message.options)
+        ready = self._ahead.take(PlanKernel(request, message.options).key)
 
         def keep(options: BuildOptions, artifact: bytes) -> None:
             with suppress(MeasurementError):  # a full disk, which is not the candidate's fault
@@ -144,7 +155,7 @@ class ModelWorker:
 
         def measured() -> Outcome:
             return measure_candidate(
-                self._source(request, message.options),
+                replace(source, ready=ready),
                 self._samples,
                 sample_s=message.sample_s,
                 enough=message.enough,
@@ -186,6 +197,17 @@ class ModelWorker:
             return Made()
 
         return with_free_memory(self._backend(request.backend), made)
+
+    def _build_ahead(self, kernel: PlanKernel) -> BuiltAhead | Rejection:
+        request = kernel.what
+        assert isinstance(request, Request)
+        began = time.perf_counter()
+        try:
+            artifact = self._source(request, kernel.options).compiled()
+        except RejectedError as rejected:
+            return rejected.rejection
+        self._ahead.keep(kernel.key, artifact, Subgraph(self.model, request.nodes).constants)
+        return BuiltAhead(time.perf_counter() - began)
 
     def _source(self, request: Request, options: BuildOptions) -> KernelSource:
         """What the request's kernel is built from."""

@@ -89,6 +89,21 @@ class Made:
 
 
 @dataclass(frozen=True)
+class BuildAhead:
+    """Build a candidate, and keep its artifact for the worker that measures it. Reply: BuiltAhead, or a Rejection."""
+
+    kernel: PlanKernel
+    limit_s: float
+
+
+@dataclass(frozen=True)
+class BuiltAhead:
+    """The artifact is made and kept, which took so many seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
 class OpenPlan:
     """Load a plan's kernels, whose artifacts are kept, and check and run it. Reply: PlanOpened or PlanFailed.
 

@@ -31,6 +31,11 @@ def artifact_folder(folder: str) -> Path:
     return Path(folder) / "artifacts"
 
 
+def ahead_folder(folder: str) -> Path:
+    """The folder of the artifacts that were built ahead, in the folder of Init."""
+    return Path(folder) / "ahead"
+
+
 def plan_folder(folder: str) -> Path:
     """The folder of the plans' files, in the folder of Init."""
     return Path(folder) / "plans"
@@ -71,7 +76,8 @@ class Init:
     ``folder`` holds ``model.onnx`` and maybe ``original.onnx``; the worker writes the reference values there.
     ``backends`` holds pickles by name. ``carried`` are modules that the worker cannot import, so that objects of their
     classes are sent with the code. ``memory_bytes`` limits the worker's data; None means what the machine can spare.
-    ``calibration_us`` is the best calibration that is known of the machine.
+    ``calibration_us`` is the best calibration that is known of the machine. A worker in the ``background`` only builds,
+    and stands still while others time something.
     """
 
     folder: str
@@ -81,6 +87,7 @@ class Init:
     threads: int
     memory_bytes: int | None
     calibration_us: float | None = None
+    background: bool = False
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 
+from collage.core.background import standing_still
 from collage.core.cpu_time import Cpu, CpuReading, queued, stolen, taken
 from collage.core.machine_lock import Waiting, machine_lock
 from collage.measure_db.busy import is_busy, patience
@@ -72,7 +73,7 @@ class Machine:
 
         Where a core is slow just now, it begins a moment later.
         """
-        with machine_lock(self._waiting):
+        with machine_lock(self._waiting), standing_still():
             before = self._calm()
             begin = self._note()
             watch = Watch(patience(max(self._lately(begin), before)))

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from collage.core import background
+from collage.core.cpu_time import Cpu
 from collage.core.deadline import Deadline
 from collage.core.temporary import TemporaryFolder
 from collage.frontend.simplify import save_proto
+from collage.measure_db.builder import Builder
 from collage.measure_db.fingerprint import fingerprint
+from collage.measure_db.machine import spare_memory
 from collage.measure_db.measured_model import MeasuredModel
 from collage.measure_db.model_workers import ModelWorkers
 from collage.measure_db.process import WorkerProcess, Workers
 from collage.measure_db.protocol import ORIGINAL_FILE, Init, SentModel
 from collage.measure_db.serialisation import carried_modules, pickle_backend
 from collage.measure_db.settings import MeasureSettings
+from collage.measure_db.spent import AHEAD
+
+_WORKER_BYTES, _TIMES_WEIGHTS = 1 << 30, 8
+"""What a second worker takes at most, besides so many times the model's weights."""
+_BUILD_LIMIT_S = 60.0
+"""A kernel that is built ahead may take so many seconds more, since the process stands still while others measure."""
 
 
 class WorkerSession:
@@ -35,16 +46,19 @@ class WorkerSession:
         self._owns_workers = workers is None
         self._folder: TemporaryFolder | None = None
         self._of_model: ModelWorkers | None = None
+        self._builder: Builder | None = None
 
     def close(self) -> None:
         """Give the workers back and remove the folder. Closing twice does nothing."""
         try:
+            if self._builder is not None:
+                self._builder.close()
             if self._of_model is not None:
                 self._of_model.release()
             if self._owns_workers:
                 self._workers.close()
         finally:
-            self._of_model = None
+            self._of_model = self._builder = None
             if self._folder is not None:
                 self._folder.remove()
             self._folder = None
@@ -75,9 +89,36 @@ class WorkerSession:
         """
         return self._begun.ask(message, what, threads)
 
+    def builder(self, *, start: bool) -> Builder | None:
+        """What builds kernels on another core while the worker measures.
+
+        Where there is none yet it is started, if ``start``. None where there is no second core, or too little memory.
+        """
+        if self._builder is None and start and self._has_room():
+            settings, init = self.settings, replace(self.init, background=True)
+
+            def started(tell: Callable[[WorkerProcess], None]) -> WorkerProcess:
+                worker = WorkerProcess(settings.threads)
+                worker.deadline = self.deadline
+                tell(worker)
+                worker.begin(init)
+                return worker
+
+            self._builder = Builder(started, settings.limits.time_s + _BUILD_LIMIT_S)
+        return self._builder
+
+    def _has_room(self) -> bool:
+        """Whether there are a core and memory for a second worker."""
+        if background.folder() is None or Cpu().count < 2:
+            return False
+        weights = sum(array.nbytes for array in self.measured.model.graph.constants.values())
+        spare = spare_memory()
+        return spare is None or spare >= _WORKER_BYTES + _TIMES_WEIGHTS * weights
+
     def spent(self) -> Mapping[str, float]:
         """The seconds that workers have spent measuring so far, by kind of work (see ``collage.measure_db.spent``)."""
-        return {} if self._of_model is None else self._of_model.spent()
+        ahead = {} if self._builder is None else {AHEAD: round(self._builder.spent_s, 3)}
+        return ahead if self._of_model is None else {**self._of_model.spent(), **ahead}
 
     def wrong_conversions(self) -> Mapping[int, str]:
         """The ONNX nodes (by index) whose conversion the reference run has found to be wrong, with the reasons."""

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 BUILD, COPIES, REFERENCE, CHECK = "building kernels", "copies of weights", "reference values", "checks"
 RACE, SAMPLES = "races", "samples"
+AHEAD = "building kernels beside that"
+"""Work of another process, on a core that nobody needed then."""
 TRANSFORMS, SWITCHES, NETWORKS = "layout transforms", "switches", "whole networks"
 
 _seconds: defaultdict[str, float] = defaultdict(float)

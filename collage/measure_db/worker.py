@@ -13,11 +13,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from collage.core import background
 from collage.core.child_process import (
     Failure,
     GoesOn,
@@ -31,9 +32,9 @@ from collage.core.cpu_time import Cpu
 from collage.core.cuda_driver import lost_context
 from collage.core.lean_imports import lean_imports
 from collage.core.temporary import sweep
-from collage.errors import CollageError
+from collage.errors import CollageError, MeasurementError
 from collage.measure_db.machine import limit_memory, spare_memory
-from collage.measure_db.plan_protocol import Make
+from collage.measure_db.plan_protocol import BuildAhead, Make
 from collage.measure_db.protocol import Init, Measure, MeasureSpeeds, MeasureTransform, Ready
 from collage.measure_db.quiet import Machine, use_machine
 from collage.measure_db.whole_protocol import InitWhole
@@ -83,7 +84,7 @@ def main() -> None:
                 reply = measure_speeds(message.threads, message.sample_s)
             else:
                 assert worker is not None
-                with machine.working():
+                with nullcontext() if isinstance(message, BuildAhead) else machine.working():
                     reply = worker.answer(message)
                 if reason := lost_context(ask=True):
                     # Nothing on the GPU works in this process any more. A fresh one measures the next candidate.
@@ -93,7 +94,7 @@ def main() -> None:
             reply = Failure(str(error))
         signal.setitimer(signal.ITIMER_REAL, 0)
         answered += 1
-        about_one = isinstance(message, (Measure, MeasureTransform, Make))
+        about_one = isinstance(message, (Measure, MeasureTransform, Make, BuildAhead))
         gc.collect(0 if about_one and answered % _ALL_GARBAGE else 2)
         if isinstance(message, Init):
             gc.freeze()  # the model stays, so that collections after each candidate need not look at it
@@ -116,6 +117,11 @@ def _begin(init: Init | InitWhole) -> ModelWorker | WholeWorker:
     limit_memory(spare_memory() if init.memory_bytes is None else init.memory_bytes)
     if isinstance(init, InitWhole):
         return WholeWorker(init)
+    if init.background:
+        try:
+            background.join(parent_id())
+        except background.BackgroundError as error:
+            raise MeasurementError(f"no work in the background: {error}") from error
     with lean_imports():
         from collage.measure_db.model_worker import (
             ModelWorker,

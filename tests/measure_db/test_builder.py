@@ -1,0 +1,196 @@
+"""Candidates are built once each, in part by a second process, whose end costs nothing but its help."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from collage.core.machine_lock import LOCK_VARIABLE
+from collage.frontend.model import Model
+from collage.frontend.subgraph import Subgraph
+from collage.kernel.options import BuildOptions
+from collage.measure_db import measurer as measurer_module
+from collage.measure_db.builder import Builder
+from collage.measure_db.database import Database
+from collage.measure_db.effort import QUICK
+from collage.measure_db.process import WorkerProcess
+from collage.measure_db.protocol import Request, ahead_folder
+from collage.measure_db.results import Measurement, Rejection, RejectionKind
+from collage.measure_db.spent import AHEAD
+from tests.backends_for_tests import NumpyBackend, chain_model
+from tests.measure_db.test_measurer import measurer
+
+REQUESTS = [Request(tuple(range(a, b)), "noting") for a, b in combinations(range(5), 2)]
+
+
+class Noting(NumpyBackend):
+    """Right, takes a while to build, and writes to a file which process has built what."""
+
+    name: ClassVar[str] = "noting"
+
+    def __init__(self, log: Path, fatal: str = "") -> None:
+        """A kernel that begins with the operator ``fatal`` ends the process that builds it."""
+        self.log = log
+        self.fatal = fatal
+
+    def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
+        with self.log.open("a") as file:
+            file.write(f"{os.getpid()} {subgraph.operators[0].op} {len(subgraph.operators)}\n")
+        if subgraph.operators[0].op == self.fatal:
+            os._exit(3)
+        time.sleep(0.1)
+        return super().codegen(subgraph, options)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return chain_model()
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    with Database(tmp_path / "db.sqlite") as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let few candidates be enough for a second process."""
+    monkeypatch.setenv(LOCK_VARIABLE, str(tmp_path / "lock"))
+    monkeypatch.setattr(measurer_module, "_MANY", 2)
+    monkeypatch.setattr("collage.measure_db.session.Cpu.count", 2)
+
+
+@pytest.fixture
+def ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let measuring begin when the second process is there, and has built two kernels."""
+    offer = Builder.offer
+
+    def waits(builder: Builder, kernels: Iterator[object]) -> None:
+        offer(builder, kernels)  # type: ignore[arg-type]
+        end = time.monotonic() + 60
+        while builder.spent_s == 0 and time.monotonic() < end and builder._thread.is_alive():
+            time.sleep(0.01)
+
+    monkeypatch.setattr(Builder, "offer", waits)
+
+
+def built(log: Path) -> list[list[str]]:
+    """The process, the first operator and the number of operators of each kernel that was built."""
+    return [line.split() for line in log.read_text().splitlines()]
+
+
+@pytest.mark.usefixtures("ready")
+def test_two_processes_build_each_kernel_once(model: Model, database: Database, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with measurer(model, database, Noting(log)) as made:
+        found = made.measure(REQUESTS)
+        assert all(isinstance(each, Measurement) for each in found.values()) and len(found) == len(REQUESTS)
+        assert made.session.spent()[AHEAD] >= 0.1
+        assert not [*ahead_folder(made.session.folder).glob("[!p]*")]  # what was measured is not kept twice
+        builder = made.session.builder(start=False)
+        assert builder is not None
+    assert builder._process is not None and not builder._process.alive
+    lines = built(log)
+    assert len({tuple(line[1:]) for line in lines}) == len(lines) == len(REQUESTS)
+    assert len({line[0] for line in lines}) == 2
+
+
+@pytest.mark.usefixtures("ready")
+def test_a_kernel_that_ends_the_builder_is_rejected_by_the_worker(
+    model: Model, database: Database, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    with measurer(model, database, Noting(log, fatal="nn.relu")) as made:
+        found = made.measure(REQUESTS)
+    for request, outcome in found.items():
+        if request.nodes[0] == 1:
+            assert isinstance(outcome, Rejection) and outcome.kind is RejectionKind.CRASHED
+        else:
+            assert isinstance(outcome, Measurement)
+    assert len(found) == len(REQUESTS)
+
+
+@pytest.mark.usefixtures("ready")
+def test_a_builder_that_is_killed_costs_nothing_but_its_help(
+    model: Model, database: Database, tmp_path: Path
+) -> None:
+    with measurer(model, database, Noting(tmp_path / "log")) as made:
+        made.measure(REQUESTS[:4])
+        builder = made.session.builder(start=False)
+        assert builder is not None and builder._process is not None
+        builder._process.end()
+        found = made.measure(REQUESTS)
+        assert all(isinstance(each, Measurement) for each in found.values())
+
+
+def test_no_process_is_started_for_few_candidates_or_a_quick_compile(
+    model: Model, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with measurer(model, database, Noting(tmp_path / "log"), effort=QUICK) as made:
+        made.measure(REQUESTS[:2])
+        assert made.session.builder(start=False) is None
+    monkeypatch.setattr(measurer_module, "_MANY", 3)
+    with measurer(model, database, Noting(tmp_path / "log")) as made:
+        made.measure(REQUESTS[:2])
+        assert made.session.builder(start=False) is None
+
+
+def test_a_session_may_be_closed_while_the_process_starts(
+    model: Model, database: Database, tmp_path: Path
+) -> None:
+    made = measurer(model, database, Noting(tmp_path / "log"))
+    builder = made.session.builder(start=True)
+    made.close()
+    assert builder is not None and not builder._thread.is_alive()
+    assert builder._process is None or not builder._process.alive
+
+
+def test_a_backend_that_builds_quickly_is_left_to_the_worker() -> None:
+    started: list[WorkerProcess] = []
+
+    class Quick:
+        """Stands for a process that answers at once."""
+
+        alive = True
+
+        def ask(self, message: object, limit_s: float) -> object:
+            from collage.measure_db.plan_protocol import BuiltAhead
+
+            return BuiltAhead(0.001)
+
+        def end(self) -> None:
+            self.alive = False
+
+        def kill(self) -> None:
+            self.alive = False
+
+    def start(tell: object) -> WorkerProcess:
+        started.append(Quick())  # type: ignore[arg-type]
+        tell(started[0])  # type: ignore[operator]
+        return started[0]
+
+    from collage.measure_db.plan_protocol import PlanKernel
+
+    builder = Builder(start, 1.0)
+    kernels = [PlanKernel(request, BuildOptions(threads=1)) for request in REQUESTS]
+    try:
+        for kernel in kernels[:3]:
+            builder.offer(iter([kernel]))
+            builder.claim(kernel)
+        end = time.monotonic() + 10
+        left = iter(kernels[3:])
+        while builder.spent_s < 0.003 and time.monotonic() < end:
+            builder.offer(iter(kernels[:1]))
+            time.sleep(0.01)
+        builder.offer(left)
+        assert next(left, None) is None and builder.spent_s < 0.004
+    finally:
+        builder.close()
+    assert not started[0].alive
