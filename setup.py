@@ -12,7 +12,7 @@ setup(
     ext_modules=[
         Extension(
             "collage.native._core",
-            ["collage/native/core.cpp", "collage/native/tasks.cpp", "collage/native/blas.cpp"],
+            [f"collage/native/{name}.cpp" for name in ("core", "tasks", "blas", "workspace")],
             depends=[
                 f"collage/native/{name}.h" for name in ("core", "work_sharing", "ticket_lock", "wait", "blas")
             ],

@@ -78,7 +78,7 @@ class Tvm(Tuner, Backend):
         return tune(lowered, options.threads, options.tune_trials, TRIAL_LIMIT_S * options.tune_trials)
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
-        """Lower, fuse, schedule and compile. The artifact is LLVM IR with the constants."""
+        """Lower, fuse, schedule and compile. The artifact is machine code with the constants."""
         from collage.backends.tvm_codegen.build import compile_kernel
         from collage.backends.tvm_codegen.contraction import UnscheduledError
         from collage.backends.tvm_codegen.lower import LoweringError, lower
@@ -97,12 +97,13 @@ class Tvm(Tuner, Backend):
 
     def load(self, artifact: Artifact, options: BuildOptions) -> Kernel:
         """The compiled functions on Collage's team of threads, or in TVM's pool where there is no native core."""
-        from collage.backends.tvm_codegen.host import use_threads
         from collage.backends.tvm_codegen.run import load_kernel
 
         loaded = load_kernel(artifact)
         if loaded.addresses:
             return _Compiled(loaded, options.threads)
+        from collage.backends.tvm_codegen.host import use_threads
+
         use_threads(options.threads)
         return _Pooled(loaded)
 

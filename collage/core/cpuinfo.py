@@ -65,6 +65,17 @@ def cpu_flags(text: str) -> frozenset[str]:
     return frozenset(" ".join(first.get(name, "") for name in _FLAG_LINES).split())
 
 
+_COMPILED = (
+    *("sse", "pni", "ssse", "avx", "amx", "fma", "f16c", "bmi", "popcnt", "abm", "movbe", "adx"),
+    *("gfni", "xop", "tbm"),
+)
+
+
+def compiled_for(text: str) -> frozenset[str]:
+    """The names of the instruction sets that compilers use without being asked for each, from the text of the file."""
+    return frozenset(flag for flag in cpu_flags(text) if flag.startswith(_COMPILED))
+
+
 def precisions_of(flags: Container[str]) -> frozenset[str]:
     """The reduced precisions for which a CPU with these flags has instructions."""
     return frozenset(name for name, some in _OF_PRECISION.items() if any(each in flags for each in some))

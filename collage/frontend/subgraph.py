@@ -6,15 +6,16 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import onnx
-
-from collage.frontend.model import Model
-from collage.frontend.to_onnx import export_onnx
-from collage.frontend.to_relax import RelaxPart, export_relax
 from collage.graph.dataflow import Array, Node, TensorType
 from collage.graph.ranges import Range
+
+if TYPE_CHECKING:  # a process that only loads kernels needs neither ONNX nor TVM
+    import onnx
+
+    from collage.frontend.model import Model
+    from collage.frontend.to_relax import RelaxPart
 
 T = TypeVar("T")
 
@@ -149,10 +150,14 @@ class Subgraph:
 
         Raises ExportError when an operator has no ONNX form and only a part of its ONNX node is in the subgraph.
         """
+        from collage.frontend.to_onnx import export_onnx
+
         return export_onnx(self.model, self.nodes, self.inputs, self.outputs)
 
     def to_relax(self) -> RelaxPart:
         """The subgraph as a Relax function with its constants embedded."""
+        from collage.frontend.to_relax import export_relax
+
         return export_relax(self.model, self.nodes, self.inputs, self.outputs)
 
     def __str__(self) -> str:

@@ -64,6 +64,12 @@ void collage_use_openmp(int (*get_max_threads)(void), void (*set_num_threads)(in
 // there is no team, the calling thread does all of it.
 int collage_parallel_launch(int (*body)(int task, void *environment, void *data), void *data, int tasks);
 
+// What that code calls for memory while it runs, and to give it back (TVMBackendAllocWorkspace and
+// TVMBackendFreeWorkspace); only the bytes and the memory are read. On 64-byte boundaries; NULL when there is none. A
+// thread keeps some of what it gives back for the next calls.
+void *collage_take_workspace(int device, int number, uint64_t bytes, int code, int bits);
+int collage_give_workspace(int device, int number, void *memory);
+
 // A task that writes the time to *(int64_t *)a: nanoseconds of CLOCK_MONOTONIC.
 int collage_note_time(void *a, void *b, intptr_t n, void *c);
 

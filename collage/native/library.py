@@ -56,6 +56,8 @@ def _load() -> ctypes.CDLL:
         "collage_team_park": (None, [pointer]),
         "collage_team_beware": (None, [pointer, wide]),
         "collage_use_openmp": (None, [pointer, pointer]),
+        "collage_take_workspace": (pointer, [integer, integer, ctypes.c_uint64, integer, integer]),
+        "collage_give_workspace": (integer, [integer, integer, pointer]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)

@@ -72,7 +72,8 @@ def test_ten_thousand_runs_give_the_same_numbers(threads: int) -> None:
 
 
 def test_without_the_native_core_tvms_pool_runs_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("collage.backends.tvm_codegen.run.core_problem", lambda: "not built")
+    for module in ("build", "run"):
+        monkeypatch.setattr(f"collage.backends.tvm_codegen.{module}.core_problem", lambda: "not built")
     use_threads(2)
     kernel = kernel_of(two_results, f32(509, 300), threads=2)
     assert not kernel.addresses

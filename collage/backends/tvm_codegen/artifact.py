@@ -1,7 +1,7 @@
-"""What a compiled kernel holds, and the bytes it is kept as: a description with LLVM IR text, and constants.
+"""What a compiled kernel holds, and the bytes it is kept as: a description, constants, and code.
 
-LLVM IR is the only form TVM 0.27 loads without a linker. The process that loads it must run on the same CPU
-model.
+The code is an image, or LLVM IR where no image could be made. LLVM IR is the only form that TVM 0.27 loads without a
+linker.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from collage.backends.tvm_codegen.image import PAGE, Image
 from collage.core.typed import MalformedError, shown, typed
 from collage.graph.dataflow import np_dtype
 from collage.graph.read_type import read_type
@@ -23,6 +24,8 @@ from collage.kernel.frames import frame, unframe
 __all__ = ["ALIGNMENT", "Array", "Artifact", "Call", "Slot", "TensorSpec", "empty_aligned", "pack", "unpack"]
 
 _KIND = "tvm"
+_MOST_BYTES = 1 << 28
+"""More code than that is none of ours."""
 Array = npt.NDArray[Any]
 
 
@@ -53,7 +56,10 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Artifact:
-    """A compiled kernel: LLVM IR `code` for the CPU `mcpu`, and the buffers that its calls take."""
+    """A compiled kernel: its code and the buffers that its calls take.
+
+    LLVM IR is for CPUs that LLVM names `mcpu`, and an image for those that have all the instruction sets of `needs`.
+    """
 
     mcpu: str
     threads: int
@@ -62,7 +68,8 @@ class Artifact:
     outputs: tuple[TensorSpec, ...]
     intermediates: tuple[TensorSpec, ...]
     constants: tuple[Array, ...]
-    code: bytes
+    code: Image | bytes
+    needs: tuple[str, ...] = ()
 
 
 def pack(artifact: Artifact) -> bytes:
@@ -75,9 +82,12 @@ def pack(artifact: Artifact) -> bytes:
         "outputs": [asdict(s) for s in artifact.outputs],
         "intermediates": [asdict(s) for s in artifact.intermediates],
         "constants": [{"shape": c.shape, "dtype": str(c.dtype)} for c in artifact.constants],
-        "code": artifact.code.decode(),
     }
-    return frame(_KIND, header, [np.ascontiguousarray(c).tobytes() for c in artifact.constants])
+    arrays = [np.ascontiguousarray(c).tobytes() for c in artifact.constants]
+    if isinstance(artifact.code, bytes):
+        return frame(_KIND, header | {"code": artifact.code.decode()}, arrays)
+    image = {name: value for name, value in vars(artifact.code).items() if name != "content"}
+    return frame(_KIND, header | {"needs": artifact.needs, "image": image}, [*arrays, artifact.code.content])
 
 
 def unpack(data: frames.Artifact) -> Artifact:
@@ -97,10 +107,12 @@ def unpack(data: frames.Artifact) -> Artifact:
         if content.nbytes != size:
             raise MalformedError(f"constant {i} has {content.nbytes} bytes, not {size}")
         constants.append(content.view(np_dtype(spec.dtype)).reshape(spec.shape))
+    described = header.get("image")
     found = Artifact(
         typed(str, header["mcpu"]), typed(int, header["threads"]), calls, _specs(header["params"]),
         _specs(header["outputs"]), _specs(header["intermediates"]), tuple(constants),
-        typed(str, header["code"]).encode(),
+        typed(str, header["code"]).encode() if described is None else _image(described, framed.array(len(constants))),
+        tuple(typed(list[str], header.get("needs", []))),
     )  # fmt: skip
     counts = {
         "param": len(found.params),
@@ -109,6 +121,8 @@ def unpack(data: frames.Artifact) -> Artifact:
         "constant": len(found.constants),
     }
     for call in calls:
+        if isinstance(found.code, Image) and call.name not in found.code.functions:
+            raise MalformedError(f"there is no function {shown(call.name)}")
         if any(not 0 <= slot.index < counts[slot.kind] for slot in call.args):
             raise MalformedError(f"{shown(call.name)} takes buffers that there are not")
         if not 0 <= call.writes <= len(call.args) or any(
@@ -116,6 +130,27 @@ def unpack(data: frames.Artifact) -> Artifact:
         ):
             raise MalformedError(f"{shown(call.name)} writes to what is read")
     return found
+
+
+def _image(described: Any, content: npt.NDArray[np.uint8]) -> Image:
+    """The image of that description. Raises MalformedError where it writes beside itself."""
+    about = described if isinstance(described, dict) else {}
+    image = Image(
+        content.tobytes(), typed(int, about.get("writable")), typed(int, about.get("size")),
+        typed(dict[str, int], about.get("functions")), typed(tuple[tuple[str, int], ...], about.get("imports")),
+        typed(tuple[int, ...], about.get("moved")),
+    )  # fmt: skip
+    words = [*(at for _, at in image.imports), *image.moved]
+    wrong = (
+        not len(image.content) <= image.size <= _MOST_BYTES
+        or not 0 < image.writable <= image.size
+        or image.writable % PAGE
+        or any(not 0 <= at <= image.size - 8 for at in words)
+        or any(not 0 <= at < image.writable for at in image.functions.values())
+    )
+    if wrong:
+        raise MalformedError("an image whose parts do not fit")
+    return image
 
 
 def _specs(found: Sequence[Any]) -> tuple[TensorSpec, ...]:

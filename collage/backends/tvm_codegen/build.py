@@ -1,4 +1,4 @@
-"""The way of lowered PrimFuncs to bytes: they are scheduled, compiled for this CPU, and written as LLVM IR."""
+"""The way of lowered PrimFuncs to bytes: they are scheduled, compiled for this CPU, and kept as an image."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ import tvm
 from collage.backends.tvm_codegen.artifact import Artifact, pack
 from collage.backends.tvm_codegen.contraction import UnscheduledError, compute_bound_reason
 from collage.backends.tvm_codegen.host import host_cpu, host_target
-from collage.backends.tvm_codegen.link import linkable
+from collage.backends.tvm_codegen.image import Image, ImageError, image_of
+from collage.backends.tvm_codegen.link import PREFIX, linkable
 from collage.backends.tvm_codegen.lower import LoweredKernel, first_line
+from collage.backends.tvm_codegen.mapped import instruction_sets, is_known
 from collage.backends.tvm_codegen.schedule import default_schedule, schedule
 from collage.backends.tvm_codegen.tuned import parse_record, replay
 from collage.core.temporary import TemporaryFolder
+from collage.native.library import core_problem
 
 __all__ = ["compile_kernel"]
 
@@ -44,18 +47,30 @@ def compile_kernel(lowered: LoweredKernel, threads: int, record: str = "") -> by
     except (RuntimeError, ValueError) as error:
         logger.warning("scheduled code does not compile, using the default schedule: %s", first_line(error))
         module = _build({n: default_schedule(f, threads) for n, f in ours.items()} | tuned, target)
-    with TemporaryFolder("tvm") as folder:
-        path = folder / "kernel.ll"
-        module.write_to_file(str(path), "ll")
-        code = linkable(
-            _without_addresses(path.read_bytes()), list(dict.fromkeys(call.name for call in lowered.calls))
-        )
+    names = list(dict.fromkeys(call.name for call in lowered.calls))
+    code = _code(module, names)
+    needs = tuple(sorted(instruction_sets())) if isinstance(code, Image) else ()
     return pack(
         Artifact(
             host_cpu(), threads, lowered.calls, lowered.params, lowered.outputs, lowered.intermediates,
-            lowered.constants, code,
+            lowered.constants, code, needs,
         )
     )  # fmt: skip
+
+
+def _code(module: Any, names: list[str]) -> Image | bytes:
+    """The module's image, or its LLVM IR where there is none: on other CPUs, without the native core."""
+    with TemporaryFolder("tvm") as folder:
+        if not core_problem():
+            path = folder / "kernel.o"
+            module.write_to_file(str(path), "o")
+            try:
+                return image_of(path.read_bytes(), PREFIX, names, is_known)
+            except ImageError as error:
+                logger.info("no image, which takes longer to load: %s", error)
+        path = folder / "kernel.ll"
+        module.write_to_file(str(path), "ll")
+        return linkable(_without_addresses(path.read_bytes()), names)
 
 
 def _without_addresses(code: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Compiled functions as plain C functions, whose parallel loops run on the threads that the loader chooses.
+"""LLVM IR as plain C functions, whose parallel loops run on the threads that the loader chooses.
 
 TVM's loader gives Python a packed function and points the module's parallel loops to TVM's thread pool. One
 function of our own, added to the LLVM IR, hands out the addresses and points the loops elsewhere. A parallel
@@ -11,17 +11,12 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["Argument", "is_parallel", "link", "linkable", "tensor_arguments"]
+__all__ = ["PREFIX", "is_parallel", "link", "linkable"]
 
+PREFIX = "__tvm_ffi_"
+"""What TVM puts before the names of functions."""
 _LINK = "collage_link"
 _LAUNCH = "@__TVMBackendParallelLaunch"  # the module's pointer to what runs its parallel loops
-_TENSOR = 70  # kTVMFFITensor
-
-
-class Argument(ctypes.Structure):
-    """The struct TVMFFIAny."""
-
-    _fields_ = (("type_index", ctypes.c_int32), ("padding", ctypes.c_uint32), ("value", ctypes.c_void_p))
 
 
 def is_parallel(code: bytes) -> bool:
@@ -33,12 +28,12 @@ def linkable(code: bytes, names: Sequence[str]) -> bytes:
     """The LLVM IR with a function that `link` calls. `names` are the names of its functions."""
     stores = "".join(
         f"  %place{i} = getelementptr ptr, ptr %table, i64 {i}\n"
-        f'  store ptr @"__tvm_ffi_{name}", ptr %place{i}\n'
+        f'  store ptr @"{PREFIX}{name}", ptr %place{i}\n'
         for i, name in enumerate(names)
     )
     redirect = f"  store ptr %launch, ptr {_LAUNCH}\n" if is_parallel(code) else ""
     added = f"""
-define dllexport i32 @__tvm_ffi_{_LINK}(ptr %self, ptr %args, i32 %count, ptr %result) {{
+define dllexport i32 @{PREFIX}{_LINK}(ptr %self, ptr %args, i32 %count, ptr %result) {{
   %launch_slot = getelementptr i8, ptr %args, i64 8
   %launch = load ptr, ptr %launch_slot
   %table_slot = getelementptr i8, ptr %args, i64 24
@@ -58,8 +53,3 @@ def link(module: Any, names: Sequence[str], parallel_launch: int) -> dict[str, i
     table = (ctypes.c_void_p * len(names))()
     module[_LINK](parallel_launch, ctypes.addressof(table))
     return {name: address or 0 for name, address in zip(names, table, strict=True)}
-
-
-def tensor_arguments(tensors: Sequence[Any]) -> ctypes.Array[Argument]:
-    """The arguments of a call. The tensors must outlive them."""
-    return (Argument * len(tensors))(*(Argument(_TENSOR, 0, t.__chandle__()) for t in tensors))

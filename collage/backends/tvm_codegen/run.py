@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -11,14 +10,22 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
-import tvm
-import tvm_ffi
 
-from collage.backends.tvm_codegen.artifact import ALIGNMENT, Array, Call, TensorSpec, empty_aligned, unpack
-from collage.backends.tvm_codegen.host import host_cpu
-from collage.backends.tvm_codegen.link import Argument, is_parallel, link, tensor_arguments
+from collage.backends.tvm_codegen.arguments import arguments_of
+from collage.backends.tvm_codegen.artifact import (
+    ALIGNMENT,
+    Array,
+    Artifact,
+    Call,
+    TensorSpec,
+    empty_aligned,
+    unpack,
+)
+from collage.backends.tvm_codegen.image import Image
+from collage.backends.tvm_codegen.link import is_parallel, link
+from collage.backends.tvm_codegen.mapped import LAUNCH, instruction_sets, map_image
 from collage.core.temporary import TemporaryFolder
-from collage.kernel.frames import Artifact
+from collage.kernel import frames
 from collage.native.launch import LaunchList, Mode, Step, Task
 from collage.native.library import address_of, core, core_problem
 from collage.native.team import team_of
@@ -28,14 +35,19 @@ __all__ = ["Kernel", "load_kernel"]
 
 @dataclass(frozen=True, eq=False)
 class Code:
-    """Compiled functions by name, as TVM calls them and as addresses of C functions."""
+    """Compiled functions by name, as TVM calls them and as addresses of C functions.
+
+    They are there as long as this object lives. `parallel` tells whether they have parallel loops.
+    """
 
     functions: Mapping[str, Any]
     addresses: Mapping[str, int]
+    parallel: bool
+    kept: object = None
 
 
-_loaded: WeakValueDictionary[tuple[bytes, bool], Code] = WeakValueDictionary()
-"""The loaded code of this process. A network has the same code many times, and LLVM takes 50 ms each time."""
+_loaded: WeakValueDictionary[tuple[object, bool], Code] = WeakValueDictionary()
+"""The loaded code of this process. A network has the same code many times, and LLVM takes 50 ms for IR each time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +79,8 @@ class Kernel:
         if self.addresses:
             return LaunchList(team_of(self.threads), self.steps(params, outputs))
         runs = [
-            functools.partial(self.code.functions[call.name], *tensors)
-            for call, tensors in self._arguments(params, outputs)
+            functools.partial(self.code.functions[call.name], *map(_tensor, arrays))
+            for call, arrays in self._arguments(params, outputs)
         ]
         if len(runs) == 1:
             return runs[0]
@@ -81,18 +93,16 @@ class Kernel:
 
     def steps(self, params: Sequence[Array], outputs: Sequence[Array]) -> tuple[Step, ...]:
         """The kernel's steps on these buffers, as for `bind`. They need the native core."""
-        result = Argument()
         tasks = []
-        for call, tensors in self._arguments(params, outputs):
-            arguments = tensor_arguments(tensors)
-            keep = (self.code, arguments, tensors, result)
-            places = (ctypes.addressof(arguments), len(tensors), ctypes.addressof(result))
-            tasks.append(Task(self.addresses[call.name], 0, *places, keep))
+        for call, arrays in self._arguments(params, outputs):
+            arguments = arguments_of(arrays)
+            places = (arguments.address, len(arrays), arguments.result)
+            tasks.append(Task(self.addresses[call.name], 0, *places, (self.code, arguments)))
         alone = len(tasks) == 1 and not self.parallel
         return (Step(tuple(tasks), Mode.SPLIT if alone else Mode.LEAD),)
 
-    def _arguments(self, params: Sequence[Array], outputs: Sequence[Array]) -> list[tuple[Call, list[Any]]]:
-        """Each call with its tensors, after the buffers are checked."""
+    def _arguments(self, params: Sequence[Array], outputs: Sequence[Array]) -> list[tuple[Call, list[Array]]]:
+        """Each call with its arrays, after the buffers are checked."""
         intermediates = [empty_aligned(s) for s in self.intermediates]
         groups = {
             "param": (params, self.params),
@@ -100,40 +110,56 @@ class Kernel:
             "intermediate": (intermediates, self.intermediates),
             "constant": (self.constants, tuple(TensorSpec(c.shape, str(c.dtype)) for c in self.constants)),
         }
-        tensors: dict[str, list[Any]] = {}
+        found: dict[str, list[Array]] = {}
         for kind, (arrays, specs) in groups.items():
             if len(arrays) != len(specs):
                 raise ValueError(f"{len(arrays)} {kind} arrays given, {len(specs)} expected")
             for i, (array, spec) in enumerate(zip(arrays, specs, strict=True)):
                 _check(array, spec, f"{kind} {i}", writable=kind in ("output", "intermediate"))
-            tensors[kind] = [_tensor(a) for a in arrays]
+            found[kind] = list(arrays)
         _check_overlap([*outputs, *intermediates], [*params, *self.constants])
-        return [(call, [tensors[s.kind][s.index] for s in call.args]) for call in self.calls]
+        return [(call, [found[s.kind][s.index] for s in call.args]) for call in self.calls]
 
 
-def load_kernel(data: Artifact) -> Kernel:
+def load_kernel(data: frames.Artifact) -> Kernel:
     """Load what `compile_kernel` made. Raises `ValueError` for other bytes, or code for another CPU model."""
     found = unpack(data)
-    if found.mcpu != host_cpu():
-        raise ValueError(f"kernel compiled for {found.mcpu}, this CPU is {host_cpu()}")
-    key = found.code, bool(core_problem())
+    key = (found.code.identity if isinstance(found.code, Image) else found.code), bool(core_problem())
     code = _loaded.get(key)
     if code is None:
-        code = _loaded[key] = _load(found.code, list(dict.fromkeys(call.name for call in found.calls)))
+        made = _load(found.code, found.needs) if isinstance(found.code, Image) else _load_ir(found)
+        code = _loaded[key] = made
     return Kernel(
         found.calls, found.params, found.outputs, found.intermediates, found.constants, found.threads,
-        is_parallel(found.code), code,
+        code.parallel, code,
     )  # fmt: skip
 
 
-def _load(code: bytes, names: Sequence[str]) -> Code:
+def _load(image: Image, needs: Sequence[str]) -> Code:
+    missing = frozenset(needs) - instruction_sets()
+    if missing:
+        raise ValueError(f"kernel compiled for CPUs with {', '.join(sorted(missing))}, which this CPU lacks")
+    mapped = map_image(image)
+    return Code({}, mapped.addresses, any(name == LAUNCH for name, _ in image.imports), mapped)
+
+
+def _load_ir(found: Artifact) -> Code:
+    import tvm
+
+    from collage.backends.tvm_codegen.host import host_cpu
+
+    assert isinstance(found.code, bytes)
+    if found.mcpu != host_cpu():
+        raise ValueError(f"kernel compiled for {found.mcpu}, this CPU is {host_cpu()}")
     with TemporaryFolder("tvm") as folder:
         path = folder / "kernel.ll"
-        path.write_bytes(code)
+        path.write_bytes(found.code)
         module = tvm.runtime.load_module(str(path))
+    names = list(dict.fromkeys(call.name for call in found.calls))
     functions = {name: module[name] for name in names}
     launch = None if core_problem() else address_of(core().collage_parallel_launch)
-    return Code(functions, {} if launch is None else link(module, names, launch))
+    addresses = {} if launch is None else link(module, names, launch)
+    return Code(functions, addresses, is_parallel(found.code))
 
 
 def _tensor(array: Array) -> Any:
@@ -144,6 +170,8 @@ def _tensor(array: Array) -> Any:
     if not array.flags.writeable:
         interface = {**array.__array_interface__, "data": (array.ctypes.data, False)}
         array = np.asarray(types.SimpleNamespace(__array_interface__=interface, owner=array))
+    import tvm_ffi
+
     return tvm_ffi.from_dlpack(array)
 
 
