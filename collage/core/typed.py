@@ -10,10 +10,10 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cache
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 Value = TypeVar("Value")
 
@@ -23,8 +23,27 @@ _LONGEST = 100
 """The most characters of a value that an error shows."""
 
 
+_Read: TypeAlias = "Callable[[Any], Any]"
+"""Gives the value with the type of an annotation, or raises _Misfit."""
+_Names: TypeAlias = "tuple[tuple[str, Any], ...]"
+
+
 class MalformedError(ValueError):
     """A value in a file is not what it should be; the message names its place."""
+
+
+class _Misfit(Exception):
+    """A value is not what it should be. What reads its surroundings adds their names, from the inside out."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+        self.inside: list[str] = []
+
+    @property
+    def place(self) -> str:
+        """The value's place, as ``nodes.3.name``."""
+        return ascii(".".join(reversed(self.inside)))[1:-1] or "it"
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
@@ -45,8 +64,11 @@ def typed(hint: type[Value], value: Any, names: Mapping[str, Any] | None = None)
     In a value that is a dataclass already, the fields are checked. ``names`` gives the types that annotations mention
     and that their module does not import. Raises MalformedError.
     """
+    read: _Read = _reader(cast(Any, hint), tuple((names or {}).items()))
     try:
-        found: Value = _typed(hint, value, "", names)
+        found: Value = read(value)
+    except _Misfit as misfit:
+        raise MalformedError(f"{misfit.place} {misfit.text}") from None
     except RecursionError:
         raise MalformedError("it is nested too deeply") from None  # the cause is a thousand equal calls
     return found
@@ -58,71 +80,67 @@ def shown(value: Any) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
 
-def _typed(hint: Any, value: Any, where: str, names: Mapping[str, Any] | None) -> Any:
-    plain = _PLAIN.get(hint)
-    if plain is not None:
-        return plain(value, where)
+@cache
+def _reader(hint: Any, names: _Names) -> _Read:
+    """What reads values of an annotation. It is made once: a module's file has a hundred thousand values."""
+    if hint in _PLAIN:
+        return _PLAIN[hint]
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return _dataclass(hint, value, where, names)
+        return _dataclass(hint, names)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return _union(arguments, value, where, names)
+        return _union([_reader(each, names) for each in arguments])
     if origin in (tuple, list, Sequence):
-        return _sequence(origin, arguments, value, where, names)
+        of = [_reader(each, names) for each in arguments if each is not Ellipsis]
+        fixed = origin is tuple and Ellipsis not in arguments
+        make = list if origin is list else tuple
+        return _sequence(of, make) if fixed else _open_ended(of[0], make)
     if origin in (dict, Mapping):
-        if not isinstance(value, Mapping):
-            raise _wrong(where, value, "an object")
-        of = arguments[1]
-        return {_text(key, where): _typed(of, each, f"{where}.{key}", names) for key, each in value.items()}
+        return _mapping(_reader(arguments[1], names))
     if origin is Literal:
-        if value not in arguments:
-            raise _wrong(where, value, f"one of {', '.join(map(str, arguments))}")
-        return value
+        return _literal(arguments)
     if isinstance(hint, type) and issubclass(hint, Enum):
-        try:
-            return hint(value)
-        except ValueError as error:
-            raise _wrong(where, value, f"a {hint.__name__}") from error
+        return _member(hint)
     raise TypeError(f"no values of {hint} are read from files")
 
 
-def _whole(value: Any, where: str) -> int:
+def _whole(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not -_MOST - 1 <= value <= _MOST:
-        raise _wrong(where, value, "a whole number of 64 bits")
+        raise _wrong(value, "a whole number of 64 bits")
     return value
 
 
-def _real(value: Any, where: str) -> float:
+def _real(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise _wrong(where, value, "a number")
+        raise _wrong(value, "a number")
     try:
         return float(value)
     except OverflowError as error:
-        raise _wrong(where, value, "a number") from error
+        raise _wrong(value, "a number") from error
 
 
-def _flag(value: Any, where: str) -> bool:
+def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise _wrong(where, value, "true or false")
+        raise _wrong(value, "true or false")
     return value
 
 
-def _text(value: Any, where: str) -> str:
+def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise _wrong(where, value, "text")
+        raise _wrong(value, "text")
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise _wrong(where, value, "text") from error
+        raise _wrong(value, "text") from error
     return value
 
 
-def _nothing(value: Any, where: str) -> None:
+def _nothing(value: Any) -> None:
     if value is not None:
-        raise _wrong(where, value, "null")
+        raise _wrong(value, "null")
 
 
-_PLAIN: Mapping[Any, Any] = {
+_PLAIN: Mapping[Any, _Read] = {
     int: _whole,
     float: _real,
     bool: _flag,
@@ -131,71 +149,131 @@ _PLAIN: Mapping[Any, Any] = {
 }
 
 
-def _dataclass(hint: type, value: Any, where: str, names: Mapping[str, Any] | None) -> Any:
-    hints = _hints(hint, tuple((names or {}).items()))
-    if isinstance(value, hint):
-        for name, of in hints.items():
-            _typed(of, getattr(value, name), f"{where}.{name}", names)
-        return value
-    if not isinstance(value, Mapping):
-        raise _wrong(where, value, f"a {hint.__name__}")
-    unknown = value.keys() - hints.keys()
-    missing = [
+def _dataclass(hint: type, names: _Names) -> _Read:
+    found: dict[str, _Read] = {}
+    needed = [
         each.name
         for each in dataclasses.fields(hint)
-        if each.default is dataclasses.MISSING
-        and each.default_factory is dataclasses.MISSING
-        and each.name not in value
+        if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
     ]
-    if unknown or missing:
-        what = f"has no {missing[0]}" if missing else f"has {shown(min(unknown))} beside what is known"
-        raise MalformedError(f"{_place(where)} {what}")
-    return hint(
-        **{
-            name: _typed(of, value[name], f"{where}.{name}", names)
-            for name, of in hints.items()
-            if name in value
-        }
-    )
+
+    def read(value: Any) -> Any:
+        if not found:  # later than the reader itself, since a class may mention itself
+            found.update({name: _reader(of, names) for name, of in _hints(hint, names).items()})
+        given = isinstance(value, hint)
+        if not given and not isinstance(value, Mapping):
+            raise _wrong(value, f"a {hint.__name__}")
+        content = {name: getattr(value, name) for name in found} if given else value
+        missing = next((name for name in needed if name not in content), None)
+        if missing is not None:
+            raise _Misfit(f"has no {missing}")
+        if not content.keys() <= found.keys():
+            raise _Misfit(f"has {shown(min(content.keys() - found.keys()))} beside what is known")
+        name = ""
+        try:
+            fields = {}
+            for name, of in found.items():
+                if name in content:
+                    fields[name] = of(content[name])
+        except _Misfit as misfit:
+            misfit.inside.append(name)
+            raise
+        return value if given else hint(**fields)
+
+    return read
 
 
 @cache
-def _hints(hint: type, names: tuple[tuple[str, Any], ...]) -> Mapping[str, Any]:
+def _hints(hint: type, names: _Names) -> Mapping[str, Any]:
     fields = {each.name for each in dataclasses.fields(hint)}
     found = typing.get_type_hints(hint, localns=dict(names))
     return {name: of for name, of in found.items() if name in fields}
 
 
-def _union(arguments: tuple[Any, ...], value: Any, where: str, names: Mapping[str, Any] | None) -> Any:
-    problem = None
-    for each in arguments:
+def _union(readers: Sequence[_Read]) -> _Read:
+    def read(value: Any) -> Any:
+        problem = None
+        for each in readers:
+            try:
+                return each(value)
+            except _Misfit as misfit:
+                # The error for the right kind names the innermost place, so its text is the longest.
+                if problem is None or len(misfit.place + misfit.text) > len(problem.place + problem.text):
+                    problem = misfit
+        raise problem or _wrong(value, "nothing")
+
+    return read
+
+
+def _open_ended(of: _Read, make: type) -> _Read:
+    def read(value: Any) -> Any:
+        if not isinstance(value, (list, tuple)):
+            raise _wrong(value, "a list")
+        found: list[Any] = []
         try:
-            return _typed(each, value, where, names)
-        except MalformedError as error:
-            # The error for the right kind names the innermost place, so its text is the longest.
-            if problem is None or len(str(error)) > len(str(problem)):
-                problem = error
-    raise problem or _wrong(where, value, "nothing")
+            for each in value:
+                found.append(of(each))  # its length tells where an error is
+        except _Misfit as misfit:
+            misfit.inside.append(str(len(found)))
+            raise
+        return make(found)
+
+    return read
 
 
-def _sequence(
-    origin: Any, arguments: tuple[Any, ...], value: Any, where: str, names: Mapping[str, Any] | None
-) -> Any:
-    if not isinstance(value, (list, tuple)):
-        raise _wrong(where, value, "a list")
-    open_ended = origin is not tuple or arguments[-1] is Ellipsis
-    if not open_ended and len(value) != len(arguments):
-        raise _wrong(where, value, f"a list of {len(arguments)}")
-    kinds = [arguments[0]] * len(value) if open_ended else arguments
-    found = [
-        _typed(of, each, f"{where}.{i}", names) for i, (of, each) in enumerate(zip(kinds, value, strict=True))
-    ]
-    return found if origin is list else tuple(found)
+def _sequence(of: Sequence[_Read], make: type) -> _Read:
+    def read(value: Any) -> Any:
+        if not isinstance(value, (list, tuple)):
+            raise _wrong(value, "a list")
+        if len(value) != len(of):
+            raise _wrong(value, f"a list of {len(of)}")
+        found: list[Any] = []
+        try:
+            for read_one, each in zip(of, value, strict=True):
+                found.append(read_one(each))  # its length tells where an error is
+        except _Misfit as misfit:
+            misfit.inside.append(str(len(found)))
+            raise
+        return make(found)
+
+    return read
 
 
-def _wrong(where: str, value: Any, wanted: str) -> MalformedError:
-    return MalformedError(f"{_place(where)} is {shown(value)}, not {wanted}")
+def _mapping(of: _Read) -> _Read:
+    def read(value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            raise _wrong(value, "an object")
+        key = ""
+        try:
+            found = {}
+            for key, each in value.items():
+                found[_text(key)] = of(each)
+        except _Misfit as misfit:
+            misfit.inside.append(str(key))
+            raise
+        return found
+
+    return read
 
 
-def _place(where: str) -> str:
-    return ascii(where.lstrip("."))[1:-1] or "it"
+def _literal(choices: Sequence[Any]) -> _Read:
+    def read(value: Any) -> Any:
+        if value not in choices:
+            raise _wrong(value, f"one of {', '.join(map(str, choices))}")
+        return value
+
+    return read
+
+
+def _member(kind: type[Enum]) -> _Read:
+    def read(value: Any) -> Any:
+        try:
+            return kind(value)
+        except ValueError:
+            raise _wrong(value, f"a {kind.__name__}") from None
+
+    return read
+
+
+def _wrong(value: Any, wanted: str) -> _Misfit:
+    return _Misfit(f"is {shown(value)}, not {wanted}")

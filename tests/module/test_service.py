@@ -480,6 +480,7 @@ def test_verifying_finds_a_weight_that_changed(file: Path, tmp_path: Path) -> No
 @needs_onednn
 def test_many_loads_and_clones_leave_nothing_behind(file: Path) -> None:
     def resident() -> int:
+        gc.collect()  # what waits for it is no leak
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def rounds(count: int) -> None:
