@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tvm import relax
 
 import collage
 from collage.backends.tvm_codegen import build as build_module
-from collage.backends.tvm_codegen.artifact import unpack
+from collage.backends.tvm_codegen.artifact import pack, unpack
 from collage.backends.tvm_codegen.build import compile_kernel
 from collage.backends.tvm_codegen.image import PAGE, Image, ImageError, image_of
 from collage.backends.tvm_codegen.lower import lower
@@ -197,6 +198,15 @@ def test_descriptions_that_make_no_sense(part: str, value: object) -> None:
         load_kernel(frame(kind, header, framed.arrays))
 
 
+def test_code_that_was_changed_is_refused() -> None:
+    framed = unframe("tvm", compiled("functions of C's library"))
+    header = {name: value for name, value in framed.header.items() if name not in ("sizes", "kind")}
+    code = bytearray(framed.arrays[-1])
+    code[len(code) // 2] ^= 1
+    with pytest.raises(ValueError, match="not what was compiled"):
+        load_kernel(frame("tvm", header, [*framed.arrays[:-1], bytes(code)]))
+
+
 def test_code_for_another_cpu_or_with_unknown_functions_is_refused() -> None:
     framed = unframe("tvm", compiled("functions of C's library"))
     header = {name: value for name, value in framed.header.items() if name not in ("sizes", "kind")}
@@ -204,25 +214,31 @@ def test_code_for_another_cpu_or_with_unknown_functions_is_refused() -> None:
     wanting = frame("tvm", {**header, "needs": [*header["needs"], "avx9000"]}, framed.arrays)
     with pytest.raises(ValueError, match="CPUs with avx9000, which this CPU lacks"):
         load_kernel(wanting)
-    image = {**header["image"], "imports": [["system_of_nobody", header["image"]["imports"][0][1]]]}
+    found = unpack(framed)
+    assert isinstance(found.code, Image)
+    code = replace(found.code, imports=(("system_of_nobody", found.code.imports[0][1]),))
     with pytest.raises(ValueError, match="no function system_of_nobody"):
-        load_kernel(frame("tvm", {**header, "image": image}, framed.arrays))
+        load_kernel(pack(replace(found, code=code)))
 
 
 def test_memory_for_kernels_is_aligned_and_used_again() -> None:
     take, give = core().collage_take_workspace, core().collage_give_workspace
-    first, second = take(1, 0, 1000, 2, 32), take(1, 0, 5000, 2, 32)
-    assert first and second and first % 64 == second % 64 == 0 and first != second
-    give(1, 0, first)
-    give(1, 0, second)
-    assert take(1, 0, 4000, 2, 32) == second and take(1, 0, 900, 2, 32) == first
-    give(1, 0, first)
-    for size in range(10_000, 200_000, 5_000):
-        give(1, 0, take(1, 0, size, 2, 32))
-    assert take(1, 0, 1 << 62, 2, 32) is None
-    others: list[int] = []
-    thread = threading.Thread(target=lambda: others.append(take(1, 0, 900, 2, 32)))
-    thread.start()
-    thread.join()
-    assert others[0] and others[0] != first
-    give(1, 0, others[0])
+    found: list[object] = []
+
+    def work() -> None:  # in a thread of its own, which has given back nothing yet
+        first, second = take(1, 0, 1000, 2, 32), take(1, 0, 5000, 2, 32)
+        found.append(first and second and first % 64 == second % 64 == 0 and first != second)
+        give(1, 0, first)
+        give(1, 0, second)
+        found.append(take(1, 0, 4000, 2, 32) == second and take(1, 0, 900, 2, 32) == first)
+        give(1, 0, first)
+        for size in range(10_000, 200_000, 5_000):
+            give(1, 0, take(1, 0, size, 2, 32))
+        found.append(take(1, 0, 1 << 62, 2, 32) is None)
+        give(1, 0, second)
+
+    for _ in range(2):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert found == [True] * 6

@@ -86,8 +86,16 @@ def pack(artifact: Artifact) -> bytes:
     arrays = [np.ascontiguousarray(c).tobytes() for c in artifact.constants]
     if isinstance(artifact.code, bytes):
         return frame(_KIND, header | {"code": artifact.code.decode()}, arrays)
-    image = {name: value for name, value in vars(artifact.code).items() if name != "content"}
-    return frame(_KIND, header | {"needs": artifact.needs, "image": image}, [*arrays, artifact.code.content])
+    code = artifact.code
+    image = {
+        "writable": code.writable,
+        "size": code.size,
+        "functions": code.functions,
+        "imports": code.imports,
+        "moved": code.moved,
+        "digest": code.digest,
+    }
+    return frame(_KIND, header | {"needs": artifact.needs, "image": image}, [*arrays, code.content])
 
 
 def unpack(data: frames.Artifact) -> Artifact:
@@ -133,7 +141,7 @@ def unpack(data: frames.Artifact) -> Artifact:
 
 
 def _image(described: Any, content: npt.NDArray[np.uint8]) -> Image:
-    """The image of that description. Raises MalformedError where it writes beside itself."""
+    """The image of that description. Raises MalformedError where it is not what was compiled."""
     about = described if isinstance(described, dict) else {}
     image = Image(
         content.tobytes(), typed(int, about.get("writable")), typed(int, about.get("size")),
@@ -148,8 +156,8 @@ def _image(described: Any, content: npt.NDArray[np.uint8]) -> Image:
         or any(not 0 <= at <= image.size - 8 for at in words)
         or any(not 0 <= at < image.writable for at in image.functions.values())
     )
-    if wrong:
-        raise MalformedError("an image whose parts do not fit")
+    if wrong or typed(str, about.get("digest")) != image.digest:
+        raise MalformedError("its code is not what was compiled")
     return image
 
 

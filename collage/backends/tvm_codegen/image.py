@@ -6,9 +6,11 @@ compiled, and a process that loads it only copies it, and fills in the addresses
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 __all__ = ["PAGE", "Image", "ImageError", "image_of"]
 
@@ -54,10 +56,11 @@ class Image:
     imports: tuple[tuple[str, int], ...]
     moved: tuple[int, ...]
 
-    @property
-    def identity(self) -> tuple[object, ...]:
-        """What tells it from other images."""
-        return self.content, self.imports, self.moved, tuple(self.functions.items())
+    @cached_property
+    def digest(self) -> str:
+        """A hash of all of it, which tells it from other images, and from one that was damaged."""
+        about = self.writable, self.size, sorted(self.functions.items()), self.imports, self.moved
+        return hashlib.sha256(repr(about).encode() + self.content).hexdigest()
 
 
 @dataclass(frozen=True)

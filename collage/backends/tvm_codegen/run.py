@@ -124,7 +124,7 @@ class Kernel:
 def load_kernel(data: frames.Artifact) -> Kernel:
     """Load what `compile_kernel` made. Raises `ValueError` for other bytes, or code for another CPU model."""
     found = unpack(data)
-    key = (found.code.identity if isinstance(found.code, Image) else found.code), bool(core_problem())
+    key = (found.code.digest if isinstance(found.code, Image) else found.code), bool(core_problem())
     code = _loaded.get(key)
     if code is None:
         made = _load(found.code, found.needs) if isinstance(found.code, Image) else _load_ir(found)
