@@ -84,6 +84,7 @@ class Database(DatabaseFile):
     """The tables of an open database: kernels, networks, and facts. All methods raise DatabaseError."""
 
     _doubt: Doubt | None = None
+    _trusts_kernels = False
     _best: dict[str, Mapping[str, Clocks]] | None = None
 
     def remember(self, key: Key[T], make: Callable[[], T]) -> T:
@@ -107,12 +108,21 @@ class Database(DatabaseFile):
         finally:
             self._doubt = doubt
 
+    @contextmanager
+    def trusting_kernels(self) -> Iterator[None]:
+        """Inside the block no outcome of a kernel is doubted."""
+        before, self._trusts_kernels = self._trusts_kernels, True
+        try:
+            yield
+        finally:
+            self._trusts_kernels = before
+
     def _doubts(self, busy: float | None, created: float) -> bool:
         return self._doubt is not None and self._doubt(busy, created)
 
     def _doubts_outcome(self, outcome: Outcome, hardware: str, created: float) -> bool:
         """The same for the outcome of a kernel, which is also doubted for what a GPU was like."""
-        if self._doubt is None:
+        if self._doubt is None or self._trusts_kernels:
             return False
         if isinstance(outcome, Rejection):
             return self._doubt.short(outcome.free_bytes, created)
