@@ -127,7 +127,9 @@ class StorageRules:
         ``covered`` is the mask of covered nodes from position ``at`` on, before the candidate. ``then`` is the position
         of the next uncovered node after it. The result is None when a transform that is needed cannot be made.
         """
-        read, written = ports if ports is not None else ((), ())
+        if ports is None:
+            return tuple(entry for entry in held if self._last[entry[0]] >= then), 0
+        read, written = ports
         now = {entry[0]: entry[1:] for entry in held}
         extra = 0
         for value, storage in read:
@@ -158,14 +160,13 @@ class StorageRules:
 
     def becoming(self, held: Held, other: Held) -> int:
         """An upper bound on the weight of becoming the other state (see the top of this file)."""
-        mine = {value: (given, wanted) for value, given, wanted in held}
-        theirs = {value: (given, wanted) for value, given, wanted in other}
+        differing = {entry[0] for entry in set(held).symmetric_difference(other)}
+        mine = {value: (given, wanted) for value, given, wanted in held if value in differing}
+        theirs = {value: (given, wanted) for value, given, wanted in other if value in differing}
         total = 0
-        for value in mine.keys() | theirs.keys():
+        for value in differing:
             given, wanted = mine.get(value, (_PLAIN, 0))
             other_given, other_wanted = theirs.get(value, (_PLAIN, 0))
-            if (given, wanted) == (other_given, other_wanted):
-                continue
             if _UNKNOWN in (given, other_given):
                 return _NEVER
             available, other_available = wanted | 1 << given, other_wanted | 1 << other_given
