@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator
 from statistics import median
 
 from collage.core.deadline import BudgetOverError
-from collage.errors import MeasurementError
 from collage.measure_db.plan_protocol import BuildAhead, BuiltAhead, PlanKernel
-from collage.measure_db.process import WorkerDiedError, WorkerProcess
+from collage.measure_db.process import WorkerProcess
 from collage.measure_db.protocol import Request
 
 log = logging.getLogger(__name__)
@@ -97,7 +96,7 @@ class Builder:
                 seconds = built.seconds if isinstance(built, BuiltAhead) else time.monotonic() - began
                 with self._changed:
                     self._taken[_backend(kernel)].append(seconds)
-        except (WorkerDiedError, MeasurementError, BudgetOverError, OSError) as error:
+        except (Exception, BudgetOverError) as error:  # whatever fails here, the worker builds by itself
             log.info("kernels are not built ahead any more: %s", error)
         finally:
             with self._changed:

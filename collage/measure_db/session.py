@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from collage.core import background
-from collage.core.cpu_time import Cpu
 from collage.core.deadline import Deadline
 from collage.core.temporary import TemporaryFolder
 from collage.frontend.simplify import save_proto
+from collage.kernel.target import usable_cores
 from collage.measure_db.builder import Builder
 from collage.measure_db.fingerprint import fingerprint
 from collage.measure_db.machine import spare_memory
@@ -109,7 +109,7 @@ class WorkerSession:
 
     def _has_room(self) -> bool:
         """Whether there are a core and memory for a second worker."""
-        if background.folder() is None or Cpu().count < 2:
+        if background.folder() is None or usable_cores() < 2:
             return False
         weights = sum(array.nbytes for array in self.measured.model.graph.constants.values())
         spare = spare_memory()

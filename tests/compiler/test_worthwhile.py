@@ -27,9 +27,16 @@ COSTS = {
 
 
 def measured(
-    worthwhile: Worthwhile, costs: Costs = COSTS, budget: ErrorBudget | None = None, **options: Any
+    worthwhile: Worthwhile,
+    costs: Costs = COSTS,
+    budget: ErrorBudget | None = None,
+    recorded: Sequence[Request] = (),
+    **options: Any,
 ) -> list[tuple[int, ...]]:
-    """The nodes of what is measured besides, in order, after "lib" was placed in float32."""
+    """The nodes of what is measured besides, in order, after "lib" was placed in float32.
+
+    Those of ``recorded`` come after it: they were measured on a busy machine.
+    """
     made = Made(costs, NullBackend("lib"), NullBackend("other"), **options)
     start = made.measured()
     known = {r for r in start.outcomes if r.backend == "lib" and not r.variant.precision}
@@ -44,6 +51,7 @@ def measured(
     def known_now(requests: Iterable[Request]) -> Any:
         return all_known(each for each in requests if each in known)
 
+    measurer.of_busy_times = all_known(recorded)
     measurer.known = known_now  # type: ignore[method-assign]
     placed = Place()(made.context, replace(start, outcomes=all_known(known), errors=budget))
     before = set(known)
@@ -51,6 +59,11 @@ def measured(
     measurer.measure = lambda requests, progress=None: all_known(requests)  # type: ignore[method-assign, assignment]
     found = Measure(worthwhile=worthwhile)(made.context, placed)
     return list(dict.fromkeys(request.nodes for request in found.outcomes if request not in before))
+
+
+def test_what_is_left_counts_as_it_was_measured_on_a_busy_machine() -> None:
+    recorded = [Request((3,), "other"), Request((1,), "other")]
+    assert measured(Worthwhile(piece=1, fruitless=1), recorded=recorded) == [(0,), (1,), (3,)]
 
 
 def test_it_ends_after_pieces_that_gain_nothing() -> None:

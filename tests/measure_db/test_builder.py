@@ -64,7 +64,7 @@ def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let few candidates be enough for a second process."""
     monkeypatch.setenv(LOCK_VARIABLE, str(tmp_path / "lock"))
     monkeypatch.setattr(measurer_module, "_MANY", 2)
-    monkeypatch.setattr("collage.measure_db.session.Cpu.count", 2)
+    monkeypatch.setattr("collage.measure_db.session.usable_cores", lambda: 2)
 
 
 @pytest.fixture
