@@ -183,7 +183,6 @@ def _dataclass(hint: type, names: _Names) -> _Read:
     return read
 
 
-@cache
 def _hints(hint: type, names: _Names) -> Mapping[str, Any]:
     fields = {each.name for each in dataclasses.fields(hint)}
     found = typing.get_type_hints(hint, localns=dict(names))

@@ -19,11 +19,12 @@ from collage.measure_db import measurer as measurer_module
 from collage.measure_db.builder import Builder
 from collage.measure_db.database import Database
 from collage.measure_db.effort import QUICK
+from collage.measure_db.plan_protocol import BuiltAhead, PlanKernel
 from collage.measure_db.process import WorkerProcess
 from collage.measure_db.protocol import Request, ahead_folder
 from collage.measure_db.results import Measurement, Rejection, RejectionKind
 from collage.measure_db.spent import AHEAD
-from tests.backends_for_tests import NumpyBackend, chain_model
+from tests.backends_for_tests import NumpyBackend
 from tests.measure_db.test_measurer import measurer
 
 REQUESTS = [Request(tuple(range(a, b)), "noting") for a, b in combinations(range(5), 2)]
@@ -46,17 +47,6 @@ class Noting(NumpyBackend):
             os._exit(3)
         time.sleep(0.1)
         return super().codegen(subgraph, options)
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return chain_model()
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    with Database(tmp_path / "db.sqlite") as opened:
-        yield opened
 
 
 @pytest.fixture(autouse=True)
@@ -161,8 +151,6 @@ def test_a_backend_that_builds_quickly_is_left_to_the_worker() -> None:
         alive = True
 
         def ask(self, message: object, limit_s: float) -> object:
-            from collage.measure_db.plan_protocol import BuiltAhead
-
             return BuiltAhead(0.001)
 
         def end(self) -> None:
@@ -175,8 +163,6 @@ def test_a_backend_that_builds_quickly_is_left_to_the_worker() -> None:
         started.append(Quick())  # type: ignore[arg-type]
         tell(started[0])  # type: ignore[operator]
         return started[0]
-
-    from collage.measure_db.plan_protocol import PlanKernel
 
     builder = Builder(start, 1.0)
     kernels = [PlanKernel(request, BuildOptions(threads=1)) for request in REQUESTS]

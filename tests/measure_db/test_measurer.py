@@ -6,7 +6,7 @@ import sys
 import tempfile
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -33,17 +33,6 @@ from tests.measure_db import hostile
 
 OPTIONS = BuildOptions(threads=1)
 LIMITS = Limits(30.0)
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return chain_model()
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    with Database(tmp_path / "db.sqlite") as opened:
-        yield opened
 
 
 @pytest.fixture(autouse=True)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
-
-import pytest
 
 import collage
 from collage.backends.base import UnsupportedError
@@ -23,7 +20,7 @@ from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome, Rejection, RejectionKind
 from collage.measure_db.session import WorkerSession
 from collage.measure_db.settings import Limits, MeasureSettings
-from tests.backends_for_tests import NumpyBackend, chain_model
+from tests.backends_for_tests import NumpyBackend
 
 ADD, RELU, TANH = (Request((node,), "tuner") for node in range(3))
 
@@ -49,17 +46,6 @@ class Tuner(collage.Tuner, NumpyBackend):
         if self.tunes(subgraph) and options.tuning != "best of 3":
             raise UnsupportedError("needs trials")
         return super().codegen(subgraph, options)
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return chain_model()
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    with Database(tmp_path / "db.sqlite") as opened:
-        yield opened
 
 
 def measure(
