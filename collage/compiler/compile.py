@@ -88,8 +88,6 @@ def compile_model(
         database = stack.enter_context(Database(options.db, since=options.since))
         kept.calibration_us = best_calibration_us(database, target.measured_on)
         database.doubt(partial(quiet_now, kept.calibration_us), gpu_now)
-        # Before there is a module, so that Ctrl-C here throws nothing away.
-        speeds = machine_speeds(target, database, kept, options.effort.speeds_s)
         context = Context(
             registry,
             backends,
@@ -101,7 +99,7 @@ def compile_model(
             course.show,
             WorkerLab(),
             course,
-            speeds=speeds,
+            speeds_of=partial(machine_speeds, target, database, kept, options.effort.speeds_s),
             crews=crews,
         )
         start = Compilation(loaded)

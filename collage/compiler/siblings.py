@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import onnx
 
@@ -70,7 +71,9 @@ class Shop:
             self.workers,
             self.progress,
             WorkerLab(),
-            speeds=machine_speeds(target, self.database, self.workers, self.options.effort.speeds_s),
+            speeds_of=partial(
+                machine_speeds, target, self.database, self.workers, self.options.effort.speeds_s
+            ),
         )
 
 

@@ -70,8 +70,8 @@ class Context:
     """What is the same for all passes of a compile.
 
     ``backends`` are the chosen ones of the registry by name, and ``versions`` their library versions. ``course`` has
-    the deadline, and remembers what would be lost when a pass is stopped. ``speeds`` are what is known of the machine.
-    ``crews`` do the measuring; without them it is done here.
+    the deadline, and remembers what would be lost when a pass is stopped. ``speeds_of`` tells the machine's speeds,
+    which may take seconds. ``crews`` do the measuring; without them it is done here.
     """
 
     registry: Registry
@@ -84,8 +84,13 @@ class Context:
     progress: Callable[[Progress], None]
     lab: Lab
     course: Course[Compilation] = field(default_factory=lambda: Course())
-    speeds: MachineSpeeds = WRITTEN_DOWN
+    speeds_of: Callable[[], MachineSpeeds] = lambda: WRITTEN_DOWN
     crews: Crews | None = None
+
+    @cached_property
+    def speeds(self) -> MachineSpeeds:
+        """The machine's speeds. Nobody needs them for the first module, so they are asked for after it."""
+        return self.speeds_of()
 
     @cached_property
     def halves(self) -> bool:
