@@ -14,7 +14,7 @@ from collage.bench.compiled import Options
 from collage.errors import UsageError
 from scripts.lib.studies import tables
 from scripts.lib.studies.anytime import EXHAUSTIVE, QUICK, SECOND, UNLIMITED, anytime
-from scripts.lib.studies.anytime_picture import draw
+from scripts.lib.studies.anytime_picture import draw, shares_of_course
 from scripts.lib.studies.one_by_one import PROBLEM, kept_results
 from tests.models import elementwise_net
 
@@ -38,6 +38,19 @@ def test_ways_to_compile_are_compared(tmp_path: Path) -> None:
     assert all(word in text for word in (QUICK, "30 s", UNLIMITED, EXHAUSTIVE, "100.0%", "finished"))
     draw([result], tmp_path / "curve.svg")
     assert "<svg" in (tmp_path / "curve.svg").read_text()
+
+
+def test_shares_of_a_course_are_those_of_the_last_race() -> None:
+    result = {
+        "compiles": {
+            UNLIMITED: {
+                "course": [[2, 5.0, "swift, as written"], [9, 2.5, "collage"], [12, 2.0, "concurrent"]]
+            }
+        },
+        "share_of_best": {UNLIMITED: 0.9, EXHAUSTIVE: 1.0},
+        "contenders": {"swift": {"median_us": 4000.0}, EXHAUSTIVE: {"median_us": 2000.0}},
+    }
+    assert dict(shares_of_course(result)) == pytest.approx({2: 0.5, 9: 0.72, 12: 0.9})
 
 
 def test_results_of_earlier_runs_are_read_again(tmp_path: Path) -> None:
