@@ -22,6 +22,7 @@ import collage
 from collage.backends.tvm_codegen import build as build_module
 from collage.backends.tvm_codegen.artifact import pack, unpack
 from collage.backends.tvm_codegen.build import compile_kernel
+from collage.backends.tvm_codegen.code_cache import CodeCache
 from collage.backends.tvm_codegen.image import PAGE, Image, ImageError, image_of
 from collage.backends.tvm_codegen.lower import lower
 from collage.backends.tvm_codegen.mapped import is_known
@@ -34,6 +35,13 @@ from tests.tvm_functions import Spec, aligned, draw, f32, function, poisoned
 pytestmark = pytest.mark.skipif(bool(core_problem()), reason=core_problem())
 op = relax.op
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code is made anew each time, since tests change how it is made."""
+    monkeypatch.setattr(build_module, "_made", CodeCache(most=0))
+
 
 FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Spec, ...]]] = {
     "functions of C's library": (lambda e, x: op.tan(e(op.exp(x))), (f32(700, 30),)),

@@ -10,6 +10,7 @@ from typing import Any
 import tvm
 
 from collage.backends.tvm_codegen.artifact import Artifact, pack
+from collage.backends.tvm_codegen.code_cache import CodeCache
 from collage.backends.tvm_codegen.contraction import UnscheduledError, compute_bound_reason
 from collage.backends.tvm_codegen.host import host_cpu, host_target
 from collage.backends.tvm_codegen.image import Image, ImageError, image_of
@@ -25,6 +26,8 @@ __all__ = ["compile_kernel"]
 
 logger = logging.getLogger(__name__)
 
+_made = CodeCache()
+
 
 def compile_kernel(lowered: LoweredKernel, threads: int, record: str = "") -> bytes:
     """Schedule and compile for this CPU. The bytes hold everything `load_kernel` needs.
@@ -35,6 +38,20 @@ def compile_kernel(lowered: LoweredKernel, threads: int, record: str = "") -> by
     """
     if threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
+    code = _made.code(
+        lowered.funcs, (threads, record, core_problem()), lambda: _compiled(lowered, threads, record)
+    )
+    needs = tuple(sorted(instruction_sets())) if isinstance(code, Image) else ()
+    return pack(
+        Artifact(
+            host_cpu(), threads, lowered.calls, lowered.params, lowered.outputs, lowered.intermediates,
+            lowered.constants, code, needs,
+        )
+    )  # fmt: skip
+
+
+def _compiled(lowered: LoweredKernel, threads: int, record: str) -> Image | bytes:
+    """Schedule the functions and compile them."""
     traces = {name: trace for name, trace in parse_record(record).items() if trace is not None}
     ours = {name: func for name, func in lowered.funcs.items() if name not in traces}
     for func in ours.values():
@@ -47,15 +64,7 @@ def compile_kernel(lowered: LoweredKernel, threads: int, record: str = "") -> by
     except (RuntimeError, ValueError) as error:
         logger.warning("scheduled code does not compile, using the default schedule: %s", first_line(error))
         module = _build({n: default_schedule(f, threads) for n, f in ours.items()} | tuned, target)
-    names = list(dict.fromkeys(call.name for call in lowered.calls))
-    code = _code(module, names)
-    needs = tuple(sorted(instruction_sets())) if isinstance(code, Image) else ()
-    return pack(
-        Artifact(
-            host_cpu(), threads, lowered.calls, lowered.params, lowered.outputs, lowered.intermediates,
-            lowered.constants, code, needs,
-        )
-    )  # fmt: skip
+    return _code(module, list(dict.fromkeys(call.name for call in lowered.calls)))
 
 
 def _code(module: Any, names: list[str]) -> Image | bytes:
