@@ -79,13 +79,13 @@ class OpenVino(OnnxEngine):
 
         proto = onnx.load_model_from_string(model)
         _refuse_impossible_size(proto)
-        _refuse_unsafe(proto)
+        _refuse_unsafe(proto, model)
         super().check_model(model)
 
     def codegen_model(self, model: ModelProto, options: BuildOptions) -> bytes:
         """Raises UnsupportedError also where running the model could corrupt this process's memory."""
         try:
-            _refuse_unsafe(model)
+            _refuse_unsafe(model, model)
         except ValueError as error:
             raise UnsupportedError(str(error)) from error
         return super().codegen_model(model, options)
@@ -120,8 +120,10 @@ def _refuse_impossible_size(model: ModelProto) -> None:
         raise ValueError(f"OpenVINO does not check sizes, and there is {where}")
 
 
-def _refuse_unsafe(model: ModelProto) -> None:
+def _refuse_unsafe(model: ModelProto, checked: ModelProto | bytes) -> None:
     """Raises ValueError for models that OpenVINO 2026.4 takes unchecked, and that make it write beside its buffers.
+
+    ``checked`` is the model, or its bytes where they are known: the checker would serialise it to get them.
 
     It does not compare the size that a Reshape is given with that of its data: of 24 elements and a shape of zeros it
     makes an empty tensor, and a later model crashes. Nor does it look for operands and attributes that an operator does
@@ -135,7 +137,7 @@ def _refuse_unsafe(model: ModelProto) -> None:
     if where:
         raise ValueError(f"OpenVINO does not check the sizes that the model's inputs give to {where}")
     try:
-        check_model(model)
+        check_model(checked)
     except ValidationError as error:
         raise ValueError(
             f"OpenVINO runs models that are no valid ONNX, with any result: {library_text(error)}"

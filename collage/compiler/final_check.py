@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -102,6 +102,8 @@ class FinalCheck:
     samples: tuple[CheckedSample, ...]
     rules: tuple[OutputRule, ...]
     may_decide_otherwise: bool = False
+    _nearby: dict[str, list[list[Array]]] = field(default_factory=dict, compare=False, repr=False)
+    """Outputs for inputs, or weights, that differ in their last bits, by the kind of the sample."""
 
     @staticmethod
     def of(original: onnx.ModelProto, model: Model, seed: int, deadline: Deadline) -> FinalCheck:
@@ -174,8 +176,9 @@ class FinalCheck:
         if rule.rounded or (of_floats and not np.isfinite(error)):
             return False
         feeds = dict(zip(self.names, sample.inputs, strict=True))
-        outputs = nearby_outputs(self.original, feeds, reference_run)
-        nearby = [each[position] for each in outputs]
+        if sample.kind not in self._nearby:
+            self._nearby[sample.kind] = [*nearby_outputs(self.original, feeds, reference_run)]
+        nearby = [each[position] for each in self._nearby[sample.kind]]
 
         def precise() -> Any:
             outputs = precise_run(self.original, feeds)

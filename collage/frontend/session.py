@@ -19,9 +19,9 @@ from collage.frontend.unsupported_dtypes import has_unsupported, plain_interface
 Run: TypeAlias = Callable[[Mapping[str, Any]], list[Any]]
 
 
-def reference_run(model: onnx.ModelProto, feeds: Mapping[str, Any], file: Path | None = None) -> list[Any]:
+def reference_run(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
     """Outputs, in order, of one run on the inputs by name; see ``Reference``."""
-    return Reference(model, file).run(feeds)
+    return Reference(model).run(feeds)
 
 
 class Reference:

@@ -38,6 +38,7 @@ class WholeWorker:
         self._init = init
         self._path = Path(init.folder) / "model.onnx"
         self._sessions: dict[str, Session | Executor | SuffixExecutor] = {}
+        self._reference: _Reference | None = None
         self._input_positions: dict[str, tuple[int, ...]] = {}
 
     def answer(self, message: Any) -> object:
@@ -51,6 +52,7 @@ class WholeWorker:
         if isinstance(message, RunWhole):
             return self._other(message.backend, message.inputs)
         if isinstance(message, CompareWhole):
+            self._reference = None  # outputs were compared before, and its memory may be needed
             calls = {name: partial(self._call, name) for name in message.backends}
             return Compared(message.effort.compare(calls))
         return Failure(f"unknown message {type(message).__name__}")
@@ -93,7 +95,7 @@ class WholeWorker:
         try:
             if name:
                 return Opened(tuple(self._sessions[name].run(inputs)))
-            return Opened(tuple(_onnx_runtime(self._path, inputs)))
+            return Opened(tuple(self._onnx_runtime(inputs)))
         except BaseException as error:  # an engine may raise anything
             return Opened(None, message=_one_line(error))
 
@@ -107,19 +109,31 @@ class WholeWorker:
         return self._sessions[name].run(inputs)
 
     def _refer(self, standard: bool) -> Opened:
-        run = _standard if standard else _onnx_runtime
+        inputs = self._init.inputs
         try:
-            return Opened(tuple(run(self._path, self._init.inputs)))
+            return Opened(tuple(_standard(self._path, inputs) if standard else self._onnx_runtime(inputs)))
         except BaseException as error:  # both references may raise anything
             return Opened(None, loaded=False, message=_one_line(error))
 
+    def _onnx_runtime(self, inputs: tuple[Any, ...]) -> list[Any]:
+        """Outputs of ONNX Runtime without optimisations, which loads the model once for several inputs."""
+        if self._reference is None:
+            self._reference = _Reference(self._path)
+        return self._reference.run(inputs)
 
-def _onnx_runtime(file: Path, inputs: tuple[Any, ...]) -> list[Any]:
-    from collage.frontend.session import reference_run
 
-    model = onnx.load(str(file))
-    names = [info.name for info in model_inputs(model)]
-    return reference_run(model, dict(zip(names, inputs, strict=True)), file)
+class _Reference:
+    """A model in ONNX Runtime without optimisations, for inputs in the model's order."""
+
+    def __init__(self, file: Path) -> None:
+        from collage.frontend.session import Reference
+
+        model = onnx.load(str(file))
+        self._names = [info.name for info in model_inputs(model)]
+        self._session = Reference(model, file)
+
+    def run(self, inputs: tuple[Any, ...]) -> list[Any]:
+        return self._session.run(dict(zip(self._names, inputs, strict=True)))
 
 
 def _standard(file: Path, inputs: tuple[Any, ...]) -> list[Any]:
