@@ -44,13 +44,18 @@ def test_shares_of_a_course_are_those_of_the_last_race() -> None:
     result = {
         "compiles": {
             UNLIMITED: {
-                "course": [[2, 5.0, "swift, as written"], [9, 2.5, "collage"], [12, 2.0, "concurrent"]]
+                "course": [
+                    [2, 5.0, "swift, as written"],
+                    [9, 2.5, "collage"],
+                    [11, 1.9, "mix 2"],
+                    [12, 2.0, "concurrent"],
+                ]
             }
         },
         "share_of_best": {UNLIMITED: 0.9, EXHAUSTIVE: 1.0},
         "contenders": {"swift": {"median_us": 4000.0}, EXHAUSTIVE: {"median_us": 2000.0}},
     }
-    assert dict(shares_of_course(result)) == pytest.approx({2: 0.5, 9: 0.72, 12: 0.9})
+    assert dict(shares_of_course(result)) == pytest.approx({2: 0.5, 9: 0.72, 11: 0.9, 12: 0.9})
 
 
 def test_results_of_earlier_runs_are_read_again(tmp_path: Path) -> None:

@@ -34,7 +34,8 @@ def shares_of_course(result: Mapping[str, Any]) -> list[tuple[float, float]]:
     """The seconds after which there was a better module, and its speed as a share of the exhaustive compile's.
 
     Modules that were compared at different times of a compile met different machines. So the engine's speed and that of
-    the last module are those of the last race, and others lie beside the last one as they did during the compile.
+    the last module are those of the last race, and others lie beside the last one as they did during the compile, but
+    not above it: the compile's last comparison has chosen it.
     """
     course = result["compiles"][UNLIMITED]["course"]
     shares, contenders = result["share_of_best"], result["contenders"]
@@ -43,7 +44,7 @@ def shares_of_course(result: Mapping[str, Any]) -> list[tuple[float, float]]:
     for seconds, latency_ms, label in course:
         engine = contenders.get(label.partition(",")[0])
         if engine is None or label == last[2]:
-            share = shares[UNLIMITED] * last[1] / latency_ms
+            share = shares[UNLIMITED] * min(1.0, last[1] / latency_ms)
         else:
             share = contenders[base]["median_us"] / engine["median_us"]
         found.append((seconds, share))
