@@ -49,8 +49,9 @@ def _read_reasons(value: Any) -> Mapping[int, str]:
 
 _WRONG_CONVERSIONS: Fact[Mapping[int, str]] = Fact("wrong_conversions", _write_reasons, _read_reasons)
 
-_MANY = 50
-"""A process that builds ahead is started for so many candidates, since its start takes some seconds of a core."""
+_MANY, _BYTES_EACH = 50, 4 << 20
+"""A process that builds ahead is started for so many candidates, and one more for each so many bytes of weights: its
+start takes some seconds of a core, and it reads all weights."""
 
 Show = Callable[[Progress], None]
 """Shows how far the work has come."""
@@ -293,7 +294,8 @@ class Measurer:
         """What has candidates built ahead, where that is worth it."""
         if self.settings.effort is QUICK or self._crew is not None:
             return None
-        builder = self.session.builder(start=sum(map(len, regions)) >= _MANY)
+        worth = _MANY + self.session.weights_bytes // _BYTES_EACH
+        builder = self.session.builder(start=sum(map(len, regions)) >= worth)
         if builder is None:
             return None
         return Ahead(builder, regions, contenders, self.backends, self._keys.options)

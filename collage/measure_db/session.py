@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -107,13 +108,17 @@ class WorkerSession:
             self._builder = Builder(started, settings.limits.time_s + _BUILD_LIMIT_S)
         return self._builder
 
+    @cached_property
+    def weights_bytes(self) -> int:
+        """The bytes of the model's constants."""
+        return sum(array.nbytes for array in self.measured.model.graph.constants.values())
+
     def _has_room(self) -> bool:
         """Whether there are a core and memory for a second worker."""
         if background.folder() is None or usable_cores() < 2:
             return False
-        weights = sum(array.nbytes for array in self.measured.model.graph.constants.values())
         spare = spare_memory()
-        return spare is None or spare >= _WORKER_BYTES + _TIMES_WEIGHTS * weights
+        return spare is None or spare >= _WORKER_BYTES + _TIMES_WEIGHTS * self.weights_bytes
 
     def spent(self) -> Mapping[str, float]:
         """The seconds that workers have spent measuring so far, by kind of work (see ``collage.measure_db.spent``)."""

@@ -132,6 +132,18 @@ def test_no_process_is_started_for_few_candidates_or_a_quick_compile(
         assert made.session.builder(start=False) is None
 
 
+def test_large_weights_ask_for_more_candidates(
+    model: Model, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measurer_module, "_MANY", 2)
+    with measurer(model, database, Noting(tmp_path / "log")) as made:
+        made.session.weights_bytes = 4 << 20
+        made.measure(REQUESTS[:2])
+        assert made.session.builder(start=False) is None
+        made.measure(REQUESTS[2:5])
+        assert made.session.builder(start=False) is not None
+
+
 def test_a_session_may_be_closed_while_the_process_starts(
     model: Model, database: Database, tmp_path: Path
 ) -> None:
