@@ -22,7 +22,6 @@ import collage
 from collage.backends.tvm_codegen import build as build_module
 from collage.backends.tvm_codegen.artifact import pack, unpack
 from collage.backends.tvm_codegen.build import compile_kernel
-from collage.backends.tvm_codegen.code_cache import CodeCache
 from collage.backends.tvm_codegen.image import PAGE, Image, ImageError, image_of
 from collage.backends.tvm_codegen.lower import lower
 from collage.backends.tvm_codegen.mapped import is_known
@@ -40,7 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(autouse=True)
 def nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Code is made anew each time, since tests change how it is made."""
-    monkeypatch.setattr(build_module, "_made", CodeCache(most=0))
+    monkeypatch.setattr(build_module, "_code", build_module._code.__wrapped__)
 
 
 FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Spec, ...]]] = {

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import tvm
+from tvm_ffi import StructuralKey
 
 from collage.backends.tvm_codegen.artifact import Artifact, pack
-from collage.backends.tvm_codegen.code_cache import CodeCache
 from collage.backends.tvm_codegen.contraction import UnscheduledError, compute_bound_reason
 from collage.backends.tvm_codegen.host import host_cpu, host_target
 from collage.backends.tvm_codegen.image import Image, ImageError, image_of
@@ -26,8 +27,6 @@ __all__ = ["compile_kernel"]
 
 logger = logging.getLogger(__name__)
 
-_made = CodeCache()
-
 
 def compile_kernel(lowered: LoweredKernel, threads: int, record: str = "") -> bytes:
     """Schedule and compile for this CPU. The bytes hold everything `load_kernel` needs.
@@ -38,9 +37,8 @@ def compile_kernel(lowered: LoweredKernel, threads: int, record: str = "") -> by
     """
     if threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
-    code = _made.code(
-        lowered.funcs, (threads, record, core_problem()), lambda: _compiled(lowered, threads, record)
-    )
+    funcs = tuple((name, StructuralKey(func)) for name, func in lowered.funcs.items())
+    code = _code(funcs, threads, record, not core_problem())
     needs = tuple(sorted(instruction_sets())) if isinstance(code, Image) else ()
     return pack(
         Artifact(
@@ -50,27 +48,35 @@ def compile_kernel(lowered: LoweredKernel, threads: int, record: str = "") -> by
     )  # fmt: skip
 
 
-def _compiled(lowered: LoweredKernel, threads: int, record: str) -> Image | bytes:
-    """Schedule the functions and compile them."""
+@lru_cache(maxsize=256)
+def _code(
+    keys: tuple[tuple[str, StructuralKey], ...], threads: int, record: str, mapped: bool
+) -> Image | bytes:
+    """The functions' code, scheduled and compiled: an image if it may be `mapped`, else LLVM IR.
+
+    Equal functions have equal code, whatever constants they are called with. A network has the same region many times,
+    each with weights of its own, and LLVM takes a tenth of a second for it.
+    """
+    funcs = {name: key.key for name, key in keys}
     traces = {name: trace for name, trace in parse_record(record).items() if trace is not None}
-    ours = {name: func for name, func in lowered.funcs.items() if name not in traces}
+    ours = {name: func for name, func in funcs.items() if name not in traces}
     for func in ours.values():
         if (reason := compute_bound_reason(func)) is not None:
             raise UnscheduledError(reason)
     target = host_target(threads)
-    tuned = {name: replay(lowered.funcs[name], trace, threads) for name, trace in traces.items()}
+    tuned = {name: replay(funcs[name], trace, threads) for name, trace in traces.items()}
     try:
         module = _build({n: schedule(f, threads) for n, f in ours.items()} | tuned, target)
     except (RuntimeError, ValueError) as error:
         logger.warning("scheduled code does not compile, using the default schedule: %s", first_line(error))
         module = _build({n: default_schedule(f, threads) for n, f in ours.items()} | tuned, target)
-    return _code(module, list(dict.fromkeys(call.name for call in lowered.calls)))
+    return _written(module, list(funcs), mapped)
 
 
-def _code(module: Any, names: list[str]) -> Image | bytes:
+def _written(module: Any, names: list[str], mapped: bool) -> Image | bytes:
     """The module's image, or its LLVM IR where there is none: on other CPUs, without the native core."""
     with TemporaryFolder("tvm") as folder:
-        if not core_problem():
+        if mapped:
             path = folder / "kernel.o"
             module.write_to_file(str(path), "o")
             try:

@@ -11,14 +11,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from collage.backends.tvm import Tvm
 from collage.backends.tvm_codegen import build
-from collage.backends.tvm_codegen.code_cache import CodeCache
 from collage.frontend.model import Model, import_model
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import BuildOptions
 from tests.backends_for_tests import onnx_model
 from tests.tvm_functions import aligned
-
-CODE = b"code"
 
 
 def scaled(factor: np.ndarray, *, shifted: bool = False) -> Model:
@@ -44,7 +41,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return real(*arguments)
 
     monkeypatch.setattr(build, "_build", counting)
-    monkeypatch.setattr(build, "_made", CodeCache())
+    build._code.cache_clear()
     return made
 
 
@@ -67,18 +64,3 @@ def test_other_functions_and_threads_have_code_of_their_own(builds: list[int]) -
         for threads in (1, 2):
             Tvm().codegen(Subgraph(model, (0, 1)), BuildOptions(threads))
     assert len(builds) == 4
-
-
-def test_code_that_was_not_asked_for_lately_is_made_again() -> None:
-    cache, made = CodeCache(most=2), []
-
-    def code(number: int) -> bytes:
-        def make() -> bytes:
-            made.append(number)
-            return CODE
-
-        return bytes(cache.code({}, (number,), make))  # type: ignore[arg-type]
-
-    for number in (1, 2, 1, 3, 1, 2):
-        assert code(number) == CODE
-    assert made == [1, 2, 3, 2]
