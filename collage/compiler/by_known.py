@@ -66,7 +66,7 @@ def placed_by_known(context: Context, compilation: Compilation) -> Compilation:
     candidates, usable = _candidates(context, known)
     transforms_us = transform_costs_us(measurer, known, usable, measurer.known_transforms)
     started = time.perf_counter()
-    placement = cheapest(known, usable, transforms_us)
+    placement = cheapest(context, known, usable, transforms_us)
     corrections = compilation.calibration.corrections
     proposal = Proposal(placement, placement, tuple(candidates), transforms_us, corrections)
     return replace(known, proposal=proposal).told(Searched(time.perf_counter() - started))
@@ -88,6 +88,7 @@ def least_by_known(context: Context, compilation: Compilation) -> float:
         compilation.errors.of_candidates,
         margin=NOISE_MARGIN,
         transforms_us=transform_costs_us(measurer, known, usable, measurer.measure_transforms),
+        check=context.course.deadline.check,
     )
 
 

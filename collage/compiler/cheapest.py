@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from collage.compiler.state import Compilation
+from collage.compiler.state import Compilation, Context
 from collage.search.candidate import Candidate
 from collage.search.dp import place
 from collage.search.dp_budget import place_within
@@ -16,19 +17,32 @@ NOISE_MARGIN = 1.0
 
 
 def cheapest(
+    context: Context,
     compilation: Compilation,
     candidates: Sequence[Candidate],
     transforms_us: Mapping[ValueTransform, float] = NO_TRANSFORMS,
 ) -> Placement:
-    """The cheapest placement of the candidates, with these costs of layout transforms. Raises NoPlacementError."""
+    """The cheapest placement of the candidates, with these costs of layout transforms.
+
+    Raises NoPlacementError, and BudgetOverError where the compile has to end.
+    """
+    check = context.course.deadline.check
     graph, epsilon_us, budget = compilation.imported.graph, compilation.epsilon_us, compilation.budget
     if budget is None:
-        return place(graph, candidates, epsilon_us, margin=NOISE_MARGIN, transforms_us=transforms_us)
+        return place(
+            graph, candidates, epsilon_us, margin=NOISE_MARGIN, transforms_us=transforms_us, check=check
+        )
     return place_within(
         graph,
         candidates,
         epsilon_us,
-        budget.of_candidates,
+        replace(budget, price_us=_price_us(compilation) or budget.price_us).of_candidates,
         margin=NOISE_MARGIN,
         transforms_us=transforms_us,
+        check=check,
     )
+
+
+def _price_us(compilation: Compilation) -> float:
+    """What a unit of error was worth to the search that proposed the present placement; 0 where there is none."""
+    return 0.0 if compilation.proposal is None else compilation.proposal.placement.price_us

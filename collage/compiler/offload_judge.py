@@ -59,7 +59,7 @@ class OffloadJudge:
         assert mix is not None
         self.considered: dict[Request, Considered] = {}
         self._encoding = encoding
-        self._database = context.database
+        self._context = context
         self._compilation = compilation
         self._bench = context.workbench(compilation)
         self._outcomes = dict(compilation.outcomes)
@@ -179,7 +179,10 @@ class OffloadJudge:
         ]
         try:
             return cheapest(
-                compilation, [*chosen, *offloaded.kept, *others], compilation.placed.transforms_us
+                self._context,
+                compilation,
+                [*chosen, *offloaded.kept, *others],
+                compilation.placed.transforms_us,
             )
         except NoPlacementError as error:
             raise CollageError(f"no way to lay out the kernels around the regions: {error}") from error
@@ -202,7 +205,7 @@ class OffloadJudge:
         keys = [self._bench.measurer.key(Request(nodes, engine)) for nodes, engine in offloaded.regions]
         text = f"{self._base.digest} {sorted(map(str, keys))}{against}"
         key = hashlib.sha256(text.encode()).hexdigest()[:32]
-        return self._database.remember(_TRIAL_S.at(key), partial(_elapsed, started))
+        return self._context.database.remember(_TRIAL_S.at(key), partial(_elapsed, started))
 
 
 def _elapsed(started: float) -> float:

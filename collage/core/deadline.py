@@ -5,6 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from typing import TypeAlias
+
+Check: TypeAlias = Callable[[], None]
+"""What long work calls from time to time. It raises where the work has to end."""
+
+
+def endless() -> None:
+    """The check of work that nobody ends."""
 
 
 class BudgetOverError(BaseException):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import astuple, dataclass, fields, replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 
@@ -47,8 +48,13 @@ class Blocking:
 
     def __str__(self) -> str:
         """The fields that differ from the defaults, or "": part of the key of measurements."""
-        usual = zip(fields(self), astuple(self), astuple(Blocking()), strict=True)
-        return " ".join(f"{each.name}={mine}" for each, mine, default in usual if mine != default)
+        return _differences(self)
+
+
+@lru_cache(maxsize=16)  # the keys of all measurements ask for it
+def _differences(blocking: Blocking) -> str:
+    usual = zip(fields(blocking), astuple(blocking), astuple(Blocking()), strict=True)
+    return " ".join(f"{each.name}={mine}" for each, mine, default in usual if mine != default)
 
 
 @dataclass(frozen=True)

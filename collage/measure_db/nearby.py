@@ -16,6 +16,11 @@ _RUNS = 4
 """The number of runs on changed inputs. One alone may change the outputs little by chance."""
 _RUNS_OF_WEIGHTS = 2
 """The number of runs with changed weights. Each of them loads the model once more."""
+_RUNS_OF_BOTH = 8
+"""The same with changed inputs, too. An output that is all that a slice has, such as the only one that ReLU leaves of a
+channel, is judged by these runs alone. With four of them one of 25 such outputs would be taken for wrong, by chance."""
+_MOST_BYTES = 256 << 20
+"""The largest model whose weights are changed beside its inputs. A larger one takes seconds to load."""
 
 Run = Callable[[onnx.ModelProto, Mapping[str, Array]], list[Any]]
 """Runs a model on inputs by name, and returns its outputs in order."""
@@ -26,16 +31,24 @@ def nearby_outputs(
 ) -> Iterator[list[Any]]:
     """Outputs of the model for inputs that are changed in their last bits, one list of arrays for each run.
 
-    With a reduced ``precision`` they are changed as much as rounding to it does. Where no input holds floating-point
-    numbers the weights are changed instead.
+    With a reduced ``precision`` they are changed as much as rounding to it does, and the weights are changed with them,
+    since a kernel of that precision rounds them, too. Where no input holds floating-point numbers only the weights are
+    changed.
     """
     rng = np.random.default_rng(0)
-    if any(array.dtype.kind == "f" or "float" in array.dtype.name for array in feeds.values()):
+
+    def around() -> dict[str, Array]:
+        return {name: slightly_changed(array, rng, precision) for name, array in feeds.items()}
+
+    if not any(array.dtype.kind == "f" or "float" in array.dtype.name for array in feeds.values()):
+        for _ in range(_RUNS_OF_WEIGHTS):
+            yield run(_with_changed_weights(model, rng, precision), feeds)
+    elif precision and model.ByteSize() <= _MOST_BYTES:
+        for _ in range(_RUNS_OF_BOTH):
+            yield run(_with_changed_weights(model, rng, precision), around())
+    else:
         for _ in range(_RUNS):
-            yield run(model, {name: slightly_changed(array, rng, precision) for name, array in feeds.items()})
-        return
-    for _ in range(_RUNS_OF_WEIGHTS):
-        yield run(_with_changed_weights(model, rng, precision), feeds)
+            yield run(model, around())
 
 
 def _with_changed_weights(

@@ -18,6 +18,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from collage.core.deadline import Check, endless
 from collage.graph.dataflow import Graph
 from collage.graph.order import branch_order
 from collage.search.candidate import Candidate
@@ -55,6 +56,7 @@ def place(
     margin: float = 0.0,
     max_states: int | None = None,
     transforms_us: Mapping[ValueTransform, float] = NO_TRANSFORMS,
+    check: Check = endless,
 ) -> Placement:
     """The placement with the least sum of ``cost_us + epsilon_us + margin * noise_us`` and layout transforms.
 
@@ -62,14 +64,15 @@ def place(
     transform without a cost cannot be made. Of placements with the same sum the one with fewer candidates wins. The
     result does not depend on the order of ``candidates``. Candidates that are not convex are ignored. With more than
     ``max_states`` states at one node (by default 512, or 128 where storages matter) only the most promising ones are
-    followed, and the placement has ``exact=False``. Raises ``NoPlacementError`` when no placement exists.
+    followed, and the placement has ``exact=False``. Raises ``NoPlacementError`` when no placement exists, and what
+    ``check`` raises, which is called at each node.
     """
     order = branch_order(graph)
     usable = contenders(graph, candidates, epsilon_us, margin)
     rules = StorageRules(graph, order, usable, transforms_us)
     choices = choices_of(graph, order, usable, rules)
     options = options_of(choices, lambda each: charge_us(each, epsilon_us, margin), rules, errors=True)
-    chosen, exact = cheapest_cover(graph, order, options, rules, max_states)
+    chosen, exact = cheapest_cover(graph, order, options, rules, max_states, check)
     return finish(graph, chosen, epsilon_us, exact=exact, transforms_us=transforms_us)
 
 
@@ -79,12 +82,16 @@ def cheapest_cover(
     options: Sequence[Sequence[Option]],
     rules: StorageRules,
     max_states: int | None = None,
+    check: Check = endless,
 ) -> tuple[list[Candidate], bool]:
-    """The candidates of the cheapest cover, and whether the search was exact. Raises NoPlacementError."""
+    """The candidates of the cheapest cover, and whether the search was exact.
+
+    Raises NoPlacementError, and what ``check`` raises.
+    """
     if max_states is None:
         max_states = MOST_STATES if rules.matter else MOST_STATES_PLAIN
     while True:
-        way, reached, exact = _walk(options, max_states, rules)
+        way, reached, exact = _walk(options, max_states, rules, check)
         if way is not None:
             break
         if exact:
@@ -98,7 +105,7 @@ def cheapest_cover(
 
 
 def _walk(
-    options: Sequence[Sequence[Option]], max_states: int, rules: StorageRules
+    options: Sequence[Sequence[Option]], max_states: int, rules: StorageRules, check: Check
 ) -> tuple[_Way | None, int, bool]:
     """The best way to cover all positions (or None), the last position reached, and whether it is exact."""
     end = len(options)
@@ -108,6 +115,7 @@ def _walk(
     reached = 0
     exact = True
     for at in range(end):
+        check()
         states, layers[at] = layers[at], {}
         if states:
             reached = at

@@ -61,14 +61,16 @@ def allowed(error: float) -> float:
 class ErrorBudget:
     """The largest error of the outputs that a search aims at, and the model that predicts it.
 
-    ``gap`` is the share of the cost that the search need not find (see ``dp_budget.Budget``).
+    ``gap`` is the share of the cost that the search need not find, and ``price_us`` what a unit of error was worth to
+    the last one (see ``dp_budget.Budget``).
     """
 
     error: float
     model: ErrorModel = field(default_factory=ErrorModel)
     gap: float = GAP
+    price_us: float = 0.0
 
     @property
     def of_candidates(self) -> Budget:
         """What candidates' errors may add up to."""
-        return Budget(allowed(self.error), gap=self.gap)
+        return Budget(allowed(self.error), gap=self.gap, price_us=self.price_us)

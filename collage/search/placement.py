@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from collage.errors import NoPlacementError
@@ -28,13 +28,15 @@ class Placement:
     """Candidates that cover each node once, in launch order, and the layout transforms between them.
 
     ``predicted_us`` is Cost(P(G)) of Eq. 2.2 in microseconds: their costs, context switches and layout transforms.
-    ``exact`` is False when the search had to drop states, so that a cheaper placement may exist.
+    ``exact`` is False when the search had to drop states, so that a cheaper placement may exist. ``price_us`` is what a
+    unit of error was worth to a search under an error budget; 0 where the budget did not matter.
     """
 
     candidates: tuple[Candidate, ...]
     predicted_us: float
     exact: bool = True
     transforms: tuple[PlacedTransform, ...] = ()
+    price_us: float = field(default=0.0, compare=False)
 
     @property
     def error(self) -> float:

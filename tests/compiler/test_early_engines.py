@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from collage.compiler.events import Considered
+from collage.compiler.passes.anytime import Anytime
 from collage.compiler.passes.baselines import Baselines
 from collage.compiler.passes.early_engines import EarlyEngines
+from collage.compiler.passes.place import Place
 from collage.compiler.passes.place_once import PlaceOnce
 from collage.compiler.passes.select_only import SelectOnly
 from collage.compiler.passes.settle import Settle
-from collage.compiler.state import Compilation
+from collage.compiler.state import Compilation, Context
+from collage.core.deadline import BudgetOverError
 from collage.errors import NoPlacementError
 from collage.measure_db.effort import QUICK
 from tests.compiler.null import WHOLE, Made, NullBackend, ReducedEngine, each_node, notes
@@ -69,6 +72,43 @@ def test_the_first_module_stays_where_it_is_as_fast() -> None:
     each, start = made(bf16_us=30.0)
     with pytest.raises(NoPlacementError, match="nothing is faster than engine, as written"):
         Settle()(each.context, EarlyEngines()(each.context, start))
+
+
+def test_it_is_handed_over_where_there_is_no_time_for_a_comparison() -> None:
+    each, start = made(budget_s=60.0)
+
+    @dataclass(frozen=True)
+    class Late:
+        def __call__(self, context: Context, compilation: Compilation) -> Compilation:
+            left.append(context.course.deadline.remaining_s)
+            raise BudgetOverError
+
+    left: list[float] = []
+    found = Anytime((EarlyEngines(), Late()), Late())(each.context, start)
+    assert left == pytest.approx([45.0, 36.0], abs=1.0)  # of the last 60 s, a part is kept
+    assert (found.result.label, found.result.error) == (BF16, 4e-3)
+    assert notes(found) == [f"{BF16}: the budget was over before anything faster was compared with it."]
+
+
+@pytest.mark.parametrize(("bf16_us", "placed_again"), [(20.0, False), (39.0, True)])
+def test_what_cannot_become_faster_is_not_placed_again(bf16_us: float, placed_again: bool) -> None:
+    """The placement that was found before takes 40 us, and an operator has become faster since."""
+    each, start = made(bf16_us=bf16_us)
+    early = EarlyEngines()(each.context, replace(each.measured(), first=start.first))
+    found = Place()(each.context, early)
+    each.measurer.costs[("lib", (1,))] = 9.0
+    each.runs.whole_us[FLOAT32] = 50.0
+    done = Settle()(each.context, replace(found, outcomes={}))
+    assert each.runs.raced[-1][0] == ["collage", FLOAT32, BF16]
+    assert (done.placed.placement is found.placed.placement) != placed_again
+
+
+def test_a_kernel_that_fails_beside_it_does_not_bring_it_down() -> None:
+    each, start = made()
+    early = EarlyEngines()(each.context, start)
+    each.runs.worn_out = ("lib", (1,))
+    found = Settle()(each.context, replace(early, offers=each.measured().offers))
+    assert found.result.label == BF16
 
 
 @pytest.mark.parametrize("options", [{"error": 0.02}, {"tolerance": 0.0}])

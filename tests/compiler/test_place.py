@@ -29,7 +29,7 @@ def test_a_mix_is_proposed_beside_an_engine_that_is_faster_as_a_whole() -> None:
     assert regions(found) == [("engine", WHOLE)]
     assert found.placed.mix is not None
     assert len(found.placed.mix.candidates) == 4
-    assert without_mix(found).placed.mix is None
+    assert without_mix(made.context, found).placed.mix is None
 
 
 def test_neighbours_on_one_engine_are_measured_as_one_region() -> None:

@@ -6,20 +6,23 @@ import random
 from dataclasses import replace
 from fractions import Fraction
 from itertools import permutations
+from typing import Any
 
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from collage.core.deadline import BudgetOverError
 from collage.errors import NoPlacementError
 from collage.graph.dataflow import Graph
 from collage.graph.storage import BLOCKED, PLAIN
 from collage.kernel.transform import LayoutTransform
+from collage.search import dp_budget
 from collage.search.candidate import Candidate
 from collage.search.dp import place
 from collage.search.dp_budget import Budget, least_within, place_within
 from collage.search.exact import place_exact
-from collage.search.placement import check_placement, finish
+from collage.search.placement import Placement, check_placement, finish
 from tests.search.brute_force import EPSILON, Case, least_cost
 from tests.strategies import graph_of, nasnet_like, problems
 
@@ -54,19 +57,19 @@ def reduced_problems(draw: st.DrawFn) -> Case:
 
 
 @settings(max_examples=300, deadline=None)
-@given(reduced_problems(), st.integers(0, 20), st.sampled_from([0.0, 0.5]))
-def test_placement_under_a_budget_equals_brute_force(case: Case, budget: int, margin: float) -> None:
+@given(reduced_problems(), st.integers(0, 20), st.sampled_from([0.0, 0.5]), st.sampled_from([0.0, 0.3, 4.0]))
+def test_placement_under_a_budget_equals_brute_force(
+    case: Case, budget: int, margin: float, price_us: float
+) -> None:
+    """Whatever price the search begins with."""
     graph, candidates, costs = case
+    about = Budget(budget, gap=0.0, price_us=price_us)
     best = least_cost(case, margin, budget)
     if best is None:
         with pytest.raises(NoPlacementError):
-            place_within(
-                graph, candidates, EPSILON, Budget(budget, gap=0.0), margin=margin, transforms_us=costs
-            )
+            place_within(graph, candidates, EPSILON, about, margin=margin, transforms_us=costs)
         return
-    found = place_within(
-        graph, candidates, EPSILON, Budget(budget, gap=0.0), margin=margin, transforms_us=costs
-    )
+    found = place_within(graph, candidates, EPSILON, about, margin=margin, transforms_us=costs)
     assert check_placement(graph, found.candidates) == found.candidates
     assert set(found.candidates) <= set(candidates)
     assert found.error <= budget
@@ -74,8 +77,9 @@ def test_placement_under_a_budget_equals_brute_force(case: Case, budget: int, ma
     total = Fraction(found.predicted_us)
     total += sum(Fraction(margin) * Fraction(c.noise_us) for c in found.candidates)
     assert total == best
-    bound = least_within(graph, candidates, EPSILON, Budget(budget), margin=margin, transforms_us=costs)
-    assert bound <= float(best) + 1e-5
+    for each in (about, replace(about, price_us=found.price_us)):
+        bound = least_within(graph, candidates, EPSILON, each, margin=margin, transforms_us=costs)
+        assert bound <= float(best) + 1e-5
     event(f"the budget binds: {place(graph, candidates, EPSILON, transforms_us=costs).error > budget}")
 
 
@@ -154,4 +158,46 @@ def test_a_network_of_hundreds_of_nodes_comes_close_to_the_exact_solver() -> Non
         assert found.error <= budget
         assert found == finish(graph, found.candidates, 2.0, exact=found.exact)
         assert found.predicted_us <= 1.003 * best
-    assert 0.985 * best <= least_within(graph, [*exact, *reduced], 2.0, Budget(budget)) <= best
+    again = Budget(budget, price_us=found.price_us)
+    assert 0.985 * best <= least_within(graph, [*exact, *reduced], 2.0, again) <= best
+
+
+def test_a_search_that_knows_the_price_makes_few_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, exact = nasnet_like(cells=5)
+    rng = random.Random(0)
+    reduced = [
+        replace(c, cost_us=c.cost_us * rng.uniform(0.4, 1.1), error=rng.uniform(0.1, 1.0) * len(c.nodes))
+        for c in exact
+        if rng.random() < 0.5
+    ]
+    budget = place(graph, [*exact, *reduced], 2.0).error / 4
+    searches: list[float] = []
+    at_price = dp_budget._Problem.at_price
+
+    def counted(problem: Any, price_us: float, *about: Any) -> Placement:
+        searches.append(price_us)
+        return at_price(problem, price_us, *about)
+
+    monkeypatch.setattr(dp_budget._Problem, "at_price", counted)
+    first = place_within(graph, [*exact, *reduced], 2.0, Budget(budget))
+    made = len(searches)
+    found = place_within(graph, [*exact, *reduced], 2.0, Budget(budget, price_us=first.price_us))
+    assert found.error <= budget
+    assert found.predicted_us == pytest.approx(first.predicted_us, rel=3e-3)
+    assert len(searches) - made < made
+
+
+def test_a_search_ends_where_it_has_to() -> None:
+    graph, exact = nasnet_like(cells=1)
+    reduced = [replace(c, cost_us=c.cost_us / 2, error=1.0) for c in exact]
+    for error in (0.0, 2.0, 1e9):
+        visited: list[int] = []
+
+        def ended(visited: list[int] = visited) -> None:
+            visited.append(1)
+            if len(visited) == 30:
+                raise BudgetOverError
+
+        with pytest.raises(BudgetOverError):
+            place_within(graph, [*exact, *reduced], 2.0, Budget(error), check=ended)
+        assert len(visited) == 30

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from collage.compiler.passes.check_indices import CheckIndices
 from collage.compiler.passes.first_module import FirstModule
+from collage.compiler.passes.select_only import SelectOnly
+from collage.compiler.plan import Plan
+from collage.compiler.plan_failures import KernelRejectedError
 from collage.compiler.state import Compilation, Context, Pass, run
 from collage.compiler.whole_trials import chosen
 from collage.core.deadline import BudgetOverError
@@ -21,14 +24,17 @@ _MOST_S = 15.0
 """The part of the budget that is kept for finishing: for the last comparison, the last check and loading the module."""
 _INTERRUPTED_S = 20.0
 """The seconds that finishing may take after Ctrl-C."""
+_LAST_SHARE = 0.4
+"""The part of the time for finishing that is kept for an early engine, where there is one: to check and load it."""
 
 
 @dataclass(frozen=True)
 class Anytime:
     """Runs the passes of ``improve`` until they end, or until the budget is over or somebody presses Ctrl-C.
 
-    Then ``finish`` makes a module of what is known, in the rest of the budget. Where that cannot be done, the first
-    module is handed over. What was measured is in the database, and the next compile goes on from there.
+    Then ``finish`` makes a module of what is known, in the rest of the budget. Where there is no time for that, an
+    early engine is handed over, or else the first module. What was measured is in the database, and the next compile
+    goes on from there.
     """
 
     improve: tuple[Pass, ...]
@@ -69,11 +75,21 @@ class Anytime:
 
     def _finished(self, context: Context, compilation: Compilation) -> Compilation:
         """The best that there is. The passes run again, without a limit, where there is nothing."""
+        deadline = context.course.deadline
+        early, left_s = _fastest_early(compilation), deadline.remaining_s
+        end_s = deadline.elapsed_s + left_s
+        if early is not None:
+            deadline.allow((1 - _LAST_SHARE) * left_s)
         try:
             return CheckIndices()(context, self.finish(context, compilation))
-        except (BudgetOverError, CollageError) as error:
+        except CollageError as error:
             log.info("no placement is ready: %s", error)
-        deadline = context.course.deadline
+        except BudgetOverError:
+            log.info("there was no time to finish a placement")
+            deadline.end_after(end_s)
+            found = None if early is None else _selected(context, compilation, early)
+            if found is not None:
+                return found
         deadline.end_after(math.inf)
         if compilation.first is None:
             compilation = FirstModule()(context, compilation)
@@ -86,6 +102,29 @@ class Anytime:
         return run(self.improve, context, compilation)
 
 
+def _fastest_early(compilation: Compilation) -> Plan | None:
+    """The fastest early engine, if it is faster than the first module. Early mixes take longer to build."""
+    first = None if compilation.first is None else compilation.first.timing
+    least_us = math.inf if first is None else first.median_us
+    engines = [plan for plan in compilation.early if plan.original and plan.placement.predicted_us < least_us]
+    return min(engines, key=lambda plan: plan.placement.predicted_us, default=None)
+
+
+def _selected(context: Context, compilation: Compilation, early: Plan) -> Compilation | None:
+    """The compilation with the early plan selected; None where it fails, or where there is no time for that either."""
+    only = replace(compilation, proposal=None, budget=None, plans=(), early=(early,))
+    try:
+        found = SelectOnly(_EARLY[context.course.ended].format(early.label))(context, only)
+        return CheckIndices()(context, found)
+    except (BudgetOverError, CollageError, KernelRejectedError) as error:
+        log.info("%s: %s", early.label, error or "there was no time")
+        return None
+
+
+_EARLY = {
+    BUDGET: "{}: the budget was over before anything faster was compared with it.",
+    INTERRUPT: "{}: the compile was interrupted before anything faster was compared with it.",
+}
 _REASONS = {
     BUDGET: "the budget was over before a placement was known to be faster.",
     INTERRUPT: "the compile was interrupted before a placement was known to be faster.",

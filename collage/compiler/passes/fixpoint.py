@@ -43,7 +43,7 @@ class Fixpoint:
         for name in _backends(compilation.placed.mix):
             with suppress(PlanDroppedError, NoPlacementError):
                 return self._rounds(context, replace(compilation, left_out=frozenset([name])))
-        return self.calibrate(context, without_mix(compilation))
+        return self.calibrate(context, without_mix(context, compilation))
 
     def _rounds(self, context: Context, compilation: Compilation) -> Compilation:
         """Run the rounds. Raises PlanDroppedError where the first mix fails as a whole."""

@@ -106,7 +106,7 @@ class Place:
         candidates = candidates_in(context, compilation, corrections.outcomes(compilation.outcomes))
         transforms_us = transform_costs_us(measurer, compilation, candidates, measurer.measure_transforms)
         started = time.perf_counter()
-        best = partial(cheapest, compilation, transforms_us=transforms_us)
+        best = partial(cheapest, context, compilation, transforms_us=transforms_us)
         left_out = compilation.left_out | self._faulty(measurer, compilation.outcomes)
         possible = [c for c in candidates if c.backend not in left_out]
         parts = [c for c in possible if len(c.nodes) < len(graph.nodes)]
@@ -120,10 +120,11 @@ class Place:
         if placement is None or needed:
             return compilation, Searched(time.perf_counter() - started), [_request(c) for c in needed]
         proposal = Proposal(placement, mix, tuple(candidates), transforms_us, corrections)
+        proposed = replace(compilation, proposal=proposal)
         doubtful = []
         if doubts and mix is not None and any(c.outrun for c in parts):
-            doubtful = self._doubtful(mix, hoped=best(parts))
-        return replace(compilation, proposal=proposal), Searched(time.perf_counter() - started), doubtful
+            doubtful = self._doubtful(mix, hoped=cheapest(context, proposed, parts, transforms_us))
+        return proposed, Searched(time.perf_counter() - started), doubtful
 
     def _doubtful(self, known: Placement, hoped: Placement) -> list[Request]:
         """The kernels of the hoped-for placement that lost a race, where it gains enough beside the known one."""
@@ -220,7 +221,7 @@ def _rivals_us(
     return found
 
 
-def without_mix(compilation: Compilation) -> Compilation:
+def without_mix(context: Context, compilation: Compilation) -> Compilation:
     """The same compilation without a mix: one kernel runs all of the model. Raises NoPlacementError."""
     proposal = compilation.placed
     if proposal.placement is not proposal.mix:
@@ -228,7 +229,7 @@ def without_mix(compilation: Compilation) -> Compilation:
     graph = compilation.imported.graph
     idle = {n for view in compilation.views for n in view.nodes}
     whole = [c for c in proposal.candidates if not c.outrun and len({*c.nodes, *idle}) == len(graph.nodes)]
-    placement = cheapest(compilation, whole, proposal.transforms_us)
+    placement = cheapest(context, compilation, whole, proposal.transforms_us)
     return replace(compilation, proposal=replace(proposal, mix=None, placement=placement))
 
 

@@ -28,7 +28,7 @@ class PlaceOnce:
         candidates = candidates_in(context, compilation, compilation.outcomes)
         usable = [c for c in candidates if not c.outrun and (self.guarded or not c.finite_only)]
         started = time.perf_counter()
-        placement = cheapest(compilation, usable)
+        placement = cheapest(context, compilation, usable)
         proposal = Proposal(placement, None, tuple(candidates))
         plan = Plan(QUICK, placement, exclusive=len(placement.candidates) == 1)
         return replace(compilation, proposal=proposal, plans=(plan,)).told(

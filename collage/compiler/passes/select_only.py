@@ -25,11 +25,13 @@ _NOTE = "a quick compile: few candidates, few samples, no comparison of whole ne
 
 @dataclass(frozen=True)
 class SelectOnly:
-    """Runs the placement, checks it with ONNX Runtime, and selects it.
+    """Runs the placement, checks it with ONNX Runtime, and selects it. The log gets the ``note``.
 
     A placement of reduced precision runs against the one in float32, which is selected where it is not slower. Early
     plans take part, too, and are all that there is where nothing was placed.
     """
+
+    note: str = _NOTE
 
     def __call__(self, context: Context, compilation: Compilation) -> Compilation:
         """Sets the selection. Raises KernelRejectedError, and NoPlacementError where the outputs are wrong."""
@@ -64,7 +66,7 @@ class SelectOnly:
             error=on_samples(context, bench, executable),
             schedule=plan.algorithm,
         )
-        told = [Noted(_NOTE), *(Noted(f"{error}; not used") for error in problems)]
+        told = [Noted(self.note), *(Noted(f"{error}; not used") for error in problems)]
         return replace(compilation, selected=selected, plans=(plan,)).told(*told)
 
     def _checked(self, context: Context, bench: Workbench, plan: Plan) -> tuple[Executable, Finding]:

@@ -99,6 +99,7 @@ class Within:
             latest = self.search(context, replace(latest, budget=budget, calibration=calibration))
             found = latest
             predicted = max(of_outputs(plan.placement.error) for plan in _checked(found.plans))
+            budget = replace(budget, price_us=found.placed.placement.price_us)
             if predicted == 0 or seen.get(_kernels(found), math.inf) <= tolerance:
                 break
             measured = seen[_kernels(found)] = self._error(context, found, accuracy)
