@@ -53,6 +53,8 @@ GAP = 3e-3
 """The share of the cost that a search need not find: less than the noise of what it adds up."""
 _PRICES = 10
 """The most prices that are tried. Most problems need three to five, and one where the price is known."""
+_STEP, _STEPS = 1.1, 4
+"""The first factor from a known price to the next one, and the most prices that are tried so."""
 _FEW_STATES = 64
 """The most states at one node for a bound. On a NASNet-A of 1,188 nodes the cost is 0.1 % more than with 128."""
 
@@ -244,24 +246,14 @@ def _by_prices(problem: _Problem, budget: Budget) -> tuple[Placement | None, flo
     tried, and the placement that comes of it replaces one of the two. Where none comes of it that is cheaper at that
     price, the price is the right one.
     """
-    within: Placement | None = None
-    beyond: Placement | None = None
-    least = 0.0
-    if budget.price_us:
-        price = budget.price_us * weight(1.0)
-        found = problem.at_price(budget.price_us)
-        least = _left(problem, found, price, budget)
-        if not budget.keeps(found.error):
-            beyond = found
-        elif problem.weight(found) <= least * (1 + budget.gap):
-            return found, price, least
-        else:
-            within = found
+    within, beyond, price, least = _around(problem, budget)
+    if within is not None and problem.weight(within) <= least * (1 + budget.gap):
+        return within, price, least
     if beyond is None:
         beyond = problem.at_price(0.0)
         if budget.keeps(beyond.error):
             return beyond, 0.0, float(problem.weight(beyond))
-    least = max(least, float(problem.weight(beyond)) if not beyond.price_us else 0.0)
+        least = max(least, problem.weight(beyond))
     if within is None:
         with suppress(NoPlacementError):
             within = problem.without_errors()
@@ -270,7 +262,6 @@ def _by_prices(problem: _Problem, budget: Budget) -> tuple[Placement | None, flo
         within = problem.at_price((problem.weight(beyond) / weight(1.0) + 1) / budget.error * _UNITS)
         if not budget.keeps(within.error):
             return None, problem.weight(beyond) / beyond.error, least
-    price = 0.0
     for _ in range(_PRICES):
         price = (problem.weight(within) - problem.weight(beyond)) / (beyond.error - within.error)
         found = problem.at_price(price / weight(1.0))
@@ -284,6 +275,29 @@ def _by_prices(problem: _Problem, budget: Budget) -> tuple[Placement | None, flo
         if problem.weight(within) <= least * (1 + budget.gap):
             break
     return within, price, least
+
+
+def _around(problem: _Problem, budget: Budget) -> tuple[Placement | None, Placement | None, float, float]:
+    """A placement within the budget and one beyond it, or None, the last price tried, and the least weight of any.
+
+    The prices are about that which was right for a similar problem, at growing distances from it.
+    """
+    within: Placement | None = None
+    beyond: Placement | None = None
+    price, step, least = budget.price_us * weight(1.0), _STEP, 0.0
+    for _ in range(_STEPS if price else 0):
+        found = problem.at_price(price / weight(1.0))
+        least = max(least, _left(problem, found, price, budget))
+        if budget.keeps(found.error):
+            within = found
+        else:
+            beyond = found
+        done = within is not None and problem.weight(within) <= least * (1 + budget.gap)
+        if done or (within is not None and beyond is not None):
+            break
+        price = price / step if within is not None else price * step
+        step *= step
+    return within, beyond, price, least
 
 
 def _priced(problem: _Problem, placement: Placement, price: float) -> float:
