@@ -129,7 +129,7 @@ def _candidates(compilation: Compilation, threads: int) -> Iterator[CandidateRep
             if c.backend == VIEW:
                 about = c.nodes, c.backend, patterns[c.nodes, c.backend], c.variant.layout
                 yield CandidateReport(*about, cost_us=0.0, noise_us=0.0, threads=threads)
-        outcomes = compilation.proposal.corrections.outcomes(compilation.outcomes)
+        outcomes = compilation.proposal.corrections.measured(compilation.outcomes)
         for offer in compilation.offers:
             found = _candidate(offer.request, offer.pattern, outcomes.get(offer.request))
             yield replace(found, threads=threads)

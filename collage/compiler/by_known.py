@@ -30,6 +30,12 @@ def candidates_in(
     )
 
 
+def expected(compilation: Compilation) -> dict[Request, Outcome]:
+    """The outcomes, with the times that are expected in the network."""
+    corrections, count = compilation.calibration.corrections, len(compilation.imported.graph.nodes)
+    return corrections.expected(compilation.outcomes, count)
+
+
 def transform_costs_us(
     measurer: Measurer,
     compilation: Compilation,
@@ -38,8 +44,7 @@ def transform_costs_us(
 ) -> dict[ValueTransform, float]:
     """Costs in microseconds of the layout transforms that a placement may need, as far as ``costs_of`` has them.
 
-    A transform that does not run on the team pays for a switch. Where calibration knows its time in the network, that
-    counts.
+    A transform that does not run on the team pays for a switch. The costs are those that are expected in the network.
     """
     possible = possible_transforms(measurer.model, candidates)
     costs = costs_of(dict.fromkeys(transform for _, transform in possible))
@@ -48,9 +53,8 @@ def transform_costs_us(
         each: 0.0 if maker is None or not maker.pays_switch() else compilation.epsilon_us
         for each, maker in makers.items()
     }
-    found = {(value, each): costs[each] + switch_us[each] for value, each in possible if each in costs}
-    in_network = compilation.calibration.corrections.transforms_us
-    return found | {each: us for each, us in in_network.items() if each in found}
+    alone_us = {(value, each): costs[each] + switch_us[each] for value, each in possible if each in costs}
+    return compilation.calibration.corrections.expected_transforms(alone_us)
 
 
 def placed_by_known(context: Context, compilation: Compilation) -> Compilation:
@@ -93,7 +97,6 @@ def least_by_known(context: Context, compilation: Compilation) -> float:
 
 
 def _candidates(context: Context, compilation: Compilation) -> tuple[list[Candidate], list[Candidate]]:
-    """All candidates, and those that a placement may use, with their times in the network."""
-    corrections = compilation.calibration.corrections
-    candidates = candidates_in(context, compilation, corrections.outcomes(compilation.outcomes))
+    """All candidates, and those that a placement may use, with the times that are expected in the network."""
+    candidates = candidates_in(context, compilation, expected(compilation))
     return candidates, [c for c in candidates if c.backend not in compilation.left_out and not c.outrun]

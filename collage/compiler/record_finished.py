@@ -42,7 +42,7 @@ def finished_of(bench: Workbench, before: Compilation, found: Compilation) -> Fi
     }
     naming, offered = Naming(), set(before.offers)
     outcomes = chain(found.outcomes.values(), (each.outcome for each in considered.values()))
-    corrections = found.placed.corrections.kernels_us
+    corrections = found.placed.corrections.kernels
     finished = Finished(
         plan=naming.plan(plan),
         kernels_us=kernels_us,
@@ -53,7 +53,7 @@ def finished_of(bench: Workbench, before: Compilation, found: Compilation) -> Fi
         considered=tuple(
             (naming.request(each.request), each.purpose, each.single_threaded) for each in considered.values()
         ),
-        in_network=tuple((naming.request(request), us) for request, us in corrections.items()),
+        in_network=tuple((naming.request(request), timed.us) for request, timed in corrections.items()),
         variants=(),
         busy=busy_during(outcomes, selected.timings),
     )

@@ -1,4 +1,4 @@
-"""Costs by calibration: times that launches took inside the network, instead of times of kernels by themselves."""
+"""Costs by calibration: times that launches took inside the network, and what is typical of all others."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from collage.measure_db.protocol import Request
-from collage.measure_db.results import Measurement, Outcome
+from collage.measure_db.results import Measurement, Outcome, Slower
 from collage.search.candidate import Candidate
+from collage.search.network_effect import NO_EFFECT, NetworkEffect, network_effect
 from collage.search.transforms import PlacedTransform, ValueTransform
 
 log = logging.getLogger(__name__)
@@ -18,43 +19,111 @@ _OFF_US = 0.5
 """Differences below this share, or below so many microseconds, change no cost."""
 
 
+@dataclass(frozen=True, slots=True)
+class InNetwork:
+    """The time of a launch alone, and the one that it took inside the network, in microseconds."""
+
+    alone_us: float
+    us: float
+
+
 @dataclass(frozen=True)
 class NetworkCosts:
-    """Times of kernels and layout transforms inside the network, in microseconds."""
+    """Times of kernels and layout transforms inside the network, and its typical ``effect`` on all others.
 
-    kernels_us: Mapping[Request, float] = field(default_factory=dict)
-    transforms_us: Mapping[ValueTransform, float] = field(default_factory=dict)
+    Runs at different times differ as a whole, as the machine does. So all times are as in the latest run.
+    """
 
-    def outcomes(self, measured: Mapping[Request, Outcome]) -> dict[Request, Outcome]:
-        """The outcomes, with the times inside the network where they are known."""
-        corrected = dict(measured)
-        for request, us in self.kernels_us.items():
+    kernels: Mapping[Request, InNetwork] = field(default_factory=dict)
+    transforms: Mapping[ValueTransform, InNetwork] = field(default_factory=dict)
+    effect: NetworkEffect = NO_EFFECT
+
+    def measured(self, outcomes: Mapping[Request, Outcome]) -> dict[Request, Outcome]:
+        """The outcomes, with the times inside the network where they were measured."""
+        corrected = dict(outcomes)
+        for request, timed in self.kernels.items():
             outcome = corrected[request]
             if isinstance(outcome, Measurement):
-                corrected[request] = replace(outcome, median_us=us)
+                corrected[request] = replace(outcome, median_us=timed.us)
         return corrected
 
+    def expected(self, outcomes: Mapping[Request, Outcome], count: int) -> dict[Request, Outcome]:
+        """The outcomes, with the times that are expected inside the network of ``count`` operators.
+
+        A kernel that runs all of them is in no network.
+        """
+        corrected = self.measured(outcomes)
+        if self.effect == NO_EFFECT:
+            return corrected
+        for request, outcome in outcomes.items():
+            if request in self.kernels or len(request.nodes) == count:
+                continue
+            if isinstance(outcome, Measurement):
+                us = self.effect.in_network_us(outcome.median_us)
+                corrected[request] = replace(outcome, median_us=us)
+            elif isinstance(outcome, Slower):
+                corrected[request] = replace(outcome, least_us=self.effect.in_network_us(outcome.least_us))
+        return corrected
+
+    def expected_transforms(self, alone_us: Mapping[ValueTransform, float]) -> dict[ValueTransform, float]:
+        """The times of layout transforms that are expected inside the network, in microseconds."""
+        return {
+            each: self.transforms[each].us if each in self.transforms else self.effect.in_network_us(us)
+            for each, us in alone_us.items()
+        }
+
     def learn(
-        self, launches: Sequence[Candidate | PlacedTransform], times_us: Sequence[float], epsilon_us: float
+        self,
+        outcomes: Mapping[Request, Outcome],
+        launches: Sequence[Candidate | PlacedTransform],
+        times_us: Sequence[float],
+        epsilon_us: float,
     ) -> NetworkCosts:
         """These costs, with what a run of the network shows; ``times_us`` are the times of its ``launches``.
 
-        Such a time includes a context switch (``epsilon_us`` microseconds, Eq. 2.2), which is subtracted.
+        The outcomes tell how long its kernels take alone. The layout transforms have the costs that are expected now. A
+        time includes a context switch (``epsilon_us`` microseconds, Eq. 2.2), which is subtracted.
         """
-        kernels, transforms = dict(self.kernels_us), dict(self.transforms_us)
-        for launch, us in zip(launches, times_us, strict=True):
-            if isinstance(launch, PlacedTransform):
-                if _is_off(us, launch.cost_us, 0.0):
-                    transforms[launch.value, launch.transform] = us
+        alone_us = [self._alone_us(outcomes, launch) for launch in launches]
+        own_us = [
+            us if isinstance(launch, PlacedTransform) else max(0.0, us - epsilon_us * launch.switches)
+            for launch, us in zip(launches, times_us, strict=True)
+        ]
+        effect = network_effect(alone_us, own_us)
+        kernels = {each: self._as_in(effect, timed) for each, timed in self.kernels.items()}
+        transforms = {each: self._as_in(effect, timed) for each, timed in self.transforms.items()}
+        for launch, alone, us in zip(launches, alone_us, own_us, strict=True):
+            noise_us = 0.0 if isinstance(launch, PlacedTransform) else launch.noise_us
+            if not any(_is_off(us, each, noise_us) for each in (alone, effect.in_network_us(alone))):
                 continue
-            own_us = max(0.0, us - epsilon_us * launch.switches)
-            if _is_off(own_us, launch.cost_us, launch.noise_us):
-                kernels[Request(launch.nodes, launch.backend, launch.variant)] = own_us
-        log.debug("%d kernels and %d layout transforms calibrated", len(kernels), len(transforms))
-        return NetworkCosts(kernels, transforms)
+            if isinstance(launch, PlacedTransform):
+                transforms[launch.value, launch.transform] = InNetwork(alone, us)
+            else:
+                kernels[_request(launch)] = InNetwork(alone, us)
+        about = len(launches), effect.factor, effect.launch_us
+        log.info("%d launches take %.2f of their time alone and %.2f us in the network", *about)
+        return NetworkCosts(kernels, transforms, effect)
+
+    def _alone_us(self, outcomes: Mapping[Request, Outcome], launch: Candidate | PlacedTransform) -> float:
+        if isinstance(launch, PlacedTransform):
+            known = self.transforms.get((launch.value, launch.transform))
+            return self.effect.alone_us(launch.cost_us) if known is None else known.alone_us
+        outcome = outcomes.get(_request(launch))
+        return outcome.median_us if isinstance(outcome, Measurement) else 0.0  # a view takes no time
+
+    def _as_in(self, effect: NetworkEffect, timed: InNetwork) -> InNetwork:
+        """The time as it would be with that effect."""
+        typical_us = self.effect.in_network_us(timed.alone_us)
+        if typical_us <= 0:
+            return timed
+        return replace(timed, us=timed.us * effect.in_network_us(timed.alone_us) / typical_us)
 
 
 UNCALIBRATED = NetworkCosts()
+
+
+def _request(candidate: Candidate) -> Request:
+    return Request(candidate.nodes, candidate.backend, candidate.variant)
 
 
 def _is_off(us: float, expected_us: float, noise_us: float) -> bool:

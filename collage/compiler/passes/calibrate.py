@@ -2,7 +2,8 @@
 
 Whether a kernel finds its inputs in the cache is not known when it is timed alone. So the network that the search
 proposes is run as a whole, with each launch timed in its place. Where a launch is off by more than the noise, its time
-in the network replaces the one that was measured alone, and the search is repeated.
+in the network replaces the one that was measured alone. All other candidates are charged what is typical of launches in
+the network (``search/network_effect.py``), and the search is repeated.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ class Calibrate:
             calibration,
             rounds=(*calibration.rounds, _with_times(proposal, executable, times, epsilon_us)),
             seen=(*calibration.seen, _alike(proposal.mix)),
-            corrections=calibration.corrections.learn(executable.launches, times, epsilon_us),
+            corrections=calibration.corrections.learn(
+                compilation.outcomes, executable.launches, times, epsilon_us
+            ),
         )
         return self._best(context, replace(compilation, calibration=calibration))
 

@@ -92,16 +92,17 @@ class Measure:
     def _rivals_us(
         self, compilation: Compilation, requests: Sequence[Request]
     ) -> Mapping[tuple[int, ...], float]:
-        """The time of all kernels of the mix that share nodes with a request, in microseconds, by its nodes."""
+        """What a request has to beat alone, in microseconds, by its nodes: all kernels of the mix that share some."""
         mix = None if compilation.proposal is None else compilation.proposal.mix
         if mix is None:
             return {}
+        alone_us = compilation.calibration.corrections.effect.alone_us
         kernels = [(c.cost_us + compilation.epsilon_us * c.switches, c.nodes) for c in mix.candidates]
         kernel_of = {node: at for at, (_, nodes) in enumerate(kernels) for node in nodes}
         found: dict[tuple[int, ...], float] = {}
         for nodes in {request.nodes for request in requests}:
             shared = {kernel_of[node] for node in nodes}
-            found[nodes] = self.slack * sum(kernels[at][0] for at in shared)
+            found[nodes] = self.slack * alone_us(sum(kernels[at][0] for at in shared))
         return found
 
     def _typical(self, outcomes: Mapping[Request, Outcome]) -> list[Request]:

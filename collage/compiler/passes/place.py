@@ -11,7 +11,7 @@ from functools import partial
 from itertools import count
 
 from collage.backends.base import VIEW
-from collage.compiler.by_known import candidates_in, transform_costs_us
+from collage.compiler.by_known import candidates_in, expected, transform_costs_us
 from collage.compiler.cheapest import NOISE_MARGIN, cheapest
 from collage.compiler.events import Searched
 from collage.compiler.proposal import Proposal
@@ -66,7 +66,7 @@ class Place:
             new = self._suggestions(context, compilation) if self.suggests else []
             if not new:
                 break
-            rivals_us = _rivals_us(compilation.placed.mix, new, compilation.epsilon_us)
+            rivals_us = _rivals_us(compilation, new)
             measurer = context.workbench(compilation).measurer
             measured = measurer.race([offer.request for offer in new], rivals_us, compilation.epsilon_us)
             if not measured:
@@ -103,7 +103,7 @@ class Place:
         """
         measurer = context.workbench(compilation).measurer
         graph, corrections = compilation.imported.graph, compilation.calibration.corrections
-        candidates = candidates_in(context, compilation, corrections.outcomes(compilation.outcomes))
+        candidates = candidates_in(context, compilation, expected(compilation))
         transforms_us = transform_costs_us(measurer, compilation, candidates, measurer.measure_transforms)
         started = time.perf_counter()
         best = partial(cheapest, context, compilation, transforms_us=transforms_us)
@@ -208,16 +208,16 @@ def _charged_us(placement: Placement) -> float:
     return placement.predicted_us + NOISE_MARGIN * sum(c.noise_us for c in placement.candidates)
 
 
-def _rivals_us(
-    mix: Placement | None, offers: Sequence[Offer], epsilon_us: float
-) -> dict[tuple[int, ...], float]:
-    """What the offers have to beat, by nodes, in microseconds: the kernels of the mix that do the same together."""
+def _rivals_us(compilation: Compilation, offers: Sequence[Offer]) -> dict[tuple[int, ...], float]:
+    """What the offers have to beat alone, in microseconds, by nodes: all kernels of the mix that do the same."""
+    mix, epsilon_us = compilation.placed.mix, compilation.epsilon_us
+    alone_us = compilation.calibration.corrections.effect.alone_us
     found: dict[tuple[int, ...], float] = {}
     for nodes in {offer.request.nodes for offer in offers}:
         inside = set(nodes)
         parts = [c for c in mix.candidates if inside.issuperset(c.nodes)] if mix is not None else []
         if sum(len(c.nodes) for c in parts) == len(nodes):
-            found[nodes] = sum(c.cost_us + epsilon_us * c.switches for c in parts)
+            found[nodes] = alone_us(sum(c.cost_us + epsilon_us * c.switches for c in parts))
     return found
 
 

@@ -32,7 +32,7 @@ from collage.measure_db.doubt import held_back
 from collage.measure_db.keys import Raced
 from collage.measure_db.results import Measurement, Rejection
 from collage.search.candidates import Offer, with_floor
-from collage.search.network_costs import NetworkCosts
+from collage.search.network_costs import InNetwork, NetworkCosts
 
 log = logging.getLogger(__name__)
 
@@ -120,8 +120,8 @@ class _Recalled:
         suggested = [Offer(reading.request(named), why) for named, why in known.suggested]
         offers = (*self.compilation.offers, *suggested)
         outcomes = self._bench.measurer.known([offer.request for offer in offers])
-        in_network = {reading.request(named): us for named, us in known.in_network}
-        corrections = NetworkCosts({each: us for each, us in in_network.items() if each in outcomes})
+        in_network = ((reading.request(named), us) for named, us in known.in_network)
+        corrections = NetworkCosts({each: InNetwork(us, us) for each, us in in_network if each in outcomes})
         placed = replace(
             self.compilation, offers=offers, outcomes=outcomes, epsilon_us=known.shown.epsilon_us
         )
@@ -134,7 +134,7 @@ class _Recalled:
         plan = reading.plan(known.plan, launches)
         if not {plan.label, known.shown.baseline or plan.label} <= known.shown.timings.keys():
             raise ValueError(f"{plan.label} has no time")
-        candidates = candidates_in(context, placed, corrections.outcomes(outcomes))
+        candidates = candidates_in(context, placed, corrections.measured(outcomes))
         mix = plan.placement if len(plan.placement.candidates) > 1 else None
         proposal = Proposal(plan.placement, mix, tuple(candidates), corrections=corrections)
         return (
