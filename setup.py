@@ -21,6 +21,13 @@ setup(
             optional=True,
         ),
         Extension(
+            "collage.native._search",
+            ["collage/native/search/cover.cpp"],
+            depends=["collage/native/search/cover.h"],
+            extra_compile_args=["-std=c++17", "-O2", *WARNINGS],
+            optional=True,
+        ),
+        Extension(
             "collage.native._kernels",
             sorted(glob(f"{KERNELS}/*.cpp")),
             depends=sorted(glob(f"{KERNELS}/*.h")),

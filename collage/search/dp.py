@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from collage.core.deadline import Check, endless
 from collage.graph.dataflow import Graph
 from collage.graph.order import branch_order
+from collage.native.cover_walk import can_walk
 from collage.search.candidate import Candidate
+from collage.search.compiled_walk import walked
 from collage.search.covers import (
     MOST_STATES,
     MOST_STATES_PLAIN,
@@ -46,6 +48,15 @@ class _Way:
     weight: int
     last: Option | None = None
     before: _Way | None = None
+
+    def options(self) -> list[Option]:
+        """The options taken, the last one first."""
+        found: list[Option] = []
+        way = self
+        while way.last is not None and way.before is not None:
+            found.append(way.last)
+            way = way.before
+        return found
 
 
 def place(
@@ -90,24 +101,23 @@ def cheapest_cover(
     """
     if max_states is None:
         max_states = MOST_STATES if rules.matter else MOST_STATES_PLAIN
+    walk = walked if can_walk() else walked_in_python
     while True:
-        way, reached, exact = _walk(options, max_states, rules, check)
-        if way is not None:
-            break
+        chosen, reached, exact = walk(options, max_states, rules, check)
+        if chosen is not None:
+            return [option.candidate for option in chosen], exact
         if exact:
             raise no_cover(graph, order[reached])
         max_states *= 4  # every state that led to a cover was dropped
-    chosen: list[Candidate] = []
-    while way.last is not None and way.before is not None:
-        chosen.append(way.last.candidate)
-        way = way.before
-    return chosen, exact
 
 
-def _walk(
+def walked_in_python(
     options: Sequence[Sequence[Option]], max_states: int, rules: StorageRules, check: Check
-) -> tuple[_Way | None, int, bool]:
-    """The best way to cover all positions (or None), the last position reached, and whether it is exact."""
+) -> tuple[list[Option] | None, int, bool]:
+    """The options of the cheapest cover, the last one first, the last position reached, and whether it is exact.
+
+    It is what ``compiled_walk`` does where that is built.
+    """
     end = len(options)
     layers: list[dict[State, _Way]] = [{} for _ in range(end + 1)]
     layers[0][(0, (), ())] = _Way(0)
@@ -151,7 +161,8 @@ def _walk(
                 known = layer.get(state)
                 if known is None or cost < known.weight:
                     layer[state] = _Way(cost, option, way)
-    return layers[end].get((0, (), ())), reached, exact
+    last = layers[end].get((0, (), ()))
+    return None if last is None else last.options(), reached, exact
 
 
 def _undominated(states: Mapping[State, _Way], rules: StorageRules) -> list[tuple[State, _Way]]:

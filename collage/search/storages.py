@@ -85,6 +85,23 @@ class StorageRules:
         """Whether any value is held in several storages."""
         return bool(self._last)
 
+    @property
+    def values(self) -> tuple[int, ...]:
+        """The values that matter."""
+        return tuple(self._last)
+
+    def span(self, value: int) -> tuple[int, int]:
+        """The positions of the value's writer, -1 where there is none, and of the last node that touches it."""
+        return self._writer[value], self._last[value]
+
+    def is_output(self, value: int) -> bool:
+        """Whether the value is an output of the graph."""
+        return value in self._graph.output_set
+
+    def table(self, value: int) -> Sequence[Sequence[int]]:
+        """Weights of the value's layout transforms, by the numbers of its storages."""
+        return self._costs[value]
+
     def ports(self, candidate: Candidate) -> Ports:
         """The candidate's reads and writes of the values that matter."""
         if not self._last:
