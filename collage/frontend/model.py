@@ -46,6 +46,11 @@ class Model:
     example_inputs: Mapping[str, Array] = field(default_factory=dict)
 
     @cached_property
+    def known_edges(self) -> dict[tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Inputs and outputs of subgraphs by their nodes, as far as somebody has looked for them."""
+        return {}
+
+    @cached_property
     def input_names(self) -> tuple[str, ...]:
         """The names of the graph's inputs, in order."""
         return tuple(each.name for each in self.onnx.graph.input)

@@ -133,10 +133,17 @@ def ports_of(
     variant = request.variant
     if not (variant.inputs or variant.outputs):
         return (), ()
-    subgraph = Subgraph(model, request.nodes)
-    return _other_than_plain(subgraph.inputs, variant.inputs), _other_than_plain(
-        subgraph.outputs, variant.outputs
-    )
+    inputs, outputs = _edges(model, request.nodes)
+    return _other_than_plain(inputs, variant.inputs), _other_than_plain(outputs, variant.outputs)
+
+
+def _edges(model: Model, nodes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The inputs and outputs of a subgraph. Each search asks for those of all candidates."""
+    found = model.known_edges.get(nodes)
+    if found is None:
+        subgraph = Subgraph(model, nodes)
+        found = model.known_edges[nodes] = subgraph.inputs, subgraph.outputs
+    return found
 
 
 def candidate_of(
@@ -154,7 +161,7 @@ def candidate_of(
     error = 0.0
     if request.variant.precision and errors is not None:
         own = outcome.max_error if isinstance(outcome, Measurement) else unmeasured(request.variant.precision)
-        error = errors.added(Subgraph(model, request.nodes).outputs, own)
+        error = errors.added(_edges(model, request.nodes)[1], own)
     if isinstance(outcome, Slower):
         return Candidate(
             request.nodes,

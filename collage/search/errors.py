@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from collage.graph.storage import BF16, FP16, INT8, STORED_INT8, TF32
 from collage.search.dp_budget import GAP, Budget
@@ -38,9 +39,12 @@ class ErrorModel:
 
     def added(self, values: Iterable[int], max_error: float) -> float:
         """What a kernel adds that writes ``values`` with this error, in the unit of ``Candidate.error``."""
-        largest = max(self.sensitivities.values(), default=UNKNOWN)
-        found = [self.sensitivities.get(value, largest) for value in values]
+        found = [self.sensitivities.get(value, self._largest) for value in values]
         return math.fsum((self.correction * max_error * each) ** 2 for each in found)
+
+    @cached_property
+    def _largest(self) -> float:
+        return max(self.sensitivities.values(), default=UNKNOWN)
 
     def corrected(self, factor: float) -> ErrorModel:
         """The same after a plan whose error was ``factor`` times the predicted one."""
