@@ -48,7 +48,8 @@ _EARLY: tuple[Pass, ...] = (
     Glance(),
     EarlyPlacement(
         Measure(few=True, slowest=0.8),
-        Within(Fixpoint(Place(suggests=False, doubts=0), Calibrate(), rounds_within=1), rounds=2, gap=0.02),
+        Within(Fixpoint(Place(suggests=False, doubts=0), Calibrate(), rounds_within=1), rounds=4, gap=0.02),
+        Concurrency(rounds=2, most_first=1),
     ),
     Concurrency(rounds=1, most_first=1),
     Glance(of_streams=True),
@@ -64,13 +65,7 @@ _SEARCH: tuple[Pass, ...] = (
     ),
     Measure(),
     # What runs side by side gains more than the next rounds of calibration do, if the compile is stopped here.
-    IfPlaced(
-        (
-            Repeat(
-                (Fixpoint(Place(), Calibrate(), rounds=1), Concurrency(), Glance(of_streams=True)),
-            ),
-        )
-    ),
+    IfPlaced((Repeat((Fixpoint(Place(), Calibrate(), rounds=1), Concurrency(), Glance(of_streams=True))),)),
     Repeat(
         (
             Within(Fixpoint(Place(), Calibrate())),

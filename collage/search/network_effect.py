@@ -18,6 +18,10 @@ _FEWEST = 12
 _PASSES = 5
 _OUTLIER = 3.0
 """The number of standard deviations, of logarithms, beyond which a launch tells nothing about the others."""
+_OF_MEDIAN = 1.4826
+"""A standard deviation, as a multiple of the median of the deviations."""
+_ROUNDING = 1e-9
+_LEAST_US = 1e-3
 _LEAST_FACTOR, _MOST_FACTOR = 0.5, 4.0
 
 
@@ -55,17 +59,22 @@ def network_effect(alone_us: Sequence[float], in_network_us: Sequence[float]) ->
 
 def _line(alone: npt.NDArray[np.float64], found: npt.NDArray[np.float64]) -> NetworkEffect | None:
     """The line through the times, or None where launches do not seem to cost anything, or the factor makes no sense."""
-    kept = np.ones(len(alone), bool)
+    kept = _usual(np.log(found / alone))
     factor = launch_us = 0.0
     for _ in range(_PASSES):
+        if np.count_nonzero(kept) < _FEWEST:
+            return None
         x, y = alone[kept], found[kept]
         rows = np.stack([x / y, 1 / y], axis=1)
         (factor, launch_us), *_ = np.linalg.lstsq(rows, np.ones(len(y)), rcond=None)
-        if not (_LEAST_FACTOR <= factor <= _MOST_FACTOR and launch_us >= 0):
-            return None
-        error = np.log(found / (factor * alone + launch_us))
-        deviations = np.abs(error - np.median(error))
-        kept = deviations <= _OUTLIER * 1.4826 * np.median(deviations)
-        if np.count_nonzero(kept) < _FEWEST:
-            break
+        kept = _usual(np.log(found / np.maximum(factor * alone + launch_us, _LEAST_US)))
+    if not (_LEAST_FACTOR <= factor <= _MOST_FACTOR and launch_us >= 0):
+        return None
     return NetworkEffect(float(factor), float(launch_us))
+
+
+def _usual(errors: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Which of the logarithms are no outliers."""
+    deviations = np.abs(errors - np.median(errors))
+    most = _OUTLIER * _OF_MEDIAN * float(np.median(deviations)) + _ROUNDING
+    return np.asarray(deviations <= most)

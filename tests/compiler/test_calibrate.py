@@ -19,7 +19,8 @@ def test_a_run_corrects_costs() -> None:
     assert found.placed.mix is not None
     assert found.placed.mix.predicted_us == 80.0
     assert [
-        us for _, us in sorted((r.nodes, timed.us) for r, timed in found.calibration.corrections.kernels.items())
+        us
+        for _, us in sorted((r.nodes, timed.us) for r, timed in found.calibration.corrections.kernels.items())
     ] == [20.0] * 4
     assert [plan.label for plan in found.plans] == ["collage"]
     assert placed.calibration.rounds == ()

@@ -12,7 +12,8 @@ from collage.compiler.passes.early_placement import LABEL, EarlyPlacement
 from collage.compiler.passes.measure import Measure
 from collage.compiler.passes.settle import Settle
 from collage.compiler.passes.within import Within
-from collage.compiler.state import Compilation
+from collage.compiler.plan import Plan
+from collage.compiler.state import Compilation, Context
 from collage.errors import NoPlacementError
 from tests.compiler.null import Made, NullBackend, each_node
 from tests.compiler.test_settle import first_module
@@ -50,6 +51,25 @@ def test_a_stopped_compile_hands_over_what_was_placed_early() -> None:
     settled = Settle()(made.context, found)
     assert settled.result.label == LABEL
     assert {region.precision for region in settled.result.parts.program.launches} == {"bf16"}
+
+
+@pytest.mark.parametrize(("error", "us"), [(4e-3, 11.0), (2e-2, 16.0)])
+def test_launches_side_by_side_are_kept_where_they_are_faster_and_right_enough(
+    error: float, us: float
+) -> None:
+    made, start = placed()
+    error_of = made.runs.error_of
+    made.runs.error_of = lambda each: error if each.label == "side by side" else error_of(each)
+
+    def streams(context: Context, compilation: Compilation) -> Compilation:
+        assert compilation.plans == ()
+        faster = replace(compilation.placed.placement, predicted_us=11.0)
+        return replace(compilation, plans=(Plan("side by side", faster, exclusive=False),))
+
+    made.context = replace(made.context, options=replace(made.context.options, tolerance=1e-2))
+    found = replace(EARLY, streams=streams)(made.context, start)
+    (plan,) = found.early
+    assert (plan.label, plan.placement.predicted_us) == (LABEL, us)
 
 
 def test_nothing_is_kept_where_no_error_is_small_enough() -> None:
