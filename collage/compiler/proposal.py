@@ -36,9 +36,9 @@ class Proposal:
 class Calibration:
     """What runs of proposed mixes have shown so far.
 
-    ``rounds`` are the proposals, with the times that the launches of their mixes took in the network. ``seen`` are the
-    mixes that were run, without their costs. The calibration is ``converged`` when another round
-    would show nothing new.
+    ``rounds`` are the proposals whose mixes were run, as the search made them. What the runs have shown is in
+    ``corrections``. ``seen`` are the mixes that were run, without their costs. The calibration is ``converged`` when
+    another round would show nothing new.
     """
 
     corrections: NetworkCosts = UNCALIBRATED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -10,6 +11,7 @@ from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome, Slower
 from collage.search.candidate import Candidate
 from collage.search.network_effect import NO_EFFECT, NetworkEffect, network_effect
+from collage.search.placement import Placement
 from collage.search.transforms import PlacedTransform, ValueTransform
 
 log = logging.getLogger(__name__)
@@ -21,10 +23,14 @@ _OFF_US = 0.5
 
 @dataclass(frozen=True, slots=True)
 class InNetwork:
-    """The time of a launch alone, and the one that it took inside the network, in microseconds."""
+    """The time of a launch alone, and the one that it took inside the network, in microseconds.
+
+    The search reckons with ``expected_us``: the typical time inside the network, unless that is off by more than noise.
+    """
 
     alone_us: float
     us: float
+    expected_us: float
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,11 @@ class NetworkCosts:
 
         A kernel that runs all of them is in no network.
         """
-        corrected = self.measured(outcomes)
+        corrected = dict(outcomes)
+        for request, timed in self.kernels.items():
+            outcome = corrected[request]
+            if isinstance(outcome, Measurement):
+                corrected[request] = replace(outcome, median_us=timed.expected_us)
         if self.effect == NO_EFFECT:
             return corrected
         for request, outcome in outcomes.items():
@@ -68,9 +78,29 @@ class NetworkCosts:
     def expected_transforms(self, alone_us: Mapping[ValueTransform, float]) -> dict[ValueTransform, float]:
         """The times of layout transforms that are expected inside the network, in microseconds."""
         return {
-            each: self.transforms[each].us if each in self.transforms else self.effect.in_network_us(us)
+            each: self.transforms[each].expected_us
+            if each in self.transforms
+            else self.effect.in_network_us(us)
             for each, us in alone_us.items()
         }
+
+    def of_mix(self, mix: Placement, epsilon_us: float) -> Placement:
+        """A mix that was run, with the times of its launches as in the latest run, and their sum.
+
+        ``epsilon_us`` is the cost of a context switch (Eq. 2.2).
+        """
+        candidates = tuple(replace(c, cost_us=self._known_us(c)) for c in mix.candidates)
+        transforms = tuple(
+            replace(each, cost_us=self.transforms[each.value, each.transform].us) for each in mix.transforms
+        )
+        switches_us = epsilon_us * sum(c.switches for c in candidates)
+        total_us = switches_us + math.fsum(c.cost_us for c in candidates)
+        total_us += math.fsum(each.cost_us for each in transforms)
+        return replace(mix, candidates=candidates, transforms=transforms, predicted_us=total_us)
+
+    def _known_us(self, candidate: Candidate) -> float:
+        known = self.kernels.get(_request(candidate))
+        return 0.0 if known is None else known.us  # a view takes no time
 
     def learn(
         self,
@@ -94,12 +124,12 @@ class NetworkCosts:
         transforms = {each: self._as_in(effect, timed) for each, timed in self.transforms.items()}
         for launch, alone, us in zip(launches, alone_us, own_us, strict=True):
             noise_us = 0.0 if isinstance(launch, PlacedTransform) else launch.noise_us
-            if not any(_is_off(us, each, noise_us) for each in (alone, effect.in_network_us(alone))):
-                continue
+            typical_us = effect.in_network_us(alone)
+            timed = InNetwork(alone, us, us if _is_off(us, typical_us, noise_us) else typical_us)
             if isinstance(launch, PlacedTransform):
-                transforms[launch.value, launch.transform] = InNetwork(alone, us)
+                transforms[launch.value, launch.transform] = timed
             else:
-                kernels[_request(launch)] = InNetwork(alone, us)
+                kernels[_request(launch)] = timed
         about = len(launches), effect.factor, effect.launch_us
         log.info("%d launches take %.2f of their time alone and %.2f us in the network", *about)
         return NetworkCosts(kernels, transforms, effect)
@@ -116,7 +146,8 @@ class NetworkCosts:
         typical_us = self.effect.in_network_us(timed.alone_us)
         if typical_us <= 0:
             return timed
-        return replace(timed, us=timed.us * effect.in_network_us(timed.alone_us) / typical_us)
+        ratio = effect.in_network_us(timed.alone_us) / typical_us
+        return replace(timed, us=timed.us * ratio, expected_us=timed.expected_us * ratio)
 
 
 UNCALIBRATED = NetworkCosts()

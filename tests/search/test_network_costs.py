@@ -12,6 +12,7 @@ from collage.measure_db.results import Measurement, Outcome, Slower
 from collage.search.candidate import Candidate
 from collage.search.network_costs import UNCALIBRATED
 from collage.search.network_effect import NO_EFFECT, NetworkEffect, network_effect
+from collage.search.placement import Placement
 from collage.search.transforms import PlacedTransform
 from tests.strategies import TENSOR
 
@@ -79,3 +80,6 @@ def test_times_of_an_earlier_run_are_as_in_the_latest_one() -> None:
     second = first.learn(outcomes, launches[1:], [44.0] * (COUNT - 1), 0.0)
     expected = second.expected(outcomes, COUNT)
     assert [expected[request(n)].median_us for n in (0, 1)] == pytest.approx([60.0, 44.0], rel=1e-3)
+    both = second.of_mix(Placement(tuple(launches[:2]), 40.0), 1.5)
+    assert [c.cost_us for c in both.candidates] == pytest.approx([60.0, 44.0])
+    assert both.predicted_us == pytest.approx(60.0 + 44.0 + 2 * 1.5)

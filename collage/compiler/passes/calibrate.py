@@ -9,15 +9,14 @@ the network (``search/network_effect.py``), and the search is repeated.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from collage.compiler.executable import Executable
 from collage.compiler.plan import Plan, plans_of
 from collage.compiler.plan_failures import PlanDroppedError
 from collage.compiler.proposal import Proposal
 from collage.compiler.state import Compilation, Context
 from collage.search.candidate import Candidate
+from collage.search.network_costs import NetworkCosts
 from collage.search.placement import Placement
 
 log = logging.getLogger(__name__)
@@ -28,9 +27,9 @@ class Calibrate:
     """Runs the proposed mix, unless it was run before, and learns from the times of its launches.
 
     The proposal is then the one of all rounds whose mix takes the least time. Its costs are those in the network, so
-    that their sum predicts the whole. At most ``most_close`` mixes of other rounds are planned, too, where their time
-    is less than ``close`` times the least. The rounds were run at different times, so the last comparison decides
-    between them.
+    that their sum predicts the whole. They are as in the latest run, since the machine may be slower in one run than in
+    the next. At most ``most_close`` mixes of other rounds are planned, too, where their time is less than ``close``
+    times the least, and the last comparison decides between them.
     """
 
     close: float = 1.05
@@ -57,7 +56,7 @@ class Calibrate:
         epsilon_us = compilation.epsilon_us
         calibration = replace(
             calibration,
-            rounds=(*calibration.rounds, _with_times(proposal, executable, times, epsilon_us)),
+            rounds=(*calibration.rounds, proposal),
             seen=(*calibration.seen, _alike(proposal.mix)),
             corrections=calibration.corrections.learn(
                 compilation.outcomes, executable.launches, times, epsilon_us
@@ -71,7 +70,9 @@ class Calibrate:
 
     def _best(self, context: Context, compilation: Compilation) -> Compilation:
         """Sets the best proposal of all rounds and its plans. A concurrent plan stays until there is a better one."""
-        rounds = sorted(compilation.calibration.rounds, key=_mix_us)
+        calibration, epsilon_us = compilation.calibration, compilation.epsilon_us
+        timed = [_with_times(each, calibration.corrections, epsilon_us) for each in calibration.rounds]
+        rounds = sorted(timed, key=_mix_us)
         best = rounds[0] if rounds else compilation.placed
         # Rounds before all offers were measured know of fewer candidates.
         latest = compilation.placed
@@ -80,7 +81,7 @@ class Calibrate:
         close = [each.mix for each in rounds[1:] if each.mix is not None and each.mix_us < limit_us]
         close = close[: self.most_close]
         graph = compilation.imported.graph
-        plans = plans_of(graph, best, close, compilation.epsilon_us, context.backends)
+        plans = plans_of(graph, best, close, epsilon_us, context.backends)
         concurrent = [plan for plan in compilation.plans if plan.streams is not None]
         return replace(compilation, proposal=best, plans=(*plans, *concurrent))
 
@@ -94,17 +95,9 @@ def _alike(placement: Placement) -> tuple[Candidate, ...]:
     return tuple(replace(c, cost_us=0.0, noise_us=0.0) for c in placement.candidates)
 
 
-def _with_times(
-    proposal: Proposal, executable: Executable, times: Sequence[float], epsilon_us: float
-) -> Proposal:
+def _with_times(proposal: Proposal, corrections: NetworkCosts, epsilon_us: float) -> Proposal:
     """The proposal with the mix's costs in the network. The placement is then the better one of the two."""
     assert proposal.mix is not None
-    found = dict(zip(executable.launches, times, strict=True))
-    candidates = [
-        replace(c, cost_us=max(0.0, found[c] - epsilon_us * c.switches)) if c in found else c
-        for c in proposal.mix.candidates
-    ]
-    transforms = [replace(each, cost_us=found[each]) for each in proposal.mix.transforms]
-    mix = Placement(tuple(candidates), sum(times), proposal.mix.exact, tuple(transforms))
-    is_mix = proposal.placement is proposal.mix or mix.predicted_us < proposal.placement.predicted_us
+    mix = corrections.of_mix(proposal.mix, epsilon_us)
+    is_mix = proposal.placement == proposal.mix or mix.predicted_us < proposal.placement.predicted_us
     return replace(proposal, mix=mix, placement=mix if is_mix else proposal.placement)

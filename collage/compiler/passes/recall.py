@@ -121,7 +121,9 @@ class _Recalled:
         offers = (*self.compilation.offers, *suggested)
         outcomes = self._bench.measurer.known([offer.request for offer in offers])
         in_network = ((reading.request(named), us) for named, us in known.in_network)
-        corrections = NetworkCosts({each: InNetwork(us, us) for each, us in in_network if each in outcomes})
+        corrections = NetworkCosts(
+            {each: InNetwork(us, us, us) for each, us in in_network if each in outcomes}
+        )
         placed = replace(
             self.compilation, offers=offers, outcomes=outcomes, epsilon_us=known.shown.epsilon_us
         )
