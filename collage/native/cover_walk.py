@@ -32,8 +32,10 @@ PORT = np.dtype([("value", np.int32), ("storage", np.int32)])
 VALUE = np.dtype(
     [("costs", np.int64), *((name, np.int32) for name in ("writer", "last", "storages", "is_output"))]
 )
-NEVER = 1 << 110
-"""The cost of a layout transform that cannot be made. Sums of weights and costs that can be stay below it."""
+NEVER = 1 << 120
+"""The cost of a layout transform that cannot be made. Covers have to weigh less."""
+MOST_STORAGES = 63
+"""The most storages of a value."""
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,19 @@ import numpy as np
 import numpy.typing as npt
 
 from collage.core.deadline import Check
-from collage.native.cover_walk import NEVER, OPTION, PORT, VALUE, Cover, walk
+from collage.native.cover_walk import MOST_STORAGES, NEVER, OPTION, PORT, VALUE, Cover, can_walk, walk
 from collage.search.covers import Option
 from collage.search.storages import StorageRules
 
 _WORD, _WEIGHT = 8, 16
 """Bytes of a word, and of a weight."""
+
+
+def can_be_walked(options: Sequence[Sequence[Option]], rules: StorageRules) -> bool:
+    """Whether the library is there, and its numbers are large enough for the problem."""
+    heaviest = max((option.weight for here in options for option in here), default=0)
+    storages = max((len(rules.table(value)) for value in rules.values), default=0)
+    return can_walk() and heaviest * len(options) < NEVER and storages <= MOST_STORAGES
 
 
 def walked(
@@ -65,10 +72,12 @@ def _cover(options: Sequence[Sequence[Option]], rules: StorageRules) -> Cover:
     return Cover(
         np.array([0, *accumulate(len(here) for here in options)], np.int64),
         np.array(rows, OPTION),
-        np.frombuffer(b"".join(words), np.uint64),
+        _numbers(words),
         np.array(ports, PORT),
         np.array(about, VALUE),
-        _weights(cost for table in tables for row in table for cost in row),
+        _numbers(
+            min(cost, NEVER).to_bytes(_WEIGHT, "little") for table in tables for row in table for cost in row
+        ),
     )
 
 
@@ -80,5 +89,6 @@ def _two_words(weight: int) -> tuple[int, int]:
     return weight & (1 << 64) - 1, weight >> 64
 
 
-def _weights(costs: Iterable[int]) -> npt.NDArray[np.uint64]:
-    return np.frombuffer(b"".join(min(each, NEVER).to_bytes(_WEIGHT, "little") for each in costs), np.uint64)
+def _numbers(words: Iterable[bytes]) -> npt.NDArray[np.uint64]:
+    """The words, and one more, since numpy makes no array of nothing."""
+    return np.frombuffer(b"".join(words) + bytes(_WORD), np.uint64)

@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from collage.core.deadline import Check, endless
 from collage.graph.dataflow import Graph
 from collage.graph.order import branch_order
-from collage.native.cover_walk import can_walk
 from collage.search.candidate import Candidate
-from collage.search.compiled_walk import walked
+from collage.search.compiled_walk import can_be_walked, walked
 from collage.search.covers import (
     MOST_STATES,
     MOST_STATES_PLAIN,
@@ -101,7 +100,7 @@ def cheapest_cover(
     """
     if max_states is None:
         max_states = MOST_STATES if rules.matter else MOST_STATES_PLAIN
-    walk = walked if can_walk() else walked_in_python
+    walk = walked if can_be_walked(options, rules) else walked_in_python
     while True:
         chosen, reached, exact = walk(options, max_states, rules, check)
         if chosen is not None:

@@ -14,7 +14,8 @@ __extension__ typedef __int128 Weight;
 using Words = std::vector<uint64_t>;
 
 constexpr int kPlain = 0, kUnknown = -1;
-constexpr Weight kNever = static_cast<Weight>(1) << 110;  // the weight of a layout transform that cannot be made
+// The weight of a layout transform that cannot be made. A cover weighs less, and 127 of these are no overflow.
+constexpr Weight kNever = static_cast<Weight>(1) << 120;
 
 Weight weight_of(const uint64_t *words) {
   return static_cast<Weight>((static_cast<unsigned __int128>(words[1]) << 64) | words[0]);
@@ -349,6 +350,7 @@ Weight collage_walk::becoming(const std::vector<Held> &held, const std::vector<H
     if (a == b) continue;
     if (a.given == kUnknown || b.given == kUnknown) return kNever;
     total += becoming(value, a.given, a.wanted, b.given, b.wanted);
+    if (total >= kNever) return kNever;
   }
   return total;
 }
@@ -420,6 +422,7 @@ bool collage_walk::transition(const State &state, const collage_option &option, 
     Held entry = held_or_before(state, next, port->value, place);
     if (entry.given == port->storage || entry.wanted >> port->storage & 1) continue;
     if (entry.given != kUnknown) extra += cost(port->value, entry.given, port->storage);
+    if (extra >= kNever) return false;
     entry.wanted |= uint64_t{1} << port->storage;
     put(place, entry);
   }
@@ -430,10 +433,10 @@ bool collage_walk::transition(const State &state, const collage_option &option, 
     entry.wanted &= ~(uint64_t{1} << port->storage);
     for (int32_t other = 0; other < about.storages; ++other)
       if (entry.wanted >> other & 1) extra += cost(port->value, port->storage, other);
+    if (extra >= kNever) return false;
     entry.given = port->storage;
     put(place, entry);
   }
-  if (extra >= kNever) return false;
   next.erase(std::remove_if(next.begin(), next.end(),
                             [&](const Held &each) {
                               return cover.values[each.value].last < then || (each.given == kPlain && !each.wanted);
