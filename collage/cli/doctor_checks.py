@@ -167,12 +167,16 @@ def gpu_check() -> Check:
 
 
 def native_check() -> Check:
-    """Whether the native core was built. Without it kernels run on the threads of their libraries."""
+    """Whether native code was built. Without it kernels run on their libraries' threads, and searches take longer."""
+    from collage.native.cover_walk import can_walk
     from collage.native.library import core_problem
 
     if problem := core_problem():
         detail, _, fix = problem.partition(". ")
         return Check("native core", Status.WARN, detail, fix)
+    if not can_walk():
+        detail = "built, but not its search, so that placing a large model takes longer"
+        return Check("native core", Status.WARN, detail, "install Collage again, with a C++17 compiler")
     return Check("native core", Status.OK, "built")
 
 

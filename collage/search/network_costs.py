@@ -46,23 +46,15 @@ class NetworkCosts:
 
     def measured(self, outcomes: Mapping[Request, Outcome]) -> dict[Request, Outcome]:
         """The outcomes, with the times inside the network where they were measured."""
-        corrected = dict(outcomes)
-        for request, timed in self.kernels.items():
-            outcome = corrected[request]
-            if isinstance(outcome, Measurement):
-                corrected[request] = replace(outcome, median_us=timed.us)
-        return corrected
+        return _with_times(outcomes, {request: timed.us for request, timed in self.kernels.items()})
 
     def expected(self, outcomes: Mapping[Request, Outcome], count: int) -> dict[Request, Outcome]:
         """The outcomes, with the times that are expected inside the network of ``count`` operators.
 
         A kernel that runs all of them is in no network.
         """
-        corrected = dict(outcomes)
-        for request, timed in self.kernels.items():
-            outcome = corrected[request]
-            if isinstance(outcome, Measurement):
-                corrected[request] = replace(outcome, median_us=timed.expected_us)
+        known_us = {request: timed.expected_us for request, timed in self.kernels.items()}
+        corrected = _with_times(outcomes, known_us)
         if self.effect == NO_EFFECT:
             return corrected
         for request, outcome in outcomes.items():
@@ -151,6 +143,18 @@ class NetworkCosts:
 
 
 UNCALIBRATED = NetworkCosts()
+
+
+def _with_times(
+    outcomes: Mapping[Request, Outcome], times_us: Mapping[Request, float]
+) -> dict[Request, Outcome]:
+    """The outcomes, with other times of measurements that were not rejected since."""
+    corrected = dict(outcomes)
+    for request, us in times_us.items():
+        outcome = corrected[request]
+        if isinstance(outcome, Measurement):
+            corrected[request] = replace(outcome, median_us=us)
+    return corrected
 
 
 def _request(candidate: Candidate) -> Request:

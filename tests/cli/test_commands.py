@@ -192,6 +192,16 @@ def test_both_tell_of_a_missing_native_core(tmp_path: Path, monkeypatch: pytest.
     assert json_of("backends", "--json")["native_core"] == {"available": False, "reason": problem}
 
 
+def test_doctor_tells_of_a_search_that_was_not_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("collage.native.cover_walk.can_walk", lambda: False)
+    checks = {
+        each["name"]: each for each in json_of("doctor", "--db", tmp_path / "db.sqlite", "--json")["checks"]
+    }
+    assert checks["native core"]["status"] == "warn"
+    assert "search" in checks["native core"]["detail"]
+    assert "C++17" in checks["native core"]["fix"]
+
+
 def test_doctor_tells_of_a_damaged_database(tmp_path: Path) -> None:
     (tmp_path / "bad.sqlite").write_bytes(b"no database " * 500)
     result = collage("doctor", "--db", tmp_path / "bad.sqlite", "--json")

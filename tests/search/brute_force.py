@@ -41,3 +41,13 @@ def least_cost(case: Case, margin: float = 0.0, budget: float = math.inf) -> Fra
 
     extend([], frozenset())
     return best
+
+
+def edges(graph: Graph, candidate: Candidate) -> tuple[list[int], list[int]]:
+    """The values that a candidate reads from outside, without constants, and those that it makes for others."""
+    inside = set(candidate.nodes)
+    nodes = [graph.nodes[n] for n in candidate.nodes]
+    taken = {v for n in nodes for v in n.inputs if graph.values[v].producer not in inside}
+    made = [v for n in nodes for v in n.outputs]
+    escaping = [v for v in made if v in graph.output_set or any(u not in inside for u in graph.users[v])]
+    return sorted(v for v in taken if not graph.is_constant(v)), escaping

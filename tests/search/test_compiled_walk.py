@@ -19,13 +19,13 @@ from collage.graph.storage import BLOCKED, CHANNELS_LAST, PLAIN
 from collage.kernel.transform import LayoutTransform
 from collage.native.cover_walk import can_walk
 from collage.search.candidate import Candidate
-from collage.search.compiled_walk import walked
+from collage.search.compiled_walk import can_be_walked, walked
 from collage.search.covers import choices_of, options_of
 from collage.search.dp import walked_in_python
 from collage.search.placement import NO_TRANSFORMS, charge_us, contenders
 from collage.search.storages import StorageRules
 from collage.search.transforms import ValueTransform
-from tests.search.brute_force import EPSILON, Case
+from tests.search.brute_force import EPSILON, Case, edges
 from tests.search.test_dp import crossings
 from tests.search.test_storages import storage_problems
 from tests.strategies import nasnet_like
@@ -48,6 +48,9 @@ def check_alike(
     rules = StorageRules(graph, order, usable, costs)
     choices = choices_of(graph, order, usable, rules)
     options = options_of(choices, lambda each: charge_us(each, EPSILON, 0.0), rules, errors=True)
+    assert can_be_walked(options, rules)
+    heavy = [[replace(option, weight=option.weight << 110) for option in here] for here in options]
+    assert not any(heavy) or not can_be_walked(heavy, rules)
     found, *about = walked(options, most_states, rules, endless)
     expected, *as_expected = walked_in_python(options, most_states, rules, endless)
     assert about == as_expected
@@ -74,17 +77,8 @@ def in_storages(graph: Graph, candidates: Sequence[Candidate]) -> list[Candidate
     found = list(candidates)
     rng = random.Random(0)
     for each in candidates:
-        inside = set(each.nodes)
         storage = rng.choice([CHANNELS_LAST, BLOCKED])
-        taken = sorted(
-            {
-                v
-                for n in each.nodes
-                for v in graph.nodes[n].inputs
-                if graph.values[v].producer not in inside and not graph.is_constant(v)
-            }
-        )
-        made = sorted(v for n in each.nodes for v in graph.nodes[n].outputs)
+        taken, made = edges(graph, each)
         cost_us = each.cost_us * rng.uniform(0.6, 1.2)
         reads = tuple((v, storage) for v in taken)
         writes = tuple((v, storage) for v in made)

@@ -17,7 +17,7 @@ from collage.search.dp import place
 from collage.search.exact import place_exact
 from collage.search.placement import finish
 from collage.search.transforms import PlacedTransform
-from tests.search.brute_force import EPSILON, Case, least_cost
+from tests.search.brute_force import EPSILON, Case, edges, least_cost
 from tests.storage_formats import COLUMNS, DEVICE, DEVICE_COLUMNS
 from tests.strategies import TENSOR, GraphBuilder, problems
 
@@ -33,21 +33,7 @@ def storage_problems(draw: st.DrawFn) -> Case:
     known = (PLAIN, *draw(st.sampled_from(OTHERS)))
     candidates: list[Candidate] = []
     for each in plain:
-        inside = set(each.nodes)
-        taken = sorted(
-            {
-                v
-                for n in each.nodes
-                for v in graph.nodes[n].inputs
-                if graph.values[v].producer not in inside and not graph.is_constant(v)
-            }
-        )
-        given = [
-            v
-            for n in each.nodes
-            for v in graph.nodes[n].outputs
-            if v in graph.output_set or any(u not in inside for u in graph.users[v])
-        ]
+        taken, given = edges(graph, each)
         storages = st.sampled_from(known)
         for _ in range(draw(st.integers(1, 2))):
             reads = [(v, draw(storages)) for v in taken]
