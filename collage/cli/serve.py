@@ -55,7 +55,7 @@ from collage.cli.files import check_writable
     type=click.FloatRange(min=0, min_open=True),
     metavar="MS",
     help="Time between tokens that streams keep while prompts are computed. "
-    "Default: 2.4 times what the streams take alone, unless many requests wait.",
+    "Default: twice what the streams take alone, unless many requests wait.",
 )
 @click.option(
     "--cache-blocks",

@@ -10,10 +10,11 @@ from collage.serve.costs import Costs
 from collage.serve.plan import Admission, Limits, Part, Plan, Pool, expired
 from collage.serve.sequence import Sequence
 
-_USUAL_SLOWDOWN = 2.4
+_USUAL_SLOWDOWN = 2.0
 """Without a target, an iteration with a chunk may take this many times what the streams take alone, unless many wait.
 
-So the longest time between tokens is less than 2.5 times the usual one, also when the usual one has no prompt.
+So the longest time between tokens is less than 2.5 times the usual one, also when the usual one has no prompt, and
+where sequences are longer than those that the table was measured with.
 """
 
 _MANY = 0.25
@@ -58,7 +59,7 @@ def plan_chunked(pool: Pool, now_s: float, costs: Costs, limits: Limits) -> Plan
         return Plan(tuple(Part(each, 1) for each in streams), preempted=tuple(preempted), expired=late)
     starting = len(work) + sum(not each.waits_for_leader for each in waiting[: max(places, 0)])
     many = starting >= _MANY * limits.max_running or len(waiting) > places
-    costs = costs.with_rows(len(streams) + 1)  # few prompts end in one iteration
+    costs = costs.with_streams(len(streams) + 1)  # few prompts end in one iteration
     most = _largest_bucket(len(streams), many, costs, limits)
     room = costs.buckets[most] - len(streams)
     if not preempted:  # else a sequence that was just driven out would drive out the next one

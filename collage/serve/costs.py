@@ -14,8 +14,8 @@ from collage.serve.runner import Runner, buckets_of
 class Costs:
     """The time of an iteration for each bucket: ``ms[i]`` for one of up to ``buckets[i]`` tokens, ascending.
 
-    Each of the tokens has a row of logits, as in an iteration that decodes. ``body_ms`` are the times without logits;
-    it is empty where they are not known.
+    Each of the tokens is a stream's with a row of logits, as in an iteration that decodes. ``body_ms`` are the times
+    of a chunk of one prompt without logits; it is empty where they are not known.
     """
 
     buckets: tuple[int, ...]
@@ -26,13 +26,13 @@ class Costs:
         """The index of the smallest bucket that holds this many tokens, or of the largest one."""
         return min(bisect_left(self.buckets, tokens), len(self.buckets) - 1)
 
-    def with_rows(self, rows: int) -> Costs:
-        """The costs of iterations with so many rows of logits, whatever their tokens."""
+    def with_streams(self, streams: int) -> Costs:
+        """The costs of iterations with so many streams, which have a row of logits each; other tokens are prompts'."""
         if not self.body_ms:
             return self
-        place = self.bucket(rows)
-        logits_ms = max(self.ms[place] - self.body_ms[place], 0.0)
-        return Costs(self.buckets, tuple(each + logits_ms for each in self.body_ms))
+        place = self.bucket(streams)
+        streams_ms = max(self.ms[place] - self.body_ms[place], 0.0)
+        return Costs(self.buckets, tuple(each + streams_ms for each in self.body_ms))
 
     def of(self, tokens: int) -> float:
         """The milliseconds of an iteration with this many tokens. More than the largest bucket take several."""

@@ -39,9 +39,9 @@ class Runner(Protocol):
     ``max_tokens`` the most tokens of one iteration, and ``max_length`` the most tokens of one sequence. A runner may
     have more attributes: ``buckets``, the numbers of tokens that it was compiled for, and ``workers``, the number of
     iterations that it can have in flight, whose ``step`` is then called from as many threads. One that has measured
-    the time of an iteration without logits tells it by ``body_ms(tokens)``. One whose processes each hold a share of
-    the cache has ``shares``, their number: block b is in share b % shares. One that other processes compute for
-    raises ``RunnerLostError`` when one of them is gone, and has ``when_lost``: what is called then, too, from any
+    the time of a chunk of one prompt, without logits, tells it by ``body_ms(tokens)``. One whose processes each hold a
+    share of the cache has ``shares``, their number: block b is in share b % shares. One that other processes compute
+    for raises ``RunnerLostError`` when one of them is gone, and has ``when_lost``: what is called then, too, from any
     thread.
     """
 

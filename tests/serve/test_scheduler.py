@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from collage.errors import InputError, UsageError
 from collage.serve.admission import check_request
 from collage.serve.chunked import plan_chunked
 from collage.serve.core import split_steps
 from collage.serve.costs import Costs, costs_of
+from collage.serve.decoder.costs import measured_ms
 from collage.serve.options import EngineOptions
 from collage.serve.orca import select
 from collage.serve.plan import Limits, Pool
@@ -156,12 +159,12 @@ def test_streams_keep_their_time_between_tokens(target: float) -> None:
 
 
 def test_without_a_target_prompts_are_small_beside_streams() -> None:
-    """Four streams take 24 ms alone, and so 57.6 ms with a prompt: 32 tokens take 52, and 48 take 68."""
+    """Four streams take 24 ms alone, and so 48 ms with a prompt: 24 tokens take 44, and 32 take 52."""
     jobs = [Job(0, (0,) * 3, 60) for _ in range(4)] + [Job(0.3, (1,) * 100, 2)]
     simulation = Simulation(jobs, EngineOptions(), NullRunner(block_count=128))
     simulation.run()
     with_prompt = [plan.tokens for plan in simulation.iterations if len(plan.parts) == 5 and plan.tokens > 5]
-    assert with_prompt[:-1] == [32, 32, 32]
+    assert with_prompt == [24] * 5
 
 
 def test_without_a_target_prompts_are_computed_at_once_where_many_wait() -> None:
@@ -180,12 +183,28 @@ def test_without_a_target_prompts_are_computed_at_once_where_many_wait() -> None
     assert len(with_prompts) > 5
 
 
-def test_logits_count_for_the_rows_that_are_wanted() -> None:
+def test_streams_count_by_their_number_whatever_the_chunk() -> None:
     costs = Costs((1, 8, 64), (11.0, 18.0, 124.0), (10.0, 10.0, 60.0))
-    assert costs.with_rows(1).ms == (11.0, 11.0, 61.0)
-    assert costs.with_rows(5).ms == (18.0, 18.0, 68.0)
+    assert costs.with_streams(1).ms == (11.0, 11.0, 61.0)
+    assert costs.with_streams(5).ms == (18.0, 18.0, 68.0)
     unknown = Costs((1, 8), (11.0, 18.0))
-    assert unknown.with_rows(5) is unknown
+    assert unknown.with_streams(5) is unknown
+
+
+def test_a_chunk_is_measured_as_one_prompt_and_streams_as_many() -> None:
+    seen: list[list[tuple[int, bool]]] = []
+
+    class Watched(NullRunner):
+        def step(self, slices: Sequence[Slice]) -> NDArray[np.float32]:
+            seen.append([(len(each.token_ids), each.wants_logits) for each in slices])
+            return super().step(slices)
+
+    runner = Watched(block_tokens=32, block_count=128)
+    assert set(measured_ms(runner, (4, 64), 1, logits=False)) == {4, 64}
+    assert seen == [[(4, False)]] * 2 + [[(64, False)]] * 2
+    seen.clear()
+    measured_ms(runner, (4, 64), 1)
+    assert seen == [[(1, True)] * 4] * 2 + [[(1, True)] * 64] * 2
 
 
 def test_prompts_go_on_though_the_target_cannot_be_kept() -> None:

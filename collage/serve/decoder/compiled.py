@@ -33,7 +33,7 @@ class CompiledDecoder:
 
     ``segments`` has for each bucket of tokens the parts of all segments but the last, and ``ends`` for each bucket of
     rows those of the last one, which gives logits. ``wiring`` is that of all segments. ``costs_ms`` is the measured
-    time of an iteration for each bucket of tokens, and ``body_ms`` that of one without logits.
+    time of an iteration for each bucket of tokens, and ``body_ms`` that of a chunk of one prompt, without logits.
 
     ``error`` is the largest error of a logit that was seen in the check, as a share of the largest one of its row, and
     ``tolerance`` what is allowed of it for weights in bfloat16.

@@ -21,12 +21,14 @@ def measured_ms(
 ) -> dict[int, float]:
     """The median time of an iteration in milliseconds, for each bucket, with warm caches.
 
-    The tokens are those of as many requests as there can be, up to 64, since most iterations decode. Without ``logits``
-    none of them wants a row.
+    With ``logits`` it is one of streams: the tokens are those of as many requests as there can be, up to 64, and each
+    request has a row of logits. Without, they are a chunk of one prompt. The streams beside a chunk then cost what the
+    two differ by at their number: their logits, and reading their keys and values.
     """
+    requests = MOST_REQUESTS if logits else 1
     found = {}
     for tokens in buckets:
-        slices = [each._replace(wants_logits=logits) for each in iteration_of(runner, tokens)]
+        slices = [each._replace(wants_logits=logits) for each in iteration_of(runner, tokens, requests)]
         times = []
         for _ in range(samples + 1):
             began = time.perf_counter()
@@ -36,9 +38,12 @@ def measured_ms(
     return found
 
 
-def iteration_of(runner: Runner, tokens: int) -> list[Slice]:
-    """Slices with that many tokens. Their requests share blocks where the cache has few, which changes no time."""
-    requests = min(tokens, MOST_REQUESTS)
+def iteration_of(runner: Runner, tokens: int, requests: int = MOST_REQUESTS) -> list[Slice]:
+    """Slices with that many tokens, of that many requests or fewer, which share blocks where the cache has few.
+
+    Sharing them changes no time.
+    """
+    requests = min(tokens, requests)
     random = np.random.default_rng(0)
     slices = []
     for number in range(requests):

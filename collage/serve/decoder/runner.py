@@ -104,7 +104,7 @@ class DecoderRunner:
         return self._compiled.costs_ms[bucket]
 
     def body_ms(self, tokens: int) -> float:
-        """The measured time of an iteration with that many tokens and without logits, in milliseconds.
+        """The measured time of an iteration with that many tokens of one prompt and no logits, in milliseconds.
 
         It is ``cost_ms`` for files that do not tell it.
         """
