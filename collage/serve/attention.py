@@ -106,9 +106,10 @@ def make_cache(heads: Heads, blocks: int, dtype: str = "float32") -> Cache:
 class Batch:
     """The slices of an iteration, in the form that the kernels read. All layers share it."""
 
-    def __init__(self, heads: Heads) -> None:
+    def __init__(self, heads: Heads, threads: int) -> None:
+        """``threads`` is the number of threads that the work is divided for."""
         self._struct = _Batch()
-        self._shape = structure(_Shape, _numbers(heads, (0, 0, 0, 0), 1))
+        self._shape = structure(_Shape, _numbers(heads, (0, 0, 0, 0), threads))
         self._heads = heads
         self._plan = _PROTOTYPE(_function("collage_attention_plan"))
         self._arrays: dict[str, Array] = {}
@@ -147,7 +148,7 @@ class Batch:
 
     def _grow(self) -> None:
         found = self._struct
-        for name, kind, size in (("item", "items", 8), ("merge", "merges", 2)):
+        for name, kind, size in (("item", "items", 9), ("merge", "merges", 2)):
             needed = 2 * getattr(found, f"{name}_count") * size
             self._set(kind, np.empty(needed, np.int64))
             setattr(found, f"{name}_capacity", needed // size)

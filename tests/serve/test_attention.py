@@ -109,7 +109,7 @@ def iterate(
         cache.values[..., : heads.dim] = np.nan
     angles = random.uniform(0, 6, (MOST, heads.rotary // 2))
     rotations = Rotations(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
-    batch = Batch(heads)
+    batch = Batch(heads, threads)
     wide, narrow = heads.heads * heads.dim, heads.kv_heads * heads.dim
     worst = 0.0
     starts = [0] * len(sequences)
@@ -180,6 +180,41 @@ def test_any_mix_of_chunks(lengths: list[list[int]], heads: Heads, seed: int) ->
     assert iterate(heads, lengths, 2, seed) < 1e-5
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("streams", [7, 40])
+@pytest.mark.parametrize("heads", [Heads(7, 7, 64, 64, False, 0.2), Heads(10, 5, 80, 0, False, 0.2)])
+def test_streams_share_items_among_heads(heads: Heads, streams: int, threads: int) -> None:
+    """With many streams an item has several K/V heads: 2 to all of them, and fewer in the last item of a stream."""
+    lengths = [40 + 9 * number for number in range(streams)]
+    assert iterate(heads, [lengths, [1] * streams, [1, 2, 3] + [1] * (streams - 3)], threads, 6) < 1e-5
+
+
+def test_a_stream_has_the_same_numbers_whatever_runs_beside_it() -> None:
+    heads, streams = Heads(12, 12, 64, 0, False, 0.125), 24
+    random = np.random.default_rng(0)
+    cache = make_cache(heads, streams * 10)
+    cache.keys[...] = random.standard_normal(cache.keys.shape)
+    cache.values[...] = random.standard_normal(cache.values.shape)
+    qkv = random.standard_normal((streams, 3 * 768)).astype(np.float32)
+    empty = np.zeros((MOST, 0), np.float32)
+
+    def attended(first: int, count: int) -> Array:
+        out = np.full((count, 768), np.nan, np.float32)
+        operands = Operands(
+            *(Rows(qkv[first:], 768 * part, 3 * 768) for part in range(3)), Rows(out, 0, 768), cache
+        )
+        batch = Batch(heads, 2)
+        steps = attention_steps(heads, batch, operands, Rotations(empty, empty), 2)
+        blocks = [tuple(range(10 * each, 10 * each + 10)) for each in range(first, first + count)]
+        batch.fill([Slice((0,), 300, each, True) for each in blocks])
+        LaunchList(team_of(2), steps)()
+        return out
+
+    together = attended(0, streams)
+    for stream in range(streams):
+        assert np.array_equal(attended(stream, 1)[0], together[stream])
+
+
 def test_scores_of_any_size() -> None:
     """Large scores do not overflow, and one key may take all the weight."""
     assert iterate(Heads(2, 2, 16, 0, False, 40.0), [[40, 3, 1]], 2, 3) < 1e-4
@@ -231,7 +266,7 @@ def test_8_bits_of_zeros_and_of_what_is_not_finite() -> None:
     """Zeros are zeros, tiny numbers do no harm, and a token with NaN or infinity spoils only what sees it."""
     heads = Heads(1, 1, 16, 0, False, 1.0)
     cache = make_cache(heads, 3, "int8")
-    batch = Batch(heads)
+    batch = Batch(heads, 2)
     qkv = aligned_empty((4, 48), "float32")
     qkv[...] = 1
     qkv[0, 16:] = 0

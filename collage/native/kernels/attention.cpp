@@ -1,8 +1,10 @@
 // Attention of packed tokens over a paged cache.
 //
-// An item is a tile of rows (tokens times the heads that share a K/V head) against a part of the sequence. Its partial
-// result is (m, s, o): the largest score, the sum of exp(score - m), and the values weighted with exp(score - m). Partial
-// results of other parts of the sequence are merged by their m and s, whether other threads or other processes made them.
+// An item is a tile of rows (tokens times the heads that share a K/V head) against a part of the sequence. Where each
+// K/V head has few rows, an item has several of these heads, which lie beside each other in memory: long runs are read
+// faster than short ones. An item's partial result is (m, s, o): the largest score, the sum of exp(score - m), and the
+// values weighted with exp(score - m). Partial results of other parts of the sequence are merged by their m and s,
+// whether other threads or other processes made them.
 // How a sequence is split depends on its length alone, so that a request gets the same sums whatever runs beside it.
 //
 // Keys lie transposed, so that the scores of 32 keys are two vectors, and products need no sums across lanes. Vectors
@@ -34,6 +36,7 @@ constexpr int kTile = 8;             // rows that are multiplied at a time
 constexpr int64_t kMostDim = 256;    // of a head
 constexpr int64_t kSplitBlocks = 8;  // of a part of the sequence
 constexpr int64_t kWhole = 8;        // tokens from which on a slice has items enough, and sequences are not split
+constexpr int64_t kPieces = 8;       // items for each thread, where streams have as many parts of K/V heads
 constexpr int64_t kHead = 16;        // floats before a partial row's o; the first two are m and s
 constexpr int64_t kSent = 2;         // those before an o that another process gets
 
@@ -158,23 +161,23 @@ INLINE void multiply_values(const float *weights, const float *keep, const Cell 
   Vector a[R][N];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int c = 0; c < N; ++c) {
       load(a[r][c], o + r * kMostDim + c * kLanes);
       a[r][c] *= keep[r];
     }
   for (int64_t j = 0; j < count; ++j) {
     Vector v[N];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int c = 0; c < N; ++c) load(v[c], values + j * wide + c * kLanes);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int c = 0; c < N; ++c) a[r][c] += weights[r * kBlock + j] * v[c];
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int c = 0; c < N; ++c) store(o + r * kMostDim + c * kLanes, a[r][c]);
 }
 
@@ -245,26 +248,58 @@ INLINE void attend_tile(const Shape &s, State &state, int64_t row, int64_t first
   if constexpr (kScaled<Cell>) multiply_scales<R>(scales + kBlock, scores);  // of those that nobody sees, nothing is read
   float *const o = state.o + row * kMostDim;
   int64_t column = 0;
+  constexpr int kAtOnce = R <= 4 ? 4 : 2;  // vectors of a row, so that memory is read in order where it sets the pace
+  for (; column + kAtOnce * kLanes <= wide; column += kAtOnce * kLanes)
+    multiply_values<R, kAtOnce>(scores, keep, values + column, count, wide, o + column);
   for (; column + 2 * kLanes <= wide; column += 2 * kLanes)
     multiply_values<R, 2>(scores, keep, values + column, count, wide, o + column);
   if (column < wide) multiply_values<R, 1>(scores, keep, values + column, count, wide, o + column);
 }
 
+// The rows of an item that read one of its K/V heads. They follow each other.
+INLINE int64_t rows_of_one(const Item &item) { return item.tokens * item.heads; }
+
+// The token of its request and the head of q that a row of an item has.
+struct Place {
+  int64_t token, head;
+};
+
+INLINE Place place(const Item &item, int64_t row) {
+  const int64_t each = rows_of_one(item), kv = row / each, rest = row % each;
+  return {item.token + rest / item.heads, item.head + kv * item.heads + rest % item.heads};
+}
+
 // Where a row of an item has its result.
 INLINE float *output(const Shape &s, const Buffers &b, const Item &item, int64_t row) {
-  const int64_t token = item.token + row / item.heads, head = item.head + row % item.heads;
-  return b.out + (b.batch->first[item.request] + token) * s.out_row + head * (s.partial ? kSent + s.dim : s.dim);
+  const Place at = place(item, row);
+  return b.out + (b.batch->first[item.request] + at.token) * s.out_row + at.head * (s.partial ? kSent + s.dim : s.dim);
+}
+
+// Attends to a block of one K/V head with the rows [row, end) of an item.
+template <typename Cell>
+INLINE void attend_rows(const Shape &s, State &state, int64_t row, int64_t end, int64_t first, int64_t count,
+                        const Cell *keys, const Cell *values, const float *scales) {
+  for (; row + kTile <= end; row += kTile) attend_tile<kTile>(s, state, row, first, count, keys, values, scales);
+  if (row + 4 <= end) {
+    attend_tile<4>(s, state, row, first, count, keys, values, scales);
+    row += 4;
+  }
+  if (row + 2 <= end) {
+    attend_tile<2>(s, state, row, first, count, keys, values, scales);
+    row += 2;
+  }
+  if (row < end) attend_tile<1>(s, state, row, first, count, keys, values, scales);
 }
 
 template <typename Cell>
 INLINE void attend(const Shape &s, const Buffers &b, const Item &item, State &state) {
   const Batch &batch = *b.batch;
-  const int64_t half = s.rotary / 2, wide = padded(s.dim), rows = item.tokens * item.heads;
-  const int64_t start = batch.start[item.request], kv = item.head / (s.heads / s.kv_heads);
+  const int64_t half = s.rotary / 2, wide = padded(s.dim), each = rows_of_one(item), rows = each * item.kv_heads;
+  const int64_t start = batch.start[item.request], from = item.head / (s.heads / s.kv_heads);
   for (int64_t row = 0; row < rows; ++row) {
-    const int64_t token = item.token + row / item.heads, head = item.head + row % item.heads;
-    const int64_t position = start + token;
-    const float *const q = b.q + (batch.first[item.request] + token) * s.q_row + head * s.dim;
+    const Place at = place(item, row);
+    const int64_t position = start + at.token;
+    const float *const q = b.q + (batch.first[item.request] + at.token) * s.q_row + at.head * s.dim;
     rotate(s, q, b.cos + position * half, b.sin + position * half, state.q + row * kMostDim, 1, s.scale);
     memset(state.o + row * kMostDim, 0, wide * sizeof(float));
     state.m[row] = -INFINITY;
@@ -274,22 +309,14 @@ INLINE void attend(const Shape &s, const Buffers &b, const Item &item, State &st
   const int64_t last = start + item.token + item.tokens - 1;
   const int32_t *const table = batch.tables + batch.table[item.request];
   for (int64_t block = item.block; block < item.block_end; ++block) {
-    const int64_t at = table[block] * s.kv_heads + kv, first = first_of(batch, item.request, block);
-    const int64_t count = std::min(kBlock, last + 1 - first);
-    const Cell *const keys = static_cast<const Cell *>(b.keys) + at * s.dim * kBlock;
-    const Cell *const values = static_cast<const Cell *>(b.values) + at * kBlock * wide;
-    const float *const scales = kScaled<Cell> ? b.scales + at * 2 * kBlock : nullptr;
-    int64_t row = 0;
-    for (; row + kTile <= rows; row += kTile) attend_tile<kTile>(s, state, row, first, count, keys, values, scales);
-    if (row + 4 <= rows) {
-      attend_tile<4>(s, state, row, first, count, keys, values, scales);
-      row += 4;
+    const int64_t first = first_of(batch, item.request, block), count = std::min(kBlock, last + 1 - first);
+    for (int64_t kv = 0; kv < item.kv_heads; ++kv) {
+      const int64_t at = table[block] * s.kv_heads + from + kv;
+      const Cell *const keys = static_cast<const Cell *>(b.keys) + at * s.dim * kBlock;
+      const Cell *const values = static_cast<const Cell *>(b.values) + at * kBlock * wide;
+      const float *const scales = kScaled<Cell> ? b.scales + at * 2 * kBlock : nullptr;
+      attend_rows(s, state, kv * each, (kv + 1) * each, first, count, keys, values, scales);
     }
-    if (row + 2 <= rows) {
-      attend_tile<2>(s, state, row, first, count, keys, values, scales);
-      row += 2;
-    }
-    if (row < rows) attend_tile<1>(s, state, row, first, count, keys, values, scales);
   }
   for (int64_t row = 0; row < rows; ++row) {
     const float *const o = state.o + row * kMostDim;
@@ -351,7 +378,7 @@ INLINE void merge(const Shape &s, const Buffers &b, int64_t part) {
   const int64_t wide = kHead + padded(s.dim);
   for (int64_t i = part; i < batch.merge_count; i += s.threads) {
     const Item &item = batch.items[batch.merges[i].item];
-    const int64_t rows = item.tokens * item.heads;
+    const int64_t rows = rows_of_one(item) * item.kv_heads;
     for (int64_t row = 0; row < rows; ++row) {
       merge_row(batch.partials + item.partial + row * wide, batch.merges[i].splits, rows * wide, kHead, s.dim,
                 s.partial, output(s, b, item, row));
@@ -415,12 +442,17 @@ class Planner {
  public:
   Planner(const Shape &s, Batch &batch) : s_(s), batch_(batch) {
     batch.item_count = batch.merge_count = batch.partial_count = 0;
+    int64_t parts = 0;
+    for (int64_t i = 0; i < batch.requests; ++i)
+      if (tokens(i) < kWhole) parts += parts_of(seen(i, batch.start[i] + tokens(i) - 1));
+    together_ = parts * s.kv_heads / (kPieces * s.threads);
   }
 
   void request(int64_t number) {
-    const int64_t count = batch_.first[number + 1] - batch_.first[number], group = s_.heads / s_.kv_heads;
+    const int64_t count = tokens(number), group = s_.heads / s_.kv_heads;
     const int64_t heads = std::min(group, kRows), most = std::max<int64_t>(1, kRows / heads);
-    for (int64_t kv = 0; kv < s_.kv_heads; ++kv)
+    const int64_t together = heads < group ? 1 : kv_heads_for(number);
+    for (int64_t kv = 0; kv < s_.kv_heads; kv += together)
       for (int64_t head = 0; head < group; head += heads)
         for (int64_t token = 0; token < count; token += most) {
           Item item{};
@@ -429,22 +461,37 @@ class Planner {
           item.tokens = std::min(most, count - token);
           item.head = kv * group + head;
           item.heads = std::min(heads, group - head);
+          item.kv_heads = std::min(together, s_.kv_heads - kv);
           tile(item, count < kWhole);
         }
   }
 
  private:
+  int64_t tokens(int64_t request) const { return batch_.first[request + 1] - batch_.first[request]; }
+
+  // The K/V heads of an item: so many that items are not fewer than there should be, and their rows fit.
+  int64_t kv_heads_for(int64_t request) const {
+    const int64_t count = tokens(request), rows = count * (s_.heads / s_.kv_heads);
+    if (count >= kWhole) return 1;
+    const int64_t most = std::max<int64_t>(1, std::min({together_, kRows / rows, s_.kv_heads}));
+    const int64_t items = (s_.kv_heads + most - 1) / most;
+    return (s_.kv_heads + items - 1) / items;
+  }
+
+  // The parts of a sequence with so many blocks.
+  static int64_t parts_of(int64_t blocks) { return (blocks + kSplitBlocks - 1) / kSplitBlocks; }
+
   void tile(Item item, bool split) {
     const int64_t blocks = seen(item.request, batch_.start[item.request] + item.token + item.tokens - 1);
     if (!blocks) return;  // other processes hold what these rows see
-    const int64_t splits = split ? (blocks + kSplitBlocks - 1) / kSplitBlocks : 1;
+    const int64_t splits = split ? parts_of(blocks) : 1;
     if (splits > 1 && batch_.merge_count++ < batch_.merge_capacity)
       batch_.merges[batch_.merge_count - 1] = {batch_.item_count, splits};
     for (int64_t i = 0; i < splits; ++i) {
       item.block = blocks * i / splits;
       item.block_end = blocks * (i + 1) / splits;
       item.partial = splits > 1 ? batch_.partial_count : -1;
-      if (splits > 1) batch_.partial_count += item.tokens * item.heads * (kHead + padded(s_.dim));
+      if (splits > 1) batch_.partial_count += rows_of_one(item) * item.kv_heads * (kHead + padded(s_.dim));
       if (batch_.item_count++ < batch_.item_capacity) batch_.items[batch_.item_count - 1] = item;
     }
   }
@@ -459,6 +506,7 @@ class Planner {
 
   const Shape &s_;
   Batch &batch_;
+  int64_t together_;  // the K/V heads of an item, as far as the number of items is concerned
 };
 
 }  // namespace

@@ -27,11 +27,11 @@ typedef struct {
   int64_t partial;
 } collage_attention_shape;
 
-// Work for one thread: rows of q (`tokens` from `token` on, times `heads` from `head` on) that read one K/V head, and
-// blocks [block, block_end) of the request. A row's partial result goes to `partial` (in floats), or, where it is -1,
-// the finished one goes to the output.
+// Work for one thread: the rows of q that read `kv_heads` K/V heads, `heads` from `head` on for each of them, times
+// `tokens` from `token` on; and blocks [block, block_end) of the request. A row's partial result goes to `partial` (in
+// floats), or, where it is -1, the finished one goes to the output.
 typedef struct {
-  int64_t request, token, tokens, head, heads, block, block_end, partial;
+  int64_t request, token, tokens, head, heads, kv_heads, block, block_end, partial;
 } collage_attention_item;
 
 // Rows whose partial results are merged: those of `splits` items, the first of which is `item`.

@@ -43,7 +43,7 @@ class CacheAttention:
         self._peers = [peer for peer in range(size) if peer != rank]
         self._outgoing = {peer: aligned_empty((most * width,), "float32") for peer in self._peers}
         self._incoming = {peer: aligned_empty((most * width,), "float32") for peer in self._peers}
-        self._batch = Batch(heads)
+        self._batch = Batch(heads, threads)
         parts = (0, self._wide, self._wide + narrow)
         q, k, v = (attention.Rows(self.rows, offset, width) for offset in parts)
         out = attention.Rows(self.partials[rank], 0, self.partials[rank, 0].size)

@@ -39,7 +39,7 @@ class PipelineRank:
         self._tensors = tensors
         self._leaving = stage.leaving
         self._entering = tuple(stage.entering[own.buckets[0]])
-        self._batch = Batch(own.heads)
+        self._batch = Batch(own.heads, own.threads)
         self.caches = [make_cache(own.heads, blocks, cache) for _ in own.decoder.layers]
         arena = arena_for(chain(chain.from_iterable(own.segments.values()), own.ends.values()))
         shared = Shared(self._batch, self.caches, arena)

@@ -36,7 +36,7 @@ class TensorRank:
     ) -> None:
         self._compiled = compiled
         self._tensors = tensors
-        self._batch = Batch(compiled.heads)
+        self._batch = Batch(compiled.heads, compiled.threads)
         self.caches = [make_cache(compiled.heads, blocks, cache) for _ in compiled.decoder.layers]
         arena = arena_for(chain(chain.from_iterable(compiled.segments.values()), compiled.ends.values()))
         self._values: dict[int, Values] = {}

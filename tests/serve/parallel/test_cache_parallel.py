@@ -49,7 +49,7 @@ class Layer:
         wide, narrow = heads.heads * heads.dim, heads.kv_heads * heads.dim
         self.qkv = aligned_empty((most, wide + 2 * narrow), "float32")
         self.whole = aligned_empty((most, wide), "float32")
-        self._batch = Batch(heads)
+        self._batch = Batch(heads, 1)
         cache = make_cache(heads, BLOCKS)
         cache.keys.fill(np.nan)
         operands = self._operands(self.qkv, self.whole, cache)
