@@ -1,11 +1,8 @@
 // Attention of packed tokens over a paged cache.
 //
-// An item is a tile of rows (tokens times the heads that share a K/V head) against a part of the sequence. Where each
-// K/V head has few rows, an item has several of these heads, which lie beside each other in memory: long runs are read
-// faster than short ones. An item's partial result is (m, s, o): the largest score, the sum of exp(score - m), and the
-// values weighted with exp(score - m). Partial results of other parts of the sequence are merged by their m and s,
-// whether other threads or other processes made them.
-// How a sequence is split depends on its length alone, so that a request gets the same sums whatever runs beside it.
+// An item (see attention_plan.cpp) is a tile of rows against a part of the sequence. Its partial result is (m, s, o): the
+// largest score, the sum of exp(score - m), and the values weighted with exp(score - m). Partial results of other parts
+// of the sequence are merged by their m and s, whether other threads or other processes made them.
 //
 // Keys lie transposed, so that the scores of 32 keys are two vectors, and products need no sums across lanes. Vectors
 // are the compiler's, 64 bytes wide, and the code is compiled for three instruction sets.
@@ -20,25 +17,17 @@
 #pragma GCC diagnostic ignored "-Wpsabi"  // vectors are never passed between functions that are not inlined
 
 #include "attention_cells.h"
+#include "attention_items.h"
 #include "kernels.h"
 
 namespace {
 
-using Shape = collage_attention_shape;
-using Batch = collage_attention_batch;
+using namespace collage_attention;
 using Buffers = collage_attention_buffers;
-using Item = collage_attention_item;
 using Partials = collage_attention_partials;
 
-constexpr int64_t kBlock = COLLAGE_ATTENTION_BLOCK;
-constexpr int64_t kRows = 32;        // of an item
-constexpr int kTile = 8;             // rows that are multiplied at a time
-constexpr int64_t kMostDim = 256;    // of a head
-constexpr int64_t kSplitBlocks = 8;  // of a part of the sequence
-constexpr int64_t kWhole = 8;        // tokens from which on a slice has items enough, and sequences are not split
-constexpr int64_t kPieces = 8;       // items for each thread, where streams have as many parts of K/V heads
-constexpr int64_t kHead = 16;        // floats before a partial row's o; the first two are m and s
-constexpr int64_t kSent = 2;         // those before an o that another process gets
+constexpr int kTile = 8;      // rows that are multiplied at a time
+constexpr int64_t kSent = 2;  // floats before an o that another process gets: m and s
 
 // e^x for x <= 0, and 0 below e^-80. NaN stays NaN.
 INLINE void exponential(Vector &x) {
@@ -256,9 +245,6 @@ INLINE void attend_tile(const Shape &s, State &state, int64_t row, int64_t first
   if (column < wide) multiply_values<R, 1>(scores, keep, values + column, count, wide, o + column);
 }
 
-// The rows of an item that read one of its K/V heads. They follow each other.
-INLINE int64_t rows_of_one(const Item &item) { return item.tokens * item.heads; }
-
 // The token of its request and the head of q that a row of an item has.
 struct Place {
   int64_t token, head;
@@ -437,89 +423,9 @@ int run_phase(Phase phase, void *a, void *b, intptr_t n) {
   return 0;
 }
 
-// The items and merges of a batch, counted, and written where there is room.
-class Planner {
- public:
-  Planner(const Shape &s, Batch &batch) : s_(s), batch_(batch) {
-    batch.item_count = batch.merge_count = batch.partial_count = 0;
-    int64_t parts = 0;
-    for (int64_t i = 0; i < batch.requests; ++i)
-      if (tokens(i) < kWhole) parts += parts_of(seen(i, batch.start[i] + tokens(i) - 1));
-    together_ = parts * s.kv_heads / (kPieces * s.threads);
-  }
-
-  void request(int64_t number) {
-    const int64_t count = tokens(number), group = s_.heads / s_.kv_heads;
-    const int64_t heads = std::min(group, kRows), most = std::max<int64_t>(1, kRows / heads);
-    const int64_t together = heads < group ? 1 : kv_heads_for(number);
-    for (int64_t kv = 0; kv < s_.kv_heads; kv += together)
-      for (int64_t head = 0; head < group; head += heads)
-        for (int64_t token = 0; token < count; token += most) {
-          Item item{};
-          item.request = number;
-          item.token = token;
-          item.tokens = std::min(most, count - token);
-          item.head = kv * group + head;
-          item.heads = std::min(heads, group - head);
-          item.kv_heads = std::min(together, s_.kv_heads - kv);
-          tile(item, count < kWhole);
-        }
-  }
-
- private:
-  int64_t tokens(int64_t request) const { return batch_.first[request + 1] - batch_.first[request]; }
-
-  // The K/V heads of an item: so many that items are not fewer than there should be, and their rows fit.
-  int64_t kv_heads_for(int64_t request) const {
-    const int64_t count = tokens(request), rows = count * (s_.heads / s_.kv_heads);
-    if (count >= kWhole) return 1;
-    const int64_t most = std::max<int64_t>(1, std::min({together_, kRows / rows, s_.kv_heads}));
-    const int64_t items = (s_.kv_heads + most - 1) / most;
-    return (s_.kv_heads + items - 1) / items;
-  }
-
-  // The parts of a sequence with so many blocks.
-  static int64_t parts_of(int64_t blocks) { return (blocks + kSplitBlocks - 1) / kSplitBlocks; }
-
-  void tile(Item item, bool split) {
-    const int64_t blocks = seen(item.request, batch_.start[item.request] + item.token + item.tokens - 1);
-    if (!blocks) return;  // other processes hold what these rows see
-    const int64_t splits = split ? parts_of(blocks) : 1;
-    if (splits > 1 && batch_.merge_count++ < batch_.merge_capacity)
-      batch_.merges[batch_.merge_count - 1] = {batch_.item_count, splits};
-    for (int64_t i = 0; i < splits; ++i) {
-      item.block = blocks * i / splits;
-      item.block_end = blocks * (i + 1) / splits;
-      item.partial = splits > 1 ? batch_.partial_count : -1;
-      if (splits > 1) batch_.partial_count += rows_of_one(item) * item.kv_heads * (kHead + padded(s_.dim));
-      if (batch_.item_count++ < batch_.item_capacity) batch_.items[batch_.item_count - 1] = item;
-    }
-  }
-
-  // The blocks of a request here that a token at this position sees.
-  int64_t seen(int64_t request, int64_t position) const {
-    const int64_t last = position / kBlock;
-    if (!batch_.places) return last + 1;
-    const int32_t *const from = batch_.places + batch_.table[request], *const to = batch_.places + batch_.table[request + 1];
-    return std::upper_bound(from, to, last) - from;
-  }
-
-  const Shape &s_;
-  Batch &batch_;
-  int64_t together_;  // the K/V heads of an item, as far as the number of items is concerned
-};
-
 }  // namespace
 
 extern "C" {
-
-int collage_attention_plan(const collage_attention_shape *shape, collage_attention_batch *batch) {
-  if (shape->dim > kMostDim) return COLLAGE_UNAVAILABLE;
-  Planner planner(*shape, *batch);
-  for (int64_t i = 0; i < batch->requests; ++i) planner.request(i);
-  return batch->item_count > batch->item_capacity || batch->merge_count > batch->merge_capacity ||
-         batch->partial_count > batch->partial_capacity;
-}
 
 int collage_attention_store(void *a, void *b, intptr_t n, void *) {
   if (n == 0) static_cast<const Buffers *>(b)->batch->next = 0;  // attend begins when all have stored

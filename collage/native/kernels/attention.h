@@ -1,4 +1,4 @@
-// Attention of packed tokens over a paged cache of keys and values; see attention.cpp.
+// Attention of packed tokens over a paged cache of keys and values; see attention.cpp and attention_plan.cpp.
 
 #ifndef COLLAGE_NATIVE_KERNELS_ATTENTION_H
 #define COLLAGE_NATIVE_KERNELS_ATTENTION_H

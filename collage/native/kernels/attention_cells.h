@@ -11,6 +11,8 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "attention_items.h"
+
 #define INLINE __attribute__((always_inline)) inline
 
 namespace {
@@ -20,9 +22,7 @@ typedef int32_t Integers __attribute__((vector_size(64)));
 typedef uint16_t Halves __attribute__((vector_size(32)));
 typedef int8_t Bytes __attribute__((vector_size(16)));
 
-constexpr int64_t kLanes = 16;
-
-INLINE int64_t padded(int64_t dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
+using collage_attention::kLanes;
 
 // The cells of a cache are floats, the upper halves of floats, or multiples of a scale that the cells of a token and head
 // share.
