@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collage.patterns.rules import BasePatternRule, check_path
     from collage.runtime.bound import BoundCall
     from collage.runtime.bound_engine import BoundEngine
-    from collage.runtime.suffix import BoundSuffix
+    from collage.runtime.bound_suffix import BoundSuffix
 
 # Unless this is set before ONNX Runtime is imported, ONNX Runtime reports which models it is given, and writes an id
 # and a database for that. Child processes inherit the setting. A value that the user has set is kept.
@@ -72,7 +72,7 @@ _HOMES = {
     "collage.patterns.rules": ("BasePatternRule", "check_path"),
     "collage.runtime.bound": ("BoundCall",),
     "collage.runtime.bound_engine": ("BoundEngine",),
-    "collage.runtime.suffix": ("BoundSuffix",),
+    "collage.runtime.bound_suffix": ("BoundSuffix",),
     "collage.module.module": ("CompiledModule",),
     "collage.module.shaped": ("ShapedModule",),
 }

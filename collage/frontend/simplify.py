@@ -19,6 +19,7 @@ from collage.frontend.halves import folded_in_float16
 from collage.frontend.ort_session import session_options
 from collage.frontend.qlinear import spelt_out
 from collage.frontend.quantised_views import views_first
+from collage.frontend.recurrent import steps_spelt_out
 from collage.frontend.scopes import all_nodes
 from collage.frontend.shapes import infer_types, model_inputs
 
@@ -31,8 +32,9 @@ def simplify(model: onnx.ModelProto, *, halves: bool = False) -> onnx.ModelProto
     """A new model with constants folded, BatchNormalization folded into convolutions, and types inferred.
 
     Before that, operators that only engines could run are replaced by those that define them (see ``expand`` and
-    ``spelt_out``). After it, casts of 64-bit integers move to where the integers come from (see ``casts_first``), and
-    views of what is quantised are taken of the integers (see ``views_first``).
+    ``spelt_out``). After it, recurrent operators over one step are written out (see ``steps_spelt_out``), casts of
+    64-bit integers move to where the integers come from (see ``casts_first``), and views of what is quantised are taken
+    of the integers (see ``views_first``).
 
     ONNX Runtime's level "basic" does the folding. It emits standard operators only. TVM's importer needs it, for
     example for BERT's ConstantOfShape on a shape tensor, and every engine would do the same by itself. It makes most
@@ -42,7 +44,7 @@ def simplify(model: onnx.ModelProto, *, halves: bool = False) -> onnx.ModelProto
     expanded = spelt_out(expand(model))
     simple = folded_in_float16(expanded, _folded) if halves else _folded(expanded)
     _tidy(simple, {info.name for info in model_inputs(model)})
-    return infer_types(casts_first(views_first(simple)))
+    return infer_types(casts_first(views_first(steps_spelt_out(simple))))
 
 
 def _folded(model: onnx.ModelProto) -> onnx.ModelProto:

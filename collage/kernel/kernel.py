@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from collage.graph.dataflow import Array
@@ -47,3 +48,10 @@ class Session(ABC):
         None says that the engine allocates its outputs by itself. May raise anything for arrays that do not fit.
         """
         return None
+
+    def bind_inputs(self, inputs: Sequence[Array]) -> Callable[[], list[Any]]:
+        """A call that reads these contiguous arrays of numbers each time, and gives outputs as ``run`` does.
+
+        By default, it is ``run`` on them. May raise anything for arrays that do not fit.
+        """
+        return partial(self.run, inputs)

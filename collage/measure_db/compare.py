@@ -172,8 +172,7 @@ class Expected:
         if layout.format != PLAIN.format:
             whole = np.broadcast_to(inverse, array.shape)
             padding: Any = to_layout(np.ones(array.shape, bool), layout)
-            inverse = to_layout(np.ascontiguousarray(whole), layout)
-            inverse[~padding] = _PADDING  # its readers rely on zeros there
+            inverse = np.where(padding, to_layout(whole, layout), _PADDING)  # its readers rely on zeros there
         return Expected(
             stored,
             dtype,

@@ -12,10 +12,11 @@ from collage.module.save import save_modules
 from collage.report.report import Report
 from collage.report.show_html import as_html
 from collage.runtime.bound_engine import BoundEngine
+from collage.runtime.bound_suffix import BoundSuffix
 from collage.runtime.executor import Executor
 from collage.runtime.inputs import collect_inputs, extents
 from collage.runtime.parts import Parts
-from collage.runtime.suffix import BoundSuffix, SuffixExecutor
+from collage.runtime.suffix import SuffixExecutor
 from collage.schedule.program import Program
 
 if TYPE_CHECKING:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TypeAlias
 
 import numpy as np
 
@@ -24,9 +23,6 @@ from collage.schedule.suffix import Suffix, ValuePort
 
 log = logging.getLogger(__name__)
 
-Turn: TypeAlias = "Callable[[], AbstractContextManager[None]]"
-"""What a run of an engine is in: callers take turns, and other threads make way."""
-
 
 class BoundEngine:
     """A bound call, as ``BoundCall``: the engine reads the arrays of ``inputs`` and writes those of ``outputs``.
@@ -38,12 +34,15 @@ class BoundEngine:
         self,
         engine: str,
         call: Call,
-        turn: Turn,
+        turn: AbstractContextManager[None],
         careful: Careful | None,
         inputs: Mapping[str, Array],
         outputs: Mapping[str, Array],
     ) -> None:
-        """``engine`` is its name, for errors. ``careful`` answers calls with unusual numbers in the inputs."""
+        """``engine`` is its name, for errors, and each run is in a ``turn``.
+
+        ``careful`` answers calls with unusual numbers in the inputs.
+        """
         self._engine = engine
         self._call = call
         self._turn = turn
@@ -56,7 +55,7 @@ class BoundEngine:
 
     def __call__(self) -> None:
         """Run the module once. Raises CollageError with the engine's message."""
-        with self._turn():
+        with self._turn:
             if self._scan is not None:
                 self._found[0] = 0
                 self._scan()
@@ -81,7 +80,7 @@ def has_buffers(suffix: Suffix) -> bool:
 def bind_engine(
     suffix: Suffix,
     session: Session,
-    turn: Turn,
+    turn: AbstractContextManager[None],
     careful: Careful | None,
     inputs: Mapping[str, Array],
     outputs: Mapping[str, Array],

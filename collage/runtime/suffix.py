@@ -6,8 +6,8 @@ The engine takes and gives values of any type, and allocates its own memory.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from collage.graph.value_type import STRING, TENSOR, MismatchError
 from collage.kernel.kernel import Session
 from collage.runtime.bound import BoundCall, bind
 from collage.runtime.bound_engine import BoundEngine, bind_engine, has_buffers
+from collage.runtime.bound_suffix import BoundSuffix
 from collage.runtime.careful import Careful, are_ordinary
 from collage.runtime.executor import Executor
 from collage.runtime.ticket_lock import TicketLock
@@ -40,15 +41,13 @@ class SuffixExecutor:
         """The region that the engine runs, and the model's inputs and outputs."""
         self._session = session
         self._careful = careful
-        self._lock = TicketLock()
-        self._process = os.getpid()
+        self._turn = _Turn()
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """Outputs in order, as values that belong to the caller. Raises CollageError with the engine's message."""
-        self._refuse_in_child()
         values = dict(zip([port.name for port in self.suffix.inputs], inputs, strict=True))
         program = self._prefix.program
-        with self._lock:
+        with self._turn:
             made = self._prefix.run_in_place([values[port.name] for port in program.inputs])
             values.update(zip([port.name for port in program.outputs], made, strict=True))
             outputs = self._finish(values)
@@ -71,7 +70,15 @@ class SuffixExecutor:
             port.name: prefix.inputs[port.name] if port.name in taken else _array(port, inputs.get(port.name))
             for port in self.suffix.inputs
         }
-        return BoundSuffix(self, prefix, arrays)
+        return BoundSuffix(
+            self.suffix,
+            self._session,
+            self._turn,
+            self._careful,
+            arrays,
+            prefix.outputs,
+            partial(self._launch, prefix) if prefix.calls or prefix.outputs else None,
+        )
 
     @property
     def writes_in_place(self) -> bool:
@@ -85,19 +92,9 @@ class SuffixExecutor:
         """
         return bind_engine(self.suffix, self._session, self._turn, self._careful, inputs, outputs)
 
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        self._refuse_in_child()
-        with self._lock:
-            self._prefix.make_way()
-            yield
-
-    def run_bound(self, prefix: BoundCall, inputs: Mapping[str, Array]) -> dict[str, Any]:
-        """Outputs by name. The next run overwrites those of the launches."""
-        self._refuse_in_child()
-        with self._lock:
-            prefix()
-            return {**prefix.outputs, **self._finish({**inputs, **prefix.outputs})}
+    def _launch(self, prefix: BoundCall) -> None:
+        prefix()
+        self._prefix.make_way()
 
     def clone(self) -> SuffixExecutor:
         """The same executor, since there is one engine, which callers use in turn."""
@@ -117,31 +114,21 @@ class SuffixExecutor:
             raise CollageError(f"{self.suffix.region.backend} fails on these inputs: {text}") from error
         return dict(zip(self.suffix.writes, given, strict=True))
 
-    def _refuse_in_child(self) -> None:
+
+class _Turn(TicketLock):
+    """What a run is in: callers take turns. Raises CollageError in a forked process, before anything runs there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._process = os.getpid()
+
+    def __enter__(self) -> None:
         if self._process != os.getpid():
             raise CollageError(
                 "this module was loaded before the process forked, and the engine's threads did not come along: load "
                 "it again in the child, or start the child by spawning."
             )
-
-
-class BoundSuffix:
-    """A bound call, as ``BoundCall``, where an engine makes outputs. No input is copied on the way to it.
-
-    Fill the arrays of ``inputs``, call it, and read ``outputs``. Outputs of the launches are the same arrays in each
-    call, and outputs of the engine are new ones.
-    """
-
-    def __init__(self, executor: SuffixExecutor, prefix: BoundCall, inputs: Mapping[str, Array]) -> None:
-        self._executor = executor
-        self._prefix = prefix
-        self.inputs = dict(inputs)
-        self.outputs: dict[str, Any] = {}
-
-    def __call__(self) -> None:
-        """Run the module once. Raises CollageError with the engine's message."""
-        found = self._executor.run_bound(self._prefix, self.inputs)
-        self.outputs = {port.name: found[port.name] for port in self._executor.suffix.outputs}
+        super().__enter__()
 
 
 def _array(port: ValuePort, given: Array | None) -> Array:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from collage.graph.dataflow import TensorType
+from collage.graph.storage import BLOCKED, CHANNELS_LAST, Storage, to_layout
 from collage.kernel.buffers import aligned_array, aligned_copy, aligned_empty, as_bytes, poison
-from collage.measure_db.compare import region_tolerance, relative_error, tolerance
+from collage.measure_db.compare import Expected, region_tolerance, relative_error, tolerance
 
 F = np.float32
 DTYPES = [
@@ -135,3 +136,12 @@ def test_denormals_may_be_taken_for_zero(dtype: type) -> None:
     assert relative_error(denormals, denormals) == 0
     assert relative_error(np.zeros_like(denormals), denormals) < 1e-5
     assert relative_error(np.full_like(denormals, 1e-20), denormals) > 1
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 1, 1, 1), (2, 1, 1), (1, 3, 2)])
+@pytest.mark.parametrize("layout", [CHANNELS_LAST, BLOCKED])
+def test_outputs_of_any_size_are_compared_in_any_layout(shape: tuple[int, ...], layout: Storage) -> None:
+    array = np.full(shape, 2.0, np.float32)
+    expected = Expected.of(array, layout=layout)
+    assert expected.error(to_layout(array, layout)) == 0
+    assert expected.error(to_layout(array * np.float32(1.5), layout)) == pytest.approx(0.5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -11,7 +10,7 @@ import pytest
 from onnx import helper
 
 import collage
-from collage.errors import InputError, UsageError
+from collage.errors import InputError
 from collage.frontend.session import reference_run
 from collage.kernel.buffers import aligned_copy
 from collage.runtime.suffix import SuffixExecutor
@@ -160,24 +159,3 @@ def test_arrays_that_do_not_fit_are_refused(whole: collage.CompiledModule) -> No
     shared = aligned_copy(np.zeros(SHAPE, np.float32))
     with pytest.raises(InputError, match="overlaps"):
         whole.bind({"x": shared}, {"c": shared})
-
-
-def test_outputs_of_unknown_shapes_are_new_in_each_call(tmp_path: Path) -> None:
-    nodes = [helper.make_node("NonZero", ["x"], ["y"])]
-    model = make_model(nodes, {"x": [3, 4]}, {"y": [2, "n"]}, {})
-    model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
-    module = collage.compile(model, db=tmp_path / "db.sqlite", progress=False)
-    assert isinstance(module, collage.CompiledModule)
-    call = module.bind()
-    assert isinstance(call, collage.BoundSuffix)
-    rng = np.random.default_rng(0)
-    for count in (0, 5, 12):
-        x = np.zeros(12, np.float32)
-        x[rng.permutation(12)[:count]] = 1.0
-        np.copyto(call.inputs["x"], x.reshape(3, 4))
-        call()
-        np.testing.assert_array_equal(call.outputs["y"], np.stack(np.nonzero(x.reshape(3, 4))))
-    with pytest.raises(
-        UsageError, match="runs the model's whole graph and makes the outputs: give inputs only"
-    ):
-        module.bind(outputs={"y": np.zeros((2, 5), np.int64)})

@@ -1,0 +1,109 @@
+"""A module whose outputs an engine makes, bound to its caller's inputs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from collage.core.library_text import library_text
+from collage.errors import CollageError
+from collage.graph.dataflow import Array
+from collage.graph.magnitudes import is_scanned
+from collage.kernel.kernel import Call, Session
+from collage.native.scan import Scanned, new_flag, scan_call
+from collage.runtime.careful import Careful, are_ordinary
+from collage.schedule.suffix import Suffix
+
+log = logging.getLogger(__name__)
+
+
+class BoundSuffix:
+    """A bound call, as ``BoundCall``, where an engine makes outputs. No input is copied on the way to it.
+
+    Fill the arrays of ``inputs``, call it, and read ``outputs``. Outputs of the launches are the same arrays in each
+    call, and outputs of the engine are new ones. Callers of the module and of all its bound calls take turns.
+    """
+
+    def __init__(
+        self,
+        suffix: Suffix,
+        session: Session,
+        turn: AbstractContextManager[None],
+        careful: Careful | None,
+        inputs: Mapping[str, Any],
+        launched: Mapping[str, Array],
+        launch: Call | None,
+    ) -> None:
+        """``inputs`` has the values of all of the model's inputs, and ``launched`` the arrays that launches fill.
+
+        ``launch`` runs these launches, and None says that there are none. ``careful`` answers calls with unusual
+        numbers in what the engine reads.
+        """
+        self._suffix = suffix
+        self._turn = turn
+        self._launch = launch
+        self._known = {**inputs, **launched}
+        self._read = [self._known[name] for name in suffix.reads]
+        self._call = _engine_call(session, self._read)
+        self._careful = careful
+        self._is_unusual = _look(self._read) if careful is not None else None
+        self._names = tuple(port.name for port in suffix.outputs)
+        self._makes_all = self._names == tuple(suffix.writes)
+        self.inputs = dict(inputs)
+        self.outputs: dict[str, Any] = {}
+
+    def __call__(self) -> None:
+        """Run the module once. Raises CollageError with the engine's message."""
+        with self._turn:
+            if self._launch is not None:
+                self._launch()
+            if self._careful is not None and self._is_unusual is not None and self._is_unusual():
+                made: Sequence[Any] = self._careful.run(self._read)
+            else:
+                try:
+                    made = self._call()
+                except Exception as error:  # an engine raises anything
+                    name, text = self._suffix.region.backend, library_text(error)
+                    raise CollageError(f"{name} fails on these inputs: {text}") from error
+            found = dict(zip(self._suffix.writes, made, strict=True))
+            if not self._makes_all:
+                found = {name: found[name] if name in found else self._known[name] for name in self._names}
+            self.outputs = found
+
+
+def _engine_call(session: Session, read: Sequence[Any]) -> Callable[[], Sequence[Any]]:
+    """A call of the engine on these values. It tells only when it runs what the engine does not take."""
+    if all(map(_is_plain, read)):
+        try:
+            return session.bind_inputs(read)
+        except Exception as error:  # an engine raises anything
+            log.info("the engine is not bound to its inputs: %s", library_text(error))
+    return partial(session.run, read)
+
+
+def _look(read: Sequence[Any]) -> Callable[[], bool]:
+    """A function that tells whether there are unusual numbers in the values."""
+    scanned = [each for each in read if isinstance(each, np.ndarray) and is_scanned(each.dtype.name)]
+    if not all(map(_is_plain, read)):
+        return lambda: not are_ordinary(read)
+    if not scanned:
+        return lambda: False
+    flag = new_flag()
+    scan = scan_call([*map(Scanned, scanned)], flag)
+
+    def look() -> bool:
+        flag[0] = 0
+        scan()
+        return bool(flag[0])
+
+    return look
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether the value is a contiguous array of numbers, whose memory stays where it is."""
+    return isinstance(value, np.ndarray) and value.dtype.kind in "biufc" and bool(value.flags.c_contiguous)

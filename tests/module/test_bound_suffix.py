@@ -1,0 +1,149 @@
+"""Bound calls where an engine makes outputs: of unknown shapes, of strings, and behind launches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import collage
+from collage.errors import CollageError, UsageError
+from collage.graph.value_type import TENSOR, ValueType
+from collage.kernel.kernel import Session
+from collage.runtime.careful import Careful
+from collage.runtime.suffix import SuffixExecutor
+from collage.runtime.ticket_lock import TicketLock
+from collage.schedule.region import Region
+from collage.schedule.suffix import Suffix, ValuePort
+from tests.models import make_model
+
+
+def bound(model: onnx.ModelProto, folder: Path) -> tuple[collage.CompiledModule, collage.BoundSuffix]:
+    module = collage.compile(model, db=folder / "db.sqlite", progress=False, threads=2)
+    assert isinstance(module, collage.CompiledModule)
+    call = module.bind()
+    assert isinstance(call, collage.BoundSuffix)
+    return module, call
+
+
+def test_outputs_of_unknown_shapes_are_new_in_each_call(tmp_path: Path) -> None:
+    nodes = [helper.make_node("NonZero", ["x"], ["y"])]
+    model = make_model(nodes, {"x": [3, 4]}, {"y": [2, "n"]}, {})
+    model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    module, call = bound(model, tmp_path)
+    before = None
+    rng = np.random.default_rng(0)
+    for count in (0, 5, 12, 3):
+        x = np.zeros(12, np.float32)
+        x[rng.permutation(12)[:count]] = 1.0
+        np.copyto(call.inputs["x"], x.reshape(3, 4))
+        call()
+        np.testing.assert_array_equal(call.outputs["y"], np.stack(np.nonzero(x.reshape(3, 4))))
+        assert call.outputs["y"] is not before
+        before = call.outputs["y"]
+    with pytest.raises(
+        UsageError, match="runs the model's whole graph and makes the outputs: give inputs only"
+    ):
+        module.bind(outputs={"y": np.zeros((2, 5), np.int64)})
+
+
+def test_what_the_engine_made_before_is_kept(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Unique", ["x"], ["y"])]
+    _, call = bound(make_model(nodes, {"x": [6]}, {"y": ["n"]}, {}), tmp_path)
+    kept = []
+    for row in ([1, 2, 3, 1, 2, 3], [4, 4, 4, 4, 4, 4], [6, 5, 4, 3, 2, 1], [7, 8, 9, 7, 8, 9]):
+        np.copyto(call.inputs["x"], np.array(row, np.float32))
+        call()
+        kept.append((sorted(set(row)), call.outputs["y"]))
+    for wanted, made in kept:
+        np.testing.assert_array_equal(made, np.array(wanted, np.float32))
+
+
+def test_strings_are_made(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Cast", ["x"], ["y"], to=TensorProto.STRING)]
+    model = make_model(nodes, {"x": [3]}, {"y": [3]}, {})
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.STRING
+    _, call = bound(model, tmp_path)
+    for row in ([1, 2, 3], [20, 5, 4]):
+        np.copyto(call.inputs["x"], np.array(row, np.float32))
+        call()
+        assert [float(each) for each in call.outputs["y"]] == row
+
+
+class Doubling(Session):
+    """An engine that doubles the first of its inputs and adds the second one."""
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        return [2 * inputs[0] + inputs[1]]
+
+
+class Answering:
+    """Stands in for ONNX Runtime: its answers are all -1."""
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        return [np.full_like(inputs[0], -1)]
+
+
+def port(name: str) -> ValuePort:
+    return ValuePort(name, ValueType(TENSOR, "float32", (3,)))
+
+
+def made_suffix(careful: Careful | None) -> collage.BoundSuffix:
+    """Launches make a = x + 1; the engine makes 2 a + y; the outputs are that, y and a."""
+    x, y, a = (np.zeros(3, np.float32) for _ in range(3))
+    region = Region("doubling", ("onnx.NonZero",), (0,), ("double",), (), ())
+    suffix = Suffix(region, (port("x"), port("y")), (port("z"), port("y"), port("a")), ("a", "y"), ("z",))
+
+    def launch() -> None:
+        np.add(x, 1, out=a)
+
+    return collage.BoundSuffix(suffix, Doubling(), TicketLock(), careful, {"x": x, "y": y}, {"a": a}, launch)
+
+
+@pytest.mark.parametrize("careful", [None, Answering()])
+def test_an_engine_behind_launches_reads_what_they_make(careful: Any) -> None:
+    call = made_suffix(careful)
+    for number in (1.0, np.inf, 2.0):
+        call.inputs["x"].fill(number)
+        call.inputs["y"].fill(10)
+        call()
+        assert list(call.outputs) == ["z", "y", "a"]
+        answered = careful is not None and not np.isfinite(number)
+        np.testing.assert_array_equal(call.outputs["z"], np.full(3, -1 if answered else 2 * number + 12))
+        np.testing.assert_array_equal(call.outputs["a"], np.full(3, number + 1))
+        assert call.outputs["y"] is call.inputs["y"]
+
+
+def test_an_engine_that_cannot_be_bound_gets_its_inputs_in_each_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: object, inputs: object) -> None:
+        raise RuntimeError("other shapes")
+
+    nodes = [helper.make_node("Unique", ["x"], ["y"])]
+    module, _ = bound(make_model(nodes, {"x": [4]}, {"y": ["n"]}, {}), tmp_path)
+    assert isinstance(module.executor, SuffixExecutor)
+    monkeypatch.setattr(type(module.executor._session), "bind_inputs", refuse)
+    call = module.bind()
+    for row in ([1, 1, 2, 2], [3, 4, 5, 6]):
+        np.copyto(call.inputs["x"], np.array(row, np.float32))
+        call()
+        np.testing.assert_array_equal(call.outputs["y"], sorted(set(row)))
+
+
+def test_errors_of_the_engine_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise RuntimeError("out of order")
+
+    nodes = [helper.make_node("Unique", ["x"], ["y"])]
+    module, _ = bound(make_model(nodes, {"x": [4]}, {"y": ["n"]}, {}), tmp_path)
+    assert isinstance(module.executor, SuffixExecutor)
+    monkeypatch.setattr(type(module.executor._session), "bind_inputs", lambda self, inputs: fails)
+    call = module.bind()
+    with pytest.raises(CollageError, match="fails on these inputs: out of order"):
+        call()
