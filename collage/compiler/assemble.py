@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from collage.backends.base import Backend
 from collage.compiler.executable import Executable
 from collage.compiler.pieces import Buffers, Piece, PieceMaker
 from collage.compiler.plan import Plan, StreamPlan
 from collage.compiler.scans import Scans, limits_of
+from collage.graph.dataflow import np_dtype
 from collage.graph.ranges import Range
 from collage.kernel.options import BuildOptions
 from collage.kernel.target import Target
@@ -160,7 +163,12 @@ class Assembler:
         used = {v for r in regions for v in (*r.inputs, *r.outputs)} | {p.value for p in (*inputs, *outputs)}
         types = {v: buffers.type_of(v) for v in sorted(used)}
         devices = {v: each for v, each in buffers.devices.items() if v in used}
-        return make_program(regions, inputs, outputs, types, self.target.threads, devices, limits)
+        assumed = {
+            port.value: np.ascontiguousarray(model.assumed[port.name], np_dtype(port.type.dtype)).tobytes()
+            for port in inputs
+            if port.name in model.assumed
+        }
+        return make_program(regions, inputs, outputs, types, self.target.threads, devices, limits, assumed)
 
     def _ports(self, values: Sequence[int], names: Sequence[str]) -> list[Port]:
         graph = self.model.graph

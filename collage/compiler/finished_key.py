@@ -32,7 +32,7 @@ def finished_key(context: Context, compilation: Compilation) -> str | None:
         fingerprint(model.graph),
         model_digest(model),
         original_digest(source.original),
-        _digest([source.example_inputs]),
+        _digest([source.example_inputs, *([model.assumed] if model.assumed else [])]),
     )
     libraries = (
         EDITION,

@@ -33,7 +33,8 @@ class Model:
     ``onnx_values`` maps names of ONNX values to value ids. Several names may share an id, since an Identity vanishes.
     ``prim_funcs`` has the PrimFuncs of call_tir nodes by name. ``opaque`` has, for each ONNX node that TVM's importer
     could not convert, its index and the reason. ``example_inputs`` are the user's inputs by name;
-    other inputs are made up to measure and check with.
+    other inputs are made up to measure and check with. ``assumed`` has inputs for whose other values the graph is wrong
+    (see ``taken_branches``).
     """
 
     onnx: onnx.ModelProto
@@ -44,6 +45,7 @@ class Model:
     opaque: Mapping[int, str]
     name: str = "model"
     example_inputs: Mapping[str, Array] = field(default_factory=dict)
+    assumed: Mapping[str, Array] = field(default_factory=dict)
 
     @cached_property
     def known_edges(self) -> dict[tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -155,6 +157,7 @@ def from_simplified(
     name: str = "model",
     wrong: Mapping[int, str] = {},
     example_inputs: Mapping[str, Array] = {},
+    assumed: Mapping[str, Array] = {},
 ) -> Model:
     """The model of a simplified ONNX graph. The same graph gives the same ids in every process.
 
@@ -180,4 +183,5 @@ def from_simplified(
         imported.opaque,
         name,
         example_inputs,
+        assumed,
     )

@@ -58,8 +58,8 @@ class Plan:
             (r.nodes, r.inputs, r.outputs, r.exclusive, r.stream, r.scans) for r in self.program.regions
         ]
         about = (regions, self.program.ordered.schedule, [kernel.key for kernel in self.kernels])
-        limits = self.program.limits
-        text = repr((*about, sorted(limits.items())) if limits else about)
+        more = [sorted(each.items()) for each in (self.program.limits, self.program.assumed) if each]
+        text = repr((*about, *more) if more else about)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

@@ -31,6 +31,8 @@ from collage.schedule.read_program import read_program
 log = logging.getLogger(__name__)
 
 FORMAT = 6
+ASSUMING_FORMAT = 7
+"""That of files with programs that are right for some values of an input only, which older versions do not compare."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ def open_archive(path: Path, *, share: bool = True, trusted_key: str | Path | No
     if trusted_key is not None:
         check_signature(path, archive, Path(trusted_key))
     made_by, found = archive.manifest.get("collage"), archive.manifest.get("format")
-    if found != FORMAT or made_by != __version__:
+    if found not in (FORMAT, ASSUMING_FORMAT) or made_by != __version__:
         raise ModuleFileError(
             f"{path} was made by collage {shown(made_by)} (file format {shown(found)}), this is {__version__} "
             f"(format {FORMAT}). Compile the model again."

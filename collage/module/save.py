@@ -14,7 +14,7 @@ from collage.core.new_file import new_file
 from collage.kernel.buffers import as_bytes
 from collage.kernel.frames import Artifact, Buffer, Framed, parts_of
 from collage.module.archive import NewArchive
-from collage.module.file import FORMAT
+from collage.module.file import ASSUMING_FORMAT, FORMAT
 from collage.report.report import Report
 from collage.runtime.parts import Parts
 
@@ -29,7 +29,7 @@ def save_modules(
     """
     with new_file(path) as stream, NewArchive(stream) as archive:
         manifest = {
-            "format": FORMAT,
+            "format": ASSUMING_FORMAT if any(parts.program.assumed for parts, _ in modules) else FORMAT,
             "collage": __version__,
             "shaped": shaped,
             "modules": [_put_module(archive, *each) for each in modules],

@@ -29,7 +29,7 @@ from collage.graph.magnitudes import (
 )
 from collage.kernel.kernel import Call
 from collage.native.kernel_library import library_function
-from collage.native.launch import Step, Task
+from collage.native.launch import Step, Task, in_sequence
 
 Flag = npt.NDArray[np.int64]
 """An array of one element, which a scan sets to 1 where it finds something."""
@@ -62,6 +62,14 @@ class Scanned:
         return _CODES[name] | (limit_bits(name, self.limit) << 8 if own else 0)
 
 
+@dataclass(frozen=True)
+class Assumed:
+    """An array, and the bytes that it has to hold."""
+
+    array: Array
+    content: bytes
+
+
 def new_flag() -> Flag:
     """A flag that is not set."""
     return np.zeros(1, np.int64)
@@ -87,6 +95,30 @@ def scan_call(scans: Sequence[Scanned], flag: Flag) -> Call:
     if function is None:
         return _numpy_call(scans, flag)
     return _NativeCall(function, [_task(function, each.floats, flag) for each in scans])
+
+
+def assumed_step(assumed: Sequence[Assumed], flag: Flag) -> Step | None:
+    """A step that compares arrays with what they have to hold, or None without the native kernels."""
+    function = library_function("collage_scan_equal")
+    if function is None:
+        return None
+    tasks = []
+    for each in assumed:
+        content = np.frombuffer(each.content, np.uint8)
+        addresses = (int(array.ctypes.data) for array in (each.array, flag, content))
+        a, b, c = addresses
+        tasks.append(Task(function, a=a, b=b, n=content.size, c=c, keep=(each.array, flag, content)))
+    return Step((in_sequence(tasks),))
+
+
+def assumed_call(assumed: Sequence[Assumed], flag: Flag) -> Call:
+    """A call that compares arrays with what they have to hold."""
+
+    def run() -> None:
+        if any(each.array.tobytes() != each.content for each in assumed):
+            flag[0] = 1
+
+    return run
 
 
 def are_all_ordinary(arrays: Sequence[Array]) -> bool:

@@ -6,11 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from collage.graph.dataflow import np_dtype
 from collage.graph.magnitudes import LIMIT
 from collage.graph.storage import CUDA, HOST
 from collage.report.best_so_far import FINISHED, course_words, ended_words
 from collage.report.report import CandidateReport, ErrorReport, GraphLevelReport, Report
-from collage.schedule.program import Program, runs_on_gpu
+from collage.schedule.program import Port, Program, runs_on_gpu
 from collage.schedule.region import Region
 from collage.schedule.schedule import TEAM, concurrency, critical_path_us
 
@@ -136,8 +139,10 @@ def facts(report: Report, program: Program) -> list[tuple[str, str]]:
         found.append(("stopped", ended_words(report.ended, report.budget_s)))
     if report.graph_level is not None:
         found.append(("graph level", _graph_level(report.graph_level)))
-    if program.is_guarded:
+    if any(region.scans for region in program.launches):
         found.append(("guards", _guards(program)))
+    if program.assumed:
+        found.append(("assumes", _assumed(program)))
     found.append(("arena", _arena(report)))
     for device, plan in program.arenas.items():
         if device != HOST:
@@ -201,6 +206,18 @@ def _guards(program: Program) -> str:
         f"{regions} right on finite numbers only: {scans} scan{'s' if scans != 1 else ''} a run; calls with NaN, "
         f"infinities or magnitudes above {LIMIT:.0e}{beyond} run on ONNX Runtime, with one warning"
     )
+
+
+def _assumed(program: Program) -> str:
+    values = {
+        p.value: np.frombuffer(program.assumed[p.value], np_dtype(p.type.dtype)) for p in _assuming(program)
+    }
+    texts = (f"{p.name} = {', '.join(map(str, values[p.value].tolist()))}" for p in _assuming(program))
+    return f"{'; '.join(texts)}; calls with other values run on ONNX Runtime, with one warning"
+
+
+def _assuming(program: Program) -> list[Port]:
+    return [port for port in program.inputs if port.value in program.assumed]
 
 
 def _arena(report: Report) -> str:

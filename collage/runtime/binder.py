@@ -10,7 +10,7 @@ from collage.kernel.device_array import on_device
 from collage.kernel.device_call import DeviceCall
 from collage.kernel.kernel import Call
 from collage.native import Events, LaunchList, Step, Task, Team, in_sequence, note_time, sharing_scratch
-from collage.native.scan import Flag, Scanned, scan_call, scan_step
+from collage.native.scan import Assumed, Flag, Scanned, assumed_call, assumed_step, scan_call, scan_step
 from collage.runtime.device_launches import DeviceLaunch, DeviceLaunches
 from collage.runtime.device_scan import AfterScan, DeviceFlag, scan_on_device
 from collage.schedule.program import Program
@@ -26,7 +26,7 @@ class Binder:
     def __init__(self, program: Program, team: Team | None, lane: int, found: Flag) -> None:
         """``lane`` separates scratch memory: programs of one team and lane never run at the same time.
 
-        Scans set ``found`` where they find NaN, infinities or huge magnitudes.
+        Scans set ``found`` where they find NaN, infinities or huge magnitudes, or other inputs than those assumed.
         """
         self._found = found
         self._streams = program.ordered.schedule.streams
@@ -75,6 +75,14 @@ class Binder:
             tasks = [task for step in [*scan, *make(inputs, outputs)] for task in step.tasks]
         records = [self._records[number]] if number in self._records else []
         self._lists.setdefault(stream, []).extend([*self._waits.get(number, ()), *tasks, *records])
+
+    def assume(self, assumed: Sequence[Assumed]) -> None:
+        """Compare inputs with what they have to hold, before the first launch."""
+        step = None if self._team is None else assumed_step(assumed, self._found)
+        if step is None:
+            self.call(assumed_call(assumed, self._found), "comparison of inputs")
+        else:
+            self._steps.append(step)
 
     def call(self, call: Call, name: str, scans: Sequence[Scanned] = ()) -> None:
         """Add a call that does not run on the team, after the ``scans``. Errors have its ``name``."""

@@ -66,8 +66,8 @@ def _arrays(values: Sequence[Any]) -> Iterator[Array]:
 def _warn() -> None:
     log.warning(
         "an input leads to NaN, infinities, magnitudes above %.0e or, where values are stored in 8 bits, numbers far "
-        "beyond the samples', for which the fast kernels were not made: such calls are answered by ONNX Runtime, more "
-        "slowly; this is said once",
+        "beyond the samples', or has a value that the module was not placed for (see `collage show`): such calls are "
+        "answered by ONNX Runtime, more slowly; this is said once",
         LIMIT,
     )
 
@@ -76,5 +76,6 @@ def no_original() -> CollageError:
     """The error of a run that has to be a careful one, where the original model is not at hand."""
     return CollageError(
         f"an input leads to NaN, infinities, magnitudes above {LIMIT:.0e} or, where values are stored in 8 bits, "
-        "numbers far beyond the samples', for which these kernels were not made, and the original model is not at hand."
+        "numbers far beyond the samples', or has a value that the module was not placed for, and the original model is "
+        "not at hand."
     )

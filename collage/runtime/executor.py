@@ -26,7 +26,7 @@ from collage.kernel.device_call import DeviceCall
 from collage.kernel.device_clock import device_clocked
 from collage.kernel.kernel import Call, Kernel
 from collage.native import NativeKernel, Team, beside_team, team_of
-from collage.native.scan import Scanned, new_flag
+from collage.native.scan import Assumed, Scanned, new_flag
 from collage.runtime.binder import Binder, noted, timed
 from collage.runtime.careful import Careful, no_original
 from collage.runtime.ticket_lock import TicketLock
@@ -113,6 +113,8 @@ class Executor:
         noting = starts is not None or ends is not None
         found = new_flag() if noting or self._found is None else self._found
         binder = Binder(self.program, self._team, self._lane, found)
+        if self.program.assumed:
+            binder.assume([Assumed(self.array(v), each) for v, each in self.program.assumed.items()])
         for number, (region, kernel) in enumerate(zip(self.program.launches, self._kernels, strict=True)):
             inputs = [self.array(v) for v in region.inputs]
             outputs = [self.array(v) for v in region.outputs]

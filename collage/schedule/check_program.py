@@ -113,6 +113,14 @@ def check_limits(limits: Mapping[int, float], types: Mapping[int, TensorType]) -
             raise MalformedError(f"value {value} is scanned for magnitudes above {limit}")
 
 
+def check_assumed(assumed: Mapping[int, bytes], inputs: Sequence[Port]) -> None:
+    """Raise MalformedError unless these can be the contents of inputs."""
+    sizes = {port.value: port.type.nbytes for port in inputs}
+    for value, content in assumed.items():
+        if sizes.get(value) != len(content):
+            raise MalformedError(f"value {value} is compared with {len(content)} bytes")
+
+
 def check_ports(program: Program, constants: Collection[int]) -> None:
     """Raise MalformedError unless each output is written by a region, or is an input or a constant."""
     for port in program.outputs:

@@ -20,6 +20,7 @@ Step: TypeAlias = "tuple[Sequence[int], Sequence[int]]"
 
 _ALL_ON_HOST: Mapping[int, str] = {}
 _NO_LIMITS: Mapping[int, float] = {}
+_NOTHING: Mapping[int, bytes] = {}
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ class Program:
     """The devices of the values that are not on the host."""
     limits: Mapping[int, float] = field(default_factory=dict)
     """The largest magnitudes that scans accept of some values; of others it is ``magnitudes.LIMIT``."""
+    assumed: Mapping[int, bytes] = field(default_factory=dict)
+    """The contents of inputs without which the program is wrong; the original model answers all other calls."""
 
     @property
     def memory(self) -> MemoryPlan:
@@ -108,8 +111,8 @@ class Program:
 
     @property
     def is_guarded(self) -> bool:
-        """Whether some values are scanned for NaN, infinities and huge magnitudes."""
-        return any(region.scans for region in self.launches)
+        """Whether some values are scanned for NaN, infinities and huge magnitudes, or compared with what is assumed."""
+        return bool(self.assumed) or any(region.scans for region in self.launches)
 
     @property
     def value_bytes(self) -> int:
@@ -119,7 +122,7 @@ class Program:
         return sum(self.types[v].nbytes for v in (*(p.value for p in self.inputs), *made))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for the module file, with devices and limits if there are any.
+        """Plain values for the module file, with devices, limits and assumptions if there are any.
 
         Memory plans are made again on loading.
         """
@@ -133,6 +136,7 @@ class Program:
             "types": {str(v): [list(t.shape), t.dtype] for v, t in self.types.items()},
             **({"devices": {str(v): each for v, each in self.devices.items()}} if self.devices else {}),
             **({"limits": {str(v): each for v, each in self.limits.items()}} if self.limits else {}),
+            **({"assumed": {str(v): each.hex() for v, each in self.assumed.items()}} if self.assumed else {}),
             # Files call the suffix "tail", so that those of earlier versions can be read.
             "tail": None if self.suffix is None else self.suffix.to_json(),
         }
@@ -146,12 +150,14 @@ def make_program(
     threads: int = 1,
     devices: Mapping[int, str] = _ALL_ON_HOST,
     limits: Mapping[int, float] = _NO_LIMITS,
+    assumed: Mapping[int, bytes] = _NOTHING,
 ) -> Program:
     """Make a program of a launch list (regions in a topological order), and plan its memory, device by device.
 
     A region with fewer threads than ``threads`` runs on its stream; all others take the whole team. ``devices`` has the
     devices of the values that are not on the host. A region all of whose values are on the GPU runs there on the stream
     before its own, and by itself where that is 0. ``limits`` are the largest magnitudes of values that are scanned.
+    ``assumed`` has the contents of inputs without which the program is wrong.
     """
     sharing = Sharing(types, frozenset(p.value for p in inputs), devices)
     launches = tuple(r for r in regions if not sharing.view(r))
@@ -180,6 +186,7 @@ def make_program(
         threads,
         devices=dict(devices),
         limits={value: each for value, each in limits.items() if value in scanned},
+        assumed=dict(assumed),
     )
 
 

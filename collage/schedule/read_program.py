@@ -7,7 +7,7 @@ from typing import Any
 
 from collage.core.typed import typed
 from collage.graph.read_type import read_type
-from collage.schedule.check_program import check_limits, check_regions, check_suffix
+from collage.schedule.check_program import check_assumed, check_limits, check_regions, check_suffix
 from collage.schedule.program import Port, Program, make_program
 from collage.schedule.region import Region
 from collage.schedule.suffix import Suffix, read_rows
@@ -30,8 +30,10 @@ def read_program(data: Mapping[str, Any]) -> Program:
     devices = {int(v): typed(str, each) for v, each in data.get("devices", {}).items()}
     limits = {int(v): typed(float, each) for v, each in data.get("limits", {}).items()}
     check_regions(regions, inputs, types, threads, devices)
+    assumed = {int(v): bytes.fromhex(typed(str, each)) for v, each in data.get("assumed", {}).items()}
     check_limits(limits, types)
-    program = make_program(regions, inputs, outputs, types, threads, devices, limits)
+    check_assumed(assumed, inputs)
+    program = make_program(regions, inputs, outputs, types, threads, devices, limits, assumed)
     if data["tail"] is None:
         return program
     suffix = Suffix.from_json(data["tail"])

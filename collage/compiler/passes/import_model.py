@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from collage.compiler.events import Noted
 from collage.compiler.state import Compilation, Context
 from collage.core.library_text import library_text
 from collage.errors import CollageError, ModelError
+from collage.frontend.branches import Taken, taken_branches
 from collage.frontend.model import from_simplified
 from collage.frontend.simplify import simplify
 
@@ -22,12 +25,27 @@ class Import:
         """Sets the model. Raises ModelError."""
         source = compilation.source
         try:
-            simple = simplify(source.original, halves=context.halves)
-            model = from_simplified(simple, source.name, example_inputs=source.example_inputs)
+            taken = (
+                Taken(source.original) if source.family else taken_branches(source.original, source.samples)
+            )
+            simple = simplify(taken.model, halves=context.halves)
+            model = from_simplified(
+                simple, source.name, example_inputs=source.example_inputs, assumed=taken.assumed
+            )
         except (CollageError, MemoryError):
             raise
         except Exception as error:  # a fault of TVM's importer, of onnx, or of Collage
             text = library_text(error)
             log.warning("%s: the import failed, which is a fault in Collage", source.name, exc_info=True)
             raise ModelError(f"Collage's import fails ({type(error).__name__}: {text}).") from error
-        return replace(compilation, model=model)
+        notes = tuple(_note(taken)) if taken.branches else ()
+        return replace(compilation, model=model, log=(*compilation.log, *notes))
+
+
+def _note(taken: Taken) -> Iterator[Noted]:
+    branches = ", ".join(f"{name} ({'then' if holds else 'else'})" for name, holds in taken.branches.items())
+    values = ", ".join(f"{name} = {value.tolist()}" for name, value in taken.assumed.items())
+    yield Noted(
+        f"placed for {values}, as in all samples, so that only one branch is needed of {branches}; calls with other "
+        "values are answered by ONNX Runtime, more slowly"
+    )

@@ -21,7 +21,7 @@ class Verify:
         wrong = context.workbench(compilation).measurer.verify()
         if wrong:
             opaque = {**model.opaque, **wrong}
-            model = from_simplified(model.onnx, model.name, opaque, model.example_inputs)
+            model = from_simplified(model.onnx, model.name, opaque, model.example_inputs, model.assumed)
         if context.options.strict:
             _refuse_opaque(model)
         return replace(compilation, model=model)

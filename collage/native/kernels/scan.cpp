@@ -3,6 +3,8 @@
 
 #include "scan.h"
 
+#include <string.h>
+
 #include "kernels.h"
 
 namespace {
@@ -82,4 +84,9 @@ extern "C" int collage_scan_within(void *a, void *b, intptr_t n, void *c) {
   const int found = run(a, n, reinterpret_cast<intptr_t>(c));
   if (found > 0) __atomic_store_n(static_cast<int64_t *>(b), 1, __ATOMIC_RELAXED);
   return found < 0 ? found : 0;
+}
+
+extern "C" int collage_scan_equal(void *a, void *b, intptr_t n, void *c) {
+  if (memcmp(a, c, static_cast<size_t>(n)) != 0) __atomic_store_n(static_cast<int64_t *>(b), 1, __ATOMIC_RELAXED);
+  return 0;
 }

@@ -26,6 +26,9 @@ enum {
 // Tasks may share it.
 int collage_scan_within(void *a, void *b, intptr_t n, void *c);
 
+// A task, for every processor: the int64_t at b becomes 1 where the n bytes from a on are not those from c on.
+int collage_scan_equal(void *a, void *b, intptr_t n, void *c);
+
 #ifdef __cplusplus
 }
 #endif

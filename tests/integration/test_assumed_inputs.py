@@ -1,0 +1,151 @@
+"""Models that choose a branch by a setting: placed for the samples' setting, and right for all others."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import collage
+from collage.frontend.session import reference_run
+from collage.report.show import facts
+
+SHAPE = (1, 8, 10, 10)
+
+
+def network() -> onnx.ModelProto:
+    """One of two convolutions, by a rate; a branch for more channels than there are is never possible."""
+    rng = np.random.default_rng(5)
+
+    def branch(name: str, size: int) -> onnx.GraphProto:
+        weights = (rng.standard_normal((8, 8, size, size)) / 10).astype(np.float32)
+        nodes = [
+            helper.make_node("Conv", ["x", "w"], ["c"], f"{name} conv", pads=[size // 2] * 4),
+            helper.make_node("Relu", ["c"], ["t"], f"{name} relu"),
+        ]
+        info = helper.make_tensor_value_info("t", TensorProto.FLOAT, SHAPE)
+        return helper.make_graph(nodes, name, [], [info], [numpy_helper.from_array(weights, "w")])
+
+    nodes = [
+        helper.make_node("Equal", ["rate", "wide"], ["is_wide"]),
+        helper.make_node(
+            "If", ["is_wide"], ["r"], "choose", then_branch=branch("wide", 3), else_branch=branch("narrow", 1)
+        ),
+        helper.make_node("Add", ["r", "x"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "main",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, SHAPE),
+            helper.make_tensor_value_info("rate", TensorProto.INT64, [1]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, SHAPE)],
+        [numpy_helper.from_array(np.array([16000], np.int64), "wide")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def drawn(rate: int, seed: int) -> dict[str, np.ndarray]:
+    x = np.random.default_rng(seed).standard_normal(SHAPE).astype(np.float32)
+    return {"x": x, "rate": np.array([rate], np.int64)}
+
+
+@pytest.fixture(scope="module", params=[16000, 8000])
+def placed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[int, collage.CompiledModule, Path]:
+    """Placed by libraries that cannot run the whole model; saved and loaded again."""
+    folder = tmp_path_factory.mktemp("assumed")
+    module = collage.compile(
+        network(),
+        backends=["onednn", "tvm", "native"],
+        inputs=drawn(request.param, 0),
+        db=folder / "db.sqlite",
+        progress=False,
+        threads=2,
+        strict=True,
+    )
+    assert isinstance(module, collage.CompiledModule)
+    module.save(folder / "module.collage")
+    loaded = collage.load(folder / "module.collage")
+    assert isinstance(loaded, collage.CompiledModule)
+    return request.param, loaded, folder / "module.collage"
+
+
+def test_it_is_placed_and_right_for_every_value(
+    placed: tuple[int, collage.CompiledModule, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    rate, module, _ = placed
+    assert module.program.launches
+    careful = module.executor.careful
+    assert careful is not None
+    with caplog.at_level(logging.WARNING):
+        for seed, value in enumerate((rate, 8000, 16000, 2**40, rate)):
+            feeds = drawn(value, seed)
+            before = module.executor.careful_runs
+            found = module.run(feeds)["y"]
+            np.testing.assert_allclose(found, reference_run(network(), feeds)[0], rtol=1e-4, atol=1e-4)
+            assert (module.executor.careful_runs > before) == (value != rate)
+    assert sum("was not placed for" in record.message for record in caplog.records) == 1
+
+
+def test_bound_calls_and_clones_compare_the_setting_too(
+    placed: tuple[int, collage.CompiledModule, Path],
+) -> None:
+    rate, module, _ = placed
+    for call in (module.bind(), module.clone().bind()):
+        for value in (rate, 24000 - rate, 0, rate):
+            feeds = drawn(value, value % 7)
+            for name, array in feeds.items():
+                np.copyto(call.inputs[name], array)
+            call.outputs["y"].fill(np.nan)
+            call()
+            wanted = reference_run(network(), feeds)[0]
+            np.testing.assert_allclose(call.outputs["y"], wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_the_report_tells_what_is_assumed(placed: tuple[int, collage.CompiledModule, Path]) -> None:
+    rate, module, _ = placed
+    lines = dict(facts(module.report, module.program))
+    assert lines["assumes"].startswith(f"rate = {rate};")
+    assert any("choose" in note and f"rate = [{rate}]" in note for note in module.report.notes)
+
+
+def test_other_samples_are_no_recollection(tmp_path: Path) -> None:
+    """A second compile finds the first one's result only where the setting is the same."""
+    for rate, known in ((3, False), (4, False), (3, True)):
+        module = collage.compile(
+            network(),
+            backends=["onednn", "tvm", "native"],
+            inputs=drawn(rate, 0),
+            db=tmp_path / "db.sqlite",
+            progress=False,
+            threads=2,
+        )
+        assert (module.report.measurements_made == 0) == known
+        feeds = drawn(rate, 2)
+        np.testing.assert_allclose(
+            module.run(feeds)["y"], reference_run(network(), feeds)[0], rtol=1e-4, atol=1e-4
+        )
+        assert isinstance(module, collage.CompiledModule)
+        (content,) = module.program.assumed.values()
+        assert np.frombuffer(content, np.int64).tolist() == [rate]
+
+
+def test_programs_with_assumptions_survive_json(placed: tuple[int, collage.CompiledModule, Path]) -> None:
+    from collage.core.typed import MalformedError
+    from collage.schedule.read_program import read_program
+
+    _, module, _ = placed
+    data = json.loads(json.dumps(module.program.to_json()))
+    assert read_program(data).assumed == module.program.assumed
+    (value,) = data["assumed"]
+    for wrong in ({value: "00"}, {"12345": data["assumed"][value]}):
+        with pytest.raises(MalformedError, match="is compared with"):
+            read_program({**data, "assumed": wrong})
