@@ -15,6 +15,7 @@ from collage.compiler.events import Event, Profiled
 from collage.compiler.plan_runs import PlanRuns
 from collage.compiler.state import Compilation, Context
 from collage.compiler.workbench import Workbench
+from collage.frontend.branches import taken_branches
 from collage.frontend.model import Model
 from collage.frontend.original import as_region
 from collage.frontend.proto_size import is_serialisable
@@ -63,9 +64,12 @@ def _workbench(context: Context, compilation: Compilation) -> Workbench:
     source, options = compilation.source, context.options
     # A quick compile runs engines on the original model only where they may compute in reduced precisions.
     engines = options.effort is not QUICK or bool(options.tolerance)
+    model = compilation.imported
+    # Where a branch was chosen, engines get that branch, which is never slower than the model that chooses it.
+    original = taken_branches(source.original, source.samples).model if model.assumed else source.original
     measured = MeasuredModel(
-        compilation.imported,
-        original=_as_region(source.original, compilation.imported) if engines else None,
+        model,
+        original=_as_region(original, model) if engines else None,
         as_loaded=source.as_loaded,
         guards=is_serialisable(source.original),
     )
