@@ -175,7 +175,12 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
 
     def _convert(self, node: onnx.NodeProto) -> list[Any]:
         if any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute):
-            raise NotImplementedError("control flow stays with ONNX Runtime")
+            hint = (
+                "; where a setting chooses the branch, give inputs that have it"
+                if node.op_type == "If"
+                else ""
+            )
+            raise NotImplementedError(f"control flow stays with ONNX Runtime{hint}")
         attributes = self._parse_attr(node.attribute)
         attributes["tvm_custom"] = {"name": node.name, "num_outputs": len(node.output)}
         inputs = onnx_frontend.onnx_input()
