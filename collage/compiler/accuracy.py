@@ -117,6 +117,10 @@ class Accuracy:
 
     def error(self, run: Run) -> float:
         """The error of something that runs the model. Raises MetricError, and what ``run`` raises."""
+        return self.asked.metric.of_all(self.errors(run))
+
+    def errors(self, run: Run) -> tuple[float, ...]:
+        """The same for each sample."""
         metric = self.asked.metric
         errors = []
         for inputs, expected in zip(self.inputs, self.expected, strict=True):
@@ -126,7 +130,7 @@ class Accuracy:
             else:
                 named = (dict(zip(self.names, each, strict=True)) for each in (expected, outputs))
                 errors.append(metric.measured(*named))
-        return metric.of_all(errors)
+        return tuple(errors)
 
     def largest(self, outputs: Sequence[Array], expected: Sequence[Array]) -> float:
         """The largest difference over the scale of its element; infinite for integers, NaN or types that differ."""

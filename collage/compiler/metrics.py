@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from collage.compiler.foreseen import foreseen
 from collage.errors import CollageError, UsageError, unknown_names
 from collage.graph.dataflow import Array
 
@@ -68,6 +69,12 @@ class Metric:
         if self.name == TOP1 and self.own is None:
             return math.fsum(errors) / len(errors) if errors else 0.0
         return max(errors, default=0.0)
+
+    def foreseen(self, errors: Sequence[float]) -> float:
+        """The error to expect of other inputs than the samples; for ``top1`` it is the share in these."""
+        if self.name == TOP1 and self.own is None:
+            return self.of_all(errors)
+        return foreseen(errors)
 
 
 def metric_of(given: str | Measure | None) -> Metric:

@@ -28,9 +28,7 @@ from collage.measure_db.keys import (
     Raced,
     RaceKey,
     TimingKey,
-    as_number,
     read_numbers,
-    write_number,
     write_numbers,
 )
 from collage.measure_db.measurer import Measurer
@@ -60,7 +58,7 @@ def _read_finding(value: Any) -> Finding:
 
 
 _FINDING: Fact[Finding] = Fact("final_check", asdict, _read_finding)
-_ERROR: Fact[float] = Fact("error_on_samples", write_number, as_number)
+_ERRORS: Fact[tuple[float, ...]] = Fact("errors_on_samples", write_numbers, read_numbers)
 
 
 @dataclass(frozen=True)
@@ -182,11 +180,18 @@ class PlanRuns:
 
     def error(self, executable: Executable, accuracy: Accuracy) -> float:
         """The executable's error on samples, measured now or in an earlier compile. Raises MetricError, too."""
-        look = partial(accuracy.error, lambda inputs: self.outputs(executable, inputs)[0])
+        return accuracy.asked.metric.of_all(self._errors(executable, accuracy))
+
+    def foreseen(self, executable: Executable, accuracy: Accuracy) -> float:
+        """The error to expect of other inputs, by the spread on the samples. Raises MetricError, too."""
+        return accuracy.asked.metric.foreseen(self._errors(executable, accuracy))
+
+    def _errors(self, executable: Executable, accuracy: Accuracy) -> tuple[float, ...]:
+        look = partial(accuracy.errors, lambda inputs: self.outputs(executable, inputs)[0])
         about, samples = self._checked_as(executable), accuracy.digest
         if about is None or samples is None:
             return look()
-        return self.database.remember(_ERROR.at(f"{about} {samples}"), look)
+        return self.database.remember(_ERRORS.at(f"{about} {samples}"), look)
 
     def _checked_as(self, executable: Executable) -> str | None:
         """The database key of a finding, which covers the weights. None where the model is too large to be hashed."""

@@ -244,6 +244,8 @@ class NullRuns:
         self.drops: Callable[[Executable], bool] = lambda _: False
         self.error_of: Callable[[Executable], float] = lambda _: 1e-7
         """The error on samples."""
+        self.spread = 1.0
+        """The error that is foreseen of other inputs, over that."""
 
     def launch_times_us(self, executable: Executable) -> tuple[float, ...]:
         self._run(executable)
@@ -266,6 +268,9 @@ class NullRuns:
     def error(self, executable: Executable, accuracy: Accuracy) -> float:
         self._run(executable)
         return self.error_of(executable)
+
+    def foreseen(self, executable: Executable, accuracy: Accuracy) -> float:
+        return self.spread * self.error_of(executable)
 
     def timing(self, executable: Executable, sample_s: float) -> Timing:
         self._run(executable)

@@ -159,3 +159,15 @@ def test_an_engine_in_its_own_precision_is_a_rival_within_the_tolerance(error: f
     )
     (region,) = found.result.parts.program.launches
     assert (region.original, region.precision) == (True, precision if reduced_wins else "")
+
+
+def test_where_the_errors_of_samples_differ_much_room_is_left() -> None:
+    """Half a tolerance on the samples, and five times as much foreseen of other inputs."""
+    found = {}
+    for spread in (1.0, 10.0):
+        made = made_up(tolerance=0.05)
+        made.runs.spread = spread
+        made.runs.error_of = lambda each: 4e-3 * counted(each) ** 0.5
+        found[spread] = reduced(Within(SEARCH)(made.context, made.measured()))
+    assert found[1.0] == 4
+    assert 0 < found[10.0] < 4

@@ -46,7 +46,7 @@ _OUTPUTS = ("y", "last_h", "last_c")
 
 @dataclass(frozen=True)
 class Lstm:
-    """A layer. Matrices are [direction, gates x hidden, elements], with the gates in ONNX's order.
+    """What a layer computes. Matrices are [direction, gates x hidden, elements], with the gates in ONNX's order.
 
     ``data``, ``before_h`` and ``before_c`` are positions among the subgraph's inputs, and those of ``made`` (by the
     names y, last_h and last_c) among its outputs; None stands for what is not there.
@@ -65,7 +65,7 @@ class Lstm:
 
     @property
     def directions(self) -> int:
-        """1 or 2."""
+        """The number of directions, 1 or 2."""
         return int(self.of_state.shape[0])
 
     @property

@@ -44,10 +44,12 @@ class Within:
     """Runs ``search``, which places the model, in the model's own dtypes, and then within the tolerance.
 
     The search aims at a share ``aim`` of the tolerance, because other inputs have somewhat larger errors than the
-    samples. It is repeated at most ``rounds`` times. A placement is kept where its error is at least ``loose`` times
-    the predicted one, or where it spends less than half of its budget. By another metric than ``max`` the search begins
-    with an error of ``first`` of the outputs' scale. Without ``sensitivities`` all of a kernel's error counts at first.
-    A later search begins with what an earlier one has found out about errors. ``gap`` is that of the budget.
+    samples. Where the samples' errors differ much, that share of what is foreseen of other inputs counts (see
+    ``foreseen``). The search is repeated at most ``rounds`` times. A placement is kept where its error is at least
+    ``loose`` times the predicted one, or where it spends less than half of its budget. By another metric than ``max``
+    the search begins with an error of ``first`` of the outputs' scale. Without ``sensitivities`` all of a kernel's
+    error counts at first. A later search begins with what an earlier one has found out about errors. ``gap`` is that of
+    the budget.
     """
 
     search: Pass
@@ -102,7 +104,8 @@ class Within:
             budget = replace(budget, price_us=found.placed.placement.price_us)
             if predicted == 0 or seen.get(_kernels(found), math.inf) <= tolerance:
                 break
-            measured = seen[_kernels(found)] = self._error(context, found, accuracy)
+            measured = self._error(context, found, accuracy, foreseen=self.aim)
+            seen[_kernels(found)] = measured
             log.info("round %d: predicted error %.2g, measured %.2g", number, predicted, measured)
             told = replace(told, rounds=number)
             if measured <= tolerance and (best is None or _us(found) < _us(best)):
@@ -122,12 +125,20 @@ class Within:
         plans = (*best.plans, replace(exact.plans[0], label=FLOAT32))
         return replace(best, plans=plans, errors=budget).told(told)
 
-    def _error(self, context: Context, compilation: Compilation, accuracy: Accuracy) -> float:
-        """The largest error of the proposal's plans on the samples. Raises MetricError, and where a plan fails."""
+    def _error(
+        self, context: Context, compilation: Compilation, accuracy: Accuracy, foreseen: float = 0.0
+    ) -> float:
+        """The largest error of the proposal's plans on the samples, or a share ``foreseen`` of that of other inputs.
+
+        Raises MetricError, and where a plan fails.
+        """
         bench = context.workbench(compilation)
         executables = [bench.assembler.assemble(p, compilation.tunings) for p in _checked(compilation.plans)]
         dropped = bench.runs.why_dropped(executables)
-        errors = [bench.runs.error(each, accuracy) for each in executables if each.label not in dropped]
+        left = [each for each in executables if each.label not in dropped]
+        errors = [bench.runs.error(each, accuracy) for each in left]
+        if foreseen:
+            errors += [foreseen * bench.runs.foreseen(each, accuracy) for each in left]
         return max(errors, default=math.inf)
 
 

@@ -70,7 +70,7 @@ def command(
     """Tell whether networks with real weights decide the same within a tolerance as in float32.
 
     PATHs are ONNX files, folders and wheels of silero-vad, rapidocr-onnxruntime and magika; without one the installed
-    packages are searched. Each network is compiled within the tolerance on 12 real samples. It then reads rendered
+    packages are searched. Each network is compiled within the tolerance on 40 real samples. It then reads rendered
     lines, finds text on pages, tells the kind of files, or hears speech in a synthetic recording, none of which were
     among the samples. Its decisions are compared with those of ONNX Runtime in float32. The exit status is 1 where one
     differs.

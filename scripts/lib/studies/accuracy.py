@@ -18,7 +18,7 @@ from scripts.lib.realmodels.drawn import SAMPLES, TASK, drawn, seconds, spread
 from scripts.lib.realmodels.files import ModelFile
 from scripts.lib.realmodels.reading import characters, read
 
-_SAMPLES = 12
+_SAMPLES = 40
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from scripts.lib.realmodels.files import networks
 from scripts.lib.studies.each import say
 from scripts.lib.studies.precision import Subject
 
-_SAMPLES = 12
+_SAMPLES = 40
+"""Of sound, that is 20 s: a dozen windows may be without silence."""
 
 
 def real_subjects(paths: Sequence[Path], only: str, folder: Path, draws: int) -> dict[str, Subject]:

@@ -1,0 +1,31 @@
+"""What error other inputs than the samples will have, as far as the spread of the samples' errors tells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist, fmean, stdev
+
+_FEWEST = 4
+"""With fewer samples nothing is known of the spread."""
+_SHARE = 0.98
+"""The share of other inputs whose errors are to be below the bound: of 20, most often all."""
+_LEAST = 1e-3
+"""Errors below this share of the largest one are taken for that: it does not matter how small they are."""
+
+
+def foreseen(errors: Sequence[float]) -> float:
+    """The error that 98 of 100 other inputs stay below, if errors are log-normal; at least the largest of the samples.
+
+    It is the upper prediction bound of one more error. Where the samples' errors are alike, as those of networks with
+    many outputs, it is little more than the largest one of a dozen. Where they differ by orders of magnitude, it is
+    several times as much.
+    """
+    largest = max(errors, default=0.0)
+    count = len(errors)
+    if count < _FEWEST or largest == 0 or not math.isfinite(largest):
+        return largest
+    logs = [math.log(max(each, _LEAST * largest)) for each in errors]
+    z = NormalDist().inv_cdf(_SHARE)
+    quantile = z + (z**3 + z) / (4 * (count - 1))  # Student's, by the first terms of its expansion
+    return max(largest, math.exp(fmean(logs) + quantile * stdev(logs) * math.sqrt(1 + 1 / count)))

@@ -1,0 +1,47 @@
+"""The error to expect of other inputs, by the spread of the samples' errors."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from collage.compiler.foreseen import foreseen
+from collage.compiler.metrics import Metric
+
+
+@pytest.mark.parametrize("errors", [(), (0.0,), (1e-3, 2e-3), (0.0,) * 12, (1e-3, math.inf, 1e-3, 1e-3)])
+def test_where_nothing_is_known_of_the_spread_the_largest_error_counts(errors: tuple[float, ...]) -> None:
+    assert foreseen(errors) == max(errors, default=0.0)
+
+
+def test_equal_errors_are_foreseen_again() -> None:
+    assert foreseen((2e-3,) * 12) == pytest.approx(2e-3)
+
+
+def test_a_spread_leaves_room() -> None:
+    alike, apart = np.geomspace(3.9e-3, 4.9e-3, 12), np.geomspace(1e-5, 5e-3, 12)
+    assert 1.0 <= foreseen(alike.tolist()) / 4.9e-3 < 1.2
+    assert foreseen(apart.tolist()) / 5e-3 > 5
+
+
+@pytest.mark.parametrize("spread", [0.1, 0.5, 1.5])
+@pytest.mark.parametrize("count", [6, 12, 40])
+def test_it_is_a_bound_for_98_of_100(spread: float, count: int) -> None:
+    rng = np.random.default_rng([count, int(10 * spread)])
+    below, trials = 0, 2000
+    for _ in range(trials):
+        *samples, other = np.exp(spread * rng.standard_normal(count + 1)) * 1e-3
+        below += other <= foreseen(samples)
+    assert 0.965 < below / trials < 0.999
+
+
+def test_an_error_of_zero_among_others_is_no_infinite_spread() -> None:
+    assert math.isfinite(foreseen((0.0, *[1e-3] * 11)))
+
+
+def test_shares_of_decisions_are_taken_as_they_are() -> None:
+    errors = (0.0, 0.0, 0.0, 0.5)
+    assert Metric("top1").foreseen(errors) == Metric("top1").of_all(errors) == 0.125
+    assert Metric("output").foreseen(errors) > 0.5
