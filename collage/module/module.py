@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 def summary_of(report: Report, program: Program) -> dict[str, Any]:
-    """A placement's summary (``Report.summary``) with the shapes that it is for."""
+    """A placement's summary (``Report.summary``) with the shapes that it is for, and the inputs that it assumes."""
     shapes = {port.name: list(extents(port)) for port in program.model_inputs}
-    return {"inputs": shapes, **report.summary(program.regions)}
+    return {"inputs": shapes, "assumes": program.assumptions, **report.summary(program.regions)}
 
 
 class CompiledModule:

@@ -6,14 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from collage.graph.dataflow import np_dtype
 from collage.graph.magnitudes import LIMIT
 from collage.graph.storage import CUDA, HOST
 from collage.report.best_so_far import FINISHED, course_words, ended_words
 from collage.report.report import CandidateReport, ErrorReport, GraphLevelReport, Report
-from collage.schedule.program import Port, Program, runs_on_gpu
+from collage.schedule.program import Program, runs_on_gpu
 from collage.schedule.region import Region
 from collage.schedule.schedule import TEAM, concurrency, critical_path_us
 
@@ -209,15 +206,8 @@ def _guards(program: Program) -> str:
 
 
 def _assumed(program: Program) -> str:
-    values = {
-        p.value: np.frombuffer(program.assumed[p.value], np_dtype(p.type.dtype)) for p in _assuming(program)
-    }
-    texts = (f"{p.name} = {', '.join(map(str, values[p.value].tolist()))}" for p in _assuming(program))
+    texts = (f"{name} = {value}" for name, value in program.assumptions.items())
     return f"{'; '.join(texts)}; calls with other values run on ONNX Runtime, with one warning"
-
-
-def _assuming(program: Program) -> list[Port]:
-    return [port for port in program.inputs if port.value in program.assumed]
 
 
 def _arena(report: Report) -> str:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from collage.graph.dataflow import TensorType
+import numpy as np
+
+from collage.graph.dataflow import TensorType, np_dtype
 from collage.graph.storage import CUDA, HOST
 from collage.schedule.dag import Dag
 from collage.schedule.memory import ALIGNMENT, DEVICE_ALIGNMENT, Lifetime, MemoryPlan, lifetimes, plan_memory
@@ -113,6 +115,16 @@ class Program:
     def is_guarded(self) -> bool:
         """Whether some values are scanned for NaN, infinities and huge magnitudes, or compared with what is assumed."""
         return bool(self.assumed) or any(region.scans for region in self.launches)
+
+    @property
+    def assumptions(self) -> dict[str, Any]:
+        """The assumed contents by the input's name, as numbers or nested lists of numbers."""
+        found = {}
+        for port in self.inputs:
+            if port.value in self.assumed:
+                array = np.frombuffer(self.assumed[port.value], np_dtype(port.type.dtype))
+                found[port.name] = array.reshape(port.type.shape).tolist()
+        return found
 
     @property
     def value_bytes(self) -> int:

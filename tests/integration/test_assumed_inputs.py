@@ -114,7 +114,8 @@ def test_bound_calls_and_clones_compare_the_setting_too(
 def test_the_report_tells_what_is_assumed(placed: tuple[int, collage.CompiledModule, Path]) -> None:
     rate, module, _ = placed
     lines = dict(facts(module.report, module.program))
-    assert lines["assumes"].startswith(f"rate = {rate};")
+    assert lines["assumes"].startswith(f"rate = [{rate}];")
+    assert module.summary()["assumes"] == {"rate": [rate]}
     assert any("choose" in note and f"rate = [{rate}]" in note for note in module.report.notes)
 
 
