@@ -18,7 +18,10 @@ from scripts.lib.light_models import FOLDER
 
 
 def main() -> int:
-    if len(sys.argv) != 2:
+    if sys.argv[1:] in (["-h"], ["--help"]):
+        sys.stdout.write(__doc__ or "")
+        return 0
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         sys.stderr.write("usage: scripts/demo_model OUT.onnx\n")
         return 2
     model = onnx.load(str(FOLDER / "light_resnet50.onnx"))
