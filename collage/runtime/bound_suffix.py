@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,14 @@ from collage.schedule.suffix import Suffix
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Launches:
+    """The launches before an engine: a call that runs them, and the arrays that they fill by name."""
+
+    call: Call
+    made: Mapping[str, Array]
+
+
 class BoundSuffix:
     """A bound call, as ``BoundCall``, where an engine makes outputs. No input is copied on the way to it.
 
@@ -36,18 +45,16 @@ class BoundSuffix:
         turn: AbstractContextManager[None],
         careful: Careful | None,
         inputs: Mapping[str, Any],
-        launched: Mapping[str, Array],
-        launch: Call | None,
+        launches: Launches | None,
     ) -> None:
-        """``inputs`` has the values of all of the model's inputs, and ``launched`` the arrays that launches fill.
+        """``inputs`` has the values of all of the model's inputs.
 
-        ``launch`` runs these launches, and None says that there are none. ``careful`` answers calls with unusual
-        numbers in what the engine reads.
+        ``careful`` answers calls with unusual numbers in what the engine reads.
         """
         self._suffix = suffix
         self._turn = turn
-        self._launch = launch
-        self._known = {**inputs, **launched}
+        self._launch = None if launches is None else launches.call
+        self._known = {**inputs, **({} if launches is None else launches.made)}
         self._read = [self._known[name] for name in suffix.reads]
         self._call = _engine_call(session, self._read)
         self._careful = careful

@@ -19,7 +19,7 @@ from collage.graph.value_type import STRING, TENSOR, MismatchError
 from collage.kernel.kernel import Session
 from collage.runtime.bound import BoundCall, bind
 from collage.runtime.bound_engine import BoundEngine, bind_engine, has_buffers
-from collage.runtime.bound_suffix import BoundSuffix
+from collage.runtime.bound_suffix import BoundSuffix, Launches
 from collage.runtime.careful import Careful, are_ordinary
 from collage.runtime.executor import Executor
 from collage.runtime.ticket_lock import TicketLock
@@ -70,15 +70,10 @@ class SuffixExecutor:
             port.name: prefix.inputs[port.name] if port.name in taken else _array(port, inputs.get(port.name))
             for port in self.suffix.inputs
         }
-        return BoundSuffix(
-            self.suffix,
-            self._session,
-            self._turn,
-            self._careful,
-            arrays,
-            prefix.outputs,
-            partial(self._launch, prefix) if prefix.calls or prefix.outputs else None,
-        )
+        launches = None
+        if prefix.calls or prefix.outputs:
+            launches = Launches(partial(self._launch, prefix), prefix.outputs)
+        return BoundSuffix(self.suffix, self._session, self._turn, self._careful, arrays, launches)
 
     @property
     def writes_in_place(self) -> bool:

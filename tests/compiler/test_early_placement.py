@@ -9,6 +9,7 @@ import pytest
 
 from collage.compiler.events import Bounded
 from collage.compiler.passes.early_placement import LABEL, EarlyPlacement
+from collage.compiler.passes.glance import Glance
 from collage.compiler.passes.measure import Measure
 from collage.compiler.passes.settle import Settle
 from collage.compiler.passes.within import Within
@@ -105,3 +106,16 @@ def test_a_kernel_that_fails_in_the_early_plan_is_left_out() -> None:
         NoPlacementError
     ):  # the only library fails on one node, so that the first module stays
         Settle()(made.context, found)
+
+
+def test_the_model_is_not_placed_again_where_the_early_mix_is_faster_than_that_could_become() -> None:
+    """What was compared when the user was last told is compared, so that nothing has to be run once more."""
+    made, start = placed()
+    found = EARLY(made.context, start)
+    Glance()(made.context, found)
+    (told,) = made.runs.raced
+    settled = Settle()(made.context, found)
+    assert made.runs.raced[1:] == [told]
+    assert LABEL in told[0]
+    assert settled.result.label == LABEL
+    assert settled.proposal is found.proposal

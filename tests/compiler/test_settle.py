@@ -10,6 +10,7 @@ import pytest
 from collage.compiler.events import Measured
 from collage.compiler.passes.place import Place
 from collage.compiler.passes.settle import SHORT, Settle
+from collage.compiler.plan import Plan
 from collage.compiler.plan_failures import PlanDroppedError
 from collage.compiler.state import Compilation
 from collage.compiler.whole_form import WholeForm
@@ -137,3 +138,30 @@ def test_a_budget_whose_errors_were_not_measured_is_not_spent() -> None:
     assert reduced.placed.placement.error > 0
     found = Settle()(each.context, reduced)
     assert {region.precision for region in found.result.parts.program.launches} == {""}
+
+
+@pytest.mark.parametrize(("comparing_s", "again"), [(None, True), (1.0, False), (30.0, False)])
+def test_a_placement_that_hardly_gains_is_not_compared(comparing_s: float | None, again: bool) -> None:
+    """The plan that was compared is there already; the other one would have to be loaded and run first."""
+    each, start = made()
+    placed = Place()(each.context, replace(start, outcomes=each.measured().outcomes))
+    before = replace(placed, plans=(Plan("side by side", placed.placed.placement, exclusive=False),))
+    each.context.course.comparing_s = comparing_s
+    each.context.course.deadline.allow(60.0)
+    found = Settle()(each.context, before)
+    assert (found.proposal is not before.proposal) == again
+
+
+@pytest.mark.parametrize(("comparing_s", "again"), [(1.0, True), (30.0, False)])
+def test_a_better_placement_is_compared_where_there_is_time(comparing_s: float, again: bool) -> None:
+    each, start = made(first_us=300.0)
+    each.measurer.unknown = {("lib", (1,)), ("lib", (2,))}
+    placed = Settle()(each.context, start)
+    plans = (Plan("mix", placed.placed.placement, exclusive=False),)
+    each.measurer.unknown = set()
+    each.context.course.comparing_s = comparing_s
+    each.context.course.deadline.allow(60.0)
+    found = Settle()(each.context, replace(placed, selected=None, plans=plans))
+    assert [r.backend for r in found.result.parts.program.launches] == (
+        ["lib"] * 4 if again else ["lib", "slow", "slow", "lib"]
+    )

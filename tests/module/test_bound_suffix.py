@@ -15,6 +15,7 @@ import collage
 from collage.errors import CollageError, UsageError
 from collage.graph.value_type import TENSOR, ValueType
 from collage.kernel.kernel import Session
+from collage.runtime.bound_suffix import Launches
 from collage.runtime.careful import Careful
 from collage.runtime.suffix import SuffixExecutor
 from collage.runtime.ticket_lock import TicketLock
@@ -102,7 +103,9 @@ def made_suffix(careful: Careful | None) -> collage.BoundSuffix:
     def launch() -> None:
         np.add(x, 1, out=a)
 
-    return collage.BoundSuffix(suffix, Doubling(), TicketLock(), careful, {"x": x, "y": y}, {"a": a}, launch)
+    return collage.BoundSuffix(
+        suffix, Doubling(), TicketLock(), careful, {"x": x, "y": y}, Launches(launch, {"a": a})
+    )
 
 
 @pytest.mark.parametrize("careful", [None, Answering()])

@@ -6,6 +6,7 @@ import logging
 import math
 from dataclasses import dataclass, replace
 
+from collage.compiler.finishing import kept_s
 from collage.compiler.passes.check_indices import CheckIndices
 from collage.compiler.passes.first_module import FirstModule
 from collage.compiler.passes.select_only import SelectOnly
@@ -19,9 +20,6 @@ from collage.report.best_so_far import BUDGET, INTERRUPT
 
 log = logging.getLogger(__name__)
 
-_SHARE = 0.25
-_MOST_S = 15.0
-"""The part of the budget that is kept for finishing: for the last comparison, the last check and loading the module."""
 _INTERRUPTED_S = 20.0
 """The seconds that finishing may take after Ctrl-C."""
 _LAST_SHARE = 0.4
@@ -48,7 +46,7 @@ class Anytime:
         course, budget_s = context.course, context.options.budget_s
         course.begin(compilation)
         if budget_s is not None:
-            course.deadline.end_after(budget_s - min(_SHARE * budget_s, _MOST_S))
+            course.deadline.end_after(budget_s - kept_s(budget_s))
             if compilation.first is not None and course.deadline.elapsed_s > budget_s:
                 log.warning(
                     "the first module took %.1f s, more than the budget of %g s",
