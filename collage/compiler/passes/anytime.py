@@ -25,6 +25,10 @@ _INTERRUPTED_S = 20.0
 _LAST_SHARE = 0.4
 """The part of the time for finishing that is kept for an early engine, where there is one: to check and load it."""
 
+_LEAST_S = 10.0
+"""The seconds that an early engine has at least, also beyond the budget: a worker that was stopped has to start again.
+On a busy machine a budget of 30 s left 3 s, and a first module that took twice as long was handed over."""
+
 
 @dataclass(frozen=True)
 class Anytime:
@@ -84,7 +88,7 @@ class Anytime:
             log.info("no placement is ready: %s", error)
         except BudgetOverError:
             log.info("there was no time to finish a placement")
-            deadline.end_after(end_s)
+            deadline.end_after(max(end_s, deadline.elapsed_s + _LEAST_S))
             found = None if early is None else _selected(context, compilation, early)
             if found is not None:
                 return found
