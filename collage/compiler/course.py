@@ -30,7 +30,7 @@ class Course(Generic[State]):
     ended: str = FINISHED
     best: list[BestSoFar] = field(default_factory=list)
     comparing_s: float | None = None
-    """The seconds of the last short comparison of the placement with the best engine; None before there was one."""
+    """The most seconds that a short comparison with the best engine has taken; None before there was one."""
     expected_us: float | None = None
     """The predicted time of the placement that is being worked on, in microseconds."""
     _engine: tuple[str, float] | None = None

@@ -154,7 +154,7 @@ class _Writer:
     def _lstm(self, direction: int, rows: str) -> tuple[str, ...]:
         """The state and the cell after the step."""
         size = self.cell.hidden
-        sums = self._sums(direction, rows, 0, 4)
+        sums = self._sums(direction, rows, 4)
         let_in, let_out, keep = (
             self._node("Sigmoid", [self._columns(sums, at * size, (at + 1) * size)]) for at in range(3)
         )
@@ -168,7 +168,7 @@ class _Writer:
         """The state after the step."""
         cell, size = self.cell, self.cell.hidden
         old = self._before(0, direction) if cell.before[0] else ""
-        sums = self._sums(direction, rows, 0, 2)
+        sums = self._sums(direction, rows, 2)
         update, reset = (
             self._node("Sigmoid", [self._columns(sums, at * size, (at + 1) * size)]) for at in range(2)
         )
@@ -193,12 +193,11 @@ class _Writer:
 
     def _rnn(self, direction: int, rows: str) -> tuple[str, ...]:
         """The state after the step."""
-        return (self._node("Tanh", [self._sums(direction, rows, 0, 1)]),)
+        return (self._node("Tanh", [self._sums(direction, rows, 1)]),)
 
-    def _sums(self, direction: int, rows: str, first: int, last: int) -> str:
-        """The sums of some gates [batch, gates x hidden], by one product with what the step reads."""
-        cell, size = self.cell, self.cell.hidden
-        part = slice(first * size, last * size)
+    def _sums(self, direction: int, rows: str, gates: int) -> str:
+        """The sums of the first gates [batch, gates x hidden], by one product with what the step reads."""
+        cell, part = self.cell, slice(0, gates * self.cell.hidden)
         half = cell.bias.shape[1] // 2
         bias = cell.bias[direction][:half][part] + cell.bias[direction][half:][part]
         matrix, read = cell.of_data[direction][part], rows
