@@ -117,6 +117,24 @@ def test_states_and_biases_may_be_left_out(state: str, bias: bool) -> None:
     check(layer(state=state, bias=bias, direction="bidirectional", batch=2), 2)
 
 
+@pytest.mark.parametrize("direction", ["reverse", "bidirectional"])
+def test_a_state_of_zeros_may_be_written_down(direction: str) -> None:
+    model = layer(state="hc", direction=direction, batch=2)
+    for name in "hc":
+        info = next(each for each in model.graph.input if each.name == name)
+        shape = [each.dim_value for each in info.type.tensor_type.shape.dim]
+        model.graph.input.remove(info)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(shape, np.float32), name))
+    check(model, 2)
+
+
+def test_another_constant_state_has_a_reason() -> None:
+    model = layer(state="h")
+    model.graph.input.pop()
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((1, 1, 32), np.float32), "h"))
+    assert any("a constant other than zero" in each for each in refusals_of(model))
+
+
 @pytest.mark.parametrize("outputs", [("y",), ("yh",), ("yc",), ("y", "yc"), ("yh", "yc")])
 def test_outputs_may_be_left_out(outputs: Sequence[str]) -> None:
     check(layer(outputs=outputs, batch=2), 2)

@@ -114,8 +114,13 @@ def read_lstm(subgraph: Subgraph) -> Lstm:
         raise UnsupportedError("an LSTM of constant data")
     if not all(graph.is_constant(value) for value in (of_data, of_state, bias) if value is not None):
         raise UnsupportedError("the weights of the LSTM are no constants")
+    # Exporters write the zeros down that a state begins with where none is given.
+    before_h, before_c = (
+        None if v is not None and graph.is_constant(v) and not graph.constants[v].any() else v
+        for v in (before_h, before_c)
+    )
     if any(graph.is_constant(v) for v in (before_h, before_c) if v is not None):
-        raise UnsupportedError("the state before the LSTM is a constant")
+        raise UnsupportedError("the state before the LSTM is a constant other than zero")
     kinds = {graph.type_of(v).dtype for v in (*node.inputs, *node.outputs)}
     if kinds != {"float32"}:
         raise UnsupportedError(f"an LSTM of {', '.join(sorted(kinds))}")
