@@ -61,6 +61,19 @@ def bf16_problem() -> str:
     return "Collage's own kernels were built before there were any for bfloat16" if missing else ""
 
 
+def amx_problem() -> str:
+    """The reason why the kernels for the matrix unit (AMX) cannot be used here, or "" if they can."""
+    if problem := bf16_problem():
+        return problem
+    if library_function("collage_amx_gemm") is None:
+        return "Collage's own kernels were built before there were any for AMX"
+    return (
+        ""
+        if _load().collage_kernels_amx()
+        else "this processor has no AMX, or the system does not let it be used"
+    )
+
+
 def has_int8_dots() -> bool:
     """Whether the kernels and this processor have dot products of 8 bits."""
     return not int8_problem() and bool(_load().collage_kernels_int8())

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collage.backends.native_kernels import bf16_gemm
+from collage.backends.native_kernels import amx_gemm, bf16_gemm
 from collage.backends.native_kernels.bf16_gemm import packed_weights
 from collage.backends.native_kernels.rule import NativeRule
-from collage.backends.native_kernels.streamed import WIDENED
+from collage.backends.native_kernels.streamed import TILES, WIDENED
 from collage.errors import CollageError, ModuleFileError
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
@@ -26,7 +26,7 @@ from collage.graph.storage import (
     is_narrow,
 )
 from collage.kernel.options import BuildOptions, Variant
-from collage.native.kernel_library import bf16_problem, has_bf16_dots
+from collage.native.kernel_library import amx_problem, bf16_problem, has_bf16_dots
 from collage.native.packed import from_artifact, to_bytes
 from collage.patterns.context import MatchContext
 from tests.backends.bf16_checks import (
@@ -43,6 +43,7 @@ from tests.backends.native_checks import BACKEND, subgraphs_of
 from tests.backends.product_models import EPILOGUES, product_model, weighted_products
 
 pytestmark = pytest.mark.skipif(bool(bf16_problem()), reason=bf16_problem())
+needs_amx = pytest.mark.skipif(bool(amx_problem()), reason=amx_problem())
 needs_dots = pytest.mark.skipif(not has_bf16_dots(), reason="this processor has no AVX512-BF16")
 
 
@@ -86,7 +87,8 @@ def test_every_ending(then: tuple[str, ...]) -> None:
 def test_many_rows() -> None:
     chain = longest(product_model([300, 2050], 96, then=("Residual", "Relu")))
     built = check_all(BACKEND, chain, 2, rounds=rounds_of(chain))  # type: ignore[arg-type]
-    assert {each.split for each in built} <= {"columns", "rows", "columns, widened", "rows, widened"}
+    kinds = {each.split.split(", ", 1)[-1] for each in built}
+    assert kinds == ({TILES} if not amx_problem() else {"columns", "rows"} if has_bf16_dots() else {WIDENED})
 
 
 PIXELS = {
@@ -130,7 +132,9 @@ def test_special_values_in_narrow_groups() -> None:
 def test_few_rows_are_offered_with_both_kinds_of_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
     few, many = (longest(product_model([rows, 64], 96)) for rows in (4, 64))
     splits = {each.split for each in reduced_variants(BACKEND, few, 1)}
-    assert splits == ({"", WIDENED} if has_bf16_dots() else {WIDENED})
+    assert splits == {WIDENED, *([TILES] if not amx_problem() else [""] if has_bf16_dots() else [])}
+    for module in (bf16_gemm, amx_gemm):
+        monkeypatch.setattr(module, "amx_problem", lambda: "there is no AMX")
     monkeypatch.setattr(bf16_gemm, "has_bf16_dots", lambda: True)
     assert {each.split for each in reduced_variants(BACKEND, many, 1)} == {""}
     monkeypatch.setattr(bf16_gemm, "has_bf16_dots", lambda: False)
@@ -200,8 +204,44 @@ def test_damaged_artifacts_are_refused() -> None:
 def test_modules_for_other_processors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     chain = longest(product_model([64, 64], 96))
     monkeypatch.setattr(bf16_gemm, "has_bf16_dots", lambda: True)
-    options = BuildOptions(variant=reduced_variants(BACKEND, chain, 1)[0])
+    monkeypatch.setattr(bf16_gemm, "amx_problem", lambda: "there is no AMX")
+    splits = {each.split: each for each in reduced_variants(BACKEND, chain, 1)}
+    options = BuildOptions(variant=splits[""])
     artifact = BACKEND.codegen(chain, options)
     monkeypatch.setattr(bf16_gemm, "has_bf16_dots", lambda: False)
     with pytest.raises(ModuleFileError, match="AVX512-BF16"):
         BACKEND.load(artifact, options)
+
+
+@needs_amx
+def test_modules_for_processors_with_amx_are_refused_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = longest(product_model([64, 64], 96))
+    splits = {each.split: each for each in reduced_variants(BACKEND, chain, 1)}
+    options = BuildOptions(variant=splits[TILES])
+    artifact = BACKEND.codegen(chain, options)
+    monkeypatch.setattr(amx_gemm, "amx_problem", lambda: "there is none here")
+    with pytest.raises(ModuleFileError, match="AMX"):
+        BACKEND.load(artifact, options)
+
+
+@needs_amx
+@pytest.mark.parametrize("depth", [6, 32, 50, 100, 2050])
+@pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 31, 33, 300])
+def test_tiles_of_every_height_and_depth(rows: int, depth: int) -> None:
+    """Rows that are no whole tiles, pairs of k that are none, and columns that are no whole panel."""
+    chain = longest(product_model([rows, depth], 70))
+    for threads in (1, 2):
+        built = check_all(BACKEND, chain, threads, rounds=rounds_of(chain))  # type: ignore[arg-type]
+        assert any(TILES in each.split for each in built)
+
+
+@needs_amx
+def test_tiles_leave_the_weights_of_dot_products_as_they_are() -> None:
+    """Kernels for few and for many rows share one copy of the weights in a decoder."""
+    chain = longest(product_model([4, 100], 96))
+    splits = {each.split: each for each in reduced_variants(BACKEND, chain, 1)}
+    weights = [
+        from_artifact(BACKEND.codegen(chain, BuildOptions(variant=splits[split])))[1].arrays["weights"]
+        for split in (TILES, WIDENED)
+    ]
+    np.testing.assert_array_equal(*weights)

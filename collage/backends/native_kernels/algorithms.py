@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from collage.backends.base import NOT_EXACT, UnsupportedError
 from collage.backends.native_kernels.algorithm import Algorithm
+from collage.backends.native_kernels.amx_gemm import AmxGemm
 from collage.backends.native_kernels.bf16_direct import Bf16DirectConv
 from collage.backends.native_kernels.bf16_gemm import Bf16Gemm
 from collage.backends.native_kernels.direct import DirectConv
@@ -33,6 +34,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     Gemm(),
     StrassenGemm(),
     Bf16Gemm(),
+    AmxGemm(),
     Bf16DirectConv(),
     Int8Gemm(),
 )

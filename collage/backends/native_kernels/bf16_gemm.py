@@ -31,7 +31,7 @@ from collage.errors import ModuleFileError
 from collage.graph.storage import BF16, PLAIN_BF16, narrowed, to_layout
 from collage.kernel.options import BuildOptions, Variant
 from collage.native import NativeKernel
-from collage.native.kernel_library import bf16_problem, has_bf16_dots
+from collage.native.kernel_library import amx_problem, bf16_problem, has_bf16_dots
 from collage.native.packed import Packed
 
 
@@ -46,13 +46,17 @@ class Bf16Gemm(Algorithm):
     precision = BF16
 
     def variants(self, task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
-        """The splits of float32, each with float32 and bfloat16 data and results, and two kinds of arithmetic."""
+        """The splits of float32, each with float32 and bfloat16 data and results, and two kinds of arithmetic.
+
+        Where there is a matrix unit, dot products are left to that (``AmxGemm``): it is faster even with one row.
+        """
         if problem := bf16_problem():
             raise UnsupportedError(problem)
         product, wide = product_of(task)
         narrow = narrowed(wide, BF16)
-        kinds = [""] if has_bf16_dots() else []
-        kinds += [WIDENED] if product.rows <= FEW_ROWS or not kinds else []
+        few = product.rows <= FEW_ROWS
+        kinds = [""] if has_bf16_dots() and amx_problem() else []
+        kinds += [WIDENED] if few or not has_bf16_dots() else []
         return [
             Variant(inputs_of(task, product, source, target), (target,), words(split, kind), BF16)
             for split in splits_of(product, build)

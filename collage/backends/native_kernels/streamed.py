@@ -22,12 +22,15 @@ from collage.kernel.options import BuildOptions
 
 WIDENED = "widened"
 """Says in a variant's split that the weights are widened and multiplied with float32 rows."""
+TILES = "tiles"
+"""Says in a variant's split that the processor's matrix unit multiplies tiles."""
 FEW_ROWS = 16
 """Up to so many rows, memory sets the pace of multiplying widened weights, too."""
 
-_PANEL = 3
+PANEL = 3
+"""Blocks of columns that are multiplied together."""
 _TILE_ROWS = 8
-TILE_SUMS = _TILE_ROWS * _PANEL * BLOCK
+TILE_SUMS = _TILE_ROWS * PANEL * BLOCK
 """The number of sums that a kernel keeps, of 4 bytes each."""
 _MOST_CHUNK = 128
 _CHUNK_BYTES = 1 << 19
@@ -44,7 +47,10 @@ def numbers_of(task: NativeTask, product: Product, build: BuildOptions) -> dict[
     """The numbers of ``SHAPE`` for the variant that is built."""
     variant = build.variant
     depth, columns = product.matrix.shape
-    split = variant.split.removesuffix(WIDENED).removesuffix(", ")
+    *splits, kind = "", *variant.split.split(", ")
+    if kind not in (WIDENED, TILES):
+        splits, kind = [kind], ""
+    split = splits[-1]
     return {
         "rows": product.rows,
         "depth": depth,
@@ -52,7 +58,7 @@ def numbers_of(task: NativeTask, product: Product, build: BuildOptions) -> dict[
         "row_chunk": _row_chunk(depth),
         "shares": 1 if split == WHOLE else build.threads,
         "by_rows": split == ROWS,
-        "widens": variant.split != split,
+        "widens": kind == WIDENED,
         "src_narrow": is_narrow(variant.inputs[task.chain.inputs.index(product.data)]),
         "dst_narrow": is_narrow(variant.outputs[0]),
         **task.numbers_of(product),
@@ -82,8 +88,8 @@ def panels_of(weights: Array, together: int, shares: int) -> Floats:
     parts = []
     for share in range(shares):
         begin, end = blocks * share // shares, blocks * (share + 1) // shares
-        for block in range(begin, end, _PANEL):
-            wide = min(_PANEL, end - block)
+        for block in range(begin, end, PANEL):
+            wide = min(PANEL, end - block)
             panel = padded[:, block * BLOCK : (block + wide) * BLOCK].reshape(-1, together, wide, BLOCK)
             parts.append(panel.transpose(0, 2, 3, 1).reshape(-1))
     return np.concatenate(parts).view(np.float32)

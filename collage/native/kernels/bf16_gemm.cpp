@@ -19,26 +19,21 @@
 #include <algorithm>
 
 #include "avx512.h"
-#include "epilogue.h"
-#include "streamed.h"
-#include "tile.h"
+#include "bf16_panels.h"
 
 #define COLLAGE_DOTS __attribute__((target("avx512f,avx512vl,avx512bw,avx512dq,fma,avx512bf16")))
 
 namespace {
 
 using collage::Accumulators;
-using collage::Activation;
-using collage::first_lanes;
 using collage::kLanes;
-using collage::load;
+using collage::kPanel;
+using collage::kWide;
 using collage::part;
 using collage::parts;
 using collage::Range;
 
 constexpr int kRows = 8;       // of a register tile
-constexpr int kPanel = 3;      // blocks of columns of a register tile
-constexpr int64_t kWide = kPanel * kLanes;
 constexpr int64_t kStep = 16;  // pairs of k between prefetches
 
 using Shape = collage_bf16_gemm_shape;
@@ -133,31 +128,6 @@ const Tile *tiles_of(bool widens, int wide) {
   return wide == 3 ? kDots<3> : wide == 2 ? kDots<2> : kDots<1>;
 }
 
-// Bias, residual, activation and clamp of the sums of some rows and of `columns` columns from `column` on.
-template <Activation ACTIVATION>
-void finish(const Shape &s, const Buffers &b, const float *sums, Range rows, int64_t column, int64_t columns) {
-  const __m512 low = _mm512_set1_ps(s.low), high = _mm512_set1_ps(s.high), zero = _mm512_setzero_ps();
-  for (int64_t j = 0; j < columns; j += kLanes) {
-    const __mmask16 mask = first_lanes(columns - j);
-    const __m512 bias = b.bias == nullptr ? zero : _mm512_maskz_loadu_ps(mask, b.bias + column + j);
-    for (int64_t row = rows.begin; row < rows.end; ++row) {
-      const intptr_t at = row * s.columns + column + j;
-      __m512 x = _mm512_load_ps(sums + (row - rows.begin) * kWide + j) + bias;
-      const __m512 residual = b.residual == nullptr ? zero : load(b.residual, s.dst_narrow, at, mask);
-      if (s.residual_first) x += residual;
-      x = collage::clamp(collage::activate(x, ACTIVATION), low, high);
-      if (!s.residual_first) x += residual;
-      collage::store(b.dst, s.dst_narrow, at, mask, x);
-    }
-  }
-}
-
-using Finish = void (*)(const Shape &, const Buffers &, const float *, Range, int64_t, int64_t);
-
-constexpr Finish kEndings[] = {finish<collage::kNone>,    finish<collage::kGelu>,  finish<collage::kTanh>,
-                               finish<collage::kSigmoid>, finish<collage::kSwish>, finish<collage::kGeluTanh>};
-constexpr int64_t kEndingCount = sizeof kEndings / sizeof *kEndings;
-
 // One share's work: rows against blocks of columns.
 class Worker {
  public:
@@ -174,7 +144,7 @@ class Worker {
       o.a = static_cast<const char *>(b_.src) + rows.begin * s_.depth * item;
       o.a_row = s_.depth;
     } else {
-      o.a = copied(rows, 2 * pairs);
+      o.a = collage::copied_rows(s_, b_, rows, 2 * pairs, b_.scratch + kRows * kWide);
       o.a_row = 2 * pairs;
     }
     const char *const first = static_cast<const char *>(o.a);
@@ -194,30 +164,13 @@ class Worker {
         if (more) o.ahead = next + lines * group / groups * 2 * kLanes;
         o.a = first + (some.begin - rows.begin) * o.a_row * item;
         tiles[some.end - some.begin](o, b_.scratch);
-        kEndings[s_.activation](s_, b_, b_.scratch, some, column,
-                                std::min<int64_t>(wide * kLanes, s_.columns - column));
+        collage::finish_panel(s_, b_, some, column, std::min<int64_t>(wide * kLanes, s_.columns - column));
       }
       weights = next;
     }
   }
 
  private:
-  // The rows in the dtype that tiles read, `row` elements each, of which those beyond the depth are zeros.
-  const void *copied(Range rows, intptr_t row) const {
-    float *const to = b_.scratch + kRows * kWide;
-    for (int64_t i = rows.begin; i < rows.end; ++i)
-      for (intptr_t k = 0; k < row; k += kLanes) {
-        const __mmask16 taken = first_lanes(s_.depth - k), given = first_lanes(row - k);
-        const __m512 x = load(b_.src, s_.src_narrow, i * s_.depth + k, taken);
-        const intptr_t at = (i - rows.begin) * row + k;
-        if (s_.widens)
-          _mm512_mask_storeu_ps(to + at, given, x);
-        else
-          collage::store_bf16(reinterpret_cast<uint16_t *>(to) + at, given, x);
-      }
-    return to;
-  }
-
   const Shape &s_;
   const Buffers &b_;
   const Range blocks_;
@@ -232,7 +185,7 @@ extern "C" int collage_kernels_bf16(void) {
 
 extern "C" int collage_bf16_gemm(void *a, void *b, intptr_t n, void *) {
   const Shape &shape = *static_cast<const Shape *>(a);
-  if (shape.activation < 0 || shape.activation >= kEndingCount) return COLLAGE_UNAVAILABLE;
+  if (shape.activation < 0 || shape.activation >= collage::kEndingCount) return COLLAGE_UNAVAILABLE;
   if (!shape.widens && !collage_kernels_bf16()) return COLLAGE_UNAVAILABLE;
   collage::run_share<Worker>(shape, *static_cast<const Buffers *>(b), n);
   return 0;
