@@ -228,8 +228,9 @@ ENGINES: Mapping[str, Engine] = {
     "openvino": _openvino,
 }
 
+OPENVINO_BF16 = "openvino bf16"
 REDUCED_ENGINES: Mapping[str, tuple[str, Engine]] = {
-    "openvino bf16": ("openvino", partial(_openvino, precision="bf16")),
+    OPENVINO_BF16: ("openvino", partial(_openvino, precision="bf16")),
     "onnxruntime int8": ("onnxruntime", partial(_onnxruntime, in_8_bits=True)),
 }
 """Engines in reduced precisions, by name, each with the name of the engine in float32."""

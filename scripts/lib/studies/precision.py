@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from collage.bench.compiled import Compiled, Options, compile_to
+from collage.bench.engines import OURS
 from collage.bench.pareto import Contest, curve, module_name
+from collage.bench.worker import OPENVINO_BF16, REDUCED_ENGINES
 from collage.compiler.final_check import OutputRule, output_rules
 from collage.core.progress import Progress
 from collage.errors import ModelError
@@ -20,7 +23,12 @@ from collage.frontend.model import Model, import_model
 from collage.frontend.random_inputs import random_inputs
 from collage.frontend.session import Reference
 from collage.frontend.shapes import fix_shapes
+from collage.graph.storage import BF16
+from collage.kernel.options import BuildOptions, Variant
 from collage.measure_db.compare import Expected
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 DRAWS = 20
 """The number of inputs that are not among the samples."""
@@ -56,9 +64,9 @@ def precision(
 ) -> dict[str, Any]:
     """Compile in float32 and within the tolerance, race both against all engines, and draw inputs for the error.
 
-    ``speedup`` has our module's speed over the fastest engine whose error is within the tolerance, and over our own
-    float32. ``draws`` are the errors on inputs that the compile has not seen, and ``real`` tells whether these and the
-    samples are real ones.
+    ``speedup`` has our module's speed over the fastest engine that is within the tolerance, and over our own float32.
+    ``draws`` are the errors on inputs that the compile has not seen, ``engines_draws`` those of engines in reduced
+    precision on the same, and ``real`` tells whether these and the samples are real ones.
     """
     with tempfile.TemporaryDirectory(prefix="collage-precision-") as folder:
         files: dict[float, Path] = {}
@@ -80,15 +88,16 @@ def precision(
             subject.file, files, options.threads, options.rounds, shapes=subject.shapes, inputs=seen
         )
         found = curve(contest, show)
-        draws = errors_on_draws(subject, files[asked.tolerance], asked.draws)
+        draws = errors_on_draws(subject, files[asked.tolerance], asked.draws, options.threads)
     ours = compiled[asked.tolerance]
     errors = ours.report.errors
     return {
         **found,
         "tolerance": asked.tolerance,
         "real": bool(subject.samples),
-        "speedup": speedups(found["points"], asked.tolerance),
-        "draws": draws,
+        "speedup": speedups(found["points"], asked.tolerance, draws),
+        "draws": draws[OURS],
+        "engines_draws": {name: errors for name, errors in draws.items() if name != OURS},
         "predicted": None if errors is None else errors.predicted,
         "measured": None if errors is None else errors.measured,
         "reduced": sum(1 for region in ours.program.executed if region.precision),
@@ -99,13 +108,23 @@ def precision(
     }
 
 
-def speedups(points: Mapping[str, Mapping[str, Any]], tolerance: float) -> dict[str, float | None]:
-    """The ratios of ``precision``; None where no engine is within the tolerance, or float32 was left out."""
+def speedups(
+    points: Mapping[str, Mapping[str, Any]],
+    tolerance: float,
+    draws: Mapping[str, Sequence[float]] | None = None,
+) -> dict[str, float | None]:
+    """The ratios of ``precision``; None where no engine is within the tolerance, or float32 was left out.
+
+    An engine is within it where its error in the race is, and no more of the ``draws`` are beyond it than with our
+    module.
+    """
+    beyond = {name: sum(error > tolerance for error in errors) for name, errors in (draws or {}).items()}
     ours = points[module_name(tolerance)]["median_us"]
     engines = [
         each["median_us"]
-        for each in points.values()
+        for name, each in points.items()
         if "tolerance" not in each and each["error"] is not None and each["error"] <= tolerance
+        if beyond.get(name, 0) <= beyond.get(OURS, 0)
     ]
     own = points.get(module_name(0.0))
     return {
@@ -114,10 +133,11 @@ def speedups(points: Mapping[str, Mapping[str, Any]], tolerance: float) -> dict[
     }
 
 
-def errors_on_draws(subject: Subject, file: Path, count: int) -> list[float]:
-    """The module's errors on inputs that it has not seen, in the units of the compile's own check.
+def errors_on_draws(subject: Subject, file: Path, count: int, threads: int) -> dict[str, list[float]]:
+    """The errors of the module and of engines in reduced precision on inputs that the compile has not seen.
 
-    They are those of the subject, or drawn anew.
+    Inputs are those of the subject, or drawn anew. Errors have the units of the compile's own check. An engine that
+    cannot run the model so is left out.
     """
     from collage import api
 
@@ -133,7 +153,36 @@ def errors_on_draws(subject: Subject, file: Path, count: int) -> list[float]:
         feeds = [_made_up(imported, number) for number in range(count)]
     names = [each.name for each in original.graph.output]
     rules = [OutputRule(0.0, False, False) for _ in names] if imported is None else [*output_rules(imported)]
-    return [_error(names, rules, module.run(each), reference.run(each)) for each in feeds]
+    expected = [reference.run(each) for each in feeds]
+
+    def errors_of(run: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> list[float]:
+        return [_error(names, rules, run(feed), e) for feed, e in zip(feeds, expected, strict=True)]
+
+    found = {OURS: errors_of(module.run)}
+    for name in REDUCED_ENGINES:
+        with suppress(Exception):  # an engine may raise anything, and the race has told of it
+            found[name] = errors_of(_engine(name, original, threads))
+    return found
+
+
+def _engine(name: str, model: ModelProto, threads: int) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+    """A function that runs the model on an engine in reduced precision."""
+    from collage.backends.dynamic_quantisation import quantised
+    from collage.backends.onnxruntime import OnnxRuntime
+    from collage.backends.openvino import OpenVino
+
+    inputs, outputs = ([each.name for each in side] for side in (model.graph.input, model.graph.output))
+    options = BuildOptions(threads=threads, variant=Variant(precision=BF16))
+    session = (
+        OpenVino().session(model.SerializeToString(), options)
+        if name == OPENVINO_BF16
+        else OnnxRuntime().session(quantised(model).SerializeToString(), BuildOptions(threads=threads))
+    )
+
+    def run(feed: Mapping[str, Any]) -> Mapping[str, Any]:
+        return dict(zip(outputs, session.run([np.asarray(feed[each]) for each in inputs]), strict=True))
+
+    return run
 
 
 def _made_up(model: Model, number: int) -> dict[str, Any]:
