@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MODELS = ("gpt2_124m", "qwen2_like")
 OURS = ("collage", "request-level")
+_TOLERANCE = "2e-2"
 PEERS = ("openvino-genai", "llama.cpp", "ctranslate2", "vllm", "openvino-genai at its defaults")
 
 
@@ -40,6 +41,7 @@ class Sizes:
     rates: tuple[float, ...] | None
     only: str | None
     quick: bool
+    precision: str
 
     def course(self) -> Course:
         """What is run. It is little where it is ``quick``."""
@@ -53,6 +55,7 @@ class Sizes:
             seconds=self.seconds or course.seconds,
             rates=self.rates or course.rates,
             relative=self.rates is None,
+            precision=self.precision,
             parts=course.parts if self.only is None else (self.only,),
         )
 
@@ -65,9 +68,11 @@ class Compiling:
     db: Path | None
     quick_compile: bool
 
-    def making(self, folder: Path, quick: bool) -> Making:
-        """How the files of models are made."""
+    def making(self, folder: Path, quick: bool, precision: str) -> Making:
+        """How the files of models are made. Raises UsageError: a quick compile stays in float32."""
+        from collage.errors import UsageError
         from collage.kernel.target import usable_cores
+        from scripts.lib.serving.contender import FLOAT32
         from scripts.lib.serving.prepare import Making
 
         options = () if self.db is None else ("--db", str(self.db))
@@ -75,7 +80,13 @@ class Compiling:
             options = (*options, "--buckets", "1,8,64")
         if quick or self.quick_compile:
             options = (*options, "--quick")
-        return Making(folder, self.threads or usable_cores(), quick, options)
+        if precision != FLOAT32:
+            if "--quick" in options:
+                raise UsageError(
+                    "--precision bfloat16 takes a full compile: leave --quick and --quick-compile out."
+                )
+            options = (*options, "--tolerance", _TOLERANCE)
+        return Making(folder, self.threads or usable_cores(), quick, options, precision)
 
 
 def _rivals(peers: tuple[str, ...] | None, python: tuple[str, ...]) -> Rivals:
@@ -139,6 +150,13 @@ def _rates(text: str) -> tuple[float, ...]:
 )
 @click.option("--only", type=click.Choice(["alone", "trace", "between"]), help="Only this part of the study.")
 @click.option("--quick", is_flag=True, help="Tiny models and few requests, to see that everything works.")
+@click.option(
+    "--precision",
+    type=click.Choice(["float32", "bfloat16"]),
+    default="float32",
+    show_default=True,
+    help="That of products and of the cache, for all contenders that have it.",
+)
 @packed("sizes", Sizes)
 @THREADS_OPTION
 @DB_OPTION
@@ -153,8 +171,9 @@ def command(
 
     A MODEL is gpt2_124m, qwen2_like or llama_1b; by default the first two. Files that are missing are made, which takes
     long for Collage's (the module of a decoder stays in --folder). All contenders have the same weights, token ids and
-    arrivals, threads, float32 for weights and cache, and ignore end tokens. Each has a process of its own, which is
-    stopped while another one is measured. One that is not installed is left out.
+    arrivals, threads, and precision of weights and cache, and ignore end tokens. In bfloat16 Collage's is compiled with
+    an error of the logits of at most 2e-2, and has bfloat16 where that is faster. Each contender has a process of its
+    own, which is stopped while another one is measured. One that is not installed is left out.
 
     Three parts: `alone` is the engine against a static batch on the same kernels, and the scheduler's time. `trace` is
     Orca's trace, saturated and at several rates. `between` is the time between tokens while prompts of 512 tokens
@@ -165,6 +184,7 @@ def command(
       scripts/bench serve
       scripts/bench serve gpt2_124m --peers none --only alone
       scripts/bench serve --python vllm=venv/bin/python --rounds 5 --json
+      scripts/bench serve gpt2_124m --precision bfloat16 --only trace
       scripts/bench serve --quick
     """
     from collage.errors import CollageError
@@ -176,16 +196,21 @@ def command(
     from scripts.lib.serving.table import tables
     from scripts.lib.studies.each import INTERRUPTED, say
 
-    making, course = compiling.making(models.folder, sizes.quick), sizes.course()
+    making = compiling.making(models.folder, sizes.quick, sizes.precision)
+    course = sizes.course()
     results: list[dict[str, Any]] = []
     status = 0
-    machine = measure_machine(making.threads)
+    machine = measure_machine(making.threads, sizes.precision)
     try:
         for name in models.models or MODELS:
             try:
                 model = prepared(name, making)
                 setup = Setup(
-                    model.folder.absolute(), model.module.absolute(), making.threads, course.running
+                    model.folder.absolute(),
+                    model.module.absolute(),
+                    making.threads,
+                    course.running,
+                    course.precision,
                 )
                 with opened(rivals.names, rivals.pythons, setup, Path(sys.executable)) as field:
                     results.append(study(model, field, course, machine))

@@ -4,27 +4,67 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from scripts.lib.decoders.shape import DecoderShape
+from scripts.lib.serving.contender import BFLOAT16, FLOAT32
 from scripts.lib.serving.trace import Arrival
 
-_BYTES = 4
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+_BYTES = {FLOAT32: 4, BFLOAT16: 2}
+_PRODUCT = (512, 1024, 1024)
+"""Rows, depth and columns of the product that tells the machine's speed in bfloat16."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """GB/s of reading memory and GFLOP/s of large products in float32, both with all threads, measured in this run."""
+    """GB/s of reading memory and GFLOP/s of large products in the run's precision, with all threads, measured in it."""
 
     gbytes_per_s: float
     gflops: float
 
 
-def measure_machine(threads: int, seconds: float = 3.0) -> Machine:
-    """Measure the machine with loops for so many seconds."""
+def measure_machine(threads: int, precision: str = FLOAT32, seconds: float = 3.0) -> Machine:
+    """Measure the machine with loops for so many seconds. Raises CollageError where it has no such precision."""
     from collage.measure_db.measure_speeds import measure_speeds
 
     found = measure_speeds(threads, seconds).speeds
-    return Machine(found.memory.team_read_gbs, found.team_gemm_gflops)
+    gflops = found.team_gemm_gflops if precision == FLOAT32 else _bfloat16_gflops(threads, seconds)
+    return Machine(found.memory.team_read_gbs, gflops)
+
+
+def _bfloat16_gflops(threads: int, seconds: float) -> float:
+    """GFLOP/s of the fastest kernel of a large product in bfloat16, ours or oneDNN's."""
+    from collage.errors import CollageError
+    from collage.frontend.model import import_model
+    from collage.graph.storage import BF16
+    from collage.kernel.target import reduced_precisions
+    from scripts.lib.kernels.layers import best_by_precision, layers, race
+
+    if BF16 not in reduced_precisions():
+        raise CollageError("this processor has no instructions for bfloat16 (AVX512-BF16 or AMX).")
+    rows, depth, columns = _PRODUCT
+    allowed = frozenset({BF16})
+    (layer,) = layers(import_model(_product(rows, depth, columns)), allowed)
+    us = race(layer, threads, seconds, cold=False, precisions=allowed)
+    return 2e-3 * rows * depth * columns / best_by_precision(us, (BF16,))[BF16][0]
+
+
+def _product(rows: int, depth: int, columns: int) -> ModelProto:
+    """A product with a constant matrix."""
+    import numpy as np
+    from onnx import TensorProto, helper, numpy_helper
+
+    weights = np.random.default_rng(0).standard_normal((depth, columns)).astype(np.float32)
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", [rows, depth]), ("y", [rows, columns]))
+    )
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    graph = helper.make_graph([node], "product", [x], [y], [numpy_helper.from_array(weights, "w")])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
 
 
 @dataclass(frozen=True)
@@ -37,17 +77,18 @@ class Needs:
     cache_bytes: int
 
     @classmethod
-    def of(cls, shape: DecoderShape) -> Needs:
-        """The needs of a decoder in float32."""
+    def of(cls, shape: DecoderShape, precision: str = FLOAT32) -> Needs:
+        """The needs of a decoder whose weights and cache are of that precision."""
+        size = _BYTES[precision]
         attention = 2 * shape.width * shape.width + 2 * shape.width * shape.kv_heads * shape.head
         gates = 2 if shape.family == "gpt2" else 3
         layers = shape.layers * (attention + gates * shape.width * shape.inner)
         head = shape.vocabulary * shape.width
         return cls(
-            _BYTES * (layers + head),
+            size * (layers + head),
             2 * layers,
             2 * head,
-            _BYTES * 2 * shape.layers * shape.kv_heads * shape.head,
+            size * 2 * shape.layers * shape.kv_heads * shape.head,
         )
 
 

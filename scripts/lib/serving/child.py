@@ -57,6 +57,7 @@ def _open(message: Mapping[str, Any]) -> Contender:
         Path(message["module"]),
         message["threads"],
         message["running"],
+        message["precision"],
         message["defaults"],
     )
     found: Contender = module.open_contender(name, setup)

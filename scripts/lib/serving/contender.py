@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 from scripts.lib.serving.trace import Arrival
 
+FLOAT32, BFLOAT16 = "float32", "bfloat16"
+
 Note = Callable[[int, int], None]
 """Takes the number of a request and its next token, when that has come."""
 
@@ -24,14 +26,21 @@ class Setup:
     """What a contender is opened with.
 
     ``folder`` has the model in the form of Hugging Face, and is where a contender keeps it in its own form. ``module``
-    is Collage's file. ``running`` is the most requests at a time. ``defaults`` asks for the contender's own precision.
+    is Collage's file. ``running`` is the most requests at a time. ``precision`` is that of products and of the cache,
+    "float32" or "bfloat16"; ``defaults`` asks for the contender's own.
     """
 
     folder: Path
     module: Path
     threads: int
     running: int
+    precision: str = FLOAT32
     defaults: bool = False
+
+    def require_float32(self, name: str) -> None:
+        """Raise MissingError where the contender is asked for another precision."""
+        if self.precision != FLOAT32 and not self.defaults:
+            raise MissingError(f"{name} is compared in float32 only")
 
 
 class Contender(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from scripts.lib.serving.contender import MissingError, Setup
@@ -46,7 +46,7 @@ def opened(names: Sequence[str], pythons: Mapping[str, Path], setup: Setup, own:
     try:
         for name in names:
             peer = name.removesuffix(DEFAULTS)
-            wanted = Setup(setup.folder, setup.module, setup.threads, setup.running, name != peer)
+            wanted = replace(setup, defaults=name != peer)
             try:
                 found.running[name] = ContenderProcess(peer, pythons.get(peer, own), wanted)
             except (MissingError, ContenderError) as error:

@@ -11,6 +11,7 @@ from collage.errors import CollageError, unknown_names
 from scripts.lib import ROOT
 from scripts.lib.decoders.shape import NAMED, DecoderShape, small
 from scripts.lib.decoders.write import write_decoder
+from scripts.lib.serving.contender import FLOAT32
 from scripts.lib.serving.formats.hugging_face import write_folder
 from scripts.lib.studies.each import say
 
@@ -33,6 +34,12 @@ class Making:
     threads: int
     tiny: bool = False
     compile_options: tuple[str, ...] = ()
+    precision: str = FLOAT32
+
+    @property
+    def module_end(self) -> str:
+        """The end of the names of Collage's files."""
+        return f".{self.threads}-threads{'' if self.precision == FLOAT32 else f'.{self.precision}'}.collage"
 
 
 def prepared(name: str, making: Making) -> Model:
@@ -44,7 +51,7 @@ def prepared(name: str, making: Making) -> Model:
     model = Model(
         name,
         small(NAMED[name]) if making.tiny else NAMED[name],
-        home / f"{name}.{making.threads}-threads.collage",
+        home / f"{name}{making.module_end}",
         home / f"{name}-peers",
     )
     onnx = home / f"{name}.onnx"

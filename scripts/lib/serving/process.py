@@ -59,6 +59,7 @@ class ContenderProcess:
                     "module": str(setup.module),
                     "threads": setup.threads,
                     "running": setup.running,
+                    "precision": setup.precision,
                     "defaults": setup.defaults,
                 },
                 _OPEN_S,

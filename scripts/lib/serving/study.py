@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from scripts.lib.serving.bounds import Machine, Needs, batch_bound_s, token_bound_s, trace_bound_s
+from scripts.lib.serving.contender import FLOAT32
 from scripts.lib.serving.field import DEFAULTS, OURS, REQUEST_LEVEL, Field
 from scripts.lib.serving.prepare import Model
 from scripts.lib.serving.record import Figures, Served, agreement, figures, pooled, rate_at
@@ -34,6 +35,7 @@ class Course:
     rates: tuple[float, ...] = (0.15, 0.3, 0.5, 0.7, 0.9, 1.1)
     relative: bool = True
     running: int = 32
+    precision: str = FLOAT32
     parts: tuple[str, ...] = PARTS
     batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     inputs: tuple[int, ...] = (32, 128)
@@ -64,7 +66,7 @@ QUICK = Course(
 
 def study(model: Model, field: Field, course: Course, machine: Machine) -> dict[str, Any]:
     """All parts of the study that are asked for, as JSON."""
-    needs = Needs.of(model.shape)
+    needs = Needs.of(model.shape, course.precision)
     found: dict[str, Any] = {
         "model": model.name,
         "contenders": {name: dict(each.facts) for name, each in field.running.items()},
@@ -87,7 +89,7 @@ def study(model: Model, field: Field, course: Course, machine: Machine) -> dict[
 def alone(model: Model, field: Field, course: Course, machine: Machine) -> list[dict[str, Any]]:
     """Orca's microbenchmark: the engine's speed as a share of a static batch's, for each length and batch."""
     rows = []
-    needs = Needs.of(model.shape)
+    needs = Needs.of(model.shape, course.precision)
     for inputs in course.inputs:
         for batch in course.batches:
             arrivals = fixed_batch(batch, inputs, course.outputs, model.shape.vocabulary)
@@ -134,7 +136,7 @@ def trace(model: Model, field: Field, course: Course, machine: Machine) -> dict[
     base = min((each.latency_ms for each in unloaded.values()), default=math.inf)
     runs = _runs(model, field, course, rates, course.lengths, most_ms=_OVERLOADED * base)
     ours_ms = unloaded[OURS].latency_ms if OURS in unloaded else base
-    needs = Needs.of(model.shape)
+    needs = Needs.of(model.shape, course.precision)
     bound_s = trace_bound_s(
         poisson_trace(course.requests, math.inf, model.shape.vocabulary, course.lengths),
         course.running,

@@ -36,10 +36,11 @@ class CollageEngine:
         compiled = load_decoder(setup.module, registry)
         longest = min(MOST_TOKENS, compiled.max_length)
         blocks = setup.running * -(-longest // BLOCK_TOKENS)
-        self.runner = DecoderRunner(compiled, registry, blocks)
+        self.runner = DecoderRunner(compiled, registry, blocks, cache=setup.precision)
         self.options = EngineOptions(
             max_running=setup.running, max_waiting=_MOST_WAITING, prefix_caching=False
         )
+        self._precision, self._error_of_logits = setup.precision, compiled.error
         self.version = __version__
         self._note: Note = _nothing
         self._first = 0
@@ -56,6 +57,8 @@ class CollageEngine:
             "iteration_ms": {str(each): round(self.runner.cost_ms(each), 3) for each in self.runner.buckets},
             "running": self.options.max_running,
             "blocks": self.runner.block_count,
+            "cache": self._precision,
+            "error": self._error_of_logits,
         }
 
     def serve(self, arrivals: Sequence[Arrival], note: Note) -> None:

@@ -20,7 +20,7 @@ class CTranslate2:
             raise MissingError("ctranslate2 is not installed") from error
         self._library = library
         self._running = setup.running
-        self._type = "default" if setup.defaults else "float32"
+        self._type = "default" if setup.defaults else setup.precision
         self._generator = library.Generator(
             str(_converted(setup.folder)),
             device="cpu",

@@ -35,6 +35,7 @@ class LlamaCpp:
     """A context with a sequence for each slot."""
 
     def __init__(self, setup: Setup) -> None:
+        setup.require_float32("llama.cpp")
         try:
             import llama_cpp as library
         except ImportError as error:

@@ -6,16 +6,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.lib.serving.contender import Contender, MissingError, Note, Setup, convert, serve_stepwise
+from scripts.lib.serving.contender import (
+    BFLOAT16,
+    FLOAT32,
+    Contender,
+    MissingError,
+    Note,
+    Setup,
+    convert,
+    serve_stepwise,
+)
 from scripts.lib.serving.trace import Arrival
 
 _BATCHED_TOKENS = 256
 _CACHE_GB = 2
-_SAME_PRECISION = {
-    "INFERENCE_PRECISION_HINT": "f32",
-    "KV_CACHE_PRECISION": "f32",
-    "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
-}
+_NAMES = {FLOAT32: "f32", BFLOAT16: "bf16"}
 
 
 class OpenVinoGenAi:
@@ -35,7 +40,12 @@ class OpenVinoGenAi:
         config.enable_prefix_caching = False
         properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": setup.threads}
         if not setup.defaults:
-            properties |= _SAME_PRECISION
+            precision = _NAMES[setup.precision]
+            properties |= {
+                "INFERENCE_PRECISION_HINT": precision,
+                "KV_CACHE_PRECISION": precision,
+                "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+            }
         self._settings = {**properties, "max_num_batched_tokens": _BATCHED_TOKENS}
         self._pipeline = library.ContinuousBatchingPipeline(
             str(_exported(setup.folder)), config, "CPU", properties, {}

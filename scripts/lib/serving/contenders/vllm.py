@@ -27,7 +27,7 @@ class Vllm:
             raise MissingError(f"vllm is not installed for this machine ({error})") from error
         self._library = library
         self._settings = {
-            "dtype": "auto" if setup.defaults else "float32",
+            "dtype": "auto" if setup.defaults else setup.precision,
             "max_num_seqs": setup.running,
             "max_num_batched_tokens": _BATCHED_TOKENS,
         }
