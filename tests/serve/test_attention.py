@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from collage.graph.dataflow import Array, np_dtype
 from collage.kernel.buffers import aligned_empty
 from collage.native import LaunchList, team_of
+from collage.native.kernel_library import amx_problem
 from collage.serve.attention import (
     BLOCK_TOKENS,
     Batch,
@@ -220,10 +221,43 @@ def test_scores_of_any_size() -> None:
     assert iterate(Heads(2, 2, 16, 0, False, 40.0), [[40, 3, 1]], 2, 3) < 1e-4
 
 
+TILE_ERROR = 1e-5 if amx_problem() else 1.5e-2
+"""Tiles round q and the weights, too: each to 2 ** -9 of itself at most, with values that are normal numbers."""
+
+
 @pytest.mark.parametrize("heads", [Heads(6, 2, 64, 0, False, 0.125), Heads(2, 1, 20, 0, False, 0.2)])
 def test_cache_in_bfloat16(heads: Heads) -> None:
-    """Keys and values are rounded to the nearest bfloat16, to even from halfway, and nothing else is."""
-    assert iterate(heads, [[300, 31, 5], [1, 1, 1], [7, 40, 3]], 2, 4, "bfloat16") < 1e-5
+    """Keys and values are rounded to the nearest bfloat16, to even from halfway; without tiles nothing else is."""
+    assert iterate(heads, [[2, 1, 1]] + [[1, 1, 1]] * 40, 2, 4, "bfloat16") < 1e-5
+    assert iterate(heads, [[300, 31, 5], [1, 1, 1], [7, 40, 3]], 2, 4, "bfloat16") < TILE_ERROR
+
+
+@pytest.mark.parametrize(
+    "heads",
+    [
+        Heads(3, 3, 64, 0, False, 0.125),
+        Heads(80, 2, 16, 8, False, 0.25),
+        Heads(16, 1, 20, 0, True, 0.3),  # 16 rows of one K/V head, and steps that are not whole
+        Heads(8, 4, 128, 0, False, 128**-0.5),
+        Heads(18, 2, 33, 0, False, 0.2),  # an odd number of elements
+        Heads(2, 1, 256, 0, False, 1 / 16),
+    ],
+)
+@pytest.mark.parametrize("rows", [7, 8, 9, 16, 17, 31, 32, 33, 100])
+def test_tiles_of_every_height(heads: Heads, rows: int) -> None:
+    """One and two tiles of rows, one to four blocks at a time and more, and blocks that are not full."""
+    lengths = [[rows, 140 + rows, 0], [rows, 1, rows], [1, rows, 33]]
+    assert iterate(heads, lengths, 2, rows, "bfloat16") < TILE_ERROR + 1e-5
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 90), min_size=3, max_size=3), min_size=1, max_size=4),
+    st.sampled_from([Heads(4, 2, 16, 0, True, 0.25), Heads(6, 6, 8, 0, True, 0.4)]),
+    st.integers(0, 1000),
+)
+def test_any_mix_of_chunks_in_bfloat16(lengths: list[list[int]], heads: Heads, seed: int) -> None:
+    assert iterate(heads, lengths, 2, seed, "bfloat16") < TILE_ERROR + 1e-5
 
 
 def test_rounded_rotated_keys() -> None:

@@ -16,8 +16,10 @@
 
 #pragma GCC diagnostic ignored "-Wpsabi"  // vectors are never passed between functions that are not inlined
 
+#include "amx_gemm.h"
 #include "attention_cells.h"
 #include "attention_items.h"
+#include "attention_tiles.h"
 #include "kernels.h"
 
 namespace {
@@ -84,21 +86,22 @@ INLINE void rotate(const Shape &s, const float *from, const float *cos, const fl
   for (int64_t i = s.rotary; i < s.dim; ++i) put(to[i * step], from[i] * factor);
 }
 
+// One head after the other, so that the lines of a block to which its tokens are written stay in the first cache.
 template <typename Cell>
 INLINE void store_tokens(const Shape &s, const Buffers &b, int64_t part) {
   const Batch &batch = *b.batch;
   const int64_t tokens = batch.first[batch.requests], half = s.rotary / 2, wide = padded(s.dim);
   const int64_t end = tokens * (part + 1) / s.threads;
   Cell *const keys = static_cast<Cell *>(b.keys), *const values = static_cast<Cell *>(b.values);
-  int64_t request = 0;
-  for (int64_t row = tokens * part / s.threads; row < end; ++row) {
-    while (batch.first[request + 1] <= row) ++request;
-    const int64_t position = batch.start[request] + row - batch.first[request];
-    const int64_t slot = position % kBlock;
-    const int64_t block = batch.stored ? batch.stored[row] : batch.tables[batch.table[request] + position / kBlock];
-    if (block < 0) continue;
-    const float *const cos = b.cos + position * half, *const sin = b.sin + position * half;
-    for (int64_t head = 0; head < s.kv_heads; ++head) {
+  for (int64_t head = 0; head < s.kv_heads; ++head) {
+    int64_t request = 0;
+    for (int64_t row = tokens * part / s.threads; row < end; ++row) {
+      while (batch.first[request + 1] <= row) ++request;
+      const int64_t position = batch.start[request] + row - batch.first[request];
+      const int64_t slot = position % kBlock;
+      const int64_t block = batch.stored ? batch.stored[row] : batch.tables[batch.table[request] + position / kBlock];
+      if (block < 0) continue;
+      const float *const cos = b.cos + position * half, *const sin = b.sin + position * half;
       const int64_t at = block * s.kv_heads + head;
       const float *const v = b.v + row * s.v_row + head * s.dim;
       Cell *const to = values + (at * kBlock + slot) * wide;
@@ -217,7 +220,7 @@ INLINE float soften(float *scores, int64_t seen, float &m, float &s) {
   exponential(x1);
   store(scores, x0);
   store(scores + kLanes, x1);
-  const float keep = m == -INFINITY ? 0.0f : expf(m - from);
+  const float keep = m == -INFINITY ? 0.0f : m == from ? 1.0f : expf(m - from);
   m = most;
   s = s * keep + sum(x0 + x1);
   return keep;
@@ -277,8 +280,89 @@ INLINE void attend_rows(const Shape &s, State &state, int64_t row, int64_t end, 
   if (row < end) attend_tile<1>(s, state, row, first, count, keys, values, scales);
 }
 
-template <typename Cell>
-INLINE void attend(const Shape &s, const Buffers &b, const Item &item, State &state) {
+#if COLLAGE_X86
+
+// The rows of q, rounded, with zeros up to whole steps.
+INLINE void round_rows(const float *q, int64_t rows, int64_t dim, TileState &tiles) {
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t d = 0; d < whole_steps(dim); d += kLanes) {
+      Vector x;
+      load(x, q + row * kMostDim + d);
+      const Integers lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+      narrow(tiles.q + row * kMostDim + d, lane + int32_t(d) < int32_t(dim) ? x : Vector{});
+    }
+}
+
+// Makes weights of a row's scores of some blocks, of which it sees the first `seen` keys. Returns the factor of what was
+// summed before.
+INLINE float soften_span(float *scores, uint16_t *weights, const int64_t *seen, int64_t blocks, float &m, float &s) {
+  const Integers lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const Vector hidden = Vector{} - INFINITY;
+  Vector highest = hidden, total = {}, x;
+  for (int64_t block = 0; block < blocks; ++block)
+    for (int64_t half = 0; half < kBlock; half += kLanes) {
+      float *const here = scores + block * kBlock + half;
+      load(x, here);
+      if (seen[block] < half + kLanes) {
+        x = lane + int32_t(half) < int32_t(seen[block]) ? x : hidden;
+        store(here, x);
+      }
+      highest = x > highest ? x : highest;
+    }
+  const float most = std::max(m, largest(highest));
+  const float from = most == -INFINITY ? 0.0f : most;  // a row of minus infinities has no weights
+  for (int64_t at = 0; at < blocks * kBlock; at += kLanes) {
+    load(x, scores + at);
+    x -= from;
+    exponential(x);
+    total += x;
+    narrow(weights + at, x);
+  }
+  const float keep = m == -INFINITY ? 0.0f : m == from ? 1.0f : expf(m - from);
+  m = most;
+  s = s * keep + sum(total);
+  return keep;
+}
+
+// Attends to all blocks of one of an item's K/V heads with tiles; its rows begin with `row`.
+INLINE void attend_tiled(const Shape &s, const Buffers &b, const Item &item, State &state, TileState &tiles, int64_t kv,
+                         int64_t last) {
+  const Batch &batch = *b.batch;
+  const int64_t wide = padded(s.dim), rows = rows_of_one(item), row = kv * rows;
+  const int32_t *const table = batch.tables + batch.table[item.request];
+  float *const o = state.o + row * kMostDim;
+  configure_tiles(tiles, rows > kTileRows ? (rows + 1) / 2 : rows);
+  for (int64_t block = item.block; block < item.block_end; block += kSpan) {
+    const int64_t blocks = std::min(kSpan, item.block_end - block);
+    int64_t first[kSpan];
+    for (int64_t i = 0; i < blocks; ++i) {
+      const int64_t at = table[block + i] * s.kv_heads + item.head / (s.heads / s.kv_heads) + kv;
+      first[i] = first_of(batch, item.request, block + i);
+      order_keys(tiles, static_cast<const uint16_t *>(b.keys) + at * s.dim * kBlock, s.dim);
+      tile_scores(tiles, tiles.q + row * kMostDim, rows, s.dim, tiles.scores + i * kBlock);
+      order_values(static_cast<const uint16_t *>(b.values) + at * kBlock * wide, last + 1 - first[i], wide,
+                   tiles.values + i * kTilePairs * wide);
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      int64_t seen[kSpan];
+      for (int64_t i = 0; i < blocks; ++i) seen[i] = std::min(state.position[row + r] + 1 - first[i], kBlock);
+      const float keep = soften_span(tiles.scores + r * kSpanned, tiles.weights + r * kSpanned, seen, blocks,
+                                     state.m[row + r], state.s[row + r]);
+      if (keep == 1.0f) continue;
+      for (int64_t column = 0; column < wide; column += kLanes) {
+        Vector x;
+        load(x, o + r * kMostDim + column);
+        store(o + r * kMostDim + column, x * keep);
+      }
+    }
+    tile_values(tiles, rows, blocks, wide, o);
+  }
+}
+
+#endif
+
+template <bool TILED, typename Cell>
+INLINE void attend(const Shape &s, const Buffers &b, const Item &item, State &state, TileState &tiles) {
   const Batch &batch = *b.batch;
   const int64_t half = s.rotary / 2, wide = padded(s.dim), each = rows_of_one(item), rows = each * item.kv_heads;
   const int64_t start = batch.start[item.request], from = item.head / (s.heads / s.kv_heads);
@@ -293,8 +377,15 @@ INLINE void attend(const Shape &s, const Buffers &b, const Item &item, State &st
     state.position[row] = position;
   }
   const int64_t last = start + item.token + item.tokens - 1;
+  const bool tiled = TILED && std::is_same_v<Cell, uint16_t> && each >= kLeastTiled;
+#if COLLAGE_X86
+  if (tiled) {
+    round_rows(state.q, rows, s.dim, tiles);
+    for (int64_t kv = 0; kv < item.kv_heads; ++kv) attend_tiled(s, b, item, state, tiles, kv, last);
+  }
+#endif
   const int32_t *const table = batch.tables + batch.table[item.request];
-  for (int64_t block = item.block; block < item.block_end; ++block) {
+  for (int64_t block = tiled ? item.block_end : item.block; block < item.block_end; ++block) {
     const int64_t first = first_of(batch, item.request, block), count = std::min(kBlock, last + 1 - first);
     for (int64_t kv = 0; kv < item.kv_heads; ++kv) {
       const int64_t at = table[block] * s.kv_heads + from + kv;
@@ -325,15 +416,20 @@ INLINE void attend(const Shape &s, const Buffers &b, const Item &item, State &st
   }
 }
 
-template <typename Cell>
+template <bool TILED, typename Cell>
 INLINE void attend_items(const Shape &s, const Buffers &b) {
   Batch &batch = *b.batch;
   State state;
+  TileState tiles;
+  tiles.height = 0;
   while (true) {
     const int64_t item = __atomic_fetch_add(&batch.next, 1, __ATOMIC_RELAXED);
-    if (item >= batch.item_count) return;
-    attend<Cell>(s, b, batch.items[item], state);
+    if (item >= batch.item_count) break;
+    attend<TILED, Cell>(s, b, batch.items[item], state, tiles);
   }
+#if COLLAGE_X86
+  if (TILED) release_tiles(tiles);
+#endif
 }
 
 // Merges `count` partial rows, `apart` floats from each other, whose o is `head` floats behind their m. The result is
@@ -374,20 +470,21 @@ INLINE void merge(const Shape &s, const Buffers &b, int64_t part) {
 
 enum class Phase { kStore, kAttend, kMerge };
 
-template <typename Cell>
+template <bool TILED, typename Cell>
 INLINE void run_with(Phase phase, const Shape &s, const Buffers &b, int64_t part) {
   switch (phase) {
     case Phase::kStore: store_tokens<Cell>(s, b, part); break;
-    case Phase::kAttend: attend_items<Cell>(s, b); break;
+    case Phase::kAttend: attend_items<TILED, Cell>(s, b); break;
     case Phase::kMerge: merge(s, b, part); break;
   }
 }
 
+template <bool TILED = false>
 INLINE void run(Phase phase, const Shape &s, const Buffers &b, int64_t part) {
   switch (s.cells) {
-    case COLLAGE_CELLS_INT8: run_with<int8_t>(phase, s, b, part); break;
-    case COLLAGE_CELLS_BFLOAT16: run_with<uint16_t>(phase, s, b, part); break;
-    default: run_with<float>(phase, s, b, part);
+    case COLLAGE_CELLS_INT8: run_with<TILED, int8_t>(phase, s, b, part); break;
+    case COLLAGE_CELLS_BFLOAT16: run_with<TILED, uint16_t>(phase, s, b, part); break;
+    default: run_with<TILED, float>(phase, s, b, part);
   }
 }
 
@@ -406,7 +503,14 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma,prefer-vector-widt
   run(phase, s, b, part);
 }
 
+// With tiles where a cache is in bfloat16.
+__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma,prefer-vector-width=512"))) void run_tiled(
+    Phase phase, const Shape &s, const Buffers &b, int64_t part) {
+  run<true>(phase, s, b, part);
+}
+
 Run widest() {
+  if (collage_kernels_amx()) return run_tiled;
   if (collage_kernels_isa() == 512) return run_512;
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? run_256 : run_any;
 }
