@@ -192,13 +192,21 @@ def test_half_as_many_bytes() -> None:
 
 def test_damaged_artifacts_are_refused() -> None:
     chain = longest(product_model([4, 64], 96))
-    variant = reduced_variants(BACKEND, chain, 1)[0]
-    options = BuildOptions(variant=variant, precisions=ALLOWED)
-    name, packed = from_artifact(BACKEND.codegen(chain, options))
-    for number, value in (("depth", 66), ("columns", 1 << 50), ("src_narrow", 2), ("rows", 0), ("shares", 2)):
-        damaged = replace(packed, numbers={**packed.numbers, number: value})
-        with pytest.raises((CollageError, ValueError)):
-            BACKEND.load(to_bytes(name, damaged), options)
+    numbers = (
+        ("depth", 66),
+        ("columns", 1 << 50),
+        ("src_narrow", 2),
+        ("rows", 0),
+        ("shares", 2),
+        ("row_chunk", 0),
+    )
+    for variant in reduced_variants(BACKEND, chain, 1):
+        options = BuildOptions(variant=variant, precisions=ALLOWED)
+        name, packed = from_artifact(BACKEND.codegen(chain, options))
+        for number, value in numbers:
+            damaged = replace(packed, numbers={**packed.numbers, number: value})
+            with pytest.raises((CollageError, ValueError)):
+                BACKEND.load(to_bytes(name, damaged), options)
 
 
 def test_modules_for_other_processors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
