@@ -12,13 +12,7 @@
 
 #include "kernels.h"
 
-#if COLLAGE_X86 && defined(__linux__) && defined(__has_include)
-#if __has_include(<amxbf16intrin.h>)
-#define COLLAGE_AMX 1
-#endif
-#endif
-
-#ifdef COLLAGE_AMX
+#if COLLAGE_AMX
 
 #include <sys/syscall.h>
 #include <unistd.h>

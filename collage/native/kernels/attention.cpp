@@ -280,7 +280,7 @@ INLINE void attend_rows(const Shape &s, State &state, int64_t row, int64_t end, 
   if (row < end) attend_tile<1>(s, state, row, first, count, keys, values, scales);
 }
 
-#if COLLAGE_X86
+#if COLLAGE_AMX
 
 // The rows of q, rounded, with zeros up to whole steps.
 INLINE void round_rows(const float *q, int64_t rows, int64_t dim, TileState &tiles) {
@@ -362,7 +362,8 @@ INLINE void attend_tiled(const Shape &s, const Buffers &b, const Item &item, Sta
 #endif
 
 template <bool TILED, typename Cell>
-INLINE void attend(const Shape &s, const Buffers &b, const Item &item, State &state, TileState &tiles) {
+INLINE void attend(const Shape &s, const Buffers &b, const Item &item, State &state,
+                   [[maybe_unused]] TileState &tiles) {
   const Batch &batch = *b.batch;
   const int64_t half = s.rotary / 2, wide = padded(s.dim), each = rows_of_one(item), rows = each * item.kv_heads;
   const int64_t start = batch.start[item.request], from = item.head / (s.heads / s.kv_heads);
@@ -378,7 +379,7 @@ INLINE void attend(const Shape &s, const Buffers &b, const Item &item, State &st
   }
   const int64_t last = start + item.token + item.tokens - 1;
   const bool tiled = TILED && std::is_same_v<Cell, uint16_t> && each >= kLeastTiled;
-#if COLLAGE_X86
+#if COLLAGE_AMX
   if (tiled) {
     round_rows(state.q, rows, s.dim, tiles);
     for (int64_t kv = 0; kv < item.kv_heads; ++kv) attend_tiled(s, b, item, state, tiles, kv, last);
@@ -427,7 +428,7 @@ INLINE void attend_items(const Shape &s, const Buffers &b) {
     if (item >= batch.item_count) break;
     attend<TILED, Cell>(s, b, batch.items[item], state, tiles);
   }
-#if COLLAGE_X86
+#if COLLAGE_AMX
   if (TILED) release_tiles(tiles);
 #endif
 }
@@ -503,14 +504,20 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma,prefer-vector-widt
   run(phase, s, b, part);
 }
 
+#if COLLAGE_AMX
+
 // With tiles where a cache is in bfloat16.
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma,prefer-vector-width=512"))) void run_tiled(
     Phase phase, const Shape &s, const Buffers &b, int64_t part) {
   run<true>(phase, s, b, part);
 }
 
+#endif
+
 Run widest() {
+#if COLLAGE_AMX
   if (collage_kernels_amx()) return run_tiled;
+#endif
   if (collage_kernels_isa() == 512) return run_512;
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? run_256 : run_any;
 }

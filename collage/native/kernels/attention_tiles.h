@@ -48,7 +48,7 @@ INLINE void pair_up(const uint16_t *first, const uint16_t *second, int64_t count
   }
 }
 
-#if COLLAGE_X86
+#if COLLAGE_AMX
 
 // To the nearest number of bfloat16. Denormals become zero.
 INLINE void narrow(uint16_t *to, const Vector &from) {

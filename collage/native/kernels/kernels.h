@@ -19,6 +19,16 @@
 #define COLLAGE_X86 0
 #endif
 
+// Whether the compiler (GCC 11 and its assembler) knows AMX, and the system can be asked for it.
+#if COLLAGE_X86 && defined(__linux__) && defined(__has_include)
+#if __has_include(<amxbf16intrin.h>)
+#define COLLAGE_AMX 1
+#endif
+#endif
+#ifndef COLLAGE_AMX
+#define COLLAGE_AMX 0
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
