@@ -123,14 +123,28 @@ INLINE int64_t first_of(const Batch &batch, int64_t request, int64_t block) {
   return kBlock * (batch.places ? batch.places[batch.table[request] + block] : block);
 }
 
+// The keys and values of one block and head, and those that are read next, which are prefetched meanwhile: memory is read
+// from page to page, at each of which the processor's own prefetching would begin anew.
+template <typename Cell>
+struct Cells {
+  const Cell *keys, *values;
+  const Cell *next_keys, *next_values;
+};
+
+template <typename Cell>
+INLINE void prefetch(const Cell *from, int64_t count) {
+  constexpr int64_t line = 64 / sizeof(Cell);
+  for (int64_t i = 0; i < count; i += line) __builtin_prefetch(from + i, 0, 2);
+}
+
 // Scores of R rows against a block's keys: [R][32].
 template <int R, typename Cell>
-INLINE void multiply_keys(const float *q, int64_t dim, const Cell *keys, float *scores) {
+INLINE void multiply_keys(const float *q, int64_t dim, const Cell *keys, const Cell *next, float *scores) {
   Vector a[R][2] = {};
   for (int64_t d = 0; d < dim; ++d) {
     Vector k0, k1;
-    load(k0, keys + d * kBlock);
-    load(k1, keys + d * kBlock + kLanes);
+    prefetch(next + d * kBlock, kBlock);
+    load_pair(k0, k1, keys + d * kBlock);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const float x = q[r * kMostDim + d];
@@ -140,6 +154,7 @@ INLINE void multiply_keys(const float *q, int64_t dim, const Cell *keys, float *
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
+    in_order<Cell>(a[r][0], a[r][1]);
     store(scores + r * kBlock, a[r][0]);
     store(scores + r * kBlock + kLanes, a[r][1]);
   }
@@ -148,29 +163,37 @@ INLINE void multiply_keys(const float *q, int64_t dim, const Cell *keys, float *
 // o = o * keep + weights * values, for R rows and N vectors of columns. Values beyond `count` keys are not read, since
 // what a freed block holds may be NaN.
 template <int R, int N, typename Cell>
-INLINE void multiply_values(const float *weights, const float *keep, const Cell *values, int64_t count, int64_t wide,
-                            float *o) {
+INLINE void multiply_values(const float *weights, const float *keep, const Cell *values, const Cell *next,
+                            int64_t count, int64_t wide, float *o) {
   Vector a[R][N];
 #pragma GCC unroll 8
-  for (int r = 0; r < R; ++r)
+  for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
     for (int c = 0; c < N; ++c) {
       load(a[r][c], o + r * kMostDim + c * kLanes);
       a[r][c] *= keep[r];
     }
+#pragma GCC unroll 2
+    for (int c = 0; c + 1 < N; c += 2) as_pairs<Cell>(a[r][c], a[r][c + 1]);
+  }
   for (int64_t j = 0; j < count; ++j) {
     Vector v[N];
-#pragma GCC unroll 4
-    for (int c = 0; c < N; ++c) load(v[c], values + j * wide + c * kLanes);
+    prefetch(next + j * wide, N * kLanes);
+    if constexpr (N == 1) load(v[0], values + j * wide);
+#pragma GCC unroll 2
+    for (int c = 0; c + 1 < N; c += 2) load_pair(v[c], v[c + 1], values + j * wide + c * kLanes);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
       for (int c = 0; c < N; ++c) a[r][c] += weights[r * kBlock + j] * v[c];
   }
 #pragma GCC unroll 8
-  for (int r = 0; r < R; ++r)
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+    for (int c = 0; c + 1 < N; c += 2) in_order<Cell>(a[r][c], a[r][c + 1]);
 #pragma GCC unroll 4
     for (int c = 0; c < N; ++c) store(o + r * kMostDim + c * kLanes, a[r][c]);
+  }
 }
 
 // Multiplies what belongs to each of a block's keys or values by its scale, in place, for R rows.
@@ -227,25 +250,26 @@ INLINE float soften(float *scores, int64_t seen, float &m, float &s) {
 }
 
 template <int R, typename Cell>
-INLINE void attend_tile(const Shape &s, State &state, int64_t row, int64_t first, int64_t count, const Cell *keys,
-                        const Cell *values, const float *scales) {
+INLINE void attend_tile(const Shape &s, State &state, int64_t row, int64_t first, int64_t count,
+                        const Cells<Cell> &cells, const float *scales) {
   alignas(64) float scores[R * kBlock];
   float keep[R];
   const int64_t wide = padded(s.dim);
-  multiply_keys<R>(state.q + row * kMostDim, s.dim, keys, scores);
+  multiply_keys<R>(state.q + row * kMostDim, s.dim, cells.keys, cells.next_keys, scores);
   if constexpr (kScaled<Cell>) multiply_scales<R>(scales, scores);
   for (int r = 0; r < R; ++r)
     keep[r] = soften(scores + r * kBlock, std::min(state.position[row + r] + 1 - first, kBlock), state.m[row + r],
                      state.s[row + r]);
   if constexpr (kScaled<Cell>) multiply_scales<R>(scales + kBlock, scores);  // of those that nobody sees, nothing is read
   float *const o = state.o + row * kMostDim;
+  const Cell *const values = cells.values, *const next = cells.next_values;
   int64_t column = 0;
   constexpr int kAtOnce = R <= 4 ? 4 : 2;  // vectors of a row, so that memory is read in order where it sets the pace
   for (; column + kAtOnce * kLanes <= wide; column += kAtOnce * kLanes)
-    multiply_values<R, kAtOnce>(scores, keep, values + column, count, wide, o + column);
+    multiply_values<R, kAtOnce>(scores, keep, values + column, next + column, count, wide, o + column);
   for (; column + 2 * kLanes <= wide; column += 2 * kLanes)
-    multiply_values<R, 2>(scores, keep, values + column, count, wide, o + column);
-  if (column < wide) multiply_values<R, 1>(scores, keep, values + column, count, wide, o + column);
+    multiply_values<R, 2>(scores, keep, values + column, next + column, count, wide, o + column);
+  if (column < wide) multiply_values<R, 1>(scores, keep, values + column, next + column, count, wide, o + column);
 }
 
 // The token of its request and the head of q that a row of an item has.
@@ -267,17 +291,17 @@ INLINE float *output(const Shape &s, const Buffers &b, const Item &item, int64_t
 // Attends to a block of one K/V head with the rows [row, end) of an item.
 template <typename Cell>
 INLINE void attend_rows(const Shape &s, State &state, int64_t row, int64_t end, int64_t first, int64_t count,
-                        const Cell *keys, const Cell *values, const float *scales) {
-  for (; row + kTile <= end; row += kTile) attend_tile<kTile>(s, state, row, first, count, keys, values, scales);
+                        const Cells<Cell> &cells, const float *scales) {
+  for (; row + kTile <= end; row += kTile) attend_tile<kTile>(s, state, row, first, count, cells, scales);
   if (row + 4 <= end) {
-    attend_tile<4>(s, state, row, first, count, keys, values, scales);
+    attend_tile<4>(s, state, row, first, count, cells, scales);
     row += 4;
   }
   if (row + 2 <= end) {
-    attend_tile<2>(s, state, row, first, count, keys, values, scales);
+    attend_tile<2>(s, state, row, first, count, cells, scales);
     row += 2;
   }
-  if (row < end) attend_tile<1>(s, state, row, first, count, keys, values, scales);
+  if (row < end) attend_tile<1>(s, state, row, first, count, cells, scales);
 }
 
 #if COLLAGE_AMX
@@ -390,10 +414,14 @@ INLINE void attend(const Shape &s, const Buffers &b, const Item &item, State &st
     const int64_t first = first_of(batch, item.request, block), count = std::min(kBlock, last + 1 - first);
     for (int64_t kv = 0; kv < item.kv_heads; ++kv) {
       const int64_t at = table[block] * s.kv_heads + from + kv;
-      const Cell *const keys = static_cast<const Cell *>(b.keys) + at * s.dim * kBlock;
-      const Cell *const values = static_cast<const Cell *>(b.values) + at * kBlock * wide;
+      const bool more = kv + 1 < item.kv_heads, another = block + 1 < item.block_end;
+      const int64_t next = more ? at + 1 : another ? table[block + 1] * s.kv_heads + from : at;
+      const Cell *const keys = static_cast<const Cell *>(b.keys), *const values = static_cast<const Cell *>(b.values);
+      const int64_t key_cells = s.dim * kBlock, value_cells = kBlock * wide;
+      const Cells<Cell> cells{keys + at * key_cells, values + at * value_cells, keys + next * key_cells,
+                              values + next * value_cells};
       const float *const scales = kScaled<Cell> ? b.scales + at * 2 * kBlock : nullptr;
-      attend_rows(s, state, kv * each, (kv + 1) * each, first, count, keys, values, scales);
+      attend_rows(s, state, kv * each, (kv + 1) * each, first, count, cells, scales);
     }
   }
   for (int64_t row = 0; row < rows; ++row) {
