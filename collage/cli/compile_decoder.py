@@ -75,8 +75,9 @@ def parse_buckets(text: str) -> tuple[int, ...]:
     default=0.0,
     metavar="ERROR",
     help="The largest error of a logit that is allowed, as a share of the largest one beside it, such as 2e-2: weights "
-    "in bfloat16 where faster. Default: float32.",
+    "in bfloat16 or 8 bits where faster. Default: float32.",
 )
+@click.option("--no-8-bits", "no_8_bits", is_flag=True, help="Stay with bfloat16 within the tolerance.")
 @THREADS_OPTION
 @DB_OPTION
 @click.option(
@@ -94,6 +95,7 @@ def compile_decoder(
     backends: tuple[str, ...] | None,
     processes: int,
     tolerance: float,
+    no_8_bits: bool,
     threads: int | None,
     db: Path | None,
     quick: bool,
@@ -110,7 +112,7 @@ def compile_decoder(
     Examples:
       collage compile-decoder gpt2.onnx -o gpt2.collage
       collage compile-decoder gpt2.onnx -o gpt2.collage --buckets 1,8,64 --quick
-      collage compile-decoder gpt2.onnx -o gpt2.collage --tolerance 2e-2
+      collage compile-decoder gpt2.onnx -o gpt2.collage --tolerance 5e-2
       collage compile-decoder gpt2.onnx -o gpt2.collage --tensor-parallel 2 --threads 1
     """
     refuse_same(model, output)
@@ -127,7 +129,7 @@ def compile_decoder(
         from collage.serve.decoder.file import save_decoder
 
         options = DecoderOptions(
-            buckets or BUCKETS, max_length, backends, threads, db, quick, processes, tolerance
+            buckets or BUCKETS, max_length, backends, threads, db, quick, processes, tolerance, not no_8_bits
         )
         others: Sequence[CompiledDecoder] = ()
         with display(not quiet) as progress:

@@ -55,6 +55,7 @@ def finished_key(context: Context, compilation: Compilation) -> str | None:
         options.strict,
         options.exact,
         options.tolerance,
+        options.eight_bits,
         (options.metric.name, _digest(source.samples)) if options.tolerance else "",
     )
     hasher = hashlib.sha256(repr((forms, libraries, asked)).encode())

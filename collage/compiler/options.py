@@ -45,6 +45,8 @@ class CompileOptions:
     cluster: ClusterAddress | None = None
     tolerance: float = 0.0
     """The largest error of the outputs, by the metric; with 0 kernels compute in the model's own dtypes."""
+    eight_bits: bool = True
+    """Whether 8 bits may be among the reduced precisions."""
     metric: Metric = field(default_factory=Metric)
     samples: Sequence[Mapping[str, Any]] = ()
     """Several sets of inputs, to measure errors on."""
@@ -60,4 +62,4 @@ class CompileOptions:
 
     @property
     def _may_be_in_8_bits(self) -> bool:
-        return self.tolerance >= LEAST_IN_8_BITS or not self.metric.is_max
+        return self.eight_bits and (self.tolerance >= LEAST_IN_8_BITS or not self.metric.is_max)

@@ -48,7 +48,7 @@ class DecoderOptions:
     ``collage.compile``. With ``processes``, the heads and the columns of products are divided among as many.
 
     ``tolerance`` is the largest error of a logit, as a share of the largest one of its row, for which weights may be
-    in bfloat16; with 0 they are float32.
+    in bfloat16, or with ``eight_bits`` in 8 bits; with 0 they are float32.
     """
 
     buckets: Sequence[int] = BUCKETS
@@ -59,6 +59,7 @@ class DecoderOptions:
     quick: bool = False
     processes: int = 1
     tolerance: float = 0.0
+    eight_bits: bool = True
 
 
 def compile_parts(
@@ -88,6 +89,7 @@ def compile_parts(
         strict=True,
         exact=True,
         tolerance=options.tolerance,
+        eight_bits=options.eight_bits,
     )
     ends, shared = row_buckets(buckets), SharedArrays()
     weights = sum(_tensor_bytes(each) for each in model.graph.initializer)
