@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 import collage
-from scripts.lib.studies.precision import Subject, errors_on_draws, speedups
+from scripts.lib.studies.precision import Subject, errors_on_draws, left_out, speedups
 from tests.backends.product_models import product_model
 
 POINTS = {
@@ -32,6 +32,8 @@ POINTS = {
 def test_engines_count_as_our_modules_do(draws: dict[str, list[float]] | None, ratio: float) -> None:
     """An engine that is within the tolerance in the race alone is no rival for a module that always is."""
     found = speedups(POINTS, 0.01, draws)
+    counted = left_out(POINTS, 0.01, draws or {})
+    assert counted == ({"openvino bf16": {"over_ours": 0.8, "beyond": 1}} if ratio > 1 else {})
     assert found == {"best_engine_over_ours": ratio, "float32_over_ours": 2.0}
 
 

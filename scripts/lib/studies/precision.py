@@ -98,6 +98,7 @@ def precision(
         "speedup": speedups(found["points"], asked.tolerance, draws),
         "draws": draws[OURS],
         "engines_draws": {name: errors for name, errors in draws.items() if name != OURS},
+        "left_out": left_out(found["points"], asked.tolerance, draws),
         "predicted": None if errors is None else errors.predicted,
         "measured": None if errors is None else errors.measured,
         "reduced": sum(1 for region in ours.program.executed if region.precision),
@@ -118,18 +119,38 @@ def speedups(
     An engine is within it where its error in the race is, and no more of the ``draws`` are beyond it than with our
     module.
     """
-    beyond = {name: sum(error > tolerance for error in errors) for name, errors in (draws or {}).items()}
+    without = left_out(points, tolerance, draws or {})
     ours = points[module_name(tolerance)]["median_us"]
-    engines = [
-        each["median_us"]
-        for name, each in points.items()
-        if "tolerance" not in each and each["error"] is not None and each["error"] <= tolerance
-        if beyond.get(name, 0) <= beyond.get(OURS, 0)
-    ]
+    engines = [each["median_us"] for name, each in _in_race(points, tolerance).items() if name not in without]
     own = points.get(module_name(0.0))
     return {
         "best_engine_over_ours": round(min(engines) / ours, 4) if engines else None,
         "float32_over_ours": None if own is None else round(own["median_us"] / ours, 4),
+    }
+
+
+def left_out(
+    points: Mapping[str, Mapping[str, Any]], tolerance: float, draws: Mapping[str, Sequence[float]]
+) -> dict[str, dict[str, float]]:
+    """Engines that are within the tolerance in the race and beyond it on more draws than our module.
+
+    Each with its time over ours in the race (``over_ours``) and the number of draws ``beyond`` the tolerance.
+    """
+    beyond = {name: sum(error > tolerance for error in errors) for name, errors in draws.items()}
+    ours = points[module_name(tolerance)]["median_us"]
+    return {
+        name: {"over_ours": round(each["median_us"] / ours, 4), "beyond": beyond[name]}
+        for name, each in _in_race(points, tolerance).items()
+        if beyond.get(name, 0) > beyond.get(OURS, 0)
+    }
+
+
+def _in_race(points: Mapping[str, Mapping[str, Any]], tolerance: float) -> dict[str, Mapping[str, Any]]:
+    """The engines whose error in the race is within the tolerance."""
+    return {
+        name: each
+        for name, each in points.items()
+        if "tolerance" not in each and each["error"] is not None and each["error"] <= tolerance
     }
 
 

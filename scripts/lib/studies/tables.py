@@ -224,6 +224,8 @@ def precision_lines(result: Result) -> list[str]:
             f"; {beyond} of {len(result['draws'])} other {kind}inputs beyond {result['tolerance']:g} "
             f"(largest {max(result['draws']):.1e})"
         )
+    for name, each in result.get("left_out", {}).items():
+        line += f"; {name}, {each['over_ours']:.3f} of our time, does not count: {each['beyond']} of these are beyond"
     return [line, *_failures(result)]
 
 
