@@ -77,6 +77,7 @@ def test_errors_are_one_line() -> None:
         (("versions",), "--before"),
         (("native-layers", "nothing.onnx"), "nothing.onnx"),
         (("precision-layers", "nothing.onnx"), "nothing.onnx"),
+        (("serve", "gpt2_124m", "--quick", "--precision", "bfloat16"), "--precision bfloat16"),
     ):
         done = bench(*arguments)
         assert done.returncode in (1, 2), arguments

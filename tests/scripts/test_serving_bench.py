@@ -95,6 +95,9 @@ def test_bounds_of_gpt2() -> None:
     assert needs.weight_bytes == pytest.approx(494e6, rel=0.01)
     assert needs.token_flop + needs.row_flop == pytest.approx(0.247e9, rel=0.01)
     assert needs.cache_bytes == 73728
+    half = Needs.of(NAMED["gpt2_124m"], "bfloat16")
+    assert (2 * half.weight_bytes, 2 * half.cache_bytes) == (needs.weight_bytes, needs.cache_bytes)
+    assert half.token_flop == needs.token_flop
     machine = Machine(20.0, 200.0)
     one = batch_bound_s(1, 32, 32, needs, machine)
     assert one == pytest.approx(32 * needs.weight_bytes / 20e9, rel=0.05)
@@ -188,6 +191,12 @@ def test_a_peer_that_is_not_installed_is_left_out(tmp_path: Path) -> None:
         pytest.skip("llama-cpp-python is installed")
     setup = Setup(tmp_path, tmp_path / "no.collage", 1, 4)
     with pytest.raises(MissingError, match=r"llama\.cpp: llama-cpp-python is not installed"):
+        ContenderProcess("llama.cpp", Path(sys.executable), setup)
+
+
+def test_llama_cpp_is_compared_in_float32_only(tmp_path: Path) -> None:
+    setup = Setup(tmp_path, tmp_path / "no.collage", 1, 4, "bfloat16")
+    with pytest.raises(MissingError, match=r"llama\.cpp is compared in float32 only"):
         ContenderProcess("llama.cpp", Path(sys.executable), setup)
 
 
