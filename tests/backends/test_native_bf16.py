@@ -243,6 +243,18 @@ def test_tiles_of_every_height_and_depth(rows: int, depth: int) -> None:
         assert any(TILES in each.split for each in built)
 
 
+@needs_dots
+@pytest.mark.parametrize("rows", [1, 9, 100])
+def test_dot_products_where_there_are_no_tiles(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What processors without AMX run is tested on those that have it, too."""
+    for module in (bf16_gemm, amx_gemm):
+        monkeypatch.setattr(module, "amx_problem", lambda: "there is no AMX")
+    chain = longest(product_model([rows, 100], 70, then=("Residual", "Relu")))
+    built = check_all(BACKEND, chain, 2, rounds=rounds_of(chain))  # type: ignore[arg-type]
+    assert any(WIDENED not in each.split for each in built)
+    assert not any(TILES in each.split for each in built)
+
+
 @needs_amx
 def test_tiles_leave_the_weights_of_dot_products_as_they_are() -> None:
     """Kernels for few and for many rows share one copy of the weights in a decoder."""
