@@ -17,6 +17,7 @@ from collage.compiler.passes.baselines import Baselines
 from collage.compiler.passes.calibrate import Calibrate
 from collage.compiler.passes.concurrency import Concurrency
 from collage.compiler.passes.early_engines import EarlyEngines
+from collage.compiler.passes.early_mixes import EarlyMixes
 from collage.compiler.passes.early_placement import EarlyPlacement
 from collage.compiler.passes.fixpoint import Fixpoint
 from collage.compiler.passes.glance import Glance
@@ -76,6 +77,7 @@ _SEARCH: tuple[Pass, ...] = (
             Refine(),
             Concurrency(),
             GpuStreams(),
+            EarlyMixes(),
             Select(),
         )
     ),

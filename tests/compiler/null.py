@@ -201,6 +201,11 @@ class NullMeasurer:
         self.changed += changes
         return dict.fromkeys(changes, 1.0)
 
+    @property
+    def kernels(self) -> NullKernels:
+        """What is known of kernels of plans."""
+        return NullKernels(self)
+
     def known_transforms(self, changes: Collection[Any]) -> dict[Any, float]:
         return dict.fromkeys(changes, 1.0)
 
@@ -219,6 +224,16 @@ class NullMeasurer:
 
     def on_threads(self, threads: int) -> NullMeasurer:
         return self.single
+
+
+class NullKernels:
+    """The outcomes of kernels of plans, which are those of their requests."""
+
+    def __init__(self, measurer: NullMeasurer) -> None:
+        self.measurer = measurer
+
+    def known(self, kernels: Iterable[Any]) -> dict[Any, Outcome]:
+        return {each: self.measurer._outcome(each.what) for each in kernels if isinstance(each.what, Request)}
 
 
 class NullRuns:

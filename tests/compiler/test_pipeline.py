@@ -65,7 +65,16 @@ def leaves(passes: Sequence[Any]) -> Iterator[str]:
 
 
 def test_a_full_compile_is_this_list_of_passes() -> None:
-    search = ["Place", "Calibrate", "Baselines", "Refine", "Concurrency", "GpuStreams", "Select"]
+    search = [
+        "Place",
+        "Calibrate",
+        "Baselines",
+        "Refine",
+        "Concurrency",
+        "GpuStreams",
+        "EarlyMixes",
+        "Select",
+    ]
     early = ["Measure", "Place", "Calibrate", "Concurrency"]
     first = ["Place", "Calibrate", "Glance", *early, "Concurrency", "Glance"]
     promising = ["EarlyEngines", "Measure", *first, "Measure", *first]
