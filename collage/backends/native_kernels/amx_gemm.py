@@ -8,20 +8,10 @@ from typing import Any
 
 from collage.backends.base import UnsupportedError
 from collage.backends.native_kernels.bf16_gemm import Bf16Gemm
-from collage.backends.native_kernels.kernel import SharedKernel
-from collage.backends.native_kernels.limits import bf16_gemm_limits
-from collage.backends.native_kernels.streamed import (
-    PANEL,
-    SHAPE,
-    TILES,
-    inputs_of,
-    product_of,
-    splits_of,
-    words,
-)
+from collage.backends.native_kernels.streamed import PANEL, TILES
 from collage.backends.native_kernels.task import NativeTask
 from collage.errors import ModuleFileError
-from collage.graph.storage import BF16, BLOCK, narrowed
+from collage.graph.storage import BLOCK
 from collage.kernel.options import BuildOptions, Variant
 from collage.native import NativeKernel
 from collage.native.kernel_library import amx_problem
@@ -42,15 +32,7 @@ class AmxGemm(Bf16Gemm):
         """The splits of float32, each with float32 and bfloat16 data and results."""
         if problem := amx_problem():
             raise UnsupportedError(problem)
-        product, wide = product_of(task)
-        narrow = narrowed(wide, BF16)
-        return [
-            Variant(inputs_of(task, product, source, target), (target,), words(split, TILES), BF16)
-            for split in splits_of(product, build)
-            for source in (wide, narrow)
-            for target in (wide, narrow)
-            if source == target or product.data != product.epilogue.residual
-        ]
+        return self.of_kinds([TILES], task, build)
 
     def pack(self, task: NativeTask, build: BuildOptions) -> Packed:
         """The same as for dot products, with more rows at a time."""
@@ -63,25 +45,17 @@ class AmxGemm(Bf16Gemm):
             raise ModuleFileError(
                 f"it has kernels for processors with AMX, and {problem}: compile the model here."
             )
-        return SharedKernel(
-            "collage_amx_gemm",
-            SHAPE,
-            packed,
-            threads,
-            limits=bf16_gemm_limits,
-            constants=[packed.arrays["weights"], packed.arrays["bias"]],
-            scratch_bytes=_scratch_bytes,
-        )
+        return self.kernel(packed, threads)
+
+    @staticmethod
+    def scratch_bytes(numbers: Mapping[str, Any]) -> int:
+        """The size of the sums, of the last pairs of a panel, and of rows that are copied (`amx_gemm.h`)."""
+        row = _PAIRS * -(-numbers["depth"] // (2 * _PAIRS))
+        floats: int = (_TILE_ROWS + _PAIRS) * PANEL * BLOCK + numbers["row_chunk"] * row
+        return 4 * floats
 
 
 def _row_chunk(depth: int) -> int:
     """The number of rows that are multiplied with a panel at a time, whole tiles."""
     chunk: int = _CHUNK_BYTES // (2 * depth) // _TILE_ROWS * _TILE_ROWS
     return max(_TILE_ROWS, min(chunk, _MOST_CHUNK))
-
-
-def _scratch_bytes(n: Mapping[str, Any]) -> int:
-    """The size of the sums, of the last pairs of a panel, and of rows that are copied (`amx_gemm.h`)."""
-    row = _PAIRS * -(-n["depth"] // (2 * _PAIRS))
-    floats: int = (_TILE_ROWS + _PAIRS) * PANEL * BLOCK + n["row_chunk"] * row
-    return 4 * floats

@@ -52,11 +52,16 @@ class Bf16Gemm(Algorithm):
         """
         if problem := bf16_problem():
             raise UnsupportedError(problem)
-        product, wide = product_of(task)
-        narrow = narrowed(wide, BF16)
-        few = product.rows <= FEW_ROWS
+        few = product_of(task)[0].rows <= FEW_ROWS
         kinds = [""] if has_bf16_dots() and amx_problem() else []
         kinds += [WIDENED] if few or not has_bf16_dots() else []
+        return self.of_kinds(kinds, task, build)
+
+    @staticmethod
+    def of_kinds(kinds: Sequence[str], task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
+        """The variants with these kinds of arithmetic."""
+        product, wide = product_of(task)
+        narrow = narrowed(wide, BF16)
         return [
             Variant(inputs_of(task, product, source, target), (target,), words(split, kind), BF16)
             for split in splits_of(product, build)
@@ -81,15 +86,25 @@ class Bf16Gemm(Algorithm):
             raise ModuleFileError(
                 "it has kernels for processors with AVX512-BF16, which this one lacks: compile the model here."
             )
+        return self.kernel(packed, threads)
+
+    def kernel(self, packed: Packed, threads: int) -> NativeKernel:
+        """The kernel, on a processor that can run it."""
         return SharedKernel(
-            "collage_bf16_gemm",
+            f"collage_{self.name}",
             SHAPE,
             packed,
             threads,
             limits=bf16_gemm_limits,
             constants=[packed.arrays["weights"], packed.arrays["bias"]],
-            scratch_bytes=_scratch_bytes,
+            scratch_bytes=self.scratch_bytes,
         )
+
+    @staticmethod
+    def scratch_bytes(numbers: Mapping[str, Any]) -> int:
+        """The size of the sums and of rows that are copied (`bf16_gemm.h`)."""
+        rows: int = numbers["row_chunk"] * 2 * -(-numbers["depth"] // 2)
+        return 4 * (TILE_SUMS + rows)
 
 
 def packed_weights(weights: Floats, shares: int) -> Floats:
@@ -99,8 +114,3 @@ def packed_weights(weights: Floats, shares: int) -> Floats:
     """
     rounded = to_layout(np.ascontiguousarray(weights, np.float32), PLAIN_BF16).view(np.uint16)
     return panels_of(rounded, 2, shares)
-
-
-def _scratch_bytes(n: Mapping[str, Any]) -> int:
-    rows: int = n["row_chunk"] * 2 * -(-n["depth"] // 2)
-    return 4 * (TILE_SUMS + rows)

@@ -47,10 +47,7 @@ def numbers_of(task: NativeTask, product: Product, build: BuildOptions) -> dict[
     """The numbers of ``SHAPE`` for the variant that is built."""
     variant = build.variant
     depth, columns = product.matrix.shape
-    *splits, kind = "", *variant.split.split(", ")
-    if kind not in (WIDENED, TILES):
-        splits, kind = [kind], ""
-    split = splits[-1]
+    split, kind = _split_and_kind(variant.split)
     return {
         "rows": product.rows,
         "depth": depth,
@@ -143,3 +140,9 @@ def inputs_of(task: NativeTask, product: Product, source: Storage, target: Stora
 def words(split: str, kind: str) -> str:
     """The split and the kind of arithmetic in the words of a variant."""
     return ", ".join(filter(None, (split, kind)))
+
+
+def _split_and_kind(text: str) -> tuple[str, str]:
+    """What ``words`` has put together."""
+    split, _, kind = text.rpartition(", ")
+    return (split, kind) if kind in (WIDENED, TILES) else (text, "")

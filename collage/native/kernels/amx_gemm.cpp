@@ -62,7 +62,7 @@ COLLAGE_TILES void configure(int64_t height) {
   _tile_loadconfig(&c);
 }
 
-// One step of k of a panel: the bytes between its pairs, and those between rows of the data.
+// One step of k of a panel: data of both tiles of rows, and weights, with the bytes between rows of each.
 struct Step {
   const char *upper, *lower;
   intptr_t a_row;
@@ -205,6 +205,11 @@ class Worker {
   const Range blocks_;
 };
 
+bool known() {
+  __builtin_cpu_init();
+  return collage_kernels_bf16() && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16");
+}
+
 // The system keeps room for tiles only for processes that have asked for it.
 bool allowed() {
   constexpr long request_permission = 0x1023, tile_data = 18;
@@ -214,9 +219,7 @@ bool allowed() {
 }  // namespace
 
 extern "C" int collage_kernels_amx(void) {
-  __builtin_cpu_init();
-  if (!collage_kernels_bf16() || !__builtin_cpu_supports("amx-tile") || !__builtin_cpu_supports("amx-bf16")) return 0;
-  static const bool found = allowed();
+  static const bool found = known() && allowed();  // shares ask for it in each launch
   return found ? 1 : 0;
 }
 

@@ -19,7 +19,9 @@
 #include "amx_gemm.h"
 #include "attention_cells.h"
 #include "attention_items.h"
+#include "attention_store.h"
 #include "attention_tiles.h"
+#include "attention_vectors.h"
 #include "kernels.h"
 
 namespace {
@@ -30,93 +32,6 @@ using Partials = collage_attention_partials;
 
 constexpr int kTile = 8;      // rows that are multiplied at a time
 constexpr int64_t kSent = 2;  // floats before an o that another process gets: m and s
-
-// e^x for x <= 0, and 0 below e^-80. NaN stays NaN.
-INLINE void exponential(Vector &x) {
-  const Integers small = x < -80.0f;
-  const Vector bounded = small ? Vector{} - 80.0f : x;
-  const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  const Vector n = (bounded * 1.44269504089f + magic) - magic;
-  const Vector r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
-  Vector p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + (r + 1.0f);
-  const Integers power = (__builtin_convertvector(n, Integers) + 127) << 23;
-  const Vector found = p * (Vector)power;  // a cast of the bits
-  x = small ? Vector{} : found;
-}
-
-// A vector in four parts, so that its lanes can be joined in few steps.
-typedef float Quarter __attribute__((vector_size(16)));
-struct Quarters {
-  Quarter part[4];
-};
-
-INLINE void split(const Vector &x, Quarters &to) { memcpy(&to, &x, sizeof(x)); }
-
-INLINE float sum(const Vector &x) {
-  Quarters q;
-  split(x, q);
-  const Quarter four = (q.part[0] + q.part[1]) + (q.part[2] + q.part[3]);
-  return (four[0] + four[1]) + (four[2] + four[3]);
-}
-
-INLINE float largest(const Vector &x) {
-  Quarters q;
-  split(x, q);
-  const Quarter a = q.part[0] > q.part[1] ? q.part[0] : q.part[1], b = q.part[2] > q.part[3] ? q.part[2] : q.part[3];
-  const Quarter four = a > b ? a : b;
-  return std::max(std::max(four[0], four[1]), std::max(four[2], four[3]));
-}
-
-// to = from, rotated by a position's angles.
-template <typename Cell>
-INLINE void rotate(const Shape &s, const float *from, const float *cos, const float *sin, Cell *to, int64_t step,
-                   float factor) {
-  const int64_t half = s.rotary / 2;
-  const int64_t apart = s.interleaved ? 1 : half, each = s.interleaved ? 2 : 1;
-  for (int64_t i = 0; i < half; ++i) {
-    const float x = from[i * each], y = from[i * each + apart];
-    put(to[i * each * step], (x * cos[i] - y * sin[i]) * factor);
-    put(to[(i * each + apart) * step], (y * cos[i] + x * sin[i]) * factor);
-  }
-  for (int64_t i = s.rotary; i < s.dim; ++i) put(to[i * step], from[i] * factor);
-}
-
-// One head after the other, so that the lines of a block to which its tokens are written stay in the first cache.
-template <typename Cell>
-INLINE void store_tokens(const Shape &s, const Buffers &b, int64_t part) {
-  const Batch &batch = *b.batch;
-  const int64_t tokens = batch.first[batch.requests], half = s.rotary / 2, wide = padded(s.dim);
-  const int64_t end = tokens * (part + 1) / s.threads;
-  Cell *const keys = static_cast<Cell *>(b.keys), *const values = static_cast<Cell *>(b.values);
-  for (int64_t head = 0; head < s.kv_heads; ++head) {
-    int64_t request = 0;
-    for (int64_t row = tokens * part / s.threads; row < end; ++row) {
-      while (batch.first[request + 1] <= row) ++request;
-      const int64_t position = batch.start[request] + row - batch.first[request];
-      const int64_t slot = position % kBlock;
-      const int64_t block = batch.stored ? batch.stored[row] : batch.tables[batch.table[request] + position / kBlock];
-      if (block < 0) continue;
-      const float *const cos = b.cos + position * half, *const sin = b.sin + position * half;
-      const int64_t at = block * s.kv_heads + head;
-      const float *const v = b.v + row * s.v_row + head * s.dim;
-      Cell *const to = values + (at * kBlock + slot) * wide;
-      if constexpr (kScaled<Cell>) {
-        float k[kMostDim], *const scales = b.scales + at * 2 * kBlock + slot;
-        rotate(s, b.k + row * s.k_row + head * s.dim, cos, sin, k, 1, 1.0f);
-        scales[0] = quantize(k, s.dim, keys + at * s.dim * kBlock + slot, kBlock);
-        scales[kBlock] = quantize(v, s.dim, to, 1);
-      } else {
-        rotate(s, b.k + row * s.k_row + head * s.dim, cos, sin, keys + at * s.dim * kBlock + slot, kBlock, 1.0f);
-        for (int64_t d = 0; d < s.dim; ++d) put(to[d], v[d]);
-      }
-    }
-  }
-}
 
 // The position of the first token of a request's block.
 INLINE int64_t first_of(const Batch &batch, int64_t request, int64_t block) {
@@ -305,17 +220,6 @@ INLINE void attend_rows(const Shape &s, State &state, int64_t row, int64_t end, 
 }
 
 #if COLLAGE_AMX
-
-// The rows of q, rounded, with zeros up to whole steps.
-INLINE void round_rows(const float *q, int64_t rows, int64_t dim, TileState &tiles) {
-  for (int64_t row = 0; row < rows; ++row)
-    for (int64_t d = 0; d < whole_steps(dim); d += kLanes) {
-      Vector x;
-      load(x, q + row * kMostDim + d);
-      const Integers lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-      narrow(tiles.q + row * kMostDim + d, lane + int32_t(d) < int32_t(dim) ? x : Vector{});
-    }
-}
 
 // Makes weights of a row's scores of some blocks, of which it sees the first `seen` keys. Returns the factor of what was
 // summed before.

@@ -37,6 +37,7 @@ INLINE void load(Vector &to, const int8_t *from) {
   memcpy(&bytes, from, sizeof bytes);
   to = __builtin_convertvector(__builtin_convertvector(bytes, Integers), Vector);
 }
+
 // Two vectors of cells that follow each other. Those of bfloat16 are not in order: the first vector has the even ones, the
 // second the odd ones, which takes fewer instructions.
 template <typename Cell>

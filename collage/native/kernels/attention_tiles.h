@@ -1,10 +1,10 @@
-// Attention to a block of a cache of bfloat16 on AMX, the processor's matrix unit. To be included by attention.cpp alone.
+// Attention to blocks of a cache of bfloat16 on AMX, the processor's matrix unit. To be included by attention.cpp alone.
 //
 // Up to four blocks are taken at a time, so that what is done for each row (its largest score, its sum, the factor of what
-// it had before) is done less often. Scores and sums of values are products of tiles: q and the weights are rounded to bfloat16, as k and v are in the cache,
-// and sums are float32. For that, pairs of elements of k, and pairs of tokens of v, have to lie beside each other, so
-// blocks are copied in that order. Up to 32 rows are two tiles of the same height, which overlap in one row where their
-// number is odd.
+// it had before) is done less often. Scores and sums of values are products of tiles: q and the weights are rounded to
+// bfloat16, as k and v are in the cache, and sums are float32. For that, pairs of elements of k, and pairs of tokens of v,
+// have to lie beside each other, so blocks are copied in that order. Up to 32 rows are two tiles of the same height, which
+// overlap in one row where their number is odd.
 
 #ifndef COLLAGE_NATIVE_KERNELS_ATTENTION_TILES_H
 #define COLLAGE_NATIVE_KERNELS_ATTENTION_TILES_H
@@ -55,6 +55,17 @@ INLINE void narrow(uint16_t *to, const Vector &from) {
   Halves found;
   __asm__("vcvtneps2bf16 %1, %0" : "=v"(found) : "v"(from));
   memcpy(to, &found, sizeof found);
+}
+
+// The rows of q, rounded, with zeros up to whole steps.
+INLINE void round_rows(const float *q, int64_t rows, int64_t dim, TileState &tiles) {
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t d = 0; d < whole_steps(dim); d += kLanes) {
+      Vector x;
+      load(x, q + row * kMostDim + d);
+      const Integers lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+      narrow(tiles.q + row * kMostDim + d, lane + int32_t(d) < int32_t(dim) ? x : Vector{});
+    }
 }
 
 // Text of an instruction, so that the compiler needs no option for it. What tiles read is in memory by then.
