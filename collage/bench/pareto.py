@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from collage.bench.engines import OURS, prepare, reference
+from collage.bench.engines import OURS, prepare
 from collage.bench.race import race
 from collage.bench.worker import ENGINES, REDUCED_ENGINES, Setup
+from collage.compiler.accuracy import Accuracy, Asked
+from collage.compiler.metrics import Metric
+from collage.core.deadline import Deadline
 from collage.core.progress import Progress
+from collage.errors import ModelError
+from collage.frontend.load import load_onnx
+from collage.frontend.model import import_model
+from collage.frontend.shapes import fix_shapes
+from collage.frontend.value_types import check_samples
 
 TOLERANCES = (0.0, 1e-3, 3e-3, 1e-2, 3e-2)
 """The tolerances of a curve: those at which bfloat16 is nowhere, in few and in all products of usual networks."""
+
+
+UNSEEN = 12
+"""The number of made-up inputs that the errors are measured on where no others are given."""
+MADE_UP = Asked(0.0, Metric(), made_up=UNSEEN)
+_SEED = 0xF7E5
+"""Combined with the seed, so that the made-up inputs are not those that a compile has seen."""
 
 
 @dataclass(frozen=True)
 class Contest:
     """A race of modules at several tolerances against engines on ``model``; ``rounds`` is its number of rounds.
 
-    ``modules`` are module files by tolerance, and ``shapes`` fix symbolic inputs. ``inputs`` by name take the place of
-    made-up ones.
+    ``modules`` are module files by tolerance, and ``shapes`` fix symbolic inputs. ``asked`` has the metric of the
+    errors, and the inputs that these are measured on.
     """
 
     model: Path
@@ -30,20 +45,22 @@ class Contest:
     rounds: int = 30
     shapes: Mapping[str, Sequence[int]] | None = None
     seed: int = 0
-    inputs: Mapping[str, Any] = field(default_factory=dict)
+    asked: Asked = MADE_UP
 
 
 def curve(contest: Contest, show: Callable[[Progress], None]) -> dict[str, Any]:
     """Run all modules and engines against each other, and compare their outputs with ONNX Runtime's.
 
     ``points`` has the contenders by name, each with its median in microseconds (``median_us``), the error of its
-    outputs (``error``, as a share of their scale) and, for modules, its ``tolerance``. ``frontier`` are the names of
-    those that no other one beats in both, the fastest one first. Raises CollageError where a module fails.
+    outputs by the metric on all inputs (``error``) and on each of them (``errors``) and, for modules, its
+    ``tolerance``. ``frontier`` are the names of those that no other one beats in both, the fastest one first. The race
+    runs on the first of the inputs. Raises CollageError where a module fails, and MetricError.
     """
     from collage.api import default_registry
 
+    accuracy = _accuracy(contest)
     setup = prepare(contest.model, threads=contest.threads, shapes=contest.shapes, seed=contest.seed)
-    setup = replace(setup, inputs={**setup.inputs, **contest.inputs})
+    setup = replace(setup, inputs=dict(zip(setup.inputs, accuracy.inputs[0], strict=True)))
     probes = default_registry().availability()
     engines = [name for name, probe in probes.items() if probe and name in ENGINES]
     engines += [name for name, (base, _) in REDUCED_ENGINES.items() if probes.get(base)]
@@ -53,13 +70,13 @@ def curve(contest: Contest, show: Callable[[Progress], None]) -> dict[str, Any]:
     }
     ours = [*setups]
     setups |= {name: replace(setup, engine=name) for name in engines if name != OURS}
-    expected, failed = reference(setup)
-    found = race(setups, expected=expected, rounds=contest.rounds, required=ours, progress=show)
+    found = race(setups, errors=accuracy.errors, rounds=contest.rounds, required=ours, progress=show)
     points = {
         name: {
             "median_us": timing["median_us"],
             "noise_us": timing["noise_us"],
-            "error": timing["max_relative_error"],
+            "error": contest.asked.metric.of_all(found.errors[name]),
+            "errors": list(found.errors[name]),
         }
         for name, timing in found.timings.items()
     }
@@ -69,10 +86,24 @@ def curve(contest: Contest, show: Callable[[Progress], None]) -> dict[str, Any]:
         "model": contest.model.name,
         "threads": contest.threads,
         "rounds": contest.rounds,
+        "metric": contest.asked.metric.name,
+        "inputs": accuracy.about,
         "points": points,
         "frontier": frontier(points),
-        "failed": {**failed, **found.failed},
+        "failed": dict(found.failed),
     }
+
+
+def _accuracy(contest: Contest) -> Accuracy:
+    """The inputs that errors are measured on, with the reference's outputs."""
+    original = load_onnx(contest.model)
+    fix_shapes(original, contest.shapes or {})
+    try:
+        model = import_model(original)
+    except ModelError:  # it only runs whole
+        model = None
+    asked = replace(contest.asked, samples=check_samples(original, contest.asked.samples))
+    return Accuracy.of(original, model, asked, _SEED + contest.seed, Deadline())
 
 
 def module_name(tolerance: float) -> str:
@@ -84,9 +115,8 @@ def frontier(points: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The names of the points that no other one beats in time and error, the fastest one first."""
     kept: list[str] = []
     least: float | None = None
-    known = {name: each for name, each in points.items() if each["error"] is not None}
-    for name in sorted(known, key=lambda name: (known[name]["median_us"], known[name]["error"])):
-        error = known[name]["error"]
+    for name in sorted(points, key=lambda name: (points[name]["median_us"], points[name]["error"])):
+        error = points[name]["error"]
         if least is None or error < least:
             kept.append(name)
             least = error
@@ -102,7 +132,7 @@ def draw(found: Mapping[str, Any], file: Path) -> None:
 
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.subplots()
-    points = {name: each for name, each in found["points"].items() if each["error"] is not None}
+    points = found["points"]
     ours = sorted((each for each in points.values() if "tolerance" in each), key=lambda each: each["error"])
     least = 1e-7
     axes.plot(
@@ -121,7 +151,7 @@ def draw(found: Mapping[str, Any], file: Path) -> None:
         )
     axes.set_xscale("log")
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("largest error of the outputs, as a share of their scale")
+    axes.set_xlabel(f"error of the outputs by {found['metric']}, {found['inputs']}")
     axes.set_ylabel("milliseconds")
     axes.set_title(found["model"].removesuffix(".onnx"))
     axes.legend(frameon=False)

@@ -11,11 +11,11 @@ import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from collage.bench.worker import Burst, Loaded, Samples, Setup
+from collage.bench.worker import Burst, Inputs, Loaded, Ran, Samples, Setup
 from collage.core.child_process import ChildError, ChildProcess
 from collage.core.machine_lock import machine_lock
 from collage.core.progress import Progress
@@ -33,18 +33,22 @@ _SETTLE_S = 0.05
 Beside = Callable[[], AbstractContextManager[Any]]
 """Makes a context in which a contender has its bursts, for example one with a busy process."""
 
+Errors = Callable[[Callable[[Sequence[Array]], Sequence[Array]]], Sequence[float]]
+"""Tells the errors of something that runs on inputs in the model's order and gives its outputs in order."""
+
 
 @dataclass(frozen=True)
 class Race:
     """Timings of the contenders that ran, and the reasons of those that failed, both by name.
 
     A timing holds microseconds, the error of the outputs, and the seconds until the first run had ended (``load_s``).
-    ``bursts`` holds the median microseconds in each round.
+    ``bursts`` holds the median microseconds in each round, and ``errors`` what the function of that name has told.
     """
 
     timings: Mapping[str, Mapping[str, Any]]
     bursts: Mapping[str, Sequence[float]]
     failed: Mapping[str, str]
+    errors: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     def ratio(self, name: str, to: str) -> float:
         """The time of ``name`` divided by that of ``to``: the median of the ratios of all rounds."""
@@ -66,6 +70,7 @@ def race(
     setups: Mapping[str, Setup],
     *,
     expected: Sequence[Array] | None = None,
+    errors: Errors | None = None,
     rounds: int = 30,
     required: Collection[str] = (),
     beside: Mapping[str, Beside] | None = None,
@@ -73,11 +78,13 @@ def race(
 ) -> Race:
     """Run the contenders ``setups``, by name, against each other; compare their outputs with ``expected``.
 
-    A contender that has an entry in ``beside`` has its bursts inside that context. Raises CollageError when a contender
+    ``errors`` is asked for those of each contender on inputs of its own, before the first round. A contender that has
+    an entry in ``beside`` has its bursts inside that context. Raises CollageError when a contender
     in ``required`` cannot run the model, and when any contender fails in a later round.
     """
     contenders: dict[str, _Contender] = {}
-    errors: dict[str, float | None] = {}
+    largest: dict[str, float | None] = {}
+    told: dict[str, Sequence[float]] = {}
     loads_s: dict[str, float] = {}
     failed: dict[str, str] = {}
     with ExitStack() as stack:
@@ -87,25 +94,27 @@ def race(
             stack.callback(contender.kill)
             try:
                 loaded = contender.loaded()
+                told[name] = () if errors is None else tuple(errors(contender.outputs))
             except ChildError as failure:
                 if name in required:
                     raise CollageError(f"{name} cannot run {setup.path}: {failure}") from failure
                 failed[name] = str(failure)
                 continue
-            errors[name] = None if expected is None else _largest_error(loaded.outputs, expected)
+            largest[name] = None if expected is None else _largest_error(loaded.outputs, expected)
             loads_s[name] = loaded.load_s
             contenders[name] = contender
         bursts = _rounds(contenders, beside or {}, rounds, progress)
     return Race(
         {
             name: {
-                **_timing([one for burst in bursts[name] for one in burst], errors[name]),
+                **_timing([one for burst in bursts[name] for one in burst], largest[name]),
                 "load_s": round(loads_s[name], 3),
             }
             for name in contenders
         },
         {name: [median(burst) / 1e3 for burst in bursts[name]] for name in contenders},
         failed,
+        told,
     )
 
 
@@ -170,6 +179,11 @@ class _Contender(ChildProcess):
         """Load the model, and run it once. Raises ChildError."""
         reply: Loaded = self.ask(self._setup, math.inf)
         return reply
+
+    def outputs(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        """The outputs on other inputs, in the model's order. Raises ChildError."""
+        ran: Ran = self.ask(Inputs(dict(zip(self._setup.inputs, inputs, strict=True))), math.inf)
+        return ran.outputs
 
     def burst(self, seconds: float) -> Sequence[int]:
         """Run a burst, and return the nanoseconds of its calls. Raises ChildError."""

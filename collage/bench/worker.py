@@ -9,7 +9,7 @@ import gc
 import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from typing import Any, TypeAlias
@@ -42,7 +42,8 @@ class Setup:
     ``engine`` is one of ``ENGINES`` or ``REDUCED_ENGINES``, or "module:function" for a contender from outside. Such a
     function takes the setup; it returns a call that runs the model once, and a function that returns the outputs of the
     last run. The module is found as in the parent, since the child has the parent's ``sys.path``.
-    ``path`` is the ONNX file, or the ``.collage`` file for Collage. ``dims`` gives the extents of symbolic
+    Each call reads the arrays in ``inputs``, which are aligned copies in the process: later messages change their
+    values. ``path`` is the ONNX file, or the ``.collage`` file for Collage. ``dims`` gives the extents of symbolic
     dimensions that have a name, and ``shapes`` the shapes of inputs that are not static. ``outputs`` has the model's
     order; the type is None where the shape depends on data. ``backend`` is the pickled backend of an engine that
     another package or script has registered.
@@ -77,6 +78,23 @@ class Burst:
 
 
 @dataclass(frozen=True)
+class Inputs:
+    """A message that asks for one run on other inputs, by name. The reply is Ran or Failure.
+
+    Bursts go on with the inputs that were there before.
+    """
+
+    arrays: Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """The outputs of such a run, in the model's order."""
+
+    outputs: tuple[Array, ...]
+
+
+@dataclass(frozen=True)
 class Samples:
     """The nanoseconds of each call of a burst, without the first calls, which warm up the engine."""
 
@@ -95,6 +113,7 @@ def main() -> None:
     source, sink = take_over_pipes()
     try:
         setup: Setup = read_message(source)
+        setup = replace(setup, inputs={name: aligned_copy(array) for name, array in setup.inputs.items()})
         try:
             started = time.perf_counter()
             call, outputs = _engine(setup)(setup)
@@ -105,9 +124,12 @@ def main() -> None:
             reply = Failure(_one_line(error))
         write_message(sink, reply)
         while True:
-            burst: Burst = read_message(source)
+            message: Burst | Inputs = read_message(source)
             try:
-                reply = _run(call, burst.seconds)
+                if isinstance(message, Inputs):
+                    reply = Ran(_run_on(message.arrays, setup.inputs, call, outputs))
+                else:
+                    reply = _run(call, message.seconds)
             except Exception as error:
                 reply = Failure(_one_line(error))
             write_message(sink, reply)
@@ -133,6 +155,21 @@ def _run(call: Call, seconds: float) -> Samples:
     return Samples(tuple(samples))
 
 
+def _run_on(
+    arrays: Mapping[str, Array], taken: Mapping[str, Array], call: Call, outputs: Outputs
+) -> tuple[Array, ...]:
+    """Run once on ``arrays``, and give the inputs back what was in them."""
+    before = {name: np.array(taken[name]) for name in arrays}
+    try:
+        for name, array in arrays.items():
+            np.copyto(taken[name], array)
+        call()
+        return tuple(np.array(each) for each in outputs())
+    finally:
+        for name, array in before.items():
+            np.copyto(taken[name], array)
+
+
 def _collage(setup: Setup) -> tuple[Call, Outputs]:
     """Collage with bound buffers, as the engines have them; without where an engine makes its outputs itself."""
     from collage import api
@@ -141,9 +178,8 @@ def _collage(setup: Setup) -> tuple[Call, Outputs]:
     module = api.load(setup.path, share=False)
     if isinstance(module, ShapedModule):
         module = module.for_shapes({name: array.shape for name, array in setup.inputs.items()})
-    inputs = {name: aligned_copy(array) for name, array in setup.inputs.items()}
     try:
-        bound = module.bind(inputs)
+        bound = module.bind(setup.inputs)
     except UsageError:
         last: dict[str, Array] = {}
 
@@ -167,10 +203,9 @@ def _onnxruntime(setup: Setup, *, in_8_bits: bool = False) -> tuple[Call, Output
     model = _quantised(setup.path) if in_8_bits else setup.path
     session: Any = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     binding = session.io_binding()
-    inputs = {name: aligned_copy(array) for name, array in setup.inputs.items()}
     outputs = {name: aligned_array(kind) for name, kind in setup.outputs.items() if kind is not None}
     free = [name for name in setup.outputs if name not in outputs]
-    for arrays, bind in ((inputs, binding.bind_input), (outputs, binding.bind_output)):
+    for arrays, bind in ((setup.inputs, binding.bind_input), (outputs, binding.bind_output)):
         for name, array in arrays.items():
             bind(name, "cpu", 0, np_dtype_to_tensor_dtype(array.dtype), array.shape, array.ctypes.data)
     for name in free:
@@ -178,7 +213,7 @@ def _onnxruntime(setup: Setup, *, in_8_bits: bool = False) -> tuple[Call, Output
 
     def run() -> None:
         session.run_with_iobinding(binding)
-        assert inputs  # the call keeps the bound arrays alive
+        assert setup.inputs  # the call keeps the bound arrays alive
 
     def results() -> Sequence[Array]:
         found = dict(zip([*outputs, *free], binding.get_outputs(), strict=True))
@@ -211,13 +246,12 @@ def _openvino(setup: Setup, precision: str = "f32") -> tuple[Call, Outputs]:
         "INFERENCE_PRECISION_HINT": precision,
     }
     request: Any = core.compile_model(model, "CPU", config).create_infer_request()
-    inputs = {name: aligned_copy(array) for name, array in setup.inputs.items()}
-    for name, array in inputs.items():
+    for name, array in setup.inputs.items():
         request.set_tensor(name, ov.Tensor(array, shared_memory=True))
 
     def run() -> None:
         request.infer(share_inputs=True, share_outputs=True)  # 2 % faster on DCGAN than start_async and wait
-        assert inputs  # the call keeps the shared arrays alive
+        assert setup.inputs  # the call keeps the shared arrays alive
 
     return run, lambda: [request.get_tensor(name).data for name in setup.outputs]
 
@@ -248,7 +282,7 @@ def _registered(setup: Setup) -> tuple[Call, Outputs]:
     options = BuildOptions(threads=setup.threads, exclusive=True)
     model = load_onnx(setup.path)
     fix_shapes(model, setup.shapes)
-    inputs = [aligned_copy(array) for array in setup.inputs.values()]
+    inputs = [*setup.inputs.values()]
     kinds = [kind for kind in setup.outputs.values() if kind is not None]
     if len(kinds) == len(setup.outputs):
         kernel = backend.load(backend.codegen_model(model, options), options)

@@ -274,7 +274,6 @@ def _curve(
     from collage import api
     from collage.bench.pareto import TOLERANCES
     from collage.cli.pareto import curve_file, drawn, raced
-    from collage.module.file import read_summary
     from collage.report.progress_display import display
 
     modules = {tolerance: output}
@@ -284,8 +283,7 @@ def _curve(
                 modules[each] = curve_file(output, each)
                 module = api.compile(model, **{**options, "tolerance": each, "progress": progress})
                 module.save(modules[each])
-        threads = read_summary(output).first[0].threads
-        found = raced(model, dict(sorted(modules.items())), threads, options["shapes"], progress)
+        found = raced(model, dict(sorted(modules.items())), options, progress)
     picture = drawn(found, output)
     found["modules"] = {f"{each:g}": str(file) for each, file in sorted(modules.items())}
     found["picture"] = None if picture is None else str(picture)

@@ -17,16 +17,22 @@ def curve_file(output: Path, tolerance: float) -> Path:
 
 
 def raced(
-    model: Path,
-    modules: Mapping[float, Path],
-    threads: int,
-    shapes: Mapping[str, tuple[int, ...]],
-    show: Callable[[Progress], None],
+    model: Path, modules: Mapping[float, Path], options: Mapping[str, Any], show: Callable[[Progress], None]
 ) -> dict[str, Any]:
-    """The curve (see ``bench.pareto.curve``) of modules, which are files by tolerance."""
-    from collage.bench.pareto import Contest, curve
+    """The curve (see ``bench.pareto.curve``) of modules, which are files by tolerance.
 
-    return curve(Contest(model, modules, threads, shapes=shapes), show)
+    ``options`` are those of the compiles. Errors are by their metric, and on their samples, if there are any.
+    """
+    from collage.bench.pareto import UNSEEN, Contest, curve
+    from collage.compiler.accuracy import Asked
+    from collage.compiler.metrics import metric_of
+    from collage.module.file import read_summary
+
+    given = options["inputs"]
+    samples = tuple([given] if isinstance(given, Mapping) else given) if given else ()
+    asked = Asked(0.0, metric_of(options["metric"]), samples, UNSEEN)
+    threads = read_summary(next(iter(modules.values()))).first[0].threads
+    return curve(Contest(model, modules, threads, shapes=options["shapes"], asked=asked), show)
 
 
 def drawn(found: Mapping[str, Any], output: Path) -> Path | None:
@@ -43,7 +49,10 @@ def drawn(found: Mapping[str, Any], output: Path) -> Path | None:
 
 def pareto_table(found: Mapping[str, Any]) -> Table:
     """The points from the fastest to the slowest; those on the frontier are marked."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    title = f"error by {found['metric']} on {found['inputs']}"
+    table = Table(
+        box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False, title=title, title_justify="left"
+    )
     table.add_column("contender", no_wrap=True)
     table.add_column("ms", justify="right")
     table.add_column("error", justify="right")
@@ -51,7 +60,6 @@ def pareto_table(found: Mapping[str, Any]) -> Table:
     points = found["points"]
     for name in sorted(points, key=lambda name: points[name]["median_us"]):
         each = points[name]
-        error = "-" if each["error"] is None else f"{each['error']:.1e}"
         on = "yes" if name in found["frontier"] else ""
-        table.add_row(name, f"{each['median_us'] / 1e3:.3f}", error, on)
+        table.add_row(name, f"{each['median_us'] / 1e3:.3f}", f"{each['error']:.1e}", on)
     return table

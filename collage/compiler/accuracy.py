@@ -23,8 +23,10 @@ from collage.core.deadline import Deadline
 from collage.core.library_text import library_text
 from collage.errors import ModelError
 from collage.frontend.model import Model
-from collage.frontend.random_inputs import random_inputs
+from collage.frontend.random_inputs import random_inputs, random_value
 from collage.frontend.session import Reference
+from collage.frontend.shapes import model_inputs
+from collage.frontend.value_types import value_type
 from collage.graph.dataflow import Array
 from collage.measure_db.compare import Expected
 from collage.measure_db.effort import QUICK
@@ -82,23 +84,28 @@ class Accuracy:
     given: bool
 
     @staticmethod
-    def of(original: onnx.ModelProto, model: Model, asked: Asked, seed: int, deadline: Deadline) -> Accuracy:
+    def of(
+        original: onnx.ModelProto, model: Model | None, asked: Asked, seed: int, deadline: Deadline
+    ) -> Accuracy:
         """Run the original model on the samples, or on inputs that are made from ``seed``.
 
-        Raises ModelError where ONNX Runtime does not run it, and BudgetOverError after ``deadline``.
+        ``model`` is None where the model only runs whole; all its outputs are checked by the plain rule then. Raises
+        ModelError where ONNX Runtime does not run it, and BudgetOverError after ``deadline``.
         """
-        inputs = tuple(_inputs(model, asked, seed))
+        taken = [info.name for info in model_inputs(original)] if model is None else model.input_names
+        made = [info.name for info in original.graph.output] if model is None else model.output_names
+        inputs = tuple(_inputs(original, model, asked, seed))
         reference = Reference(original)
         expected = []
         for each in inputs:
             deadline.check()
             try:
-                expected.append(tuple(reference.run(dict(zip(model.input_names, each, strict=True)))))
+                expected.append(tuple(reference.run(dict(zip(taken, each, strict=True)))))
             except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
                 text = library_text(error)
                 raise ModelError(f"ONNX Runtime cannot run the model on a sample: {text}") from error
-        rules = tuple(output_rules(model))
-        return Accuracy(asked, tuple(model.output_names), inputs, tuple(expected), rules, bool(asked.samples))
+        rules = (OutputRule(0.0, False, False),) * len(made) if model is None else tuple(output_rules(model))
+        return Accuracy(asked, tuple(made), inputs, tuple(expected), rules, bool(asked.samples))
 
     @property
     def digest(self) -> str | None:
@@ -154,13 +161,21 @@ class Accuracy:
         return max(found)
 
 
-def _inputs(model: Model, asked: Asked, seed: int) -> list[tuple[Array, ...]]:
+def _inputs(
+    original: onnx.ModelProto, model: Model | None, asked: Asked, seed: int
+) -> list[tuple[Array, ...]]:
     """The samples in the model's order; what a sample lacks, and all where there are none, is made up."""
     rng = np.random.default_rng([_SEED, seed])
-    if not asked.samples:
-        return [random_inputs(model, rng) for _ in range(asked.made_up)]
-    found = []
-    for sample in asked.samples:
-        made = random_inputs(model, rng)
-        found.append(tuple(sample.get(n, array) for n, array in zip(model.input_names, made, strict=True)))
-    return found
+    infos = model_inputs(original)
+
+    def made_up() -> dict[str, Array]:
+        if model is not None:
+            return dict(zip(model.input_names, random_inputs(model, rng), strict=True))
+        return {info.name: random_value(value_type(info.type), rng) for info in infos}
+
+    made = [made_up() for _ in range(len(asked.samples) or asked.made_up)]
+    samples: Sequence[Mapping[str, Any]] = asked.samples or [{}] * len(made)
+    return [
+        tuple(sample.get(n, array) for n, array in each.items())
+        for sample, each in zip(samples, made, strict=True)
+    ]

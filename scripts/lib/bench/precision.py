@@ -47,7 +47,7 @@ def _asked(tolerance: float, draws: int, float32: bool, budget_s: float | None) 
 @TOLERANCE_OPTION
 @click.option(
     "--draws",
-    type=click.IntRange(min=0),
+    type=click.IntRange(min=1),
     default=20,
     show_default=True,
     metavar="N",
@@ -74,8 +74,8 @@ def command(
     """Compare modules within a tolerance with float32 and with engines in their own precisions.
 
     Each model is compiled in float32 and within the tolerance. Both modules and each engine, OpenVINO also in bfloat16
-    and ONNX Runtime also in 8 bits, run in processes of their own, in bursts that take turns. An engine counts where
-    its error is within the tolerance, too. The error is also told on 20 inputs that the compile has not seen.
+    and ONNX Runtime also in 8 bits, run in processes of their own, in bursts that take turns. Errors are told on 20
+    inputs that the compile has not seen. An engine counts where no more of its errors are beyond the tolerance.
 
     Networks of --real (silero-vad, rapidocr-onnxruntime and magika) get rendered text, generated sound and files, as
     samples and as other inputs. With --real and no MODEL only these are compared.
