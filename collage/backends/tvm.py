@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from collage.backends.base import Availability, Backend, BackendKind, UnsupportedError
 from collage.backends.tuner import TRIAL_LIMIT_S, Tuner
 from collage.errors import DatabaseError
 from collage.frontend.op_kinds import COMPUTE_BOUND
 from collage.graph.dataflow import Array
+from collage.graph.storage import BF16, PLAIN, PLAIN_BF16, Storage, is_narrow
 from collage.kernel.kernel import Call, Kernel
-from collage.kernel.options import BuildOptions
+from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
+from collage.kernel.target import reduced_precisions
 from collage.native.launch import NativeKernel, Step
 from collage.native.library import core_problem
 
@@ -50,6 +54,29 @@ class Tvm(Tuner, Backend):
 
         return (TunedFusionRule() if options.tune_trials else ScheduledFusionRule(),)
 
+    def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
+        """The model's own dtypes, and bfloat16 in what is read, in what is written, or in both.
+
+        Arithmetic is float32 all the same. What is smaller than the largest buffers stays float32, such as biases and
+        means. Contractions stay float32, too, since their schedules would read and round numbers many times.
+        """
+        if BF16 not in options.precisions & reduced_precisions() or self.tunes(subgraph):
+            return (ALL_PLAIN,)
+        graph = subgraph.model.graph
+        types = [graph.type_of(value) for value in (*subgraph.inputs, *subgraph.outputs)]
+        largest = max((each.size for each in types if each.dtype == "float32"), default=0)
+        large = [each.dtype == "float32" and each.size == largest for each in types]
+        count = len(subgraph.inputs)
+        taken, given = _narrow(large[:count]), _narrow(large[count:])
+        none = _narrow([False] * count), _narrow([False] * len(given))
+        ends = [(taken, given), (taken, none[1]), (none[0], given)]
+        if sum(large[count:]) > 1:  # a sum stays float32 where what is normalised of it does not
+            alone = (
+                [at == only for at in range(len(given))] for only in range(len(given)) if large[count + only]
+            )
+            ends += [(none[0], _narrow(each)) for each in alone]
+        return (ALL_PLAIN, *(Variant(*each, precision=BF16) for each in dict.fromkeys(ends) if each != none))
+
     def settings(self, options: BuildOptions) -> str:
         """The version of our schedules, whether TVM's threads run them, and the number of trials if there are any."""
         pool = ", TVM's threads" if core_problem() else ""
@@ -82,11 +109,17 @@ class Tvm(Tuner, Backend):
         from collage.backends.tvm_codegen.build import compile_kernel
         from collage.backends.tvm_codegen.contraction import UnscheduledError
         from collage.backends.tvm_codegen.lower import LoweringError, lower
+        from collage.backends.tvm_codegen.narrow import narrow
         from collage.backends.tvm_codegen.tuned import RecordError
 
-        part = subgraph.to_relax()
+        part, variant = subgraph.to_relax(), options.variant
         try:
-            return compile_kernel(lower(part.function, part.prim_funcs), options.threads, options.tuning)
+            lowered = lower(part.function, part.prim_funcs)
+            if variant.precision:
+                lowered = narrow(
+                    lowered, [*map(is_narrow, variant.inputs)], [*map(is_narrow, variant.outputs)]
+                )
+            return compile_kernel(lowered, options.threads, options.tuning)
         except RecordError as error:
             raise DatabaseError(
                 f"the measurement database holds a schedule for {subgraph} that is not used ({error}). Measure again "
@@ -108,13 +141,17 @@ class Tvm(Tuner, Backend):
         return _Pooled(loaded)
 
 
+def _narrow(chosen: Sequence[bool]) -> tuple[Storage, ...]:
+    return tuple(PLAIN_BF16 if each else PLAIN for each in chosen)
+
+
 class _Compiled(NativeKernel):
     def __init__(self, loaded: run.Kernel, threads: int) -> None:
         super().__init__(threads)
         self._loaded = loaded
 
     def steps(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Step]:
-        return self._loaded.steps(inputs, outputs)
+        return self._loaded.steps([*map(_bits, inputs)], [*map(_bits, outputs)])
 
 
 class _Pooled(Kernel):
@@ -124,4 +161,9 @@ class _Pooled(Kernel):
         self._loaded = loaded
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Call:
-        return self._loaded.bind(inputs, outputs)
+        return self._loaded.bind([*map(_bits, inputs)], [*map(_bits, outputs)])
+
+
+def _bits(array: Array) -> Array:
+    """The array as the code sees it, for which bfloat16 is an integer of 16 bits."""
+    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array

@@ -243,15 +243,16 @@ def compile(
                 "device": device,
             }
             given = read_samples(sample_paths) if sample_paths else read_arrays(files)
-            module = (
-                api.compile(model, shapes=sets[0], inputs=given, **options)
-                if len(sets) == 1
-                else api.compile_shapes(model, sets, **options)
-            )
-        module.save(output)
+            if pareto:
+                found = _curve(model, output, {**options, "shapes": sets[0], "inputs": given})
+            else:
+                module = (
+                    api.compile(model, shapes=sets[0], inputs=given, **options)
+                    if len(sets) == 1
+                    else api.compile_shapes(model, sets, **options)
+                )
+                module.save(output)
     if pareto:
-        options |= {"shapes": sets[0], "inputs": given}
-        found = _curve(model, output, tolerance, options, quiet=quiet)
         _tell_curve(found, as_json=as_json)
         return
     from collage.module.file import read_summary
@@ -267,23 +268,23 @@ def compile(
     say(f"\nwrote {output} ({size(output.stat().st_size)})")
 
 
-def _curve(
-    model: Path, output: Path, tolerance: float, options: dict[str, Any], *, quiet: bool
-) -> dict[str, Any]:
-    """Compile at the other tolerances of the curve, race all, and tell what was found."""
+def _curve(model: Path, output: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """Compile at all tolerances of the curve, race the modules, and tell what was found.
+
+    The largest tolerance comes first, since what it measures serves all others.
+    """
     from collage import api
     from collage.bench.pareto import TOLERANCES
     from collage.cli.pareto import curve_file, drawn, raced
-    from collage.report.progress_display import display
+    from collage.core.progress import Progress
 
-    modules = {tolerance: output}
-    with measurements_survive(), display(not quiet) as progress:
-        for each in TOLERANCES:
-            if each != tolerance:
-                modules[each] = curve_file(output, each)
-                module = api.compile(model, **{**options, "tolerance": each, "progress": progress})
-                module.save(modules[each])
-        found = raced(model, dict(sorted(modules.items())), options, progress)
+    modules: dict[float, Path] = {}
+    tolerances = sorted({*TOLERANCES, options["tolerance"]}, reverse=True)
+    for number, each in enumerate(tolerances):
+        options["progress"](Progress(f"tolerance {each:g}", number, len(tolerances)))
+        modules[each] = output if each == options["tolerance"] else curve_file(output, each)
+        api.compile(model, **{**options, "tolerance": each}).save(modules[each])
+    found = raced(model, dict(sorted(modules.items())), options, options["progress"])
     picture = drawn(found, output)
     found["modules"] = {f"{each:g}": str(file) for each, file in sorted(modules.items())}
     found["picture"] = None if picture is None else str(picture)

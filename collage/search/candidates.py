@@ -17,6 +17,7 @@ from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement, Outcome, Rejection, Slower
 from collage.patterns.match import Match, RejectedMatch
 from collage.search.candidate import Candidate
+from collage.search.connected import connected
 from collage.search.errors import ErrorModel, unmeasured
 from collage.search.transforms import ValueTransform
 
@@ -42,7 +43,8 @@ def offers_of(
     """An offer for each variant of each match, and the matches for which the backend offers no variant.
 
     With ``build.exact`` there is no variant whose algorithm reassociates, even where its backend offers one. Views are
-    left out, because they run nothing that could be measured. Backends learn the ``ranges`` of values on samples.
+    left out, because they run nothing that could be measured, and so is reduced precision that gains nothing where it
+    stands (see ``search.connected``). Backends learn the ``ranges`` of values on samples.
     """
     found: list[Offer] = []
     refused: list[RejectedMatch] = []
@@ -63,7 +65,8 @@ def offers_of(
         found += [Offer(Request(match.nodes, match.backend, each), match.pattern) for each in variants]
         if not variants:
             refused.append(RejectedMatch(match.nodes, match.backend, match.pattern, reason))
-    return found, refused
+    views = [match.nodes for match in matches if match.backend == VIEW]
+    return connected(model, found, views), refused
 
 
 def candidates_of(

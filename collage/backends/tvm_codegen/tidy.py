@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
@@ -12,13 +11,14 @@ from tvm import s_tir, tirx
 from collage.backends.tvm_codegen.arithmetic import let
 from collage.backends.tvm_codegen.blocks import blocks_of, collect, reads_along_reduction, users_of
 from collage.backends.tvm_codegen.inline import MAX_EXTRA_COST
+from collage.backends.tvm_codegen.nests import copy_nest, rebuild, replacer, root_stmts
 
 __all__ = ["drop_dead_blocks", "order_floats", "split_read_outputs"]
 
 
 def drop_dead_blocks(func: Any) -> Any:
     """Remove nests whose results nobody reads (batch_norm's running statistics, unused tuple fields)."""
-    stmts, outputs = _root_stmts(func), {hash(p) for p in func.params}
+    stmts, outputs = root_stmts(func), {hash(p) for p in func.params}
     while True:
         reads = [_loaded(s) for s in stmts]
         live = [
@@ -30,7 +30,7 @@ def drop_dead_blocks(func: Any) -> Any:
             break
         stmts = live
     used = set().union(*(_stored(s) for s in stmts))
-    return _rebuild(func, stmts, [b for b in func.body.block.alloc_buffers if hash(b) in used])
+    return rebuild(func, stmts, [b for b in func.body.block.alloc_buffers if hash(b) in used])
 
 
 def split_read_outputs(func: Any) -> Any:
@@ -45,19 +45,17 @@ def split_read_outputs(func: Any) -> Any:
         for b in blocks
         if not b.reduction and b.cost * len(users_of(b, blocks)) <= MAX_EXTRA_COST
     }
-    stmts, allocated = _root_stmts(func), list(func.body.block.alloc_buffers)
+    stmts, allocated = root_stmts(func), list(func.body.block.alloc_buffers)
     for param in func.params:
         key = hash(param)
         writers = [i for i, s in enumerate(stmts) if key in _stored(s)]
         if key not in cheap or not any(key in _loaded(s) for i, s in enumerate(stmts) if i not in writers):
             continue
         inner = tirx.decl_buffer(param.shape, param.dtype, f"{param.name}_inner")
-        stmts = [
-            tvm_ffi.structural_map(s, (tvm.ir.Var, _replacer(param, inner)), order="post") for s in stmts
-        ]
-        stmts.insert(writers[-1] + 1, _copy_nest(inner, param, f"{param.name}_copy"))
+        stmts = [tvm_ffi.structural_map(s, (tvm.ir.Var, replacer(param, inner)), order="post") for s in stmts]
+        stmts.insert(writers[-1] + 1, copy_nest(inner, param, f"{param.name}_copy"))
         allocated.append(inner)
-    return _rebuild(func, stmts, allocated)
+    return rebuild(func, stmts, allocated)
 
 
 def order_floats(func: Any) -> Any:
@@ -72,7 +70,7 @@ def order_floats(func: Any) -> Any:
     names = {b.name for b in blocks_of(sch) if b.regular and b.reduction and reads_along_reduction(b)}
     stmts: list[Any] = []
     allocated = list(func.body.block.alloc_buffers)
-    for stmt in _root_stmts(func):
+    for stmt in root_stmts(func):
         found = [b for b in collect(stmt, s_tir.SBlock) if b.name_hint in names]
         store: Any = found[0].body if len(found) == 1 else None
         value: Any = getattr(store, "value", None)
@@ -86,26 +84,12 @@ def order_floats(func: Any) -> Any:
         inner = tirx.decl_buffer(store.buffer.shape, "int32", f"{store.buffer.name}_ordered")
         allocated.append(inner)
         changed = _on_ordered(found[0], store, inner)
-        stmts.append(tvm_ffi.structural_map(stmt, (s_tir.SBlock, _replacer(found[0], changed)), order="post"))
-        decode = _copy_nest(
+        stmts.append(tvm_ffi.structural_map(stmt, (s_tir.SBlock, replacer(found[0], changed)), order="post"))
+        decode = copy_nest(
             inner, store.buffer, f"{store.buffer.name}_back", lambda x: tirx.reinterpret("float32", _flip(x))
         )
         stmts.append(decode)
-    return _rebuild(func, stmts, allocated)
-
-
-def _rebuild(func: Any, stmts: Sequence[Any], allocated: Sequence[Any]) -> Any:
-    root = func.body.block
-    body = stmts[0] if len(stmts) == 1 else tirx.SeqStmt(list(stmts))
-    block = s_tir.SBlock(
-        [], root.reads, root.writes, root.name_hint, body, None, list(allocated), [], root.annotations
-    )
-    return func.with_body(s_tir.SBlockRealize([], True, block))
-
-
-def _root_stmts(func: Any) -> list[Any]:
-    body = func.body.block.body
-    return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+    return rebuild(func, stmts, allocated)
 
 
 def _stored(stmt: Any) -> set[int]:
@@ -145,24 +129,3 @@ def _on_ordered(block: Any, store: Any, inner: Any) -> Any:
     writes = [tirx.BufferRegion(inner, r.region) for r in block.writes]
     body = tirx.BufferStore(inner, value, store.indices)
     return s_tir.SBlock(block.iter_vars, block.reads, writes, block.name_hint, body, init)
-
-
-def _replacer(old: Any, new: Any) -> Callable[[Any], Any]:
-    return lambda var: new if var.same_as(old) else var
-
-
-def _copy_nest(source: Any, target: Any, name: str, convert: Callable[[Any], Any] = lambda x: x) -> Any:
-    loops = [tirx.Var(f"i{d}", "int64") for d in range(len(target.shape))]
-    axes = [tirx.Var(f"v{d}", "int64") for d in range(len(target.shape))]
-    ranges = [tvm.ir.Range.from_min_extent(v, 1) for v in axes]
-    zero = tirx.IntImm("int64", 0)
-    iters = [
-        tirx.IterVar(tvm.ir.Range.from_min_extent(zero, n), v, tirx.IterVar.DataPar)
-        for n, v in zip(target.shape, axes, strict=True)
-    ]
-    store = tirx.BufferStore(target, convert(tirx.BufferLoad(source, axes)), axes)
-    reads, writes = [tirx.BufferRegion(source, ranges)], [tirx.BufferRegion(target, ranges)]
-    stmt = s_tir.SBlockRealize(loops, True, s_tir.SBlock(iters, reads, writes, name, store))
-    for var, extent in zip(reversed(loops), reversed(list(target.shape)), strict=True):
-        stmt = tirx.For(var, zero, extent, tirx.ForKind.SERIAL, stmt)
-    return stmt

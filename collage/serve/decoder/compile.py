@@ -174,7 +174,7 @@ def _compiled(
         families.setdefault(structure(segments[place]), []).append(place)
     found: dict[int, Parts] = {}
     for number, places in enumerate(families.values()):
-        shop.progress(Progress("segments", number, len(families), name))
+        shop.progress(Progress(f"segments of {name}", number, len(families)))
         models = (model_of(segments[place], weights) for place in places)  # one at a time: they are large
         try:
             parts = compile_family(shop, models, f"segment {places[0]} of {name}", shared.adopt).parts
