@@ -44,8 +44,8 @@ class Within:
     """Runs ``search``, which places the model, in the model's own dtypes, and then within the tolerance.
 
     The search aims at a share ``aim`` of the tolerance, because other inputs have somewhat larger errors than the
-    samples. Where the samples' errors differ much, that share of what is foreseen of other inputs counts (see
-    ``foreseen``). The search is repeated at most ``rounds`` times. A placement is kept where its error is at least
+    samples. Where the samples' errors differ much, it aims at an error foreseen of other inputs (see ``foreseen``) that
+    is the tolerance. The search is repeated at most ``rounds`` times. A placement is kept where its error is at least
     ``loose`` times the predicted one, or where it spends less than half of its budget. By another metric than ``max``
     the search begins with an error of ``first`` of the outputs' scale. Without ``sensitivities`` all of a kernel's
     error counts at first. A later search begins with what an earlier one has found out about errors. ``gap`` is that of
@@ -73,7 +73,7 @@ class Within:
         context.progress(Progress("errors", 0, 1))
         try:
             accuracy = context.workbench(compilation).accuracy
-            own = self._error(context, compilation, accuracy)
+            own, _ = self._errors(context, compilation, accuracy)
             if own > context.options.tolerance:
                 told = Bounded(context.options.tolerance, accuracy.asked.metric.name, accuracy.about, own)
                 return compilation.told(told, Noted(_too_small(context, own, accuracy)))
@@ -104,14 +104,16 @@ class Within:
             budget = replace(budget, price_us=found.placed.placement.price_us)
             if predicted == 0 or seen.get(_kernels(found), math.inf) <= tolerance:
                 break
-            measured = self._error(context, found, accuracy, foreseen=self.aim)
-            seen[_kernels(found)] = measured
-            log.info("round %d: predicted error %.2g, measured %.2g", number, predicted, measured)
+            on_samples, on_others = self._errors(context, found, accuracy)
+            measured, largest = max(on_samples, self.aim * on_others), max(on_samples, on_others)
+            seen[_kernels(found)] = largest
+            about = number, predicted, on_samples, on_others
+            log.info("round %d: predicted error %.2g, measured %.2g, %.2g foreseen of other inputs", *about)
             told = replace(told, rounds=number)
-            if measured <= tolerance and (best is None or _us(found) < _us(best)):
+            if largest <= tolerance and (best is None or _us(found) < _us(best)):
                 best = found
             factor = measured / (predicted if by_max else aimed)
-            if measured <= tolerance and (factor >= self.loose or predicted < budget.error / 2):
+            if largest <= tolerance and (factor >= self.loose or predicted < budget.error / 2):
                 break
             factor = min(max(factor, _LEAST), _MOST)
             if by_max:
@@ -125,10 +127,8 @@ class Within:
         plans = (*best.plans, replace(exact.plans[0], label=FLOAT32))
         return replace(best, plans=plans, errors=budget).told(told)
 
-    def _error(
-        self, context: Context, compilation: Compilation, accuracy: Accuracy, foreseen: float = 0.0
-    ) -> float:
-        """The largest error of the proposal's plans on the samples, or a share ``foreseen`` of that of other inputs.
+    def _errors(self, context: Context, compilation: Compilation, accuracy: Accuracy) -> tuple[float, float]:
+        """The largest error of the proposal's plans on the samples, and the largest one foreseen of other inputs.
 
         Raises MetricError, and where a plan fails.
         """
@@ -136,10 +136,9 @@ class Within:
         executables = [bench.assembler.assemble(p, compilation.tunings) for p in _checked(compilation.plans)]
         dropped = bench.runs.why_dropped(executables)
         left = [each for each in executables if each.label not in dropped]
-        errors = [bench.runs.error(each, accuracy) for each in left]
-        if foreseen:
-            errors += [foreseen * bench.runs.foreseen(each, accuracy) for each in left]
-        return max(errors, default=math.inf)
+        errors = [(bench.runs.error(each, accuracy), bench.runs.foreseen(each, accuracy)) for each in left]
+        on_samples, on_others = zip(*errors, strict=True) if errors else ([math.inf], [math.inf])
+        return max(on_samples), max(on_others)
 
 
 def _unmeasured(context: Context, reason: str) -> Bounded:
