@@ -40,13 +40,10 @@ class Native(Backend):
 
     def variants(self, subgraph: Subgraph, options: BuildOptions) -> Sequence[Variant]:
         """The variants of all algorithms. There are none for a subgraph that no algorithm takes."""
-        from collage.backends.native_kernels import lstm
         from collage.backends.native_kernels.algorithms import offers
 
         try:
-            return tuple(
-                lstm.variants(subgraph, options) if lstm.is_lstm(subgraph) else offers(subgraph, options)
-            )
+            return tuple(offers(subgraph, options))
         except UnsupportedError:
             return ()
 
@@ -62,24 +59,18 @@ class Native(Backend):
 
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
         """An artifact with the kernel's numbers and its packed weights."""
-        from collage.backends.native_kernels import lstm
-        from collage.backends.native_kernels.algorithms import offers, task_of
+        from collage.backends.native_kernels.algorithms import offers
         from collage.native.packed import to_bytes
 
-        if lstm.is_lstm(subgraph):
-            return to_bytes(lstm.NAME, lstm.pack(subgraph, options))
         algorithm = offers(subgraph, options).get(options.variant)
         if algorithm is None:
             raise UnsupportedError(f"there is no kernel for the variant {options.variant}")
-        return to_bytes(algorithm.name, algorithm.pack(task_of(subgraph), options))
+        return to_bytes(algorithm.name, algorithm.pack(algorithm.task(subgraph), options))
 
     def load(self, artifact: Artifact, options: BuildOptions) -> Kernel:
         """The kernel on its weights."""
-        from collage.backends.native_kernels import lstm
         from collage.backends.native_kernels.algorithms import named
         from collage.native.packed import from_artifact
 
         name, packed = from_artifact(artifact)
-        if name == lstm.NAME:
-            return lstm.load(packed, options.threads)
         return named(name).load(packed, options.threads)

@@ -66,7 +66,8 @@ def offers_of(
         if not variants:
             refused.append(RejectedMatch(match.nodes, match.backend, match.pattern, reason))
     views = [match.nodes for match in matches if match.backend == VIEW]
-    return connected(model, found, views), refused
+    kept = connected(model, (offer.request for offer in found), views)
+    return [offer for offer in found if offer.request in kept], refused
 
 
 def candidates_of(

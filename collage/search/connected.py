@@ -17,7 +17,7 @@ from collage.graph.storage import Storage, is_narrow
 
 if TYPE_CHECKING:
     from collage.frontend.model import Model
-    from collage.search.candidates import Offer
+    from collage.measure_db.protocol import Request
 
 Port: TypeAlias = "tuple[int, Storage]"
 """A value in a narrow storage. Values that are views of each other count as one."""
@@ -25,7 +25,7 @@ Port: TypeAlias = "tuple[int, Storage]"
 
 @dataclass(frozen=True)
 class _Ends:
-    """The narrow ports of an offer, and whether it multiplies."""
+    """The narrow ports of a request, and whether it multiplies."""
 
     reads: frozenset[Port]
     writes: frozenset[Port]
@@ -36,21 +36,22 @@ class _Ends:
         return self.reads | self.writes
 
 
-def connected(model: Model, offers: Sequence[Offer], views: Iterable[tuple[int, ...]]) -> list[Offer]:
-    """The offers without those of reduced precision that no product or convolution is near; ``views`` are nodes.
+def connected(model: Model, requests: Iterable[Request], views: Iterable[tuple[int, ...]]) -> set[Request]:
+    """The requests without those of reduced precision that no product or convolution is near; ``views`` are nodes.
 
-    What stays as it is: all offers without narrow values, and all that multiply.
+    What stays as it is: all requests without narrow values, and all that multiply.
     """
-    ends = _ends_by_offer(model, offers, _same_values(model, views))
-    near = _near(_matched(ends))
-    return [offer for offer in offers if offer not in ends or offer in near]
+    asked = {*requests}
+    ends = _ends_by_request(model, asked, _same_values(model, views))
+    return asked - (ends.keys() - _near(_matched(ends)))
 
 
-def _ends_by_offer(model: Model, offers: Sequence[Offer], same: Mapping[int, int]) -> dict[Offer, _Ends]:
-    found: dict[Offer, _Ends] = {}
+def _ends_by_request(
+    model: Model, requests: Iterable[Request], same: Mapping[int, int]
+) -> dict[Request, _Ends]:
+    found: dict[Request, _Ends] = {}
     edges: dict[tuple[int, ...], tuple[Sequence[int], Sequence[int], bool]] = {}
-    for offer in offers:
-        request = offer.request
+    for request in requests:
         variant = request.variant
         if not any(map(is_narrow, (*variant.inputs, *variant.outputs))):
             continue
@@ -65,7 +66,7 @@ def _ends_by_offer(model: Model, offers: Sequence[Offer], same: Mapping[int, int
             )
             for values, storages in ((inputs, variant.inputs), (outputs, variant.outputs))
         )
-        found[offer] = _Ends(reads, writes, multiplies)
+        found[request] = _Ends(reads, writes, multiplies)
     return found
 
 
@@ -80,14 +81,14 @@ def _same_values(model: Model, views: Iterable[tuple[int, ...]]) -> dict[int, in
     return same
 
 
-def _matched(ends: Mapping[Offer, _Ends]) -> dict[Offer, _Ends]:
-    """Without those that read what no other one writes so, or write what no other one reads so."""
+def _matched(ends: Mapping[Request, _Ends]) -> dict[Request, _Ends]:
+    """Leave out those that read what no other one writes so, or write what no other one reads so."""
     while True:
         given = {port for each in ends.values() for port in each.writes}
         wanted = {port for each in ends.values() for port in each.reads}
         kept = {
-            offer: each
-            for offer, each in ends.items()
+            request: each
+            for request, each in ends.items()
             if each.multiplies or (each.reads <= given and each.writes <= wanted)
         }
         if len(kept) == len(ends):
@@ -95,17 +96,17 @@ def _matched(ends: Mapping[Offer, _Ends]) -> dict[Offer, _Ends]:
         ends = kept
 
 
-def _near(ends: Mapping[Offer, _Ends]) -> set[Offer]:
-    """Those that multiply, and those that share a narrow value with one that is near."""
-    by_port: dict[Port, list[Offer]] = {}
-    for offer, each in ends.items():
+def _near(ends: Mapping[Request, _Ends]) -> set[Request]:
+    """Find those that multiply, and those that share a narrow value with one that is near."""
+    by_port: dict[Port, list[Request]] = {}
+    for request, each in ends.items():
         for port in each.ports:
-            by_port.setdefault(port, []).append(offer)
-    near = {offer for offer, each in ends.items() if each.multiplies}
+            by_port.setdefault(port, []).append(request)
+    near = {request for request, each in ends.items() if each.multiplies}
     left = [*near]
     while left:
         for port in ends[left.pop()].ports:
-            found = [offer for offer in by_port.pop(port, ()) if offer not in near]
+            found = [request for request in by_port.pop(port, ()) if request not in near]
             near.update(found)
             left += found
     return near

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from collage.backends.native_kernels.lstm import OPERATOR, load, pack
+from collage.backends.native_kernels.lstm import OPERATOR, LstmLayer
 from collage.core.typed import MalformedError
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.buffers import aligned_array
@@ -21,6 +21,8 @@ from tests.models import make_model
 
 pytestmark = needs_native
 NAMES = ("y", "yh", "yc")
+
+LAYER = LstmLayer()
 
 
 def layer(
@@ -176,11 +178,11 @@ def test_what_it_does_not_take_has_a_reason(model: onnx.ModelProto, reason: str)
 def test_numbers_that_do_not_fit_are_refused() -> None:
     (subgraph,) = subgraphs_of(layer(batch=2))
     (variant, *_) = BACKEND.variants(subgraph, BuildOptions(threads=2))
-    packed = pack(subgraph, BuildOptions(threads=2, variant=variant))
+    packed = LAYER.pack(LAYER.task(subgraph), BuildOptions(threads=2, variant=variant))
     for wrong in ({"hidden": 8}, {"shares": 3}, {"directions": 3}, {"hidden": 64}, {"steps": 0}):
         with pytest.raises(MalformedError):
-            load(Packed({**packed.numbers, **wrong}, packed.arrays), 2)
-    kernel = load(replace(packed, numbers={**packed.numbers, "steps": 50}), 2)
+            LAYER.load(Packed({**packed.numbers, **wrong}, packed.arrays), 2)
+    kernel = LAYER.load(replace(packed, numbers={**packed.numbers, "steps": 50}), 2)
     arrays = [
         [aligned_array(kind) for kind in kinds] for kinds in (subgraph.input_types, subgraph.output_types)
     ]

@@ -1,4 +1,4 @@
-"""Offers of reduced precision stay where a product is near that has the value in reduced precision, too."""
+"""Requests of reduced precision stay where a product is near that has the value in reduced precision, too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collage.frontend.model import Model, import_model
 from collage.graph.storage import BF16, PLAIN, PLAIN_BF16
 from collage.kernel.options import ALL_PLAIN, Variant
 from collage.measure_db.protocol import Request
-from collage.search.candidates import Offer
 from collage.search.connected import connected
 from tests.models import make_model
 
@@ -42,33 +41,33 @@ def node(model: Model, op: str, number: int = 0) -> int:
     return [each.id for each in model.graph.nodes if each.op.split(".")[-1] == op][number]
 
 
-def offer(node: int, variant: Variant) -> Offer:
-    return Offer(Request((node,), "lib", variant), "pattern")
+def of(node: int, variant: Variant) -> Request:
+    return Request((node,), "lib", variant)
 
 
 def test_what_meets_a_product_stays(model: Model) -> None:
     sigmoid, softmax, tanh = (node(model, op) for op in ("sigmoid", "softmax", "tanh"))
     first, second = node(model, "matmul"), node(model, "matmul", 1)
-    products = [offer(first, DATA), offer(first, BOTH), offer(second, DATA)]
-    stay = [offer(sigmoid, RESULT), offer(softmax, DATA), offer(softmax, RESULT), offer(softmax, BOTH)]
-    go = [offer(sigmoid, DATA), offer(sigmoid, BOTH), offer(tanh, DATA)]
-    others = [offer(each, ALL_PLAIN) for each in (sigmoid, softmax, tanh)]
+    products = [of(first, DATA), of(first, BOTH), of(second, DATA)]
+    stay = [of(sigmoid, RESULT), of(softmax, DATA), of(softmax, RESULT), of(softmax, BOTH)]
+    go = [of(sigmoid, DATA), of(sigmoid, BOTH), of(tanh, DATA)]
+    others = [of(each, ALL_PLAIN) for each in (sigmoid, softmax, tanh)]
     views = [(node(model, "reshape"),)]
     found = connected(model, [*products, *stay, *go, *others], views)
-    assert found == [*products, *stay, *others]
+    assert found == {*products, *stay, *others}
     without = connected(model, [*products, *stay, *go, *others], [])
-    assert offer(softmax, RESULT) not in without and offer(softmax, DATA) in without
+    assert of(softmax, RESULT) not in without and of(softmax, DATA) in without
 
 
 def test_what_meets_only_its_like_goes(model: Model) -> None:
     exp, absolute = node(model, "exp"), node(model, "abs")
-    pair = [offer(exp, RESULT), offer(absolute, DATA)]
-    far = [offer(node(model, "matmul"), BOTH)]
-    assert connected(model, [*pair, *far], []) == far
+    pair = [of(exp, RESULT), of(absolute, DATA)]
+    far = [of(node(model, "matmul"), BOTH)]
+    assert connected(model, [*pair, *far], []) == {*far}
 
 
 def test_what_is_next_to_what_meets_a_product_stays(model: Model) -> None:
     """The softmax reads what the first product makes, and no product reads what the softmax makes."""
     softmax, reshape = node(model, "softmax"), node(model, "reshape")
-    chain = [offer(node(model, "matmul"), BOTH), offer(softmax, BOTH), offer(reshape, DATA)]
-    assert connected(model, chain, []) == chain
+    chain = [of(node(model, "matmul"), BOTH), of(softmax, BOTH), of(reshape, DATA)]
+    assert connected(model, chain, []) == {*chain}

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
-from collage.backends.native_kernels.task import NativeTask
+from collage.backends.native_kernels.task import NativeTask, read_task
 from collage.graph.storage import Storage
 from collage.kernel.options import BuildOptions, Variant
 from collage.native import NativeKernel
 from collage.native.packed import Packed
 
+if TYPE_CHECKING:
+    from collage.frontend.subgraph import Subgraph
+
+T = TypeVar("T")
+
 _SMALL_US = 500 / 3
 """Work that takes one thread less than this may be left to it: that can run beside another branch of the model."""
 
 
-class Algorithm(ABC):
-    """A family of kernels. Instances hold nothing.
+class Algorithm(ABC, Generic[T]):
+    """A family of kernels for tasks of one kind, which ``task`` reads. Instances hold nothing.
 
     ``variants`` and ``pack`` raise UnsupportedError with the reason for a task that the algorithm does not take.
     Where two algorithms take the same task in the same layouts, their words for the split must differ.
@@ -26,7 +31,7 @@ class Algorithm(ABC):
     name: ClassVar[str]
     """Its name in artifacts."""
     roots: ClassVar[frozenset[str]]
-    """Relax operators with which the chains of its tasks begin."""
+    """Relax operators with which its tasks begin. Algorithms with one in common have tasks of the same kind."""
     precision: ClassVar[str] = ""
     """The precision of all of its variants. It is asked for them only where that is allowed."""
 
@@ -34,21 +39,33 @@ class Algorithm(ABC):
         """Whether a variant is one of its own that reassociates (see ``Backend.reassociates``)."""
         return False
 
-    def direct_variants(self, task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
+    @abstractmethod
+    def task(self, subgraph: Subgraph) -> T:
+        """The subgraph as a task, read once. Raises UnsupportedError with the reason where it is none."""
+
+    def direct_variants(self, task: T, build: BuildOptions) -> Sequence[Variant]:
         """The variants for ``BuildOptions.exact``: those that do not reassociate. There may be none."""
         return [each for each in self.variants(task, build) if not self.reassociates(each)]
 
     @abstractmethod
-    def variants(self, task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
+    def variants(self, task: T, build: BuildOptions) -> Sequence[Variant]:
         """Layouts and splits, at least one, among which the fastest may be on the threads that ``build`` names."""
 
     @abstractmethod
-    def pack(self, task: NativeTask, build: BuildOptions) -> Packed:
+    def pack(self, task: T, build: BuildOptions) -> Packed:
         """The numbers and arrays of the kernel for ``build.variant``, which is one of these."""
 
     @abstractmethod
     def load(self, packed: Packed, threads: int) -> NativeKernel:
         """The kernel for a team of ``threads`` threads. The arrays begin at multiples of 64 bytes."""
+
+
+class ChainAlgorithm(Algorithm[NativeTask]):
+    """One for chains: an operator and the functions that follow it."""
+
+    def task(self, subgraph: Subgraph) -> NativeTask:
+        """The operator and its epilogue."""
+        return subgraph.parsed(read_task)
 
 
 def is_small(flop: float, build: BuildOptions) -> bool:

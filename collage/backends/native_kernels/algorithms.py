@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from collage.backends.base import NOT_EXACT, UnsupportedError
 from collage.backends.native_kernels.algorithm import Algorithm
@@ -13,10 +12,10 @@ from collage.backends.native_kernels.bf16_gemm import Bf16Gemm
 from collage.backends.native_kernels.direct import DirectConv
 from collage.backends.native_kernels.gemm import Gemm
 from collage.backends.native_kernels.int8_gemm import Int8Gemm
+from collage.backends.native_kernels.lstm import LstmLayer
 from collage.backends.native_kernels.narrow import NarrowTransposed
 from collage.backends.native_kernels.shallow import ShallowConv
 from collage.backends.native_kernels.strassen import StrassenConv, StrassenGemm
-from collage.backends.native_kernels.task import NativeTask, read_task
 from collage.backends.native_kernels.winograd import TransposedWinograd, Winograd
 from collage.errors import unknown_names
 from collage.kernel.options import BuildOptions, Variant
@@ -24,7 +23,7 @@ from collage.kernel.options import BuildOptions, Variant
 if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph
 
-ALGORITHMS: tuple[Algorithm, ...] = (
+ALGORITHMS: tuple[Algorithm[Any], ...] = (
     DirectConv(),
     Winograd(),
     TransposedWinograd(),
@@ -37,25 +36,25 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     AmxGemm(),
     Bf16DirectConv(),
     Int8Gemm(),
+    LstmLayer(),
 )
 
-ROOTS = frozenset().union(*(each.roots for each in ALGORITHMS))
 
-
-def offers(subgraph: Subgraph, build: BuildOptions) -> dict[Variant, Algorithm]:
+def offers(subgraph: Subgraph, build: BuildOptions) -> dict[Variant, Algorithm[Any]]:
     """Every variant of the subgraph and the algorithm that offers it, only direct ones if ``build.exact``.
 
     Those of reduced precisions are there only where ``build`` allows the precision, or names such a variant.
 
     Raises UnsupportedError when there is none.
     """
-    task = task_of(subgraph)
-    found: dict[Variant, Algorithm] = {}
+    root = subgraph.operators[0].op
+    found: dict[Variant, Algorithm[Any]] = {}
     reasons = []
     allowed = {"", build.variant.precision, *build.precisions}
-    for algorithm in _of_root(task):
+    for algorithm in (each for each in ALGORITHMS if root in each.roots):
         if algorithm.precision not in allowed:
             continue
+        task = algorithm.task(subgraph)
         try:
             variants = (algorithm.direct_variants if build.exact else algorithm.variants)(task, build)
             if not variants:
@@ -66,7 +65,7 @@ def offers(subgraph: Subgraph, build: BuildOptions) -> dict[Variant, Algorithm]:
         except UnsupportedError as error:
             reasons.append(f"{algorithm.name}: {error}")
     if not found:
-        raise UnsupportedError("; ".join(reasons))
+        raise UnsupportedError("; ".join(reasons) or f"there is no kernel for {root}")
     return found
 
 
@@ -75,19 +74,7 @@ def reassociates(variant: Variant) -> bool:
     return any(each.reassociates(variant) for each in ALGORITHMS)
 
 
-def task_of(subgraph: Subgraph) -> NativeTask:
-    """The subgraph as an operator and its epilogue. Raises UnsupportedError when it is none."""
-    root = subgraph.operators[0]
-    if root.op not in ROOTS:
-        raise UnsupportedError(f"there is no kernel for {root.op}")
-    return subgraph.parsed(read_task)
-
-
-def _of_root(task: NativeTask) -> Iterator[Algorithm]:
-    return (each for each in ALGORITHMS if task.chain.root.op in each.roots)
-
-
-def named(name: str) -> Algorithm:
+def named(name: str) -> Algorithm[Any]:
     """The algorithm of an artifact. Raises CollageError when there is none of that name."""
     for each in ALGORITHMS:
         if each.name == name:

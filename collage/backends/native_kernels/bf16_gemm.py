@@ -9,7 +9,7 @@ import numpy as np
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
-from collage.backends.native_kernels.algorithm import Algorithm
+from collage.backends.native_kernels.algorithm import ChainAlgorithm
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.limits import bf16_gemm_limits
 from collage.backends.native_kernels.streamed import (
@@ -35,7 +35,7 @@ from collage.native.kernel_library import amx_problem, bf16_problem, has_bf16_do
 from collage.native.packed import Packed
 
 
-class Bf16Gemm(Algorithm):
+class Bf16Gemm(ChainAlgorithm):
     """Takes a matrix, or several with rows of the same length, times a constant one; and convolutions of single pixels.
 
     The rows of these are pixels with their channels.

@@ -9,7 +9,7 @@ import numpy as np
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.conv import Conv
-from collage.backends.native_kernels.algorithm import Algorithm, in_layout, is_small
+from collage.backends.native_kernels.algorithm import ChainAlgorithm, in_layout, is_small
 from collage.backends.native_kernels.direct_weights import packed_weights, sources_of
 from collage.backends.native_kernels.geometry import shape_struct, strides, three
 from collage.backends.native_kernels.kernel import SharedKernel
@@ -35,7 +35,7 @@ splits take the same time.
 """
 
 
-class DirectConv(Algorithm):
+class DirectConv(ChainAlgorithm):
     """Takes two or more groups of at most 32 inputs, with windows at most 7 wide at every column or every other one."""
 
     name = "direct_conv"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from collage.backends.chains.chain import Floats
-from collage.backends.native_kernels.algorithm import Algorithm, is_small
+from collage.backends.native_kernels.algorithm import ChainAlgorithm, is_small
 from collage.backends.native_kernels.geometry import shape_struct
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.limits import gemm_limits
@@ -23,7 +23,7 @@ _PANEL = 3
 _ROW_CHUNK = 128
 
 
-class Gemm(Algorithm):
+class Gemm(ChainAlgorithm):
     """Takes a matrix, or several with rows of the same length, times a constant one."""
 
     name = "gemm"

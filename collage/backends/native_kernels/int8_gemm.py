@@ -11,7 +11,7 @@ import numpy.typing as npt
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
 from collage.backends.chains.int8_weights import INT8_DEPTH, quantised
-from collage.backends.native_kernels.algorithm import Algorithm
+from collage.backends.native_kernels.algorithm import ChainAlgorithm
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.limits import int8_gemm_limits
 from collage.backends.native_kernels.streamed import (
@@ -40,7 +40,7 @@ _FOUR = 4
 """Weights of so many successive rows of the matrix lie together."""
 
 
-class Int8Gemm(Algorithm):
+class Int8Gemm(ChainAlgorithm):
     """Takes what ``Bf16Gemm`` takes. Each column of the weights has a factor of its own.
 
     Each row of the data has a range of its own, too, which the kernel finds when it runs. So it needs no samples to

@@ -16,7 +16,7 @@ import numpy as np
 
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
-from collage.backends.native_kernels.algorithm import is_small
+from collage.backends.native_kernels.algorithm import Algorithm, is_small
 from collage.backends.native_kernels.gemm import COLUMNS, WHOLE, Gemm, packed_weights
 from collage.core.typed import MalformedError
 from collage.graph.dataflow import Array
@@ -32,9 +32,8 @@ from collage.native.structure import structure
 if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph
 
-NAME = "lstm"
-"""Its name in artifacts."""
 OPERATOR = "onnx.LSTM"
+"""The name of an LSTM that TVM's importer has left as it is."""
 
 _GATES = 4
 _ROW_CHUNK = 128
@@ -62,6 +61,8 @@ class Lstm:
     before_h: int | None
     before_c: int | None
     made: Mapping[str, int | None]
+    inputs: int
+    outputs: int
 
     @property
     def directions(self) -> int:
@@ -82,11 +83,6 @@ class Lstm:
     def flop(self) -> int:
         """The number of floating-point operations of the products."""
         return 2 * self.steps * self.batch * (self.of_data.size + self.of_state.size)
-
-
-def is_lstm(subgraph: Subgraph) -> bool:
-    """Whether the subgraph begins with an LSTM that TVM's importer has left as it is."""
-    return subgraph.operators[0].op == OPERATOR
 
 
 def read_lstm(subgraph: Subgraph) -> Lstm:
@@ -149,52 +145,60 @@ def read_lstm(subgraph: Subgraph) -> Lstm:
             name: subgraph.outputs.index(value) if value in subgraph.outputs else None
             for name, value in outputs.items()
         },
+        len(subgraph.inputs),
+        len(subgraph.outputs),
     )
 
 
-def variants(subgraph: Subgraph, build: BuildOptions) -> list[Variant]:
-    """Plain variants: units are shared by the threads, or one thread has all. Raises UnsupportedError."""
-    lstm = subgraph.parsed(read_lstm)
-    splits = [COLUMNS] if 1 < build.threads <= lstm.blocks else []
-    if not splits or is_small(lstm.flop, build):
-        splits.append(WHOLE)
-    plain = (PLAIN,) * len(subgraph.inputs), (PLAIN,) * len(subgraph.outputs)
-    return [Variant(*plain, split) for split in splits]
+class LstmLayer(Algorithm[Lstm]):
+    """Layers over several steps, with constant weights, in float32."""
 
+    name = "lstm"
+    roots = frozenset({OPERATOR})
 
-def pack(subgraph: Subgraph, build: BuildOptions) -> Packed:
-    """The numbers of the kernel and its weights, in the order in which they are read. Raises UnsupportedError."""
-    lstm = subgraph.parsed(read_lstm)
-    shares = 1 if build.variant.split == WHOLE else build.threads
-    depth = lstm.of_data.shape[2]
-    slices = -(-depth // build.speeds.blocking.gemm_depth)
-    deep = -(-depth // (slices * BLOCK)) * BLOCK
-    numbers = {
-        "steps": lstm.steps,
-        "batch": lstm.batch,
-        "elements": depth,
-        "hidden": lstm.hidden,
-        "directions": lstm.directions,
-        "reverse": int(lstm.reverse),
-        "shares": shares,
-        "slice": deep,
-        "data": lstm.data,
-        "before_h": lstm.before_h,
-        "before_c": lstm.before_c,
-        **lstm.made,
-    }
-    matrix = np.concatenate([_by_block(each) for each in lstm.of_data]).reshape(-1, depth).T
-    arrays = {
-        "weights": packed_weights(np.ascontiguousarray(matrix), deep, shares),
-        "bias": np.concatenate([_by_block(each[:, None]).reshape(-1) for each in lstm.bias]),
-        "of_state": np.concatenate([_by_unit(each) for each in lstm.of_state]),
-    }
-    return Packed(numbers, arrays)
+    def task(self, subgraph: Subgraph) -> Lstm:
+        """The subgraph as a layer."""
+        return subgraph.parsed(read_lstm)
 
+    def variants(self, task: Lstm, build: BuildOptions) -> list[Variant]:
+        """Plain variants: units are shared by the threads, or one thread has all. Raises UnsupportedError."""
+        splits = [COLUMNS] if 1 < build.threads <= task.blocks else []
+        if not splits or is_small(task.flop, build):
+            splits.append(WHOLE)
+        plain = (PLAIN,) * task.inputs, (PLAIN,) * task.outputs
+        return [Variant(*plain, split) for split in splits]
 
-def load(packed: Packed, threads: int) -> NativeKernel:
-    """The kernel for a team of ``threads`` threads. Raises MalformedError for numbers that do not fit."""
-    return _LstmKernel(packed, threads)
+    def pack(self, task: Lstm, build: BuildOptions) -> Packed:
+        """The numbers of the kernel and its weights, in the order in which they are read. Raises UnsupportedError."""
+        shares = 1 if build.variant.split == WHOLE else build.threads
+        depth = task.of_data.shape[2]
+        slices = -(-depth // build.speeds.blocking.gemm_depth)
+        deep = -(-depth // (slices * BLOCK)) * BLOCK
+        numbers = {
+            "steps": task.steps,
+            "batch": task.batch,
+            "elements": depth,
+            "hidden": task.hidden,
+            "directions": task.directions,
+            "reverse": int(task.reverse),
+            "shares": shares,
+            "slice": deep,
+            "data": task.data,
+            "before_h": task.before_h,
+            "before_c": task.before_c,
+            **task.made,
+        }
+        matrix = np.concatenate([_by_block(each) for each in task.of_data]).reshape(-1, depth).T
+        arrays = {
+            "weights": packed_weights(np.ascontiguousarray(matrix), deep, shares),
+            "bias": np.concatenate([_by_block(each[:, None]).reshape(-1) for each in task.bias]),
+            "of_state": np.concatenate([_by_unit(each) for each in task.of_state]),
+        }
+        return Packed(numbers, arrays)
+
+    def load(self, packed: Packed, threads: int) -> NativeKernel:
+        """The kernel for a team of ``threads`` threads. Raises MalformedError for numbers that do not fit."""
+        return _LstmKernel(packed, threads)
 
 
 def _value(attribute: Any) -> Any:

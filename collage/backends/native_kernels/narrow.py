@@ -11,7 +11,7 @@ from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
 from collage.backends.chains.conv import Conv, scaled
 from collage.backends.chains.epilogue import Epilogue, read_epilogue
-from collage.backends.native_kernels.algorithm import Algorithm, is_small
+from collage.backends.native_kernels.algorithm import ChainAlgorithm, is_small
 from collage.backends.native_kernels.geometry import shape_struct, strides
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.limits import narrow_limits
@@ -27,7 +27,7 @@ _MOST_OUTPUTS = 4
 _LANES, _VECTORS = 16, 2
 
 
-class NarrowTransposed(Algorithm):
+class NarrowTransposed(ChainAlgorithm):
     """Takes transposed 4x4 windows at distances of 2, from channels innermost to at most 4 channels, plain."""
 
     name = "narrow_transposed"

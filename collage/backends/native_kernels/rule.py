@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.growth import grown
 from collage.backends.native_kernels.algorithms import offers
-from collage.backends.native_kernels.lstm import is_lstm, read_lstm
 from collage.frontend.subgraph import Subgraph
 from collage.kernel.options import BuildOptions
 from collage.patterns.context import MatchContext
@@ -33,11 +32,7 @@ class NativeRule:
             for nodes in ((seed,), *grown(context, seed, self.max_nodes)):
                 name = f"{type(self).__name__}: {text_of(context, nodes)}"
                 try:
-                    subgraph = Subgraph(context.model, nodes)
-                    if is_lstm(subgraph):
-                        subgraph.parsed(read_lstm)
-                    else:
-                        offers(subgraph, build)
+                    offers(Subgraph(context.model, nodes), build)
                     yield Found(nodes, name)
                 except UnsupportedError as error:
                     if len(nodes) == 1:

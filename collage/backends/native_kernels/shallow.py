@@ -10,7 +10,7 @@ import numpy as np
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
 from collage.backends.chains.conv import Conv
-from collage.backends.native_kernels.algorithm import Algorithm, is_small
+from collage.backends.native_kernels.algorithm import ChainAlgorithm, is_small
 from collage.backends.native_kernels.convolution import Convolution
 from collage.backends.native_kernels.geometry import shape_struct, strides, three
 from collage.backends.native_kernels.kernel import SharedKernel, pieces_of_share
@@ -30,7 +30,7 @@ _PLANES = 4
 _PANEL = 2 * BLOCK
 
 
-class ShallowConv(Algorithm):
+class ShallowConv(ChainAlgorithm):
     """Takes up to 8 input channels in the plain layout, as a network's first convolution has them."""
 
     name = "shallow_conv"

@@ -17,7 +17,7 @@ import numpy as np
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
 from collage.backends.chains.epilogue import Epilogue
-from collage.backends.native_kernels.algorithm import Algorithm, in_layout
+from collage.backends.native_kernels.algorithm import ChainAlgorithm, in_layout
 from collage.backends.native_kernels.geometry import shape_struct, strides, three
 from collage.backends.native_kernels.kernel import SharedKernel
 from collage.backends.native_kernels.limits import strassen_limits
@@ -64,7 +64,7 @@ class _Pixels:
     inside: tuple[int, int, int]
 
 
-class _AnyStrassen(Algorithm):
+class _AnyStrassen(ChainAlgorithm):
     @abstractmethod
     def read(self, task: NativeTask, build: BuildOptions) -> _Pixels:
         """The task as a product. Raises UnsupportedError when it is none that the kernel takes."""

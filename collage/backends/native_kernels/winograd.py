@@ -13,7 +13,7 @@ import numpy as np
 from collage.backends.base import UnsupportedError
 from collage.backends.chains.conv import Conv
 from collage.backends.native_kernels import winograd_kernel
-from collage.backends.native_kernels.algorithm import Algorithm, in_layout
+from collage.backends.native_kernels.algorithm import ChainAlgorithm, in_layout
 from collage.backends.native_kernels.task import NativeTask
 from collage.backends.native_kernels.winograd_plan import (
     NAME,
@@ -33,7 +33,7 @@ from collage.native import NativeKernel
 from collage.native.packed import Packed
 
 
-class _AnyWinograd(Algorithm):
+class _AnyWinograd(ChainAlgorithm):
     @abstractmethod
     def plan(self, conv: Conv) -> Plan:
         """What the kernel is to do. Raises UnsupportedError when it does not take the convolution."""

@@ -91,7 +91,7 @@ def _wide(bits: Any) -> Any:
 
 
 def _rounded(value: Any) -> Any:
-    """To the nearest number, or to the even one of two; NaN stays NaN."""
+    """Round to the nearest number, or to the even one of two; NaN stays NaN."""
 
     def of_bits(bits: Any) -> Any:
         sixteen, one = tirx.const(16, "uint32"), tirx.const(1, "uint32")
