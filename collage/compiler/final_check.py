@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx
 
+from collage.compiler.metrics import OUTPUT, Metric
 from collage.core.deadline import Deadline
 from collage.core.library_text import library_text
 from collage.errors import ModelError
@@ -94,7 +95,8 @@ class Finding:
 class FinalCheck:
     """What is expected of a module. Make it with ``of``; ``names`` are those of the inputs.
 
-    A module that ``may_decide_otherwise`` may be off by any finite error on other inputs than the usual ones.
+    A module that ``may_decide_otherwise`` may be off by any finite error on other inputs than the usual ones. With
+    ``of_outputs`` errors on the usual ones are shares of the largest magnitude in all of an output.
     """
 
     original: onnx.ModelProto
@@ -102,6 +104,7 @@ class FinalCheck:
     samples: tuple[CheckedSample, ...]
     rules: tuple[OutputRule, ...]
     may_decide_otherwise: bool = False
+    of_outputs: bool = False
     _nearby: dict[str, list[list[Array]]] = field(default_factory=dict, compare=False, repr=False)
     """Outputs for inputs, or weights, that differ in their last bits, by the kind of the sample."""
 
@@ -119,12 +122,13 @@ class FinalCheck:
             raise ModelError(f"ONNX Runtime cannot run the model: {text}") from error
         return FinalCheck(original, names, samples, tuple(output_rules(model)))
 
-    def of_reduced(self, precisions: Iterable[str]) -> FinalCheck:
+    def of_reduced(self, precisions: Iterable[str], *, of_outputs: bool = False) -> FinalCheck:
         """The check of modules of reduced precisions, whose errors are checked on samples (see ``accuracy``).
 
         On inputs that a network is not made for, such as outliers, it may decide otherwise for a few roundings, and
         where values are stored by ranges of samples, somewhat larger ones are cut. Where one large number costs all
-        others their digits, that is no excuse.
+        others their digits, that is no excuse. ``of_outputs`` is for users whose own metric does not look at single
+        elements: a channel that is next to zero may be off by more than it holds then.
         """
         rules = [
             replace(each, allowed=max(each.allowed, _REDUCED)) if each.allowed else each
@@ -132,7 +136,7 @@ class FinalCheck:
         ]
         found = [*precisions]
         lenient = all(map(rounds_each_number, found)) or any(map(saturates, found))
-        return replace(self, rules=tuple(rules), may_decide_otherwise=lenient)
+        return replace(self, rules=tuple(rules), may_decide_otherwise=lenient, of_outputs=of_outputs)
 
     def look(self, run: Run) -> Finding:
         """Run the module on each sample, and compare. A module whose guards trip on usual inputs is refused, too."""
@@ -154,6 +158,8 @@ class FinalCheck:
                 if usual:
                     absolute = max(absolute, difference(actual, expected, rounded=rule.rounded)[0])
                     relative = max(relative, error)
+                    if self.of_outputs:
+                        error = Metric(OUTPUT).measured({USUAL: expected}, {USUAL: actual})
                 if self.may_decide_otherwise and not usual and np.isfinite(error):
                     continue
                 if not error <= rule.allowed and not self._tolerates(sample, position, actual, error):

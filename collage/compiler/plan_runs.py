@@ -162,15 +162,16 @@ class PlanRuns:
         with self.failures.blaming([executable]):
             return self.plans.outputs(executable.job, inputs)
 
-    def finding(self, executable: Executable, check: Callable[[], FinalCheck]) -> Finding:
+    def finding(self, executable: Executable, check: Callable[[], FinalCheck], about: str = "") -> Finding:
         """What the last check finds, now or in an earlier compile of the same model with the same libraries.
 
-        ``check`` makes the check where it is needed. A plan that has failed since is refused.
+        ``check`` makes the check where it is needed; ``about`` tells checks of a plan apart. A plan that has failed
+        since is refused.
         """
         self.failures.refuse_dropped(executable)
         look = partial(self._look, executable, check)
         key = self._checked_as(executable)
-        return look() if key is None else self.database.remember(_FINDING.at(key), look)
+        return look() if key is None else self.database.remember(_FINDING.at(key + about), look)
 
     def _look(self, executable: Executable, check: Callable[[], FinalCheck]) -> Finding:
         # What passes the check is handed over, so the worker loads and runs it first as the user's process will.

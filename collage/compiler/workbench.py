@@ -64,20 +64,27 @@ class Workbench:
         Where it errs on unusual inputs only, it is replaced by one that scans its inputs, and that is checked.
         """
         check: Callable[[], FinalCheck] = self._check
+        about = ""
         if executable.reduced:
             check = partial(self._check_of_reduced, executable.precisions)
-        finding = self.runs.finding(executable, check)
+            about = " by outputs" if self._by_outputs else ""
+        finding = self.runs.finding(executable, check, about)
         if not finding.complaint or finding.ordinary or executable.guarded:
             return executable, finding
         log.info("%s: %s; its inputs are guarded", executable.label, finding.complaint)
         guarded = self.assembler.assemble(executable.plan, tunings, guard_inputs=True)
-        return guarded, self.runs.finding(guarded, check)
+        return guarded, self.runs.finding(guarded, check, about)
 
     def _check(self) -> FinalCheck:
         return self.final_check
 
     def _check_of_reduced(self, precisions: frozenset[str]) -> FinalCheck:
-        return self.final_check.of_reduced(precisions)
+        return self.final_check.of_reduced(precisions, of_outputs=self._by_outputs)
+
+    @property
+    def _by_outputs(self) -> bool:
+        """Whether the user's metric looks at other things than single elements."""
+        return self.asked is not None and not self.asked.metric.is_max
 
     def journal(self) -> tuple[Event, ...]:
         """The events of the worker so far, also those of searches that were repeated."""

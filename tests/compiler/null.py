@@ -275,7 +275,7 @@ class NullRuns:
             found[each.label] = Raced(Timing(us, 0.0, us, us, 50), self._times(each))
         return found
 
-    def finding(self, executable: Executable, check: Callable[[], Any]) -> Finding:
+    def finding(self, executable: Executable, check: Callable[[], Any], about: str = "") -> Finding:
         self._run(executable)
         label = f"{executable.label}, guarded" if executable.guarded else executable.label
         return self.findings.get(label, Finding(0.25, 0.125, ""))

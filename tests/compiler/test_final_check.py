@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
-from onnx import helper
+import pytest
+from onnx import helper, numpy_helper
 
 from collage.compiler.final_check import FinalCheck, Run
 from collage.core.deadline import Deadline
@@ -32,6 +34,26 @@ def spoiled(factor: Callable[[Any], float]) -> Run:
         return [(y * np.float32(factor(np.abs(inputs[0]).max()))).astype(np.float32)], False
 
     return run
+
+
+def test_by_another_metric_a_channel_that_is_next_to_zero_may_be_off() -> None:
+    """A column of a hundredth of the others is wrong as a whole, which is little of all of the output."""
+    weights = numpy_helper.to_array(MODEL.graph.initializer[0]) * np.array([1e-2, *[1.0] * 7], np.float32)
+    model = make_model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": [1, 16, 16]}, {"y": [1, 16, 8]}, {"w": weights}
+    )
+    check = FinalCheck.of(model, import_model(model), 0, Deadline())
+
+    def run(inputs: Sequence[Any], factors: Any) -> tuple[list[Any], bool]:
+        (y,) = reference_run(model, {"x": inputs[0]})
+        return [(y * factors).astype(np.float32)], False
+
+    small = partial(run, factors=np.array([2.0, *[1.0] * 7], np.float32))
+    assert "output 0 by 1" in check.of_reduced([BF16]).look(small).complaint
+    found = check.of_reduced([BF16], of_outputs=True).look(small)
+    assert found.complaint == "" and found.relative == pytest.approx(1.0)
+    all_of_it = check.of_reduced([BF16], of_outputs=True).look(partial(run, factors=np.float32(1.5)))
+    assert all_of_it.complaint.startswith("outputs differ from ONNX Runtime's: output 0 by 0.5")
 
 
 def test_modules_in_bfloat16_may_be_far_off_on_outliers_only() -> None:
