@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collage.compiler.finishing import kept_s
+from collage.compiler.finishing import kept_s, least_s
 
 
 @pytest.mark.parametrize(
@@ -13,3 +13,8 @@ from collage.compiler.finishing import kept_s
 )
 def test_more_is_kept_where_comparing_takes_long(budget_s: float, comparing_s: float, kept: float) -> None:
     assert kept_s(budget_s, comparing_s) == kept
+
+
+@pytest.mark.parametrize(("comparing_s", "least"), [(None, 10.0), (2.0, 10.0), (17.0, 17.0), (50.0, 30.0)])
+def test_an_early_engine_has_as_long_as_comparing_took(comparing_s: float | None, least: float) -> None:
+    assert least_s(comparing_s) == least

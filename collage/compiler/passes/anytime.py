@@ -6,7 +6,7 @@ import logging
 import math
 from dataclasses import dataclass, replace
 
-from collage.compiler.finishing import kept_s
+from collage.compiler.finishing import kept_s, least_s
 from collage.compiler.passes.check_indices import CheckIndices
 from collage.compiler.passes.first_module import FirstModule
 from collage.compiler.passes.select_only import SelectOnly
@@ -24,10 +24,6 @@ _INTERRUPTED_S = 20.0
 """The seconds that finishing may take after Ctrl-C."""
 _LAST_SHARE = 0.4
 """The part of the time for finishing that is kept for an early engine, where there is one: to check and load it."""
-
-_LEAST_S = 10.0
-"""The seconds that an early engine has at least, also beyond the budget: a worker that was stopped has to start again.
-On a busy machine a budget of 30 s left 3 s, and a first module that took twice as long was handed over."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +84,7 @@ class Anytime:
             log.info("no placement is ready: %s", error)
         except BudgetOverError:
             log.info("there was no time to finish a placement")
-            deadline.end_after(max(end_s, deadline.elapsed_s + _LEAST_S))
+            deadline.end_after(max(end_s, deadline.elapsed_s + least_s(context.course.comparing_s)))
             found = None if early is None else _selected(context, compilation, early)
             if found is not None:
                 return found
