@@ -24,7 +24,7 @@ def beyond(context: Context, bench: Workbench, executable: Executable) -> str:
     if not executable.reduced:
         return ""
     try:
-        error, foreseen = (of(executable, bench.accuracy) for of in (bench.runs.error, bench.runs.foreseen))
+        error, foreseen = bench.runs.error_and_foreseen(executable, bench.accuracy)
     except (MetricError, ModelError) as raised:
         return str(raised)
     tolerance = context.options.tolerance

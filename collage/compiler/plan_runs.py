@@ -183,9 +183,10 @@ class PlanRuns:
         """The executable's error on samples, measured now or in an earlier compile. Raises MetricError, too."""
         return accuracy.asked.metric.of_all(self._errors(executable, accuracy))
 
-    def foreseen(self, executable: Executable, accuracy: Accuracy) -> float:
-        """The error to expect of other inputs, by the spread on the samples. Raises MetricError, too."""
-        return accuracy.asked.metric.foreseen(self._errors(executable, accuracy))
+    def error_and_foreseen(self, executable: Executable, accuracy: Accuracy) -> tuple[float, float]:
+        """The same, and the error to expect of other inputs, by the spread on the samples."""
+        errors, metric = self._errors(executable, accuracy), accuracy.asked.metric
+        return metric.of_all(errors), metric.foreseen(errors)
 
     def _errors(self, executable: Executable, accuracy: Accuracy) -> tuple[float, ...]:
         look = partial(accuracy.errors, lambda inputs: self.outputs(executable, inputs)[0])

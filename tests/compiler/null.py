@@ -284,8 +284,9 @@ class NullRuns:
         self._run(executable)
         return self.error_of(executable)
 
-    def foreseen(self, executable: Executable, accuracy: Accuracy) -> float:
-        return self.spread * self.error_of(executable)
+    def error_and_foreseen(self, executable: Executable, accuracy: Accuracy) -> tuple[float, float]:
+        error = self.error(executable, accuracy)
+        return error, self.spread * error
 
     def timing(self, executable: Executable, sample_s: float) -> Timing:
         self._run(executable)

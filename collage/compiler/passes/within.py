@@ -136,7 +136,7 @@ class Within:
         executables = [bench.assembler.assemble(p, compilation.tunings) for p in _checked(compilation.plans)]
         dropped = bench.runs.why_dropped(executables)
         left = [each for each in executables if each.label not in dropped]
-        errors = [(bench.runs.error(each, accuracy), bench.runs.foreseen(each, accuracy)) for each in left]
+        errors = [bench.runs.error_and_foreseen(each, accuracy) for each in left]
         on_samples, on_others = zip(*errors, strict=True) if errors else ([math.inf], [math.inf])
         return max(on_samples), max(on_others)
 

@@ -75,7 +75,8 @@ def command(
 
     Each model is compiled in float32 and within the tolerance. Both modules and each engine, OpenVINO also in bfloat16
     and ONNX Runtime also in 8 bits, run in processes of their own, in bursts that take turns. Errors are told on 20
-    inputs that the compile has not seen. An engine counts where no more of its errors are beyond the tolerance.
+    inputs that the compile has not seen. An engine counts where no more of its errors are beyond the
+    tolerance than of ours.
 
     Networks of --real (silero-vad, rapidocr-onnxruntime and magika) get rendered text, generated sound and files, as
     samples and as other inputs. With --real and no MODEL only these are compared.
