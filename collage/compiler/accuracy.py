@@ -150,10 +150,18 @@ class Accuracy:
         )
 
     def of_floats(self, outputs: Sequence[Array], expected: Sequence[Array]) -> float:
-        """The same for outputs of floating-point numbers only; infinite where there are none."""
+        """What errors are predicted by: outputs of floating-point numbers only; infinite where there are none.
+
+        It is the largest difference over the scale of its element, or the metric where that is predicted, too.
+        """
         floats = [at for at, each in enumerate(expected) if each.dtype.kind == "f"]
         if not floats:
             return math.inf
+        metric = self.asked.metric
+        if metric.is_predicted and not metric.is_max:
+            return metric.measured(
+                *({self.names[at]: each[at] for at in floats} for each in (expected, outputs))
+            )
         found = (
             Expected.of(expected[at], channels_first=self.rules[at].channels_first).error(outputs[at])
             for at in floats

@@ -43,8 +43,13 @@ class Metric:
 
     @property
     def is_max(self) -> bool:
-        """Whether it is the metric that predictions are made for."""
+        """Whether errors are in units of their elements' scales."""
         return self.name == MAX and self.own is None
+
+    @property
+    def is_predicted(self) -> bool:
+        """Whether predictions are of it: it grows as errors inside the network do."""
+        return self.name in (MAX, OUTPUT) and self.own is None
 
     @property
     def needs_samples(self) -> bool:

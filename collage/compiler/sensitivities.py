@@ -21,7 +21,7 @@ from collage.search.errors import ErrorModel
 
 log = logging.getLogger(__name__)
 
-_EDITION = 1
+_EDITION = 2
 """That of the way in which sensitivities are measured."""
 _SAMPLES = 2
 """Sensitivities are the largest ones of so many samples. Those of other samples are about the same."""

@@ -18,7 +18,7 @@ from collage.measure_db.results import Measurement, Outcome, Rejection, Slower
 from collage.patterns.match import Match, RejectedMatch
 from collage.search.candidate import Candidate
 from collage.search.connected import connected
-from collage.search.errors import ErrorModel, unmeasured
+from collage.search.errors import ErrorModel, kind_of, unmeasured
 from collage.search.transforms import ValueTransform
 
 NOISE_FLOOR = 0.02
@@ -165,7 +165,7 @@ def candidate_of(
     error = 0.0
     if request.variant.precision and errors is not None:
         own = outcome.max_error if isinstance(outcome, Measurement) else unmeasured(request.variant.precision)
-        error = errors.added(_edges(model, request.nodes)[1], own)
+        error = errors.added(_edges(model, request.nodes)[1], own, kind_of(request))
     if isinstance(outcome, Slower):
         return Candidate(
             request.nodes,

@@ -3,7 +3,8 @@
 A kernel in reduced precision is off by so much of its outputs' scale (``Measurement.max_error``). A value's sensitivity
 says by how much of their scale the model's outputs change for that (see ``measure_db.sensitivity``). The product is the
 kernel's contribution. Roundings of different kernels are independent, so that contributions add up in quadrature: the
-unit of ``Candidate.error`` is the square of a contribution.
+unit of ``Candidate.error`` is the square of a contribution. What plans that were run have shown corrects it
+(``error_corrections``).
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from collage.graph.storage import BF16, FP16, INT8, STORED_INT8, TF32
+from collage.measure_db.protocol import Request
+from collage.search.candidate import Candidate
 from collage.search.dp_budget import GAP, Budget
+from collage.search.error_corrections import Factors, Kind, Seen, factors_by
 
 UNKNOWN = 1.0
 """The sensitivity of a value where none is known: an error comes out as large as it went in."""
@@ -29,26 +33,43 @@ def unmeasured(precision: str) -> float:
 
 @dataclass(frozen=True)
 class ErrorModel:
-    """What predicts errors of outputs. ``sensitivities`` are by value.
-
-    ``correction`` is what plans that were run have shown: the factor by which errors are larger than predicted without.
-    """
+    """What predicts errors of outputs. ``sensitivities`` are by value, and ``seen`` are plans that were run."""
 
     sensitivities: Mapping[int, float] = field(default_factory=dict)
-    correction: float = 1.0
+    seen: tuple[Seen, ...] = ()
 
-    def added(self, values: Iterable[int], max_error: float) -> float:
+    def added(self, values: Iterable[int], max_error: float, kind: Kind) -> float:
         """What a kernel adds that writes ``values`` with this error, in the unit of ``Candidate.error``."""
+        error = self.factors.of(kind) * max_error
         found = [self.sensitivities.get(value, self._largest) for value in values]
-        return math.fsum((self.correction * max_error * each) ** 2 for each in found)
+        return math.fsum((error * each) ** 2 for each in found)
+
+    @cached_property
+    def factors(self) -> Factors:
+        """The factors of errors that the plans which were run have shown."""
+        return factors_by(self.seen)
 
     @cached_property
     def _largest(self) -> float:
         return max(self.sensitivities.values(), default=UNKNOWN)
 
-    def corrected(self, factor: float) -> ErrorModel:
-        """The same after a plan whose error was ``factor`` times the predicted one."""
-        return replace(self, correction=self.correction * factor)
+    def corrected(self, candidates: Iterable[Candidate], error: float) -> ErrorModel:
+        """The same after a plan of these candidates, whose errors it has predicted, was run and had this error."""
+        added: dict[Kind, float] = {}
+        for each in candidates:
+            if each.error:
+                kind = kind_of(each)
+                added[kind] = added.get(kind, 0.0) + each.error / self.factors.of(kind) ** 2
+        return replace(self, seen=(*self.seen, Seen(added, error)))
+
+    def of_plan(self, seen: Seen) -> float:
+        """The error that is predicted of a plan that was run, with what is known now."""
+        return math.sqrt(math.fsum(self.factors.of(kind) ** 2 * each for kind, each in seen.added.items()))
+
+
+def kind_of(of: Candidate | Request) -> Kind:
+    """The kind of a kernel, which tells how its error is corrected."""
+    return of.backend, of.variant.precision
 
 
 def of_outputs(added: float) -> float:

@@ -77,7 +77,7 @@ def test_nothing_is_kept_where_no_error_is_small_enough() -> None:
     made, start = placed(error=1.0)
     found = EARLY(made.context, start)
     assert (found.early, found.log) == ((), start.log)
-    assert found.errors is not None and found.errors.model.correction > 100
+    assert found.errors is not None and found.errors.model.factors.of(("lib", "bf16")) > 30
 
 
 def test_the_next_search_begins_with_what_is_known_of_errors() -> None:

@@ -66,7 +66,7 @@ def test_where_the_error_is_above_the_tolerance_the_estimate_is_corrected() -> N
     (told,) = (event for event in found.log if isinstance(event, Bounded))
     assert told.rounds > 1
     assert found.budget is not None
-    assert found.budget.model.correction > 1
+    assert found.budget.model.factors.of(("lib", "bf16")) > 1
 
 
 def test_float32_remains_where_no_error_is_small_enough() -> None:

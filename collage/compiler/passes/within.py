@@ -20,10 +20,12 @@ from collage.compiler.metrics import MetricError
 from collage.compiler.plan import QUICK, Plan
 from collage.compiler.sensitivities import error_model
 from collage.compiler.state import Compilation, Context, Pass
+from collage.compiler.steering import Steering
 from collage.core.progress import Progress
 from collage.errors import ModelError
 from collage.search.dp_budget import GAP
 from collage.search.errors import ErrorBudget, ErrorModel, of_outputs
+from collage.search.placement import Placement
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +33,6 @@ FLOAT32 = "float32"
 """The label of the fastest plan in the model's own dtypes, beside plans of reduced precision."""
 CHECKED = ("collage", "mix", QUICK)
 """The plans of a proposal whose errors correct the estimate. Others are checked before they are selected."""
-_LEAST, _MOST = 0.25, 16.0
-"""The least and the largest factor of one correction."""
 _NOTHING = (
     "nothing runs in reduced precision here (this takes a CPU with instructions for bfloat16 or 8 bits, and float32 "
     "operators); float32 remains"
@@ -46,10 +46,11 @@ class Within:
     The search aims at a share ``aim`` of the tolerance, because other inputs have somewhat larger errors than the
     samples. Where the samples' errors differ much, it aims at an error foreseen of other inputs (see ``foreseen``) that
     is the tolerance. The search is repeated at most ``rounds`` times. A placement is kept where its error is at least
-    ``loose`` times the predicted one, or where it spends less than half of its budget. By another metric than ``max``
-    the search begins with an error of ``first`` of the outputs' scale. Without ``sensitivities`` all of a kernel's
-    error counts at first. A later search begins with what an earlier one has found out about errors. ``gap`` is that of
-    the budget.
+    ``loose`` times the predicted one, or where it spends less than half of its budget. Where nothing
+    is predicted to be within the aim, half of the way to the least error that was beyond it is allowed. By a metric
+    that is not predicted the search begins with an error of ``first`` of the outputs' scale. Without ``sensitivities``
+    all of a kernel's error counts at first. A later search begins with what an earlier one has found out about errors.
+    ``gap`` is that of the budget.
     """
 
     search: Pass
@@ -85,23 +86,27 @@ class Within:
 
     def _reduced(self, context: Context, exact: Compilation, accuracy: Accuracy, own: float) -> Compilation:
         """The best compilation of all rounds, with the fastest plan of the exact one beside its own."""
-        tolerance, by_max = context.options.tolerance, accuracy.asked.metric.is_max
+        tolerance, is_predicted = context.options.tolerance, accuracy.asked.metric.is_predicted
         aimed = self.aim * tolerance
         budget = exact.errors
         if budget is None:
             model = error_model(context, exact, accuracy) if self.sensitivities else ErrorModel()
-            budget = ErrorBudget(aimed if by_max else self.first, model)
-        budget = replace(budget, gap=self.gap)
+            budget = ErrorBudget(aimed if is_predicted else self.first, model)
+        steering = Steering(replace(budget, gap=self.gap), aimed, is_predicted)
         best: Compilation | None = None
         latest = exact
         told = Bounded(tolerance, accuracy.asked.metric.name, accuracy.about, own)
         seen: dict[tuple[object, ...], float] = {}
         for number in range(1, self.rounds + 1):
             calibration = replace(latest.calibration, rounds=(), seen=(), converged=False)
+            budget = steering.budget
             latest = self.search(context, replace(latest, budget=budget, calibration=calibration))
             found = latest
-            predicted = max(of_outputs(plan.placement.error) for plan in _checked(found.plans))
-            budget = replace(budget, price_us=found.placed.placement.price_us)
+            placement = max((plan.placement for plan in _checked(found.plans)), key=_error)
+            predicted = of_outputs(placement.error)
+            steering.budget = replace(budget, price_us=found.placed.placement.price_us)
+            if predicted == 0 and best is None and steering.step_back():
+                continue
             if predicted == 0 or seen.get(_kernels(found), math.inf) <= tolerance:
                 break
             on_samples, on_others = self._errors(context, found, accuracy)
@@ -112,20 +117,16 @@ class Within:
             told = replace(told, rounds=number)
             if largest <= tolerance and (best is None or _us(found) < _us(best)):
                 best = found
-            factor = measured / (predicted if by_max else aimed)
-            if largest <= tolerance and (factor >= self.loose or predicted < budget.error / 2):
+            spent = measured / (predicted if is_predicted else aimed)
+            if largest <= tolerance and (spent >= self.loose or predicted < budget.error / 2):
                 break
-            factor = min(max(factor, _LEAST), _MOST)
-            if by_max:
-                budget = replace(budget, model=budget.model.corrected(factor))
-            else:
-                budget = replace(budget, error=predicted / factor)
+            steering.learn(placement, measured)
         if best is None:
             why = f"is within {tolerance:g}" if told.rounds else "is faster"
             note = Noted(f"no placement of reduced precision {why}; float32 remains")
-            return replace(exact, errors=budget).told(told, note)
+            return replace(exact, errors=steering.budget).told(told, note)
         plans = (*best.plans, replace(exact.plans[0], label=FLOAT32))
-        return replace(best, plans=plans, errors=budget).told(told)
+        return replace(best, plans=plans, errors=steering.budget).told(told)
 
     def _errors(self, context: Context, compilation: Compilation, accuracy: Accuracy) -> tuple[float, float]:
         """The largest error of the proposal's plans on the samples, and the largest one foreseen of other inputs.
@@ -155,6 +156,10 @@ def _kernels(compilation: Compilation) -> tuple[object, ...]:
     return tuple(
         (c.nodes, c.backend, c.variant) for p in _checked(compilation.plans) for c in p.placement.candidates
     )
+
+
+def _error(placement: Placement) -> float:
+    return placement.error
 
 
 def _us(compilation: Compilation) -> float:
