@@ -41,7 +41,13 @@ class EarlyPlacement:
             return compilation
         measured = self.measure(context, compilation)
         found = self.search.beside(context, measured)
-        known = replace(compilation, outcomes=measured.outcomes, errors=found.errors)
+        corrections = found.calibration.corrections
+        known = replace(
+            compilation,
+            outcomes=measured.outcomes,
+            errors=found.errors,
+            calibration=replace(compilation.calibration, corrections=corrections),
+        )
         if found.budget is None:
             return known
         reduced = [
