@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 _EDITION = 2
 """That of the way in which sensitivities are measured."""
-_SAMPLES = 2
-"""Sensitivities are the largest ones of so many samples. Those of other samples are about the same."""
+_SAMPLES = 4
+"""Sensitivities are the largest ones of so many samples. Where few numbers of the outputs count, noise may cancel."""
 
 
 def _write(found: Mapping[int, float]) -> Json:

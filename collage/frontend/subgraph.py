@@ -165,3 +165,12 @@ class Subgraph:
 
     def __getstate__(self) -> Any:
         raise TypeError("a Subgraph cannot be sent to another process; send its node ids")
+
+
+def edges(model: Model, nodes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The inputs and outputs of a subgraph. Each search asks for those of all candidates, so they are kept."""
+    found = model.known_edges.get(nodes)
+    if found is None:
+        subgraph = Subgraph(model, nodes)
+        found = model.known_edges[nodes] = subgraph.inputs, subgraph.outputs
+    return found

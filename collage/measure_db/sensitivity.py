@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -29,6 +29,8 @@ NOISE = 4e-3
 """The largest noise of an element, in its scale: half of the last bit of a bfloat16 number."""
 GROUPS = 24
 """The most groups of values. A network of 24 layers has one group for each."""
+BATCH_BYTES = 256 * 2**20
+"""The most bytes of values that are held at a time."""
 
 _EXACT = "/before noise"
 _NOISE = "/noise"
@@ -58,19 +60,22 @@ def sensitivities(
     if not named:
         return {}
     noisy = _NoisyModel(model, named)
+    batches = [*_batches(model, _groups(named))]
     found: dict[int, float] = {}
     for number, inputs in enumerate(samples):
         feeds = dict(zip(model.input_names, inputs, strict=True))
         expected = noisy.run(feeds, {})
         rng = np.random.default_rng(number)
-        for group in _groups(named):
-            noise = {each.name: _noise(array, rng) for each, array in noisy.values(feeds, group)}
-            error = compare(noisy.run(feeds, noise), expected)
-            if not math.isfinite(error):
-                continue
-            share = error / (NOISE * math.sqrt(len(group)))
-            for value in (v for each in group for v in each.alike):
-                found[value] = max(share, found.get(value, 0.0))
+        for groups in batches:
+            exact = noisy.values(feeds, [each for group in groups for each in group])
+            for group in groups:
+                noise = {each.name: _noise(exact.pop(each.name), rng) for each in group}
+                error = compare(noisy.run(feeds, noise), expected)
+                if not math.isfinite(error):
+                    continue
+                share = error / (NOISE * math.sqrt(len(group)))
+                for value in (v for each in group for v in each.alike):
+                    found[value] = max(share, found.get(value, 0.0))
     return found
 
 
@@ -88,6 +93,21 @@ def _groups(named: Sequence[_Named]) -> Iterator[Sequence[_Named]]:
     bounds = [round(k * len(named) / count) for k in range(count + 1)]
     for begin, end in pairwise(bounds):
         yield named[begin:end]
+
+
+def _batches(model: Model, groups: Iterable[Sequence[_Named]]) -> Iterator[list[Sequence[_Named]]]:
+    """The groups, as many at a time as one run may give the values of."""
+    batch: list[Sequence[_Named]] = []
+    size = 0
+    for group in groups:
+        own = sum(model.graph.type_of(each.value).nbytes for each in group)
+        if batch and size + own > BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(group)
+        size += own
+    if batch:
+        yield batch
 
 
 def _named(model: Model, values: Collection[int]) -> list[_Named]:
@@ -156,8 +176,8 @@ class _NoisyModel:
         given = {name + _NOISE: array for name, array in noise.items()}
         return list(self._session.run(self._outputs, {**feeds, **self._silence, **given}))
 
-    def values(self, feeds: Mapping[str, Any], group: Sequence[_Named]) -> list[tuple[_Named, Array]]:
-        """The values of a group without noise."""
-        names = [each.name + _EXACT for each in group]
-        found = self._session.run(names, {**feeds, **self._silence})
-        return list(zip(group, found, strict=True))
+    def values(self, feeds: Mapping[str, Any], named: Sequence[_Named]) -> dict[str, Array]:
+        """Values without noise, by name."""
+        names = [each.name for each in named]
+        found = self._session.run([name + _EXACT for name in names], {**feeds, **self._silence})
+        return dict(zip(names, found, strict=True))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from collage.backends.base import NOT_EXACT, VIEW, Backend, UnsupportedError
 from collage.frontend.model import Model
-from collage.frontend.subgraph import Subgraph
+from collage.frontend.subgraph import Subgraph, edges
 from collage.graph.ranges import Range
 from collage.graph.storage import PLAIN, STORAGES, STORED_INT8, Storage, steps_of
 from collage.graph.views import free_storages
@@ -19,6 +19,7 @@ from collage.patterns.match import Match, RejectedMatch
 from collage.search.candidate import Candidate
 from collage.search.connected import connected
 from collage.search.errors import ErrorModel, kind_of, unmeasured
+from collage.search.inner_errors import InnerErrors
 from collage.search.transforms import ValueTransform
 
 NOISE_FLOOR = 0.02
@@ -88,6 +89,7 @@ def candidates_of(
     """
     storages = storages_of(offer.request.variant for offer in offers)
     steps = {} if errors is None else _steps_by_value(model, offers)
+    inner = InnerErrors() if errors is None else InnerErrors.of(model, outcomes, errors)
     candidates: list[Candidate] = []
     for view in views:
         subgraph = Subgraph(model, view.nodes)
@@ -109,7 +111,8 @@ def candidates_of(
             continue
         if outcome is not None and not isinstance(outcome, Rejection):
             switches = 0 if request.backend in on_team else 1
-            candidates.append(candidate_of(model, request, outcome, switches, errors))
+            least = inner.within(request)
+            candidates.append(candidate_of(model, request, outcome, switches, errors, least))
     return candidates
 
 
@@ -137,17 +140,8 @@ def ports_of(
     variant = request.variant
     if not (variant.inputs or variant.outputs):
         return (), ()
-    inputs, outputs = _edges(model, request.nodes)
+    inputs, outputs = edges(model, request.nodes)
     return _other_than_plain(inputs, variant.inputs), _other_than_plain(outputs, variant.outputs)
-
-
-def _edges(model: Model, nodes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The inputs and outputs of a subgraph. Each search asks for those of all candidates."""
-    found = model.known_edges.get(nodes)
-    if found is None:
-        subgraph = Subgraph(model, nodes)
-        found = model.known_edges[nodes] = subgraph.inputs, subgraph.outputs
-    return found
 
 
 def candidate_of(
@@ -156,16 +150,18 @@ def candidate_of(
     outcome: Measurement | Slower,
     switches: int = 1,
     errors: ErrorModel | None = None,
+    least_error: float = 0.0,
 ) -> Candidate:
     """The candidate of a measured request; ``switches`` are the context switches that it pays for.
 
-    Where it is of reduced precision, ``errors`` tells what it adds to the error of the outputs.
+    Where it is of reduced precision, ``errors`` tells what it adds to the error of the outputs, and ``least_error``
+    what the products inside it do (see ``inner_errors``).
     """
     reads, writes = ports_of(model, request)
     error = 0.0
     if request.variant.precision and errors is not None:
         own = outcome.max_error if isinstance(outcome, Measurement) else unmeasured(request.variant.precision)
-        error = errors.added(_edges(model, request.nodes)[1], own, kind_of(request))
+        error = errors.added(edges(model, request.nodes)[1], own, kind_of(request), least_error)
     if isinstance(outcome, Slower):
         return Candidate(
             request.nodes,

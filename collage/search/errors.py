@@ -38,11 +38,16 @@ class ErrorModel:
     sensitivities: Mapping[int, float] = field(default_factory=dict)
     seen: tuple[Seen, ...] = ()
 
-    def added(self, values: Iterable[int], max_error: float, kind: Kind) -> float:
-        """What a kernel adds that writes ``values`` with this error, in the unit of ``Candidate.error``."""
-        error = self.factors.of(kind) * max_error
-        found = [self.sensitivities.get(value, self._largest) for value in values]
-        return math.fsum((error * each) ** 2 for each in found)
+    def added(self, values: Iterable[int], max_error: float, kind: Kind, least: float = 0.0) -> float:
+        """What a kernel adds that writes ``values`` with this error, in the unit of ``Candidate.error``.
+
+        It is at least ``least``, which is without a factor, too (see ``inner_errors``).
+        """
+        return self.factors.of(kind) ** 2 * max(self.without_factor(values, max_error), least)
+
+    def without_factor(self, values: Iterable[int], max_error: float) -> float:
+        """The same by sensitivities alone, whatever plans have shown."""
+        return math.fsum((max_error * self.sensitivities.get(value, self._largest)) ** 2 for value in values)
 
     @cached_property
     def factors(self) -> Factors:

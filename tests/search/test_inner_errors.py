@@ -1,0 +1,68 @@
+"""Regions are charged at least what the products inside them add by themselves, with made-up measurements."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from collage.frontend.model import Model, import_model
+from collage.frontend.op_kinds import COMPUTE_BOUND
+from collage.kernel.options import Variant
+from collage.measure_db.protocol import Request
+from collage.measure_db.results import Measurement
+from collage.search.candidates import Offer, candidates_of
+from collage.search.errors import ErrorModel
+from collage.search.inner_errors import InnerErrors
+from tests.models import conv_net
+
+BF16 = Variant(precision="bf16")
+ERRORS = ErrorModel({})  # all of an error counts
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return import_model(conv_net())
+
+
+def products(model: Model) -> list[int]:
+    return [n for n, node in enumerate(model.graph.nodes) if node.op in COMPUTE_BOUND]
+
+
+def measured(error: float) -> Measurement:
+    return Measurement(10.0, 0.1, 9.0, 10, error)
+
+
+def test_luck_at_the_outputs_of_a_region_is_not_believed(model: Model) -> None:
+    first, second, *_ = products(model)
+    everything = tuple(range(len(model.graph.nodes)))
+    outcomes = {
+        Request((first,), "lib", BF16): measured(3e-3),
+        Request((first,), "other", BF16): measured(5e-3),
+        Request((second,), "lib", BF16): measured(4e-3),
+        Request(everything, "engine", BF16): measured(1e-4),
+    }
+    offers = [Offer(request, "any") for request in outcomes]
+    found = {
+        (c.backend, c.nodes): math.sqrt(c.error)
+        for c in candidates_of(model, offers, (), outcomes, (), ERRORS)
+    }
+    assert found["engine", everything] == pytest.approx(5e-3)
+    assert found["lib", (first,)] == pytest.approx(3e-3)
+
+
+def test_a_region_that_is_worse_than_its_products_keeps_its_error(model: Model) -> None:
+    first, *_ = products(model)
+    request = Request(tuple(range(len(model.graph.nodes))), "engine", BF16)
+    outcomes = {Request((first,), "lib", BF16): measured(3e-3), request: measured(2e-2)}
+    offers = [Offer(each, "any") for each in outcomes]
+    (found,) = (c for c in candidates_of(model, offers, (), outcomes, (), ERRORS) if c.backend == "engine")
+    assert math.sqrt(found.error) == pytest.approx(2e-2)
+
+
+def test_other_precisions_and_single_products_are_told_apart(model: Model) -> None:
+    first, second, *_ = products(model)
+    inner = InnerErrors.of(model, {Request((first,), "lib", BF16): measured(3e-3)}, ERRORS)
+    assert inner.within(Request((first, second), "engine", BF16)) == pytest.approx(9e-6)
+    assert inner.within(Request((first, second), "engine", Variant(precision="int8"))) == 0
+    assert inner.within(Request((first,), "lib", BF16)) == 0
