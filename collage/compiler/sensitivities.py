@@ -21,7 +21,7 @@ from collage.search.errors import ErrorModel
 
 log = logging.getLogger(__name__)
 
-_EDITION = 2
+_EDITION = 3
 """That of the way in which sensitivities are measured."""
 _SAMPLES = 4
 """Sensitivities are the largest ones of so many samples. Where few numbers of the outputs count, noise may cancel."""

@@ -3,7 +3,11 @@
 ONNX Runtime runs the model with noise added to values, as large in each element's scale as errors of kernels are (see
 ``scales``), and the outputs are compared with those of a run without noise. There is one run for each group of values
 that follow each other, and not one for each value: neighbours are about as sensitive, and noises are independent, so
-that they add up in quadrature.
+that they add up in quadrature. The last values have runs of their own: where the outputs depend on few numbers most,
+their errors count many times as much as those of their neighbours.
+
+There are two kinds of noise. That of products is about as large in all elements of a scale. That of rounding is largest
+in the largest elements, which often count most: the likeliest class has the largest score.
 """
 
 from __future__ import annotations
@@ -28,7 +32,11 @@ log = logging.getLogger(__name__)
 NOISE = 4e-3
 """The largest noise of an element, in its scale: half of the last bit of a bfloat16 number."""
 GROUPS = 24
-"""The most groups of values. A network of 24 layers has one group for each."""
+"""The most groups of values."""
+_ALONE = 0.25
+"""The share of the groups that are the last values, one at a time."""
+_RUNS = 4
+"""The least number of runs with noise for each group, by turns of both kinds."""
 BATCH_BYTES = 256 * 2**20
 """The most bytes of values that are held at a time."""
 
@@ -62,14 +70,15 @@ def sensitivities(
     noisy = _NoisyModel(model, named)
     batches = [*_batches(model, _groups(named))]
     found: dict[int, float] = {}
-    for number, inputs in enumerate(samples):
+    for number in range(max(_RUNS, len(samples)) if samples else 0):
+        inputs, make = samples[number % len(samples)], _KINDS[number % len(_KINDS)]
         feeds = dict(zip(model.input_names, inputs, strict=True))
         expected = noisy.run(feeds, {})
         rng = np.random.default_rng(number)
         for groups in batches:
             exact = noisy.values(feeds, [each for group in groups for each in group])
             for group in groups:
-                noise = {each.name: _noise(exact.pop(each.name), rng) for each in group}
+                noise = {each.name: make(exact.pop(each.name), rng) for each in group}
                 error = compare(noisy.run(feeds, noise), expected)
                 if not math.isfinite(error):
                     continue
@@ -79,7 +88,7 @@ def sensitivities(
     return found
 
 
-def _noise(array: Array, rng: np.random.Generator) -> Array:
+def _of_products(array: Array, rng: np.random.Generator) -> Array:
     """Normal noise in each element's scale, whose largest one is ``NOISE``."""
     drawn = rng.standard_normal(array.shape, np.float32)
     most = float(np.abs(drawn).max(initial=0.0))
@@ -87,11 +96,23 @@ def _noise(array: Array, rng: np.random.Generator) -> Array:
     return noise
 
 
+def _of_rounding(array: Array, rng: np.random.Generator) -> Array:
+    """Even noise of at most ``NOISE`` times the element itself."""
+    drawn: Any = rng.uniform(-NOISE, NOISE, array.shape)
+    noise: Array = (drawn * array).astype(np.float32)
+    return noise
+
+
+_KINDS = (_of_products, _of_rounding)
+
+
 def _groups(named: Sequence[_Named]) -> Iterator[Sequence[_Named]]:
-    """At most ``GROUPS`` groups of neighbours, of about equal size."""
-    count = min(GROUPS, len(named))
-    bounds = [round(k * len(named) / count) for k in range(count + 1)]
-    for begin, end in pairwise(bounds):
+    """At most ``GROUPS`` groups of neighbours, of about equal size, and the last values alone."""
+    alone = int(_ALONE * GROUPS) if len(named) > GROUPS else 0
+    together = len(named) - alone
+    count = min(GROUPS - alone, together)
+    bounds = [round(k * together / count) for k in range(count + 1)]
+    for begin, end in pairwise([*bounds, *range(together + 1, len(named) + 1)]):
         yield named[begin:end]
 
 

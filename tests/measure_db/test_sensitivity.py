@@ -55,3 +55,34 @@ def test_a_value_inside_a_node_has_the_sensitivity_of_what_the_node_makes() -> N
     found = sensitivities(model, inner, [sample], compare)
     assert set(found) == set(inner)
     assert all(share == pytest.approx(1.0, rel=1e-3) for share in found.values())
+
+
+def test_rounding_counts_where_the_outputs_depend_on_the_largest_numbers() -> None:
+    """Two scores that are far above all others: what they are rounded by makes the probabilities."""
+    nodes = [
+        helper.make_node("Sin", ["x"], ["s"], "sin"),
+        helper.make_node("Mul", ["s", "w"], ["z"], "scores"),
+        helper.make_node("Softmax", ["z"], ["y"], "softmax"),
+    ]
+    weights = {"w": np.concatenate([[40.0, 40.0], np.full(998, 4.0)]).astype(np.float32)}
+    model = import_model(make_model(nodes, {"x": [1, 1000]}, {"y": [1, 1000]}, weights))
+    value = model.onnx_values["z"]
+    sample = [np.full((1, 1000), 1.5, np.float32)]
+    (found,) = {sensitivities(model, [value], [sample] * count, compare)[value] for count in (1, 2, 4)}
+    # The difference of both scores is off by up to 0.008 of 40, and p (1 - p) = 1/4.
+    assert 8 < found < 20
+
+
+def test_the_last_values_are_looked_at_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, last = [], "x"
+    for number in range(12):
+        nodes.append(helper.make_node("Mul", [last, "two"], [f"v{number}"], f"mul{number}"))
+        last = f"v{number}"
+    nodes.append(helper.make_node("Tanh", [last], ["y"], "tanh"))
+    weights = {"two": np.array(2.0, np.float32)}
+    model = import_model(make_model(nodes, {"x": [4, 64]}, {"y": [4, 64]}, weights))
+    monkeypatch.setattr("collage.measure_db.sensitivity.GROUPS", 8)
+    sample = [np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32) * 1e-4]
+    found = sensitivities(model, [model.onnx_values[f"v{k}"] for k in range(12)], [sample], compare)
+    shares = [found[model.onnx_values[f"v{k}"]] for k in range(12)]
+    assert len({*shares[-2:]}) == 2 and len({*shares[:10]}) == 6
