@@ -1,4 +1,4 @@
-"""Errors of regions with several products, by those of kernels for each product alone.
+"""Errors of regions with a product and more, by those of the smallest kernels that have the product.
 
 A region's error is measured at its outputs, on one input. Where it ends with few numbers that count, such as the scores
 of an image, its roundings may cancel each other there, and on other inputs they do not: a network's second half was off
@@ -21,17 +21,28 @@ from collage.search.errors import ErrorModel
 
 
 @dataclass(frozen=True)
+class _Product:
+    """The smallest measured kernels of a product have so many nodes, and the worst of them adds so much."""
+
+    size: int
+    added: float
+
+
+@dataclass(frozen=True)
 class InnerErrors:
     """What products add to the error of the outputs, by precision and node, in the unit of ``Candidate.error``."""
 
     products: frozenset[int] = frozenset()
-    of_products: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    known: Mapping[str, Mapping[int, _Product]] = field(default_factory=dict)
 
     @staticmethod
     def of(model: Model, outcomes: Mapping[Request, Outcome], errors: ErrorModel) -> InnerErrors:
-        """The least that a measured kernel of that precision adds which has the product and no other one."""
+        """What the smallest measured kernels of a product add, the worst of those that have no other product.
+
+        Engines store what is between two products in the narrow type, too, as the worst of these kernels does.
+        """
         products = frozenset(n for n, node in enumerate(model.graph.nodes) if node.op in COMPUTE_BOUND)
-        found: dict[str, dict[int, float]] = {}
+        found: dict[str, dict[int, _Product]] = {}
         for request, outcome in outcomes.items():
             if not request.variant.precision or not isinstance(outcome, Measurement):
                 continue
@@ -39,12 +50,16 @@ class InnerErrors:
             if len(inside) == 1:
                 (node,) = inside
                 added = errors.without_factor(edges(model, request.nodes)[1], outcome.max_error)
-                known = found.setdefault(request.variant.precision, {})
-                known[node] = min(added, known.get(node, added))
+                known, size = found.setdefault(request.variant.precision, {}), len(request.nodes)
+                before = known.get(node)
+                if before is None or (size, -added) < (before.size, -before.added):
+                    known[node] = _Product(size, added)
         return InnerErrors(products, found)
 
     def within(self, request: Request) -> float:
-        """What the products of a region with several ones add at least. Those that nothing is known of add nothing."""
-        known = self.of_products.get(request.variant.precision, {})
-        inside = self.products.intersection(request.nodes) if known else ()
-        return math.fsum(known.get(node, 0.0) for node in inside) if len(inside) > 1 else 0.0
+        """What the products of a region add at least, where smaller kernels for them were measured."""
+        known = self.known.get(request.variant.precision)
+        if not known:
+            return 0.0
+        inside = (known.get(node) for node in self.products.intersection(request.nodes))
+        return math.fsum(each.added for each in inside if each is not None and each.size < len(request.nodes))

@@ -47,7 +47,7 @@ def test_luck_at_the_outputs_of_a_region_is_not_believed(model: Model) -> None:
         (c.backend, c.nodes): math.sqrt(c.error)
         for c in candidates_of(model, offers, (), outcomes, (), ERRORS)
     }
-    assert found["engine", everything] == pytest.approx(5e-3)
+    assert found["engine", everything] == pytest.approx(math.hypot(5e-3, 4e-3))
     assert found["lib", (first,)] == pytest.approx(3e-3)
 
 
@@ -60,9 +60,11 @@ def test_a_region_that_is_worse_than_its_products_keeps_its_error(model: Model) 
     assert math.sqrt(found.error) == pytest.approx(2e-2)
 
 
-def test_other_precisions_and_single_products_are_told_apart(model: Model) -> None:
+def test_the_smallest_kernels_of_a_product_tell_of_larger_ones(model: Model) -> None:
     first, second, *_ = products(model)
-    inner = InnerErrors.of(model, {Request((first,), "lib", BF16): measured(3e-3)}, ERRORS)
+    alone, more = Request((first,), "lib", BF16), Request((first, first + 1), "engine", BF16)
+    inner = InnerErrors.of(model, {alone: measured(3e-3), more: measured(1e-4)}, ERRORS)
+    assert inner.within(alone) == 0
+    assert inner.within(more) == pytest.approx(9e-6)
     assert inner.within(Request((first, second), "engine", BF16)) == pytest.approx(9e-6)
     assert inner.within(Request((first, second), "engine", Variant(precision="int8"))) == 0
-    assert inner.within(Request((first,), "lib", BF16)) == 0
