@@ -13,7 +13,7 @@ import onnxruntime
 from collage.compiler.accuracy import Accuracy
 from collage.compiler.state import Compilation, Context
 from collage.core.library_text import library_text
-from collage.frontend.subgraph import Subgraph
+from collage.frontend.subgraph import edges
 from collage.measure_db.database import Json
 from collage.measure_db.keys import Fact
 from collage.measure_db.sensitivity import sensitivities
@@ -42,7 +42,8 @@ def error_model(context: Context, compilation: Compilation, accuracy: Accuracy) 
     """What predicts errors of outputs from those of kernels of reduced precision."""
     model = compilation.imported
     nodes = {o.request.nodes for o in compilation.offers if o.request.variant.precision}
-    values = sorted({value for each in nodes for value in Subgraph(model, each).outputs})
+    taken = (value for each in nodes for ports in edges(model, each) for value in ports)
+    values = sorted({value for value in taken if model.graph.values[value].producer is not None})
     look = partial(_measured, compilation, values, accuracy)
     key = _key(context, compilation, values, accuracy)
     return ErrorModel(look() if key is None else context.database.remember(_SENSITIVITIES.at(key), look))

@@ -155,12 +155,13 @@ def candidate_of(
     """The candidate of a measured request; ``switches`` are the context switches that it pays for.
 
     Where it is of reduced precision, ``errors`` tells what it adds to the error of the outputs, and ``least_error``
-    what the products inside it do (see ``inner_errors``).
+    what the products inside it do (see ``inner_errors``). It is charged for what it reads and writes rounded, too.
     """
     reads, writes = ports_of(model, request)
     error = 0.0
     if request.variant.precision and errors is not None:
         own = outcome.max_error if isinstance(outcome, Measurement) else unmeasured(request.variant.precision)
+        least_error = max(least_error, errors.of_rounding(reads), errors.of_rounding(writes))
         error = errors.added(edges(model, request.nodes)[1], own, kind_of(request), least_error)
     if isinstance(outcome, Slower):
         return Candidate(

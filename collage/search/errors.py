@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from collage.graph.storage import BF16, FP16, INT8, STORED_INT8, TF32
+from collage.graph.formats import Narrow
+from collage.graph.storage import BF16, FP16, INT8, STORED_INT8, TF32, Storage
 from collage.measure_db.protocol import Request
 from collage.search.candidate import Candidate
 from collage.search.dp_budget import GAP, Budget
@@ -24,6 +25,9 @@ UNKNOWN = 1.0
 """The sensitivity of a value where none is known: an error comes out as large as it went in."""
 _UNMEASURED = {BF16: 2e-3, TF32: 2.5e-4, FP16: 2.5e-4, INT8: 1e-2, STORED_INT8: 1e-2}
 """The errors of kernels that lost a race, so that theirs are not known yet: those of rounding their factors."""
+
+_ROUNDING = {BF16: 2.0**-9, FP16: 2.0**-12, STORED_INT8: 2.0**-8}
+"""The largest errors of storing a value, in its scale."""
 
 
 def unmeasured(precision: str) -> float:
@@ -48,6 +52,18 @@ class ErrorModel:
     def without_factor(self, values: Iterable[int], max_error: float) -> float:
         """The same by sensitivities alone, whatever plans have shown."""
         return math.fsum((max_error * self.sensitivities.get(value, self._largest)) ** 2 for value in values)
+
+    def of_rounding(self, ports: Iterable[tuple[int, Storage]]) -> float:
+        """What values add that are stored in these storages, where their sensitivities are known.
+
+        A kernel's own error has that only as far as it shows on one input, where it may be small by luck.
+        """
+        found = (
+            _ROUNDING.get(storage.format.precision, 0.0) * self.sensitivities.get(value, 0.0)
+            for value, storage in ports
+            if isinstance(storage.format, Narrow)
+        )
+        return math.fsum(each**2 for each in found)
 
     @cached_property
     def factors(self) -> Factors:

@@ -8,6 +8,8 @@ import pytest
 
 from collage.frontend.model import Model, import_model
 from collage.frontend.op_kinds import COMPUTE_BOUND
+from collage.frontend.subgraph import edges
+from collage.graph.storage import PLAIN, narrowed
 from collage.kernel.options import Variant
 from collage.measure_db.protocol import Request
 from collage.measure_db.results import Measurement
@@ -68,3 +70,21 @@ def test_the_smallest_kernels_of_a_product_tell_of_larger_ones(model: Model) -> 
     assert inner.within(more) == pytest.approx(9e-6)
     assert inner.within(Request((first, second), "engine", BF16)) == pytest.approx(9e-6)
     assert inner.within(Request((first, second), "engine", Variant(precision="int8"))) == 0
+
+
+def test_what_is_read_and_written_rounded_is_charged(model: Model) -> None:
+    """On the one input that a softmax of rounded scores was measured on, its error was small by luck."""
+    last = len(model.graph.nodes) - 1
+    (value, *_), (output,) = edges(model, (last,))
+    errors = ErrorModel({value: 8.0, output: 1.0})
+    narrow = narrowed(PLAIN, "bf16")
+    found = {}
+    for about, storage in (("wide", PLAIN), ("narrow", narrow)):
+        variant = Variant(
+            (storage, *[PLAIN] * (len(edges(model, (last,))[0]) - 1)), (PLAIN,), precision="bf16"
+        )
+        request = Request((last,), "lib", variant)
+        outcomes = {request: measured(1e-4)}
+        (candidate,) = candidates_of(model, [Offer(request, "any")], (), outcomes, (), errors)
+        found[about] = math.sqrt(candidate.error)
+    assert found == pytest.approx({"wide": 1e-4, "narrow": 8.0 / 512})
