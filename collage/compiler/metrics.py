@@ -75,11 +75,14 @@ class Metric:
             return math.fsum(errors) / len(errors) if errors else 0.0
         return max(errors, default=0.0)
 
-    def foreseen(self, errors: Sequence[float]) -> float:
-        """The error to expect of other inputs than the samples; for ``top1`` it is the share in these."""
+    def foreseen(self, errors: Sequence[float], alike: Sequence[Sequence[float]] = ()) -> float:
+        """The error to expect of other inputs than the samples; for ``top1`` it is the share in these.
+
+        ``alike`` are errors of other plans on the same samples.
+        """
         if self.name == TOP1 and self.own is None:
             return self.of_all(errors)
-        return foreseen(errors)
+        return foreseen(errors, alike)
 
 
 def metric_of(given: str | Measure | None) -> Metric:

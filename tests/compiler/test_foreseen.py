@@ -47,6 +47,23 @@ def test_errors_of_a_single_number_are_no_reason_for_much_room(count: int) -> No
     assert 2.8 < np.median(bounds) < 8
 
 
+def test_the_spread_of_other_plans_counts() -> None:
+    """What is foreseen of a plan depends less on how its own few errors happen to be spread."""
+    rng = np.random.default_rng(5)
+    draws = np.abs(rng.standard_normal((400, 5, 12)))
+    alone = [foreseen(plans[0].tolist()) for plans in draws]
+    beside = [foreseen(plans[0].tolist(), plans[1:].tolist()) for plans in draws]
+    assert np.std(np.log(beside)) < 0.75 * np.std(np.log(alone))
+    others = np.abs(rng.standard_normal((400, 20))).max(axis=1)
+    assert np.mean(others <= beside) > 0.9
+
+
+def test_plans_that_say_nothing_of_the_spread_do_not_count() -> None:
+    errors = np.geomspace(1e-3, 4e-3, 12).tolist()
+    useless = [(0.0,) * 12, (math.inf, *errors[1:]), (1e-3,) * 4]
+    assert foreseen(errors, useless) == foreseen(errors)
+
+
 def test_an_error_of_zero_among_others_is_no_infinite_spread() -> None:
     assert math.isfinite(foreseen((0.0, *[1e-3] * 11)))
 
