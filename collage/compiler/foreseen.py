@@ -38,7 +38,8 @@ def foreseen(errors: Sequence[float], alike: Sequence[Sequence[float]] = ()) -> 
 
     ``alike`` are errors of other plans of the same model on the same samples. How far errors are spread is a matter of
     the outputs more than of the plan, so theirs count, too: each half as much as the plan's own, and all together at
-    most twice as much. That way a plan is not taken for the best because the spread of its errors is small by luck.
+    most twice as much. That way a plan is not taken for the best because the spread of its errors is small by luck. They
+    are no further samples, so that the bound keeps the same distance.
     """
     largest = max(errors, default=0.0)
     count = len(errors)
@@ -51,7 +52,7 @@ def foreseen(errors: Sequence[float], alike: Sequence[Sequence[float]] = ()) -> 
     spread = math.sqrt(square) / _CUT_DEVIATION
     middle = fmean(cut) - spread * _CUT_MEAN
     z = _NORMAL.inv_cdf(_SHARE)
-    free = _KNOWN * (count - 1) * (1 + weight)
+    free = _KNOWN * (count - 1)
     quantile = (  # Student's, by the first terms of its expansion
         z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
     )
