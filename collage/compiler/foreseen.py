@@ -38,8 +38,8 @@ def foreseen(errors: Sequence[float], alike: Sequence[Sequence[float]] = ()) -> 
 
     ``alike`` are errors of other plans of the same model on the same samples. How far errors are spread is a matter of
     the outputs more than of the plan, so theirs count, too: each half as much as the plan's own, and all together at
-    most twice as much. That way a plan is not taken for the best because the spread of its errors is small by luck. They
-    are no further samples, so that the bound keeps the same distance.
+    most twice as much. That way a plan is not taken for the best because the spread of its errors is small by luck. No
+    sample is new in them, so that the bound keeps its distance.
     """
     largest = max(errors, default=0.0)
     count = len(errors)
