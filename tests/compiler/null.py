@@ -390,7 +390,7 @@ class Made:
         requests = [
             Request(nodes, name, Variant(precision=precision))
             for (name, _, precision), nodes in ((n.partition(" "), ids) for n, ids in self.measurer.costs)
-            if name in self.context.backends and precision in ("", "bf16")
+            if name in self.context.backends and precision in ("", "bf16", "int8")
         ]
         offers = tuple(Offer(request, "pattern") for request in requests)
         return replace(self.start, offers=offers, outcomes=self.measurer.known(requests), epsilon_us=0.5)

@@ -156,3 +156,25 @@ def test_a_budget_that_the_first_module_has_used_up_is_told(
         found = Anytime((Hand(start),), Settle())(each.context, start)
     assert found.result.label == "engine"
     assert "more than the budget of 1e-09 s" in caplog.text
+
+
+def test_there_are_some_seconds_more_for_what_the_user_was_told_of(handed_over: list[str]) -> None:
+    """The first plan was refused by the last check, and the time was over before the next one was looked at."""
+    each, start = made()
+    each = with_budget(each, 60.0)
+    tries: list[Compilation] = []
+
+    def finish(context: Context, compilation: Compilation) -> Compilation:
+        tries.append(compilation)
+        if len(tries) == 1:
+            raise BudgetOverError
+        return Settle()(context, compilation)
+
+    for told in (False, True):
+        tries.clear()
+        if told:
+            each.context.course.improved("collage", 40.0, None)
+        begin = Compilation(start.source, first=start.first)
+        found = Anytime((Hand(start), Stop(BudgetOverError())), finish)(each.context, begin)
+        assert (found.result.label, len(tries)) == (("collage", 2) if told else ("engine", 1))
+    assert len(handed_over) == 1

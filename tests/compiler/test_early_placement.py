@@ -47,8 +47,11 @@ def test_a_stopped_compile_hands_over_what_was_placed_early() -> None:
     # The mix is what it was, so that candidates in float32 race against such ones only.
     assert {r.variant.precision for r in found.outcomes.keys() - start.outcomes.keys()} == {"bf16"}
     assert found.errors is not None
+    known = found.calibration.corrections.kernels
+    assert {"", "bf16"} == {request.variant.precision for request in known}
+    assert replace(found.calibration, corrections=start.calibration.corrections) == start.calibration
     unchanged = replace(found, early=(), errors=None, log=start.log, outcomes=start.outcomes)
-    assert unchanged == start
+    assert replace(unchanged, calibration=start.calibration) == start
     settled = Settle()(made.context, found)
     assert settled.result.label == LABEL
     assert {region.precision for region in settled.result.parts.program.launches} == {"bf16"}

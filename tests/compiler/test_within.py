@@ -10,6 +10,7 @@ import pytest
 
 from collage.compiler.events import Bounded
 from collage.compiler.executable import Executable
+from collage.compiler.final_check import Finding
 from collage.compiler.metrics import Metric
 from collage.compiler.passes.baselines import Baselines
 from collage.compiler.passes.calibrate import Calibrate
@@ -19,9 +20,10 @@ from collage.compiler.passes.select import Select
 from collage.compiler.passes.within import FLOAT32, Within
 from collage.compiler.state import Compilation
 from collage.kernel.options import DYNAMIC_INT8
-from tests.compiler.null import WHOLE, Made, NullBackend, ReducedEngine, chain, each_node, notes
+from tests.compiler.null import WHOLE, WRONG, Made, NullBackend, ReducedEngine, chain, each_node, notes
 
 LIBRARY = NullBackend("lib", team=True)
+RIGHT = Finding(0.0, 0.0, "")
 SEARCH = Fixpoint(Place(), Calibrate())
 
 
@@ -172,6 +174,19 @@ def test_an_engine_in_its_own_precision_is_a_rival_within_the_tolerance(error: f
     )
     (region,) = found.result.parts.program.launches
     assert (region.original, region.precision) == (True, precision if reduced_wins else "")
+
+
+def test_what_the_last_check_would_refuse_is_found_out_at_once() -> None:
+    """Kernels in 8 bits whose range a large number decides; the placement in bfloat16 is left."""
+    costs = {**each_node("lib", 10.0), **each_node("lib bf16", 6.0), **each_node("lib int8", 4.0)}
+    made = Made(costs, LIBRARY, tolerance=0.05)
+    made.runs.finding = lambda each, check, about="": WRONG if "int8" in each.precisions else RIGHT
+    found = Within(SEARCH)(made.context, made.measured())
+    assert {c.variant.precision for c in found.placed.placement.candidates} == {"bf16"}
+    assert {each.request.variant.precision for each in found.offers} == {"", "bf16"}
+    made.runs.finding = lambda each, check, about="": RIGHT
+    found = Within(SEARCH)(made.context, made.measured())
+    assert {c.variant.precision for c in found.placed.placement.candidates} == {"int8"}
 
 
 def test_where_the_errors_of_samples_differ_much_room_is_left() -> None:

@@ -50,6 +50,7 @@ class EarlyPlacement:
         )
         if found.budget is None:
             return known
+        known = replace(known, offers=found.offers)
         reduced = [
             plan
             for plan in found.plans

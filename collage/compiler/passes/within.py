@@ -23,6 +23,7 @@ from collage.compiler.state import Compilation, Context, Pass
 from collage.compiler.steering import Steering
 from collage.core.progress import Progress
 from collage.errors import ModelError
+from collage.measure_db.compare import rounds_each_number, saturates
 from collage.search.dp_budget import GAP
 from collage.search.errors import ErrorBudget, ErrorModel, of_outputs
 from collage.search.placement import Placement
@@ -115,6 +116,9 @@ class Within:
             about = number, predicted, on_samples, on_others
             log.info("round %d: predicted error %.2g, measured %.2g, %.2g foreseen of other inputs", *about)
             told = replace(told, rounds=number)
+            if largest <= tolerance and (refused := self._refused(context, found)):
+                latest = _without(latest, refused)
+                continue
             if largest <= tolerance and (best is None or _us(found) < _us(best)):
                 best = found
             spent = measured / (predicted if is_predicted else aimed)
@@ -127,6 +131,24 @@ class Within:
             return replace(exact, errors=steering.budget).told(told, note)
         plans = (*best.plans, replace(exact.plans[0], label=FLOAT32))
         return replace(best, plans=plans, errors=steering.budget).told(told)
+
+    def _refused(self, context: Context, compilation: Compilation) -> frozenset[str]:
+        """Precisions that the last check will not let pass: those in which a large number costs others their digits.
+
+        The check is made now where a placement has them, since all that the search finds later would have them, too.
+        """
+        bench = context.workbench(compilation)
+        for plan in _checked(compilation.plans):
+            executable = bench.assembler.assemble(plan, compilation.tunings)
+            found = frozenset(
+                each for each in executable.precisions if not (rounds_each_number(each) or saturates(each))
+            )
+            if found and not any(map(saturates, executable.precisions)):
+                _, finding = bench.checked(executable, compilation.tunings)
+                if finding.complaint:
+                    log.info("%s: %s", plan.label, finding.complaint)
+                    return found
+        return frozenset()
 
     def _errors(self, context: Context, compilation: Compilation, accuracy: Accuracy) -> tuple[float, float]:
         """The largest error of the proposal's plans on the samples, and the largest one foreseen of other inputs.
@@ -156,6 +178,12 @@ def _kernels(compilation: Compilation) -> tuple[object, ...]:
     return tuple(
         (c.nodes, c.backend, c.variant) for p in _checked(compilation.plans) for c in p.placement.candidates
     )
+
+
+def _without(compilation: Compilation, precisions: frozenset[str]) -> Compilation:
+    """Offer no kernels of these precisions any more."""
+    offers = tuple(each for each in compilation.offers if each.request.variant.precision not in precisions)
+    return replace(compilation, offers=offers)
 
 
 def _error(placement: Placement) -> float:
