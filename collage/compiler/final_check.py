@@ -23,13 +23,7 @@ from collage.frontend.op_kinds import is_convolution, rounds
 from collage.frontend.random_inputs import indexed_rows, random_inputs
 from collage.frontend.session import Reference, reference_run
 from collage.graph.dataflow import Array, OpKind
-from collage.measure_db.compare import (
-    Expected,
-    difference,
-    region_tolerance,
-    rounds_each_number,
-    saturates,
-)
+from collage.measure_db.compare import Expected, difference, of_shared_digits, region_tolerance
 from collage.measure_db.input_kinds import KINDS, free_integers
 from collage.measure_db.nearby import as_good_as_can_be, nearby_outputs
 from collage.measure_db.precise import precise_run
@@ -134,8 +128,7 @@ class FinalCheck:
             replace(each, allowed=max(each.allowed, _REDUCED)) if each.allowed else each
             for each in self.rules
         ]
-        found = [*precisions]
-        lenient = all(map(rounds_each_number, found)) or any(map(saturates, found))
+        lenient = not of_shared_digits(precisions)
         return replace(self, rules=tuple(rules), may_decide_otherwise=lenient, of_outputs=of_outputs)
 
     def look(self, run: Run) -> Finding:

@@ -8,6 +8,8 @@ from statistics import NormalDist, fmean, stdev
 
 import numpy as np
 
+EDITION = 1
+"""That of the way in which errors are foreseen."""
 _FEWEST = 4
 """With fewer samples nothing is known of the spread."""
 _SHARE = 0.995
@@ -16,10 +18,8 @@ _LEAST = 1e-3
 """Errors below this share of the largest one are taken for that: it does not matter how small they are."""
 _LUCKY = 0.4
 """The share of the samples' errors, the smallest ones, of which only the count matters."""
-
 _KNOWN = 0.75
 """The degrees of freedom that are left of the spread, as a share of those of all samples (found by simulation)."""
-
 _OTHERS, _MOST_OTHERS = 0.5, 2.0
 """How much the spread of another plan's errors counts beside that of the plan's own, and that of all others."""
 

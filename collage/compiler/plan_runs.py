@@ -15,6 +15,7 @@ from collage.compiler.accuracy import Accuracy
 from collage.compiler.assemble import Assembler
 from collage.compiler.executable import Executable, network_key
 from collage.compiler.final_check import FinalCheck, Finding
+from collage.compiler.foreseen import EDITION
 from collage.compiler.plan_failures import PlanFailures
 from collage.core.progress import Progress
 from collage.graph.dataflow import Array
@@ -198,7 +199,9 @@ class PlanRuns:
             return metric.of_all(errors), metric.foreseen(errors)
         alike = [each for other, each in self._seen.items() if other != about]
         self._seen[about] = errors
-        found = self.database.remember(_FORESEEN.at(about), partial(metric.foreseen, errors, alike))
+        found = self.database.remember(
+            _FORESEEN.at(f"{about} {EDITION}"), partial(metric.foreseen, errors, alike)
+        )
         return metric.of_all(errors), found
 
     def _errors(self, executable: Executable, accuracy: Accuracy) -> tuple[float, ...]:

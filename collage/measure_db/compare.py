@@ -112,6 +112,17 @@ def saturates(precision: str) -> bool:
     return precision == STORED_INT8
 
 
+def of_shared_digits(precisions: Iterable[str]) -> frozenset[str]:
+    """Find those of a module's precisions in which a large number costs the numbers beside it their digits.
+
+    There are none where another precision cuts large numbers, because the module differs on these anyway.
+    """
+    found = frozenset(precisions)
+    if any(map(saturates, found)):
+        return frozenset()
+    return frozenset(each for each in found if not rounds_each_number(each))
+
+
 def dtypes_of(values: Sequence[Any]) -> list[str]:
     """Names of the dtypes of values, which may be arrays, numbers, and sequences of these; other values have none."""
     found: list[str] = []

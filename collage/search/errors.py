@@ -25,7 +25,6 @@ UNKNOWN = 1.0
 """The sensitivity of a value where none is known: an error comes out as large as it went in."""
 _UNMEASURED = {BF16: 2e-3, TF32: 2.5e-4, FP16: 2.5e-4, INT8: 1e-2, STORED_INT8: 1e-2}
 """The errors of kernels that lost a race, so that theirs are not known yet: those of rounding their factors."""
-
 _ROUNDING = {BF16: 2.0**-9, FP16: 2.0**-12, STORED_INT8: 2.0**-8}
 """The largest errors of storing a value, in its scale."""
 

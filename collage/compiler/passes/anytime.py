@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from collage.compiler.finishing import kept_s, least_s
@@ -32,8 +33,7 @@ class Anytime:
 
     Then ``finish`` makes a module of what is known, in the rest of the budget. Where there is no time for that, an
     early engine is handed over, or else the first module. Where the user was told of something faster than that, there
-    are some seconds more for it. What was measured is in the database, and the next compile
-    goes on from there.
+    are some seconds more for it. What was measured is in the database, and the next compile goes on from there.
     """
 
     improve: tuple[Pass, ...]
@@ -110,11 +110,9 @@ class Anytime:
 
     def _again(self, context: Context, compilation: Compilation) -> Compilation | None:
         """Finish once more: what the first try has compared, checked and refused is in the database."""
-        try:
-            return CheckIndices()(context, self.finish(context, compilation))
-        except (CollageError, BudgetOverError) as error:
-            log.info("no placement is ready: %s", error or "there was no time")
-            return None
+        return _tried(
+            "finishing once more", lambda: CheckIndices()(context, self.finish(context, compilation))
+        )
 
 
 def _fastest_early(compilation: Compilation) -> Plan | None:
@@ -128,11 +126,15 @@ def _fastest_early(compilation: Compilation) -> Plan | None:
 def _selected(context: Context, compilation: Compilation, early: Plan) -> Compilation | None:
     """The compilation with the early plan selected; None where it fails, or where there is no time for that either."""
     only = replace(compilation, proposal=None, budget=None, plans=(), early=(early,))
+    select = SelectOnly(_EARLY[context.course.ended].format(early.label))
+    return _tried(early.label, lambda: CheckIndices()(context, select(context, only)))
+
+
+def _tried(about: str, make: Callable[[], Compilation]) -> Compilation | None:
     try:
-        found = SelectOnly(_EARLY[context.course.ended].format(early.label))(context, only)
-        return CheckIndices()(context, found)
+        return make()
     except (BudgetOverError, CollageError, KernelRejectedError) as error:
-        log.info("%s: %s", early.label, error or "there was no time")
+        log.info("%s: %s", about, error or "there was no time")
         return None
 
 

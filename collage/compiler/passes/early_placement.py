@@ -41,16 +41,15 @@ class EarlyPlacement:
             return compilation
         measured = self.measure(context, compilation)
         found = self.search.beside(context, measured)
-        corrections = found.calibration.corrections
         known = replace(
             compilation,
             outcomes=measured.outcomes,
+            offers=found.offers,
             errors=found.errors,
-            calibration=replace(compilation.calibration, corrections=corrections),
+            calibration=replace(compilation.calibration, corrections=found.calibration.corrections),
         )
         if found.budget is None:
             return known
-        known = replace(known, offers=found.offers)
         reduced = [
             plan
             for plan in found.plans

@@ -23,7 +23,7 @@ from collage.compiler.state import Compilation, Context, Pass
 from collage.compiler.steering import Steering
 from collage.core.progress import Progress
 from collage.errors import ModelError
-from collage.measure_db.compare import rounds_each_number, saturates
+from collage.measure_db.compare import of_shared_digits
 from collage.search.dp_budget import GAP
 from collage.search.errors import ErrorBudget, ErrorModel, of_outputs
 from collage.search.placement import Placement
@@ -140,10 +140,7 @@ class Within:
         bench = context.workbench(compilation)
         for plan in _checked(compilation.plans):
             executable = bench.assembler.assemble(plan, compilation.tunings)
-            found = frozenset(
-                each for each in executable.precisions if not (rounds_each_number(each) or saturates(each))
-            )
-            if found and not any(map(saturates, executable.precisions)):
+            if found := of_shared_digits(executable.precisions):
                 _, finding = bench.checked(executable, compilation.tunings)
                 if finding.complaint:
                     log.info("%s: %s", plan.label, finding.complaint)
