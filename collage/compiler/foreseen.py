@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import NormalDist, fmean, stdev
+from statistics import NormalDist, fmean, pstdev, stdev
 
 import numpy as np
 
-EDITION = 1
+EDITION = 2
 """That of the way in which errors are foreseen."""
 _FEWEST = 4
 """With fewer samples nothing is known of the spread."""
@@ -21,47 +21,87 @@ _LUCKY = 0.4
 _KNOWN = 0.75
 """The degrees of freedom that are left of the spread, as a share of those of all samples (found by simulation)."""
 _OTHERS, _MOST_OTHERS = 0.5, 2.0
-"""How much the spread of another plan's errors counts beside that of the plan's own, and that of all others."""
+"""How much another plan's errors count beside the plan's own, and how much those of all others do."""
+_ODDS = 4.0
+"""How much more likely than half-normal errors are log-normal ones, before any is known."""
+_EVIDENCE = 50.0
+"""The largest logarithm of a ratio of likelihoods that is taken into account."""
 
 
 def foreseen(errors: Sequence[float], alike: Sequence[Sequence[float]] = ()) -> float:
-    """The error that 995 of 1,000 other inputs stay below, if errors are log-normal; at least the samples' largest.
+    """The error that 995 of 1,000 other inputs stay below, as far as the samples' errors tell; at least their largest.
 
-    It is the upper prediction bound of one more error. Where the samples' errors are alike, as those of networks with
-    many outputs, it is little more than the largest one of a dozen. Where they differ by orders of magnitude, it is
-    several times as much.
+    There are two models of errors, and the bound is the geometric mean of theirs, weighed by how likely either one is
+    after the samples. Errors are half-normal where they are those of one number, such as the score of the likeliest
+    class, to which many roundings add: these may cancel each other by any factor, and hardly ever add up to more than
+    three times their usual sum. They are log-normal where some inputs have much larger errors than others.
 
-    The spread is that of the larger errors. Where one number of the outputs counts most, such as the score of the
-    likeliest class, roundings that cancel each other make its error any times smaller, and by no luck it gets as much
-    larger. So the smallest ones are taken for as large as the least of the others, and what the mean and the standard
-    deviation of normal numbers lose by that is made up for.
-
-    ``alike`` are errors of other plans of the same model on the same samples. How far errors are spread is a matter of
-    the outputs more than of the plan, so theirs count, too: each half as much as the plan's own, and all together at
-    most twice as much. That way a plan is not taken for the best because the spread of its errors is small by luck. No
+    ``alike`` are errors of other plans of the same model on the same samples. How errors are spread is a matter of the
+    outputs more than of the plan, so theirs count, too: each half as much as the plan's own, and all together at most
+    twice as much. That way a plan is not taken for the best because the spread of its errors is small by luck. No
     sample is new in them, so that the bound keeps its distance.
     """
     largest = max(errors, default=0.0)
     count = len(errors)
     if count < _FEWEST or largest == 0 or not math.isfinite(largest):
         return largest
+    others = [each for each in alike if len(each) == count and 0 < max(each) < math.inf]
+    weight = min(_OTHERS, _MOST_OTHERS / len(others)) if others else 0.0
+    log_normal = max(largest, _log_normal(errors, others, weight))
+    half_normal = min(log_normal, max(largest, _half_normal(errors)))
+    evidence = _evidence(errors) + weight * sum(_evidence(each) for each in others)
+    share = 1 / (1 + _ODDS * math.exp(min(max(-evidence, -_EVIDENCE), _EVIDENCE)))
+    return math.exp(share * math.log(half_normal) + (1 - share) * math.log(log_normal))
+
+
+def _log_normal(errors: Sequence[float], others: Sequence[Sequence[float]], weight: float) -> float:
+    """The upper prediction bound of one more error, if their logarithms are normal.
+
+    The spread is that of the larger errors. Roundings that cancel each other make an error any times smaller, and by no
+    luck it gets as much larger. So the smallest ones are taken for as large as the least of the others, and what the
+    mean and the standard deviation of normal numbers lose by that is made up for. Each of the ``others`` counts
+    ``weight`` times.
+    """
     cut = _cut(errors)
-    others = [stdev(_cut(each)) ** 2 for each in alike if len(each) == count and 0 < max(each) < math.inf]
-    weight = min(_OTHERS * len(others), _MOST_OTHERS)
-    square = (stdev(cut) ** 2 + (weight * fmean(others) if others else 0.0)) / (1 + weight)
-    spread = math.sqrt(square) / _CUT_DEVIATION
+    squares = stdev(cut) ** 2 + weight * sum(stdev(_cut(each)) ** 2 for each in others)
+    spread = math.sqrt(squares / (1 + weight * len(others))) / _CUT_DEVIATION
     middle = fmean(cut) - spread * _CUT_MEAN
-    z = _NORMAL.inv_cdf(_SHARE)
-    free = _KNOWN * (count - 1)
-    quantile = (  # Student's, by the first terms of its expansion
-        z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
-    )
-    return max(largest, math.exp(middle + quantile * spread * math.sqrt(1 + 1 / count)))
+    quantile = _students(_NORMAL.inv_cdf(_SHARE), _KNOWN * (len(errors) - 1))
+    return math.exp(middle + quantile * spread * math.sqrt(1 + 1 / len(errors)))
+
+
+def _half_normal(errors: Sequence[float]) -> float:
+    """The upper prediction bound of one more error, if they are the sizes of normal numbers around zero."""
+    return _root_mean_square(errors) * _students(_NORMAL.inv_cdf((1 + _SHARE) / 2), len(errors))
+
+
+def _evidence(errors: Sequence[float]) -> float:
+    """The logarithm of how much likelier these errors are if they are half-normal than if they are log-normal.
+
+    Each model has the parameters with which they are likeliest.
+    """
+    logs = _logs(errors)
+    half_normal = math.log(math.pi / 2) / 2 + math.log(_root_mean_square(errors))
+    log_normal = fmean(logs) + math.log(2 * math.pi) / 2 + math.log(max(pstdev(logs), _LEAST))
+    return len(errors) * (log_normal - half_normal)
+
+
+def _students(z: float, free: float) -> float:
+    """The quantile of Student's distribution where that of the normal one is ``z``, by its expansion's first terms."""
+    return z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
+
+
+def _root_mean_square(errors: Sequence[float]) -> float:
+    return math.sqrt(fmean(each**2 for each in errors))
+
+
+def _logs(errors: Sequence[float]) -> list[float]:
+    return [math.log(max(each, _LEAST * max(errors))) for each in errors]
 
 
 def _cut(errors: Sequence[float]) -> list[float]:
     """The logarithms of errors; the smallest ones are as large as the least of the others."""
-    logs = [math.log(max(each, _LEAST * max(errors))) for each in errors]
+    logs = _logs(errors)
     least = float(np.quantile(logs, _LUCKY))
     return [max(each, least) for each in logs]
 
