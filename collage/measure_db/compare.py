@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -222,6 +223,24 @@ class Expected:
             distance *= self.inverse
             error = float(distance.max())
         return error if math.isfinite(error) else math.inf
+
+    def as_noise(self, actual: Array) -> float:
+        """The largest element, in its scale, of normal noise that has the power of the errors.
+
+        The noise is as large in all elements, in their scales. A single element whose scale is next to nothing makes
+        the largest error any times larger, and changes nothing of what is computed from the output. ``actual`` is one
+        whose ``error`` is finite.
+        """
+        if self.inverse is None or self.value.size == 0:
+            return 0.0
+        a, e = widened(actual if self.narrow is None else self.narrow.widened(actual)), widened(self.value)
+        with np.errstate(all="ignore"):
+            power: Any = np.square(np.abs(a - e), dtype=np.float64)
+            inverse: Any = self.inverse
+            scale = np.broadcast_to(1.0 / inverse, self.value.shape)
+            most = float(np.square(scale, dtype=np.float64).sum())
+        found = math.sqrt(float(power.sum(where=np.isfinite(power))) / most)
+        return found * NormalDist().inv_cdf((1 + 0.5 ** (1 / self.value.size)) / 2)
 
 
 def relative_error(

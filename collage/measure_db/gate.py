@@ -29,9 +29,9 @@ from collage.measure_db.stages import RejectedError, stage
 class Checked:
     """What the gate has found about a kernel that passes.
 
-    ``error`` is the largest relative error on ordinary inputs (see ``scales``). For a kernel of a reduced precision it
-    is that on the usual inputs, because it is charged for what it does to these. ``finite_only`` tells how the kernel
-    differs on other inputs, or is "" where it does not.
+    ``error`` is the largest relative error on ordinary inputs (see ``scales``). A kernel of a reduced precision is
+    charged for what it does to the usual inputs: its error there is that of noise of equal power (see
+    ``Expected.as_noise``). ``finite_only`` tells how the kernel differs on other inputs, or is "" where it does not.
     """
 
     error: float
@@ -50,8 +50,9 @@ class Gate:
         self._usual = usual_sample(self._subgraph, samples)
 
     def check_first(self) -> float:
-        """Compare a run on the usual inputs, and return the largest relative error. Raises RejectedError."""
-        return self._run(self._usual, "")
+        """Compare a run on the usual inputs, and return the ``error`` of ``Checked``. Raises RejectedError."""
+        error = self._run(self._usual, "")
+        return self._as_noise() if self._precision else error
 
     def check_rest(self, worst: float) -> Checked:
         """Compare runs on changed inputs, and on the usual ones again. ``worst`` is the error of the first run.
@@ -81,6 +82,15 @@ class Gate:
     def check_again(self, about: str) -> None:
         """Compare one more run on the usual inputs. Raises RejectedError, whose message begins with ``about``."""
         self._run(self._usual, about)
+
+    def _as_noise(self) -> float:
+        """The largest error of the outputs that the last run has left, as noise of equal power."""
+        buffers = self._kernel.buffers
+        outputs = zip(buffers.output_storages, buffers.outputs, strict=True)
+        expected = (self._usual.expected(position, storage) for position, (storage, _) in enumerate(outputs))
+        return max(
+            (e.as_noise(to_host(a)) for e, a in zip(expected, buffers.outputs, strict=True)), default=0.0
+        )
 
     def _fill(self, sample: Sample) -> None:
         """Put the sample's inputs into the kernel's buffers."""

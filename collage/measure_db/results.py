@@ -31,12 +31,13 @@ class Measurement:
     """Time of one call of a kernel, in microseconds, over ``repeats`` calls, in the cache state of its network.
 
     ``noise_us`` is the half-width of the 95 % confidence interval of the median. ``max_error`` is the largest absolute
-    error against the reference on ordinary inputs, in units of the element's scale (see ``scales``). ``tuning`` is the
-    record of Tuner.tune that builds the kernel again, or "" where nothing was tuned.
-    ``finite_only`` tells that its outputs differ from ONNX Runtime's where inputs hold NaN, infinities or large
-    integers (see ``InputKind``), so that a module has to guard it. ``busy`` says how busy the machine was (see
-    ``collage.measure_db.busy``), or is None where that is not known. ``clocks`` are those of the GPU at the end of the
-    samples, or None for a kernel on the CPU, and where they are not known.
+    error against the reference on ordinary inputs, in units of the element's scale (see ``scales``); for a kernel of
+    reduced precision, the largest one of noise that has the power of its errors. ``tuning`` is the record of Tuner.tune
+    that builds the kernel again, or "" where nothing was tuned. ``finite_only`` tells that its outputs differ from ONNX
+    Runtime's where inputs hold NaN, infinities or large integers (see ``InputKind``), so that a module has to guard it.
+    ``busy`` says how busy the machine was (see ``collage.measure_db.busy``), or is None where that is not known.
+    ``clocks`` are those of the GPU at the end of the samples, or None for a kernel on the CPU, and where they are not
+    known.
     """
 
     median_us: float

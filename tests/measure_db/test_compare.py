@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from collage.graph.dataflow import TensorType
-from collage.graph.storage import BLOCKED, CHANNELS_LAST, Storage, to_layout
+from collage.graph.storage import BLOCKED, CHANNELS_LAST, PLAIN, Storage, to_layout
 from collage.kernel.buffers import aligned_array, aligned_copy, aligned_empty, as_bytes, poison
 from collage.measure_db.compare import Expected, region_tolerance, relative_error, tolerance
 
@@ -145,3 +145,36 @@ def test_outputs_of_any_size_are_compared_in_any_layout(shape: tuple[int, ...], 
     expected = Expected.of(array, layout=layout)
     assert expected.error(to_layout(array, layout)) == 0
     assert expected.error(to_layout(array * np.float32(1.5), layout)) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("layout", [PLAIN, BLOCKED, CHANNELS_LAST])
+def test_normal_noise_is_told_by_its_largest_element(layout: Storage) -> None:
+    rng = np.random.default_rng(3)
+    wanted = (rng.standard_normal((2, 24, 9, 9)) * np.geomspace(0.1, 10, 24)[:, None, None]).astype(
+        np.float32
+    )
+    scale = np.abs(wanted).max(axis=(2, 3), keepdims=True)
+    drawn = rng.standard_normal(wanted.shape)
+    actual = (wanted + 1e-3 * scale * drawn / np.abs(drawn).max()).astype(np.float32)
+    expected = Expected.of(wanted, channels_first=True, layout=layout)
+    stored = to_layout(actual, layout)
+    assert expected.error(stored) == pytest.approx(1e-3, rel=1e-3)
+    assert expected.as_noise(stored) == pytest.approx(1e-3, rel=0.15)
+
+
+def test_an_element_of_next_to_no_scale_makes_no_large_noise() -> None:
+    """A channel that is almost nothing after a relu is off by as much as the others, and by far more in its scale."""
+    rng = np.random.default_rng(4)
+    wanted = np.abs(rng.standard_normal((1, 32, 8, 8))).astype(np.float32)
+    wanted[:, 5] *= 2e-3
+    actual = wanted + np.float32(1e-3) * rng.standard_normal(wanted.shape).astype(np.float32)
+    expected = Expected.of(wanted, channels_first=True)
+    assert expected.error(actual) > 0.3
+    assert 5e-4 < expected.as_noise(actual) < 5e-3
+
+
+def test_noise_of_what_has_no_power() -> None:
+    assert Expected.of(np.arange(4)).as_noise(np.arange(4)) == 0
+    assert Expected.of(np.zeros((0, 3), np.float32)).as_noise(np.zeros((0, 3), np.float32)) == 0
+    odd = np.array([1, np.nan, np.inf, 2], np.float32)
+    assert Expected.of(odd).as_noise(odd) == 0
