@@ -65,6 +65,13 @@ class Course(Generic[State]):
         self.tell(progress)
 
     @property
+    def ahead(self) -> float:
+        """How many times as fast as the best engine the best module so far is, by the same run; 1 for an engine."""
+        if not self.best or self._engine is None or self._engine[0] == self.best[-1].label:
+            return 1.0
+        return self._engine[1] / 1e3 / self.best[-1].latency_ms
+
+    @property
     def best_text(self) -> str:
         """The best module so far in words, or "" before there is one."""
         return best_words(self.best[-1], self._engine) if self.best else ""

@@ -31,14 +31,28 @@ def short_list(context: Context, compilation: Compilation, plans: Sequence[Plan]
     if all(plan.placement != placement for plan in ours):
         ours.insert(0, Plan("collage", placement, exclusive=len(placement.candidates) == 1))
     kept = list(dict.fromkeys((ours[0], *ours[1 - most :]))) if most > 1 else ours[:1]
-    engines = [plan for plan in plans if plan.original] or _first(context, compilation)
-    fastest = sorted(engines, key=lambda plan: plan.placement.predicted_us)[:1]
-    return _with_early(compilation, [*kept, *fastest])
+    return _with_early(compilation, [*kept, *_fastest_engine(context, compilation, plans)])
+
+
+def told_best(context: Context, compilation: Compilation) -> list[Plan]:
+    """The early mix that the user was told of as the best one, and the engine that it was compared with.
+
+    There are none where the user was told of something else.
+    """
+    best = context.course.best
+    told = [plan for plan in compilation.early if not plan.original and best and plan.label == best[-1].label]
+    return [*told, *_fastest_engine(context, compilation, compilation.early)] if told else []
 
 
 def without_placement(context: Context, compilation: Compilation) -> list[Plan]:
     """The same where there is no placement."""
     return _with_early(compilation, _first(context, compilation))
+
+
+def _fastest_engine(context: Context, compilation: Compilation, plans: Sequence[Plan]) -> list[Plan]:
+    """The fastest engine of the plans, or the first module; none where there is none."""
+    engines = [plan for plan in plans if plan.original] or _first(context, compilation)
+    return sorted(engines, key=lambda plan: plan.placement.predicted_us)[:1]
 
 
 def _with_early(compilation: Compilation, plans: Sequence[Plan]) -> list[Plan]:

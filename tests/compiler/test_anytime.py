@@ -11,6 +11,8 @@ import pytest
 from collage.compiler.passes import anytime
 from collage.compiler.passes.anytime import Anytime
 from collage.compiler.passes.settle import Settle
+from collage.compiler.plan import Plan
+from collage.compiler.short_list import _first
 from collage.compiler.state import Compilation, Context, Pass
 from collage.compiler.whole_model import WholeModel
 from collage.core.deadline import BudgetOverError
@@ -178,3 +180,30 @@ def test_there_are_some_seconds_more_for_what_the_user_was_told_of(handed_over: 
         found = Anytime((Hand(start), Stop(BudgetOverError())), finish)(each.context, begin)
         assert (found.result.label, len(tries)) == (("collage", 2) if told else ("engine", 1))
     assert len(handed_over) == 1
+
+
+@pytest.mark.parametrize(("told_us", "wanted"), [(40.0, "early mix"), (49.0, "early engine")])
+def test_a_mix_that_is_ahead_of_the_early_engine_has_some_seconds_more(told_us: float, wanted: str) -> None:
+    each, start = made()
+    each = with_budget(each, 60.0)
+    settled = Settle()(each.context, start)
+    mix = Plan("early mix", settled.placed.placement, exclusive=False)
+    (whole,) = _first(each.context, settled)
+    engine = replace(whole, label="early engine", placement=replace(whole.placement, predicted_us=50.0))
+    each.runs.whole_us["early engine"] = 50.0
+    tries: list[float] = []
+
+    def finish(context: Context, compilation: Compilation) -> Compilation:
+        tries.append(context.course.deadline.remaining_s)
+        if len(tries) == 1:
+            raise BudgetOverError
+        return Settle()(context, replace(compilation, early=(mix,)))
+
+    each.context.course.best.clear()
+    each.context.course.improved("early mix", told_us, ("early engine", 50.0))
+    each.context.course.comparing_s = 1000.0
+    begin = Compilation(start.source, first=start.first)
+    known = replace(settled, selected=None, plans=(), early=(engine, mix))
+    found = Anytime((Hand(known), Stop(BudgetOverError())), finish)(each.context, begin)
+    assert found.result.label == wanted
+    assert len(tries) == (2 if wanted == "early mix" else 1)

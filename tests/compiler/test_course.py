@@ -37,6 +37,17 @@ def test_the_best_module_and_the_engine_are_compared_by_one_run() -> None:
     assert found.best_text == "best so far 10 ms, 1.20x the best engine (engine, as written)"
 
 
+def test_a_mix_is_ahead_of_the_engine_that_it_was_compared_with() -> None:
+    found, _ = course()
+    assert found.ahead == 1.0
+    found.improved(ENGINE[0], 12e3, ENGINE)
+    assert found.ahead == 1.0
+    found.improved("collage", 10e3, ENGINE)
+    assert found.ahead == 1.2
+    found.improved("another engine", 9e3, ("another engine", 9e3))
+    assert found.ahead == 1.0
+
+
 def test_progress_tells_the_best_module_and_what_is_expected() -> None:
     found, shown = course()
     found.show(Progress("import", 0, 1))

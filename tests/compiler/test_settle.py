@@ -165,3 +165,25 @@ def test_a_better_placement_is_compared_where_there_is_time(comparing_s: float, 
     assert [r.backend for r in found.result.parts.program.launches] == (
         ["lib"] * 4 if again else ["lib", "slow", "slow", "lib"]
     )
+
+
+@pytest.mark.parametrize(("comparing_s", "compared"), [(None, True), (1.0, True), (30.0, False)])
+def test_the_early_mix_that_was_told_of_is_taken_where_there_is_little_time(
+    comparing_s: float | None, compared: bool
+) -> None:
+    """It was compared with the engine already. Another placement, as good as it may be, would have to be run first."""
+    each, start = made(first_us=300.0)
+    each.measurer.unknown = {("lib", (1,))}
+    placed = Settle()(each.context, start)
+    early = Plan("early mix", placed.placed.placement, exclusive=False)
+    each.measurer.unknown = set()
+    each.runs.raced.clear()
+    each.context.course.best.clear()
+    each.context.course.improved(early.label, 90.0, (ENGINE, 300.0))
+    each.context.course.comparing_s = comparing_s
+    each.context.course.deadline.allow(60.0)
+    later = replace(placed, selected=None, proposal=None, plans=(), early=(early,))
+    found = Settle()(each.context, later)
+    assert found.result.label == ("collage" if compared else "early mix")
+    ((labels, _),) = each.runs.raced
+    assert labels == (["collage", ENGINE, "early mix"] if compared else ["early mix", ENGINE])

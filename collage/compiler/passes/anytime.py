@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 _INTERRUPTED_S = 20.0
 """The seconds that finishing may take after Ctrl-C."""
+_AHEAD = 1.03
+"""A mix that is so many times as fast as the early engine is worth some seconds more."""
 _LAST_SHARE = 0.4
 """The part of the time for finishing that is kept for an early engine, where there is one: to check and load it."""
 
@@ -31,9 +33,9 @@ _LAST_SHARE = 0.4
 class Anytime:
     """Runs the passes of ``improve`` until they end, or until the budget is over or somebody presses Ctrl-C.
 
-    Then ``finish`` makes a module of what is known, in the rest of the budget. Where there is no time for that, an
-    early engine is handed over, or else the first module. Where the user was told of something faster than that, there
-    are some seconds more for it. What was measured is in the database, and the next compile goes on from there.
+    Then ``finish`` makes a module of what is known, in the rest of the budget. Where there is no time for that, and the
+    user was told of something faster than the engines, there are some seconds more for it. Else an early engine is
+    handed over, or the first module. What was measured is in the database, and the next compile goes on from there.
     """
 
     improve: tuple[Pass, ...]
@@ -85,10 +87,14 @@ class Anytime:
             log.info("no placement is ready: %s", error)
         except BudgetOverError:
             log.info("there was no time to finish a placement")
-            deadline.end_after(max(end_s, deadline.elapsed_s + least_s(context.course.comparing_s)))
-            found = None if early is None else _selected(context, compilation, early)
-            if found is None and early is None and self._knows_better(context, compilation):
+            least = least_s(context.course.comparing_s)
+            deadline.end_after(max(end_s, deadline.elapsed_s + least))
+            found = None
+            if self._knows_better(context, compilation, early):
                 found = self._again(context, compilation)
+                deadline.end_after(max(end_s, deadline.elapsed_s + least))
+            if found is None and early is not None:
+                found = _selected(context, compilation, early)
             if found is not None:
                 return found
         deadline.end_after(math.inf)
@@ -102,9 +108,11 @@ class Anytime:
         )
         return run(self.improve, context, compilation)
 
-    def _knows_better(self, context: Context, compilation: Compilation) -> bool:
-        """Whether the user was told of something faster than the first module."""
+    def _knows_better(self, context: Context, compilation: Compilation, early: Plan | None) -> bool:
+        """Whether the user was told of something faster than the first module and the early engine, if there is one."""
         best = context.course.best
+        if early is not None:
+            return context.course.ahead > _AHEAD
         first = None if compilation.first is None else compilation.first.timing
         return bool(best) and first is not None and 1e3 * best[-1].latency_ms < first.median_us
 

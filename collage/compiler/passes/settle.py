@@ -14,7 +14,7 @@ from collage.compiler.by_known import placed_by_known
 from collage.compiler.passes.select import Select
 from collage.compiler.passes.within import FLOAT32
 from collage.compiler.plan_failures import KernelRejectedError, PlanDroppedError
-from collage.compiler.short_list import SHORT, short_list, without_placement
+from collage.compiler.short_list import SHORT, short_list, told_best, without_placement
 from collage.compiler.state import Compilation, Context, Pass
 from collage.core.progress import Progress
 from collage.errors import NoPlacementError
@@ -66,8 +66,12 @@ class Settle:
 
         No other placement is taken where an early plan is faster than that could become, where it hardly gains, or
         where comparing it would take too long. The plans are then those that were compared when the user was last told
-        of the best one, so their times are known.
+        of the best one, so their times are known. Where comparing takes long, an early mix that the user was told of is
+        taken before anything is placed.
         """
+        told = told_best(context, compilation)
+        if told and _takes_long(context):
+            return replace(compilation, plans=tuple(told))
         if _is_outrun(compilation):
             return _as_told(context, compilation)
         try:
@@ -89,12 +93,17 @@ def _as_told(context: Context, compilation: Compilation) -> Compilation:
 
 def _hardly_gains(context: Context, before: Compilation, known: Compilation) -> bool:
     """Whether the placement of what is known is not worth a comparison, since that of before was in one already."""
-    comparing_s, proposal = context.course.comparing_s, before.proposal
-    if comparing_s is None or proposal is None or not before.plans:
+    proposal = before.proposal
+    if context.course.comparing_s is None or proposal is None or not before.plans:
         return False
     least_us = (1 - _WORTH) * proposal.placement.predicted_us
-    takes_long = comparing_s > _LONG * context.course.deadline.remaining_s
-    return takes_long or known.placed.placement.predicted_us > least_us
+    return _takes_long(context) or known.placed.placement.predicted_us > least_us
+
+
+def _takes_long(context: Context) -> bool:
+    """Whether there is little time for another comparison, by how long those before have taken."""
+    comparing_s = context.course.comparing_s
+    return comparing_s is not None and comparing_s > _LONG * context.course.deadline.remaining_s
 
 
 def _is_outrun(compilation: Compilation) -> bool:
