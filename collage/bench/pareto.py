@@ -33,8 +33,9 @@ _SEED = 0xF7E5
 
 @dataclass(frozen=True)
 class Contest:
-    """A race of modules at several tolerances against engines on ``model``; ``rounds`` is its number of rounds.
+    """A race of modules at several tolerances against engines on ``model``, in ``rounds`` rounds.
 
+    Each contender has so many ``processes``, one after another.
     ``modules`` are module files by tolerance, and ``shapes`` fix symbolic inputs. ``asked`` has the metric of the
     errors, and the inputs that these are measured on.
     """
@@ -43,6 +44,7 @@ class Contest:
     modules: Mapping[float, Path]
     threads: int
     rounds: int = 30
+    processes: int = 1
     shapes: Mapping[str, Sequence[int]] | None = None
     seed: int = 0
     asked: Asked = MADE_UP
@@ -51,10 +53,11 @@ class Contest:
 def curve(contest: Contest, show: Callable[[Progress], None]) -> dict[str, Any]:
     """Run all modules and engines against each other, and compare their outputs with ONNX Runtime's.
 
-    ``points`` has the contenders by name, each with its median in microseconds (``median_us``), the error of its
-    outputs by the metric on all inputs (``error``) and on each of them (``errors``) and, for modules, its
-    ``tolerance``. ``frontier`` are the names of those that no other one beats in both, the fastest one first. The race
-    runs on the first of the inputs. Raises CollageError where a module fails, and MetricError.
+    ``points`` has the contenders by name, each with its median in microseconds (``median_us``), that of each round
+    (``rounds_us``), the error of its outputs by the metric on all inputs (``error``) and on each of them (``errors``)
+    and, for modules, its ``tolerance``. ``frontier`` are the names of those that no other one beats in both, the
+    fastest one first. The race runs on the first of the inputs. Raises CollageError where a module fails, and
+    MetricError.
     """
     from collage.api import default_registry
 
@@ -70,11 +73,19 @@ def curve(contest: Contest, show: Callable[[Progress], None]) -> dict[str, Any]:
     }
     ours = [*setups]
     setups |= {name: replace(setup, engine=name) for name in engines if name != OURS}
-    found = race(setups, errors=accuracy.errors, rounds=contest.rounds, required=ours, progress=show)
+    found = race(
+        setups,
+        errors=accuracy.errors,
+        rounds=contest.rounds,
+        processes=contest.processes,
+        required=ours,
+        progress=show,
+    )
     points = {
         name: {
             "median_us": timing["median_us"],
             "noise_us": timing["noise_us"],
+            "rounds_us": [round(each, 3) for each in found.bursts[name]],
             "error": contest.asked.metric.of_all(found.errors[name]),
             "errors": list(found.errors[name]),
         }

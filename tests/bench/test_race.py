@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
@@ -14,6 +15,7 @@ from collage.bench.engines import Contest, bench, prepare, reference
 from collage.bench.race import Race, race
 from collage.core.progress import Progress
 from collage.errors import CollageError, UsageError
+from collage.graph.dataflow import Array
 from tests.models import elementwise_net
 
 HERE = "tests.numpy_contender"
@@ -41,6 +43,27 @@ def test_outside_contenders_are_timed_and_compared(network: Path) -> None:
     assert found.timings["wrong"]["max_relative_error"] > 0.1
     assert 0 < found.timings["right"]["min_us"] <= found.timings["right"]["median_us"]
     assert found.failed == {"broken": "RuntimeError: no kernel for 1 threads"}
+
+
+def test_processes_of_a_contender_share_the_rounds(network: Path) -> None:
+    started: list[tuple[str, int]] = []
+    asked: list[int] = []
+
+    def show(progress: Progress) -> None:
+        if progress.stage == "start" or progress.text == "":
+            started.append((progress.text, progress.done))
+
+    def errors(run: Callable[[Sequence[Array]], Sequence[Array]]) -> Sequence[float]:
+        asked.append(len(run([np.ones((4, 64), np.float32)])))
+        return [0.5]
+
+    setup = prepare(network, threads=1)
+    setups = {name: replace(setup, engine=f"{HERE}:{name}") for name in ("right", "broken")}
+    found = race(setups, errors=errors, rounds=5, processes=2, progress=show)
+    assert started == [("right", 0), ("broken", 1), ("", 2), ("right", 0), ("", 5)]
+    assert len(found.bursts["right"]) == 5
+    assert (found.errors, asked) == ({"right": (0.5,)}, [1])
+    assert list(found.failed) == ["broken"]
 
 
 def test_what_goes_on_beside_a_contender_is_there_in_its_turns_only(network: Path) -> None:

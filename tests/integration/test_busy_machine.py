@@ -21,6 +21,11 @@ from collage.measure_db.results import Outcome
 from tests.models import elementwise_net
 
 
+def compiled(database: Path) -> collage.Module:
+    libraries = ["onednn", "onnxruntime"]
+    return collage.compile(elementwise_net(), db=database, backends=libraries, progress=False)
+
+
 def rows(database: Path, query: str) -> list[tuple[float, ...]]:
     with closing(sqlite3.connect(database)) as connection, connection:
         return connection.execute(query).fetchall()
@@ -33,7 +38,7 @@ def test_what_was_disturbed_is_measured_again_on_a_quiet_machine(
     quiet = False
 
     def made() -> int:
-        module = collage.compile(elementwise_net(), db=database, progress=False)
+        module = compiled(database)
         return module.report.measurements_made
 
     monkeypatch.setattr(compile_module, "quiet_now", lambda best_us: quiet)
@@ -61,7 +66,7 @@ def test_what_was_disturbed_is_good_enough_for_a_first_mix(
     """Then it is measured again: after the first look at a mix, and not before."""
     database = tmp_path / "db.sqlite"
     monkeypatch.setattr(compile_module, "quiet_now", lambda best_us: True)
-    collage.compile(elementwise_net(), db=database, progress=False)
+    compiled(database)
     rows(database, "UPDATE kernels SET busy = 0.5, created = 5.0")
     rows(database, "DELETE FROM facts WHERE name LIKE 'finished%'")
     monkeypatch.delenv(BUSY_VARIABLE)
@@ -82,7 +87,7 @@ def test_what_was_disturbed_is_good_enough_for_a_first_mix(
 
     monkeypatch.setattr(Measurer, "race", noted)
     monkeypatch.setattr(Glance, "__call__", looks)
-    collage.compile(elementwise_net(), db=database, progress=False)
+    compiled(database)
     first_look = told.index("a look")
     assert set(told[:first_look]) == {"known"}
     assert "measured" in told[first_look:]

@@ -15,6 +15,8 @@ from collage.compiler.accuracy import Asked as Inputs
 from collage.compiler.metrics import Metric
 from collage.core.progress import Progress
 
+PROCESSES = 3
+"""The number of processes that each contender has, one after another."""
 DRAWS = 20
 """The number of inputs that are not among the samples."""
 SPEEDUPS = ("best_engine_over_ours", "float32_over_ours")
@@ -69,7 +71,10 @@ def precision(
             )
         others = Inputs(0.0, Metric(), tuple(subject.draws[: asked.draws]), asked.draws)
         contest = Contest(
-            subject.file, files, options.threads, options.rounds, shapes=subject.shapes, asked=others
+            *(subject.file, files, options.threads, options.rounds),
+            processes=min(PROCESSES, options.rounds),
+            shapes=subject.shapes,
+            asked=others,
         )
         found = curve(contest, show)
     ours = compiled[asked.tolerance]
@@ -92,17 +97,17 @@ def precision(
 
 
 def speedups(points: Mapping[str, Mapping[str, Any]], tolerance: float) -> dict[str, float | None]:
-    """The ratios of ``precision``; None where no engine counts, or float32 was left out.
+    """The ratios of ``precision``, medians of the rounds' ratios; None where no engine counts, or float32 was left out.
 
     An engine counts where no more of its errors are beyond the tolerance than of our module's.
     """
-    ours = points[module_name(tolerance)]["median_us"]
-    most = _beyond(points[module_name(tolerance)], tolerance)
-    engines = [each["median_us"] for each in _engines(points).values() if _beyond(each, tolerance) <= most]
+    ours = points[module_name(tolerance)]
+    most = _beyond(ours, tolerance)
+    engines = [_over(each, ours) for each in _engines(points).values() if _beyond(each, tolerance) <= most]
     own = points.get(module_name(0.0))
     return {
-        "best_engine_over_ours": round(min(engines) / ours, 4) if engines else None,
-        "float32_over_ours": None if own is None else round(own["median_us"] / ours, 4),
+        "best_engine_over_ours": min(engines, default=None),
+        "float32_over_ours": None if own is None else _over(own, ours),
     }
 
 
@@ -114,12 +119,18 @@ def left_out(points: Mapping[str, Mapping[str, Any]], tolerance: float) -> dict[
     ours = points[module_name(tolerance)]
     return {
         name: {
-            "over_ours": round(each["median_us"] / ours["median_us"], 4),
+            "over_ours": _over(each, ours),
             "beyond": _beyond(each, tolerance),
         }
         for name, each in _engines(points).items()
         if median(each["errors"]) <= tolerance and _beyond(each, tolerance) > _beyond(ours, tolerance)
     }
+
+
+def _over(point: Mapping[str, Any], ours: Mapping[str, Any]) -> float:
+    """The time of a point divided by ours: the median of the ratios of all rounds."""
+    pairs = zip(point["rounds_us"], ours["rounds_us"], strict=True)
+    return round(float(median(one / other for one, other in pairs)), 4)
 
 
 def _engines(points: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
