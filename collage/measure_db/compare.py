@@ -108,6 +108,11 @@ def rounds_each_number(precision: str) -> bool:
     return precision in (BF16, TF32, STORED_INT8)
 
 
+def in_even_steps(precision: str) -> bool:
+    """Whether a reduced precision has the same step for all numbers of a row or more, so that small ones lose more."""
+    return precision in (INT8, STORED_INT8, DYNAMIC_INT8)
+
+
 def saturates(precision: str) -> bool:
     """Whether kernels of a reduced precision cut numbers that are larger than those of the samples."""
     return precision == STORED_INT8
@@ -302,6 +307,18 @@ def slightly_changed(array: Array, rng: np.random.Generator, precision: str = ""
         most = _REDUCED[precision] if precision else 4 * eps
         changed = np.asarray(array, np.float64) * (1 + rng.uniform(-most, most, array.shape))
         return changed.astype(array.dtype)
+
+
+def changed_by_steps(array: Array, rng: np.random.Generator) -> Array:
+    """The array with floating-point numbers changed by up to half of a step, of which 127 reach the largest one.
+
+    Rounding to 8 bits with one scale does that: numbers that are next to nothing lose all of their digits.
+    """
+    if not _is_inexact(array) or array.dtype.kind == "c":
+        return array
+    most = float(magnitudes(array).max(initial=0.0)) / 254
+    with np.errstate(all="ignore"):
+        return (np.asarray(array, np.float64) + rng.uniform(-most, most, array.shape)).astype(array.dtype)
 
 
 def difference(actual: Any, expected: Any, *, rounded: bool = False) -> tuple[float, float]:

@@ -10,7 +10,12 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from collage.graph.dataflow import Array
-from collage.measure_db.compare import is_tolerable, slightly_changed
+from collage.measure_db.compare import (
+    changed_by_steps,
+    in_even_steps,
+    is_tolerable,
+    slightly_changed,
+)
 
 _RUNS = 4
 """The number of runs on changed inputs. One alone may change the outputs little by chance."""
@@ -37,8 +42,12 @@ def nearby_outputs(
     """
     rng = np.random.default_rng(0)
 
+    def changed(array: Array) -> Array:
+        even = in_even_steps(precision)
+        return changed_by_steps(array, rng) if even else slightly_changed(array, rng, precision)
+
     def around() -> dict[str, Array]:
-        return {name: slightly_changed(array, rng, precision) for name, array in feeds.items()}
+        return {name: changed(array) for name, array in feeds.items()}
 
     if not any(array.dtype.kind == "f" or "float" in array.dtype.name for array in feeds.values()):
         for _ in range(_RUNS_OF_WEIGHTS):

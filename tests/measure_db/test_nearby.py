@@ -12,6 +12,7 @@ from ml_dtypes import bfloat16
 from onnx import TensorProto, helper, numpy_helper
 
 from collage.graph.dataflow import Array
+from collage.graph.storage import INT8
 from collage.measure_db.nearby import as_good_as_can_be, nearby_outputs
 from collage.measure_db.reference import PartSession
 
@@ -85,3 +86,32 @@ def test_where_no_input_is_a_real_number_only_weights_change() -> None:
     for precision, least in (("", 0.0), ("bf16", 1e-4)):
         found = [outputs[0] for outputs in nearby_outputs(model, {"i": rows}, run, precision)]
         assert all(least < np.abs(each - table[rows]).max() < 0.02 for each in found)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_small_numbers_beside_large_ones_lose_their_digits_in_8_bits(wrong: bool) -> None:
+    """Steps are even: a channel that reads the small ones is off by half of its scale, and that is no mistake."""
+    rng = np.random.default_rng(5)
+    x = np.concatenate([rng.standard_normal((1, 32)), 0.01 * rng.standard_normal((1, 32))], axis=1)
+    w = np.zeros((64, 16), np.float32)
+    w[:32, :15] = rng.uniform(-1, 1, (32, 15))
+    w[32:, 15] = rng.uniform(-1, 1, 32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (9, 64))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (9, 16))],
+        [numpy_helper.from_array(w, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    rows = (np.repeat(x, 9, axis=0) * rng.uniform(0.9, 1.1, (9, 64))).astype(np.float32)
+    step = np.abs(rows).max() / 127
+    made = (np.rint(rows / step) * step).astype(np.float32) @ w
+    if wrong:
+        made[4, 3] += 0.3 * np.abs(made[:, 3]).max()
+    feeds = {"x": rows}
+    (expected,) = run(model, feeds)
+    assert np.abs(made - expected)[:, 15].max() > 0.2 * np.abs(expected[:, 15]).max()
+    nearby = [outputs[0] for outputs in nearby_outputs(model, feeds, run, INT8)]
+    about: dict[str, Any] = {"channels_first": True, "precision": INT8}
+    assert as_good_as_can_be(made, expected, ALLOWED, nearby, lambda: None, **about) != wrong
