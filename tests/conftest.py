@@ -5,17 +5,23 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from collage.core.machine_lock import LOCK_VARIABLE
+from collage.measure_db import effort
 from collage.measure_db.busy import BUSY_VARIABLE
-from collage.measure_db.effort import FIRST, FULL
+from tests.little_effort import take_little
 
 # Tests that run beside each other neither wait for each other's measurements, nor make them again on a quiet machine.
 # What is about that sets its own values. Workers and commands that tests start inherit these.
 os.environ[LOCK_VARIABLE] = ""
 os.environ[BUSY_VARIABLE] = "1"
+
+# Commands and scripts that tests start take little effort, too.
+_STARTED = str(Path(__file__).with_name("started"))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_STARTED, os.environ.get("PYTHONPATH"))))
 
 # A job in the background is started with SIGINT ignored, one under nohup with SIGHUP, and children inherit that: tests
 # could not interrupt or hang up on theirs. What has a handler here is as usual in children.
@@ -24,7 +30,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
 
-_LONG = ("tests/scripts/", "tests/integration/", "tests/cli/", "tests/native/")
+_LONG = ("tests/scripts/", "tests/integration/", "tests/cli/", "tests/native/", "tests/serve/")
 """Where single tests take long. They come first, so that no process is left with them at the end."""
 
 
@@ -35,13 +41,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def little_effort() -> Iterator[None]:
-    """Tests check what comes of measurements, not that they are precise. Everything else is as in a full compile.
-
-    It reaches workers, which are told, but no ``collage`` that a test starts.
-    """
-    usual = {effort: vars(effort).copy() for effort in (FULL, FIRST)}
-    vars(FULL).update(kernel_s=0.03, rounds=8, compare_s=2.0, settle_s=0.01, turn_s=0.01, speeds_s=0.0)
-    vars(FIRST).update(rounds=3, compare_s=0.2, settle_s=0.0, turn_s=0.01)
+    """Tests check what comes of measurements, not that they are precise. Everything else is as in a full compile."""
+    usual = [(each, vars(each).copy()) for each in (effort.FULL, effort.EXHAUSTIVE, effort.FIRST)]
+    take_little(effort)
     yield
-    for effort, settings in usual.items():
-        vars(effort).update(settings)
+    for each, settings in usual:
+        vars(each).update(settings)

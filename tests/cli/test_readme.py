@@ -80,7 +80,8 @@ def test_the_python_of_a_document_runs(name: str, tmp_path: Path) -> None:
     if name != SAMPLES_ONLY:
         parts += ["found = module(image)", "np.testing.assert_allclose(np.ravel(found), 1, rtol=1e-5)"]
     (tmp_path / "example.py").write_text("\n".join(parts))
-    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join((str(ROOT), os.environ["PYTHONPATH"]))
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": path}
     done = subprocess.run(
         [sys.executable, "example.py"],
         cwd=tmp_path,

@@ -62,5 +62,6 @@ def run_block(holds: str, backends: str, check: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     arguments = f'"model.onnx", backends=[{backends}], db="db.sqlite", progress=False'
     script.write_text(code.replace('"model.onnx"', arguments) + check)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join((str(ROOT), os.environ["PYTHONPATH"]))
+    environment = {**os.environ, "PYTHONPATH": path}
     subprocess.run([sys.executable, script], check=True, env=environment, cwd=tmp_path)

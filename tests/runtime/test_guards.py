@@ -270,7 +270,8 @@ for before in (False, True):
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     command = [sys.executable, "-W", "ignore", "-c", program, str(folder / "fork.collage")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join((str(ROOT), os.environ["PYTHONPATH"]))
+    environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(
         command, cwd=ROOT, timeout=120, capture_output=True, text=True, check=True, env=environment
     )

@@ -84,8 +84,7 @@ def test_logits_are_within_the_tolerance(tmp_path: Path) -> None:
     """One bucket and one thread, since a compile that measures errors is none that is quick."""
     model = decoder(small(NAMED["gpt2_124m"], 3))
     registry = default_registry()
-    libraries = ("native", "onednn")
-    options = DecoderOptions((8,), 200, libraries, threads=1, db=tmp_path / "db.sqlite", tolerance=TOLERANCE)
+    options = DecoderOptions((8,), 200, threads=1, db=tmp_path / "db.sqlite", tolerance=TOLERANCE)
     found = compile_decoder(model, options, registry, lambda _: None)
     assert found.tolerance == TOLERANCE
     assert (1e-4 if found.reduced else 0.0) < found.error <= TOLERANCE
