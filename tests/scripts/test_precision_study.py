@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from scripts.lib.studies.precision import left_out, speedups
+from scripts.lib.studies.precision import left_out, speedups, undisturbed_rounds
 
 OURS = {"rounds_us": [10.0, 20.0, 40.0], "tolerance": 0.01}
 OWN = {"rounds_us": [20.0, 40.0, 50.0], "errors": [1e-6, 1e-6], "tolerance": 0.0}
@@ -39,3 +39,16 @@ def test_engines_count_as_our_modules_do(
         "best_engine_over_ours": 0.8 if counts else 1.5,
         "float32_over_ours": 2.0,
     }
+
+
+def test_rounds_in_which_a_core_was_taken_away_do_not_count() -> None:
+    ours, engine = [6.0, 11.5, 6.2, 6.1, 11.6, 5.9], [6.8, 10.7, 6.9, 10.8, 10.6, 6.7]
+    assert undisturbed_rounds(ours, engine) == [0, 2, 5]
+    assert undisturbed_rounds(ours) == [0, 2, 3, 5]
+    assert undisturbed_rounds([1.0, 1.0, 2.0, 2.0, 2.0], [2.0, 2.0, 1.0, 1.0, 2.0]) == [0, 1, 2, 3, 4]
+    points = {
+        "collage 0.01": {"rounds_us": ours, "errors": [0.0]},
+        "engine": {"rounds_us": engine, "errors": [0.0]},
+    }
+    points["collage 0.01"]["tolerance"] = 0.01
+    assert speedups(points, 0.01)["best_engine_over_ours"] == pytest.approx(6.8 / 6.0, abs=1e-4)

@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from collage.bench.compiled import Compiled, Options, compile_to
 from collage.bench.pareto import Contest, curve, module_name
 from collage.compiler.accuracy import Asked as Inputs
@@ -17,6 +19,10 @@ from collage.core.progress import Progress
 
 PROCESSES = 3
 """The number of processes that each contender has, one after another."""
+_USUAL = 1.3
+"""A round that takes a contender more than this many times its lower quartile was disturbed."""
+_FEWEST = 0.25
+"""Where fewer rounds than this share of them were undisturbed, all count."""
 DRAWS = 20
 """The number of inputs that are not among the samples."""
 SPEEDUPS = ("best_engine_over_ours", "float32_over_ours")
@@ -84,6 +90,7 @@ def precision(
         "tolerance": asked.tolerance,
         "real": bool(subject.samples),
         "speedup": speedups(found["points"], asked.tolerance),
+        "undisturbed": len(undisturbed_rounds(found["points"][module_name(asked.tolerance)]["rounds_us"])),
         "draws": found["points"][module_name(asked.tolerance)]["errors"],
         "left_out": left_out(found["points"], asked.tolerance),
         "predicted": None if errors is None else errors.predicted,
@@ -97,9 +104,10 @@ def precision(
 
 
 def speedups(points: Mapping[str, Mapping[str, Any]], tolerance: float) -> dict[str, float | None]:
-    """The ratios of ``precision``, medians of the rounds' ratios; None where no engine counts, or float32 was left out.
+    """The ratios of ``precision``; None where no engine counts, or float32 was left out.
 
-    An engine counts where no more of its errors are beyond the tolerance than of our module's.
+    A ratio is the median of those of the rounds in which neither was disturbed (see ``undisturbed_rounds``). An engine
+    counts where no more of its errors are beyond the tolerance than of our module's.
     """
     ours = points[module_name(tolerance)]
     most = _beyond(ours, tolerance)
@@ -127,10 +135,25 @@ def left_out(points: Mapping[str, Mapping[str, Any]], tolerance: float) -> dict[
     }
 
 
+def undisturbed_rounds(*each_us: Sequence[float]) -> list[int]:
+    """The rounds in which all took their usual time, given the times of each; all rounds where these are too few.
+
+    A machine that is shared takes a core away for seconds or minutes, which costs one contender more than another.
+    """
+    usual = [_USUAL * float(np.quantile(found, 0.25)) for found in each_us]
+    kept = [
+        number
+        for number, times in enumerate(zip(*each_us, strict=True))
+        if all(us <= most for us, most in zip(times, usual, strict=True))
+    ]
+    count = len(each_us[0])
+    return kept if len(kept) >= _FEWEST * count else list(range(count))
+
+
 def _over(point: Mapping[str, Any], ours: Mapping[str, Any]) -> float:
-    """The time of a point divided by ours: the median of the ratios of all rounds."""
-    pairs = zip(point["rounds_us"], ours["rounds_us"], strict=True)
-    return round(float(median(one / other for one, other in pairs)), 4)
+    """The time of a point divided by ours: the median of the ratios of the undisturbed rounds."""
+    one, other = point["rounds_us"], ours["rounds_us"]
+    return round(float(median(one[each] / other[each] for each in undisturbed_rounds(one, other))), 4)
 
 
 def _engines(points: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

@@ -216,6 +216,9 @@ def precision_lines(result: Result) -> list[str]:
     against = "no engine is within the tolerance" if best is None else f"best engine / ours {best:.3f}"
     if own is not None:
         against += f", float32 / ours {own:.3f}"
+    against += (
+        f" (in the {result['undisturbed']} of {result['rounds']} rounds in which no core was taken away)"
+    )
     line = f"{result['model']}: {against}; {result['reduced']} of {result['launches']} regions in reduced precision"
     if result["draws"]:
         beyond = sum(error > result["tolerance"] for error in result["draws"])
