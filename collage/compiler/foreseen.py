@@ -8,7 +8,7 @@ from statistics import NormalDist, fmean, pstdev, stdev
 
 import numpy as np
 
-EDITION = 2
+EDITION = 3
 """That of the way in which errors are foreseen."""
 _FEWEST = 4
 """With fewer samples nothing is known of the spread."""
@@ -20,8 +20,10 @@ _LUCKY = 0.4
 """The share of the samples' errors, the smallest ones, of which only the count matters."""
 _KNOWN = 0.75
 """The degrees of freedom that are left of the spread, as a share of those of all samples (found by simulation)."""
-_OTHERS, _MOST_OTHERS = 0.5, 2.0
-"""How much another plan's errors count beside the plan's own, and how much those of all others do."""
+_COUNTS = 0.5
+"""How much the evidence of another plan's errors counts, which are on the same samples."""
+_APART, _PLANS = 0.1, 4.0
+"""The variance between plans of the logarithm of their errors' variance, as if so many plans had shown it before."""
 _ODDS = 4.0
 """How much more likely than half-normal errors are log-normal ones, before any is known."""
 _EVIDENCE = 50.0
@@ -37,37 +39,51 @@ def foreseen(errors: Sequence[float], alike: Sequence[Sequence[float]] = ()) -> 
     three times their usual sum. They are log-normal where some inputs have much larger errors than others.
 
     ``alike`` are errors of other plans of the same model on the same samples. How errors are spread is a matter of the
-    outputs more than of the plan, so theirs count, too: each half as much as the plan's own, and all together at most
-    twice as much. That way a plan is not taken for the best because the spread of its errors is small by luck. No
-    sample is new in them, so that the bound keeps its distance.
+    outputs, too, and not of the plan alone: the more alike the spreads of all plans are, the more those of the others
+    count. That way a plan is not taken for the best because the spread of its errors is small by luck. No sample is new
+    in them, so that the bound keeps its distance.
     """
     largest = max(errors, default=0.0)
     count = len(errors)
     if count < _FEWEST or largest == 0 or not math.isfinite(largest):
         return largest
     others = [each for each in alike if len(each) == count and 0 < max(each) < math.inf]
-    weight = min(_OTHERS, _MOST_OTHERS / len(others)) if others else 0.0
-    log_normal = max(largest, _log_normal(errors, others, weight))
+    log_normal = max(largest, _log_normal(errors, others))
     half_normal = min(log_normal, max(largest, _half_normal(errors)))
-    evidence = _evidence(errors) + weight * sum(_evidence(each) for each in others)
+    evidence = _evidence(errors) + _COUNTS * sum(_evidence(each) for each in others)
     share = 1 / (1 + _ODDS * math.exp(min(max(-evidence, -_EVIDENCE), _EVIDENCE)))
     return math.exp(share * math.log(half_normal) + (1 - share) * math.log(log_normal))
 
 
-def _log_normal(errors: Sequence[float], others: Sequence[Sequence[float]], weight: float) -> float:
+def _log_normal(errors: Sequence[float], others: Sequence[Sequence[float]]) -> float:
     """The upper prediction bound of one more error, if their logarithms are normal.
 
     The spread is that of the larger errors. Roundings that cancel each other make an error any times smaller, and by no
     luck it gets as much larger. So the smallest ones are taken for as large as the least of the others, and what the
-    mean and the standard deviation of normal numbers lose by that is made up for. Each of the ``others`` counts
-    ``weight`` times.
+    mean and the standard deviation of normal numbers lose by that is made up for.
     """
     cut = _cut(errors)
-    squares = stdev(cut) ** 2 + weight * sum(stdev(_cut(each)) ** 2 for each in others)
-    spread = math.sqrt(squares / (1 + weight * len(others))) / _CUT_DEVIATION
+    free = _KNOWN * (len(errors) - 1)
+    spread = _shrunk(stdev(cut), [stdev(_cut(each)) for each in others], free) / _CUT_DEVIATION
     middle = fmean(cut) - spread * _CUT_MEAN
-    quantile = _students(_NORMAL.inv_cdf(_SHARE), _KNOWN * (len(errors) - 1))
+    quantile = _students(_NORMAL.inv_cdf(_SHARE), free)
     return math.exp(middle + quantile * spread * math.sqrt(1 + 1 / len(errors)))
+
+
+def _shrunk(own: float, others: Sequence[float], free: float) -> float:
+    """A plan's standard deviation, given those of others that were estimated with as many degrees of freedom.
+
+    The logarithms of plans' variances are taken for normal, with a variance between plans that is itself estimated, and
+    one of estimating, which is 2 over the degrees of freedom (empirical Bayes).
+    """
+    if not others or own == 0:
+        return own
+    logs = [2 * math.log(max(each, _LEAST)) for each in (own, *others)]
+    middle, estimating = fmean(logs), 2 / free
+    seen = sum((each - middle) ** 2 for each in logs) - (len(logs) - 1) * estimating
+    between = max(0.0, _PLANS * _APART + seen) / (_PLANS + len(logs) - 1)
+    trust = between / (between + estimating)
+    return math.exp((trust * logs[0] + (1 - trust) * middle) / 2)
 
 
 def _half_normal(errors: Sequence[float]) -> float:
