@@ -32,18 +32,19 @@ Run = Callable[[onnx.ModelProto, Mapping[str, Array]], list[Any]]
 
 
 def nearby_outputs(
-    model: onnx.ModelProto, feeds: Mapping[str, Array], run: Run, precision: str = ""
+    model: onnx.ModelProto, feeds: Mapping[str, Array], run: Run, precision: str = "", *, steps: bool = False
 ) -> Iterator[list[Any]]:
     """Outputs of the model for inputs that are changed in their last bits, one list of arrays for each run.
 
     With a reduced ``precision`` they are changed as much as rounding to it does, and the weights are changed with them,
-    since a kernel of that precision rounds them, too. Where no input holds floating-point numbers only the weights are
-    changed.
+    since a kernel of that precision rounds them, too. With ``steps``, inputs are changed as even steps of 8 bits do,
+    where the precision has these: a large number costs those beside it their digits. Where no input holds
+    floating-point numbers only the weights are changed.
     """
     rng = np.random.default_rng(0)
 
     def changed(array: Array) -> Array:
-        even = in_even_steps(precision)
+        even = steps and in_even_steps(precision)
         return changed_by_steps(array, rng) if even else slightly_changed(array, rng, precision)
 
     def around() -> dict[str, Array]:

@@ -79,10 +79,15 @@ class Compile:
         self.check_clean()
 
     def check_clean(self) -> None:
-        """Raise CrashError when there are temporary files, in the temporary folder or beside the output."""
-        left = [*self.temporary.iterdir(), *self.home.glob(".*")]
-        if left:
-            raise CrashError(f"left behind: {', '.join(each.name for each in left)}")
+        """Raise CrashError when there are temporary files, in the temporary folder or beside the output.
+
+        A worker that was just starting removes its own a moment after its parent has ended.
+        """
+        deadline = time.monotonic() + _END_S
+        while left := [*self.temporary.iterdir(), *self.home.glob(".*")]:
+            if time.monotonic() > deadline:
+                raise CrashError(f"left behind: {', '.join(each.name for each in left)}")
+            time.sleep(0.05)
 
 
 def kill_after(process: subprocess.Popen[bytes], seconds: float, number: int = signal.SIGKILL) -> bool:

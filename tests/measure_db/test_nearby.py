@@ -112,6 +112,6 @@ def test_small_numbers_beside_large_ones_lose_their_digits_in_8_bits(wrong: bool
     feeds = {"x": rows}
     (expected,) = run(model, feeds)
     assert np.abs(made - expected)[:, 15].max() > 0.2 * np.abs(expected[:, 15]).max()
-    nearby = [outputs[0] for outputs in nearby_outputs(model, feeds, run, INT8)]
+    nearby = [outputs[0] for outputs in nearby_outputs(model, feeds, run, INT8, steps=True)]
     about: dict[str, Any] = {"channels_first": True, "precision": INT8}
     assert as_good_as_can_be(made, expected, ALLOWED, nearby, lambda: None, **about) != wrong
