@@ -35,9 +35,8 @@ _SEED = 0xF7E5
 class Contest:
     """A race of modules at several tolerances against engines on ``model``, in ``rounds`` rounds.
 
-    Each contender has so many ``processes``, one after another.
-    ``modules`` are module files by tolerance, and ``shapes`` fix symbolic inputs. ``asked`` has the metric of the
-    errors, and the inputs that these are measured on.
+    Each contender has so many ``processes``, one after another. ``modules`` are module files by tolerance, and
+    ``shapes`` fix symbolic inputs. ``asked`` has the metric of the errors, and the inputs that these are measured on.
     """
 
     model: Path

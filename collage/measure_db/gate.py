@@ -86,10 +86,10 @@ class Gate:
     def _as_noise(self) -> float:
         """The largest error of the outputs that the last run has left, as noise of equal power."""
         buffers = self._kernel.buffers
-        outputs = zip(buffers.output_storages, buffers.outputs, strict=True)
-        expected = (self._usual.expected(position, storage) for position, (storage, _) in enumerate(outputs))
+        outputs = enumerate(zip(buffers.output_storages, buffers.outputs, strict=True))
         return max(
-            (e.as_noise(to_host(a)) for e, a in zip(expected, buffers.outputs, strict=True)), default=0.0
+            (self._usual.expected(at, storage).as_noise(to_host(array)) for at, (storage, array) in outputs),
+            default=0.0,
         )
 
     def _fill(self, sample: Sample) -> None:
