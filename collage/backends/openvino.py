@@ -14,6 +14,7 @@ from collage.core.library_text import library_text
 from collage.graph.dataflow import Array
 from collage.graph.storage import BF16
 from collage.kernel.buffers import aligned_empty
+from collage.kernel.given_away import GivenAway
 from collage.kernel.kernel import Call, Kernel, Session
 from collage.kernel.options import ALL_PLAIN, BuildOptions, Variant
 
@@ -202,15 +203,23 @@ class _ModelSession(Session):
         return [np.array(results[port]) for port in self._outputs]
 
     def bind_inputs(self, inputs: Sequence[Array]) -> Callable[[], list[Any]]:
-        """A call without copies of the inputs. Outputs are copied: OpenVINO writes the next ones to the same memory."""
+        """A call without copies of the inputs, nor of the outputs whose shapes OpenVINO knows."""
         request = self._compiled.create_infer_request()
         for index, (port, array) in enumerate(zip(self._compiled.inputs, inputs, strict=True)):
             _check_port("input", port, array)
             request.set_input_tensor(index, _shared(array))
+        given = [_given_away(request, index, port) for index, port in enumerate(self._outputs)]
+        prepared = [each for each in given if each is not None]
 
         def run() -> list[Any]:
+            for each in prepared:
+                each.prepare()
             results = request.infer(share_inputs=True, share_outputs=True)
-            return [np.array(results[port]) for port in self._outputs]
+            # OpenVINO writes the others to the same memory in the next call.
+            return [
+                np.array(results[port]) if own is None else own.give()
+                for port, own in zip(self._outputs, given, strict=True)
+            ]
 
         return run
 
@@ -220,13 +229,27 @@ class _ModelSession(Session):
 
 def _buffer(port: Any) -> Array | None:
     """An array for the input, where its shape is known and numpy has its type."""
+    found = _layout(port)
+    return None if found is None else aligned_empty(*found)
+
+
+def _given_away(request: Any, index: int, port: Any) -> GivenAway | None:
+    """Arrays for an output that the request writes, where its shape is known and numpy has its type."""
+    found = _layout(port)
+    if found is None:
+        return None
+    return GivenAway(*found, lambda array: request.set_output_tensor(index, _shared(array)))
+
+
+def _layout(port: Any) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
+    """The shape and dtype of a port's arrays; None where the shape is open, or numpy does not have the type."""
     import openvino as ov
 
     shape, kind = port.get_partial_shape(), port.get_element_type()
     if not shape.is_static or kind.bitwidth < 8 or kind == ov.Type.string:
         return None
     dtype = kind.to_dtype()
-    return aligned_empty(tuple(shape.to_shape()), dtype) if ov.Type(dtype) == kind else None
+    return (tuple(shape.to_shape()), np.dtype(dtype)) if ov.Type(dtype) == kind else None
 
 
 def _shared(array: Array) -> Any:

@@ -35,7 +35,8 @@ class BoundSuffix:
     """A bound call, as ``BoundCall``, where an engine makes outputs. No input is copied on the way to it.
 
     Fill the arrays of ``inputs``, call it, and read ``outputs``. Outputs of the launches are the same arrays in each
-    call, and outputs of the engine are new ones. Callers of the module and of all its bound calls take turns.
+    call. Outputs of the engine are not written again while anybody has them. Callers of the module and of all its bound
+    calls take turns.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class BoundSuffix:
     def __call__(self) -> None:
         """Run the module once. Raises CollageError with the engine's message."""
         with self._turn:
+            self.outputs = {}  # the engine may write to their memory again where nobody else has it
             if self._launch is not None:
                 self._launch()
             if self._careful is not None and self._is_unusual is not None and self._is_unusual():

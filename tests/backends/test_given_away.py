@@ -1,0 +1,84 @@
+"""Arrays that are given away keep what they hold while anybody has them, and are filled again afterwards."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from collage.backends.openvino import OpenVino
+from collage.graph.dataflow import Array
+from collage.kernel.buffers import aligned_copy
+from collage.kernel.given_away import GivenAway
+from collage.kernel.options import BuildOptions
+from tests.models import make_model
+
+
+def test_memory_is_filled_again_only_when_nobody_has_a_view() -> None:
+    attached: list[int] = []
+
+    def attach(array: Array) -> None:
+        attached.append(array.ctypes.data)
+
+    given = GivenAway((4, 3), np.dtype(np.float32), attach)
+    given.prepare()
+    assert len(attached) == 1
+    whole = given.give()
+    part = whole[1:, ::2].T
+    del whole
+    given.prepare()
+    assert len(attached) == 2, "a view of a view refers to the memory"
+    assert part.ctypes.data != given.give().ctypes.data
+    del part
+    given.prepare()
+    assert len(attached) == 2
+    raw = given.give().data
+    given.prepare()
+    assert len(attached) == 3
+    del raw
+
+
+@pytest.fixture
+def call_and_input() -> tuple[object, Array]:
+    if not OpenVino().available():
+        pytest.skip("OpenVINO is not installed")
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"]),
+        helper.make_node("Identity", ["r"], ["same"]),
+        helper.make_node("Identity", ["x"], ["through"]),
+        helper.make_node("ArgMax", ["x"], ["largest"], axis=1, keepdims=0),
+    ]
+    model = make_model(nodes, {"x": [2, 300]}, {"r": [2, 300], "same": [2, 300], "through": [2, 300]}, {})
+    model.graph.output.append(helper.make_tensor_value_info("largest", 7, [2]))
+    x = aligned_copy(np.zeros((2, 300), np.float32))
+    session = OpenVino().session(model.SerializeToString(), BuildOptions(threads=1))
+    return session.bind_inputs([x]), x
+
+
+def test_results_of_openvino_stay_while_they_are_kept(call_and_input: tuple[object, Array]) -> None:
+    call, x = call_and_input
+    assert callable(call)
+    rng = np.random.default_rng(0)
+    kept = []
+    for number in range(6):
+        x[...] = rng.normal(size=x.shape)
+        relu, same, through, largest = call()
+        expected = np.maximum(x, 0), np.maximum(x, 0), x.copy(), x.argmax(axis=1)
+        kept.append(((relu[:, 7:], same, through, largest), (expected[0][:, 7:], *expected[1:])))
+        if number % 2:
+            kept.pop(0)
+    for found, expected in kept:
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_results_that_nobody_keeps_have_the_same_memory(call_and_input: tuple[object, Array]) -> None:
+    call, _ = call_and_input
+    assert callable(call)
+    places = set()
+    for _ in range(5):
+        places.add(call()[0].ctypes.data)
+        gc.collect()
+    assert len(places) == 1
