@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from collage.compiler.passes.measure import Measure
 from collage.compiler.passes.place import Place
 from collage.compiler.passes.worthwhile import Worthwhile
+from collage.core.deadline import Deadline
 from collage.measure_db.effort import EXHAUSTIVE
 from collage.measure_db.protocol import Request
 from collage.search.errors import ErrorBudget
@@ -86,6 +88,16 @@ def test_all_are_measured_where_few_pieces_gain_nothing(worthwhile: Worthwhile) 
 
 def test_a_gain_below_the_least_one_counts_as_none() -> None:
     assert measured(Worthwhile(piece=1, fruitless=2, least_gain=0.3)) == [(0,), (1,)]
+
+
+@pytest.mark.parametrize(("of_the_time", "count"), [(0.0, 2), (0.1, 2), (1.2, 1)])
+def test_a_piece_has_to_gain_what_its_share_of_the_remaining_time_is_worth(
+    of_the_time: float, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes half of it. The first one gains 15 of 100 us, and the second one nothing."""
+    halves = (2.0**-number for number in itertools.count())
+    monkeypatch.setattr(Deadline, "remaining_s", property(lambda _: next(halves)))
+    assert len(measured(Worthwhile(piece=1, fruitless=1, of_the_time=of_the_time))) == count
 
 
 def test_an_exhaustive_compile_measures_all() -> None:

@@ -8,6 +8,7 @@ measured where the last measurements have gained little.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,6 +25,10 @@ log = logging.getLogger(__name__)
 class Worthwhile:
     """Races candidates until ``fruitless`` pieces of work in a row gained a share of less than ``least_gain`` each.
 
+    Where the compile has to end at some time, a piece has to gain more the more of the remaining time it took: without
+    time to correct them in the network, predictions that are better by a percent are worth nothing. A piece that took
+    all of it would have to gain ``of_the_time``.
+
     A piece ends with the first region after ``piece`` new measurements. The gain is that of the predicted time of the
     best placement in the model's own dtypes. Within a tolerance it may also be that of the best placement under the
     error budget that samples have led to so far: of a bound by prices, which is found quickly. Where kernels of reduced
@@ -33,6 +38,7 @@ class Worthwhile:
     piece: int = 150
     fruitless: int = 2
     least_gain: float = 0.003
+    of_the_time: float = 0.1
 
     def raced(
         self,
@@ -49,7 +55,7 @@ class Worthwhile:
             return measurer.race(requests, rivals_us, epsilon_us)
         outcomes: dict[Request, Outcome] = {}
         best_us = self._predicted_us(context, compilation)
-        made, idle = measurer.made_in_all, 0
+        made, idle, left_s = measurer.made_in_all, 0, context.course.deadline.remaining_s
         for done, asked in _pieces(requests, self.piece):
             outcomes |= measurer.race(asked, rivals_us, epsilon_us)
             if not best_us or measurer.made_in_all - made < self.piece or done == len(requests):
@@ -58,12 +64,18 @@ class Worthwhile:
             now_us = self._predicted_us(context, known) or best_us
             made = measurer.made_in_all
             log.info("%d of %d offers: predicted %s us, was %s us", done, len(requests), now_us, best_us)
-            gains = any(now <= (1 - self.least_gain) * was for now, was in zip(now_us, best_us, strict=True))
+            least, left_s = self._least(left_s, context.course.deadline.remaining_s)
+            gains = any(now <= (1 - least) * was for now, was in zip(now_us, best_us, strict=True))
             idle = 0 if gains else idle + 1
             best_us = now_us
             if idle == self.fruitless:
                 break
         return outcomes
+
+    def _least(self, before_s: float, left_s: float) -> tuple[float, float]:
+        """The least share that a piece has to gain that left so many of the seconds before it, and what it left."""
+        took = 0.0 if math.isinf(before_s) else 1 - max(left_s, 0.0) / max(before_s, 1e-9)
+        return max(self.least_gain, self.of_the_time * took), left_s
 
     def _predicted_us(self, context: Context, compilation: Compilation) -> tuple[float, ...]:
         """The predicted times of the best placements by what is known, in microseconds; none where there is none."""
