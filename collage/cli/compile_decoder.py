@@ -47,7 +47,8 @@ def parse_buckets(text: str) -> tuple[int, ...]:
     "--buckets",
     type=parse_buckets,
     metavar="1,8,64",
-    help="Numbers of tokens of an iteration to compile for. Default: 14 of them, from 1 to 256.",
+    help="Numbers of tokens of an iteration to compile for; others are padded to the next one, which takes as long. "
+    "Default: 14 of them, from 1 to 256.",
 )
 @click.option(
     "--max-length",
