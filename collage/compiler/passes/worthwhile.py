@@ -64,7 +64,8 @@ class Worthwhile:
             now_us = self._predicted_us(context, known) or best_us
             made = measurer.made_in_all
             log.info("%d of %d offers: predicted %s us, was %s us", done, len(requests), now_us, best_us)
-            least, left_s = self._least(left_s, context.course.deadline.remaining_s)
+            before_s, left_s = left_s, context.course.deadline.remaining_s
+            least = self._least(before_s, left_s)
             gains = any(now <= (1 - least) * was for now, was in zip(now_us, best_us, strict=True))
             idle = 0 if gains else idle + 1
             best_us = now_us
@@ -72,10 +73,11 @@ class Worthwhile:
                 break
         return outcomes
 
-    def _least(self, before_s: float, left_s: float) -> tuple[float, float]:
-        """The least share that a piece has to gain that left so many of the seconds before it, and what it left."""
-        took = 0.0 if math.isinf(before_s) else 1 - max(left_s, 0.0) / max(before_s, 1e-9)
-        return max(self.least_gain, self.of_the_time * took), left_s
+    def _least(self, before_s: float, left_s: float) -> float:
+        """The least share that a piece has to gain; the seconds of the compile that were left before it and now."""
+        if not 0 < before_s < math.inf:
+            return self.least_gain
+        return max(self.least_gain, self.of_the_time * (before_s - left_s) / before_s)
 
     def _predicted_us(self, context: Context, compilation: Compilation) -> tuple[float, ...]:
         """The predicted times of the best placements by what is known, in microseconds; none where there is none."""
