@@ -6,6 +6,11 @@ from setuptools import Extension, setup
 
 WARNINGS = ["-Wall", "-Wextra"]
 KERNELS = "collage/native/kernels"
+# Built once more for processors that have AVX2 but no AVX-512; lanes.h tells how.
+AVX2_TOO = (
+    *("isa", "attention", "direct_conv", "finish", "gemm"),
+    *("lstm", "narrow_transposed", "shallow_conv", "strassen", "winograd"),
+)
 
 # Without a compiler Collage installs all the same; `collage doctor` says what is missing.
 setup(
@@ -31,6 +36,14 @@ setup(
             "collage.native._kernels",
             sorted(glob(f"{KERNELS}/*.cpp")),
             depends=sorted(glob(f"{KERNELS}/*.h")),
+            extra_compile_args=["-std=c++17", "-O3", "-g0", *WARNINGS],
+            optional=True,
+        ),
+        Extension(
+            "collage.native._kernels_avx2",
+            [f"{KERNELS}/{name}.cpp" for name in AVX2_TOO],
+            depends=sorted(glob(f"{KERNELS}/*.h")),
+            define_macros=[("COLLAGE_AVX2", "1")],
             extra_compile_args=["-std=c++17", "-O3", "-g0", *WARNINGS],
             optional=True,
         ),

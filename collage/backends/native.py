@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class Native(Backend):
-    """Kernels in C++ for AVX-512 on Collage's team, for float32 and bfloat16, mostly with channels innermost."""
+    """Kernels in C++ for AVX-512 and AVX2 on Collage's team, mostly with channels innermost.
+
+    Those for bfloat16 and 8 bits need AVX-512.
+    """
 
     name = "native"
     kind = BackendKind.LIBRARY

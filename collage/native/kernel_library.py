@@ -1,48 +1,72 @@
-"""Loading Collage's own kernels, which `setup.py` builds from the folder `kernels`."""
+"""Loading Collage's own kernels, which `setup.py` builds from the folder `kernels`.
+
+There are two libraries. One has all kernels, for AVX-512 where they are made of vectors. The other has those of float32
+once more for AVX2, and is used on processors that have no AVX-512.
+"""
 
 from __future__ import annotations
 
 import ctypes
+from contextlib import suppress
 from functools import cache
 
 from collage.errors import CollageError
 from collage.native.library import address_of, built
 
-REVISION = 9
+REVISION = 10
 """The revision of the kernels' sources; kernels.h says when it changes."""
 
-_LEAST_ISA = 512
+_AVX512, _AVX2 = 512, 256
 
 
 @cache
 def kernels_problem() -> str:
     """The reason why Collage's own kernels cannot be used here and the way to mend that, or "" if they can."""
     try:
-        library = _load()
-        found, isa = library.collage_kernels_revision(), library.collage_kernels_isa()
-        if found != REVISION:
-            raise OSError(f"they were built from other sources (revision {found}, not {REVISION})")
+        isa = _load().collage_kernels_isa()
+        for library in (_load(), _load_avx2()) if isa == _AVX2 else (_load(),):
+            found = library.collage_kernels_revision()
+            if found != REVISION:
+                raise OSError(f"they were built from other sources (revision {found}, not {REVISION})")
     except (OSError, AttributeError) as error:  # AttributeError: one built from older sources
         return (
             f"Collage's own kernels cannot be used: {error}. They are built when Collage is installed from source "
             "and a C++17 compiler is found: install one (Debian: apt install g++) and install Collage again."
         )
-    return "" if isa >= _LEAST_ISA else "this processor has no AVX-512, which Collage's own kernels need"
+    return "" if isa >= _AVX2 else "this processor has no AVX2, which Collage's own kernels need"
+
+
+def has_avx512() -> bool:
+    """Whether Collage's own kernels are those for AVX-512. Without it there are none for bfloat16 or 8 bits."""
+    return not kernels_problem() and bool(_load().collage_kernels_isa() == _AVX512)
+
+
+def _wide_problem() -> str:
+    if problem := kernels_problem():
+        return problem
+    return "" if has_avx512() else "this processor has no AVX-512, which Collage's kernels in fewer bits need"
 
 
 def kernel_function(name: str) -> int:
     """The address of a kernel, for a task. Raises CollageError when it cannot be used."""
     if problem := kernels_problem():
         raise CollageError(problem)
-    return address_of(getattr(_load(), name))
+    return _address(name)
 
 
 def library_function(name: str) -> int | None:
     """The address of a function for every processor, or None where the library was not built or is of older sources."""
     try:
-        return address_of(getattr(_load(), name))
+        return _address(name)
     except (OSError, AttributeError):
         return None
+
+
+def _address(name: str) -> int:
+    if not kernels_problem() and not has_avx512():
+        with suppress(AttributeError):
+            return address_of(getattr(_load_avx2(), name))
+    return address_of(getattr(_load(), name))
 
 
 def has_bf16_dots() -> bool:
@@ -55,7 +79,7 @@ def bf16_problem() -> str:
 
     The revision does not tell, since all other kernels are what they were without these.
     """
-    if problem := kernels_problem():
+    if problem := _wide_problem():
         return problem
     missing = None in map(library_function, ("collage_bf16_gemm", "collage_bf16_direct_conv"))
     return "Collage's own kernels were built before there were any for bfloat16" if missing else ""
@@ -81,7 +105,7 @@ def has_int8_dots() -> bool:
 
 def int8_problem() -> str:
     """The same as ``bf16_problem`` for the kernels whose weights are stored in 8 bits."""
-    if problem := kernels_problem():
+    if problem := _wide_problem():
         return problem
     missing = library_function("collage_int8_gemm") is None
     return "Collage's own kernels were built before there were any for 8 bits" if missing else ""
@@ -89,7 +113,7 @@ def int8_problem() -> str:
 
 def rounding_problem() -> str:
     """The reason why data cannot be rounded to 8 bits and multiplied so by dot products here, or "" if it can."""
-    if problem := kernels_problem():
+    if problem := _wide_problem():
         return problem
     if None in map(library_function, ("collage_find_ranges", "collage_round")):
         return "Collage's own kernels were built before there were any that round to 8 bits"
@@ -99,3 +123,8 @@ def rounding_problem() -> str:
 @cache
 def _load() -> ctypes.CDLL:
     return ctypes.CDLL(str(built("_kernels")))
+
+
+@cache
+def _load_avx2() -> ctypes.CDLL:
+    return ctypes.CDLL(str(built("_kernels_avx2")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from collage.errors import CollageError
 from collage.graph.dataflow import Array, np_dtype
 from collage.kernel.buffers import ALIGNMENT, aligned_empty
 from collage.native import Step, Task
-from collage.native.kernel_library import library_function
+from collage.native.kernel_library import kernels_problem, library_function
 from collage.native.structure import structure
 from collage.serve.runner import Slice
 
@@ -237,7 +238,7 @@ class Merge:
 def attention_problem() -> str:
     """The reason why the native attention cannot be used, or "" where it can."""
     if library_function("collage_attention_combine") is not None:
-        return ""
+        return kernels_problem() if platform.machine() in ("x86_64", "AMD64") else ""
     return (
         "Collage's own kernels were not built, or from older sources, and serving needs them: install a C++17 "
         "compiler (Debian: apt install g++) and install Collage again."

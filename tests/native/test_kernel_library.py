@@ -41,7 +41,7 @@ def _missing() -> Any:
         (_missing, r"it was not built.*apt install g\+\+"),
         (lambda: SimpleNamespace(), "no attribute"),
         (lambda: library(revision=REVISION - 1), "other sources.*install Collage again"),
-        (lambda: library(isa=0), "no AVX-512"),
+        (lambda: library(isa=0), "no AVX2"),
     ],
 )
 def test_why_not(monkeypatch: pytest.MonkeyPatch, load: Any, words: str) -> None:

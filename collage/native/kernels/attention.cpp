@@ -5,7 +5,8 @@
 // of the sequence are merged by their m and s, whether other threads or other processes made them.
 //
 // Keys lie transposed, so that the scores of 32 keys are two vectors, and products need no sums across lanes. Vectors
-// are the compiler's, 64 bytes wide, and the code is compiled for three instruction sets.
+// have 16 numbers. The code is compiled for AVX-512, for AVX2 (setup.py), whose registers have half a vector, and where the
+// processor is no x86 for what there is.
 
 #include "attention.h"
 
@@ -21,7 +22,6 @@
 #include "attention_items.h"
 #include "attention_store.h"
 #include "attention_tiles.h"
-#include "attention_vectors.h"
 #include "kernels.h"
 
 namespace {
@@ -30,7 +30,6 @@ using namespace collage_attention;
 using Buffers = collage_attention_buffers;
 using Partials = collage_attention_partials;
 
-constexpr int kTile = 8;      // rows that are multiplied at a time
 constexpr int64_t kSent = 2;  // floats before an o that another process gets: m and s
 
 // The position of the first token of a request's block.
@@ -55,18 +54,19 @@ INLINE void prefetch(const Cell *from, int64_t count) {
 // Scores of R rows against a block's keys: [R][32].
 template <int R, typename Cell>
 INLINE void multiply_keys(const float *q, int64_t dim, const Cell *keys, const Cell *next, float *scores) {
+  constexpr int kAtOnce = kKeyVectors<R>;
   Vector a[R][2] = {};
-  for (int64_t d = 0; d < dim; ++d) {
-    Vector k0, k1;
-    prefetch(next + d * kBlock, kBlock);
-    load_pair(k0, k1, keys + d * kBlock);
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; half += kAtOnce)
+    for (int64_t d = 0; d < dim; ++d) {
+      Vector k[2];
+      if (half == 0) prefetch(next + d * kBlock, kBlock);
+      load_pair(k[0], k[1], keys + d * kBlock);
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const float x = q[r * kMostDim + d];
-      a[r][0] += x * k0;
-      a[r][1] += x * k1;
+      for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+        for (int i = half; i < half + kAtOnce; ++i) a[r][i] += q[r * kMostDim + d] * k[i];
     }
-  }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
     in_order<Cell>(a[r][0], a[r][1]);
@@ -138,24 +138,22 @@ struct State {
 INLINE float soften(float *scores, int64_t seen, float &m, float &s) {
   Vector x0, x1;
   if (seen <= 0) {
-    x0 = x1 = Vector{};
+    x0 = x1 = filled(0.0f);
     store(scores, x0);
     store(scores + kLanes, x1);
     return 1.0f;
   }
   load(x0, scores);
   load(x1, scores + kLanes);
-  const Integers lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const Vector hidden = Vector{} - INFINITY;
-  x0 = lane < int32_t(seen) ? x0 : hidden;
-  x1 = lane + int32_t(kLanes) < int32_t(seen) ? x1 : hidden;
-  const Vector both = x0 > x1 ? x0 : x1;
-  const float most = std::max(m, largest(both));
+  const Vector hidden = filled(-INFINITY);
+  x0 = below(seen, x0, hidden);
+  x1 = below(seen - kLanes, x1, hidden);
+  const float most = std::max(m, largest(larger(x0, x1)));
   const float from = most == -INFINITY ? 0.0f : most;  // a row of minus infinities has no weights
   x0 -= from;
   x1 -= from;
-  exponential(x0);
-  exponential(x1);
+  x0 = exponential(x0);
+  x1 = exponential(x1);
   store(scores, x0);
   store(scores + kLanes, x1);
   const float keep = m == -INFINITY ? 0.0f : m == from ? 1.0f : expf(m - from);
@@ -179,7 +177,7 @@ INLINE void attend_tile(const Shape &s, State &state, int64_t row, int64_t first
   float *const o = state.o + row * kMostDim;
   const Cell *const values = cells.values, *const next = cells.next_values;
   int64_t column = 0;
-  constexpr int kAtOnce = R <= 4 ? 4 : 2;  // vectors of a row, so that memory is read in order where it sets the pace
+  constexpr int kAtOnce = kValueVectors<R>;
   for (; column + kAtOnce * kLanes <= wide; column += kAtOnce * kLanes)
     multiply_values<R, kAtOnce>(scores, keep, values + column, next + column, count, wide, o + column);
   for (; column + 2 * kLanes <= wide; column += 2 * kLanes)
@@ -208,7 +206,7 @@ template <typename Cell>
 INLINE void attend_rows(const Shape &s, State &state, int64_t row, int64_t end, int64_t first, int64_t count,
                         const Cells<Cell> &cells, const float *scales) {
   for (; row + kTile <= end; row += kTile) attend_tile<kTile>(s, state, row, first, count, cells, scales);
-  if (row + 4 <= end) {
+  if (kTile > 4 && row + 4 <= end) {
     attend_tile<4>(s, state, row, first, count, cells, scales);
     row += 4;
   }
@@ -224,25 +222,24 @@ INLINE void attend_rows(const Shape &s, State &state, int64_t row, int64_t end, 
 // Makes weights of a row's scores of some blocks, of which it sees the first `seen` keys. Returns the factor of what was
 // summed before.
 INLINE float soften_span(float *scores, uint16_t *weights, const int64_t *seen, int64_t blocks, float &m, float &s) {
-  const Integers lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const Vector hidden = Vector{} - INFINITY;
+  const Vector hidden = filled(-INFINITY);
   Vector highest = hidden, total = {}, x;
   for (int64_t block = 0; block < blocks; ++block)
     for (int64_t half = 0; half < kBlock; half += kLanes) {
       float *const here = scores + block * kBlock + half;
       load(x, here);
       if (seen[block] < half + kLanes) {
-        x = lane + int32_t(half) < int32_t(seen[block]) ? x : hidden;
+        x = below(seen[block] - half, x, hidden);
         store(here, x);
       }
-      highest = x > highest ? x : highest;
+      highest = larger(x, highest);
     }
   const float most = std::max(m, largest(highest));
   const float from = most == -INFINITY ? 0.0f : most;  // a row of minus infinities has no weights
   for (int64_t at = 0; at < blocks * kBlock; at += kLanes) {
     load(x, scores + at);
     x -= from;
-    exponential(x);
+    x = exponential(x);
     total += x;
     narrow(weights + at, x);
   }
@@ -423,13 +420,7 @@ INLINE void run(Phase phase, const Shape &s, const Buffers &b, int64_t part) {
 
 using Run = void (*)(Phase, const Shape &, const Buffers &, int64_t);
 
-void run_any(Phase phase, const Shape &s, const Buffers &b, int64_t part) { run(phase, s, b, part); }
-
-#if COLLAGE_X86
-
-__attribute__((target("avx2,fma"))) void run_256(Phase phase, const Shape &s, const Buffers &b, int64_t part) {
-  run(phase, s, b, part);
-}
+#if COLLAGE_X86 && !defined(COLLAGE_AVX2)
 
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma,prefer-vector-width=512"))) void run_512(
     Phase phase, const Shape &s, const Buffers &b, int64_t part) {
@@ -450,18 +441,20 @@ Run widest() {
 #if COLLAGE_AMX
   if (collage_kernels_amx()) return run_tiled;
 #endif
-  if (collage_kernels_isa() == 512) return run_512;
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? run_256 : run_any;
+  return collage_kernels_isa() == 512 ? run_512 : nullptr;
 }
 
 #else
 
-Run widest() { return run_any; }
+void run_here(Phase phase, const Shape &s, const Buffers &b, int64_t part) { run(phase, s, b, part); }
+
+Run widest() { return run_here; }
 
 #endif
 
 int run_phase(Phase phase, void *a, void *b, intptr_t n) {
   static const Run best = widest();
+  if (best == nullptr) return COLLAGE_UNAVAILABLE;
   best(phase, *static_cast<const Shape *>(a), *static_cast<const Buffers *>(b), n);
   return 0;
 }

@@ -37,6 +37,8 @@ struct TileState {
 
 INLINE int64_t whole_steps(int64_t dim) { return (dim + kDeep - 1) / kDeep * kDeep; }
 
+#if COLLAGE_AMX
+
 // Two rows of `count` numbers of bfloat16 beside each other; no second row is zeros.
 INLINE void pair_up(const uint16_t *first, const uint16_t *second, int64_t count, uint32_t *to) {
   for (int64_t i = 0; i < count; i += kLanes) {
@@ -47,8 +49,6 @@ INLINE void pair_up(const uint16_t *first, const uint16_t *second, int64_t count
     memcpy(to + i, &both, sizeof both);
   }
 }
-
-#if COLLAGE_AMX
 
 // To the nearest number of bfloat16. Denormals become zero.
 INLINE void narrow(uint16_t *to, const Vector &from) {

@@ -7,17 +7,19 @@
 #if COLLAGE_X86
 #include <algorithm>
 
-#include "avx512.h"
+#include "registers.h"
 
 namespace {
 
 using Item = float;
 
-[[gnu::always_inline]] inline __m512 load(__mmask16 lanes, const Item *from) {
-  return _mm512_maskz_loadu_ps(lanes, from);
+[[gnu::always_inline]] inline collage::Register load(collage::Mask lanes, const Item *from) {
+  return collage::load_register(lanes, from);
 }
 
-[[gnu::always_inline]] inline void store(Item *to, __mmask16 lanes, __m512 x) { _mm512_mask_storeu_ps(to, lanes, x); }
+[[gnu::always_inline]] inline void store(Item *to, collage::Mask lanes, collage::Register x) {
+  collage::store_register(to, lanes, x);
+}
 
 }  // namespace
 

@@ -12,6 +12,8 @@
 // channels at every other pixel took a fifth longer. Groups that do not fill vectors see their neighbours' channels
 // too, with weights of 0; an infinite input then makes NaN of theirs.
 //
+// With AVX2 a register has half a vector, and a tile is computed for one half after the other.
+//
 // Before this is included, `Item` is the type of what is read and written, and `load` and `store` bring it to and from
 // registers of float32. All arithmetic is float32, and so are weights, bias and bounds.
 
@@ -23,17 +25,24 @@ namespace {
 using Shape = collage_direct_conv_shape;
 using Buffers = collage_direct_conv_buffers;
 
+using collage::kHalves;
+using collage::kRegister;
+using collage::kRegisters;
+using collage::Mask;
+using collage::Register;
+
 constexpr int64_t kVector = 16;
-constexpr __mmask16 kAll = 0xffff;
 
 // Sums of a pixel, and pixels of a tile: enough sums to hide the latency of multiplications, and no more than fit in
-// 32 registers together with the weights of 3 columns.
+// 32 registers together with the weights of 3 columns; of 16 registers, weights have none if there are several rotations.
 constexpr int rotations_of(int reach) { return reach == COLLAGE_ITSELF ? 1 : 4; }
-constexpr int pixels_of(int reach) { return reach == COLLAGE_ITSELF ? 14 : 4; }
+constexpr int pixels_of(int reach) {
+  return reach == COLLAGE_ITSELF ? (kHalves == 1 ? 14 : 8) : (kHalves == 1 ? 4 : 3);
+}
 
 template <int REACH>
 struct Sums {
-  __m512 at[pixels_of(REACH)][rotations_of(REACH)];
+  Register at[pixels_of(REACH)][rotations_of(REACH)];
 };
 
 // A tile, and the part of the input that its windows see.
@@ -42,7 +51,7 @@ struct Place {
   // of inputs that is seen (of all if the sources are listed).
   const Item *src;
   const int64_t *sources, *end;
-  __mmask16 last_lanes;  // channels of the last vector of inputs that is seen
+  Mask last_lanes;  // channels of the last vector of inputs that is seen
   const float *weights;  // of that corner
   int64_t planes, rows;  // of the windows that lie inside
   int64_t skip;          // weights of rows that lie outside, from one plane to the next
@@ -50,13 +59,11 @@ struct Place {
   Item *dst;
   const Item *residual;
   int64_t pixels;
-  __mmask16 lanes;       // channels of the result
+  Mask lanes;            // channels of the result
 };
 
 // Which of a vector's channels there are.
-inline __mmask16 lanes_of(int64_t channels, int64_t vector) {
-  return __mmask16((1u << std::min(kVector, channels - vector * kVector)) - 1);
-}
+inline Mask lanes_of(int64_t channels, int64_t vector) { return collage::first_lanes(channels - vector * kVector); }
 
 // Vectors of inputs that the tile sees.
 template <int REACH>
@@ -70,35 +77,45 @@ template <typename T>
   asm volatile("" : "+r"(value));
 }
 
+// A whole register of weights or biases.
+[[gnu::always_inline]] inline Register whole(const float *from) {
+  return collage::load_register(collage::lanes_of_half(collage::kAllLanes, 0), from);
+}
+
 // What one row of the windows adds to the tile, from 16 channels whose 128 bits are exchanged: i becomes i ^ EXCHANGE.
+// With AVX2 from the half of them that becomes `half`.
 template <int REACH, int STRIDE, int WIDTH, int EXCHANGE>
 [[gnu::always_inline]] inline void sweep(const Item *src, int64_t pixel, const float *weights, uint64_t columns,
-                                         __mmask16 lanes, Sums<REACH> &sums) {
+                                         Mask lanes, int64_t half, Sums<REACH> &sums) {
   constexpr int kPixels = pixels_of(REACH), kRotations = rotations_of(REACH);
-  constexpr bool kResident = WIDTH * kRotations + kPixels * kRotations <= 28;
-  __m512 w[WIDTH][kRotations];
+  constexpr bool kResident = WIDTH * kRotations + kPixels * kRotations <= kRegisters - 4 / kHalves;
+  const int64_t from = half ^ collage::kOtherHalf<EXCHANGE>;
+  lanes = collage::lanes_of_half(lanes, from);
+  src += from * kRegister;
+  weights += half * kRegister;
+  Register w[WIDTH][kRotations];
   if constexpr (kResident) {
 #pragma GCC unroll 8
     for (int k = 0; k < WIDTH; ++k)
 #pragma GCC unroll 4
-      for (int r = 0; r < kRotations; ++r) w[k][r] = _mm512_loadu_ps(weights + (k * kRotations + r) * kVector);
+      for (int r = 0; r < kRotations; ++r) w[k][r] = whole(weights + (k * kRotations + r) * kVector);
   }
   opaque(columns);
+#ifndef COLLAGE_AVX2
   asm volatile("" : "+Yk"(lanes));
+#endif
 #pragma GCC unroll 64
   for (int column = 0; column < (kPixels - 1) * STRIDE + WIDTH; ++column) {
     if (__builtin_expect(columns >> column & 1, 1)) {
-      __m512 x = load(lanes, src);
-      if constexpr (EXCHANGE != 0)
-        x = _mm512_maskz_shuffle_f32x4(kAll, x, x, EXCHANGE == 1 ? 0xB1 : EXCHANGE == 2 ? 0x4E : 0x1B);
+      const Register x = collage::exchange<EXCHANGE>(load(lanes, src));
 #pragma GCC unroll 8
       for (int k = 0; k < WIDTH; ++k) {
         const int to = (column - k) / STRIDE;
         if (column >= k && (column - k) % STRIDE == 0 && to < kPixels) {
 #pragma GCC unroll 4
           for (int r = 0; r < kRotations; ++r) {
-            const __m512 by = kResident ? w[k][r] : _mm512_loadu_ps(weights + (k * kRotations + r) * kVector);
-            sums.at[to][r] = _mm512_fmadd_ps(x, by, sums.at[to][r]);
+            const Register by = kResident ? w[k][r] : whole(weights + (k * kRotations + r) * kVector);
+            sums.at[to][r] = collage::fma(x, by, sums.at[to][r]);
           }
         }
       }
@@ -110,13 +127,13 @@ template <int REACH, int STRIDE, int WIDTH, int EXCHANGE>
 }
 
 template <int ROTATIONS>
-[[gnu::always_inline]] inline __m512 total(const __m512 (&sums)[ROTATIONS]) {
+[[gnu::always_inline]] inline Register total(const Register (&sums)[ROTATIONS]) {
   if constexpr (ROTATIONS == 1) {
     return sums[0];
   } else {
-    const __m512 low = sums[0] + _mm512_maskz_permute_ps(kAll, sums[1], 0x93);
-    const __m512 high = sums[2] + _mm512_maskz_permute_ps(kAll, sums[3], 0x93);
-    return low + _mm512_maskz_permute_ps(kAll, high, 0x4E);
+    const Register low = sums[0] + collage::rotate<1>(sums[1]);
+    const Register high = sums[2] + collage::rotate<1>(sums[3]);
+    return low + collage::rotate<2>(high);
   }
 }
 
@@ -134,17 +151,17 @@ template <int REACH, int STRIDE, int LOCALITY>
 }
 
 template <int REACH, int STRIDE, int WIDTH>
-[[gnu::always_inline]] inline void tile(const Shape &s, const float *bias, int64_t vector, const Place &at) {
+[[gnu::always_inline]] inline void tile(const Shape &s, const float *bias, int64_t vector, const Place &at, int64_t half) {
   constexpr int kPixels = pixels_of(REACH), kRotations = rotations_of(REACH);
   constexpr int64_t kWeights = WIDTH * kRotations * kVector;
   Sums<REACH> sums;
 #pragma GCC unroll 16
   for (int i = 0; i < kPixels; ++i) {
-    sums.at[i][0] = _mm512_loadu_ps(bias + vector * kVector);
+    sums.at[i][0] = whole(bias + vector * kVector + half * kRegister);
 #pragma GCC unroll 4
-    for (int r = 1; r < kRotations; ++r) sums.at[i][r] = _mm512_setzero_ps();
+    for (int r = 1; r < kRotations; ++r) sums.at[i][r] = collage::in_register(0.0f);
   }
-  if (REACH != COLLAGE_ITSELF || STRIDE == 1) {
+  if (half == 0 && (REACH != COLLAGE_ITSELF || STRIDE == 1)) {
     if (s.blocked)
       prefetch_below<REACH, STRIDE, 3>(s, at);
     else
@@ -160,40 +177,40 @@ template <int REACH, int STRIDE, int WIDTH>
         for (const int64_t *source = at.sources; source != at.end; ++source, weights += kWeights) {
           const int64_t vector = *source >> 2;
           const Item *from = src + vector * s.from.vector;
-          const __mmask16 lanes = lanes_of(s.inputs, vector);
+          const Mask lanes = lanes_of(s.inputs, vector);
           switch (*source & 3) {
-            case 0: sweep<REACH, STRIDE, WIDTH, 0>(from, pixel, weights, at.columns, lanes, sums); break;
-            case 1: sweep<REACH, STRIDE, WIDTH, 1>(from, pixel, weights, at.columns, lanes, sums); break;
-            case 2: sweep<REACH, STRIDE, WIDTH, 2>(from, pixel, weights, at.columns, lanes, sums); break;
-            case 3: sweep<REACH, STRIDE, WIDTH, 3>(from, pixel, weights, at.columns, lanes, sums); break;
+            case 0: sweep<REACH, STRIDE, WIDTH, 0>(from, pixel, weights, at.columns, lanes, half, sums); break;
+            case 1: sweep<REACH, STRIDE, WIDTH, 1>(from, pixel, weights, at.columns, lanes, half, sums); break;
+            case 2: sweep<REACH, STRIDE, WIDTH, 2>(from, pixel, weights, at.columns, lanes, half, sums); break;
+            case 3: sweep<REACH, STRIDE, WIDTH, 3>(from, pixel, weights, at.columns, lanes, half, sums); break;
           }
         }
       } else {
-        sweep<REACH, STRIDE, WIDTH, 0>(src, pixel, weights, at.columns, at.last_lanes, sums);
+        sweep<REACH, STRIDE, WIDTH, 0>(src, pixel, weights, at.columns, at.last_lanes, half, sums);
         weights += kWeights;
         if constexpr (REACH == COLLAGE_SAME_256_BITS) {
-          sweep<REACH, STRIDE, WIDTH, 1>(src, pixel, weights, at.columns, at.last_lanes, sums);
+          sweep<REACH, STRIDE, WIDTH, 1>(src, pixel, weights, at.columns, at.last_lanes, half, sums);
           weights += kWeights;
         }
       }
     }
   }
-  __m512 found[kPixels];
+  Register found[kPixels];
 #pragma GCC unroll 16
   for (int i = 0; i < kPixels; ++i) found[i] = total<kRotations>(sums.at[i]);
+  const Mask lanes = collage::lanes_of_half(at.lanes, half);
   if (at.residual) {
 #pragma GCC unroll 16
     for (int i = 0; i < kPixels; ++i)
-      if (i < at.pixels) found[i] += load(at.lanes, at.residual + i * s.to.pixel);
+      if (i < at.pixels) found[i] += load(lanes, at.residual + i * s.to.pixel + half * kRegister);
   }
-  const __m512 low = _mm512_set1_ps(s.low), high = _mm512_set1_ps(s.high);
-  const __mmask16 stored = s.blocked ? kAll : at.lanes;
-  Item *dst = at.dst;
+  const Register low = collage::in_register(s.low), high = collage::in_register(s.high);
+  const Mask stored = s.blocked ? collage::lanes_of_half(collage::kAllLanes, half) : lanes;
+  Item *dst = at.dst + half * kRegister;
 #pragma GCC unroll 16
   for (int i = 0; i < kPixels; ++i) {
     if (i == at.pixels) return;
-    // NaN stays NaN: both return their second operand then.
-    store(dst, stored, _mm512_maskz_min_ps(at.lanes, high, _mm512_maskz_max_ps(kAll, low, found[i])));
+    store(dst, stored, collage::clamp(lanes, found[i], low, high));
     dst += s.to.pixel;
     opaque(dst);
   }
@@ -257,7 +274,7 @@ void one_row(const Shape &s, const Buffers &b, const Tiles &tiles, int64_t vecto
     at.src = src + left * s.from.pixel;
     at.dst = reinterpret_cast<Item *>(b.dst) + dst;
     at.residual = b.residual ? reinterpret_cast<const Item *>(b.residual) + dst : nullptr;
-    tile<REACH, STRIDE, WIDTH>(s, b.bias, vector, at);
+    for (int64_t half = 0; half < kHalves; ++half) tile<REACH, STRIDE, WIDTH>(s, b.bias, vector, at, half);
     left += at.pixels * STRIDE;
     dst += at.pixels * s.to.pixel;
   }

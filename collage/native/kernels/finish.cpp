@@ -6,7 +6,6 @@
 
 #if COLLAGE_X86
 
-#include "avx512.h"
 #include "finishing.h"
 
 using collage::Finishing;
@@ -17,8 +16,8 @@ extern "C" int collage_finish(void *a, void *b, intptr_t, void *) {
   const collage_finish_buffers &buffers = *static_cast<const collage_finish_buffers *>(b);
   if (s.activation < 0 || s.activation >= collage::kActivations) return COLLAGE_UNAVAILABLE;
   const Finishing how{s.row, s.residual_first != 0, s.low, s.high};
-  const int blocks = int((s.columns + kLanes - 1) / kLanes), left = int(s.columns % kLanes);
-  const __mmask16 last = left == 0 ? __mmask16(0xffff) : __mmask16((1u << left) - 1);
+  const int blocks = int((s.columns + kLanes - 1) / kLanes);
+  const collage::Mask last = collage::first_lanes(s.columns - (blocks - 1) * kLanes);
   collage::kFinish[s.activation](how, {buffers.bias, buffers.residual, last}, buffers.dst, s.rows, blocks);
   return 0;
 }

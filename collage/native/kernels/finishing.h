@@ -18,23 +18,23 @@ struct Finishing {
 struct Ending {
   const float *bias;      // of these columns, or nullptr
   const float *residual;  // like the sums, or nullptr
-  __mmask16 mask;         // columns of the last block
+  Mask mask;              // columns of the last block
 };
 
 template <Activation ACTIVATION>
 void finish(const Finishing &how, const Ending &end, float *c, int64_t rows, int wide) {
-  const __m512 low = _mm512_set1_ps(how.low), high = _mm512_set1_ps(how.high), zero = _mm512_setzero_ps();
+  const Floats low = broadcast(how.low), high = broadcast(how.high), zero = zeros();
   for (int j = 0; j < wide; ++j) {
-    const __mmask16 mask = j == wide - 1 ? end.mask : __mmask16(0xffff);
-    const __m512 bias = end.bias == nullptr ? zero : _mm512_maskz_loadu_ps(mask, end.bias + j * kLanes);
+    const Mask mask = j == wide - 1 ? end.mask : kAllLanes;
+    const Floats bias = end.bias == nullptr ? zero : load(mask, end.bias + j * kLanes);
     for (int64_t i = 0; i < rows; ++i) {
       const intptr_t at = i * how.row + j * kLanes;
-      __m512 x = _mm512_maskz_loadu_ps(mask, c + at) + bias;
-      const __m512 residual = end.residual == nullptr ? zero : _mm512_maskz_loadu_ps(mask, end.residual + at);
+      Floats x = load(mask, c + at) + bias;
+      const Floats residual = end.residual == nullptr ? zero : load(mask, end.residual + at);
       if (how.residual_first) x += residual;
       x = clamp(activate(x, ACTIVATION), low, high);
       if (!how.residual_first) x += residual;
-      _mm512_mask_storeu_ps(c + at, mask, x);
+      store(c + at, mask, x);
     }
   }
 }

@@ -13,19 +13,14 @@
 
 #include <algorithm>
 
-#include "avx512.h"
 #include "finishing.h"
 #include "tile.h"
 
 namespace {
 
-using collage::Accumulators;
-using collage::Ending;
-using collage::Finishing;
-using collage::kLanes;
-using collage::Plain;
+using namespace collage;
 
-constexpr int kRows = 8;   // of a register tile
+constexpr int kRows = tile_rows(8);
 constexpr int kPanel = 3;  // blocks of columns of a register tile
 
 using Shape = collage_gemm_shape;
@@ -33,26 +28,26 @@ using Buffers = collage_gemm_buffers;
 
 // Adds to what is there unless it is the first slice of the depth.
 template <int MR, int NR>
-void tile(const Plain &o, float *c, intptr_t row, bool first, __mmask16 mask) {
-  Accumulators<MR, NR> sum;
-  collage::multiply(o, sum);
+void tile(const Plain &o, float *c, intptr_t row, bool first, Mask mask) {
+  multiply_panel<MR, NR>(o, [&](const auto &sum, auto block) {
 #pragma GCC unroll 16
-  for (int i = 0; i < MR; ++i)
+    for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 4
-    for (int j = 0; j < NR; ++j) {
-      const __mmask16 columns = j == NR - 1 ? mask : __mmask16(0xffff);
-      float *to = c + i * row + j * kLanes;
-      __m512 x = sum.at[i][j];
-      if (!first) x += _mm512_maskz_loadu_ps(columns, to);
-      _mm512_mask_storeu_ps(to, columns, x);
-    }
+      for (int j = 0; j < sum.kBlocks; ++j) {
+        const Mask columns = block + j == NR - 1 ? mask : kAllLanes;
+        float *to = c + i * row + (block + j) * kLanes;
+        Floats x = sum.at[i][j];
+        if (!first) x += load(columns, to);
+        store(to, columns, x);
+      }
+  });
 }
 
-using Tile = void (*)(const Plain &, float *, intptr_t, bool, __mmask16);
+using Tile = void (*)(const Plain &, float *, intptr_t, bool, Mask);
 
 template <int NR>
-constexpr Tile kTiles[kRows + 1] = {nullptr,    tile<1, NR>, tile<2, NR>, tile<3, NR>, tile<4, NR>,
-                                    tile<5, NR>, tile<6, NR>, tile<7, NR>, tile<8, NR>};
+constexpr Tile kTiles[] = {nullptr,     tile<1, NR>, tile<2, NR>,           tile<3, NR>, tile<4, NR>,
+                           tile<5, NR>, tile<6, NR>, tile<std::min(7, kRows), NR>, tile<kRows, NR>};
 
 struct Range {
   int64_t begin, end;
@@ -90,7 +85,7 @@ class Worker {
     const int64_t groups = parts(rows, kRows), lines = (depth.end - depth.begin) * wide;
     const Tile *const tiles = wide == 3 ? kTiles<3> : wide == 2 ? kTiles<2> : kTiles<1>;
     Ending ending{b_.bias == nullptr ? nullptr : b_.bias + column, nullptr, 0xffff};
-    if ((column + wide * kLanes) > width) ending.mask = __mmask16((1u << (width % kLanes)) - 1);
+    if ((column + wide * kLanes) > width) ending.mask = first_lanes(width % kLanes);
     const Finishing how{s_.columns, s_.residual_first != 0, s_.low, s_.high};
     Plain o{};
     o.a_row = s_.depth;
@@ -108,7 +103,7 @@ class Worker {
       tiles[count](o, b_.dst + at, width, depth.begin == 0, ending.mask);
       if (depth.end < s_.depth) continue;
       if (b_.residual != nullptr) ending.residual = b_.residual + at;
-      collage::kFinish[s_.activation](how, ending, b_.dst + at, count, wide);
+      kFinish[s_.activation](how, ending, b_.dst + at, count, wide);
     }
   }
 

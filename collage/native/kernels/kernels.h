@@ -4,9 +4,9 @@
 // Python fills in through ctypes, and `n` is the number of the share that the calling thread computes. A header for
 // each kernel tells the structs.
 //
-// No compiler flags name a processor: a source includes avx512.h after everything else, and puts what needs it
-// between `#if COLLAGE_X86` and an `#else` with entries that return COLLAGE_UNAVAILABLE. Nothing is called before
-// collage_kernels_isa was asked.
+// No compiler flags name a processor: a source includes lanes.h or avx512.h after everything else, and puts what needs
+// it between `#if COLLAGE_X86` and an `#else` with entries that return COLLAGE_UNAVAILABLE. Nothing is called before
+// collage_kernels_isa was asked. Kernels of float32 are built once more for AVX2, into a library of their own.
 
 #ifndef COLLAGE_NATIVE_KERNELS_H
 #define COLLAGE_NATIVE_KERNELS_H
@@ -20,7 +20,7 @@
 #endif
 
 // Whether the compiler (GCC 11 and its assembler) knows AMX, and the system can be asked for it.
-#if COLLAGE_X86 && defined(__linux__) && defined(__has_include)
+#if COLLAGE_X86 && !defined(COLLAGE_AVX2) && defined(__linux__) && defined(__has_include)
 #if __has_include(<amxbf16intrin.h>)
 #define COLLAGE_AMX 1
 #endif
@@ -38,11 +38,11 @@ enum { COLLAGE_UNAVAILABLE = -1 };
 
 // To be counted up, here and in kernel_library.py, when a struct, the order of weights or the speed of a kernel changes:
 // a library of another revision is not used, nor are measurements and packed kernels of another one.
-#define COLLAGE_KERNELS_REVISION 9
+#define COLLAGE_KERNELS_REVISION 10
 
 int collage_kernels_revision(void);
 
-// What the kernels can use here: 512 for AVX-512 (F, VL, BW and DQ), or 0 when none of them can run.
+// What the kernels can use here: 512 for AVX-512 (F, VL, BW and DQ), 256 for AVX2 and FMA, or 0 when none of them can run.
 int collage_kernels_isa(void);
 
 #ifdef __cplusplus

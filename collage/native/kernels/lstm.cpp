@@ -12,14 +12,14 @@
 
 #include <algorithm>
 
-#include "avx512.h"
 #include "epilogue.h"
 
 namespace {
 
-constexpr int64_t kLanes = 16;
+using namespace collage;
+
 constexpr int kGates = 4;
-constexpr int kRows = 4;  // of the batch at a time: 16 sums
+constexpr int kRows = kAvx512 ? 4 : 1;  // of the batch at a time: 16 sums, or 4 of two registers each
 
 using Shape = collage_lstm_shape;
 using Buffers = collage_lstm_buffers;
@@ -38,11 +38,11 @@ void advance(const Shape &s, const Buffers &b, const Place &at) {
   const int64_t one_step = s.directions * s.batch * s.hidden;
   const float *sums = b.sums + (at.step * s.batch + at.row) * width +
                       (at.direction * blocks + at.block) * kGates * kLanes;
-  __m512 gate[MR][kGates];
+  Floats gate[MR][kGates];
 #pragma GCC unroll 4
   for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 4
-    for (int g = 0; g < kGates; ++g) gate[i][g] = _mm512_loadu_ps(sums + i * width + g * kLanes);
+    for (int g = 0; g < kGates; ++g) gate[i][g] = load(sums + i * width + g * kLanes);
 
   const bool first = at.before < 0;
   const float *h = first ? b.before_h : b.y + at.before * one_step;
@@ -50,14 +50,14 @@ void advance(const Shape &s, const Buffers &b, const Place &at) {
     h += state;
     const float *w = b.weights + (at.direction * blocks + at.block) * s.hidden * kGates * kLanes;
     for (int64_t k = 0; k < s.hidden; ++k, w += kGates * kLanes) {
-      __m512 right[kGates];
+      Floats right[kGates];
 #pragma GCC unroll 4
-      for (int g = 0; g < kGates; ++g) right[g] = _mm512_loadu_ps(w + g * kLanes);
+      for (int g = 0; g < kGates; ++g) right[g] = load(w + g * kLanes);
 #pragma GCC unroll 4
       for (int i = 0; i < MR; ++i) {
-        const __m512 left = _mm512_set1_ps(h[i * s.hidden + k]);
+        const Floats left = broadcast(h[i * s.hidden + k]);
 #pragma GCC unroll 4
-        for (int g = 0; g < kGates; ++g) gate[i][g] = _mm512_fmadd_ps(left, right[g], gate[i][g]);
+        for (int g = 0; g < kGates; ++g) gate[i][g] = fma(left, right[g], gate[i][g]);
       }
     }
   }
@@ -66,17 +66,18 @@ void advance(const Shape &s, const Buffers &b, const Place &at) {
 #pragma GCC unroll 4
   for (int i = 0; i < MR; ++i) {
     const int64_t to = state + i * s.hidden + at.block * kLanes;
-    __m512 cell = collage::sigmoid(gate[i][0]) * collage::tangent(gate[i][3]);
-    if (c != nullptr) cell = _mm512_fmadd_ps(collage::sigmoid(gate[i][2]), _mm512_loadu_ps(c + to), cell);
-    const __m512 made = collage::sigmoid(gate[i][1]) * collage::tangent(cell);
-    _mm512_storeu_ps(b.c + to, cell);
-    _mm512_storeu_ps(b.y + at.step * one_step + to, made);
-    if (at.last && b.last_h != nullptr) _mm512_storeu_ps(b.last_h + to, made);
+    Floats cell = sigmoid(gate[i][0]) * tangent(gate[i][3]);
+    if (c != nullptr) cell = fma(sigmoid(gate[i][2]), load(c + to), cell);
+    const Floats made = sigmoid(gate[i][1]) * tangent(cell);
+    store(b.c + to, cell);
+    store(b.y + at.step * one_step + to, made);
+    if (at.last && b.last_h != nullptr) store(b.last_h + to, made);
   }
 }
 
 using Advance = void (*)(const Shape &, const Buffers &, const Place &);
-constexpr Advance kAdvance[kRows + 1] = {nullptr, advance<1>, advance<2>, advance<3>, advance<4>};
+constexpr int rows(int count) { return std::min(count, kRows); }
+constexpr Advance kAdvance[] = {nullptr, advance<1>, advance<rows(2)>, advance<rows(3)>, advance<rows(4)>};
 
 void run(const Shape &s, const Buffers &b, int64_t number, int64_t share) {
   const int64_t blocks = s.hidden / kLanes, all = s.directions * blocks;

@@ -11,13 +11,12 @@
 
 #include <algorithm>
 
-#include "avx512.h"
-
 #include "epilogue.h"
 
 namespace {
 
-constexpr int64_t kLanes = 16;
+using namespace collage;
+
 constexpr int kVectors = 2;    // of a row that are computed together
 constexpr int kMostOutputs = 4;
 constexpr int64_t kMargin = kLanes;  // zeros left of a row: its first pixel lies at a multiple of 64 bytes
@@ -33,35 +32,6 @@ int64_t row_floats(const Shape &s) {
 }
 // Rows of the input that a chunk may see.
 int64_t chunk_rows(const Shape &s) { return s.row_chunk + 2; }
-
-// Element i of vector j becomes element j of vector i.
-inline void transpose(__m512 v[16]) {
-  __m512 t[16];
-#pragma GCC unroll 8
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_maskz_unpacklo_ps(0xffff, v[i], v[i + 1]);
-    t[i + 1] = _mm512_maskz_unpackhi_ps(0xffff, v[i], v[i + 1]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 16; i += 4)
-#pragma GCC unroll 2
-    for (int j = 0; j < 2; ++j) {
-      v[i + 2 * j] = _mm512_maskz_shuffle_ps(0xffff, t[i + j], t[i + 2 + j], 0x44);
-      v[i + 2 * j + 1] = _mm512_maskz_shuffle_ps(0xffff, t[i + j], t[i + 2 + j], 0xee);
-    }
-#pragma GCC unroll 2
-  for (int i = 0; i < 16; i += 8)
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-      t[i + j] = _mm512_maskz_shuffle_f32x4(0xffff, v[i + j], v[i + 4 + j], 0x88);
-      t[i + 4 + j] = _mm512_maskz_shuffle_f32x4(0xffff, v[i + j], v[i + 4 + j], 0xdd);
-    }
-#pragma GCC unroll 8
-  for (int j = 0; j < 8; ++j) {
-    v[j] = _mm512_maskz_shuffle_f32x4(0xffff, t[j], t[8 + j], 0x88);
-    v[8 + j] = _mm512_maskz_shuffle_f32x4(0xffff, t[j], t[8 + j], 0xdd);
-  }
-}
 
 class Worker {
  public:
@@ -90,22 +60,22 @@ class Worker {
     const bool there = row >= 0 && row < s_.in[0];
     for (int64_t channel = 0; channel < s_.inputs; ++channel) {
       float *const line = to + channel * channel_;
-      _mm512_store_ps(line, _mm512_setzero_ps());
+      store(line, zeros());
       for (int64_t x = there ? kMargin + ceil(s_.in[1], kLanes) * kLanes : kMargin; x < channel_; x += kLanes)
-        _mm512_store_ps(line + x, _mm512_setzero_ps());
+        store(line + x, zeros());
     }
     if (!there) return;
     for (int64_t block = 0; block < s_.inputs / kLanes; ++block) {
       const float *from = b_.src + image * s_.from_batch + block * s_.from_block + row * s_.from_row;
       float *const lines = to + block * kLanes * channel_ + kMargin;
       for (int64_t x = 0; x < s_.in[1]; x += kLanes) {
-        __m512 v[16];
+        Floats v[16];
 #pragma GCC unroll 16
         for (int i = 0; i < 16; ++i)
-          v[i] = x + i < s_.in[1] ? _mm512_loadu_ps(from + (x + i) * s_.from_pixel) : _mm512_setzero_ps();
+          v[i] = x + i < s_.in[1] ? load(from + (x + i) * s_.from_pixel) : zeros();
         transpose(v);
 #pragma GCC unroll 16
-        for (int i = 0; i < 16; ++i) _mm512_store_ps(lines + i * channel_ + x, v[i]);
+        for (int i = 0; i < 16; ++i) store(lines + i * channel_ + x, v[i]);
       }
     }
   }
@@ -122,7 +92,7 @@ class Worker {
   // ROWS rows of 32 pairs of columns of all OUTPUTS channels. `from` is the upper left input of phase 0 without pad.
   template <int OUTPUTS, int ROWS>
   void tile(int64_t image, int64_t phase, int64_t row, int64_t x, const float *from) const {
-    __m512 sum[2][OUTPUTS][ROWS][kVectors];
+    Floats sum[2][OUTPUTS][ROWS][kVectors];
 #pragma GCC unroll 2
     for (int b = 0; b < 2; ++b)
 #pragma GCC unroll 4
@@ -130,7 +100,7 @@ class Worker {
 #pragma GCC unroll 2
         for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 2
-          for (int v = 0; v < kVectors; ++v) sum[b][o][r][v] = _mm512_setzero_ps();
+          for (int v = 0; v < kVectors; ++v) sum[b][o][r][v] = zeros();
     const float *weights = b_.weights + phase * s_.inputs * 8 * OUTPUTS;
     const float *const begin[2] = {from - s_.column_pad[0], from - s_.column_pad[1]};
     for (int64_t channel = 0; channel < s_.inputs; ++channel)
@@ -141,44 +111,44 @@ class Worker {
 #pragma GCC unroll 2
           for (int c = 0; c < 2; ++c, weights += OUTPUTS) {
             const float *const at = begin[b] + channel * channel_ + u * row_ + c;
-            __m512 in[ROWS][kVectors];
+            Floats in[ROWS][kVectors];
 #pragma GCC unroll 2
             for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 2
-              for (int v = 0; v < kVectors; ++v) in[r][v] = _mm512_loadu_ps(at + r * row_ + v * kLanes);
+              for (int v = 0; v < kVectors; ++v) in[r][v] = load(at + r * row_ + v * kLanes);
 #pragma GCC unroll 4
             for (int o = 0; o < OUTPUTS; ++o) {
-              const __m512 weight = _mm512_set1_ps(weights[o]);
+              const Floats weight = broadcast(weights[o]);
 #pragma GCC unroll 2
               for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 2
                 for (int v = 0; v < kVectors; ++v)
-                  sum[b][o][r][v] = _mm512_fmadd_ps(weight, in[r][v], sum[b][o][r][v]);
+                  sum[b][o][r][v] = fma(weight, in[r][v], sum[b][o][r][v]);
             }
           }
     // Even and odd columns alternate.
-    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
     for (int o = 0; o < OUTPUTS; ++o)
       for (int r = 0; r < ROWS; ++r) {
         float *const line = b_.dst + ((image * OUTPUTS + o) * s_.out[0] + 2 * (row + r) + phase) * s_.out[1];
         for (int v = 0; v < kVectors; ++v) {
-          const __m512 even = finish(sum[0][o][r][v], o), odd = finish(sum[1][o][r][v], o);
-          put(line, 2 * (x + v * kLanes), _mm512_permutex2var_ps(even, low, odd));
-          put(line, 2 * (x + v * kLanes) + kLanes, _mm512_permutex2var_ps(even, high, odd));
+          const Floats even = finish(sum[0][o][r][v], o), odd = finish(sum[1][o][r][v], o);
+          Floats first, second;
+          alternate(even, odd, first, second);
+          put(line, 2 * (x + v * kLanes), first);
+          put(line, 2 * (x + v * kLanes) + kLanes, second);
         }
       }
   }
 
-  __m512 finish(__m512 sum, int output) const {
-    const __m512 found = collage::activate(sum + _mm512_set1_ps(b_.bias[output]), s_.activation);
-    return collage::clamp(found, _mm512_set1_ps(s_.low), _mm512_set1_ps(s_.high));
+  Floats finish(Floats sum, int output) const {
+    const Floats found = activate(sum + broadcast(b_.bias[output]), s_.activation);
+    return clamp(found, broadcast(s_.low), broadcast(s_.high));
   }
 
-  void put(float *line, int64_t x, __m512 value) const {
+  void put(float *line, int64_t x, Floats value) const {
     const int64_t left = s_.out[1] - x;
     if (left <= 0) return;
-    _mm512_mask_storeu_ps(line + x, left >= kLanes ? __mmask16(0xffff) : __mmask16((1u << left) - 1), value);
+    store(line + x, first_lanes(left), value);
   }
 
   const Shape &s_;

@@ -12,17 +12,14 @@
 
 #include <algorithm>
 
-#include "avx512.h"
-
 #include "epilogue.h"
 #include "tile.h"
 
 namespace {
 
-using collage::Accumulators;
-using collage::kLanes;
+using namespace collage;
 
-constexpr int kPixels = 14;  // rows of the register tile
+constexpr int kPixels = tile_rows(14);
 constexpr int kPanel = 2;    // blocks of columns of it
 constexpr int64_t kMostPlanes = 4, kMostSeen = 16;
 
@@ -52,12 +49,14 @@ struct Window {
   const float *b;
 };
 
-template <int MR, int NR, int STRIDE>
+// Blocks of columns from FIRST on, of the NR that the panel has.
+template <int MR, int NR, int STRIDE, int FIRST = 0>
 void product(const Window &w, float *c, intptr_t c_block) {
-  Accumulators<MR, NR> sum;
+  constexpr int kHere = std::min(tile_blocks(MR, NR), NR - FIRST);
+  Accumulators<MR, kHere, NR> sum;
   sum.clear();
   for (int64_t point = 0; point < w.points; ++point) {
-    const float *b = w.b + point * w.b_point;
+    const float *b = w.b + point * w.b_point + FIRST * kLanes;
     for (int64_t channel = 0; channel < w.channels; ++channel)
       for (int64_t row = 0; row < w.rows; ++row) {
         const float *a = w.a + point * w.point + channel * w.channel + row * w.row;
@@ -70,18 +69,22 @@ void product(const Window &w, float *c, intptr_t c_block) {
 #pragma GCC unroll 32
   for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 4
-    for (int j = 0; j < NR; ++j) _mm512_store_ps(c + j * c_block + i * kLanes, sum.at[i][j]);
+    for (int j = 0; j < kHere; ++j) store(c + (FIRST + j) * c_block + i * kLanes, sum.at[i][j]);
+  if constexpr (FIRST + kHere < NR) product<MR, NR, STRIDE, FIRST + kHere>(w, c, c_block);
 }
 
 using Product = void (*)(const Window &, float *, intptr_t);
 
+constexpr int pixels(int count) { return std::min(count, kPixels); }
+
 template <int NR, int STRIDE>
-constexpr Product kProducts[kPixels + 1] = {
+constexpr Product kProducts[] = {
     nullptr,
-    product<1, NR, STRIDE>,  product<2, NR, STRIDE>,  product<3, NR, STRIDE>,  product<4, NR, STRIDE>,
-    product<5, NR, STRIDE>,  product<6, NR, STRIDE>,  product<7, NR, STRIDE>,  product<8, NR, STRIDE>,
-    product<9, NR, STRIDE>,  product<10, NR, STRIDE>, product<11, NR, STRIDE>, product<12, NR, STRIDE>,
-    product<13, NR, STRIDE>, product<14, NR, STRIDE>,
+    product<1, NR, STRIDE>,          product<2, NR, STRIDE>,          product<3, NR, STRIDE>,
+    product<4, NR, STRIDE>,          product<5, NR, STRIDE>,          product<6, NR, STRIDE>,
+    product<pixels(7), NR, STRIDE>,  product<pixels(8), NR, STRIDE>,  product<pixels(9), NR, STRIDE>,
+    product<pixels(10), NR, STRIDE>, product<pixels(11), NR, STRIDE>, product<pixels(12), NR, STRIDE>,
+    product<pixels(13), NR, STRIDE>, product<pixels(14), NR, STRIDE>,
 };
 
 class Worker {
@@ -125,19 +128,19 @@ class Worker {
       const int64_t left = x - s_.pad[2];
       // Columns of the input that are there: lanes [low, high).
       const int64_t low = std::clamp<int64_t>(-left, 0, kLanes), high = std::clamp<int64_t>(s_.in[2] - left, 0, kLanes);
-      const __mmask16 mask = low < high ? __mmask16((1u << high) - (1u << low)) : __mmask16(0);
-      __m512 seen[kMostSeen];
+      const Mask mask = low < high ? Mask((1u << high) - (1u << low)) : Mask(0);
+      Floats seen[kMostSeen];
       for (int64_t i = 0; i < s_.seen; ++i)
-        seen[i] = from[i] == nullptr || mask == 0 ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(mask, from[i] + left);
+        seen[i] = from[i] == nullptr || mask == 0 ? zeros() : load(mask, from[i] + left);
       if (sums(s_)) {
-        for (int64_t i = 0; i < s_.seen; ++i) _mm512_store_ps(to + i * point_ + x, seen[i]);
+        for (int64_t i = 0; i < s_.seen; ++i) store(to + i * point_ + x, seen[i]);
         continue;
       }
       const float *factor = b_.before;
       for (int64_t point = 0; point < s_.points; ++point) {
-        __m512 sum = _mm512_setzero_ps();
-        for (int64_t i = 0; i < s_.seen; ++i) sum = _mm512_fmadd_ps(_mm512_set1_ps(*factor++), seen[i], sum);
-        _mm512_store_ps(to + point * point_ + x, sum);
+        Floats sum = zeros();
+        for (int64_t i = 0; i < s_.seen; ++i) sum = fma(broadcast(*factor++), seen[i], sum);
+        store(to + point * point_ + x, sum);
       }
     }
   }
@@ -168,29 +171,29 @@ class Worker {
     const int64_t planes = std::min(s_.planes, s_.out[0] - plane), width = s_.out[2];
     const int64_t points = sums(s_) ? 1 : s_.points;
     const float *from = products_ + block * (last - first) * width * kLanes;
-    const __m512 bias = _mm512_loadu_ps(b_.bias + block * kLanes);
-    const __m512 low = _mm512_set1_ps(s_.low), high = _mm512_set1_ps(s_.high);
+    const Floats bias = load(b_.bias + block * kLanes);
+    const Floats low = broadcast(s_.low), high = broadcast(s_.high);
     const intptr_t begin = image * s_.to_batch + block * s_.to_block + plane * s_.to_plane;
     for (int64_t row = first; row < last; ++row)
       for (int64_t x = 0; x < width; ++x, from += kLanes) {
-        __m512 sum[kMostPlanes];
+        Floats sum[kMostPlanes];
         if (sums(s_)) {
-          sum[0] = _mm512_load_ps(from) + bias;
+          sum[0] = load(from) + bias;
         } else {
 #pragma GCC unroll 4
           for (int64_t i = 0; i < kMostPlanes; ++i) sum[i] = bias;
           for (int64_t point = 0; point < points; ++point) {
-            const __m512 value = _mm512_load_ps(from + point * product_);
+            const Floats value = load(from + point * product_);
 #pragma GCC unroll 4
             for (int64_t i = 0; i < kMostPlanes; ++i)
-              sum[i] = _mm512_fmadd_ps(_mm512_set1_ps(b_.after[i * points + point]), value, sum[i]);
+              sum[i] = fma(broadcast(b_.after[i * points + point]), value, sum[i]);
           }
         }
         for (int64_t i = 0; i < planes; ++i) {
           const intptr_t at = begin + i * s_.to_plane + row * s_.to_row + x * s_.to_pixel;
-          __m512 value = sum[i];
-          if (b_.residual != nullptr) value += _mm512_loadu_ps(b_.residual + at);
-          _mm512_storeu_ps(b_.dst + at, collage::clamp(value, low, high));
+          Floats value = sum[i];
+          if (b_.residual != nullptr) value += load(b_.residual + at);
+          store(b_.dst + at, clamp(value, low, high));
         }
       }
   }

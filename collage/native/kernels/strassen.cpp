@@ -26,17 +26,15 @@
 #include <cstring>
 #include <limits>
 
-#include "avx512.h"
-
 #include "epilogue.h"
 #include "tile.h"
 
 namespace {
 
-using collage::Accumulators;
-using collage::kLanes;
+using namespace collage;
 
-constexpr int kRows = 14;   // rows of the register tile
+constexpr int kRoom = 14;   // rows that there is memory for
+constexpr int kRows = tile_rows(kRoom);
 constexpr int kPairs = 4;   // of rows that are scaled and packed at a time: from memory, and then from the L1 cache
 constexpr int kPanel = 2;   // blocks of columns of it
 constexpr int kMostRows = 128;
@@ -61,7 +59,7 @@ int64_t factor_floats(const Shape &s) { return (s.slice * s.row_chunk | 1) * kLa
 
 // Results of a register tile, and what is needed for the others.
 constexpr int kC11 = 0, kC12 = 1, kC21 = 2, kU = 3, kY = 4, kZ = 5, kTiles = 6;
-constexpr intptr_t kTile = kRows * kPanel * kLanes;
+constexpr intptr_t kTile = kRoom * kPanel * kLanes;
 constexpr int kSave[kProducts] = {kU, kC11, kU, kY, kC21, kZ, kC12};
 
 struct Operands {
@@ -72,17 +70,20 @@ struct Operands {
   intptr_t ahead_lines;  // prefetched with each block
 };
 
-template <int MR, int NR>
+// Blocks of columns from FIRST on, of the NR that the panel has.
+template <int MR, int NR, int FIRST = 0>
 void products(const Operands &o, float *tiles) {
-  Accumulators<MR, NR> sum;
-  const float *b = o.b, *ahead = o.ahead;
+  constexpr int kHere = std::min(tile_blocks(MR, NR), NR - FIRST);
+  Accumulators<MR, kHere, NR> sum;
+  const float *b = o.b + FIRST * kLanes, *ahead = o.ahead;
+  const auto at = [](int i, int j) { return (i * NR + FIRST + j) * kLanes; };
   sum.clear();
   for (int product = 0; product < kProducts; ++product) {
     if (product == 2 || product == 5) {
 #pragma GCC unroll 32
       for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 4
-        for (int j = 0; j < NR; ++j) sum.at[i][j] = _mm512_load_ps(tiles + kU * kTile + (i * NR + j) * kLanes);
+        for (int j = 0; j < kHere; ++j) sum.at[i][j] = load(tiles + kU * kTile + at(i, j));
     }
     const float *a = o.a + product * o.a_product;
     for (intptr_t block = 0; block < o.blocks; ++block, a += o.a_block) {
@@ -94,17 +95,22 @@ void products(const Operands &o, float *tiles) {
 #pragma GCC unroll 32
     for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 4
-      for (int j = 0; j < NR; ++j) _mm512_store_ps(save + (i * NR + j) * kLanes, sum.at[i][j]);
+      for (int j = 0; j < kHere; ++j) store(save + at(i, j), sum.at[i][j]);
   }
+  if constexpr (FIRST + kHere < NR) products<MR, NR, FIRST + kHere>(o, tiles);
 }
 
 using Run = void (*)(const Operands &, float *);
 
+constexpr int rows(int count) { return std::min(count, kRows); }
+
 template <int NR>
-constexpr Run kRuns[kRows + 1] = {
-    nullptr,          products<1, NR>,  products<2, NR>,  products<3, NR>,  products<4, NR>,
-    products<5, NR>,  products<6, NR>,  products<7, NR>,  products<8, NR>,  products<9, NR>,
-    products<10, NR>, products<11, NR>, products<12, NR>, products<13, NR>, products<14, NR>,
+constexpr Run kRuns[] = {
+    nullptr,
+    products<1, NR>,           products<2, NR>,           products<3, NR>,           products<4, NR>,
+    products<5, NR>,           products<6, NR>,           products<rows(7), NR>,     products<rows(8), NR>,
+    products<rows(9), NR>,     products<rows(10), NR>,    products<rows(11), NR>,    products<rows(12), NR>,
+    products<rows(13), NR>,    products<rows(14), NR>,
 };
 
 constexpr uint32_t kInfinity = 0x7f800000;
@@ -124,13 +130,13 @@ struct Scale {
   float to_one, back;
 };
 
-template <collage::Activation ACTIVATION>
-inline void finish(const Shape &s, __m512 x, const float *residual, float *to) {
-  const __m512 more = residual == nullptr ? _mm512_setzero_ps() : _mm512_loadu_ps(residual);
+template <Activation ACTIVATION>
+inline void finish(const Shape &s, Floats x, const float *residual, float *to) {
+  const Floats more = residual == nullptr ? zeros() : load(residual);
   if (s.residual_first) x += more;
-  x = collage::clamp(collage::activate(x, ACTIVATION), _mm512_set1_ps(s.low), _mm512_set1_ps(s.high));
+  x = clamp(activate(x, ACTIVATION), broadcast(s.low), broadcast(s.high));
   if (!s.residual_first) x += more;
-  _mm512_storeu_ps(to, x);
+  store(to, x);
 }
 
 // One share's work: pixels against panels of the halves of the output channels.
@@ -167,7 +173,7 @@ class Worker {
     int64_t upper, lower;  // rows
     intptr_t from[2 * kMostRows], to[2 * kMostRows];
     float scale[2 * kMostRows], back[2 * kMostRows];
-    __mmask16 kept[2 * kMostRows];  // none of a row that takes part as zeros
+    Mask kept[2 * kMostRows];  // none of a row that takes part as zeros
   };
 
   void place(int64_t pixel, intptr_t &from, intptr_t &to) const {
@@ -215,17 +221,17 @@ class Worker {
 
   // 16 channels of a row; SCALED: with the factors for the rows of B.
   template <bool SCALED>
-  static __m512 load(const float *from, __m512 factor) {
-    const __m512 x = _mm512_loadu_ps(from);
+  static Floats data(const float *from, Floats factor) {
+    const Floats x = load(from);
     return SCALED ? x * factor : x;
   }
 
   // Factors for 16 channels of either half.
   template <bool SCALED>
-  void depth_factors(int64_t block, __m512 factors[2]) const {
+  void depth_factors(int64_t block, Floats factors[2]) const {
     for (int side = 0; side < 2; ++side)
-      factors[side] = SCALED ? _mm512_loadu_ps(b_.depth_scales + (side * s_.in_blocks + block) * kLanes)
-                             : _mm512_setzero_ps();
+      factors[side] = SCALED ? load(b_.depth_scales + (side * s_.in_blocks + block) * kLanes)
+                             : zeros();
   }
 
   template <bool SCALED, int PAIRS>
@@ -234,23 +240,23 @@ class Worker {
     const intptr_t right = s_.in_blocks * s_.from.block;
     const float *weights = ahead.weights;
     for (int64_t block = 0; block < depth.size(); ++block) {
-      __m512 by[2];
+      Floats by[2];
       depth_factors<SCALED>(depth.begin + block, by);
       for (int64_t row = first; row < first + PAIRS; ++row) {
         for (int64_t line = 0; line < ahead.lines; ++line, weights += kLanes) _mm_prefetch(weights, _MM_HINT_T1);
         const intptr_t at = (depth.begin + block) * s_.from.block;
         const float *const upper = b_.src + c.from[row] + at, *const lower = b_.src + c.from[c.upper + row] + at;
-        const __mmask16 kept[2] = {c.kept[row], c.kept[c.upper + row]};
-        const __m512 scale[2] = {_mm512_set1_ps(c.scale[row]), _mm512_set1_ps(c.scale[c.upper + row])};
-        const __m512 a11 = _mm512_maskz_mul_ps(kept[0], load<SCALED>(upper, by[0]), scale[0]);
-        const __m512 a12 = _mm512_maskz_mul_ps(kept[0], load<SCALED>(upper + right, by[1]), scale[0]);
-        const __m512 a21 = _mm512_maskz_mul_ps(kept[1], load<SCALED>(lower, by[0]), scale[1]);
-        const __m512 a22 = _mm512_maskz_mul_ps(kept[1], load<SCALED>(lower + right, by[1]), scale[1]);
-        const __m512 s1 = a21 + a22, s2 = s1 - a11, s3 = a11 - a21, s4 = a12 - s2;
+        const Mask kept[2] = {c.kept[row], c.kept[c.upper + row]};
+        const Floats scale[2] = {broadcast(c.scale[row]), broadcast(c.scale[c.upper + row])};
+        const Floats a11 = product(kept[0], data<SCALED>(upper, by[0]), scale[0]);
+        const Floats a12 = product(kept[0], data<SCALED>(upper + right, by[1]), scale[0]);
+        const Floats a21 = product(kept[1], data<SCALED>(lower, by[0]), scale[1]);
+        const Floats a22 = product(kept[1], data<SCALED>(lower + right, by[1]), scale[1]);
+        const Floats s1 = a21 + a22, s2 = s1 - a11, s3 = a11 - a21, s4 = a12 - s2;
         float *const to = factors_ + (block * c.upper + row) * kLanes;
-        const __m512 factors[kProducts] = {a11, a12, s2, s3, a22, s1, s4};
+        const Floats factors[kProducts] = {a11, a12, s2, s3, a22, s1, s4};
 #pragma GCC unroll 8
-        for (int i = 0; i < kProducts; ++i) _mm512_store_ps(to + i * factor_, factors[i]);
+        for (int i = 0; i < kProducts; ++i) store(to + i * factor_, factors[i]);
       }
     }
     ahead.weights = weights;
@@ -260,19 +266,18 @@ class Worker {
   template <bool SCALED, int PAIRS>
   void scale_pairs(Chunk &c, Range depth, int64_t first) const {
     const intptr_t right = s_.in_blocks * s_.from.block;
-    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
-    __m512i most[2][PAIRS];
+    Integers most[2][PAIRS];
     const float *from[2][PAIRS];
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half)
 #pragma GCC unroll 4
       for (int i = 0; i < PAIRS; ++i) {
-        most[half][i] = _mm512_setzero_si512();
+        most[half][i] = no_bits();
         from[half][i] = b_.src + c.from[half * c.upper + first + i];
       }
     for (int64_t block = depth.begin; block < depth.end; ++block) {
       const intptr_t at = block * s_.from.block;
-      __m512 by[2];
+      Floats by[2];
       depth_factors<SCALED>(block, by);
 #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half)
@@ -280,9 +285,8 @@ class Worker {
         for (int i = 0; i < PAIRS; ++i)
 #pragma GCC unroll 2
           for (int side = 0; side < 2; ++side) {
-            const __m512 x = load<SCALED>(from[half][i] + at + side * right, by[side]);
-            const __m512i size = _mm512_and_si512(_mm512_castps_si512(x), magnitude);
-            most[half][i] = _mm512_maskz_max_epi32(0xffff, most[half][i], size);
+            const Floats x = data<SCALED>(from[half][i] + at + side * right, by[side]);
+            most[half][i] = max_magnitude(most[half][i], x);
           }
     }
 #pragma GCC unroll 2
@@ -299,9 +303,9 @@ class Worker {
       }
   }
 
-  static uint32_t largest(__m512i x) {
+  static uint32_t largest(Integers x) {
     alignas(64) uint32_t each[kLanes];
-    _mm512_store_si512(each, x);
+    store(each, x);
     return *std::max_element(each, each + kLanes);
   }
 
@@ -320,21 +324,21 @@ class Worker {
       if (more) o.ahead = panel.next + lines * group / groups * kLanes;
       (panel.wide == 2 ? kRuns<2> : kRuns<1>)[rows.size()](o, tiles_);
       if (panel.depth.end < s_.in_blocks) {
-        give<collage::kNone>(c, rows, panel, false);
+        give<kNone>(c, rows, panel, false);
         continue;
       }
       switch (s_.activation) {
-        case collage::kGelu: give<collage::kGelu>(c, rows, panel, true); break;
-        case collage::kTanh: give<collage::kTanh>(c, rows, panel, true); break;
-        case collage::kSigmoid: give<collage::kSigmoid>(c, rows, panel, true); break;
-        case collage::kSwish: give<collage::kSwish>(c, rows, panel, true); break;
-        case collage::kGeluTanh: give<collage::kGeluTanh>(c, rows, panel, true); break;
-        default: give<collage::kNone>(c, rows, panel, true);
+        case kGelu: give<kGelu>(c, rows, panel, true); break;
+        case kTanh: give<kTanh>(c, rows, panel, true); break;
+        case kSigmoid: give<kSigmoid>(c, rows, panel, true); break;
+        case kSwish: give<kSwish>(c, rows, panel, true); break;
+        case kGeluTanh: give<kGeluTanh>(c, rows, panel, true); break;
+        default: give<kNone>(c, rows, panel, true);
       }
     }
   }
 
-  template <collage::Activation ACTIVATION>
+  template <Activation ACTIVATION>
   void give(const Chunk &c, Range rows, const Panel &panel, bool last) const {
     const int64_t wide = panel.wide;
     for (int64_t j = 0; j < wide; ++j) {
@@ -343,15 +347,15 @@ class Worker {
       const float *from = tiles_ + j * kLanes;
       for (int64_t row = rows.begin; row < rows.end; ++row, from += wide * kLanes) {
         const intptr_t upper = c.to[row], at[2] = {upper + left * s_.to.block, upper + right * s_.to.block};
-        const __m512 back = _mm512_set1_ps(c.back[row]);
-        put<ACTIVATION>(_mm512_load_ps(from + kC11 * kTile), back, columns[0], at[0], panel, last);
-        put<ACTIVATION>(_mm512_load_ps(from + kC12 * kTile), back, columns[1], at[1], panel, last);
+        const Floats back = broadcast(c.back[row]);
+        put<ACTIVATION>(load(from + kC11 * kTile), back, columns[0], at[0], panel, last);
+        put<ACTIVATION>(load(from + kC12 * kTile), back, columns[1], at[1], panel, last);
         if (row >= c.lower) continue;
         const intptr_t down = c.to[c.upper + row] - upper;
-        const __m512 below = _mm512_set1_ps(c.back[c.upper + row]);
-        put<ACTIVATION>(_mm512_load_ps(from + kC21 * kTile), below, columns[0], at[0] + down, panel, last);
-        const __m512 y = _mm512_load_ps(from + kY * kTile), z = _mm512_load_ps(from + kZ * kTile);
-        const __m512 c22 = y + (z - _mm512_load_ps(from + kU * kTile));
+        const Floats below = broadcast(c.back[c.upper + row]);
+        put<ACTIVATION>(load(from + kC21 * kTile), below, columns[0], at[0] + down, panel, last);
+        const Floats y = load(from + kY * kTile), z = load(from + kZ * kTile);
+        const Floats c22 = y + (z - load(from + kU * kTile));
         put<ACTIVATION>(c22, below, columns[1], at[1] + down, panel, last);
       }
     }
@@ -359,21 +363,21 @@ class Worker {
 
   // Of 16 columns.
   struct Columns {
-    __m512 scale, bias;
+    Floats scale, bias;
   };
 
   Columns of_columns(int64_t block) const {
-    return {_mm512_loadu_ps(b_.column_scales + block * kLanes), _mm512_loadu_ps(b_.bias + block * kLanes)};
+    return {load(b_.column_scales + block * kLanes), load(b_.bias + block * kLanes)};
   }
 
   // Scales the sums back, the row's scale last, so that nothing is too large or small on the way; and adds them to the
   // bias, which goes with the first slice, or to what the slices before this one gave.
-  template <collage::Activation ACTIVATION>
-  void put(__m512 x, __m512 back, const Columns &columns, intptr_t at, const Panel &panel, bool last) const {
-    const __m512 before = panel.depth.begin > 0 ? _mm512_loadu_ps(b_.dst + at) : columns.bias;
-    x = _mm512_fmadd_ps(x * columns.scale, back, before);
+  template <Activation ACTIVATION>
+  void put(Floats x, Floats back, const Columns &columns, intptr_t at, const Panel &panel, bool last) const {
+    const Floats before = panel.depth.begin > 0 ? load(b_.dst + at) : columns.bias;
+    x = fma(x * columns.scale, back, before);
     if (last) finish<ACTIVATION>(s_, x, b_.residual == nullptr ? nullptr : b_.residual + at, b_.dst + at);
-    else _mm512_storeu_ps(b_.dst + at, x);
+    else store(b_.dst + at, x);
   }
 
   const Shape &s_;

@@ -36,10 +36,6 @@ inline void store(void *to, bool narrow, intptr_t at, __mmask16 mask, __m512 x) 
     _mm512_mask_storeu_ps(static_cast<float *>(to) + at, mask, x);
 }
 
-inline __mmask16 first_lanes(int64_t count) {
-  return count >= kLanes ? __mmask16(0xffff) : __mmask16((1u << count) - 1);
-}
-
 // A share's rows against its blocks of columns: `Worker`, made of the shape, the buffers and the blocks, takes the rows
 // chunk by chunk, and streams the share's weights once for each.
 template <typename Worker, typename Shape, typename Buffers>

@@ -12,18 +12,14 @@
 
 #include <algorithm>
 
-#include "avx512.h"
 #include "tile.h"
 #include "winograd_tiles.h"
 
 namespace {
 
-using collage::Accumulators;
-using collage::Blocked;
-using collage::kLanes;
-using collage::Transform;
+using namespace collage;
 
-constexpr int kRows = 14;   // rows of the largest register tile
+constexpr int kRows = tile_rows(14);
 constexpr int kPanel = 2;   // blocks of columns of a register tile
 
 using Shape = collage_winograd_shape;
@@ -64,19 +60,22 @@ using Product = void (*)(const Blocked &, float *c, intptr_t c_block);
 
 template <int MR, int NR>
 void product(const Blocked &o, float *c, intptr_t c_block) {
-  Accumulators<MR, NR> sum;
-  collage::multiply(o, sum);
+  multiply_panel<MR, NR>(o, [&](const auto &sum, auto block) {
 #pragma GCC unroll 32
-  for (int i = 0; i < MR; ++i)
+    for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 4
-    for (int j = 0; j < NR; ++j) _mm512_store_ps(c + j * c_block + i * kLanes, sum.at[i][j]);
+      for (int j = 0; j < sum.kBlocks; ++j) store(c + (block + j) * c_block + i * kLanes, sum.at[i][j]);
+  });
 }
 
+constexpr int rows(int count) { return std::min(count, kRows); }
+
 template <int NR>
-constexpr Product kProducts[kRows + 1] = {
-    nullptr,        product<1, NR>, product<2, NR>,  product<3, NR>,  product<4, NR>,
-    product<5, NR>, product<6, NR>, product<7, NR>,  product<8, NR>,  product<9, NR>,
-    product<10, NR>, product<11, NR>, product<12, NR>, product<13, NR>, product<14, NR>,
+constexpr Product kProducts[] = {
+    nullptr,
+    product<1, NR>,        product<2, NR>,        product<3, NR>,        product<4, NR>,        product<5, NR>,
+    product<6, NR>,        product<rows(7), NR>,  product<rows(8), NR>,  product<rows(9), NR>,  product<rows(10), NR>,
+    product<rows(11), NR>, product<rows(12), NR>, product<rows(13), NR>, product<rows(14), NR>,
 };
 
 // One share's work: the tiles and blocks of output channels that it does.
@@ -126,7 +125,7 @@ class Worker {
         const int64_t y = tile / columns_.tiles * M - rows_.pad, x = tile % columns_.tiles * M - columns_.pad;
         const float *src = from + y * step.row + x * step.pixel;
         if (y >= 0 && x >= 0 && y + P <= rows_.in && x + P <= columns_.in)
-          collage::transform_in<P>(src, step.row, step.pixel, to, in_point_);
+          transform_in<P>(src, step.row, step.pixel, to, in_point_);
         else
           transform_edge(src, {-y, rows_.in - y}, {-x, columns_.in - x}, to);
       }
@@ -139,10 +138,10 @@ class Worker {
     for (int i = 0; i < P; ++i)
       for (int j = 0; j < P; ++j) {
         const bool there = i >= rows.begin && i < rows.end && j >= columns.begin && j < columns.end;
-        _mm512_store_ps(inside + (i * P + j) * kLanes,
-                        there ? _mm512_load_ps(src + i * s_.from.row + j * s_.from.pixel) : _mm512_setzero_ps());
+        store(inside + (i * P + j) * kLanes,
+                        there ? load(src + i * s_.from.row + j * s_.from.pixel) : zeros());
       }
-    collage::transform_in<P>(inside, P * kLanes, kLanes, to, in_point_);
+    transform_in<P>(inside, P * kLanes, kLanes, to, in_point_);
   }
 
   void multiply(int64_t tiles, Range depths, int64_t first_plane) const {
@@ -210,8 +209,8 @@ class Worker {
     const collage_winograd_steps &step = s_.to;
     const intptr_t down = rows_.step * step.row, right = columns_.step * step.pixel;
     for (int64_t block = blocks_.begin; block < blocks_.end; ++block) {
-      const collage::Finish finish{_mm512_loadu_ps(b_.bias + block * kLanes), _mm512_set1_ps(s_.low),
-                                   _mm512_set1_ps(s_.high)};
+      const Finish finish{load(b_.bias + block * kLanes), broadcast(s_.low),
+                                   broadcast(s_.high)};
       const intptr_t plane = image * step.batch + block * step.block + depth * step.plane + rows_.begin * step.row +
                              columns_.begin * step.pixel;
       const float *src = from + (block - blocks_.begin) * c_block;
@@ -220,10 +219,10 @@ class Worker {
         const intptr_t at = plane + y * down + x * right;
         const int64_t rows = rows_.count - y, columns = columns_.count - x;
         if (b_.residual != nullptr)
-          collage::transform_out<P, true>(src, out_point_, finish, b_.residual + at, b_.dst + at, down, right, rows,
+          transform_out<P, true>(src, out_point_, finish, b_.residual + at, b_.dst + at, down, right, rows,
                                           columns);
         else
-          collage::transform_out<P, false>(src, out_point_, finish, nullptr, b_.dst + at, down, right, rows, columns);
+          transform_out<P, false>(src, out_point_, finish, nullptr, b_.dst + at, down, right, rows, columns);
       }
     }
   }

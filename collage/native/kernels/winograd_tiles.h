@@ -3,9 +3,6 @@
 #ifndef COLLAGE_NATIVE_KERNELS_WINOGRAD_TILES_H
 #define COLLAGE_NATIVE_KERNELS_WINOGRAD_TILES_H
 
-#include <immintrin.h>
-#include <stdint.h>
-
 #include "epilogue.h"
 #include "tile.h"
 
@@ -22,12 +19,12 @@ struct Transform;
 template <>
 struct Transform<3> {
   static constexpr int kOutputs = 2;
-  static inline void in(const __m512 x[3], __m512 y[3]) {
+  static inline void in(const Floats x[3], Floats y[3]) {
     y[0] = x[0] + x[1];
     y[1] = x[1] - x[0];
     y[2] = x[2] - x[0];
   }
-  static inline void out(const __m512 x[3], __m512 y[2]) {
+  static inline void out(const Floats x[3], Floats y[2]) {
     y[0] = x[0] + x[1];
     y[1] = x[0] - x[1] + x[2];
   }
@@ -36,11 +33,11 @@ struct Transform<3> {
 template <>
 struct Transform<4> {
   static constexpr int kOutputs = 2;
-  static inline void in(const __m512 x[4], __m512 y[4]) {
+  static inline void in(const Floats x[4], Floats y[4]) {
     y[0] = x[2] - x[0];
     Transform<3>::in(x + 1, y + 1);
   }
-  static inline void out(const __m512 x[4], __m512 y[2]) {
+  static inline void out(const Floats x[4], Floats y[2]) {
     Transform<3>::out(x + 1, y);
     y[0] += x[0];
   }
@@ -50,36 +47,36 @@ template <>
 struct Transform<5> {
   static constexpr int kOutputs = 4;
   static constexpr float kRoot = 0.70710678f;
-  static inline void in(const __m512 x[5], __m512 y[5]) {
-    const __m512 r = _mm512_set1_ps(kRoot), r2 = _mm512_set1_ps(2 * kRoot);
-    const __m512 half = _mm512_set1_ps(0.5f), two = _mm512_set1_ps(2), both = _mm512_set1_ps(2.5f);
-    const __m512 a = _mm512_fnmadd_ps(two, x[1], x[3]), b = _mm512_fnmadd_ps(two, x[0], x[2]);
-    const __m512 c = _mm512_fnmadd_ps(half, x[1], x[3]), d = _mm512_fnmadd_ps(half, x[0], x[2]);
-    y[0] = _mm512_fmadd_ps(r, b, a);
-    y[1] = _mm512_fnmadd_ps(r, b, a);
-    y[2] = _mm512_fmadd_ps(r2, d, c);
-    y[3] = _mm512_fnmadd_ps(r2, d, c);
-    y[4] = _mm512_fnmadd_ps(both, x[2], x[0] + x[4]);
+  static inline void in(const Floats x[5], Floats y[5]) {
+    const Floats r = broadcast(kRoot), r2 = broadcast(2 * kRoot);
+    const Floats half = broadcast(0.5f), two = broadcast(2), both = broadcast(2.5f);
+    const Floats a = fnma(two, x[1], x[3]), b = fnma(two, x[0], x[2]);
+    const Floats c = fnma(half, x[1], x[3]), d = fnma(half, x[0], x[2]);
+    y[0] = fma(r, b, a);
+    y[1] = fnma(r, b, a);
+    y[2] = fma(r2, d, c);
+    y[3] = fnma(r2, d, c);
+    y[4] = fnma(both, x[2], x[0] + x[4]);
   }
-  static inline void out(const __m512 x[5], __m512 y[4]) {
-    const __m512 r = _mm512_set1_ps(kRoot), two = _mm512_set1_ps(2), four = _mm512_set1_ps(4);
-    const __m512 half = _mm512_set1_ps(0.5f), eight = _mm512_set1_ps(8);
-    const __m512 a = x[0] + x[1], b = r * (x[0] - x[1]), c = x[2] + x[3], d = r * (x[2] - x[3]);
+  static inline void out(const Floats x[5], Floats y[4]) {
+    const Floats r = broadcast(kRoot), two = broadcast(2), four = broadcast(4);
+    const Floats half = broadcast(0.5f), eight = broadcast(8);
+    const Floats a = x[0] + x[1], b = r * (x[0] - x[1]), c = x[2] + x[3], d = r * (x[2] - x[3]);
     y[0] = a + c;
-    y[1] = _mm512_fmadd_ps(two, d, b);
-    y[2] = half * _mm512_fmadd_ps(four, c, a);
-    y[3] = _mm512_fmadd_ps(half, _mm512_fmadd_ps(eight, d, b), x[4]);
+    y[1] = fma(two, d, b);
+    y[2] = half * fma(four, c, a);
+    y[3] = fma(half, fma(eight, d, b), x[4]);
   }
 };
 
 template <>
 struct Transform<6> {
   static constexpr int kOutputs = 4;
-  static inline void in(const __m512 x[6], __m512 y[6]) {
-    y[0] = _mm512_fnmadd_ps(_mm512_set1_ps(2.5f), x[2], x[0] + x[4]);
+  static inline void in(const Floats x[6], Floats y[6]) {
+    y[0] = fnma(broadcast(2.5f), x[2], x[0] + x[4]);
     Transform<5>::in(x + 1, y + 1);
   }
-  static inline void out(const __m512 x[6], __m512 y[4]) {
+  static inline void out(const Floats x[6], Floats y[4]) {
     Transform<5>::out(x + 1, y);
     y[0] += x[0];
   }
@@ -88,27 +85,27 @@ struct Transform<6> {
 // Points of one tile, `point` floats apart, from its first element, with `row` and `column` floats to the next ones.
 template <int P>
 inline void transform_in(const float *src, intptr_t row, intptr_t column, float *dst, intptr_t point) {
-  __m512 middle[P][P];
+  Floats middle[P][P];
 #pragma GCC unroll 8
   for (int j = 0; j < P; ++j) {
-    __m512 x[P], y[P];
+    Floats x[P], y[P];
 #pragma GCC unroll 8
-    for (int i = 0; i < P; ++i) x[i] = _mm512_load_ps(src + i * row + j * column);
+    for (int i = 0; i < P; ++i) x[i] = load(src + i * row + j * column);
     Transform<P>::in(x, y);
 #pragma GCC unroll 8
     for (int i = 0; i < P; ++i) middle[i][j] = y[i];
   }
 #pragma GCC unroll 8
   for (int i = 0; i < P; ++i) {
-    __m512 y[P];
+    Floats y[P];
     Transform<P>::in(middle[i], y);
 #pragma GCC unroll 8
-    for (int j = 0; j < P; ++j) _mm512_store_ps(dst + (i * P + j) * point, y[j]);
+    for (int j = 0; j < P; ++j) store(dst + (i * P + j) * point, y[j]);
   }
 }
 
 struct Finish {
-  __m512 bias, low, high;
+  Floats bias, low, high;
 };
 
 // Outputs of one tile, `row` and `column` floats apart; of those outside of `rows` and `columns` nothing is written.
@@ -116,12 +113,12 @@ template <int P, bool RESIDUAL>
 inline void transform_out(const float *src, intptr_t point, const Finish &f, const float *residual, float *dst,
                           intptr_t row, intptr_t column, int64_t rows, int64_t columns) {
   constexpr int M = Transform<P>::kOutputs;
-  __m512 middle[M][P];
+  Floats middle[M][P];
 #pragma GCC unroll 8
   for (int j = 0; j < P; ++j) {
-    __m512 x[P], y[M];
+    Floats x[P], y[M];
 #pragma GCC unroll 8
-    for (int i = 0; i < P; ++i) x[i] = _mm512_load_ps(src + (i * P + j) * point);
+    for (int i = 0; i < P; ++i) x[i] = load(src + (i * P + j) * point);
     Transform<P>::out(x, y);
 #pragma GCC unroll 4
     for (int i = 0; i < M; ++i) middle[i][j] = y[i];
@@ -129,15 +126,15 @@ inline void transform_out(const float *src, intptr_t point, const Finish &f, con
 #pragma GCC unroll 4
   for (int i = 0; i < M; ++i) {
     if (i >= rows) break;
-    __m512 y[M];
+    Floats y[M];
     Transform<P>::out(middle[i], y);
 #pragma GCC unroll 4
     for (int j = 0; j < M; ++j) {
       if (j >= columns) break;
       const intptr_t at = i * row + j * column;
-      __m512 value = y[j] + f.bias;
-      if (RESIDUAL) value += _mm512_load_ps(residual + at);
-      _mm512_store_ps(dst + at, clamp(value, f.low, f.high));
+      Floats value = y[j] + f.bias;
+      if (RESIDUAL) value += load(residual + at);
+      store(dst + at, clamp(value, f.low, f.high));
     }
   }
 }
