@@ -51,22 +51,21 @@ def kernel_function(name: str) -> int:
     """The address of a kernel, for a task. Raises CollageError when it cannot be used."""
     if problem := kernels_problem():
         raise CollageError(problem)
-    return _address(name)
+    if has_avx512():
+        return address_of(getattr(_load(), name))
+    try:
+        return address_of(getattr(_load_avx2(), name))
+    except AttributeError as error:
+        raise CollageError(f"the kernel {name} needs AVX-512, which this processor lacks") from error
 
 
 def library_function(name: str) -> int | None:
-    """The address of a function for every processor, or None where the library was not built or is of older sources."""
-    try:
-        return _address(name)
-    except (OSError, AttributeError):
-        return None
-
-
-def _address(name: str) -> int:
-    if not kernels_problem() and not has_avx512():
-        with suppress(AttributeError):
-            return address_of(getattr(_load_avx2(), name))
-    return address_of(getattr(_load(), name))
+    """The address of a function for every processor, in its best form, or None where it was not built."""
+    libraries = [_load] if kernels_problem() or has_avx512() else [_load_avx2, _load]
+    for load in libraries:
+        with suppress(OSError, AttributeError):
+            return address_of(getattr(load(), name))
+    return None
 
 
 def has_bf16_dots() -> bool:
