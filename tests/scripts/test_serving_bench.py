@@ -210,11 +210,15 @@ def test_the_whole_command_on_a_tiny_decoder(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert found["machine"]["gbytes_per_s"] > 0
     (model,) = found["models"]
-    assert set(model["contenders"]) == {"collage", "request-level"} and not model["failed"]
+    assert set(model["contenders"]) == {"collage", "request-level", "whole-batches"}
+    assert not model["failed"]
     assert all(row["same_tokens"] == 1.0 and row["share_of_static"] > 0 for row in model["alone"])
     rows = model["trace"]["by_contender"]
-    assert rows["request-level"]["same_tokens"] == 1.0
+    assert rows["request-level"]["same_tokens"] == rows["whole-batches"]["same_tokens"] == 1.0
+    assert rows["whole-batches"]["saturated"]["between_p99_ms"] < rows["collage"]["saturated"]["between_ms"]
     assert rows["collage"]["saturated"]["requests"] == 12
     assert model["trace"]["ratios"]["request_level"]["saturated"] > 0
+    assert model["trace"]["ratios"]["whole_batches"]["saturated"] > 0
+    assert set(model["between"]) == {"collage", "request-level"}
     assert model["between"]["collage"]["p99_over_median"] >= 1.0
     assert model["scheduler_us"]["scheduler"] > 0

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from scripts.lib.serving.study import Course
 
 MODELS = ("gpt2_124m", "qwen2_like")
-OURS = ("collage", "request-level")
+OURS = ("collage", "request-level", "whole-batches")
 _BFLOAT16 = ("--tolerance", "2e-2", "--no-8-bits")
 PEERS = ("openvino-genai", "llama.cpp", "ctranslate2", "vllm", "openvino-genai at its defaults")
 
@@ -174,6 +174,9 @@ def command(
     arrivals, threads, and precision of weights and cache, and ignore end tokens. In bfloat16 Collage's is compiled with
     an error of the logits of at most 2e-2, and has bfloat16 where that is faster. Each contender has a process of its
     own, which is stopped while another one is measured. One that is not installed is left out.
+
+    `request-level` is Collage's engine with batches of eight requests, none of which begins before the last one has
+    ended. `whole-batches` is the same as Orca's paper describes it: answers of a batch come together, with the longest.
 
     Three parts: `alone` is the engine against a static batch on the same kernels, and the scheduler's time. `trace` is
     Orca's trace, saturated and at several rates. `between` is the time between tokens while prompts of 512 tokens

@@ -17,6 +17,7 @@ from scripts.lib.serving.trace import from_message
 CONTENDERS: Mapping[str, str] = {
     "collage": "collage_engine",
     "request-level": "collage_engine",
+    "whole-batches": "collage_engine",
     "openvino-genai": "openvino_genai",
     "llama.cpp": "llama_cpp",
     "ctranslate2": "ctranslate2",

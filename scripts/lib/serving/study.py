@@ -10,7 +10,7 @@ from typing import Any
 
 from scripts.lib.serving.bounds import Machine, Needs, batch_bound_s, token_bound_s, trace_bound_s
 from scripts.lib.serving.contender import FLOAT32
-from scripts.lib.serving.field import DEFAULTS, OURS, REQUEST_LEVEL, Field
+from scripts.lib.serving.field import DEFAULTS, OURS, REQUEST_LEVEL, WHOLE_BATCHES, Field
 from scripts.lib.serving.prepare import Model
 from scripts.lib.serving.record import Figures, Served, agreement, figures, pooled, rate_at
 from scripts.lib.serving.trace import LONG_PROMPTS, ORCA, Lengths, as_message, fixed_batch, poisson_trace
@@ -167,12 +167,13 @@ def between(model: Model, field: Field, course: Course) -> dict[str, Any]:
     """The time between tokens while long prompts arrive, at 70 % of what each contender can serve of these."""
     found: dict[str, Any] = {}
     course = replace(course, requests=max(course.fewest, course.requests // 2))  # they are long
-    saturated = _runs(model, field, course, [math.inf], course.long_prompts)
+    names = [name for name in field.running if name != WHOLE_BATCHES]  # there is no time between its tokens
+    saturated = _runs(model, field, course, [math.inf], course.long_prompts, only=names)
     for name, runs in saturated.items():
         if math.inf not in runs:
             continue
         rate = 0.7 * pooled(runs[math.inf]).requests_per_s
-        served = _runs(model, field, course, [rate], course.long_prompts, only=name).get(name, {})
+        served = _runs(model, field, course, [rate], course.long_prompts, only=[name]).get(name, {})
         if rate in served:
             each = pooled(served[rate])
             found[name] = {
@@ -208,17 +209,18 @@ def _runs(
     lengths: Lengths,
     *,
     most_ms: float = math.inf,
-    only: str | None = None,
+    only: Sequence[str] | None = None,
 ) -> Runs:
     """The rounds of all contenders at the rates, by turns."""
     found: Runs = {}
     over: set[str] = set()
+    chosen = list(field.running) if only is None else only
     for round_ in range(course.rounds):
         for rate in sorted(rates):
             count = course.requests if math.isinf(rate) else max(course.fewest, round(rate * course.seconds))
             arrivals = poisson_trace(count, rate, model.shape.vocabulary, lengths, seed=round_)
-            for name in list(field.running):
-                if only not in (None, name) or (name in over and rate not in found.get(name, {})):
+            for name in chosen:
+                if name in over and rate not in found.get(name, {}):
                     continue
                 served = field.serve(name, arrivals, _LIMIT_S)
                 if served is None:
@@ -253,13 +255,15 @@ def _same(runs: Runs, name: str) -> float | None:
 
 
 def _ratios(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Collage over request-level scheduling, and over the best peer of equal precision."""
+    """Collage over both forms of request-level scheduling, and over the best peer of equal precision."""
     if OURS not in rows:
         return {}
     ours = rows[OURS]
-    peers = [name for name in rows if name not in (OURS, REQUEST_LEVEL) and not name.endswith(DEFAULTS)]
+    own = (OURS, REQUEST_LEVEL, WHOLE_BATCHES)
+    peers = [name for name in rows if name not in own and not name.endswith(DEFAULTS)]
     found: dict[str, Any] = {}
-    for label, names in (("request_level", [REQUEST_LEVEL]), ("best_peer", peers)):
+    rivals = {"request_level": [REQUEST_LEVEL], "whole_batches": [WHOLE_BATCHES], "best_peer": peers}
+    for label, names in rivals.items():
         there = [rows[name] for name in names if name in rows]
         if not there:
             continue

@@ -150,10 +150,36 @@ class RequestLevel:
         serve_in_batches(lambda batch: self._engine.run_batch(batch, note), REQUEST_LEVEL_BATCH, arrivals)
 
 
+class WholeBatches(RequestLevel):
+    """Request-level scheduling as Orca's section 3 (C1) describes it.
+
+    Answers that have ended are computed on, since a batch stays what it is until its last answer has ended, and all
+    answers of a batch are handed over together then. It is generous only in that prompts of different lengths are
+    computed whole, and at once.
+    """
+
+    def serve(self, arrivals: Sequence[Arrival], note: Note) -> None:
+        """Serve the requests in batches."""
+
+        def run(batch: list[tuple[int, Arrival]]) -> None:
+            longest = max(each.tokens for _, each in batch)
+            answers: dict[int, list[int]] = {number: [] for number, _ in batch}
+            same = [(number, replace(each, tokens=longest)) for number, each in batch]
+            self._engine.run_batch(same, lambda number, token: answers[number].append(token))
+            for number, each in batch:
+                for token in answers[number][: each.tokens]:
+                    note(number, token)
+
+        serve_in_batches(run, REQUEST_LEVEL_BATCH, arrivals)
+
+
+_FORMS = {"request-level": RequestLevel, "whole-batches": WholeBatches}
+
+
 def open_contender(name: str, setup: Setup) -> Contender:
-    """The engine, or request-level scheduling on it."""
+    """The engine, or request-level scheduling on it in one of two forms."""
     engine = CollageEngine(setup)
-    return RequestLevel(engine) if name == "request-level" else engine
+    return _FORMS[name](engine) if name in _FORMS else engine
 
 
 def _nothing(number: int, token: int) -> None:
