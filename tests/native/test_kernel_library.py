@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from collage.backends.native import Native
 from collage.errors import CollageError
 from collage.native import core_problem, kernel_library
 from collage.native.kernel_library import REVISION, kernel_function, kernels_problem
+from collage.native.library import built
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +25,13 @@ def _asked_anew() -> Iterator[None]:
 
 def library(revision: int = REVISION, isa: int = 512) -> Any:
     return SimpleNamespace(collage_kernels_revision=lambda: revision, collage_kernels_isa=lambda: isa)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no compiler")
+@pytest.mark.parametrize("name", ["_core", "_search", "_kernels", "_kernels_avx2"])
+def test_everything_was_built(name: str) -> None:
+    """An extension that a compiler refuses is left out of the installation, and tests of it are skipped."""
+    assert built(name).is_file()
 
 
 def test_here() -> None:

@@ -8,6 +8,8 @@
 #if COLLAGE_X86
 #include <algorithm>
 
+#include "avx512.h"
+
 #include "bf16.h"
 #include "registers.h"
 
