@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from collage.api import default_registry
-from collage.backends.base import BUILT_IN, LAYOUT, VIEW, Backend
+from collage.backends.base import BUILT_IN, LAYOUT, VIEW, Backend, UnsupportedError
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
 from collage.graph.dataflow import TensorType
@@ -113,8 +113,12 @@ def _alone(
         left = variant.outputs or (PLAIN,) * len(subgraph.outputs)
         inputs = [made.to(v, layout) for v, layout in zip(given, taken, strict=True)]
         options = BuildOptions(threads=threads, variant=variant)
+        try:
+            artifact = backend.codegen(subgraph, options)
+        except UnsupportedError:
+            continue  # the library has no such kernel for this processor
         kinds = [stored_type(k, layout) for k, layout in zip(subgraph.output_types, left, strict=True)]
-        outputs = made.kernel(backend, backend.codegen(subgraph, options), inputs, kinds, variant, threads)
+        outputs = made.kernel(backend, artifact, inputs, kinds, variant, threads)
         plain = [
             made.back(v, kind, layout)
             for v, kind, layout in zip(outputs, subgraph.output_types, left, strict=True)
