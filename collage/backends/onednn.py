@@ -9,7 +9,7 @@ from collage.backends.base import Availability, Backend, BackendKind, Unsupporte
 from collage.graph.storage import BF16, INT8, STORED_INT8
 from collage.kernel.kernel import Kernel
 from collage.kernel.options import BuildOptions, Variant
-from collage.kernel.target import reduced_precisions
+from collage.kernel.target import has_exact_int8_sums, reduced_precisions
 
 if TYPE_CHECKING:
     from collage.frontend.subgraph import Subgraph
@@ -43,7 +43,7 @@ class OneDnn(Backend):
         from collage.backends.onednn_kernels.quantised_rule import QuantisedRule
         from collage.backends.onednn_kernels.rule import OneDnnRule
 
-        return (OneDnnRule(), QuantisedRule())
+        return (OneDnnRule(), QuantisedRule(exact_sums=has_exact_int8_sums()))
 
     def on_team(self) -> bool:
         """Kernels of oneDNN always run on the team."""

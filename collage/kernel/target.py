@@ -108,6 +108,15 @@ def reduced_precisions() -> frozenset[str]:
     return precisions_of(flags())
 
 
+def has_exact_int8_sums() -> bool:
+    """Whether sums of products of 8-bit numbers are exact in every library.
+
+    On x86 without dot products of 8 bits (VNNI or AMX) libraries add pairs of products in 16 bits, where they saturate:
+    255 * 127 * 2 is 32767 there.
+    """
+    return "sse2" not in flags() or "int8" in reduced_precisions()
+
+
 @cache
 def _cpu() -> tuple[str, str]:
     return describe_cpu(_text(), lambda: platform.processor() or platform.machine())

@@ -14,14 +14,21 @@ from collage.backends.onednn import OneDnn
 from collage.backends.onednn_kernels.kernel import OneDnnKernel
 from collage.frontend.model import import_model
 from collage.frontend.subgraph import Subgraph
-from collage.graph.storage import PLAIN, Storage, from_layout, stored_type, to_layout
+from collage.graph.storage import CHANNELS_LAST, PLAIN, STORAGES, Storage, from_layout, stored_type, to_layout
 from collage.kernel.buffers import aligned_bytes
 from collage.kernel.options import BuildOptions, Variant
+from collage.kernel.target import flags, has_exact_int8_sums
 from collage.patterns.context import MatchContext
 from tests.reference import evaluate
 
 BACKEND = OneDnn()
 needs_onednn = pytest.mark.skipif(not BACKEND.available(), reason=f"oneDNN: {BACKEND.available().reason}")
+
+needs_exact_sums = pytest.mark.skipif(
+    not has_exact_int8_sums(), reason="sums of 8-bit products saturate here"
+)
+LAYOUTS = frozenset(STORAGES if "avx512f" in flags() else (PLAIN, CHANNELS_LAST))
+"""The layouts that oneDNN has kernels for: its blocks of channels are as wide as the processor's vectors."""
 
 
 def subgraph_of(proto: onnx.ModelProto) -> Subgraph:

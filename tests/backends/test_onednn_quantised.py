@@ -13,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from collage.backends.base import UnsupportedError
+from collage.backends.onednn_kernels.quantised_rule import QuantisedRule
 from collage.backends.onednn_kernels.reorder import reorder_kernel
 from collage.frontend.model import import_model
 from collage.frontend.session import reference_run
@@ -24,7 +25,7 @@ from collage.kernel.options import BuildOptions, Variant
 from collage.measure_db.roofline import work_of
 from collage.patterns.context import MatchContext
 from tests.backends.bf16_checks import run
-from tests.backends.onednn_checks import BACKEND, needs_onednn
+from tests.backends.onednn_checks import BACKEND, needs_exact_sums, needs_onednn
 from tests.models import make_model
 from tests.reference import evaluate
 
@@ -191,6 +192,7 @@ def check_all(proto: onnx.ModelProto, steps: Steps | None, threads: int) -> list
     return built
 
 
+@needs_exact_sums
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", CASES)
 def test_convolutions(name: str, threads: int) -> None:
@@ -281,6 +283,7 @@ PRODUCTS: dict[str, tuple[onnx.ModelProto, Steps | None]] = {
 }
 
 
+@needs_exact_sums
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products(name: str, threads: int) -> None:
@@ -329,6 +332,14 @@ def test_integers_change_their_layout(dtype: str, threads: int) -> None:
         np.testing.assert_array_equal(moved, to_layout(x, target))
 
 
+def test_sums_that_would_saturate_are_refused() -> None:
+    for proto in (CASES["3x3"].model(), PRODUCTS["signed"][0]):
+        found = list(QuantisedRule(exact_sums=False).find(MatchContext(import_model(proto))))
+        assert found
+        assert all("saturate" in each.reason for each in found)
+
+
+@needs_exact_sums
 def test_what_is_refused_has_a_reason() -> None:
     case = Case((2, 16, 8, 8), (16, 16, 3, 3), Steps("uint8", 0.02, 9), U8, attrs=PADDED)
     model = import_model(case.model())
@@ -340,6 +351,7 @@ def test_what_is_refused_has_a_reason() -> None:
     assert "the maximum is not quantised in the same steps as the data" in reasons
 
 
+@needs_exact_sums
 def test_no_float32_arithmetic_bounds_their_time() -> None:
     chain = longest(CASES["3x3"].model())
     conv = next(node.id for node in chain.operators if node.op == "nn.conv2d")

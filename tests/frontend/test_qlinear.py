@@ -15,6 +15,7 @@ from collage.frontend.qlinear import spelt_out
 from collage.frontend.session import reference_run
 from collage.kernel.options import BuildOptions
 from collage.patterns.context import MatchContext
+from tests.backends.onednn_checks import needs_exact_sums
 from tests.models import make_model
 
 RNG = np.random.default_rng(0)
@@ -56,6 +57,7 @@ CASES = {
 }
 
 
+@needs_exact_sums
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_steps(name: str) -> None:
     proto = CASES[name]
@@ -73,6 +75,7 @@ def test_the_same_steps(name: str) -> None:
     assert np.ptp(wanted) > 100
 
 
+@needs_exact_sums
 @pytest.mark.parametrize("name", CASES)
 def test_one_kernel_takes_all_of_it(name: str) -> None:
     imported = import_model(CASES[name])

@@ -115,7 +115,8 @@ def test_a_budget_that_ends_while_candidates_are_measured(
     assert len(seen) <= 21  # the next candidate may be shown, and is not measured
     check(module)
     with Database(tmp_path / "db.sqlite") as known:
-        assert sum(known.stats().measured.values()) + sum(known.stats().rejected.values()) >= 19
+        # Some variants have the same kernel.
+        assert sum(known.stats().measured.values()) + sum(known.stats().rejected.values()) >= 16
         assert "timeout" not in known.stats().rejections
 
 

@@ -15,12 +15,20 @@ from collage.patterns.context import MatchContext
 from collage.patterns.generator import text_of
 from collage.patterns.match import Found
 
+_SATURATE = (
+    "this processor has no dot products of 8 bits, and adds pairs of products in 16, where they saturate"
+)
+
 
 @dataclass(frozen=True)
 class QuantisedRule:
-    """Finds operators on what is dequantized, with the functions that follow, up to where the result is quantized."""
+    """Finds operators on what is dequantized, with the functions that follow, up to where the result is quantized.
+
+    Without ``exact_sums`` (see ``has_exact_int8_sums``) convolutions and products are refused.
+    """
 
     max_nodes: int = 12
+    exact_sums: bool = True
 
     def find(self, context: MatchContext) -> Iterator[Found]:
         """The longest chain of each operator, and for convolutions also all shorter ones, which give float32."""
@@ -37,6 +45,8 @@ class QuantisedRule:
                 found = tuple(sorted(nodes))
                 name = f"{type(self).__name__}: {text_of(context, found)}"
                 try:
+                    if not self.exact_sums and seed.op in (*CONVOLUTIONS, "matmul"):
+                        raise UnsupportedError(_SATURATE)
                     task_of(Subgraph(context.model, found))
                     yield Found(found, name)
                 except UnsupportedError as error:
