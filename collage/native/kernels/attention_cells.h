@@ -12,10 +12,11 @@
 #include <type_traits>
 
 #include "attention_items.h"
+#include "kernels.h"
 
 #define INLINE __attribute__((always_inline)) inline
 
-#ifdef COLLAGE_AVX2
+#if COLLAGE_X86 && defined(COLLAGE_AVX2)
 #include "attention_vectors_avx2.h"
 #else
 #include "attention_vectors.h"
