@@ -101,7 +101,7 @@ def test_a_budget_that_ends_while_candidates_are_measured(
     seen: list[int] = []
 
     def show(progress: Progress) -> None:
-        if progress.stage == "measure" and progress.total > 1:
+        if progress.stage == "measure" and 1 < progress.total > progress.done:  # not the end of a group
             seen.append(progress.done)
             if len(seen) == 20:
                 leap[0] = 990.0 - 15.0
@@ -115,8 +115,7 @@ def test_a_budget_that_ends_while_candidates_are_measured(
     assert len(seen) <= 21  # the next candidate may be shown, and is not measured
     check(module)
     with Database(tmp_path / "db.sqlite") as known:
-        # Some variants have the same kernel.
-        assert sum(known.stats().measured.values()) + sum(known.stats().rejected.values()) >= 16
+        assert sum(known.stats().measured.values()) + sum(known.stats().rejected.values()) >= 19
         assert "timeout" not in known.stats().rejections
 
 

@@ -16,7 +16,7 @@ from collage.backends.onednn import OneDnn
 from collage.backends.view import View
 from collage.compiler.compile import CompileOptions, compile_model
 from collage.frontend.session import reference_run
-from collage.native.kernel_library import rounding_problem
+from tests.backends.onednn_checks import needs_exact_sums
 from tests.models import make_model
 
 pytestmark = pytest.mark.skipif(not OneDnn().available(), reason=OneDnn().available().reason)
@@ -69,9 +69,7 @@ def block() -> onnx.ModelProto:
     return make_model(nodes, {"x": [1, 16, 20, 20]}, {"y": [1, 32, 10, 10]}, numbers, types=types)
 
 
-@pytest.mark.skipif(
-    bool(rounding_problem()), reason="oneDNN may have nothing but its reference code in 8 bits"
-)
+@needs_exact_sums
 def test_a_block_without_an_engine(tmp_path: Path) -> None:
     registry = collage.Registry()
     for each in (View(), LayoutTransforms(), OneDnn()):

@@ -46,8 +46,7 @@ void tile(const Plain &o, float *c, intptr_t row, bool first, Mask mask) {
 using Tile = void (*)(const Plain &, float *, intptr_t, bool, Mask);
 
 template <int NR>
-constexpr Tile kTiles[] = {nullptr,     tile<1, NR>, tile<2, NR>,           tile<3, NR>, tile<4, NR>,
-                           tile<5, NR>, tile<6, NR>, tile<std::min(7, kRows), NR>, tile<kRows, NR>};
+constexpr auto kTiles = by_rows<Tile, kRows>([](auto rows) { return tile<rows, NR>; });
 
 struct Range {
   int64_t begin, end;
@@ -83,7 +82,7 @@ class Worker {
     const int wide = int(blocks.end - blocks.begin);
     const intptr_t column = blocks.begin * kLanes, width = s_.columns;
     const int64_t groups = parts(rows, kRows), lines = (depth.end - depth.begin) * wide;
-    const Tile *const tiles = wide == 3 ? kTiles<3> : wide == 2 ? kTiles<2> : kTiles<1>;
+    const auto &tiles = wide == 3 ? kTiles<3> : wide == 2 ? kTiles<2> : kTiles<1>;
     Ending ending{b_.bias == nullptr ? nullptr : b_.bias + column, nullptr, 0xffff};
     if ((column + wide * kLanes) > width) ending.mask = first_lanes(width % kLanes);
     const Finishing how{s_.columns, s_.residual_first != 0, s_.low, s_.high};

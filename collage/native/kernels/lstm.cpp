@@ -13,6 +13,7 @@
 #include <algorithm>
 
 #include "epilogue.h"
+#include "tile.h"
 
 namespace {
 
@@ -76,8 +77,7 @@ void advance(const Shape &s, const Buffers &b, const Place &at) {
 }
 
 using Advance = void (*)(const Shape &, const Buffers &, const Place &);
-constexpr int rows(int count) { return std::min(count, kRows); }
-constexpr Advance kAdvance[] = {nullptr, advance<1>, advance<rows(2)>, advance<rows(3)>, advance<rows(4)>};
+constexpr auto kAdvance = by_rows<Advance, kRows>([](auto rows) { return advance<rows>; });
 
 void run(const Shape &s, const Buffers &b, int64_t number, int64_t share) {
   const int64_t blocks = s.hidden / kLanes, all = s.directions * blocks;

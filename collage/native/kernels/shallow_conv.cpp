@@ -75,17 +75,8 @@ void product(const Window &w, float *c, intptr_t c_block) {
 
 using Product = void (*)(const Window &, float *, intptr_t);
 
-constexpr int pixels(int count) { return std::min(count, kPixels); }
-
 template <int NR, int STRIDE>
-constexpr Product kProducts[] = {
-    nullptr,
-    product<1, NR, STRIDE>,          product<2, NR, STRIDE>,          product<3, NR, STRIDE>,
-    product<4, NR, STRIDE>,          product<5, NR, STRIDE>,          product<6, NR, STRIDE>,
-    product<pixels(7), NR, STRIDE>,  product<pixels(8), NR, STRIDE>,  product<pixels(9), NR, STRIDE>,
-    product<pixels(10), NR, STRIDE>, product<pixels(11), NR, STRIDE>, product<pixels(12), NR, STRIDE>,
-    product<pixels(13), NR, STRIDE>, product<pixels(14), NR, STRIDE>,
-};
+constexpr auto kProducts = by_rows<Product, kPixels>([](auto pixels) { return product<pixels, NR, STRIDE>; });
 
 class Worker {
  public:
@@ -154,7 +145,7 @@ class Worker {
     for (int64_t result = 0; result < results; ++result)
       for (int64_t block = 0; block < s_.out_blocks; block += kPanel) {
         const bool wide = block + kPanel <= s_.out_blocks;
-        const Product *const go = s_.stride[2] == 1 ? (wide ? kProducts<2, 1> : kProducts<1, 1>)
+        const auto &go = s_.stride[2] == 1 ? (wide ? kProducts<2, 1> : kProducts<1, 1>)
                                                     : (wide ? kProducts<2, 2> : kProducts<1, 2>);
         w.b = b_.weights + result * b_point + block * taps * kLanes;
         float *const to = products_ + result * product_ + block * c_block;

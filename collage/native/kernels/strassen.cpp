@@ -76,6 +76,7 @@ void products(const Operands &o, float *tiles) {
   constexpr int kHere = std::min(tile_blocks(MR, NR), NR - FIRST);
   Accumulators<MR, kHere, NR> sum;
   const float *b = o.b + FIRST * kLanes, *ahead = o.ahead;
+  const intptr_t ahead_lines = FIRST == 0 ? o.ahead_lines : 0;
   const auto at = [](int i, int j) { return (i * NR + FIRST + j) * kLanes; };
   sum.clear();
   for (int product = 0; product < kProducts; ++product) {
@@ -87,7 +88,7 @@ void products(const Operands &o, float *tiles) {
     }
     const float *a = o.a + product * o.a_product;
     for (intptr_t block = 0; block < o.blocks; ++block, a += o.a_block) {
-      for (intptr_t line = 0; line < o.ahead_lines; ++line, ahead += kLanes) _mm_prefetch(ahead, _MM_HINT_T1);
+      for (intptr_t line = 0; line < ahead_lines; ++line, ahead += kLanes) _mm_prefetch(ahead, _MM_HINT_T1);
 #pragma GCC unroll 4
       for (int k = 0; k < kLanes; ++k, b += NR * kLanes) sum.add(a + k, kLanes, b);
     }
@@ -102,16 +103,8 @@ void products(const Operands &o, float *tiles) {
 
 using Run = void (*)(const Operands &, float *);
 
-constexpr int rows(int count) { return std::min(count, kRows); }
-
 template <int NR>
-constexpr Run kRuns[] = {
-    nullptr,
-    products<1, NR>,           products<2, NR>,           products<3, NR>,           products<4, NR>,
-    products<5, NR>,           products<6, NR>,           products<rows(7), NR>,     products<rows(8), NR>,
-    products<rows(9), NR>,     products<rows(10), NR>,    products<rows(11), NR>,    products<rows(12), NR>,
-    products<rows(13), NR>,    products<rows(14), NR>,
-};
+constexpr auto kRuns = by_rows<Run, kRows>([](auto rows) { return products<rows, NR>; });
 
 constexpr uint32_t kInfinity = 0x7f800000;
 

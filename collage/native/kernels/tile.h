@@ -11,7 +11,9 @@
 #define COLLAGE_NATIVE_KERNELS_TILE_H
 
 #include <algorithm>
+#include <array>
 #include <type_traits>
+#include <utility>
 
 #include "lanes.h"
 
@@ -23,6 +25,19 @@ constexpr int tile_rows(int rows) { return kAvx512 ? rows : 6; }
 // Blocks of columns of a tile of so many rows. Fewer rows need more columns, or sums wait for each other.
 constexpr int tile_blocks(int rows, int blocks) {
   return kAvx512 ? blocks : std::min(blocks, rows < 3 ? 3 : rows < 4 ? 2 : 1);
+}
+
+template <int N>
+using Constant = std::integral_constant<int, N>;
+
+// make(rows) for 1 to MOST rows, at their numbers; nothing at 0.
+template <typename Function, typename Make, int... N>
+constexpr auto by_rows(Make make, std::integer_sequence<int, N...>) {
+  return std::array<Function, sizeof...(N) + 1>{nullptr, make(Constant<N + 1>())...};
+}
+template <typename Function, int MOST, typename Make>
+constexpr auto by_rows(Make make) {
+  return by_rows<Function>(make, std::make_integer_sequence<int, MOST>());
 }
 
 // NR blocks of columns, of OF that B's panel has.
@@ -111,7 +126,7 @@ __attribute__((always_inline)) inline void multiply(const Plain &o, Accumulators
 // A panel's NR blocks of columns, in one tile or one after the other: `use` gets the sums of each, and its first block.
 template <int MR, int NR, int FIRST = 0, typename Operands, typename Use>
 __attribute__((always_inline)) inline void multiply_panel(const Operands &o, Use use) {
-  constexpr int kTiles = tile_blocks(MR, NR), kHere = std::min(kTiles, NR - FIRST);
+  constexpr int kHere = std::min(tile_blocks(MR, NR), NR - FIRST);
   Accumulators<MR, kHere, NR> sum;
   if constexpr (kHere == NR) {
     multiply(o, sum);
@@ -123,7 +138,7 @@ __attribute__((always_inline)) inline void multiply_panel(const Operands &o, Use
     part.ahead_lines = o.ahead_lines * (FIRST + kHere) / NR - before;
     multiply(part, sum);
   }
-  use(sum, std::integral_constant<int, FIRST>());
+  use(sum, Constant<FIRST>());
   if constexpr (FIRST + kHere < NR) multiply_panel<MR, NR, FIRST + kHere>(o, use);
 }
 

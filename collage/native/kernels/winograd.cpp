@@ -20,7 +20,7 @@ namespace {
 using namespace collage;
 
 constexpr int kRows = tile_rows(14);
-constexpr int kPanel = 2;   // blocks of columns of a register tile
+constexpr int kPanel = 2;  // blocks of columns of a register tile
 
 using Shape = collage_winograd_shape;
 using Buffers = collage_winograd_buffers;
@@ -68,15 +68,8 @@ void product(const Blocked &o, float *c, intptr_t c_block) {
   });
 }
 
-constexpr int rows(int count) { return std::min(count, kRows); }
-
 template <int NR>
-constexpr Product kProducts[] = {
-    nullptr,
-    product<1, NR>,        product<2, NR>,        product<3, NR>,        product<4, NR>,        product<5, NR>,
-    product<6, NR>,        product<rows(7), NR>,  product<rows(8), NR>,  product<rows(9), NR>,  product<rows(10), NR>,
-    product<rows(11), NR>, product<rows(12), NR>, product<rows(13), NR>, product<rows(14), NR>,
-};
+constexpr auto kProducts = by_rows<Product, kRows>([](auto rows) { return product<rows, NR>; });
 
 // One share's work: the tiles and blocks of output channels that it does.
 template <int P>
@@ -138,8 +131,7 @@ class Worker {
     for (int i = 0; i < P; ++i)
       for (int j = 0; j < P; ++j) {
         const bool there = i >= rows.begin && i < rows.end && j >= columns.begin && j < columns.end;
-        store(inside + (i * P + j) * kLanes,
-                        there ? load(src + i * s_.from.row + j * s_.from.pixel) : zeros());
+        store(inside + (i * P + j) * kLanes, there ? load(src + i * s_.from.row + j * s_.from.pixel) : zeros());
       }
     transform_in<P>(inside, P * kLanes, kLanes, to, in_point_);
   }
@@ -184,7 +176,7 @@ class Worker {
   // One point of the tiles of one plane of the result: from `from`, where tap 0 would see it.
   void panel(int64_t tiles, Range taps, int wide, const float *from, Stream &stream, float *to,
              intptr_t c_block) const {
-    const Product *const products = wide == 2 ? kProducts<2> : kProducts<1>;
+    const auto &products = wide == 2 ? kProducts<2> : kProducts<1>;
     const intptr_t tap = s_.in_blocks * kLanes * kLanes * wide;
     Blocked o{};
     o.a_block = tiles * kLanes;
@@ -209,8 +201,7 @@ class Worker {
     const collage_winograd_steps &step = s_.to;
     const intptr_t down = rows_.step * step.row, right = columns_.step * step.pixel;
     for (int64_t block = blocks_.begin; block < blocks_.end; ++block) {
-      const Finish finish{load(b_.bias + block * kLanes), broadcast(s_.low),
-                                   broadcast(s_.high)};
+      const Finish finish{load(b_.bias + block * kLanes), broadcast(s_.low), broadcast(s_.high)};
       const intptr_t plane = image * step.batch + block * step.block + depth * step.plane + rows_.begin * step.row +
                              columns_.begin * step.pixel;
       const float *src = from + (block - blocks_.begin) * c_block;
@@ -219,8 +210,7 @@ class Worker {
         const intptr_t at = plane + y * down + x * right;
         const int64_t rows = rows_.count - y, columns = columns_.count - x;
         if (b_.residual != nullptr)
-          transform_out<P, true>(src, out_point_, finish, b_.residual + at, b_.dst + at, down, right, rows,
-                                          columns);
+          transform_out<P, true>(src, out_point_, finish, b_.residual + at, b_.dst + at, down, right, rows, columns);
         else
           transform_out<P, false>(src, out_point_, finish, nullptr, b_.dst + at, down, right, rows, columns);
       }
