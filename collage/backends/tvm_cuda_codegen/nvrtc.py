@@ -18,6 +18,9 @@ _OPTIONS = ("--std=c++17", "--device-int128", "--extra-device-vectorization")
 
 _HALF_HEADERS = re.compile(r"#include <cuda_(fp16|bf16)\.h>")
 
+_BUNDLED = 13, 5
+"""The first version of NVRTC that has headers of its own."""
+
 _STANDARD_HEADERS: Mapping[str, str] = {
     "cuda/std/cstdint": """
 namespace cuda { namespace std {
@@ -97,11 +100,13 @@ def _include_paths(nvrtc: Any, source: str) -> list[str]:
 
     major, minor = _version(nvrtc)
     folder = platformdirs.user_cache_path("collage") / f"nvrtc-{major}.{minor}"
-    if not hasattr(nvrtc, "nvrtcInstallBundledHeaders"):
+    # The bindings may be newer than the library: PyTorch brings one of its own.
+    if (major, minor) < _BUNDLED or not hasattr(nvrtc, "nvrtcInstallBundledHeaders"):
         if (toolkit := _toolkit_headers()) is not None:
             return [f"-I{toolkit}", f"-I{toolkit / 'cccl'}"]
         raise UnsupportedError(
-            f"NVRTC {major}.{minor} has no headers for float16: pip install 'collage[gpu]'"
+            f"NVRTC {major}.{minor} has no headers for float16: pip install -U nvidia-cuda-nvrtc, or "
+            "nvidia-cuda-runtime, which has them"
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
     _value(nvrtc, nvrtc.nvrtcInstallBundledHeaders(str(folder).encode(), 0)[:1])

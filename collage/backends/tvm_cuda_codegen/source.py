@@ -20,6 +20,7 @@ from tvm.tirx.build import codegen_build, split_host_device_mods
 from collage.backends.tvm_codegen.artifact import TensorSpec
 from collage.backends.tvm_codegen.blocks import collect, shape_of
 from collage.backends.tvm_cuda_codegen.artifact import Extent
+from collage.backends.tvm_cuda_codegen.source_only import source_only
 from collage.backends.tvm_cuda_codegen.special_values import keep_special_values
 
 __all__ = ["CudaKernel", "CudaSource", "cuda_source"]
@@ -61,7 +62,8 @@ def cuda_source(func: Any, name: str, target: Any) -> CudaSource:
     host, devices = split_host_device_mods(pipeline(module))
     (device,) = devices.values()
     device = keep_special_values(func, finish()(device))
-    text = codegen_build(device, target).inspect_source("cuda")
+    with source_only():
+        text = codegen_build(device, target).inspect_source("cuda")
     kernels = {
         str(var.name_hint): _kernel(str(var.name_hint), each) for var, each in device.functions.items()
     }
