@@ -1,13 +1,12 @@
 """cuDNN for NVIDIA GPUs, by its graph interface: convolutions with what follows them, in both formats.
 
-Nothing of it has ever run on a GPU (docs/gpu.md). Tests run it on a stand-in for the library, which checks the
-descriptors and computes by the definition.
+Tests run it on a stand-in for the library, which checks the descriptors and computes by the definition. docs/gpu.md
+tells what has run on a GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from collage.backends.base import UnsupportedError
@@ -76,7 +75,7 @@ class Cudnn(CudaLibrary):
     def codegen(self, subgraph: Subgraph, options: BuildOptions) -> bytes:
         """The graph with the variant's plan, which the heuristic gives for the GPU that is here."""
         from collage.backends.cudnn_kernels.artifact import pack
-        from collage.backends.cudnn_kernels.plans import offered_plans
+        from collage.backends.cudnn_kernels.plans import first_plans
 
         variant = options.variant
         stored = variant.inputs[0].format
@@ -88,7 +87,7 @@ class Cudnn(CudaLibrary):
         precision = variant.precision or task.own
         for lowered in task.lower(wide, precision):
             try:
-                plans = list(islice(offered_plans(lowered.graph, precision, direct=direct), number))
+                plans = first_plans(lowered.graph, precision, number, direct=direct)
             except UnsupportedError as error:
                 reason = error
                 continue

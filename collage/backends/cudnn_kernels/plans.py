@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, zip_longest
+from functools import lru_cache
+from itertools import chain, islice, zip_longest
 
 from collage.backends.base import UnsupportedError
 from collage.backends.cudnn_kernels.build import build
@@ -13,25 +15,28 @@ from collage.backends.cudnn_kernels.graph import Graph
 from collage.backends.cudnn_kernels.library import CudnnError, Descriptor, handle, number_of_version
 from collage.graph.storage import BF16, FP16, TF32
 
-__all__ = ["Plan", "described_device", "description_of_device", "load_plan", "offered_plans"]
+__all__ = ["Plan", "described_device", "description_of_device", "first_plans", "load_plan", "offered_plans"]
 
 _MOST_WORKSPACE = 1 << 30
 _MOST_CONFIGURATIONS = 64
 _MOST_KNOBS = 64
+_REMEMBERED = 8
+"""Graphs whose plans are remembered: the variants of a candidate follow each other."""
 _MODES = Heuristic.A, Heuristic.B, Heuristic.FALLBACK
 
 _TF32 = frozenset({Note.TENSOR_CORE})
-_NEVER = frozenset(
-    {Note.DOWN_CONVERT_INPUTS, Note.REDUCED_PRECISION_REDUCTION, Note.NONDETERMINISTIC},
-)
-"""Notes of engines that round more than the precision allows, or whose results differ from run to run."""
+_NEVER = frozenset({Note.DOWN_CONVERT_INPUTS, Note.REDUCED_PRECISION_REDUCTION})
+"""Notes of engines that round more than the precision allows."""
 _TRANSFORMED = frozenset(
     {
         *(Note.FFT, Note.WINOGRAD, Note.WINOGRAD_TILE_4x4),
-        *(Note.WINOGRAD_TILE_6x6, Note.WINOGRAD_TILE_13x13),
+        *(Note.WINOGRAD_TILE_6x6, Note.WINOGRAD_TILE_13x13, Note.NONDETERMINISTIC),
     }
 )
-"""Notes of engines that form other sums than the definition."""
+"""Notes of engines that form other sums than the definition, or add in another order in each run, by atomic additions.
+
+The latter are the fastest ones for transposed convolutions of few channels, and PyTorch takes them by default, too.
+"""
 
 
 @dataclass(frozen=True)
@@ -48,8 +53,8 @@ def offered_plans(
     """The plans of the heuristic whose arithmetic is that of the precision, the best by its estimate first.
 
     For "" that is float32 without tensor cores, which would round factors to TF32; where nothing is multiplied they
-    round nothing. ``direct`` leaves out Winograd's
-    algorithm and Fourier transforms. Modes A and B take turns, what both offer comes once, and the fallback is last.
+    round nothing. ``direct`` leaves out Winograd's algorithm, Fourier transforms, and sums whose order differs from run
+    to run. Modes A and B take turns, what both offer comes once, and the fallback is last.
     Plans that the library cannot finalise are left out, as are those that take more than 1 GiB.
 
     They are for the GPU that is here, or for the ``device`` that is described (see ``described_device``). Raises
@@ -75,6 +80,35 @@ def offered_plans(
                 yield Plan(plan.get_bytes(Attribute.EXECUTION_PLAN_JSON_REPRESENTATION), room)
         except (CudnnError, UnsupportedError):  # the heuristic may offer what does not fit after all
             continue
+
+
+def first_plans(graph: Graph, precision: str, number: int, *, direct: bool) -> list[Plan]:
+    """The first ``number`` of ``offered_plans`` for the GPU that is here, or as many as there are.
+
+    A plan may take a tenth of a second to be made, so those of the last graphs are remembered. Raises UnsupportedError
+    where the library does not take the graph.
+    """
+    return _offered(graph, precision, direct).first(number)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _offered(graph: Graph, precision: str, direct: bool) -> _Offered:
+    return _Offered(offered_plans(graph, precision, direct=direct))
+
+
+class _Offered:
+    """Plans that are made when they are first asked for, by whichever thread."""
+
+    def __init__(self, coming: Iterator[Plan]) -> None:
+        """Makes the first plan, so that a graph which is refused is not remembered."""
+        self._coming = coming
+        self._lock = threading.Lock()
+        self._found = list(islice(coming, 1))
+
+    def first(self, number: int) -> list[Plan]:
+        with self._lock:
+            self._found += islice(self._coming, max(0, number - len(self._found)))
+            return self._found[:number]
 
 
 def described_device(text: bytes) -> Descriptor:
