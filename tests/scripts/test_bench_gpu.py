@@ -10,16 +10,20 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import collage
 from collage.errors import UsageError
 from scripts.lib.bench.gpu import earlier_parts
+from scripts.lib.gpu.contenders import collage_contender
 from scripts.lib.gpu.fragment import Fragment
 from scripts.lib.gpu.gaps import Idle, idle_in, runs_of, told
 from scripts.lib.gpu.parts import Part, parts_of, run_parts
 from scripts.lib.gpu.shown import shown
 from scripts.lib.gpu.task import Task
 from tests.cuda_processes import Gpu
+from tests.models import conv_net
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench"
 SLOW = """
@@ -145,6 +149,25 @@ def test_a_network_on_a_stand_in(tmp_path: Path) -> None:
     assert "failed" in again["torch.compile"] and again["times with torch.compile"]["us"].keys() == {
         "collage"
     }
+
+
+def test_a_module_that_an_engine_runs_is_timed_from_host_to_host(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((1, 3, 16, 16)).astype(np.float32)
+    module = collage.compile(conv_net(), db=tmp_path / "db", backends=("onnxruntime",), progress=False)
+    contender = collage_contender(module, [x])
+    contender.wait()
+    for outputs in (contender.enqueue(), contender.whole()):
+        np.testing.assert_array_equal(outputs[0], module(x))
+
+
+@pytest.mark.parametrize("workload", ["mlp", "bert_base"])
+def test_networks_in_float16(workload: str) -> None:
+    torch = pytest.importorskip("torch")
+    found = Task(workload, 1, "float16", "cuda", (), 1.0, False, "", small=True).build()
+    with torch.inference_mode():
+        outputs = found.model(*found.sample(0))
+    for each in outputs if isinstance(outputs, tuple) else (outputs,):
+        assert each.dtype is torch.float16 and torch.isfinite(each).all()
 
 
 def test_what_is_left_out_is_done_by_a_later_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Whether the parts that have never run on a GPU work there, from the smallest on: each check is a step.
+"""Whether the parts work on the GPU that is here, from the smallest on: each check is a step.
 
 A check returns numbers, and raises an error where they are wrong. Later parts show little where these fail.
 """

@@ -29,11 +29,17 @@ class Contender:
 
 
 def collage_contender(module: Any, inputs: Sequence[Array]) -> Contender:
-    """The compiled module. What is timed without copies are its launches, if all are on the GPU."""
+    """The compiled module. What is timed without copies are its launches, if all are on the GPU.
+
+    Where an engine of the CPU runs the model, or the end of it, a run is from the host to the host.
+    """
     from collage.core.cuda_driver import driver
     from collage.runtime.device_launches import DeviceLaunches
+    from collage.runtime.executor import Executor
 
     executor = module.executor
+    if not isinstance(executor, Executor):
+        return Contender(lambda: executor.run(inputs), lambda: None, lambda: executor.run(inputs))
     launches = [each for each in executor.calls if isinstance(each, DeviceLaunches)]
     on_gpu = len(launches) == len(executor.calls)
     for _ in range(3):  # the first run loads, and the second one makes the graph

@@ -58,7 +58,7 @@ class Network:
             step("right", self.right)
         self.pytorch()
         step("times", self.times)
-        if self.module is not None and any(self.module.executor.program.on_gpu):
+        if self.module is not None and any(self.module.program.on_gpu):
             step("streams", lambda: compare_streams(self.module, self.inputs))
             step("idle", lambda: idle_between_kernels(self.contenders["collage"]))
 

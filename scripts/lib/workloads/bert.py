@@ -106,7 +106,8 @@ class Bert(nn.Module):
         self.pooler = nn.Linear(shape.hidden, shape.hidden)
 
     def forward(self, ids: Tensor, mask: Tensor, token_types: Tensor) -> tuple[Tensor, Tensor]:
-        added = (1.0 - mask[:, None, None, :].float()) * MASKED
+        dtype = self.pooler.weight.dtype  # that of the scores, as Hugging Face does it
+        added = (1.0 - mask[:, None, None, :].to(dtype)) * MASKED
         x = self.embeddings(ids, token_types)
         for layer in self.layers:
             x = layer(x, added)
