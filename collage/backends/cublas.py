@@ -1,7 +1,7 @@
 """cuBLAS for NVIDIA GPUs: products of matrices and their epilogues, by the algorithms that cuBLASLt's heuristic offers.
 
-Nothing of it has ever run on a GPU (docs/gpu.md). Tests compare what it describes with what the operators are, and run
-it on a stand-in for the library.
+Tests compare what it describes with what the operators are, and run it on a stand-in for the library. docs/gpu.md tells
+what has run on a GPU.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NEVER_RUN = "has never run on a GPU (docs/gpu.md)"
+"""What the list of backends says of those that have not."""
 
 _FORMATS: tuple[StorageFormat, ...] = tuple(
     each.format
@@ -49,7 +50,6 @@ class CudaBackend(Backend):
     """A backend whose kernels compute on the GPU that CUDA takes by default."""
 
     device: ClassVar[str] = CUDA
-    untried = NEVER_RUN
 
     @abstractmethod
     def library(self) -> Availability:
@@ -66,7 +66,8 @@ class CudaBackend(Backend):
         try:
             found = gpu()
         except NoGpuError as error:
-            return Availability(reason=f"{error}; it needs {needed(self.extra)}. It {self.untried}")
+            untried = f". It {self.untried}" if self.untried else ""
+            return Availability(reason=f"{error}; it needs {needed(self.extra)}{untried}")
         library = self.library()
         if not library:
             return library

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from collage.backends.base import Availability, UnsupportedError
+from collage.backends.cuda import NEVER_RUN
 from collage.backends.cuda_engine import CudaEngine
 from collage.backends.onnx_engine import serialised
 from collage.backends.onnxruntime import ModelSession
@@ -41,6 +42,7 @@ class OnnxRuntimeCuda(CudaEngine):
 
     name = "onnxruntime_cuda"
     extra = "onnxruntime-gpu"
+    untried = NEVER_RUN
     provider: ClassVar[str] = "CUDAExecutionProvider"
     memory: ClassVar[str] = CUDA
     """ONNX Runtime's name of the memory that arrays are in."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collage.backends.base import Availability, UnsupportedError
+from collage.backends.cuda import NEVER_RUN
 from collage.backends.cuda_engine import CudaEngine
 from collage.backends.cuda_kernels.copies import CopiesOnDevice
 from collage.backends.onnx_engine import OnnxEngine
@@ -62,6 +63,7 @@ class TensorRt(CudaEngine, OnnxEngine):
 
     name = "tensorrt"
     extra = "tensorrt"
+    untried = NEVER_RUN
     requirement = "'collage[tensorrt]'"
     narrow = True
 

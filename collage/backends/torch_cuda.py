@@ -1,6 +1,6 @@
 """PyTorch on a GPU as an engine on whole models: its own kernels, or those of its compiler, in a CUDA graph.
 
-It has never run on a GPU. Its graphs and its compiler are tested on the CPU.
+Its graphs and its compiler are tested on the CPU. docs/gpu.md tells what has run on a GPU.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """TVM for NVIDIA GPUs: kernels by TVM's DLight schedules or tuned ones, compiled by NVRTC, which takes no GPU.
 
 The kernels are generated and compiled in tests, and launched on a stand-in for the GPU's driver and threads, which
-computes on the CPU. None has ever run on a GPU (docs/gpu.md).
+computes on the CPU. docs/gpu.md tells what has run on a GPU.
 """
 
 from __future__ import annotations

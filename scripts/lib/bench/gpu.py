@@ -72,7 +72,7 @@ def command(
     small: bool,
     as_json: bool,
 ) -> None:
-    """Check what has never run on an NVIDIA GPU, and measure networks there against PyTorch.
+    """Check all parts on an NVIDIA GPU, and measure networks there against PyTorch.
 
     The checks come first: memory, scans, single kernels of each backend, a CUDA graph with streams, and whole models on
     each engine. Then each network is compiled, compared with ONNX Runtime on the CPU, and takes turns with PyTorch as

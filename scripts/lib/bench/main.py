@@ -28,7 +28,7 @@ COMMANDS: Mapping[str, str] = {
     "precision-layers": "Compare float32 kernels with those that compute in bfloat16 on the layers of a model.",
     "constants": "Compare kernels planned for this machine with those planned for the one they were written on.",
     "tvm-kernels": "Compare Collage's TVM kernels with TVM's defaults and ONNX Runtime.",
-    "gpu": "Check what has never run on an NVIDIA GPU, and measure networks there against PyTorch.",
+    "gpu": "Check all parts on an NVIDIA GPU, and measure networks there against PyTorch.",
 }
 """Each subcommand and the first line of its help, so that the list of all needs none of their imports."""
 
