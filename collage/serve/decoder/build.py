@@ -42,8 +42,7 @@ def compile_decoder(
     progress(Progress("measure iterations", 0, 1, compiled.name))
     samples = _QUICK_SAMPLES if options.quick else _SAMPLES
     with closing(runner_of([compiled])) as runner:
-        bodies = measured_ms(runner, compiled.buckets, samples, logits=False)
-        return with_costs(compiled, measured_ms(runner, compiled.buckets, samples), bodies)
+        return with_costs(compiled, *measured_ms(runner, compiled.buckets, samples))
 
 
 def compile_divided(

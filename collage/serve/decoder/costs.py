@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -12,30 +13,45 @@ from collage.serve.attention import BLOCK_TOKENS
 from collage.serve.decoder.buckets import MOST_REQUESTS
 from collage.serve.runner import Runner, Slice
 
+K = TypeVar("K")
+
 _CONTEXT = 128
 """Tokens before the new ones, where the longest sequence has room for them."""
 
 
 def measured_ms(
-    runner: Runner, buckets: Sequence[int], samples: int, logits: bool = True
-) -> dict[int, float]:
-    """The median time of an iteration in milliseconds, for each bucket, with warm caches.
+    runner: Runner, buckets: Sequence[int], samples: int
+) -> tuple[dict[int, float], dict[int, float]]:
+    """The median times in milliseconds of an iteration of streams, and of one of a chunk, for each bucket.
 
-    With ``logits`` it is one of streams: the tokens are those of as many requests as there can be, up to 64, and each
-    request has a row of logits. Without, they are a chunk of one prompt. The streams beside a chunk then cost what the
-    two differ by at their number: their logits, and reading their keys and values.
+    In an iteration of streams the tokens are those of as many requests as there can be, up to 64, and each request has
+    a row of logits. A chunk is of one prompt, without logits. The streams beside a chunk then cost what the two differ
+    by at their number: their logits, and reading their keys and values. So all of them take turns: where the machine is
+    slow for a while it is so for all.
     """
-    requests = MOST_REQUESTS if logits else 1
-    found = {}
-    for tokens in buckets:
-        slices = [each._replace(wants_logits=logits) for each in iteration_of(runner, tokens, requests)]
-        times = []
-        for _ in range(samples + 1):
+    streams = {(n, True): iteration_of(runner, n) for n in buckets}
+    chunks = {
+        (n, False): [each._replace(wants_logits=False) for each in iteration_of(runner, n, 1)]
+        for n in buckets
+    }
+    found = _by_turns(runner, {**streams, **chunks}, samples)
+    return {n: found[n, True] for n in buckets}, {n: found[n, False] for n in buckets}
+
+
+def streams_ms(runner: Runner, tokens: int, samples: int) -> float:
+    """The median time in milliseconds of an iteration of streams with so many tokens; see ``measured_ms``."""
+    return _by_turns(runner, {tokens: iteration_of(runner, tokens)}, samples)[tokens]
+
+
+def _by_turns(runner: Runner, iterations: Mapping[K, Sequence[Slice]], samples: int) -> dict[K, float]:
+    """The median milliseconds of each iteration, after a first round that is not counted."""
+    times: dict[K, list[float]] = {each: [] for each in iterations}
+    for _ in range(samples + 1):
+        for each, slices in iterations.items():
             began = time.perf_counter()
             runner.step(slices)
-            times.append(time.perf_counter() - began)
-        found[tokens] = statistics.median(times[1:]) * 1000
-    return found
+            times[each].append(time.perf_counter() - began)
+    return {each: statistics.median(taken[1:]) * 1000 for each, taken in times.items()}
 
 
 def iteration_of(runner: Runner, tokens: int, requests: int = MOST_REQUESTS) -> list[Slice]:

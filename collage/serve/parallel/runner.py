@@ -14,7 +14,7 @@ from collage.errors import CollageError, unknown_names
 from collage.serve.attention import BLOCK_TOKENS, CACHE_TYPES
 from collage.serve.decoder.buckets import bucket_for
 from collage.serve.decoder.compiled import CompiledDecoder
-from collage.serve.decoder.costs import measured_ms
+from collage.serve.decoder.costs import streams_ms
 from collage.serve.decoder.file import load_decoder
 from collage.serve.decoder.memory import chosen_blocks, free_bytes
 from collage.serve.decoder.runner import tokens_of
@@ -162,7 +162,7 @@ class ParallelRunner:
         """The time of an iteration with that many tokens, in milliseconds, measured when it is first asked for."""
         bucket = bucket_for(self.buckets, tokens)
         if bucket not in self._costs:
-            self._costs.update(measured_ms(self, [bucket], _SAMPLES))
+            self._costs[bucket] = streams_ms(self, bucket, _SAMPLES)
         return self._costs[bucket]
 
     def close(self) -> None:
