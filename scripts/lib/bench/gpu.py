@@ -83,7 +83,7 @@ def command(
 
     Each part is a process with a share of the time, and the file is whole after each step of each part: a run that is
     cut off keeps its results, and --continue does what it has left out. "shown" in the file has the goals, and whether
-    they are met. docs/gpu.md says how to run it on a machine that is lent for minutes.
+    they are met. docs/gpu.md says how to run it on a machine that is there for minutes.
 
     \b
     Examples:
