@@ -35,9 +35,7 @@ def _next(
         whole = max((v for v in ready if v not in single_threaded), key=lambda v: (urgency[v], -v))
         if line.concurrent:  # those that can begin before the last thread is free
             singles = [v for v in singles if line.start(v) < max(line.free)]
-        elif singles and urgency[whole] >= max(
-            urgency[v] for v in singles
-        ):  # what follows it runs beside them then
+        elif all(urgency[whole] >= urgency[v] for v in singles):  # what follows it runs beside them then
             singles = []
         if not singles:
             return whole
