@@ -20,14 +20,13 @@
 #include "amx_gemm.h"
 #include "attention_cells.h"
 #include "attention_items.h"
+#include "attention_rows.h"
 #include "attention_store.h"
 #include "attention_tiles.h"
 #include "kernels.h"
 
 namespace {
 
-using namespace collage_attention;
-using Buffers = collage_attention_buffers;
 using Partials = collage_attention_partials;
 
 constexpr int64_t kSent = 2;  // floats before an o that another process gets: m and s
@@ -35,154 +34,6 @@ constexpr int64_t kSent = 2;  // floats before an o that another process gets: m
 // The position of the first token of a request's block.
 INLINE int64_t first_of(const Batch &batch, int64_t request, int64_t block) {
   return kBlock * (batch.places ? batch.places[batch.table[request] + block] : block);
-}
-
-// The keys and values of one block and head, and those that are read next, which are prefetched meanwhile: memory is read
-// from page to page, at each of which the processor's own prefetching would begin anew.
-template <typename Cell>
-struct Cells {
-  const Cell *keys, *values;
-  const Cell *next_keys, *next_values;
-};
-
-template <typename Cell>
-INLINE void prefetch(const Cell *from, int64_t count) {
-  constexpr int64_t line = 64 / sizeof(Cell);
-  for (int64_t i = 0; i < count; i += line) __builtin_prefetch(from + i, 0, 2);
-}
-
-// Scores of R rows against a block's keys: [R][32].
-template <int R, typename Cell>
-INLINE void multiply_keys(const float *q, int64_t dim, const Cell *keys, const Cell *next, float *scores) {
-  constexpr int kAtOnce = kKeyVectors<R>;
-  Vector a[R][2] = {};
-#pragma GCC unroll 2
-  for (int half = 0; half < 2; half += kAtOnce)
-    for (int64_t d = 0; d < dim; ++d) {
-      Vector k[2];
-      if (half == 0) prefetch(next + d * kBlock, kBlock);
-      load_pair(k[0], k[1], keys + d * kBlock);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r)
-#pragma GCC unroll 2
-        for (int i = half; i < half + kAtOnce; ++i) a[r][i] += q[r * kMostDim + d] * k[i];
-    }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-    in_order<Cell>(a[r][0], a[r][1]);
-    store(scores + r * kBlock, a[r][0]);
-    store(scores + r * kBlock + kLanes, a[r][1]);
-  }
-}
-
-// o = o * keep + weights * values, for R rows and N vectors of columns. Values beyond `count` keys are not read, since
-// what a freed block holds may be NaN.
-template <int R, int N, typename Cell>
-INLINE void multiply_values(const float *weights, const float *keep, const Cell *values, const Cell *next,
-                            int64_t count, int64_t wide, float *o) {
-  Vector a[R][N];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int c = 0; c < N; ++c) {
-      load(a[r][c], o + r * kMostDim + c * kLanes);
-      a[r][c] *= keep[r];
-    }
-#pragma GCC unroll 2
-    for (int c = 0; c + 1 < N; c += 2) as_pairs<Cell>(a[r][c], a[r][c + 1]);
-  }
-  for (int64_t j = 0; j < count; ++j) {
-    Vector v[N];
-    prefetch(next + j * wide, N * kLanes);
-    if constexpr (N == 1) load(v[0], values + j * wide);
-#pragma GCC unroll 2
-    for (int c = 0; c + 1 < N; c += 2) load_pair(v[c], v[c + 1], values + j * wide + c * kLanes);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-      for (int c = 0; c < N; ++c) a[r][c] += weights[r * kBlock + j] * v[c];
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 2
-    for (int c = 0; c + 1 < N; c += 2) in_order<Cell>(a[r][c], a[r][c + 1]);
-#pragma GCC unroll 4
-    for (int c = 0; c < N; ++c) store(o + r * kMostDim + c * kLanes, a[r][c]);
-  }
-}
-
-// Multiplies what belongs to each of a block's keys or values by its scale, in place, for R rows.
-template <int R>
-INLINE void multiply_scales(const float *scales, float *numbers) {
-  for (int64_t half = 0; half < kBlock; half += kLanes) {
-    Vector scale;
-    load(scale, scales + half);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      Vector x;
-      load(x, numbers + r * kBlock + half);
-      store(numbers + r * kBlock + half, x * scale);
-    }
-  }
-}
-
-// The state of an item's rows.
-struct State {
-  alignas(64) float q[kRows * kMostDim];
-  alignas(64) float o[kRows * kMostDim];
-  float m[kRows], s[kRows];
-  int64_t position[kRows];
-};
-
-// Makes weights of scores, in place, for the keys that the row sees. Returns the factor of what was summed before.
-INLINE float soften(float *scores, int64_t seen, float &m, float &s) {
-  Vector x0, x1;
-  if (seen <= 0) {
-    x0 = x1 = filled(0.0f);
-    store(scores, x0);
-    store(scores + kLanes, x1);
-    return 1.0f;
-  }
-  load(x0, scores);
-  load(x1, scores + kLanes);
-  const Vector hidden = filled(-INFINITY);
-  x0 = below(seen, x0, hidden);
-  x1 = below(seen - kLanes, x1, hidden);
-  const float most = std::max(m, largest(larger(x0, x1)));
-  const float from = most == -INFINITY ? 0.0f : most;  // a row of minus infinities has no weights
-  x0 -= from;
-  x1 -= from;
-  x0 = exponential(x0);
-  x1 = exponential(x1);
-  store(scores, x0);
-  store(scores + kLanes, x1);
-  const float keep = m == -INFINITY ? 0.0f : m == from ? 1.0f : expf(m - from);
-  m = most;
-  s = s * keep + sum(x0 + x1);
-  return keep;
-}
-
-template <int R, typename Cell>
-INLINE void attend_tile(const Shape &s, State &state, int64_t row, int64_t first, int64_t count,
-                        const Cells<Cell> &cells, const float *scales) {
-  alignas(64) float scores[R * kBlock];
-  float keep[R];
-  const int64_t wide = padded(s.dim);
-  multiply_keys<R>(state.q + row * kMostDim, s.dim, cells.keys, cells.next_keys, scores);
-  if constexpr (kScaled<Cell>) multiply_scales<R>(scales, scores);
-  for (int r = 0; r < R; ++r)
-    keep[r] = soften(scores + r * kBlock, std::min(state.position[row + r] + 1 - first, kBlock), state.m[row + r],
-                     state.s[row + r]);
-  if constexpr (kScaled<Cell>) multiply_scales<R>(scales + kBlock, scores);  // of those that nobody sees, nothing is read
-  float *const o = state.o + row * kMostDim;
-  const Cell *const values = cells.values, *const next = cells.next_values;
-  int64_t column = 0;
-  constexpr int kAtOnce = kValueVectors<R>;
-  for (; column + kAtOnce * kLanes <= wide; column += kAtOnce * kLanes)
-    multiply_values<R, kAtOnce>(scores, keep, values + column, next + column, count, wide, o + column);
-  for (; column + 2 * kLanes <= wide; column += 2 * kLanes)
-    multiply_values<R, 2>(scores, keep, values + column, next + column, count, wide, o + column);
-  if (column < wide) multiply_values<R, 1>(scores, keep, values + column, next + column, count, wide, o + column);
 }
 
 // The token of its request and the head of q that a row of an item has.
@@ -201,53 +52,7 @@ INLINE float *output(const Shape &s, const Buffers &b, const Item &item, int64_t
   return b.out + (b.batch->first[item.request] + at.token) * s.out_row + at.head * (s.partial ? kSent + s.dim : s.dim);
 }
 
-// Attends to a block of one K/V head with the rows [row, end) of an item.
-template <typename Cell>
-INLINE void attend_rows(const Shape &s, State &state, int64_t row, int64_t end, int64_t first, int64_t count,
-                        const Cells<Cell> &cells, const float *scales) {
-  for (; row + kTile <= end; row += kTile) attend_tile<kTile>(s, state, row, first, count, cells, scales);
-  if (kTile > 4 && row + 4 <= end) {
-    attend_tile<4>(s, state, row, first, count, cells, scales);
-    row += 4;
-  }
-  if (row + 2 <= end) {
-    attend_tile<2>(s, state, row, first, count, cells, scales);
-    row += 2;
-  }
-  if (row < end) attend_tile<1>(s, state, row, first, count, cells, scales);
-}
-
 #if COLLAGE_AMX
-
-// Makes weights of a row's scores of some blocks, of which it sees the first `seen` keys. Returns the factor of what was
-// summed before.
-INLINE float soften_span(float *scores, uint16_t *weights, const int64_t *seen, int64_t blocks, float &m, float &s) {
-  const Vector hidden = filled(-INFINITY);
-  Vector highest = hidden, total = {}, x;
-  for (int64_t block = 0; block < blocks; ++block)
-    for (int64_t half = 0; half < kBlock; half += kLanes) {
-      float *const here = scores + block * kBlock + half;
-      load(x, here);
-      if (seen[block] < half + kLanes) {
-        x = below(seen[block] - half, x, hidden);
-        store(here, x);
-      }
-      highest = larger(x, highest);
-    }
-  const float most = std::max(m, largest(highest));
-  const float from = most == -INFINITY ? 0.0f : most;  // a row of minus infinities has no weights
-  for (int64_t at = 0; at < blocks * kBlock; at += kLanes) {
-    load(x, scores + at);
-    x -= from;
-    x = exponential(x);
-    total += x;
-    narrow(weights + at, x);
-  }
-  const float keep = m == -INFINITY ? 0.0f : m == from ? 1.0f : expf(m - from);
-  m = most;
-  s = s * keep + sum(total);
-  return keep;
-}
 
 // Attends to all blocks of one of an item's K/V heads with tiles; its rows begin with `row`.
 INLINE void attend_tiled(const Shape &s, const Buffers &b, const Item &item, State &state, TileState &tiles, int64_t kv,
@@ -255,7 +60,7 @@ INLINE void attend_tiled(const Shape &s, const Buffers &b, const Item &item, Sta
   const Batch &batch = *b.batch;
   const int64_t wide = padded(s.dim), rows = rows_of_one(item), row = kv * rows;
   const int32_t *const table = batch.tables + batch.table[item.request];
-  float *const o = state.o + row * kMostDim;
+  float *const o = state.o + row * wide;
   configure_tiles(tiles, rows > kTileRows ? (rows + 1) / 2 : rows);
   for (int64_t block = item.block; block < item.block_end; block += kSpan) {
     const int64_t blocks = std::min(kSpan, item.block_end - block);
@@ -271,14 +76,9 @@ INLINE void attend_tiled(const Shape &s, const Buffers &b, const Item &item, Sta
     for (int64_t r = 0; r < rows; ++r) {
       int64_t seen[kSpan];
       for (int64_t i = 0; i < blocks; ++i) seen[i] = std::min(state.position[row + r] + 1 - first[i], kBlock);
-      const float keep = soften_span(tiles.scores + r * kSpanned, tiles.weights + r * kSpanned, seen, blocks,
-                                     state.m[row + r], state.s[row + r]);
-      if (keep == 1.0f) continue;
-      for (int64_t column = 0; column < wide; column += kLanes) {
-        Vector x;
-        load(x, o + r * kMostDim + column);
-        store(o + r * kMostDim + column, x * keep);
-      }
+      multiply_row(o + r * wide, wide,
+                   soften(tiles.scores + r * kSpanned, tiles.weights + r * kSpanned, seen, blocks, state.m[row + r],
+                          state.s[row + r]));
     }
     tile_values(tiles, rows, blocks, wide, o);
   }
@@ -296,8 +96,8 @@ INLINE void attend(const Shape &s, const Buffers &b, const Item &item, State &st
     const Place at = place(item, row);
     const int64_t position = start + at.token;
     const float *const q = b.q + (batch.first[item.request] + at.token) * s.q_row + at.head * s.dim;
-    rotate(s, q, b.cos + position * half, b.sin + position * half, state.q + row * kMostDim, 1, s.scale);
-    memset(state.o + row * kMostDim, 0, wide * sizeof(float));
+    rotate(s, q, b.cos + position * half, b.sin + position * half, state.q + row * wide, 1, s.scale);
+    memset(state.o + row * wide, 0, wide * sizeof(float));
     state.m[row] = -INFINITY;
     state.s[row] = 0.0f;
     state.position[row] = position;
@@ -311,22 +111,17 @@ INLINE void attend(const Shape &s, const Buffers &b, const Item &item, State &st
   }
 #endif
   const int32_t *const table = batch.tables + batch.table[item.request];
-  for (int64_t block = tiled ? item.block_end : item.block; block < item.block_end; ++block) {
-    const int64_t first = first_of(batch, item.request, block), count = std::min(kBlock, last + 1 - first);
-    for (int64_t kv = 0; kv < item.kv_heads; ++kv) {
-      const int64_t at = table[block] * s.kv_heads + from + kv;
-      const bool more = kv + 1 < item.kv_heads, another = block + 1 < item.block_end;
-      const int64_t next = more ? at + 1 : another ? table[block + 1] * s.kv_heads + from : at;
-      const Cell *const keys = static_cast<const Cell *>(b.keys), *const values = static_cast<const Cell *>(b.values);
-      const int64_t key_cells = s.dim * kBlock, value_cells = kBlock * wide;
-      const Cells<Cell> cells{keys + at * key_cells, values + at * value_cells, keys + next * key_cells,
-                              values + next * value_cells};
-      const float *const scales = kScaled<Cell> ? b.scales + at * 2 * kBlock : nullptr;
-      attend_rows(s, state, kv * each, (kv + 1) * each, first, count, cells, scales);
+  for (int64_t block = tiled ? item.block_end : item.block; block < item.block_end; block += kSpan) {
+    Span span{std::min(kSpan, item.block_end - block), {}, {}};
+    for (int64_t i = 0; i < span.blocks; ++i) {
+      span.first[i] = first_of(batch, item.request, block + i);
+      span.place[i] = table[block + i] * s.kv_heads + from;
     }
+    const int64_t end = block + span.blocks;
+    attend_span<Cell>(s, b, item, state, span, last, end < item.block_end ? table[end] * s.kv_heads + from : span.place[0]);
   }
   for (int64_t row = 0; row < rows; ++row) {
-    const float *const o = state.o + row * kMostDim;
+    const float *const o = state.o + row * wide;
     if (item.partial >= 0) {
       float *const to = batch.partials + item.partial + row * (kHead + wide);
       to[0] = state.m[row];

@@ -50,6 +50,16 @@ INLINE float quantize(const float *from, int64_t count, int8_t *to, int64_t step
   return most / 127.0f + odd;
 }
 
+// Weights are floats, and for tiles bfloat16, to the nearest; denormals become zero then.
+INLINE void narrow(float *to, const Vector &from) { store(to, from); }
+#if COLLAGE_AMX
+INLINE void narrow(uint16_t *to, const Vector &from) {
+  Halves found;
+  __asm__("vcvtneps2bf16 %1, %0" : "=v"(found) : "v"(from));
+  memcpy(to, &found, sizeof found);
+}
+#endif
+
 template <typename Cell>
 constexpr bool kScaled = std::is_same_v<Cell, int8_t>;
 

@@ -15,6 +15,8 @@ using Item = collage_attention_item;
 
 constexpr int64_t kBlock = COLLAGE_ATTENTION_BLOCK;
 constexpr int64_t kRows = 32;      // of an item
+constexpr int64_t kSpan = 4;       // blocks at a time
+constexpr int64_t kSpanned = kSpan * kBlock;
 constexpr int64_t kMostDim = 256;  // of a head
 constexpr int64_t kLanes = 16;     // floats of a vector
 constexpr int64_t kHead = 16;      // floats before a partial row's o; the first two are m and s

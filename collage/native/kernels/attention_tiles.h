@@ -17,13 +17,13 @@ namespace {
 using collage_attention::kBlock;
 using collage_attention::kMostDim;
 using collage_attention::kRows;
+using collage_attention::kSpan;
+using collage_attention::kSpanned;
 
 constexpr int64_t kTileRows = 16;
 constexpr int64_t kTilePairs = 16;             // of a step: 32 elements of k, or the 32 tokens of a block
 constexpr int64_t kDeep = 2 * kTilePairs;
 constexpr int64_t kLeastTiled = 8;             // rows from which on tiles are worth it
-constexpr int64_t kSpan = 4;                   // blocks at a time
-constexpr int64_t kSpanned = kSpan * kBlock;
 
 // What rows and blocks are as factors of tiles.
 struct TileState {
@@ -50,19 +50,13 @@ INLINE void pair_up(const uint16_t *first, const uint16_t *second, int64_t count
   }
 }
 
-// To the nearest number of bfloat16. Denormals become zero.
-INLINE void narrow(uint16_t *to, const Vector &from) {
-  Halves found;
-  __asm__("vcvtneps2bf16 %1, %0" : "=v"(found) : "v"(from));
-  memcpy(to, &found, sizeof found);
-}
-
-// The rows of q, rounded, with zeros up to whole steps.
+// The rows of q, which are filled up to whole vectors, rounded, with zeros up to whole steps.
 INLINE void round_rows(const float *q, int64_t rows, int64_t dim, TileState &tiles) {
+  const int64_t wide = collage_attention::padded(dim);
   for (int64_t row = 0; row < rows; ++row)
     for (int64_t d = 0; d < whole_steps(dim); d += kLanes) {
       Vector x;
-      load(x, q + row * kMostDim + d);
+      load(x, q + row * wide + d);
       const Integers lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
       narrow(tiles.q + row * kMostDim + d, lane + int32_t(d) < int32_t(dim) ? x : Vector{});
     }
@@ -124,14 +118,14 @@ INLINE void tile_scores(const TileState &t, const uint16_t *q, int64_t rows, int
   }
 }
 
-// o += weights * values of `blocks` blocks for `rows` rows.
+// o += weights * values of `blocks` blocks for `rows` rows of `wide` numbers.
 INLINE void tile_values(const TileState &t, int64_t rows, int64_t blocks, int64_t wide, float *o) {
   const int64_t second = rows - t.height;
-  float *const below = o + second * kMostDim;
+  float *const below = o + second * wide;
   const uint16_t *const lower = t.weights + second * kSpanned;
   for (int64_t column = 0; column < wide; column += kLanes) {
-    TILE_LOAD(0, o + column, kMostDim * 4);
-    if (second) TILE_LOAD(1, below + column, kMostDim * 4);  // before a row of both is written
+    TILE_LOAD(0, o + column, wide * 4);
+    if (second) TILE_LOAD(1, below + column, wide * 4);  // before a row of both is written
     for (int64_t block = 0; block < blocks; ++block) {
       TILE_LOAD(6, t.values + block * kTilePairs * wide + column, wide * 4);
       TILE_LOAD(4, t.weights + block * kBlock, kSpanned * 2);
@@ -141,8 +135,8 @@ INLINE void tile_values(const TileState &t, int64_t rows, int64_t blocks, int64_
         TILE_DOTS(1, 5, 6);
       }
     }
-    TILE_STORE(0, o + column, kMostDim * 4);
-    if (second) TILE_STORE(1, below + column, kMostDim * 4);
+    TILE_STORE(0, o + column, wide * 4);
+    if (second) TILE_STORE(1, below + column, wide * 4);
   }
 }
 

@@ -9,7 +9,7 @@ using Vector = collage::Floats;
 using collage::kLanes;
 
 // Rows that are multiplied at a time, and vectors of keys and of a row's values: as many sums as there are registers for.
-constexpr int kTile = 4;
+constexpr int kTile = 6;
 template <int R>
 constexpr int kKeyVectors = R <= 2 ? 2 : 1;
 template <int R>

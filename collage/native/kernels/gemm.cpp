@@ -23,6 +23,11 @@ using namespace collage;
 constexpr int kRows = tile_rows(8);
 constexpr int kPanel = 3;  // blocks of columns of a register tile
 
+
+// Rows of a register tile, at most. With AVX2 a tile of two rows has whole panels, so that memory is read in order. With
+// more than four rows that gains nothing, since the others read the panel from the L2 cache.
+int64_t rows_at_once(int64_t rows) { return kAvx512 || rows > 4 ? kRows : 2; }
+
 using Shape = collage_gemm_shape;
 using Buffers = collage_gemm_buffers;
 
@@ -81,7 +86,7 @@ class Worker {
   void panel(Range rows, Range depth, Range blocks, const float *weights) const {
     const int wide = int(blocks.end - blocks.begin);
     const intptr_t column = blocks.begin * kLanes, width = s_.columns;
-    const int64_t groups = parts(rows, kRows), lines = (depth.end - depth.begin) * wide;
+    const int64_t groups = parts(rows, rows_at_once(rows.end - rows.begin)), lines = (depth.end - depth.begin) * wide;
     const auto &tiles = wide == 3 ? kTiles<3> : wide == 2 ? kTiles<2> : kTiles<1>;
     Ending ending{b_.bias == nullptr ? nullptr : b_.bias + column, nullptr, 0xffff};
     if ((column + wide * kLanes) > width) ending.mask = first_lanes(width % kLanes);
