@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 
 from collage.api import default_registry
+from collage.errors import UsageError
 from collage.serve import Engine, EngineOptions, Sampling
+from collage.serve.decoder.memory import has_room_for_own
 from collage.serve.model import open_runner
+from collage.serve.parallel.options import Parallelism
+from collage.serve.runner import Slice
 from tests.serve.served import served
 
 build = pytest.importorskip("collage.serve.decoder.build", reason="this checkout has no compiled decoders")
@@ -76,6 +82,26 @@ def test_the_engine_gives_the_tokens_of_onnx_runtime(
             assert stream.result().tokens == alone(original, prompt, count)
     engine.check()
     runner.close()
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_weights_are_in_memory_of_its_own_or_in_the_file(own: bool, file: Path, tmp_path: Path) -> None:
+    copy = shutil.copy(file, tmp_path / "other.collage")  # other tests have the file mapped
+    prompt = Slice((1, 2, 3), 0, (5,), True)
+    runner = open_runner(copy, block_count=24, own_weights=own)
+    assert (str(copy.resolve()) in Path("/proc/self/maps").read_text()) != own
+    np.testing.assert_array_equal(runner.step([prompt]), open_runner(file, block_count=24).step([prompt]))
+    runner.close()
+
+
+def test_a_copy_of_the_weights_leaves_memory_for_the_cache() -> None:
+    assert has_room_for_own(1 << 30, 4 << 30)
+    assert not has_room_for_own(1 << 30, (4 << 30) - 1)
+
+
+def test_processes_have_no_weights_of_their_own(file: Path) -> None:
+    with pytest.raises(UsageError, match="share the weights"):
+        open_runner(file, parallelism=Parallelism("cache", 2), own_weights=True)
 
 
 @pytest.mark.usefixtures("needs_server")

@@ -14,6 +14,8 @@ _SHARE = 0.6
 """The share of the free memory that the cache takes by default."""
 _MOST_SHARE = 0.95
 """The share that it may take when asked to: the rest of the process needs some, too."""
+_OWN_SHARE = 0.25
+"""The share of the free memory that a copy of the weights may take."""
 _SEQUENCES = 64
 """The sequences of full length for which the default has room at most."""
 
@@ -27,6 +29,14 @@ def free_bytes(root: Path = Path("/")) -> int:
     free = int(found[1]) << 10 if found else physical_bytes() // 2
     spare = spare_memory(root)
     return free if spare is None else min(free, spare)
+
+
+def has_room_for_own(weight_bytes: int, free: int) -> bool:
+    """Whether a process should read weights of so many bytes into memory of its own, of which ``free`` bytes are left.
+
+    There they lie in huge pages, where iterations of few tokens are faster; the cache needs most of the memory.
+    """
+    return weight_bytes <= free * _OWN_SHARE
 
 
 def chosen_blocks(wanted: int | None, block_bytes: int, max_length: int, free: int) -> int:

@@ -59,6 +59,7 @@ class Front:
             options.trace,
             options.parallelism,
             cpus,
+            options.own_weights,
         )
         link = Link(setup, metrics.batch, metrics.died, options.stall_s)
         template = open_chat_template(self._folder)

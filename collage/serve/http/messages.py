@@ -32,6 +32,7 @@ class Setup:
     trace: Path | None = None
     parallelism: Parallelism | None = None
     cpus: tuple[int, ...] = ()
+    own_weights: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ class ServerOptions:
     """The options of a server. ``port`` 0 takes any free one.
 
     ``drain_s`` bounds the time from SIGTERM on, and ``stall_s`` that in which an engine with requests does nothing.
+    ``own_weights`` is as in ``collage.serve.model.open_runner``.
     """
 
     model: Path
@@ -29,6 +30,7 @@ class ServerOptions:
     stall_s: float = 300.0
     trace: Path | None = None
     parallelism: Parallelism | None = None
+    own_weights: bool | None = None
 
     @property
     def shown_name(self) -> str:

@@ -35,7 +35,12 @@ def main(descriptor: int) -> None:
         try:
             tokenizer = open_tokenizer(setup.tokenizer)
             runner = open_runner(
-                setup.model, setup.block_count, setup.trusted_key, setup.cache, setup.parallelism
+                setup.model,
+                setup.block_count,
+                setup.trusted_key,
+                setup.cache,
+                setup.parallelism,
+                setup.own_weights,
             )
         except CollageError as error:
             connection.sendall(packed(NotReady(str(error), error.exit_code)))

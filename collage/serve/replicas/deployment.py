@@ -115,7 +115,7 @@ def application(options: ServerOptions, replicas: int) -> Any:
 
 
 def _absolute(options: ServerOptions) -> ServerOptions:
-    """The options with paths that mean the same in other folders, as replicas run in one of Ray's."""
+    """The options for a replica: paths mean the same in Ray's folders, and weights are shared unless asked for."""
 
     def whole(path: Path | None) -> Path | None:
         return None if path is None else path.resolve()
@@ -126,6 +126,7 @@ def _absolute(options: ServerOptions) -> ServerOptions:
         name=options.shown_name,
         tokenizer=whole(options.tokenizer),
         trusted_key=whole(options.trusted_key),
+        own_weights=bool(options.own_weights),  # by default the replicas of a node share them
     )
 
 

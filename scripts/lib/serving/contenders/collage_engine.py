@@ -28,12 +28,14 @@ class CollageEngine:
         from collage.api import default_registry
         from collage.serve.attention import BLOCK_TOKENS
         from collage.serve.decoder.file import load_decoder
+        from collage.serve.decoder.memory import free_bytes, has_room_for_own
         from collage.serve.decoder.runner import DecoderRunner
         from collage.serve.loop import Loop
         from collage.serve.options import EngineOptions
 
         registry = default_registry()
-        compiled = load_decoder(setup.module, registry)
+        own = has_room_for_own(setup.module.stat().st_size, free_bytes())  # as `collage serve` has them
+        compiled = load_decoder(setup.module, registry, share=not own)
         longest = min(MOST_TOKENS, compiled.max_length)
         blocks = setup.running * -(-longest // BLOCK_TOKENS)
         self.runner = DecoderRunner(compiled, registry, blocks, cache=setup.precision)
