@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from collage.core.forked_process import kept_fork_servers
 from collage.core.machine_lock import LOCK_VARIABLE
 from collage.measure_db import effort
 from collage.measure_db.busy import BUSY_VARIABLE
@@ -37,6 +38,13 @@ _LONG = ("tests/scripts/", "tests/integration/", "tests/cli/", "tests/native/", 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort the files: those with long tests first."""
     items.sort(key=lambda item: not item.nodeid.startswith(_LONG))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fork_servers() -> Iterator[None]:
+    """One process imports TVM for the workers of all tests."""
+    with kept_fork_servers():
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -17,13 +17,14 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 _HEADER = struct.Struct("<4sQ")
 _MAGIC = b"CLG1"
 
 # Not "-m": that puts the working directory first on the path, where a user's onnx.py would shadow ours.
-_BOOTSTRAP = "import sys; sys.path[:] = sys.argv[2:]; from {module} import main; main()"
+BOOTSTRAP = "import sys; sys.path[:] = sys.argv[2:]; from {module} import main; main()"
+"""Starts a new Python with the given path of imports, and runs ``main`` of a module."""
 _END_LIMIT_S = 2.0
 
 
@@ -63,26 +64,54 @@ class GoesOn:
     """What a child sends after ``Waits`` when it goes on. Its time limit runs again."""
 
 
+class Pipe(Protocol):
+    """The parent's end of a child's pipe."""
+
+    def fileno(self) -> int:
+        """The descriptor of the pipe."""
+
+    def close(self) -> None:
+        """Close the pipe."""
+
+
+class Process(Protocol):
+    """A process that was started, with those parts of ``subprocess.Popen`` that its parent needs."""
+
+    @property
+    def pid(self) -> int:
+        """The id of the process."""
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status, negative for a signal, once somebody has waited for it."""
+
+    @property
+    def stdin(self) -> Pipe | None:
+        """The pipe that the process reads."""
+
+    @property
+    def stdout(self) -> Pipe | None:
+        """The pipe that the process writes to."""
+
+    def poll(self) -> int | None:
+        """The exit status, or None while the process runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status. Raises subprocess.TimeoutExpired after so many seconds."""
+
+
 class ChildProcess:
     """The parent's side of a child that runs ``main`` of a module."""
 
-    def __init__(self, module: str, stderr: int | IO[bytes], env: Mapping[str, str] | None = None) -> None:
-        """Start the child, with this process's environment unless ``env`` gives one."""
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                _BOOTSTRAP.format(module=module),
-                str(os.getpid()),
-                *(os.path.abspath(entry) for entry in sys.path),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            env=env,
-            start_new_session=True,  # Ctrl-C goes to the parent only, and what the child starts can be killed with it
-            bufsize=0,
-        )
+    def __init__(
+        self,
+        module: str,
+        stderr: int | IO[bytes],
+        env: Mapping[str, str] | None = None,
+        process: Process | None = None,
+    ) -> None:
+        """Start the child, with this process's environment unless ``env`` gives one, or take over a ``process``."""
+        self._process: Process = _started(module, stderr, env) if process is None else process
 
     @property
     def alive(self) -> bool:
@@ -147,6 +176,19 @@ class ChildProcess:
                     pipe.close()
 
 
+def _started(module: str, stderr: int | IO[bytes], env: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
+    path = (os.path.abspath(entry) for entry in sys.path)
+    return subprocess.Popen(
+        [sys.executable, "-c", BOOTSTRAP.format(module=module), str(os.getpid()), *path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        env=env,
+        start_new_session=True,  # Ctrl-C goes to the parent only, and what the child starts can be killed with it
+        bufsize=0,
+    )
+
+
 def signal_name(number: int) -> str:
     """``SIGSEGV`` and the like; ``signal 40`` for those without a name."""
     try:
@@ -175,7 +217,7 @@ def take_over_pipes() -> tuple[int, int]:
 
 
 def parent_id() -> int:
-    """The id of the process that started this child. That process may have ended."""
+    """The id of the process that started this child: its parent, or a fork server of it. That may have ended."""
     return int(sys.argv[1])
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from collage.core.child_process import ChannelError, ChildEndedError, ChildError, ChildProcess, signal_name
 from collage.core.deadline import BudgetOverError, Deadline
+from collage.core.forked_process import ForkServers, fork_servers
 from collage.core.temporary import TemporaryFolder
 from collage.errors import MeasurementError
 from collage.measure_db.machine import worker_environment
@@ -23,6 +24,9 @@ from collage.measure_db.serialisation import pickle_message
 from collage.measure_db.stages import looks_like_memory
 from collage.measure_db.whole_protocol import InitWhole
 
+_WORKER = "collage.measure_db.worker"
+_OF_MODELS = "collage.measure_db.model_worker"
+"""What a worker needs for kernels, and does not for engines: it imports TVM, which takes a second."""
 _START_LIMIT_S = 600.0
 _TAIL_CHARS = 600
 _GRACE_S = 1.0
@@ -43,9 +47,14 @@ class WorkerProcess(ChildProcess):
     ``deadline`` is that of the compile that uses it.
     """
 
-    def __init__(self, threads: int) -> None:
-        """Start the worker, with the libraries' thread pools set to ``threads``."""
+    def __init__(self, threads: int, servers: ForkServers | None = None, *, prepared: bool = False) -> None:
+        """Start the worker, with the libraries' thread pools set to ``threads``.
+
+        It is forked where there are ``servers`` that can do that, and has imported TVM if it shall be ``prepared``.
+        """
         self.deadline = Deadline()
+        self.prepared = False
+        """Whether it has imported TVM."""
         self._carried: tuple[str, ...] = ()
         # The folder is the worker's own. What a killed worker leaves there is removed with it.
         self._folder = TemporaryFolder("worker")
@@ -56,7 +65,13 @@ class WorkerProcess(ChildProcess):
             fcntl.fcntl(errors, fcntl.F_SETFL, fcntl.fcntl(errors, fcntl.F_GETFL) | os.O_APPEND)
             self._errors = os.dup(errors.fileno())
             weakref.finalize(self, os.close, self._errors)
-            super().__init__("collage.measure_db.worker", errors, environment)
+            preload = (_WORKER, _OF_MODELS) if prepared else (_WORKER,)
+            forked = None
+            if servers is not None:
+                forked = servers.fork(_WORKER, preload, errors.fileno(), environment)
+            if forked is not None:
+                self.prepared = _OF_MODELS in forked.preloaded
+            super().__init__(_WORKER, errors, environment, forked)
 
     def begin(self, init: Init | InitWhole, *, start_limit_s: float = _START_LIMIT_S) -> None:
         """Send the worker a model, and wait at most ``start_limit_s`` seconds until it has imported that.
@@ -71,6 +86,7 @@ class WorkerProcess(ChildProcess):
         if not isinstance(ready, Ready):
             self.kill()
             raise MeasurementError(f"the measuring worker did not start: unexpected {type(ready).__name__}")
+        self.prepared = self.prepared or isinstance(init, Init)
 
     def ask(self, message: object, limit_s: float, *, most_s: float = math.inf) -> Any:
         """Send a message and wait for the reply.
@@ -139,14 +155,16 @@ class WorkerProcess(ChildProcess):
 
 
 class Workers:
-    """Starts workers, and keeps one for each number of threads for the next model: most of a start is importing TVM.
+    """Starts workers, and keeps one for each number of threads for the next model.
 
     It is a context manager that ends the workers. A worker that a candidate has brought down is not kept. ``deadline``
-    is that of the compile that workers are started for.
+    is that of the compile that workers are started for. Most of a start is importing TVM, so workers are forked from a
+    process that has done so.
     """
 
     def __init__(self) -> None:
         self.deadline = Deadline()
+        self._servers, self._owns_servers = fork_servers()
         self._idle: dict[int, WorkerProcess] = {}
         self.calibration_us: float | None = None
         """The best calibration that is known of the machine, which workers are told."""
@@ -161,7 +179,7 @@ class Workers:
 
     def start(self, init: Init | InitWhole) -> WorkerProcess:
         """A worker that has imported the model. Raises MeasurementError when it cannot be started."""
-        worker = self.lend(init.threads)
+        worker = self.lend(init.threads, prepared=isinstance(init, Init))
         try:
             worker.begin(replace(init, calibration_us=self.calibration_us))
         except BaseException:  # nobody else knows of it yet
@@ -169,11 +187,23 @@ class Workers:
             raise
         return worker
 
-    def lend(self, threads: int) -> WorkerProcess:
-        """A worker for ``threads`` without a model. Raises MeasurementError when it cannot be started."""
+    def lend(self, threads: int, *, prepared: bool = False) -> WorkerProcess:
+        """A worker for ``threads`` without a model. Raises MeasurementError when it cannot be started.
+
+        One that is ``prepared`` has imported TVM, or has yet to do so where processes are not forked.
+        """
         worker = self._idle.pop(threads, None)
+        if worker is not None and prepared and self._servers.possible and not worker.prepared:
+            worker.kill()  # what it would import, the server imports once for all
+            worker = None
         if worker is None or not worker.alive:
-            worker = WorkerProcess(threads)
+            worker = self.another(threads, prepared=prepared)
+        worker.deadline = self.deadline
+        return worker
+
+    def another(self, threads: int, *, prepared: bool) -> WorkerProcess:
+        """A new worker, which is the caller's to end."""
+        worker = WorkerProcess(threads, self._servers, prepared=prepared)
         worker.deadline = self.deadline
         return worker
 
@@ -188,3 +218,5 @@ class Workers:
         """End the workers that are kept. Closing twice does nothing."""
         while self._idle:
             self._idle.popitem()[1].kill()
+        if self._owns_servers:
+            self._servers.close()

@@ -99,8 +99,7 @@ class WorkerSession:
             settings, init = self.settings, replace(self.init, background=True)
 
             def started(tell: Callable[[WorkerProcess], None]) -> WorkerProcess:
-                worker = WorkerProcess(settings.threads)
-                worker.deadline = self.deadline
+                worker = self._workers.another(settings.threads, prepared=True)
                 tell(worker)
                 worker.begin(init)
                 return worker

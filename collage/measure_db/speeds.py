@@ -47,7 +47,7 @@ def machine_speeds(
     found = replace(WRITTEN_DOWN, threads=target.threads)
     if not seconds:
         return found
-    worker = workers.lend(target.threads)
+    worker = workers.lend(target.threads, prepared=True)
     message = MeasureSpeeds(target.threads, seconds, _LIMIT_S, workers.calibration_us)
     busy: float | None = None
     try:

@@ -72,9 +72,11 @@ def main() -> None:
                 machine = Machine(message.threads, message.calibration_us, waiting, cpu)
                 use_machine(machine)
             if isinstance(message, (Init, InitWhole)):
-                worker = None
-                gc.unfreeze()  # else the model before this one would stay, where it is part of a cycle
-                gc.collect()
+                if worker is not None:
+                    worker = None
+                    gc.unfreeze()  # else the model before this one would stay, where it is part of a cycle
+                    gc.collect()
+                    gc.freeze()
                 worker = _begin(message)
                 reply: object = Ready()
             elif isinstance(message, MeasureSpeeds):

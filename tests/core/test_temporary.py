@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from collage.core.child_process import _BOOTSTRAP, write_message
+from collage.core.child_process import BOOTSTRAP, write_message
 from collage.core.new_file import new_file
 from collage.core.temporary import TemporaryFolder, remove_all, sweep
 from collage.errors import CollageError
@@ -191,7 +191,7 @@ def test_a_worker_knows_that_its_parent_was_gone_before_it_began(place: Path) ->
         [
             sys.executable,
             "-c",
-            _BOOTSTRAP.format(module="collage.measure_db.worker"),
+            BOOTSTRAP.format(module="collage.measure_db.worker"),
             str(gone.pid),
             *sys.path,
         ],

@@ -49,7 +49,7 @@ def workers() -> Iterator[Workers]:
 class NoWorkers:
     """Fails the test that asks it for a worker."""
 
-    def lend(self, threads: int) -> WorkerProcess:
+    def lend(self, threads: int, *, prepared: bool) -> WorkerProcess:
         raise AssertionError("nothing should be measured")
 
 
@@ -120,8 +120,8 @@ def test_speeds_wait_for_their_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 class Deadly(Workers):
     """Lends workers that have died."""
 
-    def lend(self, threads: int) -> WorkerProcess:
-        worker = super().lend(threads)
+    def lend(self, threads: int, *, prepared: bool = False) -> WorkerProcess:
+        worker = super().lend(threads, prepared=prepared)
         os.kill(worker._process.pid, signal.SIGKILL)
         return worker
 
