@@ -101,9 +101,10 @@ def test_public_names() -> None:
         )
 
 
-@pytest.mark.parametrize("name", OPTIONAL)
-def test_optional_libraries_are_imported_in_functions(name: str) -> None:
-    """No module imports one when it is imported itself: the extras need not be there."""
+@pytest.fixture(scope="module")
+def at_import() -> list[tuple[str, str]]:
+    """Modules of ours, and what each imports when it is imported itself, up to the first dot."""
+    found = []
     for module, path in MODULES.items():
         tree = ast.parse(path.read_text())
         lazy = {
@@ -116,7 +117,15 @@ def test_optional_libraries_are_imported_in_functions(name: str) -> None:
             if node in lazy or not isinstance(node, (ast.Import, ast.ImportFrom)):
                 continue
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else [str(node.module)]
-            assert not any(each.split(".")[0] == name for each in names), f"{module} imports {name}"
+            found += [(module, each.split(".")[0]) for each in names]
+    return found
+
+
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_optional_libraries_are_imported_in_functions(name: str, at_import: list[tuple[str, str]]) -> None:
+    """No module imports one when it is imported itself: the extras need not be there."""
+    assert len({module for module, _ in at_import}) > len(MODULES) / 2
+    assert [module for module, imported in at_import if imported == name] == []
 
 
 def _for_types(node: ast.AST) -> bool:
