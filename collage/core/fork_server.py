@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import resource
 import signal
 import socket
 import sys
@@ -34,6 +35,7 @@ class Fork:
     """Start a child that runs ``main`` of a module, as a new process would; the reply is its id.
 
     Its standard files are descriptors that come with the message. ``preload`` are modules that are imported first.
+    ``limits`` are those of ``resource``, soft and hard.
     """
 
     module: str
@@ -42,6 +44,7 @@ class Fork:
     path: tuple[str, ...]
     folder: str
     cpus: frozenset[int]
+    limits: Mapping[int, tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,9 @@ def _become(message: Fork, descriptors: Sequence[int], begins: int) -> NoReturn:
             os.chdir(message.folder)
         with suppress(OSError):
             os.sched_setaffinity(0, message.cpus)
+        for limit, values in message.limits.items():
+            with suppress(OSError, ValueError):  # a hard limit cannot be raised
+                resource.setrlimit(limit, values)
         os.environ.clear()
         os.environ.update(message.environment)
         tempfile.tempdir = None  # the server's

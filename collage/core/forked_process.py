@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import signal
 import socket
@@ -22,6 +23,7 @@ _LIMIT_S = 60.0
 """Importing what children need may take long where a disk is slow."""
 _MOST = 3
 """Servers at a time, besides which others are ended: each takes some 150 MB."""
+_LIMITS = [value for name, value in vars(resource).items() if name.startswith("RLIMIT_")]
 _AT_START = (
     "GLIBC_",
     "GOMP_",
@@ -36,6 +38,10 @@ _AT_START = (
     "TVM_",
 )
 """How variables begin that libraries read when they are loaded, which the server may have done."""
+
+
+_Loads = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
+"""Where Python imports from, and those variables."""
 
 
 class NoForkError(Exception):
@@ -112,6 +118,7 @@ class ForkServer:
             _import_path(),
             os.getcwd(),
             frozenset(os.sched_getaffinity(0)),
+            {each: resource.getrlimit(each) for each in _LIMITS},
         )
         read, stdin = os.pipe()
         stdout, write = os.pipe()
@@ -167,10 +174,10 @@ def _end(owner: int, connection: socket.socket, server: subprocess.Popen[bytes])
 
 
 class ForkServers:
-    """Fork servers by the environment that they were started with. It is a context manager that ends them."""
+    """Fork servers by what decides what they have loaded. It is a context manager that ends them."""
 
     def __init__(self) -> None:
-        self._servers: dict[tuple[tuple[str, str], ...], ForkServer] = {}
+        self._servers: dict[_Loads, ForkServer] = {}
         self._turn = threading.Lock()
         self.possible = _can_fork()
         """Whether this system has what it takes: Linux 5.3, and nothing that forbids it."""
@@ -187,7 +194,8 @@ class ForkServers:
         """A child as ``ForkServer.fork`` starts it, or None where there cannot be one: it is to be started afresh."""
         if not self.possible:
             return None
-        key = tuple(sorted(each for each in environment.items() if each[0].startswith(_AT_START)))
+        variables = (each for each in environment.items() if each[0].startswith(_AT_START))
+        key = _import_path(), tuple(sorted(variables))
         with self._turn:
             server = self._servers.pop(key, None)
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import sys
 import tempfile
 
@@ -42,6 +43,7 @@ def main() -> None:
                         "folder": os.getcwd(),
                         "cpus": os.sched_getaffinity(0),
                         "temporary": tempfile.gettempdir(),
+                        "largest_file": resource.getrlimit(resource.RLIMIT_FSIZE)[0],
                     },
                 )
     except EOFError:

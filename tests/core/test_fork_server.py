@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -77,18 +78,21 @@ def test_a_child_is_like_a_process_of_its_own(
 ) -> None:
     child(servers).kill()  # the server runs by now, with another folder and environment
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path / "more"))
     monkeypatch.delenv("HOME", raising=False)
-    usable = os.sched_getaffinity(0)
+    usable, limit = os.sched_getaffinity(0), resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         os.sched_setaffinity(0, {min(usable)})
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limit[1]))
         one = child(servers, TMPDIR=str(tmp_path), COLLAGE_TEST="yes")
     finally:
         os.sched_setaffinity(0, usable)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     found = about(one)
     one.kill()
     assert found["session"] == found["me"]
     assert found["told_parent"] == found["parent"]
+    assert found["parent"] in {each._process.pid for each in servers._servers.values()}
+    assert found["largest_file"] == 1 << 20
     assert found["environment"] == os.environ | {"TMPDIR": str(tmp_path), "COLLAGE_TEST": "yes"}
     assert found["path"] == [os.path.abspath(each) for each in sys.path]
     assert (found["folder"], found["temporary"], found["cpus"]) == (
@@ -139,14 +143,19 @@ def test_a_child_that_is_killed_is_gone(servers: ForkServers) -> None:
     assert not one.alive
 
 
-def test_a_new_environment_for_libraries_is_a_new_server(servers: ForkServers) -> None:
+def test_what_decides_what_is_loaded_is_a_new_server(
+    servers: ForkServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     children = [
         child(servers),
         child(servers, LD_LIBRARY_PATH="/nowhere"),
         child(servers, COLLAGE_TEST="yes"),
     ]
-    first, second, third = (about(each)["parent"] for each in children)
-    assert first == third != second
+    monkeypatch.syspath_prepend("/nowhere")
+    children.append(child(servers))
+    first, second, third, fourth = (about(each)["parent"] for each in children)
+    assert first == third
+    assert len({first, second, fourth}) == 3
     for each in children:
         each.kill()
 
