@@ -52,6 +52,21 @@ def test_many_rows() -> None:
     assert splits == {"columns", "rows", ""}
 
 
+@pytest.mark.parametrize("columns", [96, 100, 37])
+def test_a_row_is_the_same_however_many_there_are(columns: int) -> None:
+    """Few rows are computed in another way, and a token must not depend on who shares its iteration."""
+    depth = 2100  # several slices, which are no multiples of what is prefetched at a time
+    x = np.random.default_rng(0).standard_normal((40, depth)).astype(np.float32)
+    found = {}
+    for rows in (*range(1, 10), 40):
+        chain = subgraphs_of(product_model([rows, depth], columns, then=("Residual",)))[-1]
+        residual = np.ones((rows, columns), np.float32)
+        variants = [v for v in BACKEND.variants(chain, BuildOptions(threads=2)) if v.split == "columns"]
+        (found[rows],) = run_variant(chain, variants[0], 2, [x[:rows], residual])
+    for rows, y in found.items():
+        np.testing.assert_array_equal(y, found[40][:rows])
+
+
 @pytest.mark.parametrize("function", ["Gelu", "Tanh", "Sigmoid", "Relu"])
 def test_nan_and_infinity(function: str) -> None:
     limits = {"Gelu": (np.inf, np.nan), "Tanh": (1, -1), "Sigmoid": (1, 0), "Relu": (np.inf, 0)}[function]

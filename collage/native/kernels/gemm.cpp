@@ -1,9 +1,10 @@
 // Products of few rows with a large constant matrix, whose weights come from memory on each run.
 //
-// Each share reads its columns of the weights once, in the order in which they lie: slices of the depth, in each
-// of them panels of 48 columns. All rows are multiplied with a panel while it is in the L2 cache, and prefetch
-// the next one meanwhile, evenly, so that memory is never waited for nor ever idle. BERT-base's 72 products of 64
-// rows, 340 MB of weights, take 22.6 ms on two cores, 482 GFLOP/s; where all is in the caches it is 511.
+// Each share reads its columns of the weights once, in the order in which they lie: slices of the depth, in each of them
+// panels of 48 columns. All rows are multiplied with a panel while it is in the L2 cache, and prefetch the next one
+// meanwhile, evenly, so that memory is never waited for nor ever idle (see below for eight rows or fewer with AVX2).
+// BERT-base's 72 products of 64 rows, 340 MB of weights, take 22.6 ms on two cores, 482 GFLOP/s; where all is in the
+// caches it is 511.
 
 #include "gemm.h"
 
@@ -24,9 +25,11 @@ constexpr int kRows = tile_rows(8);
 constexpr int kPanel = 3;  // blocks of columns of a register tile
 
 
-// Rows of a register tile, at most. With AVX2 a tile of two rows has whole panels, so that memory is read in order. With
-// more than four rows that gains nothing, since the others read the panel from the L2 cache.
-int64_t rows_at_once(int64_t rows) { return kAvx512 || rows > 4 ? kRows : 2; }
+// With AVX2 a tile of two rows has whole panels, so few rows read memory in order. Two rows or one do so once, which the
+// processor prefetches best by itself. More of them take a panel in pieces, which they find in the L1 cache, and prefetch
+// the next one there.
+constexpr int kFewRows = 8, kTileRows = 2;
+constexpr int64_t kPiece = 64;  // of the depth
 
 using Shape = collage_gemm_shape;
 using Buffers = collage_gemm_buffers;
@@ -47,6 +50,32 @@ void tile(const Plain &o, float *c, intptr_t row, bool first, Mask mask) {
       }
   });
 }
+
+// Goes on with the sums of MR rows, unless it is the first piece of a panel.
+template <int MR, int NR>
+void piece(const Plain &o, float *sums, bool first) {
+  Accumulators<MR, NR> sum;
+#pragma GCC unroll 2
+  for (int i = 0; i < MR; ++i)
+#pragma GCC unroll 3
+    for (int j = 0; j < NR; ++j) sum.at[i][j] = first ? zeros() : load(sums + (i * kPanel + j) * kLanes);
+  const float *a = o.a, *b = o.b, *ahead = o.ahead;
+  for (intptr_t k = 0; k < o.depth; k += kLanes) {
+    for (intptr_t line = 0; line < o.ahead_lines; ++line, ahead += kLanes) _mm_prefetch(ahead, _MM_HINT_T0);
+    const intptr_t end = std::min<intptr_t>(kLanes, o.depth - k);
+#pragma GCC unroll 4
+    for (intptr_t i = 0; i < end; ++i, ++a, b += NR * kLanes) sum.add(a, o.a_row, b);
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < MR; ++i)
+#pragma GCC unroll 3
+    for (int j = 0; j < NR; ++j) store(sums + (i * kPanel + j) * kLanes, sum.at[i][j]);
+}
+
+using Piece = void (*)(const Plain &, float *, bool);
+
+template <int NR>
+constexpr Piece kPieces[] = {nullptr, piece<1, NR>, piece<2, NR>};
 
 using Tile = void (*)(const Plain &, float *, intptr_t, bool, Mask);
 
@@ -86,7 +115,7 @@ class Worker {
   void panel(Range rows, Range depth, Range blocks, const float *weights) const {
     const int wide = int(blocks.end - blocks.begin);
     const intptr_t column = blocks.begin * kLanes, width = s_.columns;
-    const int64_t groups = parts(rows, rows_at_once(rows.end - rows.begin)), lines = (depth.end - depth.begin) * wide;
+    const int64_t groups = parts(rows, kRows), lines = (depth.end - depth.begin) * wide;
     const auto &tiles = wide == 3 ? kTiles<3> : wide == 2 ? kTiles<2> : kTiles<1>;
     Ending ending{b_.bias == nullptr ? nullptr : b_.bias + column, nullptr, 0xffff};
     if ((column + wide * kLanes) > width) ending.mask = first_lanes(width % kLanes);
@@ -97,6 +126,16 @@ class Worker {
     o.b = weights;
     const float *const next = weights + lines * kLanes;
     const bool more = next < b_.weights + blocks_.end * kLanes * s_.depth;
+    const int64_t count = rows.end - rows.begin;
+    if (!kAvx512 && count <= kFewRows) {
+      const intptr_t at = rows.begin * width + column;
+      o.a = b_.src + rows.begin * s_.depth + depth.begin;
+      in_order(o, count, wide, b_.dst + at, depth.begin == 0, ending.mask);
+      if (depth.end < s_.depth) return;
+      if (b_.residual != nullptr) ending.residual = b_.residual + at;
+      kFinish[s_.activation](how, ending, b_.dst + at, count, wide);
+      return;
+    }
     o.ahead_lines = more ? (wide * kLanes + groups - 1) / groups : 0;
     for (int64_t group = 0; group < groups; ++group) {
       const Range some = part(rows, group, groups);
@@ -109,6 +148,33 @@ class Worker {
       if (b_.residual != nullptr) ending.residual = b_.residual + at;
       kFinish[s_.activation](how, ending, b_.dst + at, count, wide);
     }
+  }
+
+  // The sums of few rows and a panel, to `c`, or added to what is there unless it is the first slice of the depth.
+  void in_order(const Plain &panel, int64_t rows, int wide, float *c, bool first, Mask mask) const {
+    alignas(64) float sums[kFewRows * kPanel * kLanes];
+    const auto &pieces = wide == 3 ? kPieces<3> : wide == 2 ? kPieces<2> : kPieces<1>;
+    Plain o = panel;
+    const int64_t groups = parts({0, rows}, kTileRows), most = groups == 1 ? panel.depth : kPiece;
+    o.ahead_lines = groups == 1 ? 0 : parts({0, wide * kLanes}, groups);
+    for (int64_t k = 0; k < panel.depth; k += most) {
+      o.depth = std::min<int64_t>(most, panel.depth - k);
+      o.b = panel.b + k * wide * kLanes;
+      for (int64_t group = 0; group < groups; ++group) {
+        const int64_t row = group * kTileRows;
+        o.a = panel.a + row * panel.a_row + k;
+        o.ahead = o.b + (o.depth + group * o.depth / groups) * wide * kLanes;
+        pieces[std::min<int64_t>(kTileRows, rows - row)](o, sums + row * kPanel * kLanes, k == 0);
+      }
+    }
+    for (int64_t row = 0; row < rows; ++row)
+      for (int j = 0; j < wide; ++j) {
+        const Mask columns = j == wide - 1 ? mask : kAllLanes;
+        float *const to = c + row * s_.columns + j * kLanes;
+        Floats x = load(sums + (row * kPanel + j) * kLanes);
+        if (!first) x += load(columns, to);
+        store(to, columns, x);
+      }
   }
 
   const Shape &s_;
