@@ -48,6 +48,10 @@ class NoForkError(Exception):
     """A server cannot fork; the message says why."""
 
 
+class RefusedForkError(NoForkError):
+    """What children need does not survive a fork in this process."""
+
+
 class ForkedProcess:
     """A child of a fork server, as a ``Process`` of ``ChildProcess``."""
 
@@ -109,7 +113,7 @@ class ForkServer:
     ) -> ForkedProcess:
         """Start a child that runs ``main`` of a module, after the server has imported ``preload``.
 
-        Raises NoForkError.
+        Raises NoForkError, or RefusedForkError where another server would not do it either.
         """
         message = Fork(
             module,
@@ -162,7 +166,7 @@ class ForkServer:
                     raise
                 raise NoForkError(f"the server does not answer: {error!r}") from error
         if isinstance(reply, Failure):
-            raise NoForkError(reply.message)
+            raise RefusedForkError(reply.message)
         return reply
 
 
@@ -179,8 +183,8 @@ class ForkServers:
     def __init__(self) -> None:
         self._servers: dict[_Loads, ForkServer] = {}
         self._turn = threading.Lock()
-        self.possible = _can_fork()
-        """Whether this system has what it takes: Linux 5.3, and nothing that forbids it."""
+        self.possible = _can_fork() and not _refused
+        """Whether this system has what it takes: Linux 5.3, nothing that forbids it, and no driver of a GPU."""
 
     def __enter__(self) -> ForkServers:
         return self
@@ -192,6 +196,7 @@ class ForkServers:
         self, module: str, preload: tuple[str, ...], stderr: int, environment: Mapping[str, str]
     ) -> ForkedProcess | None:
         """A child as ``ForkServer.fork`` starts it, or None where there cannot be one: it is to be started afresh."""
+        global _refused
         if not self.possible:
             return None
         variables = (each for each in environment.items() if each[0].startswith(_AT_START))
@@ -201,6 +206,9 @@ class ForkServers:
             try:
                 server = server or ForkServer(environment)
                 child = server.fork(module, preload, stderr, environment)
+            except RefusedForkError:
+                self.possible, _refused = False, True
+                return None
             except (OSError, NoForkError):
                 return None
             self._servers[key] = server  # the last one was used last
@@ -216,6 +224,8 @@ class ForkServers:
 
 
 _kept: ForkServers | None = None
+_refused = False
+"""Whether a server has refused to fork, so that no other one need be started for that."""
 
 
 @contextmanager

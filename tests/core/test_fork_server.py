@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -171,6 +172,21 @@ def test_a_server_that_was_killed_is_replaced(servers: ForkServers) -> None:
     other = child(servers)
     assert about(other)["parent"] != found["parent"]
     other.kill()
+
+
+def test_what_does_not_survive_a_fork_is_not_forked(
+    servers: ForkServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library of any content stands in for the GPU's driver: its name counts."""
+    monkeypatch.setattr("collage.core.forked_process._refused", False)
+    with open("/proc/self/maps") as maps:
+        library = next(line.split()[-1] for line in maps if "/libc.so" in line or "/libc-" in line)
+    driver = shutil.copy(library, tmp_path / "libcuda.so.1")
+    assert servers.fork(MODULE, (), 2, os.environ | {"LD_PRELOAD": driver}) is None
+    assert not servers.possible
+    with ForkServers() as others:
+        assert others.fork(MODULE, (), 2, os.environ) is None
+        assert not others._servers
 
 
 def test_servers_end_with_their_context(servers: ForkServers) -> None:
