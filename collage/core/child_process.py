@@ -23,8 +23,7 @@ _HEADER = struct.Struct("<4sQ")
 _MAGIC = b"CLG1"
 
 # Not "-m": that puts the working directory first on the path, where a user's onnx.py would shadow ours.
-BOOTSTRAP = "import sys; sys.path[:] = sys.argv[2:]; from {module} import main; main()"
-"""Starts a new Python with the given path of imports, and runs ``main`` of a module."""
+_BOOTSTRAP = "import sys; sys.path[:] = sys.argv[2:]; from {module} import main; main()"
 _END_LIMIT_S = 2.0
 
 
@@ -176,10 +175,19 @@ class ChildProcess:
                     pipe.close()
 
 
+def import_path() -> tuple[str, ...]:
+    """Where this process imports from, as whole paths."""
+    return tuple(os.path.abspath(entry) for entry in sys.path)
+
+
+def command_for(module: str, parent: int) -> list[str]:
+    """The command of a new Python that runs ``main`` of a module as a child of the process with the id ``parent``."""
+    return [sys.executable, "-c", _BOOTSTRAP.format(module=module), str(parent), *import_path()]
+
+
 def _started(module: str, stderr: int | IO[bytes], env: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
-    path = (os.path.abspath(entry) for entry in sys.path)
     return subprocess.Popen(
-        [sys.executable, "-c", BOOTSTRAP.format(module=module), str(os.getpid()), *path],
+        command_for(module, os.getpid()),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=stderr,

@@ -1,7 +1,8 @@
 """A process that has imported what its children need, and forks them: they begin within milliseconds.
 
 ``ForkServers`` starts it (see ``forked_process``). It has one thread of Python's, and opens no device, so that a child
-may do what a process of its own could.
+may do what a process of its own could. It is not Python's own (``multiprocessing.forkserver``), whose children import
+the user's main module, and have the environment of whoever started it first.
 """
 
 from __future__ import annotations
@@ -54,6 +55,10 @@ class Reap:
     process: int
 
 
+class Refusal(Failure):
+    """The reply where no child of any server would be like a process of its own."""
+
+
 def main() -> None:
     """Serve one parent, until its end of the socket closes."""
     connection = socket.socket(fileno=os.dup(0))
@@ -93,7 +98,7 @@ def _forked(message: Fork, descriptors: Sequence[int], connection: socket.socket
             gc.collect()
             gc.freeze()  # pages that no collection writes to are the same in all children
     if _DRIVER in Path("/proc/self/maps").read_text():
-        return Failure("a library has loaded the GPU's driver, which does not survive a fork")
+        return Refusal("a library has loaded the GPU's driver, which does not survive a fork")
     begun, begins = os.pipe()
     try:
         child = os.fork()

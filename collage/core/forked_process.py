@@ -8,7 +8,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
@@ -16,8 +15,8 @@ from contextlib import contextmanager, suppress
 from io import FileIO
 from typing import Any
 
-from collage.core.child_process import BOOTSTRAP, Failure, read_message, write_message
-from collage.core.fork_server import Fork, Reap
+from collage.core.child_process import Failure, command_for, import_path, read_message, write_message
+from collage.core.fork_server import Fork, Reap, Refusal
 
 _LIMIT_S = 60.0
 """Importing what children need may take long where a disk is slow."""
@@ -96,10 +95,9 @@ class ForkServer:
         self._owner = os.getpid()
         self._turn = threading.Lock()
         self._connection, theirs = socket.socketpair()
-        code = BOOTSTRAP.format(module="collage.core.fork_server")
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", code, str(self._owner), *_import_path()],
+                command_for("collage.core.fork_server", self._owner),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -119,7 +117,7 @@ class ForkServer:
             module,
             preload,
             dict(environment),
-            _import_path(),
+            import_path(),
             os.getcwd(),
             frozenset(os.sched_getaffinity(0)),
             {each: resource.getrlimit(each) for each in _LIMITS},
@@ -166,7 +164,7 @@ class ForkServer:
                     raise
                 raise NoForkError(f"the server does not answer: {error!r}") from error
         if isinstance(reply, Failure):
-            raise RefusedForkError(reply.message)
+            raise (RefusedForkError if isinstance(reply, Refusal) else NoForkError)(reply.message)
         return reply
 
 
@@ -200,7 +198,7 @@ class ForkServers:
         if not self.possible:
             return None
         variables = (each for each in environment.items() if each[0].startswith(_AT_START))
-        key = _import_path(), tuple(sorted(variables))
+        key = import_path(), tuple(sorted(variables))
         with self._turn:
             server = self._servers.pop(key, None)
             try:
@@ -243,10 +241,6 @@ def kept_fork_servers() -> Iterator[None]:
 def fork_servers() -> tuple[ForkServers, bool]:
     """The servers that are kept, or new ones; and whether they are new, so that the caller has to close them."""
     return (ForkServers(), True) if _kept is None else (_kept, False)
-
-
-def _import_path() -> tuple[str, ...]:
-    return tuple(os.path.abspath(entry) for entry in sys.path)
 
 
 def _can_fork() -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from collage.core.child_process import BOOTSTRAP, write_message
+from collage.core.child_process import command_for, write_message
 from collage.core.new_file import new_file
 from collage.core.temporary import TemporaryFolder, remove_all, sweep
 from collage.errors import CollageError
@@ -188,13 +188,7 @@ def test_a_worker_knows_that_its_parent_was_gone_before_it_began(place: Path) ->
     gone.wait()
     reader, writer = os.pipe()
     with subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            BOOTSTRAP.format(module="collage.measure_db.worker"),
-            str(gone.pid),
-            *sys.path,
-        ],
+        command_for("collage.measure_db.worker", gone.pid),
         stdin=reader,
         stdout=subprocess.DEVNULL,
         env=os.environ | {"TMPDIR": str(own)},
