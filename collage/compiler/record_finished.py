@@ -18,7 +18,7 @@ from collage.compiler.state import Compilation
 from collage.compiler.workbench import Workbench
 from collage.kernel.transform import LayoutTransform
 from collage.measure_db.plan_protocol import PlanKernel
-from collage.measure_db.results import Measurement
+from collage.measure_db.results import Measurement, Slower
 
 log = logging.getLogger(__name__)
 
@@ -26,13 +26,17 @@ log = logging.getLogger(__name__)
 def finished_of(bench: Workbench, before: Compilation, found: Compilation) -> Finished | None:
     """What the passes between the two compilations have found.
 
-    None where a kernel of the selected plan has no time by itself in the database, which nothing could be checked by.
+    Kernels of the selected plan that lost a race after the plan was made are measured to the end for it.
+
+    None where a kernel of the plan has no time by itself in the database all the same, which nothing could be checked
+    by. Raises BudgetOverError.
     """
     selected = found.result
     plan = next((each for each in found.plans if each.label == selected.label), None)
     if plan is None:  # an early plan of reduced precision
         return None
     executable = bench.assembler.assemble(plan, found.tunings)
+    _settle_races(bench, executable)
     kernels_us = times_alone_us(bench, executable)
     if kernels_us is None:
         return None
@@ -58,6 +62,19 @@ def finished_of(bench: Workbench, before: Compilation, found: Compilation) -> Fi
         busy=busy_during(outcomes, selected.timings),
     )
     return replace(finished, variants=naming.variants)
+
+
+def _settle_races(bench: Workbench, executable: Executable) -> None:
+    """Measure to the end what lost a race and is part of the executable.
+
+    An early plan has such a kernel where its first time came from a busy machine, and the kernel was raced anew on a
+    quiet one. It lost to another by itself, and the network with it was still the fastest.
+    """
+    known = bench.measurer.kernels.known(executable.kernels)
+    for kernel, outcome in known.items():
+        if isinstance(outcome, Slower) and not isinstance(kernel.what, LayoutTransform):
+            log.info("%s lost a race and is measured to the end", kernel.what)
+            bench.measurer.on_threads(kernel.options.threads).measure([kernel.what])
 
 
 def times_alone_us(bench: Workbench, executable: Executable) -> tuple[float | None, ...] | None:

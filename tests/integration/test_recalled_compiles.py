@@ -18,14 +18,20 @@ from collage.backends.layout import LayoutTransforms
 from collage.backends.registry import builtin_registry
 from collage.backends.view import View
 from collage.compiler.compile import compile_model
-from collage.compiler.finished import FINISHED
+from collage.compiler.finished import FINISHED, Finished
 from collage.compiler.options import CompileOptions
+from collage.compiler.passes import recall
 from collage.compiler.passes.place import Place
+from collage.compiler.record_finished import finished_of
+from collage.compiler.state import Compilation
+from collage.compiler.workbench import Workbench
 from collage.kernel.options import BuildOptions
 from collage.kernel.target import host
-from collage.measure_db.database import Database
+from collage.measure_db.database import Database, KernelKey
 from collage.measure_db.exchange import JUDGEMENTS, merge, usable_here
 from collage.measure_db.process import Workers
+from collage.measure_db.protocol import Request
+from collage.measure_db.results import Measurement, Slower
 from tests.beside import Beside, Slow
 from tests.finished import finished_in, nothing_but_recalled, rows
 from tests.models import conv_net, elementwise_net, make_model
@@ -100,6 +106,32 @@ def test_a_second_compile_finds_the_same_at_once(make: Any, options: dict[str, A
         again = compiled(model, db, **options)
     assert again.report.measurements_made == 0
     same(first, again, model)
+
+
+def test_a_kernel_that_lost_a_race_after_its_plan_was_made_is_measured_to_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where early plans rest on times of a busy machine, and kernels are raced anew on a quiet one."""
+    db = tmp_path / "db.sqlite"
+    lost: list[KernelKey] = []
+
+    def record(bench: Workbench, before: Compilation, found: Compilation) -> Finished | None:
+        plan = next(each for each in found.plans if each.label == found.result.label)
+        for kernel in bench.assembler.assemble(plan, found.tunings).kernels:
+            if isinstance(kernel.what, Request):
+                lost.append(bench.measurer.key(kernel.what))
+                with Database(db) as database:
+                    database.put(lost[-1], Slower(least_us=30.0, rival_us=20.0, repeats=5))
+        return finished_of(bench, before, found)
+
+    monkeypatch.setattr(recall, "finished_of", record)
+    first = compiled(conv_net(), db)
+    assert lost and finished_in(db) == 1
+    with Database(db) as database:
+        found = database.get(lost)
+    assert len(found) == len(set(lost)) and all(isinstance(each, Measurement) for each in found.values())
+    with nothing_but_recalled():
+        same(first, compiled(conv_net(), db), conv_net())
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ from collage.compiler.record_finished import finished_of, times_alone_us
 from collage.compiler.selection import Selection
 from collage.compiler.state import Compilation, Context, Pass, run
 from collage.compiler.workbench import Workbench
+from collage.core.deadline import BudgetOverError
 from collage.core.nvml import Clocks
 from collage.core.progress import Progress
 from collage.graph.storage import FORMATS
@@ -67,7 +68,11 @@ class Recall:
                 log.info("searching again, since a finished compile is out of date: %s", error)
         found = run(self.search, context, compilation)
         hardware = context.target.measured_on
-        finished = finished_of(context.workbench(found), compilation, found)
+        try:
+            finished = finished_of(context.workbench(found), compilation, found)
+        except BudgetOverError:
+            log.info("there was no time to record what the compile has found")
+            return found
         if finished is not None and not _of_the_day(found, context.database.best_clocks(hardware)):
             FINISHED.at(key).record(context.database, finished)
         return found
