@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from collage.serve.decoder.original import OriginalDecoder
+from collage.serve.reference import ReferenceConfig, ReferenceRunner
 from scripts.lib import ROOT
 from scripts.lib.decoders.shape import GPT2, NAMED, DecoderShape, small
 from scripts.lib.decoders.write import write_decoder
@@ -22,6 +23,7 @@ from scripts.lib.serving.formats.hugging_face import write_folder
 from scripts.lib.serving.formats.tensor_file import Array, read_tensors
 from scripts.lib.serving.process import ContenderProcess
 from scripts.lib.serving.record import Served, agreement, pooled, rate_at
+from scripts.lib.serving.static_batch import run_static_batch
 from scripts.lib.serving.trace import ORCA, Arrival, fixed_batch, poisson_trace
 
 
@@ -87,6 +89,34 @@ def test_serving_step_by_step_and_in_batches() -> None:
     batches: list[list[int]] = []
     serve_in_batches(lambda batch: batches.append([number for number, _ in batch]), 1, arrivals)
     assert batches == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize("shortest_first", [False, True])
+def test_a_static_batch_stays_together(shortest_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = ReferenceRunner(ReferenceConfig(max_tokens=16))
+    iterations: list[int] = []
+    step = runner.step
+    monkeypatch.setattr(
+        runner,
+        "step",
+        lambda slices: iterations.append(sum(len(each.token_ids) for each in slices)) or step(slices),
+    )
+    batch = [Arrival(tuple(range(length)), tokens) for length, tokens in ((7, 2), (20, 4), (12, 9))]
+    alone: list[list[int]] = [[], [], []]
+    for place, each in enumerate(batch):
+        run_static_batch(runner, [each], lambda _, token, place=place: alone[place].append(token))
+    iterations.clear()
+    found: list[list[int]] = [[], [], []]
+    run_static_batch(
+        runner, batch, lambda place, token: found[place].append(token), shortest_first=shortest_first
+    )
+    assert found == alone and [len(each) for each in found] == [2, 4, 9]
+    if (
+        shortest_first
+    ):  # 7 tokens of each; the second has 20 + 4 - 1 tokens to compute, and the third 12 + 9 - 1
+        assert iterations == [16, 5] + [3] * (20 + 4 - 1 - 7)
+    else:
+        assert iterations == [16, 16, 7] + [3] * (9 - 1)
 
 
 def test_bounds_of_gpt2() -> None:
@@ -210,15 +240,19 @@ def test_the_whole_command_on_a_tiny_decoder(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert found["machine"]["gbytes_per_s"] > 0
     (model,) = found["models"]
-    assert set(model["contenders"]) == {"collage", "request-level", "whole-batches"}
+    forms = {"request-level", "whole-batches", "shortest-first"}
+    assert set(model["contenders"]) == {"collage", *forms}
     assert not model["failed"]
     assert all(row["same_tokens"] == 1.0 and row["share_of_static"] > 0 for row in model["alone"])
     rows = model["trace"]["by_contender"]
-    assert rows["request-level"]["same_tokens"] == rows["whole-batches"]["same_tokens"] == 1.0
-    assert rows["whole-batches"]["saturated"]["between_p99_ms"] < rows["collage"]["saturated"]["between_ms"]
+    assert all(rows[form]["same_tokens"] == 1.0 for form in forms)
+    assert (
+        rows["whole-batches"]["saturated"]["requests_per_s"]
+        > rows["shortest-first"]["saturated"]["requests_per_s"]
+    )
     assert rows["collage"]["saturated"]["requests"] == 12
-    assert model["trace"]["ratios"]["request_level"]["saturated"] > 0
-    assert model["trace"]["ratios"]["whole_batches"]["saturated"] > 0
+    ratios = model["trace"]["ratios"]
+    assert all(ratios[form]["saturated"] > 0 for form in ("request_level", "whole_batches", "shortest_first"))
     assert set(model["between"]) == {"collage", "request-level"}
     assert model["between"]["collage"]["p99_over_median"] >= 1.0
     assert model["scheduler_us"]["scheduler"] > 0

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from scripts.lib.serving.study import Course
 
 MODELS = ("gpt2_124m", "qwen2_like")
-OURS = ("collage", "request-level", "whole-batches")
+OURS = ("collage", "request-level", "whole-batches", "shortest-first")
 _BFLOAT16 = ("--tolerance", "2e-2", "--no-8-bits")
 PEERS = ("openvino-genai", "llama.cpp", "ctranslate2", "vllm", "openvino-genai at its defaults")
 
@@ -177,6 +177,8 @@ def command(
 
     `request-level` is Collage's engine with batches of eight requests, none of which begins before the last one has
     ended. `whole-batches` is the same as Orca's paper describes it: answers of a batch come together, with the longest.
+    `shortest-first` is what its Figure 10 compares with: besides, prompts are computed up to the length of the shortest
+    one, and the rest of them token by token.
 
     Three parts: `alone` is the engine against a static batch on the same kernels, and the scheduler's time. `trace` is
     Orca's trace, saturated and at several rates. `between` is the time between tokens while prompts of 512 tokens

@@ -6,8 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from scripts.lib.serving.static_batch import run_static_batch
 from scripts.lib.serving.trace import Arrival
 
 if TYPE_CHECKING:
@@ -56,21 +55,7 @@ def _engine(
 
 def _static(runner: DecoderRunner, arrivals: Sequence[Arrival]) -> tuple[float, list[list[int]]]:
     """The seconds and the tokens of a static batch."""
-    from collage.serve.core import split_steps
-    from collage.serve.runner import Slice
-
-    length = len(arrivals[0].prompt)
-    outputs = arrivals[0].tokens
-    needed = -(-(length + outputs) // runner.block_tokens)
-    blocks = [tuple(range(i * needed, (i + 1) * needed)) for i in range(len(arrivals))]
-    prompts = [Slice(each.prompt, 0, mine, True) for each, mine in zip(arrivals, blocks, strict=True)]
+    tokens: list[list[int]] = [[] for _ in arrivals]
     start = time.monotonic()
-    rows = [runner.step(each).copy() for each in split_steps(prompts, runner.max_tokens)]
-    last = np.argmax(np.concatenate(rows), axis=1).tolist()
-    tokens = [[each] for each in last]
-    for position in range(length, length + outputs - 1):
-        streams = [Slice((token,), position, mine, True) for token, mine in zip(last, blocks, strict=True)]
-        last = np.argmax(runner.step(streams), axis=1).tolist()
-        for mine, token in zip(tokens, last, strict=True):
-            mine.append(token)
+    run_static_batch(runner, arrivals, lambda place, token: tokens[place].append(token))
     return time.monotonic() - start, tokens

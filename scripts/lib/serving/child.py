@@ -18,6 +18,7 @@ CONTENDERS: Mapping[str, str] = {
     "collage": "collage_engine",
     "request-level": "collage_engine",
     "whole-batches": "collage_engine",
+    "shortest-first": "collage_engine",
     "openvino-genai": "openvino_genai",
     "llama.cpp": "llama_cpp",
     "ctranslate2": "ctranslate2",

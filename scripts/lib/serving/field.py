@@ -13,7 +13,9 @@ from scripts.lib.serving.record import Served
 from scripts.lib.serving.trace import Arrival
 from scripts.lib.studies.each import say
 
-OURS, REQUEST_LEVEL, WHOLE_BATCHES = "collage", "request-level", "whole-batches"
+OURS, REQUEST_LEVEL = "collage", "request-level"
+STATIC = "whole-batches", "shortest-first"
+"""Request-level scheduling whose answers come together, so that there is no time between tokens."""
 DEFAULTS = " at its defaults"
 """The end of the name of a contender that has its own choice of precision."""
 

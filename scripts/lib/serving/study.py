@@ -10,7 +10,7 @@ from typing import Any
 
 from scripts.lib.serving.bounds import Machine, Needs, batch_bound_s, token_bound_s, trace_bound_s
 from scripts.lib.serving.contender import FLOAT32
-from scripts.lib.serving.field import DEFAULTS, OURS, REQUEST_LEVEL, WHOLE_BATCHES, Field
+from scripts.lib.serving.field import DEFAULTS, OURS, REQUEST_LEVEL, STATIC, Field
 from scripts.lib.serving.prepare import Model
 from scripts.lib.serving.record import Figures, Served, agreement, figures, pooled, rate_at
 from scripts.lib.serving.trace import LONG_PROMPTS, ORCA, Lengths, as_message, fixed_batch, poisson_trace
@@ -167,7 +167,7 @@ def between(model: Model, field: Field, course: Course) -> dict[str, Any]:
     """The time between tokens while long prompts arrive, at 70 % of what each contender can serve of these."""
     found: dict[str, Any] = {}
     course = replace(course, requests=max(course.fewest, course.requests // 2))  # they are long
-    names = [name for name in field.running if name != WHOLE_BATCHES]  # there is no time between its tokens
+    names = [name for name in field.running if name not in STATIC]
     saturated = _runs(model, field, course, [math.inf], course.long_prompts, only=names)
     for name, runs in saturated.items():
         if math.inf not in runs:
@@ -255,14 +255,14 @@ def _same(runs: Runs, name: str) -> float | None:
 
 
 def _ratios(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Collage over both forms of request-level scheduling, and over the best peer of equal precision."""
+    """Collage over each form of request-level scheduling, and over the best peer of equal precision."""
     if OURS not in rows:
         return {}
     ours = rows[OURS]
-    own = (OURS, REQUEST_LEVEL, WHOLE_BATCHES)
-    peers = [name for name in rows if name not in own and not name.endswith(DEFAULTS)]
+    forms = (REQUEST_LEVEL, *STATIC)
+    peers = [name for name in rows if name not in (OURS, *forms) and not name.endswith(DEFAULTS)]
     found: dict[str, Any] = {}
-    rivals = {"request_level": [REQUEST_LEVEL], "whole_batches": [WHOLE_BATCHES], "best_peer": peers}
+    rivals = {**{name.replace("-", "_"): [name] for name in forms}, "best_peer": peers}
     for label, names in rivals.items():
         there = [rows[name] for name in names if name in rows]
         if not there:

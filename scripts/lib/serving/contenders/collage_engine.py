@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from scripts.lib.serving.contender import Contender, Note, Setup, serve_in_batches
+from scripts.lib.serving.static_batch import run_static_batch
 from scripts.lib.serving.trace import MOST_TOKENS, Arrival, from_message
 
 if TYPE_CHECKING:
@@ -18,12 +19,14 @@ if TYPE_CHECKING:
 REQUEST_LEVEL_BATCH = 8
 """The requests of a batch without iteration-level scheduling, as many as an unscheduled system may wait for."""
 _MOST_WAITING = 1 << 20
+_NO_TARGET_MS = 1e9
+"""With that time between tokens, prompts are computed in iterations that are as large as they can be."""
 
 
 class CollageEngine:
     """The engine with its thread, without HTTP. Arrivals come from another thread."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, itl_target_ms: float | None = None) -> None:
         from collage._version import __version__
         from collage.api import default_registry
         from collage.serve.attention import BLOCK_TOKENS
@@ -40,7 +43,10 @@ class CollageEngine:
         blocks = setup.running * -(-longest // BLOCK_TOKENS)
         self.runner = DecoderRunner(compiled, registry, blocks, cache=setup.precision)
         self.options = EngineOptions(
-            max_running=setup.running, max_waiting=_MOST_WAITING, prefix_caching=False
+            max_running=setup.running,
+            max_waiting=_MOST_WAITING,
+            prefix_caching=False,
+            itl_target_ms=itl_target_ms,
         )
         self._precision, self._error_of_logits = setup.precision, compiled.error
         self.version = __version__
@@ -137,7 +143,8 @@ class CollageEngine:
 class RequestLevel:
     """Batches of at most eight requests, none of which begins before the last one has ended.
 
-    It is a generous form: answers are handed over token by token, and those that have ended cost nothing more.
+    It is a generous form: answers are handed over token by token, those that have ended cost nothing more, and requests
+    whose prompts are computed have their tokens in the same iterations as the prompts of others.
     """
 
     def __init__(self, engine: CollageEngine) -> None:
@@ -153,35 +160,41 @@ class RequestLevel:
 
 
 class WholeBatches(RequestLevel):
-    """Request-level scheduling as Orca's section 3 (C1) describes it.
+    """Request-level scheduling as Orca's section 3 (C1) describes it: all answers of a batch come with the longest.
 
-    Answers that have ended are computed on, since a batch stays what it is until its last answer has ended, and all
-    answers of a batch are handed over together then. It is generous only in that prompts of different lengths are
-    computed whole, and at once.
+    It is generous in that prompts of different lengths are computed whole, and at once. With ``shortest_first`` they
+    are not: it is then what the paper's Figure 10 compares with.
     """
+
+    def __init__(self, engine: CollageEngine, *, shortest_first: bool) -> None:
+        super().__init__(engine)
+        self._shortest_first = shortest_first
 
     def serve(self, arrivals: Sequence[Arrival], note: Note) -> None:
         """Serve the requests in batches."""
 
         def run(batch: list[tuple[int, Arrival]]) -> None:
-            longest = max(each.tokens for _, each in batch)
-            answers: dict[int, list[int]] = {number: [] for number, _ in batch}
-            same = [(number, replace(each, tokens=longest)) for number, each in batch]
-            self._engine.run_batch(same, lambda number, token: answers[number].append(token))
-            for number, each in batch:
-                for token in answers[number][: each.tokens]:
-                    note(number, token)
+            taken: list[tuple[int, int]] = []
+            run_static_batch(
+                self._engine.runner,
+                [each for _, each in batch],
+                lambda place, token: taken.append((place, token)),
+                shortest_first=self._shortest_first,
+            )
+            for place, token in taken:
+                note(batch[place][0], token)
 
         serve_in_batches(run, REQUEST_LEVEL_BATCH, arrivals)
 
 
-_FORMS = {"request-level": RequestLevel, "whole-batches": WholeBatches}
-
-
 def open_contender(name: str, setup: Setup) -> Contender:
-    """The engine, or request-level scheduling on it in one of two forms."""
+    """The engine, or request-level scheduling on it in one of three forms."""
+    if name == "request-level":
+        return RequestLevel(CollageEngine(setup, itl_target_ms=_NO_TARGET_MS))
     engine = CollageEngine(setup)
-    return _FORMS[name](engine) if name in _FORMS else engine
+    if name == "collage":
+        return engine
+    return WholeBatches(engine, shortest_first=name == "shortest-first")
 
 
 def _nothing(number: int, token: int) -> None:
