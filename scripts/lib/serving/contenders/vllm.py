@@ -20,6 +20,7 @@ class Vllm:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(_CACHE_GB)
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "0" if setup.threads == 1 else f"0-{setup.threads - 1}"
+        os.environ["OMP_NUM_THREADS"] = str(setup.threads)  # else it takes one for some operators
         os.environ["VLLM_NO_USAGE_STATS"] = os.environ["HF_HUB_OFFLINE"] = "1"
         try:
             import vllm as library
