@@ -91,10 +91,13 @@ class BlockPool:
         held: Counter[int] = (
             Counter(block % len(shares) for block in before) if len(shares) > 1 else Counter()
         )
-        found = []
+        share, found = 0, []
         for _ in range(count):
-            share = min((i for i in shares if self._free_in(i)), key=lambda i: (held[i], -self._free_in(i)))
-            held[share] += 1
+            if len(shares) > 1:
+                share = min(
+                    (i for i in shares if self._free_in(i)), key=lambda i: (held[i], -self._free_in(i))
+                )
+                held[share] += 1
             found.append(self._empty[share].pop() if self._empty[share] else self._evicted(share))
             self._users[found[-1]] = 1
         return found

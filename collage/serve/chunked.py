@@ -42,21 +42,30 @@ def plan_chunked(pool: Pool, now_s: float, costs: Costs, limits: Limits) -> Plan
     blocks. Only those that wait for the blocks of a leader with the same prompt are passed by.
     """
     late = expired(pool, now_s)
-    ended = {each.id for each in late}
-    running = [each for each in pool.running if each.id not in ended]
+    running, waiting = pool.running, pool.waiting
+    if late:
+        ended = {each.id for each in late}
+        running = [each for each in running if each.id not in ended]
+        waiting = [each for each in waiting if each.id not in ended]
     idle = [each for each in running if not each.in_flight]
-    free = pool.blocks.free + sum(pool.blocks.sole(each.blocks) for each in late)
     preempted: list[Sequence] = []
+    free = pool.blocks.free + sum(pool.blocks.sole(each.blocks) for each in late)
     if limits.preemption:
         idle, preempted, free = _make_room(idle, free, pool, limits)
-    else:
-        free -= sum(limits.blocks_for(each.max_length - 1) - len(each.blocks) for each in running)
-    streams = [each for each in idle if each.remaining == 1][: limits.max_running]
-    work = [_Work(each, each.remaining) for each in idle if each.remaining > 1]
-    places = limits.max_running * limits.workers - len(running)
-    waiting = [each for each in pool.waiting if each.id not in ended] if ended else pool.waiting
+    streams: list[Sequence] = []
+    work: list[_Work] = []
+    for each in idle:
+        remaining = each.remaining
+        if remaining == 1:
+            streams.append(each)
+        elif remaining > 1:
+            work.append(_Work(each, remaining))
+    streams = streams[: limits.max_running]
     if not (work or waiting):
-        return Plan(tuple(Part(each, 1) for each in streams), preempted=tuple(preempted), expired=late)
+        return Plan(tuple([Part(each, 1) for each in streams]), preempted=tuple(preempted), expired=late)
+    if not limits.preemption:
+        free -= sum(limits.blocks_for(each.max_length - 1) - len(each.blocks) for each in running)
+    places = limits.max_running * limits.workers - len(running)
     starting = len(work) + sum(not each.waits_for_leader for each in waiting[: max(places, 0)])
     many = starting >= _MANY * limits.max_running or len(waiting) > places
     costs = costs.with_streams(len(streams) + 1)  # few prompts end in one iteration

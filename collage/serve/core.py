@@ -130,13 +130,13 @@ class Core:
         # All are acquired before any block is allocated, as that may evict kept ones.
         for admission in plan.admitted:
             self.blocks.acquire(admission.cached)
-            admission.sequence.blocks.extend(admission.cached)
+            admission.sequence.blocks += admission.cached
         for admission in plan.admitted:
             self._admit(admission.sequence, now_s)
         slices: list[Slice] = []
-        for part in plan.parts:
-            slices.append(self._slice(part.sequence, part.tokens))
-            part.sequence.in_flight = True
+        for sequence, tokens in plan.parts:
+            slices.append(self._slice(sequence, tokens))
+            sequence.in_flight = True
         return split_steps(slices, self._runner.max_tokens), events
 
     def run(self, steps: list[list[Slice]]) -> NDArray[np.float32]:
@@ -150,14 +150,16 @@ class Core:
         """Take in what an iteration has computed: tokens are chosen, answers end, blocks are freed."""
         events: list[Event] = []
         wanted: list[Sequence] = []
+        answers: list[_Answer] = []
         self._totals["iterations"] += 1
-        for part in plan.parts:
-            sequence = part.sequence
+        for sequence, tokens in plan.parts:
             sequence.in_flight = False
-            sequence.computed += part.tokens
-            self._register(sequence)
-            if sequence.remaining == 0:
+            sequence.computed += tokens
+            if sequence.computed // self._limits.block_tokens != sequence.registered:
+                self._register(sequence)
+            if sequence.computed == len(sequence.tokens):
                 wanted.append(sequence)
+                answers.append(self._answers[sequence.id])
             elif sequence.cancelled:
                 events.append(self._end(sequence, Finish.CANCELLED))
         if len(logits) != len(wanted):
@@ -166,20 +168,23 @@ class Core:
             )
         if not wanted:
             return events
-        choices = choose_all([self._answers[each.id].sampler for each in wanted], logits)
-        for sequence, choice in zip(wanted, choices, strict=True):
+        choices = choose_all([each.sampler for each in answers], logits)
+        generated = 0
+        for sequence, answer, choice in zip(wanted, answers, choices, strict=True):
             if sequence.cancelled:
                 events.append(self._end(sequence, Finish.CANCELLED))
             elif choice is None:
                 events.append(self._end(sequence, Finish.FAILED, NOT_NUMBERS))
             else:
+                token, logprobs = choice
+                generated += 1
                 sequence.token_s = now_s
-                self._totals["generated_tokens"] += 1
-                sequence.tokens.append(choice[0])
-                finish, cut = self._finished(sequence, choice[0])
-                events.append(Event(sequence.id, *choice, finish, sequence.cached, cut=cut))
+                sequence.tokens.append(token)
+                finish, cut = _finished(sequence, answer, token)
+                events.append(Event(sequence.id, token, logprobs, finish, sequence.cached, "", cut))
                 if finish is not None:
                     self._leave(sequence)
+        self._totals["generated_tokens"] += generated
         return events
 
     def fail(self, plan: Plan, message: str) -> list[Event]:
@@ -225,21 +230,22 @@ class Core:
     def _grow(self, sequence: Sequence, tokens: int) -> None:
         missing = self._limits.blocks_for(tokens) - len(sequence.blocks)
         if missing > 0:
-            sequence.blocks.extend(self.blocks.allocate(missing, sequence.blocks))
+            sequence.blocks += tuple(self.blocks.allocate(missing, sequence.blocks))
 
-    def _slice(self, sequence: Sequence, tokens: int) -> Slice:
-        start = sequence.computed
-        end = start + tokens
-        self._grow(sequence, end)
-        new = tuple(sequence.tokens[start:end])
-        blocks = tuple(sequence.blocks[: self._limits.blocks_for(end)])
-        return Slice(new, start, blocks, end == len(sequence.tokens))
+    def _slice(self, sequence: Sequence, count: int) -> Slice:
+        start, tokens = sequence.computed, sequence.tokens
+        end = start + count
+        needed = self._limits.blocks_for(end)
+        if needed > len(sequence.blocks):
+            self._grow(sequence, end)
+        new = (tokens[start],) if count == 1 else tuple(tokens[start:end])
+        return Slice(new, start, sequence.blocks[:needed], end == len(tokens))
 
     def _register(self, sequence: Sequence) -> None:
         """Let the blocks be found that have become full."""
-        full = sequence.computed // self._limits.block_tokens
-        if full == sequence.registered or not self.blocks.keeps:
+        if not self.blocks.keeps:
             return
+        full = sequence.computed // self._limits.block_tokens
         sequence.extend_keys(self._limits.block_tokens, full)
         for at in range(sequence.registered, full):
             self.blocks.register(sequence.blocks[at], sequence.keys[at])
@@ -247,20 +253,11 @@ class Core:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.blocks.release(sequence.blocks)
-        sequence.blocks.clear()
+        sequence.blocks = ()
         sequence.computed = sequence.registered = 0
         del self._running[_position(self._running, sequence)]
         insort(self._waiting, sequence, key=_order)
         self._totals["preemptions"] += 1
-
-    def _finished(self, sequence: Sequence, token: int) -> tuple[Finish | None, bool]:
-        """Why the answer ends with this token, if it does, and whether that is because of a stop text."""
-        answer = self._answers[sequence.id]
-        if token in answer.ends:
-            return Finish.STOP, False
-        if answer.watch is not None and answer.watch.add(token)[1]:
-            return Finish.STOP, True
-        return (Finish.LENGTH if len(sequence.tokens) >= sequence.max_length else None), False
 
     def _end(self, sequence: Sequence, finish: Finish, error: str = "") -> Event:
         self._totals[finish.value] += 1
@@ -272,11 +269,20 @@ class Core:
         home = self._running if sequence.blocks else self._waiting
         del home[_position(home, sequence)]
         self.blocks.release(sequence.blocks)
-        sequence.blocks.clear()
+        sequence.blocks = ()
         sequence.done = True
         self.left.append(sequence)
         sequence.leader = None
         del self._known[sequence.id], self._answers[sequence.id]
+
+
+def _finished(sequence: Sequence, answer: _Answer, token: int) -> tuple[Finish | None, bool]:
+    """Why the answer ends with this token, if it does, and whether that is because of a stop text."""
+    if token in answer.ends:
+        return Finish.STOP, False
+    if answer.watch is not None and answer.watch.add(token)[1]:
+        return Finish.STOP, True
+    return (Finish.LENGTH if len(sequence.tokens) >= sequence.max_length else None), False
 
 
 def split_steps(slices: list[Slice], most: int) -> list[list[Slice]]:

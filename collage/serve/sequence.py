@@ -33,7 +33,7 @@ class Sequence:
     salt: bytes = b""
     computed: int = 0
     cached: int = 0
-    blocks: list[int] = field(default_factory=list)
+    blocks: tuple[int, ...] = ()
     keys: list[bytes] = field(default_factory=list)
     registered: int = 0
     in_flight: bool = False
