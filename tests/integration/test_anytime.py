@@ -91,18 +91,18 @@ def test_ctrl_c_before_the_first_module(tmp_path: Path) -> None:
 def test_a_budget_that_ends_while_candidates_are_measured(
     level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clock leaps ahead at the twentieth candidate. All candidates before it are known to the next compile."""
+    """The clock leaps ahead when a candidate is shown for the twentieth time. The next compile knows all before it."""
     leap = [0.0]
     real = Deadline.__init__
 
     def begin(self: Deadline) -> None:
         real(self, lambda: time.monotonic() + leap[0])
 
-    seen: list[int] = []
+    seen: list[str] = []
 
     def show(progress: Progress) -> None:
         if progress.stage == "measure" and 1 < progress.total > progress.done:  # not the end of a group
-            seen.append(progress.done)
+            seen.append(progress.text)
             if len(seen) == 20:
                 leap[0] = 990.0 - 15.0
 
@@ -115,7 +115,9 @@ def test_a_budget_that_ends_while_candidates_are_measured(
     assert len(seen) <= 21  # the next candidate may be shown, and is not measured
     check(module)
     with Database(tmp_path / "db.sqlite") as known:
-        assert sum(known.stats().measured.values()) + sum(known.stats().rejected.values()) >= 19
+        before = len(set(seen[:19]))  # one that lost a race may be measured again, to the end
+        assert before > 10
+        assert sum(known.stats().measured.values()) + sum(known.stats().rejected.values()) >= before
         assert "timeout" not in known.stats().rejections
 
 
