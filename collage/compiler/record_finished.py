@@ -29,7 +29,7 @@ def finished_of(bench: Workbench, before: Compilation, found: Compilation) -> Fi
     Kernels of the selected plan that lost a race after the plan was made are measured to the end for it.
 
     None where a kernel of the plan has no time by itself in the database all the same, which nothing could be checked
-    by. Raises BudgetOverError.
+    by. Raises BudgetOverError and MeasurementError.
     """
     selected = found.result
     plan = next((each for each in found.plans if each.label == selected.label), None)

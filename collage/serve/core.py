@@ -141,10 +141,7 @@ class Core:
 
     def run(self, steps: list[list[Slice]]) -> NDArray[np.float32]:
         """Run the steps. It reads nothing of this state, so other threads may use it meanwhile."""
-        if len(steps) == 1:
-            return self._runner.step(steps[0])
-        rows = [self._runner.step(each).copy() for each in steps]
-        return np.concatenate([each for each in rows if len(each)] or rows[:1])
+        return run_steps(self._runner, steps)
 
     def finish(self, plan: Plan, logits: NDArray[np.float32], now_s: float) -> list[Event]:
         """Take in what an iteration has computed: tokens are chosen, answers end, blocks are freed."""
@@ -225,10 +222,10 @@ class Core:
             sequence.cached = sequence.computed
             self._totals["prompt_tokens"] += sequence.prompt_length
             self._totals["cached_tokens"] += sequence.computed
-        self._grow(sequence, len(sequence.tokens))
+        self._grow(sequence, self._limits.blocks_for(len(sequence.tokens)))
 
-    def _grow(self, sequence: Sequence, tokens: int) -> None:
-        missing = self._limits.blocks_for(tokens) - len(sequence.blocks)
+    def _grow(self, sequence: Sequence, needed: int) -> None:
+        missing = needed - len(sequence.blocks)
         if missing > 0:
             sequence.blocks += tuple(self.blocks.allocate(missing, sequence.blocks))
 
@@ -236,8 +233,7 @@ class Core:
         start, tokens = sequence.computed, sequence.tokens
         end = start + count
         needed = self._limits.blocks_for(end)
-        if needed > len(sequence.blocks):
-            self._grow(sequence, end)
+        self._grow(sequence, needed)
         new = (tokens[start],) if count == 1 else tuple(tokens[start:end])
         return Slice(new, start, sequence.blocks[:needed], end == len(tokens))
 
@@ -303,6 +299,14 @@ def split_steps(slices: list[Slice], most: int) -> list[list[Slice]]:
             at += len(tokens)
             room -= len(tokens)
     return steps
+
+
+def run_steps(runner: Runner, steps: list[list[Slice]]) -> NDArray[np.float32]:
+    """The logits of all steps [wanted, vocabulary]. Those of a single one are the runner's own."""
+    if len(steps) == 1:
+        return runner.step(steps[0])
+    rows = [runner.step(each).copy() for each in steps]
+    return np.concatenate([each for each in rows if len(each)] or rows[:1])
 
 
 def _order(sequence: Sequence) -> tuple[float, int]:

@@ -28,6 +28,7 @@ from collage.compiler.workbench import Workbench
 from collage.core.deadline import BudgetOverError
 from collage.core.nvml import Clocks
 from collage.core.progress import Progress
+from collage.errors import MeasurementError
 from collage.graph.storage import FORMATS
 from collage.measure_db.doubt import held_back
 from collage.measure_db.keys import Raced
@@ -70,8 +71,8 @@ class Recall:
         hardware = context.target.measured_on
         try:
             finished = finished_of(context.workbench(found), compilation, found)
-        except BudgetOverError:
-            log.info("there was no time to record what the compile has found")
+        except (BudgetOverError, MeasurementError) as error:
+            log.info("what the compile has found is not recorded: %s", error or "there was no time")
             return found
         if finished is not None and not _of_the_day(found, context.database.best_clocks(hardware)):
             FINISHED.at(key).record(context.database, finished)

@@ -24,7 +24,6 @@ using namespace collage;
 constexpr int kRows = tile_rows(8);
 constexpr int kPanel = 3;  // blocks of columns of a register tile
 
-
 // With AVX2 a tile of two rows has whole panels, so few rows read memory in order. Two rows or one do so once, which the
 // processor prefetches best by itself. More of them take a panel in pieces, which they find in the L1 cache, and prefetch
 // the next one there.
@@ -115,7 +114,8 @@ class Worker {
   void panel(Range rows, Range depth, Range blocks, const float *weights) const {
     const int wide = int(blocks.end - blocks.begin);
     const intptr_t column = blocks.begin * kLanes, width = s_.columns;
-    const int64_t groups = parts(rows, kRows), lines = (depth.end - depth.begin) * wide;
+    const bool few = !kAvx512 && rows.end - rows.begin <= kFewRows;
+    const int64_t groups = few ? 1 : parts(rows, kRows), lines = (depth.end - depth.begin) * wide;
     const auto &tiles = wide == 3 ? kTiles<3> : wide == 2 ? kTiles<2> : kTiles<1>;
     Ending ending{b_.bias == nullptr ? nullptr : b_.bias + column, nullptr, 0xffff};
     if ((column + wide * kLanes) > width) ending.mask = first_lanes(width % kLanes);
@@ -126,16 +126,6 @@ class Worker {
     o.b = weights;
     const float *const next = weights + lines * kLanes;
     const bool more = next < b_.weights + blocks_.end * kLanes * s_.depth;
-    const int64_t count = rows.end - rows.begin;
-    if (!kAvx512 && count <= kFewRows) {
-      const intptr_t at = rows.begin * width + column;
-      o.a = b_.src + rows.begin * s_.depth + depth.begin;
-      in_order(o, count, wide, b_.dst + at, depth.begin == 0, ending.mask);
-      if (depth.end < s_.depth) return;
-      if (b_.residual != nullptr) ending.residual = b_.residual + at;
-      kFinish[s_.activation](how, ending, b_.dst + at, count, wide);
-      return;
-    }
     o.ahead_lines = more ? (wide * kLanes + groups - 1) / groups : 0;
     for (int64_t group = 0; group < groups; ++group) {
       const Range some = part(rows, group, groups);
@@ -143,7 +133,10 @@ class Worker {
       o.a = b_.src + some.begin * s_.depth + depth.begin;
       if (more) o.ahead = next + lines * group / groups * kLanes;
       const intptr_t at = some.begin * width + column;
-      tiles[count](o, b_.dst + at, width, depth.begin == 0, ending.mask);
+      if (few)
+        in_order(o, count, wide, b_.dst + at, depth.begin == 0, ending.mask);
+      else
+        tiles[count](o, b_.dst + at, width, depth.begin == 0, ending.mask);
       if (depth.end < s_.depth) continue;
       if (b_.residual != nullptr) ending.residual = b_.residual + at;
       kFinish[s_.activation](how, ending, b_.dst + at, count, wide);

@@ -25,7 +25,7 @@ def run_static_batch(
     tokens of each as the shortest prompt has, and the others follow one by one, as in FasterTransformer (Orca, section
     6.2). Answers that have ended are computed on (Orca, section 3, C1), but not taken.
     """
-    from collage.serve.core import split_steps
+    from collage.serve.core import run_steps, split_steps
     from collage.serve.runner import Slice
 
     tokens = [list(each.prompt) for each in batch]
@@ -41,8 +41,8 @@ def run_static_batch(
             for mine, start, end, cache in zip(tokens, done, ends, blocks, strict=True)
         ]
         wanted = [place for place, each in enumerate(slices) if each.wants_logits]
-        rows = [runner.step(each).copy() for each in split_steps(slices, runner.max_tokens)]
-        for place, token in zip(wanted, np.argmax(np.concatenate(rows), axis=1).tolist(), strict=True):
+        logits = run_steps(runner, split_steps(slices, runner.max_tokens))
+        for place, token in zip(wanted, np.argmax(logits, axis=1).tolist(), strict=True):
             tokens[place].append(token)
             if left[place]:
                 left[place] -= 1
