@@ -8,7 +8,7 @@ WARNINGS = ["-Wall", "-Wextra"]
 KERNELS = "collage/native/kernels"
 # Built once more for processors that have AVX2 but no AVX-512; lanes.h tells how.
 AVX2_TOO = (
-    *("isa", "attention", "direct_conv", "finish", "gemm"),
+    *("isa", "attention", "bf16_gemm", "direct_conv", "finish", "gemm", "int8_gemm"),
     *("lstm", "narrow_transposed", "shallow_conv", "strassen", "winograd"),
 )
 

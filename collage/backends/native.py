@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Native(Backend):
     """Kernels in C++ for AVX-512 and AVX2 on Collage's team, mostly with channels innermost.
 
-    Those for bfloat16 and 8 bits need AVX-512.
+    With AVX2 weights may be stored as bfloat16 or in 8 bits; data in fewer bits than float32 needs AVX-512.
     """
 
     name = "native"

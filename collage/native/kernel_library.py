@@ -1,7 +1,7 @@
 """Loading Collage's own kernels, which `setup.py` builds from the folder `kernels`.
 
 There are two libraries. One has all kernels, for AVX-512 where they are made of vectors. The other has those of float32
-once more for AVX2, and is used on processors that have no AVX-512.
+arithmetic once more for AVX2, and is used on processors that have no AVX-512.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cache
 from collage.errors import CollageError
 from collage.native.library import address_of, built
 
-REVISION = 10
+REVISION = 11
 """The revision of the kernels' sources; kernels.h says when it changes."""
 
 _AVX512, _AVX2 = 512, 256
@@ -37,14 +37,8 @@ def kernels_problem() -> str:
 
 
 def has_avx512() -> bool:
-    """Whether Collage's own kernels are those for AVX-512. Without it there are none for bfloat16 or 8 bits."""
+    """Whether Collage's own kernels are those for AVX-512. Without it they read and write no bfloat16."""
     return not kernels_problem() and bool(_load().collage_kernels_isa() == _AVX512)
-
-
-def _wide_problem() -> str:
-    if problem := kernels_problem():
-        return problem
-    return "" if has_avx512() else "this processor has no AVX-512, which Collage's kernels in fewer bits need"
 
 
 def kernel_function(name: str) -> int:
@@ -70,52 +64,39 @@ def library_function(name: str) -> int | None:
 
 def has_bf16_dots() -> bool:
     """Whether the kernels and this processor have dot products of bfloat16."""
-    return not bf16_problem() and bool(_load().collage_kernels_bf16())
-
-
-def bf16_problem() -> str:
-    """The reason why the kernels for bfloat16 cannot be used here, or "" if they can.
-
-    The revision does not tell, since all other kernels are what they were without these.
-    """
-    if problem := _wide_problem():
-        return problem
-    missing = None in map(library_function, ("collage_bf16_gemm", "collage_bf16_direct_conv"))
-    return "Collage's own kernels were built before there were any for bfloat16" if missing else ""
-
-
-def amx_problem() -> str:
-    """The reason why the kernels for the matrix unit (AMX) cannot be used here, or "" if they can."""
-    if problem := bf16_problem():
-        return problem
-    if library_function("collage_amx_gemm") is None:
-        return "Collage's own kernels were built before there were any for AMX"
-    return (
-        ""
-        if _load().collage_kernels_amx()
-        else "this processor has no AMX, or the system does not let it be used"
-    )
+    return has_avx512() and bool(_load().collage_kernels_bf16())
 
 
 def has_int8_dots() -> bool:
     """Whether the kernels and this processor have dot products of 8 bits."""
-    return not int8_problem() and bool(_load().collage_kernels_int8())
+    return has_avx512() and bool(_load().collage_kernels_int8())
 
 
-def int8_problem() -> str:
-    """The same as ``bf16_problem`` for the kernels whose weights are stored in 8 bits."""
-    if problem := _wide_problem():
+def narrow_problem() -> str:
+    """The reason why the kernels cannot read and write bfloat16 here, or "" if they can.
+
+    Weights alone may be stored as bfloat16 or in 8 bits wherever there are kernels at all.
+    """
+    if problem := kernels_problem():
         return problem
-    missing = library_function("collage_int8_gemm") is None
-    return "Collage's own kernels were built before there were any for 8 bits" if missing else ""
+    return (
+        "" if has_avx512() else "this processor has no AVX-512, which data in fewer bits than float32 needs"
+    )
+
+
+def amx_problem() -> str:
+    """The reason why the kernels for the matrix unit (AMX) cannot be used here, or "" if they can."""
+    if problem := narrow_problem():
+        return problem
+    if _load().collage_kernels_amx():
+        return ""
+    return "this processor has no AMX, or the system does not let it be used"
 
 
 def rounding_problem() -> str:
     """The reason why data cannot be rounded to 8 bits and multiplied so by dot products here, or "" if it can."""
-    if problem := _wide_problem():
+    if problem := narrow_problem():
         return problem
-    if None in map(library_function, ("collage_find_ranges", "collage_round")):
-        return "Collage's own kernels were built before there were any that round to 8 bits"
     return "" if has_int8_dots() else "this processor has no dot products of 8 bits (AVX512-VNNI)"
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collage.backends.native_kernels import amx_gemm, bf16_gemm
+from collage.backends.native_kernels import amx_gemm, bf16_gemm, streamed
 from collage.backends.native_kernels.bf16_gemm import packed_weights
 from collage.backends.native_kernels.rule import NativeRule
 from collage.backends.native_kernels.streamed import TILES, WIDENED
@@ -26,7 +26,7 @@ from collage.graph.storage import (
     is_narrow,
 )
 from collage.kernel.options import BuildOptions, Variant
-from collage.native.kernel_library import amx_problem, bf16_problem, has_bf16_dots
+from collage.native.kernel_library import amx_problem, has_bf16_dots, narrow_problem
 from collage.native.packed import from_artifact, to_bytes
 from collage.patterns.context import MatchContext
 from tests.backends.bf16_checks import (
@@ -39,10 +39,11 @@ from tests.backends.bf16_checks import (
     rounded,
     run,
 )
-from tests.backends.native_checks import BACKEND, subgraphs_of
+from tests.backends.native_checks import BACKEND, needs_native, subgraphs_of
 from tests.backends.product_models import EPILOGUES, product_model, weighted_products
 
-pytestmark = pytest.mark.skipif(bool(bf16_problem()), reason=bf16_problem())
+pytestmark = needs_native
+needs_narrow = pytest.mark.skipif(bool(narrow_problem()), reason=narrow_problem())
 needs_amx = pytest.mark.skipif(bool(amx_problem()), reason=amx_problem())
 needs_dots = pytest.mark.skipif(not has_bf16_dots(), reason="this processor has no AVX512-BF16")
 
@@ -81,7 +82,7 @@ def test_products(proto: onnx.ModelProto, threads: int) -> None:
 def test_every_ending(then: tuple[str, ...]) -> None:
     chain = longest(product_model([1, 17, 65], 100, then=then))
     built = check_all(BACKEND, chain, 2, rounds=rounds_of(chain))  # type: ignore[arg-type]
-    assert {each.outputs[0] for each in built} == {PLAIN, PLAIN_BF16}
+    assert {each.outputs[0] for each in built} == {PLAIN, *([] if narrow_problem() else [PLAIN_BF16])}
 
 
 def test_many_rows() -> None:
@@ -103,7 +104,8 @@ PIXELS = {
 def test_convolutions_of_pixels(name: str, threads: int) -> None:
     chain = longest_of_all(PIXELS[name])
     built = check_all(BACKEND, chain, threads, rounds=rounds_of(chain))  # type: ignore[arg-type]
-    assert {each.outputs[0] for each in built} == {CHANNELS_LAST, CHANNELS_LAST_BF16}
+    narrow = [] if narrow_problem() else [CHANNELS_LAST_BF16]
+    assert {each.outputs[0] for each in built} == {CHANNELS_LAST, *narrow}
 
 
 GROUPS = {
@@ -115,6 +117,7 @@ GROUPS = {
 }
 
 
+@needs_narrow
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", GROUPS)
 def test_narrow_groups(name: str, threads: int) -> None:
@@ -124,6 +127,7 @@ def test_narrow_groups(name: str, threads: int) -> None:
     assert all(each.inputs[0] == each.outputs[0] for each in built)
 
 
+@needs_narrow
 def test_special_values_in_narrow_groups() -> None:
     chain = longest_of_all(convolution((1, 32, 9, 7), (32, 4, 3, 3), group=8))
     check_special_values(BACKEND, chain, of_weights=False, least=2)
@@ -219,6 +223,21 @@ def test_modules_for_other_processors_are_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(bf16_gemm, "has_bf16_dots", lambda: False)
     with pytest.raises(ModuleFileError, match="AVX512-BF16"):
         BACKEND.load(artifact, options)
+
+
+def test_modules_with_narrow_data_are_refused_without_avx_512(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = longest(product_model([4, 64], 96))
+    monkeypatch.setattr(streamed, "narrow_problem", lambda: "")
+    variants = [each for each in reduced_variants(BACKEND, chain, 1) if WIDENED in each.split]
+    assert any(is_narrow(each.outputs[0]) for each in variants)
+    made = [(each, BACKEND.codegen(chain, BuildOptions(variant=each))) for each in variants]
+    monkeypatch.setattr(streamed, "narrow_problem", lambda: "this processor has no AVX-512")
+    for each, artifact in made:
+        if is_narrow(each.inputs[0]) or is_narrow(each.outputs[0]):
+            with pytest.raises(ModuleFileError, match=r"no AVX-512: compile the model here\."):
+                BACKEND.load(artifact, BuildOptions(variant=each))
+        else:
+            BACKEND.load(artifact, BuildOptions(variant=each))
 
 
 @needs_amx

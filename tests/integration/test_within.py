@@ -16,7 +16,7 @@ from collage.frontend.session import reference_run
 from collage.graph.storage import BF16
 from collage.kernel.target import reduced_precisions
 from collage.measure_db.compare import relative_error
-from collage.native.kernel_library import int8_problem
+from tests.backends.native_checks import needs_native
 from tests.models import conv_net, elementwise_net, make_model
 
 
@@ -168,7 +168,7 @@ def test_what_has_no_reduced_kernels_stays_exact_and_says_so(database: Path) -> 
     assert any("float32 remains" in note for note in module.report.notes)
 
 
-@pytest.mark.skipif(bool(int8_problem()), reason=int8_problem())
+@needs_native
 def test_products_of_few_rows_are_tried_in_8_bits(database: Path) -> None:
     """Whichever kernels are placed, the error that the report tells is that of the outputs."""
     rng = np.random.default_rng(0)

@@ -11,16 +11,19 @@ from hypothesis import strategies as st
 from collage.errors import CollageError
 from collage.native import kernel_library
 from collage.native.kernel_library import (
-    bf16_problem,
+    has_bf16_dots,
     has_int8_dots,
     kernel_function,
     library_function,
+    narrow_problem,
     rounding_problem,
 )
 from collage.native.library import address_of
 from tests.backends import (
+    test_native_bf16,
     test_native_direct,
     test_native_gemm,
+    test_native_int8,
     test_native_lstm,
     test_native_narrow,
     test_native_shallow,
@@ -35,6 +38,8 @@ pytestmark = needs_native
 
 KERNELS = {
     "gemm": (weighted_products(), test_native_gemm.test_products),
+    "bf16_gemm": (weighted_products(), test_native_bf16.test_products),
+    "int8_gemm": (weighted_products(), test_native_int8.test_products),
     "direct_conv": (test_native_direct.convolutions(), test_native_direct.test_convolutions),
     "narrow_transposed": (test_native_narrow.convolutions(), test_native_narrow.test_convolutions),
     "shallow_conv": (test_native_shallow.convolutions(), test_native_shallow.test_convolutions),
@@ -61,6 +66,8 @@ def test_kernels(name: str) -> None:
 @pytest.mark.parametrize("then", EPILOGUES)
 def test_endings(then: tuple[str, ...]) -> None:
     test_native_gemm.test_every_ending_is_one_kernel(then)
+    test_native_bf16.test_every_ending(then)
+    test_native_int8.test_every_ending(then)
 
 
 @pytest.mark.parametrize("function", ["Gelu", "GeluTanh", "Tanh", "Sigmoid", "Silu"])
@@ -71,6 +78,15 @@ def test_functions(function: str) -> None:
 @pytest.mark.parametrize("function", ["Gelu", "Tanh", "Sigmoid", "Relu"])
 def test_nan_and_infinity(function: str) -> None:
     test_native_gemm.test_nan_and_infinity(function)
+
+
+def test_weights_in_fewer_bits() -> None:
+    for check in (test_native_bf16, test_native_int8):
+        check.test_many_rows()
+        check.test_convolutions_of_pixels("pixels", 2)
+    test_native_bf16.test_special_values()
+    test_native_int8.test_tiny_huge_and_odd_rows()
+    test_native_int8.test_rows_have_ranges_of_their_own()
 
 
 def test_lstm() -> None:
@@ -100,11 +116,12 @@ def test_which_library_they_come_from() -> None:
 
 
 def test_what_needs_avx_512_is_not_there() -> None:
-    assert "AVX-512" in bf16_problem()
+    assert "AVX-512" in narrow_problem()
     assert "AVX-512" in rounding_problem()
+    assert not has_bf16_dots()
     assert not has_int8_dots()
     with pytest.raises(CollageError, match="AVX-512"):
-        kernel_function("collage_bf16_gemm")
+        kernel_function("collage_bf16_direct_conv")
 
 
 def test_a_library_that_was_not_built(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ import pytest
 from collage.api import default_registry
 from collage.errors import UsageError
 from collage.kernel.frames import Framed
-from collage.kernel.target import reduced_precisions
 from collage.serve import Engine, Sampling
 from collage.serve.decoder.build import compile_decoder
 from collage.serve.decoder.compile import DecoderOptions
@@ -25,6 +24,7 @@ from collage.serve.decoder.within import within
 from collage.serve.runner import Slice
 from scripts.lib.decoders.build import decoder
 from scripts.lib.decoders.shape import NAMED, small
+from tests.backends.native_checks import needs_native
 
 TOLERANCE = 5e-2
 
@@ -79,7 +79,7 @@ def test_a_quick_compile_has_no_tolerance() -> None:
         )
 
 
-@pytest.mark.skipif(not reduced_precisions(), reason="this CPU has no instructions for bfloat16")
+@needs_native
 def test_logits_are_within_the_tolerance(tmp_path: Path) -> None:
     """One bucket and one thread, since a compile that measures errors is none that is quick."""
     model = decoder(small(NAMED["gpt2_124m"], 3))

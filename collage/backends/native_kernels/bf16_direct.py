@@ -13,7 +13,7 @@ from collage.errors import ModuleFileError
 from collage.graph.storage import BF16, narrowed, widened
 from collage.kernel.options import BuildOptions, Variant
 from collage.native import NativeKernel
-from collage.native.kernel_library import bf16_problem
+from collage.native.kernel_library import narrow_problem
 from collage.native.packed import Packed
 
 
@@ -26,7 +26,7 @@ class Bf16DirectConv(DirectConv):
 
     def variants(self, task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
         """Return the variants of float32, with narrow storages on both sides."""
-        if problem := bf16_problem():
+        if problem := narrow_problem():
             raise UnsupportedError(problem)
         return [
             Variant(
@@ -45,9 +45,9 @@ class Bf16DirectConv(DirectConv):
         return super().pack(task, replace(build, variant=Variant(inputs, outputs, variant.split)))
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
-        """A kernel whose shares read the same weights. Raises ModuleFileError where it was not built."""
-        if problem := bf16_problem():
-            raise ModuleFileError(f"{problem}: install Collage again.")
+        """A kernel whose shares read the same weights. Raises ModuleFileError where this CPU cannot run it."""
+        if problem := narrow_problem():
+            raise ModuleFileError(f"{problem}: compile the model here.")
         return super().load(packed, threads)
 
     @staticmethod

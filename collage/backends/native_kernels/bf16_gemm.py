@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from collage.backends.base import UnsupportedError
 from collage.backends.chains.chain import Floats
 from collage.backends.native_kernels.algorithm import ChainAlgorithm
 from collage.backends.native_kernels.kernel import SharedKernel
@@ -17,7 +16,9 @@ from collage.backends.native_kernels.streamed import (
     SHAPE,
     TILE_SUMS,
     WIDENED,
+    check_arithmetic,
     column_shares,
+    data_storages,
     inputs_of,
     numbers_of,
     padded_bias,
@@ -27,11 +28,10 @@ from collage.backends.native_kernels.streamed import (
     words,
 )
 from collage.backends.native_kernels.task import NativeTask
-from collage.errors import ModuleFileError
-from collage.graph.storage import BF16, PLAIN_BF16, narrowed, to_layout
+from collage.graph.storage import BF16, PLAIN_BF16, to_layout
 from collage.kernel.options import BuildOptions, Variant
 from collage.native import NativeKernel
-from collage.native.kernel_library import amx_problem, bf16_problem, has_bf16_dots
+from collage.native.kernel_library import amx_problem, has_bf16_dots
 from collage.native.packed import Packed
 
 
@@ -48,10 +48,9 @@ class Bf16Gemm(ChainAlgorithm):
     def variants(self, task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
         """The splits of float32, each with float32 and bfloat16 data and results, and two kinds of arithmetic.
 
-        Where there is a matrix unit, dot products are left to that (``AmxGemm``): it is faster even with one row.
+        With AVX2 there is float32 data and widened weights only. Where there is a matrix unit, dot products are left to
+        that (``AmxGemm``): it is faster even with one row.
         """
-        if problem := bf16_problem():
-            raise UnsupportedError(problem)
         few = product_of(task)[0].rows <= FEW_ROWS
         kinds = [""] if has_bf16_dots() and amx_problem() else []
         kinds += [WIDENED] if few or not has_bf16_dots() else []
@@ -61,13 +60,13 @@ class Bf16Gemm(ChainAlgorithm):
     def of_kinds(kinds: Sequence[str], task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
         """The variants with these kinds of arithmetic."""
         product, wide = product_of(task)
-        narrow = narrowed(wide, BF16)
+        storages = data_storages(wide)
         return [
             Variant(inputs_of(task, product, source, target), (target,), words(split, kind), BF16)
             for split in splits_of(product, build)
             for kind in kinds
-            for source in (wide, narrow)
-            for target in (wide, narrow)
+            for source in storages
+            for target in storages
             if source == target or product.data != product.epilogue.residual
         ]
 
@@ -80,12 +79,7 @@ class Bf16Gemm(ChainAlgorithm):
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
         """A kernel whose shares read one array of weights. Raises ModuleFileError where this CPU cannot run it."""
-        if problem := bf16_problem():
-            raise ModuleFileError(f"{problem}: compile the model here.")
-        if not packed.numbers["widens"] and not has_bf16_dots():
-            raise ModuleFileError(
-                "it has kernels for processors with AVX512-BF16, which this one lacks: compile the model here."
-            )
+        check_arithmetic(packed, has_bf16_dots(), "AVX512-BF16")
         return self.kernel(packed, threads)
 
     def kernel(self, packed: Packed, threads: int) -> NativeKernel:

@@ -19,7 +19,9 @@ from collage.backends.native_kernels.streamed import (
     SHAPE,
     TILE_SUMS,
     WIDENED,
+    check_arithmetic,
     column_shares,
+    data_storages,
     inputs_of,
     numbers_of,
     padded_bias,
@@ -29,11 +31,10 @@ from collage.backends.native_kernels.streamed import (
     words,
 )
 from collage.backends.native_kernels.task import NativeTask
-from collage.errors import ModuleFileError
-from collage.graph.storage import BF16, BLOCK, INT8, narrowed
+from collage.graph.storage import BLOCK, INT8
 from collage.kernel.options import BuildOptions, Variant
 from collage.native import NativeKernel
-from collage.native.kernel_library import has_int8_dots, int8_problem
+from collage.native.kernel_library import has_int8_dots
 from collage.native.packed import Packed
 
 _FOUR = 4
@@ -52,9 +53,10 @@ class Int8Gemm(ChainAlgorithm):
     precision = INT8
 
     def variants(self, task: NativeTask, build: BuildOptions) -> Sequence[Variant]:
-        """The splits of float32, with data and result both in float32 or in bfloat16, and two kinds of arithmetic."""
-        if problem := int8_problem():
-            raise UnsupportedError(problem)
+        """The splits of float32, with data and result both in float32 or in bfloat16, and two kinds of arithmetic.
+
+        With AVX2 there is float32 data and widened weights only.
+        """
         product, wide = product_of(task)
         if product.matrix.shape[0] > INT8_DEPTH:
             raise UnsupportedError(f"sums of more than {INT8_DEPTH} products may overflow")
@@ -64,7 +66,7 @@ class Int8Gemm(ChainAlgorithm):
             Variant(inputs_of(task, product, storage, storage), (storage,), words(split, kind), INT8)
             for split in splits_of(product, build)
             for kind in kinds
-            for storage in (wide, narrowed(wide, BF16))
+            for storage in data_storages(wide)
         ]
 
     def pack(self, task: NativeTask, build: BuildOptions) -> Packed:
@@ -83,12 +85,7 @@ class Int8Gemm(ChainAlgorithm):
 
     def load(self, packed: Packed, threads: int) -> NativeKernel:
         """A kernel whose shares read one array of weights. Raises ModuleFileError where this CPU cannot run it."""
-        if problem := int8_problem():
-            raise ModuleFileError(f"{problem}: compile the model here.")
-        if not packed.numbers["widens"] and not has_int8_dots():
-            raise ModuleFileError(
-                "it has kernels for processors with AVX512-VNNI, which this one lacks: compile the model here."
-            )
+        check_arithmetic(packed, has_int8_dots(), "AVX512-VNNI")
         return SharedKernel(
             "collage_int8_gemm",
             SHAPE,

@@ -16,9 +16,12 @@ from collage.backends.native_kernels.gemm import COLUMNS, ROWS, WHOLE
 from collage.backends.native_kernels.geometry import shape_struct
 from collage.backends.native_kernels.product import Product
 from collage.backends.native_kernels.task import NativeTask
+from collage.errors import ModuleFileError
 from collage.graph.dataflow import Array
-from collage.graph.storage import BLOCK, CHANNELS_LAST, PLAIN, Storage, is_narrow
+from collage.graph.storage import BF16, BLOCK, CHANNELS_LAST, PLAIN, Storage, is_narrow, narrowed
 from collage.kernel.options import BuildOptions
+from collage.native.kernel_library import narrow_problem
+from collage.native.packed import Packed
 
 WIDENED = "widened"
 """Says in a variant's split that the weights are widened and multiplied with float32 rows."""
@@ -130,6 +133,24 @@ def product_of(task: NativeTask) -> tuple[Product, Storage]:
     matrix = conv.weights.reshape(conv.weights.shape[:2]).T
     epilogue = read_epilogue(chain, folded.epilogue, conv.dst)
     return Product(data, rows, matrix, folded.scale, folded.bias, epilogue), CHANNELS_LAST
+
+
+def data_storages(wide: Storage) -> tuple[Storage, ...]:
+    """The storages that the kernels read and write: ``wide``, and with AVX-512 the same in bfloat16."""
+    return (wide,) if narrow_problem() else (wide, narrowed(wide, BF16))
+
+
+def check_arithmetic(packed: Packed, has_dots: bool, instructions: str) -> None:
+    """Raises ModuleFileError where this processor cannot run the kernel.
+
+    ``has_dots`` tells whether it has dot products of the weights' dtype, which ``instructions`` compute.
+    """
+    numbers = packed.numbers
+    problem = narrow_problem() if numbers["src_narrow"] or numbers["dst_narrow"] else ""
+    if not problem and not numbers["widens"] and not has_dots:
+        problem = f"it has kernels for processors with {instructions}, which this one lacks"
+    if problem:
+        raise ModuleFileError(f"{problem}: compile the model here.")
 
 
 def inputs_of(task: NativeTask, product: Product, source: Storage, target: Storage) -> tuple[Storage, ...]:

@@ -19,7 +19,6 @@
 
 #include <algorithm>
 
-#include "avx512.h"
 #include "bf16_panels.h"
 
 #define COLLAGE_TILES __attribute__((target("avx512f,avx512vl,avx512bw,avx512dq,fma,amx-tile,amx-bf16")))

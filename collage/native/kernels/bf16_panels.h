@@ -1,5 +1,5 @@
 // What products with a constant matrix of bfloat16 have in common: panels of 48 columns, whose sums are float32 in
-// scratch memory until they are finished. To be included after avx512.h.
+// scratch memory until they are finished. To be included after all other headers.
 
 #ifndef COLLAGE_NATIVE_KERNELS_BF16_PANELS_H
 #define COLLAGE_NATIVE_KERNELS_BF16_PANELS_H
@@ -11,21 +11,18 @@
 
 namespace collage {
 
-constexpr int kPanel = 3;  // blocks of columns
-constexpr int64_t kWide = kPanel * kLanes;
-
 // Bias, residual, activation and clamp of the sums of some rows and of `columns` columns from `column` on.
 template <Activation ACTIVATION>
 void finish_rows(const collage_bf16_gemm_shape &s, const collage_bf16_gemm_buffers &b, Range rows, int64_t column,
                  int64_t columns) {
-  const __m512 low = _mm512_set1_ps(s.low), high = _mm512_set1_ps(s.high), zero = _mm512_setzero_ps();
+  const Floats low = broadcast(s.low), high = broadcast(s.high), zero = zeros();
   for (int64_t j = 0; j < columns; j += kLanes) {
-    const __mmask16 mask = first_lanes(columns - j);
-    const __m512 bias = b.bias == nullptr ? zero : _mm512_maskz_loadu_ps(mask, b.bias + column + j);
+    const Mask mask = first_lanes(columns - j);
+    const Floats bias = b.bias == nullptr ? zero : load(mask, b.bias + column + j);
     for (int64_t row = rows.begin; row < rows.end; ++row) {
       const intptr_t at = row * s.columns + column + j;
-      __m512 x = _mm512_load_ps(b.scratch + (row - rows.begin) * kWide + j) + bias;
-      const __m512 residual = b.residual == nullptr ? zero : load(b.residual, s.dst_narrow, at, mask);
+      Floats x = load(b.scratch + (row - rows.begin) * kWide + j) + bias;
+      const Floats residual = b.residual == nullptr ? zero : load(b.residual, s.dst_narrow, at, mask);
       if (s.residual_first) x += residual;
       x = clamp(activate(x, ACTIVATION), low, high);
       if (!s.residual_first) x += residual;
@@ -52,13 +49,9 @@ inline const void *copied_rows(const collage_bf16_gemm_shape &s, const collage_b
                                intptr_t row, float *to) {
   for (int64_t i = rows.begin; i < rows.end; ++i)
     for (intptr_t k = 0; k < row; k += kLanes) {
-      const __mmask16 taken = first_lanes(k < s.depth ? s.depth - k : 0), given = first_lanes(row - k);
-      const __m512 x = load(b.src, s.src_narrow, i * s.depth + k, taken);
-      const intptr_t at = (i - rows.begin) * row + k;
-      if (s.widens)
-        _mm512_mask_storeu_ps(to + at, given, x);
-      else
-        store_bf16(reinterpret_cast<uint16_t *>(to) + at, given, x);
+      const Mask taken = first_lanes(k < s.depth ? s.depth - k : 0), given = first_lanes(row - k);
+      const Floats x = load(b.src, s.src_narrow, i * s.depth + k, taken);
+      store(to, !s.widens, (i - rows.begin) * row + k, given, x);
     }
   return to;
 }

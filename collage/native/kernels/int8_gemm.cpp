@@ -23,65 +23,47 @@
 
 #include <algorithm>
 
-#include "avx512.h"
 #include "epilogue.h"
-#include "streamed.h"
-#include "tile.h"
-
-#define COLLAGE_VNNI __attribute__((target("avx512f,avx512vl,avx512bw,avx512dq,fma,avx512vnni")))
+#include "widened.h"
 
 namespace {
 
-using collage::Accumulators;
-using collage::Activation;
-using collage::first_lanes;
-using collage::kLanes;
-using collage::load;
-using collage::part;
-using collage::parts;
-using collage::Range;
+using namespace collage;
 
-constexpr int kRows = 8;       // of a register tile
-constexpr int kPanel = 3;      // blocks of columns of a register tile
-constexpr int64_t kWide = kPanel * kLanes;
-constexpr int64_t kFour = 4;   // of k, which lie together
-constexpr int64_t kLine = kFour * kLanes;
-constexpr int64_t kStep = 16;  // fours of k between prefetches
-constexpr int kOdd = 0x99;     // classes of numbers: NaN of both kinds, and both infinities
+constexpr int64_t kFour = 4;  // of k, which lie together
+constexpr int kMostRows = kAvx512 ? kTileRows : 5;  // of a tile: AVX2 has no registers for what widens 8 bits beside 6
 
 using Shape = collage_int8_gemm_shape;
 using Buffers = collage_int8_gemm_buffers;
 
-// A tile's factors: rows of `a` that are `a_row` elements apart, and `fours` times four k of a panel.
-struct Factors {
-  const void *a;
-  intptr_t a_row, fours;
-  const int8_t *b;
-  const int8_t *ahead;
-  intptr_t ahead_lines;
+// What the rows of a chunk were rounded to: numbers are scale * (byte - zero).
+struct Steps {
+  float *scale;
+  int32_t *zero;
 };
 
-inline void prefetch(const int8_t *&ahead, intptr_t lines) {
-  for (intptr_t line = 0; line < lines; ++line, ahead += kLine) _mm_prefetch(ahead, _MM_HINT_T1);
-}
+#ifndef COLLAGE_AVX2
+#define COLLAGE_VNNI __attribute__((target("avx512f,avx512vl,avx512bw,avx512dq,fma,avx512vnni")))
+
+constexpr int kOdd = 0x99;  // classes of numbers: NaN of both kinds, and both infinities
 
 template <int MR, int NR>
-COLLAGE_VNNI void dots(const Factors &o, void *c) {
+COLLAGE_VNNI void dots(const Streamed &o, void *c) {
   __m512i sum[MR][NR];
 #pragma GCC unroll 16
   for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 4
     for (int j = 0; j < NR; ++j) sum[i][j] = _mm512_setzero_si512();
   const uint8_t *a = static_cast<const uint8_t *>(o.a);
-  const int8_t *b = o.b, *ahead = o.ahead;
-  for (intptr_t first = 0; first < o.fours; first += kStep) {
+  const float *b = o.b, *ahead = o.ahead;
+  for (intptr_t first = 0; first < o.lines; first += o.kStep) {
     prefetch(ahead, o.ahead_lines);
-    const intptr_t last = std::min<intptr_t>(first + kStep, o.fours);
+    const intptr_t last = std::min(first + o.kStep, o.lines);
 #pragma GCC unroll 2
-    for (intptr_t four = first; four < last; ++four, a += kFour, b += NR * kLine) {
+    for (intptr_t four = first; four < last; ++four, a += kFour, b += NR * kLanes) {
       __m512i right[NR];
 #pragma GCC unroll 4
-      for (int j = 0; j < NR; ++j) right[j] = _mm512_load_si512(b + j * kLine);
+      for (int j = 0; j < NR; ++j) right[j] = _mm512_load_si512(b + j * kLanes);
 #pragma GCC unroll 16
       for (int i = 0; i < MR; ++i) {
         int32_t some;
@@ -99,67 +81,13 @@ COLLAGE_VNNI void dots(const Factors &o, void *c) {
       _mm512_store_si512(static_cast<int32_t *>(c) + i * kWide + j * kLanes, sum[i][j]);
 }
 
-// Byte K of each 32 bits, with its sign, as float32.
-template <int K>
-inline __attribute__((always_inline)) __m512 widened_byte(__m512i four) {
-  const __m512i highest = K == 3 ? four : _mm512_maskz_slli_epi32(0xffff, four, 24 - 8 * K);
-  return _mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_srai_epi32(0xffff, highest, 24));
-}
-
-template <int K, int MR, int NR>
-inline __attribute__((always_inline)) void add(Accumulators<MR, NR> &sum, int j, const float *a, intptr_t a_row,
-                                               __m512i four) {
-  const __m512 right = widened_byte<K>(four);
-#pragma GCC unroll 16
-  for (int i = 0; i < MR; ++i)
-    sum.at[i][j] = _mm512_fmadd_ps(_mm512_set1_ps(a[i * a_row + K]), right, sum.at[i][j]);
-}
-
-template <int MR, int NR>
-void widened(const Factors &o, void *c) {
-  Accumulators<MR, NR> sum;
-  sum.clear();
-  const float *a = static_cast<const float *>(o.a);
-  const int8_t *b = o.b, *ahead = o.ahead;
-  for (intptr_t first = 0; first < o.fours; first += kStep) {
-    prefetch(ahead, o.ahead_lines);
-    const intptr_t last = std::min<intptr_t>(first + kStep, o.fours);
-    for (intptr_t four = first; four < last; ++four, a += kFour, b += NR * kLine) {
-#pragma GCC unroll 4
-      for (int j = 0; j < NR; ++j) {
-        const __m512i some = _mm512_load_si512(b + j * kLine);
-        add<0>(sum, j, a, o.a_row, some);
-        add<1>(sum, j, a, o.a_row, some);
-        add<2>(sum, j, a, o.a_row, some);
-        add<3>(sum, j, a, o.a_row, some);
-      }
-    }
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < MR; ++i)
-#pragma GCC unroll 4
-    for (int j = 0; j < NR; ++j) _mm512_store_ps(static_cast<float *>(c) + i * kWide + j * kLanes, sum.at[i][j]);
-}
-
-using Tile = void (*)(const Factors &, void *);
-
 template <int NR>
-constexpr Tile kDots[kRows + 1] = {nullptr,     dots<1, NR>, dots<2, NR>, dots<3, NR>, dots<4, NR>,
-                                   dots<5, NR>, dots<6, NR>, dots<7, NR>, dots<8, NR>};
-template <int NR>
-constexpr Tile kWidened[kRows + 1] = {nullptr,        widened<1, NR>, widened<2, NR>, widened<3, NR>, widened<4, NR>,
-                                      widened<5, NR>, widened<6, NR>, widened<7, NR>, widened<8, NR>};
+constexpr auto kDots = by_rows<StreamedTile, kTileRows>([](auto rows) { return dots<rows, NR>; });
 
-const Tile *tiles_of(bool widens, int wide) {
-  if (widens) return wide == 3 ? kWidened<3> : wide == 2 ? kWidened<2> : kWidened<1>;
+StreamedTiles tiles_of(bool widens, int wide) {
+  if (widens) return widened_tiles<Int8Weights>(wide);
   return wide == 3 ? kDots<3> : wide == 2 ? kDots<2> : kDots<1>;
 }
-
-// What the rows of a chunk were rounded to: numbers are scale * (byte - zero).
-struct Steps {
-  float *scale;
-  int32_t *zero;
-};
 
 // The least and the largest number of a row, zero being one of them; false where it has NaN or infinity.
 bool range_of(const Shape &s, const void *src, int64_t row, float *low, float *high) {
@@ -201,87 +129,80 @@ void round_row(const Shape &s, const void *src, int64_t row, uint8_t *to, intptr
   }
 }
 
+// The results of one row from sums of integers. The sum times the row's scale alone may be too large.
+Floats exact(const Steps &steps, int64_t row, const void *sums, const int32_t *of_weights, Mask mask, Floats scales) {
+  const __m512i shift = _mm512_set1_epi32(steps.zero[row]);
+  const __m512i beside = _mm512_mullo_epi32(shift, _mm512_maskz_loadu_epi32(mask, of_weights));
+  const __m512i found = _mm512_sub_epi32(_mm512_load_si512(sums), beside);
+  return _mm512_maskz_cvtepi32_ps(0xffff, found) * (_mm512_set1_ps(steps.scale[row]) * scales);
+}
+
+#else
+
+// There are no dot products of 8 bits.
+StreamedTiles tiles_of(bool, int wide) { return widened_tiles<Int8Weights>(wide); }
+void round_row(const Shape &, const void *, int64_t, uint8_t *, intptr_t, float *, int32_t *) {}
+Floats exact(const Steps &, int64_t, const void *, const int32_t *, Mask, Floats) { return zeros(); }
+
+#endif
+
 // The results of some rows (counted from `first`, where the chunk begins) and of `columns` columns from `column` on.
 template <Activation ACTIVATION>
 void finish(const Shape &s, const Buffers &b, const Steps &steps, int64_t first, Range rows, int64_t column,
             int64_t columns) {
-  const __m512 low = _mm512_set1_ps(s.low), high = _mm512_set1_ps(s.high), zero = _mm512_setzero_ps();
+  const Floats low = broadcast(s.low), high = broadcast(s.high), zero = zeros();
   for (int64_t j = 0; j < columns; j += kLanes) {
-    const __mmask16 mask = first_lanes(columns - j);
-    const __m512 scales = _mm512_maskz_loadu_ps(mask, b.scales + column + j);
-    const __m512i weights = _mm512_maskz_loadu_epi32(mask, b.sums + column + j);
-    const __m512 bias = b.bias == nullptr ? zero : _mm512_maskz_loadu_ps(mask, b.bias + column + j);
+    const Mask mask = first_lanes(columns - j);
+    const Floats scales = load(mask, b.scales + column + j);
+    const Floats bias = b.bias == nullptr ? zero : load(mask, b.bias + column + j);
     for (int64_t row = rows.begin; row < rows.end; ++row) {
       const intptr_t at = row * s.columns + column + j;
       const char *const sums = static_cast<const char *>(b.scratch) + 4 * ((row - rows.begin) * kWide + j);
-      __m512 x;
-      if (s.widens) {
-        x = _mm512_load_ps(sums) * scales;
-      } else {
-        const __m512i shift = _mm512_set1_epi32(steps.zero[row - first]);
-        const __m512i exact = _mm512_sub_epi32(_mm512_load_si512(sums), _mm512_mullo_epi32(shift, weights));
-        // The sum times the row's scale alone may be too large.
-        x = _mm512_maskz_cvtepi32_ps(0xffff, exact) * (_mm512_set1_ps(steps.scale[row - first]) * scales);
-      }
+      Floats x = s.widens ? load(reinterpret_cast<const float *>(sums)) * scales
+                          : exact(steps, row - first, sums, b.sums + column + j, mask, scales);
       x += bias;
-      const __m512 residual = b.residual == nullptr ? zero : load(b.residual, s.dst_narrow, at, mask);
+      const Floats residual = b.residual == nullptr ? zero : load(b.residual, s.dst_narrow, at, mask);
       if (s.residual_first) x += residual;
-      x = collage::clamp(collage::activate(x, ACTIVATION), low, high);
+      x = clamp(activate(x, ACTIVATION), low, high);
       if (!s.residual_first) x += residual;
-      collage::store(b.dst, s.dst_narrow, at, mask, x);
+      store(b.dst, s.dst_narrow, at, mask, x);
     }
   }
 }
 
 using Finish = void (*)(const Shape &, const Buffers &, const Steps &, int64_t, Range, int64_t, int64_t);
 
-constexpr Finish kEndings[] = {finish<collage::kNone>,    finish<collage::kGelu>,  finish<collage::kTanh>,
-                               finish<collage::kSigmoid>, finish<collage::kSwish>, finish<collage::kGeluTanh>};
+constexpr Finish kEndings[] = {finish<kNone>,    finish<kGelu>,  finish<kTanh>,
+                               finish<kSigmoid>, finish<kSwish>, finish<kGeluTanh>};
 constexpr int64_t kEndingCount = sizeof kEndings / sizeof *kEndings;
 
 // One share's work: rows against blocks of columns.
 class Worker {
  public:
   Worker(const Shape &s, const Buffers &b, Range blocks) : s_(s), b_(b), blocks_(blocks) {
-    steps_.scale = static_cast<float *>(b.scratch) + kRows * kWide;
+    steps_.scale = static_cast<float *>(b.scratch) + kTileRows * kWide;
     steps_.zero = reinterpret_cast<int32_t *>(steps_.scale + s.row_chunk);
   }
 
   // Streams the share's weights once.
   void chunk(Range rows) const {
-    const intptr_t fours = (s_.depth + kFour - 1) / kFour;
+    Streamed o{};
+    o.lines = (s_.depth + kFour - 1) / kFour;
     const size_t item = s_.widens ? sizeof(float) : 1;
-    Factors o{};
-    o.fours = fours;
     if (s_.widens && !s_.src_narrow && s_.depth % kFour == 0) {
       o.a = static_cast<const float *>(b_.src) + rows.begin * s_.depth;
       o.a_row = s_.depth;
     } else {
-      o.a_row = kFour * fours;
+      o.a_row = kFour * o.lines;
       o.a = copied(rows, o.a_row);
     }
-    const char *const first = static_cast<const char *>(o.a);
-    const int8_t *weights = b_.weights + blocks_.begin * kLine * fours;
-    const int8_t *const end = b_.weights + blocks_.end * kLine * fours;
-    const int64_t groups = parts(rows, kRows);
-    for (int64_t block = blocks_.begin; block < blocks_.end; block += kPanel) {
-      const int wide = int(std::min<int64_t>(kPanel, blocks_.end - block));
-      const Tile *const tiles = tiles_of(s_.widens, wide);
-      const intptr_t lines = fours * wide, column = block * kLanes;
-      const int8_t *const next = weights + lines * kLine;
-      const bool more = next < end;
-      o.b = weights;
-      o.ahead_lines = more ? (wide * kStep + groups - 1) / groups : 0;
-      for (int64_t group = 0; group < groups; ++group) {
-        const Range some = part(rows, group, groups);
-        if (more) o.ahead = next + lines * group / groups * kLine;
-        o.a = first + (some.begin - rows.begin) * o.a_row * item;
-        tiles[some.end - some.begin](o, b_.scratch);
-        kEndings[s_.activation](s_, b_, steps_, rows.begin, some, column,
-                                std::min<int64_t>(wide * kLanes, s_.columns - column));
-      }
-      weights = next;
-    }
+    each_panel(
+        o, item, rows, kMostRows, blocks_, reinterpret_cast<const float *>(b_.weights), b_.scratch,
+        [&](int wide) -> StreamedTiles { return tiles_of(s_.widens, wide); },
+        [&](Range some, int64_t column, int64_t columns) {
+          columns = std::min(columns, s_.columns - column);
+          kEndings[s_.activation](s_, b_, steps_, rows.begin, some, column, columns);
+        });
   }
 
  private:
@@ -296,8 +217,8 @@ class Worker {
         continue;
       }
       for (intptr_t k = 0; k < length; k += kLanes) {
-        const __m512 x = load(b_.src, s_.src_narrow, i * s_.depth + k, first_lanes(s_.depth - k));
-        _mm512_mask_storeu_ps(to + place * length + k, first_lanes(length - k), x);
+        const Floats x = load(b_.src, s_.src_narrow, i * s_.depth + k, first_lanes(s_.depth - k));
+        store(to + place * length + k, first_lanes(length - k), x);
       }
     }
     return to;
@@ -319,7 +240,7 @@ extern "C" int collage_kernels_int8(void) {
 extern "C" int collage_int8_gemm(void *a, void *b, intptr_t n, void *) {
   const Shape &shape = *static_cast<const Shape *>(a);
   if (shape.activation < 0 || shape.activation >= kEndingCount) return COLLAGE_UNAVAILABLE;
-  if (!shape.widens && !collage_kernels_int8()) return COLLAGE_UNAVAILABLE;
+  if (!collage::is_built(shape) || (!shape.widens && !collage_kernels_int8())) return COLLAGE_UNAVAILABLE;
   collage::run_share<Worker>(shape, *static_cast<const Buffers *>(b), n);
   return 0;
 }

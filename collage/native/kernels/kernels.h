@@ -6,7 +6,7 @@
 //
 // No compiler flags name a processor: a source includes lanes.h or avx512.h after everything else, and puts what needs
 // it between `#if COLLAGE_X86` and an `#else` with entries that return COLLAGE_UNAVAILABLE. Nothing is called before
-// collage_kernels_isa was asked. Kernels of float32 are built once more for AVX2, into a library of their own.
+// collage_kernels_isa was asked. Kernels of float32 arithmetic are built once more for AVX2, into a library of their own.
 
 #ifndef COLLAGE_NATIVE_KERNELS_H
 #define COLLAGE_NATIVE_KERNELS_H
@@ -38,7 +38,7 @@ enum { COLLAGE_UNAVAILABLE = -1 };
 
 // To be counted up, here and in kernel_library.py, when a struct, the order of weights or the speed of a kernel changes:
 // a library of another revision is not used, nor are measurements and packed kernels of another one.
-#define COLLAGE_KERNELS_REVISION 10
+#define COLLAGE_KERNELS_REVISION 11
 
 int collage_kernels_revision(void);
 

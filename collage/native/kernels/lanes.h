@@ -1,6 +1,6 @@
 // Sixteen floats, as the sources of kernels see them: one register of AVX-512, or two of AVX2.
 //
-// Kernels of float32 are built twice (setup.py): into one library for AVX-512, and with COLLAGE_AVX2 into another one for
+// Kernels of float32 arithmetic are built twice (setup.py): into one library for AVX-512, and with COLLAGE_AVX2 into another one for
 // AVX2. Their layouts are the same in both, in blocks of 16 channels or columns. To be included after all other headers.
 
 #ifndef COLLAGE_NATIVE_KERNELS_LANES_H

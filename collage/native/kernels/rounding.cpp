@@ -18,7 +18,6 @@
 
 #include <algorithm>
 
-#include "avx512.h"
 #include "streamed.h"
 
 namespace {

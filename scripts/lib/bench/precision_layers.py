@@ -36,14 +36,11 @@ def command(model: Path, threads: int, seconds: float, only: str, every: bool, i
     from collage.errors import CollageError
     from collage.frontend.model import import_model
     from collage.graph.storage import BF16, INT8, STORED_INT8
-    from collage.kernel.target import reduced_precisions
     from scripts.lib.kernels.layers import BACKENDS, best_by_precision, layers, race
 
     for backend in BACKENDS:
         if not backend.available():
             raise CollageError(f"{backend.name} is not available: {backend.available().reason}")
-    if BF16 not in reduced_precisions():
-        raise CollageError("this processor has no instructions for bfloat16 (AVX512-BF16 or AMX).")
     reduced = (BF16, INT8, STORED_INT8) if in_8_bits else (BF16,)
     sums = dict.fromkeys(("", *reduced), 0.0)
     fastest_sum = 0.0
