@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
+import struct
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
@@ -22,7 +22,7 @@ def block_key(parent: bytes, tokens: Sequence[int]) -> bytes:
 
     The hash is a cryptographic one, because whoever can make two prefixes collide reads the answers to another's.
     """
-    return blake2b(parent + array("q", tokens).tobytes(), digest_size=_KEY_BYTES).digest()
+    return blake2b(parent + struct.pack(f"{len(tokens)}q", *tokens), digest_size=_KEY_BYTES).digest()
 
 
 class BlockPool:
@@ -33,11 +33,14 @@ class BlockPool:
 
     With ``shares``, as many processes hold the cache, and block b is in share b % shares. A sequence gets its blocks
     from all shares in turn, so that each process has the same part of its attention to compute.
+
+    ``free`` is the number of blocks that can be handed out: the empty ones, and those that are only kept.
     """
 
     def __init__(self, count: int, *, keep: bool = True, shares: int = 1) -> None:
         """A pool of ``count`` blocks with the ids 0 to count - 1. Without ``keep``, no block is found by its key."""
         self.count = count
+        self.free = count
         self.keeps = keep
         self._empty = [list(range(count - 1 - (count - 1 - i) % shares, -1, -shares)) for i in range(shares)]
         self._users = [0] * count
@@ -45,11 +48,6 @@ class BlockPool:
         self._by_key: dict[bytes, int] = {}
         self._kept: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(shares)]
         self.evictions = 0
-
-    @property
-    def free(self) -> int:
-        """The number of blocks that can be handed out: the empty ones, and those that are only kept."""
-        return sum(map(self._free_in, range(len(self._empty))))
 
     @property
     def used(self) -> int:
@@ -77,6 +75,7 @@ class BlockPool:
         for block in blocks:
             if not self._users[block]:
                 del self._kept[block % len(self._kept)][block]
+                self.free -= 1
             self._users[block] += 1
 
     def allocate(self, count: int, before: Sequence[int] = ()) -> list[int]:
@@ -87,23 +86,26 @@ class BlockPool:
         """
         if count > self.free:
             raise OutOfBlocksError(f"{count} blocks of the cache were asked for, and {self.free} are free.")
+        self.free -= count
         shares = range(len(self._empty))
-        held: Counter[int] = (
-            Counter(block % len(shares) for block in before) if len(shares) > 1 else Counter()
-        )
-        share, found = 0, []
+        if len(shares) == 1:
+            return [self._taken(0) for _ in range(count)]
+        held = Counter(block % len(shares) for block in before)
+        found = []
         for _ in range(count):
-            if len(shares) > 1:
-                share = min(
-                    (i for i in shares if self._free_in(i)), key=lambda i: (held[i], -self._free_in(i))
-                )
-                held[share] += 1
-            found.append(self._empty[share].pop() if self._empty[share] else self._evicted(share))
-            self._users[found[-1]] = 1
+            share = min((i for i in shares if self._free_in(i)), key=lambda i: (held[i], -self._free_in(i)))
+            held[share] += 1
+            found.append(self._taken(share))
         return found
 
     def _free_in(self, share: int) -> int:
         return len(self._empty[share]) + len(self._kept[share])
+
+    def _taken(self, share: int) -> int:
+        empty = self._empty[share]
+        block = empty.pop() if empty else self._evicted(share)
+        self._users[block] = 1
+        return block
 
     def _evicted(self, share: int) -> int:
         block, _ = self._kept[share].popitem(last=False)
@@ -123,6 +125,7 @@ class BlockPool:
             self._users[block] -= 1
             assert self._users[block] >= 0, f"block {block} was released twice"
             if not self._users[block]:
+                self.free += 1
                 share = block % len(self._empty)
                 if block in self._key_of:
                     self._kept[share][block] = None
@@ -138,7 +141,7 @@ class BlockPool:
         assert self._users == expected, "the counts of users are not those of the sequences"
         kept, empty = list(chain(*self._kept)), list(chain(*self._empty))
         idle = [*empty, *kept]
-        assert len(set(idle)) == len(idle), "a block is free twice"
+        assert len(set(idle)) == len(idle) == self.free, "a block is free twice"
         assert set(idle) == {b for b in range(self.count) if not expected[b]}, "a block has leaked"
         assert {b: k for k, b in self._by_key.items()} == self._key_of
         assert set(kept) <= set(self._key_of)
