@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -136,15 +137,17 @@ def choose_all(
     samplers: list[Sampler], logits: NDArray[np.float32]
 ) -> list[tuple[int, Logprobs | None] | None]:
     """The choices for all rows of an iteration, None where the logits are not numbers."""
-    found: list[tuple[int, Logprobs | None] | None] = []
-    best = np.argmax(logits, axis=1)
-    finite = np.isfinite(logits[np.arange(len(best)), best]).tolist()
-    for row, (sampler, token) in enumerate(zip(samplers, best.tolist(), strict=True)):
-        if sampler.plain:
-            found.append((token, None) if finite[row] else None)
-            continue
-        try:
-            found.append(sampler.choose(logits[row]))
-        except NotANumberError:
-            found.append(None)
-    return found
+    best: list[int] = logits.argmax(axis=1).tolist()
+    return [
+        (token, None)
+        if sampler.plain and math.isfinite(logits.item(row, token))
+        else _choice(sampler, logits[row])
+        for row, (sampler, token) in enumerate(zip(samplers, best, strict=True))
+    ]
+
+
+def _choice(sampler: Sampler, logits: NDArray[np.float32]) -> tuple[int, Logprobs | None] | None:
+    try:
+        return sampler.choose(logits)
+    except NotANumberError:
+        return None
