@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from collage.serve.costs import Costs
-from collage.serve.plan import Admission, Limits, Part, Plan, Pool, expired
+from collage.serve.plan import Admission, Limits, Plan, Pool, expired
 from collage.serve.sequence import Sequence
 
 _USUAL_SLOWDOWN = 2.0
@@ -52,32 +52,30 @@ def plan_chunked(pool: Pool, now_s: float, costs: Costs, limits: Limits) -> Plan
     free = pool.blocks.free + sum(pool.blocks.sole(each.blocks) for each in late)
     if limits.preemption:
         idle, preempted, free = _make_room(idle, free, pool, limits)
-    streams: list[Sequence] = []
+    streams = [each for each in idle if len(each.tokens) - each.computed == 1]  # ``remaining`` without a call
     work: list[_Work] = []
-    for each in idle:
-        remaining = each.remaining
-        if remaining == 1:
-            streams.append(each)
-        elif remaining > 1:
-            work.append(_Work(each, remaining))
+    if len(streams) < len(idle):
+        work += [_Work(each, each.remaining) for each in idle if each.remaining > 1]
     streams = streams[: limits.max_running]
-    if not (work or waiting):
-        return Plan(tuple([Part(each, 1) for each in streams]), preempted=tuple(preempted), expired=late)
-    if not limits.preemption:
-        free -= sum(limits.blocks_for(each.max_length - 1) - len(each.blocks) for each in running)
     places = limits.max_running * limits.workers - len(running)
+    prompts = work or (waiting and places > 0)
+    if not prompts or len(streams) == limits.max_running:
+        return Plan(tuple(streams), (1,) * len(streams), preempted=tuple(preempted), expired=late)
     starting = len(work) + sum(not each.waits_for_leader for each in waiting[: max(places, 0)])
     many = starting >= _MANY * limits.max_running or len(waiting) > places
     costs = costs.with_streams(len(streams) + 1)  # few prompts end in one iteration
     most = _largest_bucket(len(streams), many, costs, limits)
     room = costs.buckets[most] - len(streams)
-    if not preempted:  # else a sequence that was just driven out would drive out the next one
-        available = sum(each.tokens for each in work)
-        work += _admissible(waiting, room - available, places, free, pool, limits)
+    wanted = room - sum(each.tokens for each in work)
+    if wanted > 0 and not preempted:  # else a sequence that was just driven out would drive out the next one
+        if not limits.preemption:
+            free -= sum(limits.blocks_for(each.max_length - 1) - len(each.blocks) for each in running)
+        work += _admissible(waiting, wanted, places, free, pool, limits)
     work = work[: limits.max_running - len(streams)]
     chunks = _fill(work, _tokens(len(streams), work, most, costs) - len(streams))
     return Plan(
-        parts=(*(Part(each, 1) for each in streams), *(Part(work.sequence, n) for work, n in chunks)),
+        sequences=(*streams, *(work.sequence for work, _ in chunks)),
+        counts=(1,) * len(streams) + tuple(n for _, n in chunks),
         admitted=tuple(work.admission for work, _ in chunks if work.admission is not None),
         preempted=tuple(preempted),
         expired=late,

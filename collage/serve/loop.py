@@ -145,18 +145,18 @@ class Loop:
         self._scheduler_s += now - start
         events += ended
         before = self._iteration(plan, start, now)
-        if plan.parts and self._pool is None:
+        if plan.sequences and self._pool is None:
             events += self._finished(plan, lambda: core.run(steps))
             self._send(events, before._replace(end_s=time.monotonic()))
             return True
         self._send(events, None)
-        if plan.parts and self._pool is not None:
+        if plan.sequences and self._pool is not None:
             self._flying.append((plan, before, self._pool.submit(core.run, steps)))
-        if self._flying and (len(self._flying) == self._workers or not plan.parts):
+        if self._flying and (len(self._flying) == self._workers or not plan.sequences):
             plan, before, future = self._flying.popleft()
             events = self._finished(plan, future.result)
             self._send(events, before._replace(end_s=time.monotonic()))
-        elif not plan.parts and not ended:
+        elif not plan.sequences and not ended:
             time.sleep(_STUCK_S)  # nothing can run and nothing is in flight: a deadline will end this
         return True
 
@@ -178,13 +178,12 @@ class Loop:
         return events
 
     def _iteration(self, plan: Plan, start_s: float, planned_s: float) -> Iteration:
-        streams = sum(part.tokens == 1 for part in plan.parts)
         state = self._core.stats()
         return Iteration(
             start_s,
             planned_s,
             planned_s,
-            streams,
+            plan.counts.count(1),
             plan.tokens,
             state.running,
             state.waiting,

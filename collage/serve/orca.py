@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from collage.serve.costs import Costs
-from collage.serve.plan import Admission, Limits, Part, Plan, Pool, expired
+from collage.serve.plan import Admission, Limits, Plan, Pool, expired
 from collage.serve.sequence import Sequence
 
 
@@ -52,7 +52,8 @@ def plan_orca(pool: Pool, now_s: float, costs: Costs, limits: Limits) -> Plan:
     n_slots = pool.blocks.count * limits.block_tokens
     batch, _ = select(entries, n_rsrv, limits.max_running, n_slots)
     return Plan(
-        parts=tuple(Part(each, each.remaining) for each in batch),
+        sequences=tuple(batch),
+        counts=tuple(each.remaining for each in batch),
         admitted=tuple(Admission(each) for each in batch if each.id not in slots),
         expired=late,
     )

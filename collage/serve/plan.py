@@ -47,7 +47,7 @@ class Pool:
 
 
 class Part(NamedTuple):
-    """A sequence's share of an iteration: its next ``tokens`` tokens. It is a tuple, since an iteration makes many."""
+    """A sequence's share of an iteration: its next ``tokens`` tokens."""
 
     sequence: Sequence
     tokens: int
@@ -63,9 +63,13 @@ class Admission:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one iteration does, in this order: expired, preempted, admitted, parts. It may be empty."""
+    """What one iteration does, in this order: expired, preempted, admitted, sequences. It may be empty.
 
-    parts: tuple[Part, ...] = ()
+    ``counts`` has the number of the next tokens of each of the ``sequences``. A stream has one.
+    """
+
+    sequences: tuple[Sequence, ...] = ()
+    counts: tuple[int, ...] = ()
     admitted: tuple[Admission, ...] = ()
     preempted: tuple[Sequence, ...] = ()
     expired: tuple[Sequence, ...] = ()
@@ -73,7 +77,12 @@ class Plan:
     @property
     def tokens(self) -> int:
         """The tokens of the iteration."""
-        return sum(part.tokens for part in self.parts)
+        return sum(self.counts)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The sequences with their counts."""
+        return tuple(map(Part, self.sequences, self.counts))
 
 
 Policy = abc.Callable[[Pool, float, Costs, Limits], Plan]

@@ -41,6 +41,11 @@ class Sequence:
     done: bool = False
     started_s: float | None = None
     token_s: float | None = None
+    order: tuple[float, int] = field(init=False)
+    """What waiting sequences are sorted by: arrival, shifted by priority. It never changes, so nobody starves."""
+
+    def __post_init__(self) -> None:
+        self.order = (self.arrival_s + PRIORITY_S * self.priority, self.arrival)
 
     @property
     def remaining(self) -> int:
@@ -52,11 +57,6 @@ class Sequence:
         """Whether the prompt that this sequence shares is still being computed."""
         leader = self.leader
         return leader is not None and not leader.done and leader.computed < leader.prompt_length
-
-    @property
-    def order(self) -> tuple[float, int]:
-        """What waiting sequences are sorted by: arrival, shifted by priority. It never changes, so nobody starves."""
-        return self.arrival_s + PRIORITY_S * self.priority, self.arrival
 
     def extend_keys(self, block_tokens: int, full: int) -> None:
         """Compute the keys of the first ``full`` blocks, of which those known already are kept."""
