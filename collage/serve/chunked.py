@@ -49,7 +49,8 @@ def plan_chunked(pool: Pool, now_s: float, costs: Costs, limits: Limits) -> Plan
         waiting = [each for each in waiting if each.id not in ended]
     idle = [each for each in running if not each.in_flight]
     preempted: list[Sequence] = []
-    free = pool.blocks.free + sum(pool.blocks.sole(each.blocks) for each in late)
+    released = sum(pool.blocks.sole(each.blocks) for each in late)
+    free = pool.blocks.free + released
     if limits.preemption:
         idle, preempted, free = _make_room(idle, free, pool, limits)
     streams = [each for each in idle if len(each.tokens) - each.computed == 1]  # ``remaining`` without a call
@@ -68,6 +69,7 @@ def plan_chunked(pool: Pool, now_s: float, costs: Costs, limits: Limits) -> Plan
     room = costs.buckets[most] - len(streams)
     wanted = room - sum(each.tokens for each in work)
     if wanted > 0 and not preempted:  # else a sequence that was just driven out would drive out the next one
+        free -= released  # an admitted prompt may find its beginning in these, and no other one can have them then
         if not limits.preemption:
             free -= sum(limits.blocks_for(each.max_length - 1) - len(each.blocks) for each in running)
         work += _admissible(waiting, wanted, places, free, pool, limits)

@@ -90,6 +90,18 @@ def test_expired_requests_leave_with_their_blocks() -> None:
     assert not core.busy
 
 
+def test_blocks_of_an_expired_request_that_hold_the_prompt_of_another_are_not_counted_twice() -> None:
+    core = Core(NullRunner(block_count=6), EngineOptions())
+    core.add(Request(0, (0,) * 13, GREEDY, timeout_s=1.0), 0.0)  # 4 blocks
+    step(core)
+    core.add(Request(1, (0,) * 13, Sampling(max_tokens=12, temperature=0)), 0.0)  # 3 of these and 3 more
+    core.add(Request(2, (1,) * 9, GREEDY), 0.0)  # 3 blocks
+    plan = core.plan(2.0)
+    assert [each.id for each in plan.expired] == [0]
+    core.begin(plan, 2.0)
+    core.check()
+
+
 def test_a_prompt_alone_is_not_cut_for_a_bucket() -> None:
     """13 tokens cost 36 ms at once. 12 of them cost 32 ms, but the last one would cost another iteration of 21 ms."""
     core = Core(NullRunner(), EngineOptions())
