@@ -2,7 +2,7 @@
 //
 // Each share reads its columns of the weights once, in the order in which they lie: slices of the depth, in each of them
 // panels of 48 columns. All rows are multiplied with a panel while it is in the L2 cache, and prefetch the next one
-// meanwhile, evenly, so that memory is never waited for nor ever idle (see below for eight rows or fewer with AVX2).
+// meanwhile, evenly, so that memory is never waited for nor ever idle (see below for few rows with AVX2).
 // BERT-base's 72 products of 64 rows, 340 MB of weights, take 22.6 ms on two cores, 482 GFLOP/s; where all is in the
 // caches it is 511.
 
@@ -24,11 +24,14 @@ using namespace collage;
 constexpr int kRows = tile_rows(8);
 constexpr int kPanel = 3;  // blocks of columns of a register tile
 
-// With AVX2 a tile of two rows has whole panels, so few rows read memory in order. Two rows or one do so once, which the
-// processor prefetches best by itself. More of them take a panel in pieces, which they find in the L1 cache, and prefetch
-// the next one there.
-constexpr int kFewRows = 8, kTileRows = 2;
+// With AVX2 a tile of up to two rows has whole panels, so that it reads memory in order, which the processor prefetches
+// best by itself. More rows, up to a number whose sums fit in the L1 cache, take a panel in pieces, which they find there,
+// and prefetch the next one.
+constexpr int kFewRows = 64, kInOrder = 2;
 constexpr int64_t kPiece = 64;  // of the depth
+
+// Rows of a tile of a piece, which is read once for each of the tiles.
+int64_t piece_rows(int64_t rows) { return rows <= 4 ? 2 : rows <= 8 ? 4 : kRows; }
 
 using Shape = collage_gemm_shape;
 using Buffers = collage_gemm_buffers;
@@ -51,30 +54,33 @@ void tile(const Plain &o, float *c, intptr_t row, bool first, Mask mask) {
 }
 
 // Goes on with the sums of MR rows, unless it is the first piece of a panel.
-template <int MR, int NR>
+template <int MR, int NR, int FIRST = 0>
 void piece(const Plain &o, float *sums, bool first) {
-  Accumulators<MR, NR> sum;
-#pragma GCC unroll 2
+  constexpr int kHere = std::min(tile_blocks(MR, NR), NR - FIRST);
+  const intptr_t before = o.ahead_lines * FIRST / NR, lines = o.ahead_lines * (FIRST + kHere) / NR - before;
+  Accumulators<MR, kHere, NR> sum;
+#pragma GCC unroll 6
   for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 3
-    for (int j = 0; j < NR; ++j) sum.at[i][j] = first ? zeros() : load(sums + (i * kPanel + j) * kLanes);
-  const float *a = o.a, *b = o.b, *ahead = o.ahead;
+    for (int j = 0; j < kHere; ++j) sum.at[i][j] = first ? zeros() : load(sums + (i * kPanel + FIRST + j) * kLanes);
+  const float *a = o.a, *b = o.b + FIRST * kLanes, *ahead = o.ahead + before * o.steps() * kLanes;
   for (intptr_t k = 0; k < o.depth; k += kLanes) {
-    for (intptr_t line = 0; line < o.ahead_lines; ++line, ahead += kLanes) _mm_prefetch(ahead, _MM_HINT_T0);
+    for (intptr_t line = 0; line < lines; ++line, ahead += kLanes) _mm_prefetch(ahead, _MM_HINT_T0);
     const intptr_t end = std::min<intptr_t>(kLanes, o.depth - k);
 #pragma GCC unroll 4
     for (intptr_t i = 0; i < end; ++i, ++a, b += NR * kLanes) sum.add(a, o.a_row, b);
   }
-#pragma GCC unroll 2
+#pragma GCC unroll 6
   for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 3
-    for (int j = 0; j < NR; ++j) store(sums + (i * kPanel + j) * kLanes, sum.at[i][j]);
+    for (int j = 0; j < kHere; ++j) store(sums + (i * kPanel + FIRST + j) * kLanes, sum.at[i][j]);
+  if constexpr (FIRST + kHere < NR) piece<MR, NR, FIRST + kHere>(o, sums, first);
 }
 
 using Piece = void (*)(const Plain &, float *, bool);
 
 template <int NR>
-constexpr Piece kPieces[] = {nullptr, piece<1, NR>, piece<2, NR>};
+constexpr auto kPieces = by_rows<Piece, kRows>([](auto rows) { return piece<rows, NR>; });
 
 using Tile = void (*)(const Plain &, float *, intptr_t, bool, Mask);
 
@@ -148,16 +154,18 @@ class Worker {
     alignas(64) float sums[kFewRows * kPanel * kLanes];
     const auto &pieces = wide == 3 ? kPieces<3> : wide == 2 ? kPieces<2> : kPieces<1>;
     Plain o = panel;
-    const int64_t groups = parts({0, rows}, kTileRows), most = groups == 1 ? panel.depth : kPiece;
-    o.ahead_lines = groups == 1 ? 0 : parts({0, wide * kLanes}, groups);
+    const Range all{0, rows};
+    const bool once = rows <= kInOrder;
+    const int64_t groups = parts(all, piece_rows(rows)), most = once ? panel.depth : kPiece;
+    o.ahead_lines = once ? 0 : parts({0, wide * kLanes}, groups);
     for (int64_t k = 0; k < panel.depth; k += most) {
       o.depth = std::min<int64_t>(most, panel.depth - k);
       o.b = panel.b + k * wide * kLanes;
       for (int64_t group = 0; group < groups; ++group) {
-        const int64_t row = group * kTileRows;
-        o.a = panel.a + row * panel.a_row + k;
+        const Range some = part(all, group, groups);
+        o.a = panel.a + some.begin * panel.a_row + k;
         o.ahead = o.b + (o.depth + group * o.depth / groups) * wide * kLanes;
-        pieces[std::min<int64_t>(kTileRows, rows - row)](o, sums + row * kPanel * kLanes, k == 0);
+        pieces[some.end - some.begin](o, sums + some.begin * kPanel * kLanes, k == 0);
       }
     }
     for (int64_t row = 0; row < rows; ++row)
