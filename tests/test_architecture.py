@@ -6,7 +6,8 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import networkx as nx
@@ -41,9 +42,17 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
+def statements(tree: ast.AST, skipped: Callable[[ast.AST], bool] = lambda _: False) -> Iterator[ast.AST]:
+    """All statements in a tree, except those that are skipped and what is in them. An import is in no expression."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, (ast.stmt, ast.excepthandler, ast.match_case)) and not skipped(node):
+            yield node
+            yield from statements(node, skipped)
+
+
 def imported(path: Path) -> Iterator[str]:
     """Modules of the package that a file imports, wherever in it."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in statements(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in MODULES)
         elif isinstance(node, ast.ImportFrom):
@@ -56,9 +65,14 @@ def imported(path: Path) -> Iterator[str]:
                     yield str(node.module)
 
 
-IMPORTS = [
-    (name, other) for name, path in sorted(MODULES.items()) for other in imported(path) if other != name
-]
+@cache
+def imports() -> list[tuple[str, str]]:
+    """Modules, and what each imports. It parses all files, so it is no constant: each process of pytest's, which
+    imports all tests, would make that.
+    """
+    return [
+        (name, other) for name, path in sorted(MODULES.items()) for other in imported(path) if other != name
+    ]
 
 
 def layer(module: str) -> str:
@@ -76,14 +90,14 @@ def test_imports_point_down() -> None:
     rank |= {"": -1, "__main__": -1}  # the package loads its public names lazily from all layers
     upward = [
         f"{name} imports {other}"
-        for name, other in IMPORTS
+        for name, other in imports()
         if layer(name) != layer(other) and rank[layer(name)] > rank[layer(other)]
     ]
     assert not upward
 
 
 def test_there_are_no_circles() -> None:
-    graph = nx.DiGraph([pair for pair in IMPORTS if layer(pair[0])])
+    graph = nx.DiGraph([pair for pair in imports() if layer(pair[0])])
     assert [sorted(each) for each in nx.strongly_connected_components(graph) if len(each) > 1] == []
 
 
@@ -106,15 +120,8 @@ def at_import() -> list[tuple[str, str]]:
     """Modules of ours, and what each imports when it is imported itself, up to the first dot."""
     found = []
     for module, path in MODULES.items():
-        tree = ast.parse(path.read_text())
-        lazy = {
-            inner
-            for node in ast.walk(tree)
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or _for_types(node)
-            for inner in ast.walk(node)
-        }
-        for node in ast.walk(tree):
-            if node in lazy or not isinstance(node, (ast.Import, ast.ImportFrom)):
+        for node in statements(ast.parse(path.read_text()), _lazy):
+            if not isinstance(node, (ast.Import, ast.ImportFrom)):
                 continue
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else [str(node.module)]
             found += [(module, each.split(".")[0]) for each in names]
@@ -128,8 +135,10 @@ def test_optional_libraries_are_imported_in_functions(name: str, at_import: list
     assert [module for module, imported in at_import if imported == name] == []
 
 
-def _for_types(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+def _lazy(node: ast.AST) -> bool:
+    """Whether what is in it does not run when its module is imported."""
+    for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    return for_types or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
 
 
 def test_every_module_can_be_imported_without_the_extras() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 
 import collage
-from tests.test_architecture import MODULES, ROOT, layer
+from tests.test_architecture import MODULES, ROOT, layer, statements
 
 _LEAST_WORDS = 3
 _NO_BEGINNING = frozenset(
@@ -23,7 +24,7 @@ _FILES = {path.name for path in ROOT.rglob("*.*") if ".venv" not in path.parts}
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """The docstrings of a file's module, classes and functions, each with its line."""
-    for node in ast.walk(tree):
+    for node in (tree, *statements(tree)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             text = ast.get_docstring(node)
             if text is not None:
@@ -55,8 +56,15 @@ def _exists(name: str) -> bool:
         return last in collage.__all__ or (ROOT / "collage" / last).is_dir()
     if home not in MODULES:
         return _exists(home)  # an attribute of a class
-    names = {node.name for node in ast.walk(ast.parse(MODULES[home].read_text())) if hasattr(node, "name")}
-    return last in names or re.search(rf"^{last}\b", MODULES[home].read_text(), re.MULTILINE) is not None
+    return (
+        last in _named(home) or re.search(rf"^{last}\b", MODULES[home].read_text(), re.MULTILINE) is not None
+    )
+
+
+@cache
+def _named(module: str) -> set[str]:
+    """The names that a module defines, in its classes and functions, too."""
+    return {node.name for node in ast.walk(ast.parse(MODULES[module].read_text())) if hasattr(node, "name")}
 
 
 @pytest.mark.parametrize("name", sorted({layer(each) for each in MODULES}))
