@@ -55,6 +55,8 @@ _WHY = {
     "apache-tvm-ffi": "with 0.1.15 TVM's MetaSchedule segfaults",
     "apache-tvm": "other versions have another interface",
 }
+_IMPORT = "import gc, sys; gc.disable(); sys.modules['torch'] = None; import "
+"""How a program begins that imports a library as ``lean_imports`` does: TVM would import PyTorch, which takes long."""
 _IMPORT_LIMIT_S = 120
 _PROBE_S = 1.0
 _LOCKED_S = 2.0
@@ -128,7 +130,7 @@ def library_check(needed: Requirement) -> Check:
 
 def _import_trouble(module: str) -> str:
     """The reason why the module cannot be imported, or ""; another process tries it, since the library may crash."""
-    command = [sys.executable, "-c", f"import {module}"]
+    command = [sys.executable, "-c", _IMPORT + module]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
