@@ -7,9 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from collage.backends.registry import builtin_registry
+from collage.core.forked_process import ForkedProcess, ForkServers
+from collage.measure_db.process import _OF_BACKENDS, _OF_MODELS, WorkerProcess
 
 _SCRIPT = """
 import os, sys
@@ -126,3 +131,21 @@ def test_ctrl_c_shows_no_traceback_of_the_worker(tmp_path: Path) -> None:
     assert errors.rstrip().endswith("KeyboardInterrupt")
     assert _gone(worker, 5)
     assert not session.exists()
+
+
+def test_what_kernels_import_is_imported_once_for_all_workers() -> None:
+    """The fork server has those modules, which exist, and those of other backends only where they are wanted, too."""
+    assert _OF_BACKENDS.keys() <= set(builtin_registry(with_entry_points=False).names)
+    own = [each for modules in _OF_BACKENDS.values() for each in modules if each.startswith("collage.")]
+    assert [each for each in own if find_spec(each) is None] == []
+    with ForkServers() as servers:
+        if not servers.possible:
+            pytest.skip("processes cannot be forked here")
+        for backends in (("tvm", "none of ours"), ("tvm", "onednn")):
+            worker = WorkerProcess(1, servers, prepared=True, backends=backends)
+            worker.kill()
+            assert isinstance(worker._process, ForkedProcess)
+            loaded = worker._process.preloaded
+            assert loaded >= {_OF_MODELS, *_OF_BACKENDS["tvm"]}
+            assert (loaded >= {*_OF_BACKENDS["onednn"]}) == ("onednn" in backends)
+            assert not loaded & {"openvino", "onnxruntime"}
