@@ -13,6 +13,7 @@ from collage.core.forked_process import kept_fork_servers
 from collage.core.machine_lock import LOCK_VARIABLE
 from collage.measure_db import effort
 from collage.measure_db.busy import BUSY_VARIABLE
+from tests.cuda_processes import BUILT_VARIABLE
 from tests.little_effort import take_little
 
 # Tests that run beside each other neither wait for each other's measurements, nor make them again on a quiet machine.
@@ -45,6 +46,13 @@ def fork_servers() -> Iterator[None]:
     """One process imports TVM for the workers of all tests."""
     with kept_fork_servers():
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def built(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What stands in for NVIDIA's libraries is compiled once for the processes that tests run beside each other in."""
+    own = tmp_path_factory.getbasetemp()
+    os.environ[BUILT_VARIABLE] = str((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "built")
 
 
 @pytest.fixture(scope="session", autouse=True)

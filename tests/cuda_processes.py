@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ FILES = {
     "libnvidia-ml.so.1": "nvml.cpp",
 }
 COMMAND = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-pthread"]
+BUILT_VARIABLE = "COLLAGE_STANDIN_BUILT"
+"""Names the folder of what is compiled once in a run of the tests, for all its processes."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +34,7 @@ class Gpu:
     def build(folder: Path, *libraries: str) -> Gpu:
         """Compile the stand-in for the driver, and those for other ``libraries``, such as ``libcublasLt.so.13``."""
         for name in ("libcuda.so.1", *libraries):
-            source = SOURCES / FILES[name]
-            command = [*COMMAND, f"-Wl,-soname,{name}", "-o", str(folder / name), str(source), "-ldl"]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert not done.returncode, done.stderr
-        (folder / "code").mkdir()
+            (folder / name).hardlink_to(_compiled(name))
         return Gpu(folder)
 
     def environment(self, **settings: str) -> Mapping[str, str]:
@@ -49,7 +48,7 @@ class Gpu:
             **os.environ,
             "LD_LIBRARY_PATH": f"{self.folder}:{os.environ.get('LD_LIBRARY_PATH', '')}",
             "PYTHONPATH": ":".join(filter(None, paths)),
-            "COLLAGE_STANDIN_CODE": str(self.folder / "code"),
+            "COLLAGE_STANDIN_CODE": str(_folder("code")),
             **settings,
         }
 
@@ -68,3 +67,23 @@ class Gpu:
             check=False,
             env=self.environment(**settings),
         )
+
+
+def _folder(name: str) -> Path:
+    """A folder of what this run of the tests has compiled."""
+    found = Path(os.environ[BUILT_VARIABLE]) / name
+    found.mkdir(parents=True, exist_ok=True)
+    return found
+
+
+def _compiled(name: str) -> Path:
+    """The stand-in for a library. Two processes may compile it at once, and then one of them is kept."""
+    library = _folder("libraries") / name
+    if not library.exists():
+        with tempfile.TemporaryDirectory(dir=library.parent) as own:
+            made = Path(own) / name
+            command = [*COMMAND, f"-Wl,-soname,{name}", "-o", str(made), str(SOURCES / FILES[name]), "-ldl"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert not done.returncode, done.stderr
+            made.replace(library)
+    return library
