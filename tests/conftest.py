@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from collage.bench import race
 from collage.core.forked_process import kept_fork_servers
 from collage.core.machine_lock import LOCK_VARIABLE
 from collage.measure_db import effort
 from collage.measure_db.busy import BUSY_VARIABLE
 from tests.cuda_processes import BUILT_VARIABLE
-from tests.little_effort import take_little
+from tests.little_effort import race_shortly, take_little
 
 # Tests that run beside each other neither wait for each other's measurements, nor make them again on a quiet machine.
 # What is about that sets its own values. Workers and commands that tests start inherit these.
@@ -58,8 +59,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def little_effort() -> Iterator[None]:
     """Tests check what comes of measurements, not that they are precise. Everything else is as in a full compile."""
-    usual = [(each, vars(each).copy()) for each in (effort.FULL, effort.EXHAUSTIVE, effort.FIRST)]
+    usual = [(each, vars(each).copy()) for each in (effort.FULL, effort.EXHAUSTIVE, effort.FIRST, race)]
     take_little(effort)
+    race_shortly(race)
     yield
     for each, settings in usual:
         vars(each).update(settings)
