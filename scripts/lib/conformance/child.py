@@ -11,7 +11,6 @@ import unittest
 import warnings
 from dataclasses import dataclass
 
-import numpy as np
 from onnx.backend.test.runner import Runner
 
 from collage.core.child_process import read_message, take_over_pipes, write_message
@@ -22,6 +21,9 @@ BACKENDS = {
     "openvino": "scripts.lib.conformance.engines:OpenVino",
 }
 """The class behind each name, which implements onnx.backend.base.Backend."""
+
+CASES = "scripts.lib.conformance.cases"
+"""What takes long to import, which the process that starts this one may have done."""
 
 CATEGORIES = ("Node", "Simple", "PyTorchConverted", "PyTorchOperator")
 """Kinds of tests; the suite also knows "Real", whole networks with made-up weights (scripts/check_models)."""
@@ -56,7 +58,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     try:
         serve: Serve = read_message(source)
-        np.random.seed(0)  # the suite draws its inputs when it is made: the same ones for every backend
+        importlib.import_module(CASES)  # which draws the inputs of its tests: the same ones for every backend
         module, _, name = BACKENDS[serve.backend].partition(":")
         runner = Runner(getattr(importlib.import_module(module), name), __name__)
         cases = {

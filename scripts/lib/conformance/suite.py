@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import subprocess
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,8 +13,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from collage.core.child_process import ChildEndedError, ChildError, ChildProcess
-from scripts.lib.conformance.child import Outcome, Serve, Tests
+from collage.core.forked_process import fork_servers
+from scripts.lib.conformance.child import CASES, Outcome, Serve, Tests
 
+CHILD = "scripts.lib.conformance.child"
 _START_LIMIT_S = 300.0
 
 
@@ -80,6 +81,7 @@ class Runner:
     def __init__(self, backend: str, limit_s: float) -> None:
         self._backend = backend
         self._limit_s = limit_s
+        self._servers, self._owns_servers = fork_servers()
         self._child: ChildProcess | None = None
         self._folder: TemporaryDirectory[str] | None = None
 
@@ -95,18 +97,23 @@ class Runner:
         try:
             found: Outcome = self._child.ask(test, self._limit_s)
         except TimeoutError:
-            self.close()
+            self._end_child()
             found = Outcome("hung", f"took more than {self._limit_s:g} s", self._limit_s)
         except ChildEndedError as ended:
-            self.close()
+            self._end_child()
             found = Outcome("crashed", str(ended), 0.0)
         except ChildError as error:
-            self.close()
+            self._end_child()
             found = Outcome("crashed", str(error), 0.0)
         return Result(self._backend, test, found.status, found.message, found.seconds)
 
     def close(self) -> None:
-        """End the child, and remove its temporary files, which a killed child cannot remove."""
+        """End the child and what it is forked from, and remove its temporary files, as a killed child cannot."""
+        self._end_child()
+        if self._owns_servers:
+            self._servers.close()
+
+    def _end_child(self) -> None:
         if self._child is not None:
             self._child.kill()
         if self._folder is not None:
@@ -114,10 +121,12 @@ class Runner:
         self._child = self._folder = None
 
     def _start(self) -> tuple[ChildProcess, Sequence[str]]:
-        self.close()
+        self._end_child()
         self._folder = TemporaryDirectory(prefix="collage-suite-", ignore_cleanup_errors=True)
         environment = {**os.environ, "TMPDIR": self._folder.name}
-        self._child = ChildProcess("scripts.lib.conformance.child", subprocess.DEVNULL, environment)
+        with open(os.devnull, "wb") as nowhere:
+            forked = self._servers.fork(CHILD, (CHILD, CASES), nowhere.fileno(), environment)
+            self._child = ChildProcess(CHILD, nowhere, environment, forked)
         tests: Tests = self._child.ask(Serve(self._backend), _START_LIMIT_S)
         return self._child, tests.names
 
