@@ -94,7 +94,7 @@ from tests.backends.test_tvm_tuning import BuildOptions, conv, run, whole
 np.save("y.npy", run(whole(conv()), BuildOptions(1, tuning=Path("record.json").read_text()), np.load("x.npy")))
 assert "collage.backends.tvm_codegen.tune" not in sys.modules
 """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ["PYTHONPATH"]))}
     subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=60)
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), actual)
 

@@ -50,7 +50,7 @@ def test_the_backend_of_the_readme_is_measured(network: Path, tmp_path: Path) ->
     )
     script = tmp_path / "backend.py"
     script.write_text(code.replace('"model.onnx"', arguments) + check)
-    environment = {**os.environ, "PYTHONPATH": str(README.parent)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ["PYTHONPATH"]))}
     subprocess.run([sys.executable, script], check=True, env=environment)
 
 
