@@ -71,6 +71,8 @@ class Backend(TransformMaker, ABC):
     kind: ClassVar[BackendKind]
     device: ClassVar[str] = HOST
     """The device that its kernels compute on. A compile for the CPU alone leaves out all others."""
+    worker_imports: ClassVar[tuple[str, ...]] = ()
+    """Modules that a worker imports for its first kernel of the backend. One process imports them for all workers."""
     untried: ClassVar[str] = ""
     """What of it has never been tried, for the list of backends: the end of a sentence that begins with its name."""
 

@@ -30,6 +30,7 @@ class Mkl(Backend):
 
     name = "mkl"
     kind = BackendKind.LIBRARY
+    worker_imports = ("collage.backends.mkl_kernels.plan", "collage.backends.mkl_kernels.kernel")
 
     def available(self) -> Availability:
         """The library's version, or why it cannot be used."""

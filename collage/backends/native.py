@@ -25,6 +25,7 @@ class Native(Backend):
 
     name = "native"
     kind = BackendKind.LIBRARY
+    worker_imports = ("collage.backends.native_kernels.algorithms",)
 
     def available(self) -> Availability:
         """The revision of the kernels, or why they cannot run here."""

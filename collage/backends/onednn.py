@@ -31,6 +31,9 @@ class OneDnn(Backend):
 
     name = "onednn"
     kind = BackendKind.LIBRARY
+    worker_imports = tuple(
+        f"collage.backends.onednn_kernels.{each}" for each in ("int8_conv", "stored_plan", "pack", "load")
+    )
 
     def available(self) -> Availability:
         """The library's version, or why it cannot be used."""

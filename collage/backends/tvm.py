@@ -40,6 +40,7 @@ class Tvm(Tuner, Backend):
 
     name = "tvm"
     kind = BackendKind.COMPILER
+    worker_imports = ("collage.backends.tvm_codegen.build", "collage.backends.tvm_codegen.run")
 
     def available(self) -> Availability:
         """The version of TVM, which Collage depends on."""

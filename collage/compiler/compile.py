@@ -85,7 +85,7 @@ def compile_model(
             progress(Progress("cluster", 1, 1, str(crews.nodes)))
         kept = workers if workers is not None else stack.enter_context(Workers())
         kept.deadline = course.deadline
-        kept.backends = tuple(backends)
+        kept.imports = tuple(module for each in backends.values() for module in each.worker_imports)
         database = stack.enter_context(Database(options.db, since=options.since))
         kept.calibration_us = best_calibration_us(database, target.measured_on)
         database.doubt(partial(quiet_now, kept.calibration_us), gpu_now)

@@ -8,7 +8,6 @@ import os
 import signal
 import tempfile
 import weakref
-from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -28,20 +27,6 @@ from collage.measure_db.whole_protocol import InitWhole
 _WORKER = "collage.measure_db.worker"
 _OF_MODELS = "collage.measure_db.model_worker"
 """What a worker needs for kernels, and does not for engines: it imports TVM, which takes a second."""
-_OF_BACKENDS: Mapping[str, tuple[str, ...]] = {
-    "tvm": ("collage.backends.tvm_codegen.build", "collage.backends.tvm_codegen.run"),
-    "onednn": (
-        "collage.backends.onednn_kernels.int8_conv",
-        "collage.backends.onednn_kernels.stored_plan",
-        "collage.backends.onednn_kernels.pack",
-        "collage.backends.onednn_kernels.load",
-    ),
-    "mkl": ("collage.backends.mkl_kernels.plan", "collage.backends.mkl_kernels.kernel"),
-    "native": ("collage.backends.native_kernels.algorithms",),
-    "onnxruntime": ("onnxruntime",),
-    "openvino": ("openvino",),
-}
-"""What a worker for kernels imports for its first kernel of a backend: half a second of CPU time for all of them."""
 _START_LIMIT_S = 600.0
 _TAIL_CHARS = 600
 _GRACE_S = 1.0
@@ -68,12 +53,12 @@ class WorkerProcess(ChildProcess):
         servers: ForkServers | None = None,
         *,
         prepared: bool = False,
-        backends: Collection[str] = (),
+        imports: tuple[str, ...] = (),
     ) -> None:
         """Start the worker, with the libraries' thread pools set to ``threads``.
 
-        It is forked where there are ``servers`` that can do that, and has imported TVM if it shall be ``prepared``,
-        and what kernels of these ``backends`` need.
+        It is forked where there are ``servers`` that can do that. If it shall be ``prepared`` for kernels, it has
+        imported TVM and these modules then.
         """
         self.deadline = Deadline()
         self.prepared = False
@@ -88,9 +73,7 @@ class WorkerProcess(ChildProcess):
             fcntl.fcntl(errors, fcntl.F_SETFL, fcntl.fcntl(errors, fcntl.F_GETFL) | os.O_APPEND)
             self._errors = os.dup(errors.fileno())
             weakref.finalize(self, os.close, self._errors)
-            preload: tuple[str, ...] = (_WORKER,)
-            if prepared:
-                preload += (_OF_MODELS, *(each for name in backends for each in _OF_BACKENDS.get(name, ())))
+            preload = (_WORKER, _OF_MODELS, *imports) if prepared else (_WORKER,)
             forked = None
             if servers is not None:
                 forked = servers.fork(_WORKER, preload, errors.fileno(), environment)
@@ -193,8 +176,8 @@ class Workers:
         self._idle: dict[int, WorkerProcess] = {}
         self.calibration_us: float | None = None
         """The best calibration that is known of the machine, which workers are told."""
-        self.backends: Collection[str] = ()
-        """The backends whose kernels workers make."""
+        self.imports: tuple[str, ...] = ()
+        """The modules that kernels need, see ``Backend.worker_imports``."""
 
     def __enter__(self) -> Workers:
         return self
@@ -230,7 +213,7 @@ class Workers:
 
     def another(self, threads: int, *, prepared: bool) -> WorkerProcess:
         """A new worker, which is the caller's to end."""
-        worker = WorkerProcess(threads, self._servers, prepared=prepared, backends=self.backends)
+        worker = WorkerProcess(threads, self._servers, prepared=prepared, imports=self.imports)
         worker.deadline = self.deadline
         return worker
 

@@ -14,7 +14,7 @@ import pytest
 
 from collage.backends.registry import builtin_registry
 from collage.core.forked_process import ForkedProcess, ForkServers
-from collage.measure_db.process import _OF_BACKENDS, _OF_MODELS, WorkerProcess
+from collage.measure_db.process import _OF_MODELS, WorkerProcess
 
 _SCRIPT = """
 import os, sys
@@ -134,18 +134,18 @@ def test_ctrl_c_shows_no_traceback_of_the_worker(tmp_path: Path) -> None:
 
 
 def test_what_kernels_import_is_imported_once_for_all_workers() -> None:
-    """The fork server has those modules, which exist, and those of other backends only where they are wanted, too."""
-    assert _OF_BACKENDS.keys() <= set(builtin_registry(with_entry_points=False).names)
-    own = [each for modules in _OF_BACKENDS.values() for each in modules if each.startswith("collage.")]
-    assert [each for each in own if find_spec(each) is None] == []
+    """The fork server has those modules, which exist."""
+    registry = builtin_registry(with_entry_points=False)
+    wanted = {name: registry[name].worker_imports for name in registry.names}
+    assert {"mkl", "native", "onednn", "tvm"} <= {name for name, modules in wanted.items() if modules}
+    assert [each for modules in wanted.values() for each in modules if find_spec(each) is None] == []
     with ForkServers() as servers:
         if not servers.possible:
             pytest.skip("processes cannot be forked here")
-        for backends in (("tvm", "none of ours"), ("tvm", "onednn")):
-            worker = WorkerProcess(1, servers, prepared=True, backends=backends)
+        for imports in (wanted["tvm"], (*wanted["tvm"], *wanted["onednn"])):
+            worker = WorkerProcess(1, servers, prepared=True, imports=imports)
             worker.kill()
             assert isinstance(worker._process, ForkedProcess)
             loaded = worker._process.preloaded
-            assert loaded >= {_OF_MODELS, *_OF_BACKENDS["tvm"]}
-            assert (loaded >= {*_OF_BACKENDS["onednn"]}) == ("onednn" in backends)
-            assert not loaded & {"openvino", "onnxruntime"}
+            assert loaded >= {_OF_MODELS, *imports}
+            assert not loaded & {*wanted["onednn"]} - {*imports}
