@@ -80,13 +80,14 @@ void each_panel(Streamed o, size_t item, Range rows, int most, Range blocks, con
   const char *const first = static_cast<const char *>(o.a);
   const float *const end = weights + blocks.end * kLanes * o.lines;
   const int64_t groups = parts(rows, most);
+  const bool once = !kAvx512 && rows.end - rows.begin <= 2;  // in order, which the processor prefetches best by itself
   weights += blocks.begin * kLanes * o.lines;
   for (int64_t block = blocks.begin; block < blocks.end; block += kPanel) {
     const int wide = int(std::min<int64_t>(kPanel, blocks.end - block));
     const StreamedTiles tiles = tiles_of(wide);
     const intptr_t lines = o.lines * wide;
     const float *const next = weights + lines * kLanes;
-    const bool more = next < end;
+    const bool more = next < end && !once;
     o.b = weights;
     o.ahead_lines = more ? (wide * o.kStep + groups - 1) / groups : 0;
     for (int64_t group = 0; group < groups; ++group) {
