@@ -163,7 +163,8 @@ def compile_decoder(
     for tokens, cost in found.costs_ms.items():
         say(f"{tokens:6}  {cost:.2f}")
     if found.tolerance:
-        what = "with kernels in bfloat16" if found.reduced else "all in float32"
+        named = " and ".join(sorted(found.precisions))
+        what = f"with kernels in {named}" if named else "all in float32"
         say(
             f"\nerror of the logits: {found.error:.2g} of the largest one, {found.tolerance:g} allowed; {what}"
         )

@@ -64,10 +64,15 @@ class CompiledDecoder:
         return tuple(sorted(self.segments))
 
     @property
+    def precisions(self) -> frozenset[str]:
+        """The reduced precisions that some kernels compute in."""
+        parts = [*chain.from_iterable(self.segments.values()), *self.ends.values()]
+        return frozenset(region.precision for each in parts for region in each.program.launches) - {""}
+
+    @property
     def reduced(self) -> bool:
         """Whether some kernels compute in a reduced precision."""
-        parts = [*chain.from_iterable(self.segments.values()), *self.ends.values()]
-        return any(region.precision for each in parts for region in each.program.launches)
+        return bool(self.precisions)
 
     @property
     def steps(self) -> tuple[After, ...]:
