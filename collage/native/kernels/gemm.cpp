@@ -15,6 +15,7 @@
 #include <algorithm>
 
 #include "finishing.h"
+#include "range.h"
 #include "tile.h"
 
 namespace {
@@ -86,17 +87,6 @@ using Tile = void (*)(const Plain &, float *, intptr_t, bool, Mask);
 
 template <int NR>
 constexpr auto kTiles = by_rows<Tile, kRows>([](auto rows) { return tile<rows, NR>; });
-
-struct Range {
-  int64_t begin, end;
-};
-
-Range part(Range whole, int64_t which, int64_t parts) {
-  const int64_t size = whole.end - whole.begin;
-  return {whole.begin + size * which / parts, whole.begin + size * (which + 1) / parts};
-}
-
-int64_t parts(Range whole, int64_t most) { return (whole.end - whole.begin + most - 1) / most; }
 
 // One share's work: rows against blocks of columns.
 class Worker {

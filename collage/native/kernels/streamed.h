@@ -4,6 +4,7 @@
 #ifndef COLLAGE_NATIVE_KERNELS_STREAMED_H
 #define COLLAGE_NATIVE_KERNELS_STREAMED_H
 
+#include "range.h"
 #include "tile.h"
 
 #ifndef COLLAGE_AVX2
@@ -11,17 +12,6 @@
 #endif
 
 namespace collage {
-
-struct Range {
-  int64_t begin, end;
-};
-
-inline Range part(Range whole, int64_t which, int64_t parts) {
-  const int64_t size = whole.end - whole.begin;
-  return {whole.begin + size * which / parts, whole.begin + size * (which + 1) / parts};
-}
-
-inline int64_t parts(Range whole, int64_t most) { return (whole.end - whole.begin + most - 1) / most; }
 
 // Elements from `at` on of a matrix that is float32 or, with AVX-512, bfloat16.
 inline Floats load(const void *from, [[maybe_unused]] bool narrow, intptr_t at, Mask lanes) {

@@ -9,6 +9,8 @@
 
 namespace collage {
 
+// A line, whose 32 bits are those of one column each: shifted up, and the numbers in their upper bits.
+
 #ifdef COLLAGE_AVX2
 
 struct Line {
@@ -53,7 +55,7 @@ template <int BY>
 
 #endif
 
-// Weights of bfloat16, of which a line has two k: its numbers of the first one, or of the second.
+// Weights of bfloat16, of which a line has two k. `at<K>` has those of one of them.
 struct Bf16Weights {
   static constexpr int kTogether = 2;
   template <int K>
@@ -62,7 +64,7 @@ struct Bf16Weights {
   }
 };
 
-// Weights of 8 bits, of which a line has four k.
+// The same of 8 bits, of which a line has four k.
 struct Int8Weights {
   static constexpr int kTogether = 4;
   template <int K>
@@ -71,7 +73,7 @@ struct Int8Weights {
   }
 };
 
-// Such factors, whose rows are float32.
+// Factors of which the rows are float32.
 template <typename Weights>
 struct Widened : Streamed {};
 
