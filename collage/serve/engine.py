@@ -120,24 +120,18 @@ class Engine:
 
         ``priority`` is lower for what matters more; ``timeout_s`` bounds the time until the answer is complete.
         """
-        return self._submit(self._request(prompt, sampling, priority, timeout_s))
+        return self._submit(self._request(prompt, sampling, priority, timeout_s))[0]
 
     def submit_all(self, prompt: str | Sequence[int], sampling: Sampling, n: int) -> list[Stream]:
         """Send a request for ``n`` answers, which share the blocks of the prompt. Seeds count up from the one given."""
         first = self._request(prompt, sampling, 0, None)
-        streams = [self._submit(first)]
+        requests = [first]
         for i in range(1, n):
             seed = None if sampling.seed is None else sampling.seed + i
-            request = replace(
-                first, id=next(self._ids), sampling=replace(sampling, seed=seed), leader=first.id
+            requests.append(
+                replace(first, id=next(self._ids), sampling=replace(sampling, seed=seed), leader=first.id)
             )
-            try:
-                streams.append(self._submit(request))
-            except BaseException:
-                for each in streams:
-                    each.cancel()
-                raise
-        return streams
+        return self._submit(*requests)
 
     def stats(self) -> Stats:
         """The state and the totals after the last iteration."""
@@ -163,16 +157,19 @@ class Engine:
             next(self._ids), tuple(tokens), sampling or Sampling(), priority=priority, timeout_s=timeout_s
         )
 
-    def _submit(self, request: Request) -> Stream:
-        answer = Answer(self._tokenizer, request.sampling, len(request.prompt))
-        stream = Stream(request.id, answer, self._loop)
+    def _submit(self, *requests: Request) -> list[Stream]:
+        streams = [
+            Stream(each.id, Answer(self._tokenizer, each.sampling, len(each.prompt)), self._loop)
+            for each in requests
+        ]
         with self._lock:
-            self._streams[request.id] = stream
+            self._streams.update((each.id, each) for each in streams)
         try:
-            self._loop.submit(request)
+            self._loop.submit(*requests)
         except BaseException as error:
             with self._lock:
-                del self._streams[request.id]
+                for each in streams:
+                    del self._streams[each.id]
             if isinstance(error, RefusedError):
                 raise BusyError(
                     "the engine has as many requests as it may have; wait until some end."
@@ -180,7 +177,7 @@ class Engine:
             if isinstance(error, ClosedError):
                 raise CollageError("the engine is closed; make a new one.") from error
             raise
-        return stream
+        return streams
 
     def _deliver(self, events: list[Event], iteration: Iteration | None, stats: Stats) -> None:
         for event in events:

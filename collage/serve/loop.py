@@ -68,16 +68,21 @@ class Loop:
         self._thread = threading.Thread(target=self._run, name="collage-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request) -> None:
-        """Send a request. Raises InputError, RefusedError when too many wait, and ClosedError."""
-        check_request(request, self._runner)
+    def submit(self, *requests: Request) -> None:
+        """Send requests, which may begin in the same iteration: all of them or none.
+
+        Raises InputError, RefusedError when too many wait, and ClosedError.
+        """
+        for each in requests:
+            check_request(each, self._runner)
         with self._changed:
             if self._closing:
                 raise ClosedError
-            if len(self._open) >= self.most_open:
+            if len(self._open) + len(requests) > self.most_open:
                 raise RefusedError
-            self._open.add(request.id)
-            self._inbox.append((request, time.monotonic()))
+            now_s = time.monotonic()
+            self._open.update(each.id for each in requests)
+            self._inbox.extend((each, now_s) for each in requests)
             self._changed.notify()
 
     def cancel(self, id: int) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from scripts.lib.serving.contender import Contender, Note, Setup, serve_in_batches
@@ -73,9 +74,9 @@ class CollageEngine:
         """Submit the requests when they arrive, and wait for the last token."""
         start = time.monotonic()
         self._begin(len(arrivals), note)
-        for number, each in enumerate(arrivals):
-            time.sleep(max(0.0, each.at_s - (time.monotonic() - start)))
-            self._submit(number, each)
+        for at_s, some in groupby(enumerate(arrivals), lambda each: each[1].at_s):
+            time.sleep(max(0.0, at_s - (time.monotonic() - start)))
+            self._submit(some)
         self._wait()
 
     def alone(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -106,19 +107,27 @@ class CollageEngine:
     def run_batch(self, batch: Sequence[tuple[int, Arrival]], note: Note) -> None:
         """Serve requests that are there at once."""
         self._begin(len(batch), lambda number, token: note(batch[number][0], token))
-        for number, (_, each) in enumerate(batch):
-            self._submit(number, each)
+        self._submit(enumerate(each for _, each in batch))
         self._wait()
 
     def _begin(self, count: int, note: Note) -> None:
         self._note, self._left = note, count
 
-    def _submit(self, number: int, arrival: Arrival) -> None:
+    def _submit(self, arrivals: Iterable[tuple[int, Arrival]]) -> None:
+        """Send requests that arrive together, each with its number."""
         from collage.serve.request import Request
         from collage.serve.sampling import Sampling
 
-        sampling = Sampling(max_tokens=arrival.tokens, temperature=0.0, ignore_eos=True)
-        self.loop.submit(Request(self._first + number, arrival.prompt, sampling))
+        self.loop.submit(
+            *(
+                Request(
+                    self._first + number,
+                    each.prompt,
+                    Sampling(max_tokens=each.tokens, temperature=0.0, ignore_eos=True),
+                )
+                for number, each in arrivals
+            )
+        )
 
     def _wait(self) -> None:
         with self._changed:
