@@ -19,6 +19,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from collage.core import lean_imports
 from collage.core.cpuinfo import ARITHMETIC, precisions_of
 from collage.errors import CollageError, DatabaseLockedError
 from collage.kernel.target import cores, flags, host, usable_cores
@@ -55,8 +56,6 @@ _WHY = {
     "apache-tvm-ffi": "with 0.1.15 TVM's MetaSchedule segfaults",
     "apache-tvm": "other versions have another interface",
 }
-_IMPORT = "import gc, sys; gc.disable(); sys.modules['torch'] = None; import "
-"""How a program begins that imports a library as ``lean_imports`` does: TVM would import PyTorch, which takes long."""
 _IMPORT_LIMIT_S = 120
 _PROBE_S = 1.0
 _LOCKED_S = 2.0
@@ -130,7 +129,8 @@ def library_check(needed: Requirement) -> Check:
 
 def _import_trouble(module: str) -> str:
     """The reason why the module cannot be imported, or ""; another process tries it, since the library may crash."""
-    command = [sys.executable, "-c", _IMPORT + module]
+    lean = f"with runpy.run_path({lean_imports.__file__!r})['lean_imports']():"
+    command = [sys.executable, "-c", f"import runpy\n{lean}\n    import {module}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
