@@ -4,35 +4,57 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from scripts.lib.serving.static_batch import run_static_batch
 from scripts.lib.serving.trace import Arrival
 
 if TYPE_CHECKING:
-    from collage.serve.decoder.runner import DecoderRunner
     from scripts.lib.serving.contenders.collage_engine import CollageEngine
 
 
-def measure(engine: CollageEngine, arrivals: Sequence[Arrival]) -> Mapping[str, Any]:
+def measure(engine: CollageEngine, arrivals: Sequence[Arrival], reverse: bool) -> Mapping[str, Any]:
     """Seconds of the static batch and of the engine, and what the engine's time went into.
 
     All requests have equal lengths and are there at once. The static batch computes all prompts in iterations that are
     as large as they can be, and then a token of each request in each iteration. Both choose the likeliest tokens. The
     engine has Orca's policy, which computes whole prompts as the static batch does, and then the default one
-    (``chunked_s``), which cuts them for the sake of requests that have their first token.
+    (``chunked_s``), which cuts them for the sake of requests that have their first token. The static batch is the
+    first of the three, or the last one with ``reverse``.
     """
-    static_s, expected = _static(engine.runner, arrivals)
+    runs = {"static": _static, "whole": _whole, "chunked": _engine}
+    found = {name: runs[name](engine, arrivals) for name in (reversed(runs) if reverse else runs)}
+    static, whole, chunked = (found[name] for name in runs)
+    shares = [
+        sum(a == b for a, b in zip(each.tokens, static.tokens, strict=True)) / len(arrivals)
+        for each in (whole, chunked)
+    ]
+    return {
+        **whole.facts,
+        "engine_s": whole.seconds,
+        "static_s": static.seconds,
+        "chunked_s": chunked.seconds,
+        "same_tokens": min(shares),
+    }
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The seconds and the tokens of a run, and what else is told of it."""
+
+    seconds: float
+    tokens: Sequence[Sequence[int]]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _whole(engine: CollageEngine, arrivals: Sequence[Arrival]) -> _Run:
+    """A run of the engine with Orca's policy."""
     with engine.with_policy("orca"):
-        found = _engine(engine, arrivals, expected)
-    chunked = _engine(engine, arrivals, expected)
-    same = min(found["same_tokens"], chunked["same_tokens"])
-    return {**found, "static_s": static_s, "chunked_s": chunked["engine_s"], "same_tokens": same}
+        return _engine(engine, arrivals)
 
 
-def _engine(
-    engine: CollageEngine, arrivals: Sequence[Arrival], expected: Sequence[Sequence[int]]
-) -> Mapping[str, Any]:
+def _engine(engine: CollageEngine, arrivals: Sequence[Arrival]) -> _Run:
     """A run of the engine."""
     before = engine.loop.stats()
     tokens: list[list[int]] = [[] for _ in arrivals]
@@ -41,21 +63,23 @@ def _engine(
         [Arrival(each.prompt, each.tokens) for each in arrivals],
         lambda number, token: tokens[number].append(token),
     )
-    engine_s = time.monotonic() - start
+    seconds = time.monotonic() - start
     after = engine.loop.stats()
     iterations = after.iterations - before.iterations
-    return {
-        "engine_s": engine_s,
-        "iterations": iterations,
-        "model_s": after.busy_s - before.busy_s,
-        "scheduler_us": 1e6 * (after.scheduler_s - before.scheduler_s) / iterations,
-        "same_tokens": sum(a == b for a, b in zip(tokens, expected, strict=True)) / len(expected),
-    }
+    return _Run(
+        seconds,
+        tokens,
+        {
+            "iterations": iterations,
+            "model_s": after.busy_s - before.busy_s,
+            "scheduler_us": 1e6 * (after.scheduler_s - before.scheduler_s) / iterations,
+        },
+    )
 
 
-def _static(runner: DecoderRunner, arrivals: Sequence[Arrival]) -> tuple[float, list[list[int]]]:
-    """The seconds and the tokens of a static batch."""
+def _static(engine: CollageEngine, arrivals: Sequence[Arrival]) -> _Run:
+    """A run of the static batch."""
     tokens: list[list[int]] = [[] for _ in arrivals]
     start = time.monotonic()
-    run_static_batch(runner, arrivals, lambda place, token: tokens[place].append(token))
-    return time.monotonic() - start, tokens
+    run_static_batch(engine.runner, arrivals, lambda place, token: tokens[place].append(token))
+    return _Run(time.monotonic() - start, tokens)

@@ -94,7 +94,10 @@ def alone(model: Model, field: Field, course: Course, machine: Machine) -> list[
         for batch in course.batches:
             arrivals = fixed_batch(batch, inputs, course.outputs, model.shape.vocabulary)
             message = {"do": "alone", "arrivals": as_message(arrivals)}
-            runs = [field.running[OURS].ask(message, _LIMIT_S) for _ in range(course.rounds + 1)][1:]
+            runs = [
+                field.running[OURS].ask({**message, "reverse": bool(round_ % 2)}, _LIMIT_S)
+                for round_ in range(course.rounds + 1)
+            ][1:]
             static_s, engine_s = (
                 statistics.median(run[key] for run in runs) for key in ("static_s", "engine_s")
             )
@@ -165,37 +168,44 @@ def trace(model: Model, field: Field, course: Course, machine: Machine) -> dict[
 
 def between(model: Model, field: Field, course: Course) -> dict[str, Any]:
     """The time between tokens while long prompts arrive, at 70 % of what each contender can serve of these."""
-    found: dict[str, Any] = {}
     course = replace(course, requests=max(course.fewest, course.requests // 2))  # they are long
     names = [name for name in field.running if name not in STATIC]
     saturated = _runs(model, field, course, [math.inf], course.long_prompts, only=names)
-    for name, runs in saturated.items():
-        if math.inf not in runs:
-            continue
-        rate = 0.7 * pooled(runs[math.inf]).requests_per_s
-        served = _runs(model, field, course, [rate], course.long_prompts, only=[name]).get(name, {})
-        if rate in served:
-            each = pooled(served[rate])
-            found[name] = {
-                "rate": rate,
-                **asdict(each),
-                "p99_over_median": each.between_p99_ms / each.between_ms,
-            }
-    return found
+    own = {
+        name: 0.7 * pooled(runs[math.inf]).requests_per_s
+        for name, runs in saturated.items()
+        if math.inf in runs
+    }
+    found: dict[str, list[list[Served]]] = {}
+    for round_ in range(course.rounds):
+        for name in _turned(list(own), round_):
+            served = _run(model, field, course, name, own[name], course.long_prompts, round_)
+            if served is not None:
+                found.setdefault(name, []).append(served)
+    return {
+        name: {
+            "rate": own[name],
+            **asdict(each),
+            "p99_over_median": _p99_over_median(each),
+            "rounds_p99_over_median": [_p99_over_median(figures(run)) for run in found[name]],
+        }
+        for name, each in ((name, pooled(runs)) for name, runs in found.items())
+    }
 
 
 def _unloaded(model: Model, field: Field, course: Course) -> dict[str, Figures]:
-    """The figures of requests that are served one at a time."""
+    """The figures of requests that are served one at a time, each by all contenders in turn."""
     arrivals = poisson_trace(course.fewest, math.inf, model.shape.vocabulary, course.lengths, seed=7)
-    found = {}
-    for name in list(field.running):
-        field.serve(name, arrivals[:1], _LIMIT_S)  # the first request of all is slower
-        runs = [field.serve(name, [each], _LIMIT_S) for each in arrivals]
-        served = [each for each in runs if each is not None]
-        if len(served) == len(runs):
-            found[name] = pooled(served)
-            say(f"{model.name}: {name} alone: {_words(found[name])}")
-    return found
+    found: dict[str, list[list[Served]]] = {}
+    for turn, each in enumerate((arrivals[0], *arrivals)):
+        for name in _turned(list(field.running), turn):
+            served = field.serve(name, [each], _LIMIT_S)
+            if served is not None and turn:  # the first request of all is slower
+                found.setdefault(name, []).append(served)
+    whole = {name: pooled(runs) for name, runs in found.items() if len(runs) == len(arrivals)}
+    for name, figures_ in whole.items():
+        say(f"{model.name}: {name} alone: {_words(figures_)}")
+    return whole
 
 
 Runs = dict[str, dict[float, list[list[Served]]]]
@@ -211,26 +221,41 @@ def _runs(
     most_ms: float = math.inf,
     only: Sequence[str] | None = None,
 ) -> Runs:
-    """The rounds of all contenders at the rates, by turns."""
+    """The rounds of all contenders at the rates, by turns; each round begins with another contender."""
     found: Runs = {}
     over: set[str] = set()
-    chosen = list(field.running) if only is None else only
+    chosen = list(field.running) if only is None else list(only)
     for round_ in range(course.rounds):
-        for rate in sorted(rates):
-            count = course.requests if math.isinf(rate) else max(course.fewest, round(rate * course.seconds))
-            arrivals = poisson_trace(count, rate, model.shape.vocabulary, lengths, seed=round_)
-            for name in chosen:
+        for turn, rate in enumerate(sorted(rates)):
+            for name in _turned(chosen, round_ + turn):
                 if name in over and rate not in found.get(name, {}):
                     continue
-                served = field.serve(name, arrivals, _LIMIT_S)
+                served = _run(model, field, course, name, rate, lengths, round_)
                 if served is None:
                     continue
                 found.setdefault(name, {}).setdefault(rate, []).append(served)
-                each = figures(served)
-                say(f"{model.name}: {name} at {rate:.2f}/s: {_words(each)}")
-                if each.latency_ms > most_ms:
+                if figures(served).latency_ms > most_ms:
                     over.add(name)
     return found
+
+
+def _run(
+    model: Model, field: Field, course: Course, name: str, rate: float, lengths: Lengths, seed: int
+) -> list[Served] | None:
+    """A run of one contender at a rate, or None where it fails."""
+    count = course.requests if math.isinf(rate) else max(course.fewest, round(rate * course.seconds))
+    served = field.serve(
+        name, poisson_trace(count, rate, model.shape.vocabulary, lengths, seed=seed), _LIMIT_S
+    )
+    if served is not None:
+        say(f"{model.name}: {name} at {rate:.2f}/s: {_words(figures(served))}")
+    return served
+
+
+def _turned(names: Sequence[str], turn: int) -> list[str]:
+    """The names in an order that begins with another one each turn: a machine's speed may change meanwhile."""
+    start = turn % len(names) if names else 0
+    return [*names[start:], *names[:start]]
 
 
 def _words(each: Figures) -> str:
@@ -238,6 +263,10 @@ def _words(each: Figures) -> str:
         f"{each.requests_per_s:.2f} requests/s, {each.tokens_per_s:.0f} tokens/s, {each.latency_ms:.1f} ms a token, "
         f"between tokens {each.between_ms:.1f} ms, 99 %: {each.between_p99_ms:.1f} ms"
     )
+
+
+def _p99_over_median(each: Figures) -> float:
+    return each.between_p99_ms / each.between_ms
 
 
 def _spread(runs: Sequence[Sequence[Served]]) -> float:

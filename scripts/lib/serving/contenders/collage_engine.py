@@ -83,7 +83,7 @@ class CollageEngine:
         """Orca's microbenchmark; see ``scripts.lib.serving.alone``."""
         from scripts.lib.serving.alone import measure
 
-        return measure(self, from_message(message["arrivals"]))
+        return measure(self, from_message(message["arrivals"]), message["reverse"])
 
     @contextmanager
     def with_policy(self, policy: str) -> Iterator[None]:
