@@ -128,6 +128,8 @@ def test_bounds_of_gpt2() -> None:
     half = Needs.of(NAMED["gpt2_124m"], "bfloat16")
     assert (2 * half.weight_bytes, 2 * half.cache_bytes) == (needs.weight_bytes, needs.cache_bytes)
     assert half.token_flop == needs.token_flop
+    eighth = Needs.of(NAMED["gpt2_124m"], "int8")
+    assert (4 * eighth.weight_bytes, eighth.cache_bytes) == (needs.weight_bytes, needs.cache_bytes)
     machine = Machine(20.0, 200.0)
     one = batch_bound_s(1, 32, 32, needs, machine)
     assert one == pytest.approx(32 * needs.weight_bytes / 20e9, rel=0.05)
@@ -224,9 +226,9 @@ def test_a_peer_that_is_not_installed_is_left_out(tmp_path: Path) -> None:
         ContenderProcess("llama.cpp", Path(sys.executable), setup)
 
 
-def test_llama_cpp_is_compared_in_float32_only(tmp_path: Path) -> None:
+def test_llama_cpp_is_not_compared_in_bfloat16(tmp_path: Path) -> None:
     setup = Setup(tmp_path, tmp_path / "no.collage", 1, 4, "bfloat16")
-    with pytest.raises(MissingError, match=r"llama\.cpp is compared in float32 only"):
+    with pytest.raises(MissingError, match=r"llama\.cpp is compared in float32 and int8 only"):
         ContenderProcess("llama.cpp", Path(sys.executable), setup)
 
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from scripts.lib.decoders.shape import DecoderShape
-from scripts.lib.serving.contender import BFLOAT16, FLOAT32
+from scripts.lib.serving.contender import BFLOAT16, FLOAT32, INT8, cache_precision
 from scripts.lib.serving.trace import Arrival
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-_BYTES = {FLOAT32: 4, BFLOAT16: 2}
+_BYTES = {FLOAT32: 4, BFLOAT16: 2, INT8: 1}
 _PRODUCT = (512, 1024, 1024)
-"""Rows, depth and columns of the product that tells the machine's speed in bfloat16."""
+"""Rows, depth and columns of the product that tells the machine's speed in fewer bits."""
 
 
 @dataclass(frozen=True)
@@ -29,29 +29,32 @@ class Machine:
 def measure_machine(threads: int, precision: str = FLOAT32, seconds: float = 3.0) -> Machine:
     """Measure the machine with loops for so many seconds.
 
-    Where there are no instructions for bfloat16, products of weights in it are computed in float32.
+    Where there are no instructions for a precision, products of weights in it are computed in float32.
     """
-    from collage.graph.storage import BF16
+    from collage.graph import storage
     from collage.kernel.target import reduced_precisions
     from collage.measure_db.measure_speeds import measure_speeds
 
     found = measure_speeds(threads, seconds).speeds
-    narrow = precision != FLOAT32 and BF16 in reduced_precisions()
-    gflops = _bfloat16_gflops(threads, seconds) if narrow else found.team_gemm_gflops
+    wanted = {
+        FLOAT32: frozenset(),
+        BFLOAT16: frozenset({storage.BF16}),
+        INT8: frozenset({storage.BF16, storage.INT8}),
+    }[precision]
+    there = wanted & reduced_precisions()
+    gflops = _narrow_gflops(there, threads, seconds) if there else found.team_gemm_gflops
     return Machine(found.memory.team_read_gbs, gflops)
 
 
-def _bfloat16_gflops(threads: int, seconds: float) -> float:
-    """GFLOP/s of the fastest kernel of a large product in bfloat16, ours or oneDNN's."""
+def _narrow_gflops(precisions: frozenset[str], threads: int, seconds: float) -> float:
+    """GFLOP/s of the fastest kernel of a large product in these precisions or float32, ours or oneDNN's."""
     from collage.frontend.model import import_model
-    from collage.graph.storage import BF16
-    from scripts.lib.kernels.layers import best_by_precision, layers, race
+    from scripts.lib.kernels.layers import layers, race
 
     rows, depth, columns = _PRODUCT
-    allowed = frozenset({BF16})
-    (layer,) = layers(import_model(_product(rows, depth, columns)), allowed)
-    us = race(layer, threads, seconds, cold=False, precisions=allowed)
-    return 2e-3 * rows * depth * columns / best_by_precision(us, (BF16,))[BF16][0]
+    (layer,) = layers(import_model(_product(rows, depth, columns)), precisions)
+    us = race(layer, threads, seconds, cold=False, precisions=precisions)
+    return 2e-3 * rows * depth * columns / min(us.values())
 
 
 def _product(rows: int, depth: int, columns: int) -> ModelProto:
@@ -80,8 +83,9 @@ class Needs:
 
     @classmethod
     def of(cls, shape: DecoderShape, precision: str = FLOAT32) -> Needs:
-        """The needs of a decoder whose weights and cache are of that precision."""
+        """The needs of a decoder whose weights are of that precision, and its cache as in such a run."""
         size = _BYTES[precision]
+        cached = _BYTES[cache_precision(precision)]
         attention = 2 * shape.width * shape.width + 2 * shape.width * shape.kv_heads * shape.head
         gates = 2 if shape.family == "gpt2" else 3
         layers = shape.layers * (attention + gates * shape.width * shape.inner)
@@ -90,7 +94,7 @@ class Needs:
             size * (layers + head),
             2 * layers,
             2 * head,
-            size * 2 * shape.layers * shape.kv_heads * shape.head,
+            cached * 2 * shape.layers * shape.kv_heads * shape.head,
         )
 
 

@@ -11,7 +11,14 @@ from typing import Any, Protocol
 
 from scripts.lib.serving.trace import Arrival
 
-FLOAT32, BFLOAT16 = "float32", "bfloat16"
+FLOAT32, BFLOAT16, INT8 = "float32", "bfloat16", "int8"
+PRECISIONS = FLOAT32, BFLOAT16, INT8
+
+
+def cache_precision(precision: str) -> str:
+    """The precision of keys and values in a run of that precision: with weights in 8 bits, float32."""
+    return FLOAT32 if precision == INT8 else precision
+
 
 Note = Callable[[int, int], None]
 """Takes the number of a request and its next token, when that has come."""
@@ -27,7 +34,7 @@ class Setup:
 
     ``folder`` has the model in the form of Hugging Face, and is where a contender keeps it in its own form. ``module``
     is Collage's file. ``running`` is the most requests at a time. ``precision`` is that of products and of the cache,
-    "float32" or "bfloat16"; ``defaults`` asks for the contender's own.
+    "float32" or "bfloat16", or "int8", which is that of weights only; ``defaults`` asks for the contender's own.
     """
 
     folder: Path
@@ -37,10 +44,10 @@ class Setup:
     precision: str = FLOAT32
     defaults: bool = False
 
-    def require_float32(self, name: str) -> None:
-        """Raise MissingError where the contender is asked for another precision."""
-        if self.precision != FLOAT32 and not self.defaults:
-            raise MissingError(f"{name} is compared in float32 only")
+    def require(self, name: str, *precisions: str) -> None:
+        """Raise MissingError where the contender is asked for a precision that is none of these."""
+        if self.precision not in precisions and not self.defaults:
+            raise MissingError(f"{name} is compared in {' and '.join(precisions)} only")
 
 
 class Contender(Protocol):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from scripts.lib.serving.contender import Contender, Note, Setup, serve_in_batches
+from scripts.lib.serving.contender import Contender, Note, Setup, cache_precision, serve_in_batches
 from scripts.lib.serving.static_batch import run_static_batch
 from scripts.lib.serving.trace import MOST_TOKENS, Arrival, from_message
 
@@ -42,14 +42,15 @@ class CollageEngine:
         compiled = load_decoder(setup.module, registry, share=not own)
         longest = min(MOST_TOKENS, compiled.max_length)
         blocks = setup.running * -(-longest // BLOCK_TOKENS)
-        self.runner = DecoderRunner(compiled, registry, blocks, cache=setup.precision)
+        self._cache = cache_precision(setup.precision)
+        self.runner = DecoderRunner(compiled, registry, blocks, cache=self._cache)
         self.options = EngineOptions(
             max_running=setup.running,
             max_waiting=_MOST_WAITING,
             prefix_caching=False,
             itl_target_ms=itl_target_ms,
         )
-        self._precision, self._error_of_logits = setup.precision, compiled.error
+        self._error_of_logits = compiled.error
         self.version = __version__
         self._note: Note = _nothing
         self._first = 0
@@ -66,7 +67,7 @@ class CollageEngine:
             "iteration_ms": {str(each): round(self.runner.cost_ms(each), 3) for each in self.runner.buckets},
             "running": self.options.max_running,
             "blocks": self.runner.block_count,
-            "cache": self._precision,
+            "cache": self._cache,
             "error": self._error_of_logits,
         }
 

@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.lib.serving.contender import Contender, MissingError, Note, Setup, convert, serve_in_batches
+from scripts.lib.serving.contender import (
+    INT8,
+    Contender,
+    MissingError,
+    Note,
+    Setup,
+    convert,
+    serve_in_batches,
+)
 from scripts.lib.serving.trace import Arrival
 
 
@@ -20,7 +28,8 @@ class CTranslate2:
             raise MissingError("ctranslate2 is not installed") from error
         self._library = library
         self._running = setup.running
-        self._type = "default" if setup.defaults else setup.precision
+        named = "int8_float32" if setup.precision == INT8 else setup.precision
+        self._type = "default" if setup.defaults else named
         self._generator = library.Generator(
             str(_converted(setup.folder)),
             device="cpu",

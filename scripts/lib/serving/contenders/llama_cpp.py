@@ -13,7 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from scripts.lib.serving.contender import Contender, MissingError, Note, Setup, serve_stepwise
+from scripts.lib.serving.contender import (
+    FLOAT32,
+    INT8,
+    Contender,
+    MissingError,
+    Note,
+    Setup,
+    serve_stepwise,
+)
 from scripts.lib.serving.formats.gguf_file import write_gguf
 from scripts.lib.serving.trace import MOST_TOKENS, Arrival
 
@@ -35,7 +43,7 @@ class LlamaCpp:
     """A context with a sequence for each slot."""
 
     def __init__(self, setup: Setup) -> None:
-        setup.require_float32("llama.cpp")
+        setup.require("llama.cpp", FLOAT32, INT8)
         try:
             import llama_cpp as library
         except ImportError as error:
@@ -43,7 +51,8 @@ class LlamaCpp:
         self._library = library
         library.llama_backend_init()
         parameters = library.llama_model_default_params()
-        model = library.llama_model_load_from_file(str(write_gguf(setup.folder)).encode(), parameters)
+        path = write_gguf(setup.folder, eight_bits=setup.precision == INT8)
+        model = library.llama_model_load_from_file(str(path).encode(), parameters)
         if not model:
             raise MissingError("llama.cpp cannot load the model")
         self._words = library.llama_vocab_n_tokens(library.llama_model_get_vocab(model))
@@ -65,6 +74,7 @@ class LlamaCpp:
             "version": library.__version__,
             "slots": setup.running,
             "batch": _BATCH,
+            "weights": "Q8_0" if setup.precision == INT8 else "float32",
             "cache": "float16" if setup.defaults else "float32",
         }
 

@@ -9,10 +9,12 @@ from typing import Any
 from scripts.lib.serving.contender import (
     BFLOAT16,
     FLOAT32,
+    INT8,
     Contender,
     MissingError,
     Note,
     Setup,
+    cache_precision,
     convert,
     serve_stepwise,
 )
@@ -40,15 +42,13 @@ class OpenVinoGenAi:
         config.enable_prefix_caching = False
         properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": setup.threads}
         if not setup.defaults:
-            precision = _NAMES[setup.precision]
-            properties |= {
-                "INFERENCE_PRECISION_HINT": precision,
-                "KV_CACHE_PRECISION": precision,
-                "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
-            }
+            precision = _NAMES[cache_precision(setup.precision)]
+            properties |= {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision}
+            if setup.precision != INT8:
+                properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "0"
         self._settings = {**properties, "max_num_batched_tokens": _BATCHED_TOKENS}
         self._pipeline = library.ContinuousBatchingPipeline(
-            str(_exported(setup.folder)), config, "CPU", properties, {}
+            str(_exported(setup.folder, setup.precision)), config, "CPU", properties, {}
         )
         self._handles: dict[int, Any] = {}
         self._next = 0
@@ -93,14 +93,15 @@ def open_contender(name: str, setup: Setup) -> Contender:
     return OpenVinoGenAi(setup)
 
 
-def _exported(folder: Path) -> Path:
-    """The model in OpenVINO's form, in float32, which is made once."""
-    found = folder / "openvino"
+def _exported(folder: Path, precision: str) -> Path:
+    """The model in OpenVINO's form, which is made once: with weights in 8 bits, or in float32."""
+    narrow = precision == INT8
+    found = folder / ("openvino-int8" if narrow else "openvino")
     if (found / "openvino_model.xml").exists():
         return found
     command = [
         "optimum-cli", "export", "openvino", "--model", str(folder), "--task", "text-generation-with-past",
-        "--weight-format", "fp32", str(found),
+        "--weight-format", "int8" if narrow else "fp32", str(found),
     ]  # fmt: skip
     convert(command)
     return found

@@ -6,7 +6,15 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scripts.lib.serving.contender import Contender, MissingError, Note, Setup, serve_stepwise
+from scripts.lib.serving.contender import (
+    BFLOAT16,
+    FLOAT32,
+    Contender,
+    MissingError,
+    Note,
+    Setup,
+    serve_stepwise,
+)
 from scripts.lib.serving.trace import Arrival
 
 _BATCHED_TOKENS = 256
@@ -17,6 +25,7 @@ class Vllm:
     """An engine that is asked for one iteration after another."""
 
     def __init__(self, setup: Setup) -> None:
+        setup.require("vllm", FLOAT32, BFLOAT16)
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(_CACHE_GB)
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "0" if setup.threads == 1 else f"0-{setup.threads - 1}"

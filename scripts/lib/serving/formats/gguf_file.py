@@ -1,4 +1,4 @@
-"""A folder in Hugging Face's form as a file that llama.cpp reads, in float32."""
+"""A folder in Hugging Face's form as a file that llama.cpp reads, in float32 or with weights in 8 bits."""
 
 from __future__ import annotations
 
@@ -35,9 +35,13 @@ _QWEN2_WHOLE = {
 }
 
 
-def write_gguf(folder: Path) -> Path:
-    """The file of a folder, which is made once. Raises MissingError without the library gguf."""
-    path = folder / "model.gguf"
+def write_gguf(folder: Path, *, eight_bits: bool = False) -> Path:
+    """The file of a folder, which is made once. Raises MissingError without the library gguf.
+
+    With ``eight_bits`` all matrices are in llama.cpp's format Q8_0, but for learned positions, as its own tool makes
+    them.
+    """
+    path = folder / ("model.q8_0.gguf" if eight_bits else "model.gguf")
     if path.exists():
         return path
     try:
@@ -51,7 +55,11 @@ def write_gguf(folder: Path) -> Path:
     _write_sizes(writer, config, gpt2)
     writer.add_tokenizer_model("none")
     for name, array in _tensors(read_tensors(folder / "model.safetensors"), gpt2):
-        writer.add_tensor(name, array)
+        if eight_bits and array.ndim == 2 and not name.startswith("position"):
+            kind = gguf.GGMLQuantizationType.Q8_0
+            writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
