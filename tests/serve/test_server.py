@@ -320,6 +320,19 @@ def test_a_trace_is_written_at_the_end(slow: Path, tmp_path: Path) -> None:
     assert sum(each["ph"] == "X" and each["tid"] == 1 for each in events) == 3
 
 
+def test_the_prompts_of_a_request_begin_in_the_same_iteration(slow: Path, tmp_path: Path) -> None:
+    with served(slow, "--trace", str(tmp_path / "trace.json")) as server:
+        prompts = [[each, each + 1, each + 2] for each in range(8)]
+        status, _, found = server.ask(
+            "POST", "/v1/completions", {**ASK, "prompt": prompts, "max_tokens": 2, "stream": False}
+        )
+        assert status == 200 and len(found["choices"]) == 8
+        assert server.end() == 0
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    iterations = [each["args"] for each in events if each["ph"] == "X" and each["tid"] == 1]
+    assert [(each["streams"], each["prompt_tokens"]) for each in iterations] == [(0, 24), (8, 0)]
+
+
 @pytest.fixture
 def taken() -> Iterator[int]:
     with socket.socket() as listener:

@@ -16,7 +16,7 @@ from typing import Any
 
 from collage.core.child_process import signal_name
 from collage.errors import CollageError
-from collage.serve.http.messages import HEADER, Batch, Cancel, NotReady, Ready, Setup, Stop, packed
+from collage.serve.http.messages import HEADER, Batch, Cancel, NotReady, Ready, Setup, Stop, Submit, packed
 from collage.serve.http.worker import command
 from collage.serve.request import Event, Finish, RefusedError, Request, Stats
 
@@ -94,9 +94,8 @@ class Link:
             raise RefusedError
         if not self._sinks:
             self._heard_s = time.monotonic()
-        for each in requests:
-            self._sinks[each.id] = sink
-            self._writer.write(packed(each))
+        self._sinks.update((each.id, sink) for each in requests)
+        self._writer.write(packed(Submit(tuple(requests))))
 
     def cancel(self, id: int) -> None:
         """Let a request go. It counts as open until the engine has freed what it held."""

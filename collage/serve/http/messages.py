@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from collage.serve.options import EngineOptions
 from collage.serve.parallel.options import Parallelism
-from collage.serve.request import Event, Iteration, Stats
+from collage.serve.request import Event, Iteration, Request, Stats
 
 HEADER = struct.Struct("<I")
 
@@ -52,6 +52,12 @@ class NotReady:
 
     message: str
     exit_code: int
+
+
+class Submit(NamedTuple):
+    """The requests of one HTTP request, which may begin in the same iteration. What they share is sent once."""
+
+    requests: tuple[Request, ...]
 
 
 class Cancel(NamedTuple):

@@ -16,10 +16,10 @@ from typing import Any
 from collage.core.library_text import library_text
 from collage.core.new_file import new_file
 from collage.errors import CollageError
-from collage.serve.http.messages import HEADER, Batch, Cancel, NotReady, Ready, Setup, Stop, packed
+from collage.serve.http.messages import HEADER, Batch, Cancel, NotReady, Ready, Setup, Stop, Submit, packed
 from collage.serve.loop import ClosedError, Loop
 from collage.serve.model import open_runner
-from collage.serve.request import Event, Finish, Iteration, RefusedError, Request, Stats
+from collage.serve.request import Event, Finish, Iteration, RefusedError, Stats
 from collage.serve.tokenizer import open_tokenizer
 
 
@@ -89,13 +89,13 @@ def _serve(connection: socket.socket, loop: Loop, writer: _Writer) -> None:
         if isinstance(message, Cancel):
             loop.cancel(message.id)
             continue
-        assert isinstance(message, Request)
+        assert isinstance(message, Submit)
         try:
-            loop.submit(message)
+            loop.submit(*message.requests)
         except (RefusedError, ClosedError, CollageError) as error:  # the server has checked before
             text = str(error) or "the engine takes no more requests."
-            event = Event(message.id, finish=Finish.FAILED, error=text)
-            writer.put(Batch([event], None, loop.stats()))
+            events = [Event(each.id, finish=Finish.FAILED, error=text) for each in message.requests]
+            writer.put(Batch(events, None, loop.stats()))
 
 
 class _Writer:
