@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collage.serve.blocks import BlockPool
+from collage.serve.choice import Chooser
 from collage.serve.costs import costs_of
 from collage.serve.options import POLICIES, EngineOptions
 from collage.serve.plan import Limits, Plan, Pool
 from collage.serve.request import Event, Finish, Request, Stats
-from collage.serve.runner import Runner, Slice, shares_of, workers_of
+from collage.serve.runner import Runner, Slice, shares_of, threads_of, workers_of
 from collage.serve.sampler import Sampler, choose_all
 from collage.serve.sequence import Sequence
 from collage.serve.text import StopWatch
@@ -57,6 +58,8 @@ class Core:
             workers_of(runner),
         )
         self._tokenizer: Tokenizer = tokenizer or DecimalTokenizer()
+        # The team of a runner with several iterations in flight is computing others meanwhile.
+        self._chooser = Chooser(runner.vocabulary, threads_of(runner) if workers_of(runner) == 1 else 1)
         self._end_tokens = frozenset(self._tokenizer.end_tokens)
         caching = options.prefix_caching and options.policy != "orca"
         self.blocks = BlockPool(runner.block_count, keep=caching, shares=shares_of(runner))
@@ -91,7 +94,7 @@ class Core:
         self._arrivals += 1
         ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._end_tokens)
         watch = StopWatch(self._tokenizer, sampling.stop) if sampling.stop else None
-        self._answers[request.id] = _Answer(Sampler(sampling), ends, watch)
+        self._answers[request.id] = _Answer(Sampler(sampling, request.prompt, ends), ends, watch)
         self._known[request.id] = sequence
         insort(self._waiting, sequence, key=_order)
         if request.timeout_s is not None:
@@ -181,7 +184,7 @@ class Core:
         if not wanted:
             return events
         answers = [self._answers[each.id] for each in wanted]
-        choices = choose_all([each.sampler for each in answers], logits)
+        choices = choose_all(self._chooser, [each.sampler for each in answers], logits)
         generated = 0
         for sequence, answer, choice in zip(wanted, answers, choices, strict=True):
             if sequence.cancelled:

@@ -37,12 +37,12 @@ class Runner(Protocol):
 
     ``block_tokens`` is the number of tokens in a block of the cache, ``block_count`` the number of blocks,
     ``max_tokens`` the most tokens of one iteration, and ``max_length`` the most tokens of one sequence. A runner may
-    have more attributes: ``buckets``, the numbers of tokens that it was compiled for, and ``workers``, the number of
-    iterations that it can have in flight, whose ``step`` is then called from as many threads. One that has measured
-    the time of a chunk of one prompt, without logits, tells it by ``body_ms(tokens)``. One whose processes each hold a
-    share of the cache has ``shares``, their number: block b is in share b % shares. One that other processes compute
-    for raises ``RunnerLostError`` when one of them is gone, and has ``when_lost``: what is called then, too, from any
-    thread.
+    have more attributes: ``buckets``, the numbers of tokens that it was compiled for, ``threads``, the number of
+    threads that it computes with, and ``workers``, the number of iterations that it can have in flight, whose ``step``
+    is then called from as many threads. One that has measured the time of a chunk of one prompt, without logits, tells
+    it by ``body_ms(tokens)``. One whose processes each hold a share of the cache has ``shares``, their number: block b
+    is in share b % shares. One that other processes compute for raises ``RunnerLostError`` when one of them is gone,
+    and has ``when_lost``: what is called then, too, from any thread.
     """
 
     block_tokens: int
@@ -82,6 +82,11 @@ def buckets_of(runner: Runner) -> tuple[int, ...]:
 def shares_of(runner: Runner) -> int:
     """The number of processes that share the blocks of the cache."""
     return int(getattr(runner, "shares", 1))
+
+
+def threads_of(runner: Runner) -> int:
+    """The number of threads that the runner computes with."""
+    return int(getattr(runner, "threads", 1))
 
 
 def workers_of(runner: Runner) -> int:

@@ -16,32 +16,44 @@ _MAX_BIASES = 1024
 class Sampling:
     """The parameters of a request.
 
-    ``max_tokens`` is the most tokens of the answer. ``temperature`` 0 takes the likeliest token. ``top_k`` (0: all) and
-    ``top_p`` (1: all) keep the likeliest tokens, of which one is drawn; ``seed`` makes the draws repeatable, whatever
-    else runs. ``presence_penalty`` and ``frequency_penalty`` are taken off the logits of tokens in the answer so far,
-    and ``logit_bias`` is added. ``logprobs`` is how many of the likeliest tokens are reported with each token, None for
-    no log probabilities at all. The answer ends after a token of ``stop_token_ids`` or the model's end token (unless
-    ``ignore_eos``), and before a text of ``stop``.
+    ``max_tokens`` is the most tokens of the answer. ``temperature`` 0 takes the likeliest token. Otherwise one is drawn
+    of those that three filters keep, in this order: the ``top_k`` likeliest tokens (0: all); of these the fewest that
+    have ``top_p`` of the probability (1: all); of these the ones that are at least ``min_p`` times as likely as the
+    likeliest (0: all). ``seed`` makes the draws repeatable, whatever else runs.
+
+    Logits are changed before that. Positive ones of tokens in the prompt and in the answer so far are divided by
+    ``repetition_penalty``, and negative ones multiplied with it. ``presence_penalty`` and, for each time,
+    ``frequency_penalty`` are taken off those of tokens in the answer so far. ``logit_bias`` is added.
+
+    ``logprobs`` is how many of the likeliest tokens are reported with each token, None for no log probabilities at all.
+    The answer ends after a token of ``stop_token_ids`` or the model's end token (unless ``ignore_eos``), which are not
+    chosen among the first ``min_tokens`` tokens, and before a text of ``stop``.
     """
 
     max_tokens: int = 16
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
     seed: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
 
     def __post_init__(self) -> None:
         _within("max_tokens", self.max_tokens, 1, math.inf)
         _within("temperature", self.temperature, 0, 100)
         _within("top_k", self.top_k, 0, math.inf)
         _within("top_p", self.top_p, 0, 1)
+        _within("min_p", self.min_p, 0, 1)
+        _within("repetition_penalty", self.repetition_penalty, 0.01, 100)
+        _within("min_tokens", self.min_tokens, 0, self.max_tokens)
         _within("presence_penalty", self.presence_penalty, -100, 100)
         _within("frequency_penalty", self.frequency_penalty, -100, 100)
         if self.seed is not None:
