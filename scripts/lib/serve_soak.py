@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scripts.lib.decoders.byte_tokenizer import SIZE, write_byte_tokenizer
+
 _ROOT = Path(__file__).resolve().parents[2]
 _START_S = 300.0
 _ANSWER_S = 120.0
@@ -31,7 +33,7 @@ _FLAT_BYTES = 32 << 20
 _AT_ONCE = 100
 """Clients of the first run that are there at a time."""
 
-_DECODER = {"vocabulary": 512, "max_length": 512, "block_count": 512, "step_ms": 5.0}
+_DECODER = {"vocabulary": SIZE, "max_length": 512, "block_count": 512, "step_ms": 5.0}
 
 
 @dataclass
@@ -153,7 +155,8 @@ async def overload(server: Server, options: argparse.Namespace, findings: Findin
         ).encode()
 
     done = 0
-    end = time.monotonic() + _WARM_S
+    warm_s = min(_WARM_S, options.seconds)
+    end = time.monotonic() + warm_s
 
     async def closed() -> None:
         nonlocal done
@@ -162,7 +165,7 @@ async def overload(server: Server, options: argparse.Namespace, findings: Findin
             done += 1
 
     await asyncio.gather(*(closed() for _ in range(48)))
-    rate = done / _WARM_S
+    rate = done / warm_s
     print(f"  {rate:.1f} requests/s can be answered; {2 * rate:.1f} are sent for {options.seconds:g} s")
     statuses: Counter[int] = Counter()
     broken = 0
@@ -241,7 +244,7 @@ RUNS: dict[str, Run] = {"clients": clients, "overload": overload, "fuzz": fuzz, 
 _NAMES = (
     "model prompt max_tokens temperature top_p top_k n stream stream_options logprobs echo stop seed best_of suffix "
     "presence_penalty frequency_penalty logit_bias user stop_token_ids ignore_eos priority timeout_s cache_salt "
-    "messages max_completion_tokens top_logprobs response_format tools nonsense"
+    "messages max_completion_tokens top_logprobs response_format tools nonsense min_p min_tokens repetition_penalty"
 ).split()
 
 
@@ -326,6 +329,7 @@ def main(arguments: list[str] | None = None) -> int:
         model = options.model
         if model is None:
             model = Path(folder)
+            write_byte_tokenizer(model)
             (model / "reference.json").write_text(json.dumps(_DECODER))
         for name, run in RUNS.items():
             if options.only in (None, name):

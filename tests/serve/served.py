@@ -22,38 +22,18 @@ import psutil
 
 from collage.serve.reference import ReferenceConfig, ReferenceRunner
 from collage.serve.runner import Slice
+from scripts.lib.decoders.byte_tokenizer import SIZE, write_byte_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
-END = 256
-CONFIG = ReferenceConfig(vocabulary=259, max_length=256, block_count=128)
-TEMPLATE = """
-{%- for message in messages %}
-{%- if message.role == 'system' and not loop.first %}{{ raise_exception('the system speaks first') }}{% endif %}
-{{- '<|user|>' if message.role == 'user' else '<|assistant|>' }}{{ message.content }}{{ eos_token }}
-{%- endfor %}
-{%- if add_generation_prompt %}<|assistant|>{% endif %}
-""".strip()
+CONFIG = ReferenceConfig(vocabulary=SIZE, max_length=256, block_count=128)
 
 
 def write_folder(folder: Path, config: ReferenceConfig, *, tokenizer: bool = True) -> Path:
     """A model's folder: the decoder, and a tokenizer whose tokens are bytes, with three special ones."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "reference.json").write_text(json.dumps(asdict(config)))
-    if not tokenizer:
-        return folder
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-    names = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(
-        [AddedToken(name, special=True) for name in ("<|end|>", "<|user|>", "<|assistant|>")]
-    )
-    made.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"eos_token": "<|end|>", "chat_template": TEMPLATE})
-    )
+    if tokenizer:
+        write_byte_tokenizer(folder)
     return folder
 
 
