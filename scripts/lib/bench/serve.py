@@ -149,7 +149,9 @@ def _rates(text: str) -> tuple[float, ...]:
     metavar="0.5,1",
     help="Requests a second. Default: shares of what Collage can serve.",
 )
-@click.option("--only", type=click.Choice(["alone", "trace", "between"]), help="Only this part of the study.")
+@click.option(
+    "--only", type=click.Choice(["right", "alone", "trace", "between"]), help="Only this part of the study."
+)
 @click.option("--quick", is_flag=True, help="Tiny models and few requests, to see that everything works.")
 @click.option(
     "--precision",
@@ -184,9 +186,10 @@ def command(
     `shortest-first` is what its Figure 10 compares with: besides, prompts are computed up to the length of the shortest
     one, and the rest of them token by token.
 
-    Three parts: `alone` is the engine against a static batch on the same kernels, and the scheduler's time. `trace` is
-    Orca's trace, saturated and at several rates. `between` is the time between tokens while prompts of 512 tokens
-    arrive. Shares of the bound are those of the machine's memory and products, measured in the same run.
+    Four parts: `right` compares the engine's greedy answers with ONNX Runtime's on the original decoder. `alone` is the
+    engine against a static batch on the same kernels, and the scheduler's time. `trace` is Orca's trace, saturated and
+    at several rates. `between` is the time between tokens while prompts of 512 tokens arrive. Shares of the bound are
+    those of the machine's memory and products, measured in the same run.
 
     \b
     Examples:

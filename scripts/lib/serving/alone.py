@@ -13,6 +13,8 @@ from scripts.lib.serving.trace import Arrival
 if TYPE_CHECKING:
     from scripts.lib.serving.contenders.collage_engine import CollageEngine
 
+_TOP_P = 0.95
+
 
 def measure(engine: CollageEngine, arrivals: Sequence[Arrival], reverse: bool) -> Mapping[str, Any]:
     """Seconds of the static batch and of the engine, and what the engine's time went into.
@@ -20,12 +22,13 @@ def measure(engine: CollageEngine, arrivals: Sequence[Arrival], reverse: bool) -
     All requests have equal lengths and are there at once. The static batch computes all prompts in iterations that are
     as large as they can be, and then a token of each request in each iteration. Both choose the likeliest tokens. The
     engine has Orca's policy, which computes whole prompts as the static batch does, and then the default one
-    (``chunked_s``), which cuts them for the sake of requests that have their first token. The static batch is the
-    first of the three, or the last one with ``reverse``.
+    (``chunked_s``), which cuts them for the sake of requests that have their first token. Then Orca's policy draws
+    tokens (``drawn_s``), at temperature 1 from those that top-p keeps. The static batch is the first of all, or the
+    last one with ``reverse``.
     """
-    runs = {"static": _static, "whole": _whole, "chunked": _engine}
+    runs = {"static": _static, "whole": _whole, "chunked": _engine, "drawn": _drawn}
     found = {name: runs[name](engine, arrivals) for name in (reversed(runs) if reverse else runs)}
-    static, whole, chunked = (found[name] for name in runs)
+    static, whole, chunked, drawn = (found[name] for name in runs)
     shares = [
         sum(a == b for a, b in zip(each.tokens, static.tokens, strict=True)) / len(arrivals)
         for each in (whole, chunked)
@@ -35,6 +38,7 @@ def measure(engine: CollageEngine, arrivals: Sequence[Arrival], reverse: bool) -
         "engine_s": whole.seconds,
         "static_s": static.seconds,
         "chunked_s": chunked.seconds,
+        "drawn_s": drawn.seconds,
         "same_tokens": min(shares),
     }
 
@@ -51,6 +55,12 @@ class _Run:
 def _whole(engine: CollageEngine, arrivals: Sequence[Arrival]) -> _Run:
     """A run of the engine with Orca's policy."""
     with engine.with_policy("orca"):
+        return _engine(engine, arrivals)
+
+
+def _drawn(engine: CollageEngine, arrivals: Sequence[Arrival]) -> _Run:
+    """A run of the engine with Orca's policy, whose tokens are drawn."""
+    with engine.with_policy("orca", temperature=1.0, top_p=_TOP_P):
         return _engine(engine, arrivals)
 
 

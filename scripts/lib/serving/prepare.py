@@ -22,6 +22,7 @@ class Model:
 
     name: str
     shape: DecoderShape
+    onnx: Path
     module: Path
     folder: Path
 
@@ -51,18 +52,18 @@ def prepared(name: str, making: Making) -> Model:
     model = Model(
         name,
         small(NAMED[name]) if making.tiny else NAMED[name],
+        home / f"{name}.onnx",
         home / f"{name}{making.module_end}",
         home / f"{name}-peers",
     )
-    onnx = home / f"{name}.onnx"
-    if not onnx.exists():
-        say(f"{name}: writing {onnx}")
+    if not model.onnx.exists():
+        say(f"{name}: writing {model.onnx}")
         write_decoder(name, home, making.tiny)
     if not (model.folder / "config.json").exists():
-        write_folder(onnx, model.shape, model.folder)
+        write_folder(model.onnx, model.shape, model.folder)
     if not model.module.exists():
         say(f"{name}: compiling {model.module}")
-        _compile(onnx, model.module, making)
+        _compile(model.onnx, model.module, making)
     return model
 
 

@@ -1,4 +1,4 @@
-"""The study of one model: the engine alone, Orca's trace at several rates, and the time between tokens."""
+"""The study of one model: right answers, the engine alone, Orca's trace at several rates, and times between tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scripts.lib.serving.record import Figures, Served, agreement, figures, pool
 from scripts.lib.serving.trace import LONG_PROMPTS, ORCA, Lengths, as_message, fixed_batch, poisson_trace
 from scripts.lib.studies.each import say
 
-PARTS = ("alone", "trace", "between")
+PARTS = ("right", "alone", "trace", "between")
 _LIMIT_S = 1800.0
 _OVERLOADED = 6.0
 """A contender whose latency is this many times the unloaded one is not run at higher rates."""
@@ -71,6 +71,8 @@ def study(model: Model, field: Field, course: Course, machine: Machine) -> dict[
         "model": model.name,
         "contenders": {name: dict(each.facts) for name, each in field.running.items()},
     }
+    if "right" in course.parts and OURS in field.running:
+        found["right"] = right(model, field, course)
     if "alone" in course.parts and OURS in field.running:
         found["alone"] = alone(model, field, course, machine)
         found["scheduler_us"] = scheduler(field, course)
@@ -83,6 +85,15 @@ def study(model: Model, field: Field, course: Course, machine: Machine) -> dict[
         "weights_ms": 1e3 * token_bound_s(0, needs, machine),
     }
     found["missing"], found["failed"] = field.missing, field.failed
+    return found
+
+
+def right(model: Model, field: Field, course: Course) -> Mapping[str, Any]:
+    """The engine's answers to some requests of Orca's trace against those of ONNX Runtime on the original decoder."""
+    arrivals = poisson_trace(course.fewest, math.inf, model.shape.vocabulary, course.lengths, seed=11)
+    message = {"do": "right", "arrivals": as_message(arrivals), "model": str(model.onnx.absolute())}
+    found = field.running[OURS].ask(message, _LIMIT_S)
+    say(f"{model.name}: {found['same_tokens']:.2%} of {found['tokens']} tokens are the original's")
     return found
 
 
@@ -111,6 +122,7 @@ def alone(model: Model, field: Field, course: Course, machine: Machine) -> list[
                     "static_s": static_s,
                     "share_of_static": statistics.median(run["static_s"] / run["engine_s"] for run in runs),
                     "chunked_share": statistics.median(run["static_s"] / run["chunked_s"] for run in runs),
+                    "drawn_share": statistics.median(run["static_s"] / run["drawn_s"] for run in runs),
                     "tokens_per_s": batch * course.outputs / engine_s,
                     "share_of_bound": bound / engine_s,
                     "scheduler_us": statistics.median(run["scheduler_us"] for run in runs),

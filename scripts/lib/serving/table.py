@@ -14,6 +14,8 @@ from collage.report.show_terminal import plain_table
 def tables(found: Mapping[str, Any]) -> list[RenderableType]:
     """All parts of the study of one model."""
     parts: list[RenderableType] = ["", found["model"]]
+    if "right" in found:
+        parts += ["greedy answers against ONNX Runtime on the original decoder", _right(found["right"])]
     if "alone" in found:
         parts += ["the engine alone, against a static batch", _alone(found["alone"]), _scheduler(found)]
     if "trace" in found:
@@ -27,9 +29,25 @@ def tables(found: Mapping[str, Any]) -> list[RenderableType]:
     return parts
 
 
+def _right(found: Mapping[str, Any]) -> str:
+    return (
+        f"{found['same_tokens']:.2%} of {found['tokens']} tokens are the same; a chosen token's logit is below the "
+        f"largest one by {found['largest_gap']:.1e} of it at most, and log probabilities differ by "
+        f"{found['largest_error']:.1e} at most"
+    )
+
+
 def _alone(rows: list[Mapping[str, Any]]) -> Table:
     table = _table(
-        "inputs", "batch", "tokens/s", "of static", "by default", "of bound", "scheduler us", "same tokens"
+        "inputs",
+        "batch",
+        "tokens/s",
+        "of static",
+        "by default",
+        "drawn",
+        "of bound",
+        "scheduler us",
+        "same tokens",
     )
     for each in rows:
         table.add_row(
@@ -38,6 +56,7 @@ def _alone(rows: list[Mapping[str, Any]]) -> Table:
             f"{each['tokens_per_s']:.0f}",
             f"{each['share_of_static']:.3f}",
             f"{each['chunked_share']:.3f}",
+            f"{each['drawn_share']:.3f}",
             f"{each['share_of_bound']:.2f}",
             f"{each['scheduler_us']:.0f}",
             f"{each['same_tokens']:.1%}",

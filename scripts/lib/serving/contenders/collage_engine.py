@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scripts.lib.serving.contender import Contender, Note, Setup, cache_precision, serve_in_batches
@@ -36,6 +37,7 @@ class CollageEngine:
         from collage.serve.decoder.runner import DecoderRunner
         from collage.serve.loop import Loop
         from collage.serve.options import EngineOptions
+        from collage.serve.sampling import Sampling
 
         registry = default_registry()
         own = has_room_for_own(setup.module.stat().st_size, free_bytes())  # as `collage serve` has them
@@ -52,6 +54,7 @@ class CollageEngine:
         )
         self._error_of_logits = compiled.error
         self.version = __version__
+        self._sampling = Sampling(temperature=0.0, ignore_eos=True)
         self._note: Note = _nothing
         self._first = 0
         self._left = 0
@@ -86,18 +89,25 @@ class CollageEngine:
 
         return measure(self, from_message(message["arrivals"]), message["reverse"])
 
+    def right(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The answers against the original decoder's; see ``scripts.lib.serving.right``."""
+        from scripts.lib.serving.right import compare
+
+        return compare(self, from_message(message["arrivals"]), Path(message["model"]), self.runner.threads)
+
     @contextmanager
-    def with_policy(self, policy: str) -> Iterator[None]:
-        """Have another policy than the default one meanwhile, on the same runner."""
+    def with_policy(self, policy: str, temperature: float = 0.0, top_p: float = 1.0) -> Iterator[None]:
+        """Have another policy than the default one meanwhile, on the same runner, and answers that may be drawn."""
         from collage.serve.loop import Loop
 
-        usual = self.loop
+        usual = self.loop, self._sampling
         self.loop = Loop(self.runner, replace(self.options, policy=policy), self._deliver)
+        self._sampling = replace(self._sampling, temperature=temperature, top_p=top_p)
         try:
             yield
         finally:
             self.loop.close(drain=False)
-            self.loop = usual
+            self.loop, self._sampling = usual
 
     def scheduler(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """The time of the scheduler; see ``scripts.lib.serving.scheduler``."""
@@ -117,15 +127,10 @@ class CollageEngine:
     def _submit(self, arrivals: Iterable[tuple[int, Arrival]]) -> None:
         """Send requests that arrive together, each with its number."""
         from collage.serve.request import Request
-        from collage.serve.sampling import Sampling
 
         self.loop.submit(
             *(
-                Request(
-                    self._first + number,
-                    each.prompt,
-                    Sampling(max_tokens=each.tokens, temperature=0.0, ignore_eos=True),
-                )
+                Request(self._first + number, each.prompt, replace(self._sampling, max_tokens=each.tokens))
                 for number, each in arrivals
             )
         )
