@@ -244,7 +244,8 @@ RUNS: dict[str, Run] = {"clients": clients, "overload": overload, "fuzz": fuzz, 
 _NAMES = (
     "model prompt max_tokens temperature top_p top_k n stream stream_options logprobs echo stop seed best_of suffix "
     "presence_penalty frequency_penalty logit_bias user stop_token_ids ignore_eos priority timeout_s cache_salt "
-    "messages max_completion_tokens top_logprobs response_format tools nonsense min_p min_tokens repetition_penalty"
+    "messages max_completion_tokens top_logprobs response_format tools metadata length_penalty check nonsense "
+    "min_p min_tokens repetition_penalty"
 ).split()
 
 

@@ -137,6 +137,16 @@ def test_a_chat_fills_the_rest_of_the_sequence(client: Any) -> None:
     assert found.choices[0].finish_reason == "length"
 
 
+def test_a_chat_of_several_turns(client: Any) -> None:
+    messages: list[Any] = [{"role": "user", "content": "Hi"}]
+    asked = {"model": "m", "max_completion_tokens": 8, "seed": 1}
+    first = client.chat.completions.create(**asked, messages=messages)
+    assert first.choices[0].message.content
+    messages += [first.choices[0].message, {"role": "user", "content": "And?"}]
+    second = client.chat.completions.create(**asked, messages=messages)
+    assert second.usage.prompt_tokens > first.usage.prompt_tokens + len(" And?")
+
+
 def test_models(client: Any) -> None:
     assert [each.id for each in client.models.list()] == ["m"]
     assert client.models.retrieve("m").max_model_len == CONFIG.max_length

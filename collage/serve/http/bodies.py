@@ -3,31 +3,53 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any, ClassVar, Literal, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 from collage.serve.http.errors import ApiError, bad_request
+from collage.serve.http.neutral import CHAT, COMPLETION, MESSAGE, STREAM_OPTIONS, Neutral, check_neutral
 from collage.serve.sampling import Sampling
 
 Body = TypeVar("Body", bound="CommonBody")
+Item = TypeVar("Item")
 
-_STRICT: dict[str, Any] = {"extra": "forbid"}
 _MAX_N = 128
 
 
+class _FailFast:
+    """Ends the check of a sequence at its first wrong element: an error for each of millions would take seconds.
+
+    It is pydantic's mark of the same name, for a module that is imported without that library, too.
+    """
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        return {**handler(source), "fail_fast": True}
+
+
+Several = Annotated[tuple[Item, ...], _FailFast()]
+
+
+class Part:
+    """An object in a body. Of the fields that it does not declare, those in ``neutral`` may be there, too."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "allow"}
+
+    neutral: ClassVar[Neutral] = {}
+
+
 @dataclass(frozen=True)
-class StreamOptions:
+class StreamOptions(Part):
     """What a stream has besides the answer."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+    neutral = STREAM_OPTIONS
 
     include_usage: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommonBody:
+class CommonBody(Part):
     """The fields that both kinds of requests have; those in the last group are ours."""
 
     model: str
@@ -36,15 +58,14 @@ class CommonBody:
     n: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: str | tuple[str, ...] | None = None
+    stop: str | Several[str] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Any] | None = None
     seed: int | None = None
-    user: str | None = None
 
     top_k: int | None = None
-    stop_token_ids: tuple[int, ...] | None = None
+    stop_token_ids: Several[int] | None = None
     ignore_eos: bool | None = None
     priority: int | None = None
     timeout_s: float | None = None
@@ -78,7 +99,7 @@ class CommonBody:
             seed=self.seed,
             presence_penalty=_given(self.presence_penalty, 0.0),
             frequency_penalty=_given(self.frequency_penalty, 0.0),
-            logit_bias=tuple((_token(name), bias) for name, bias in (self.logit_bias or {}).items() if bias),
+            logit_bias=tuple(pair for each in (self.logit_bias or {}).items() if (pair := _bias(*each))[1]),
             logprobs=logprobs,
             stop=stop,
             stop_token_ids=self.stop_token_ids or (),
@@ -90,14 +111,11 @@ class CommonBody:
 class CompletionBody(CommonBody):
     """The body of ``/v1/completions``."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+    neutral = COMPLETION
 
-    prompt: str | tuple[int, ...] | tuple[str, ...] | tuple[tuple[int, ...], ...]
+    prompt: str | Several[int] | Several[str] | Several[Several[int]]
     max_tokens: int | None = None
     logprobs: int | None = None
-    echo: Literal[False] | None = None
-    best_of: Literal[1] | None = None
-    suffix: None = None
 
     @property
     def prompts(self) -> tuple[str | tuple[int, ...], ...]:
@@ -111,23 +129,21 @@ class CompletionBody(CommonBody):
 
 
 @dataclass(frozen=True)
-class TextPart:
+class TextPart(Part):
     """A part of a message; only text is understood."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
 
     type: Literal["text"]
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Message:
+class Message(Part):
     """A message of a chat."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+    neutral = MESSAGE
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | tuple[TextPart, ...]
+    content: str | Several[TextPart]
     name: str | None = None
 
     def for_template(self) -> dict[str, str]:
@@ -137,27 +153,17 @@ class Message:
         return {"role": self.role, "content": text, **({} if self.name is None else {"name": self.name})}
 
 
-@dataclass(frozen=True)
-class ResponseFormat:
-    """The form of the answer, which is always text."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
-
-    type: Literal["text"]
-
-
 @dataclass(frozen=True, kw_only=True)
 class ChatBody(CommonBody):
     """The body of ``/v1/chat/completions``."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+    neutral = CHAT
 
-    messages: tuple[Message, ...]
+    messages: Several[Message]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: ResponseFormat | None = None
 
     @property
     def most_tokens(self) -> int | None:
@@ -188,32 +194,52 @@ def parse(kind: type[Body], data: bytes) -> Body:
     try:
         found: Body = _adapter(cast(Hashable, kind)).validate_json(data, strict=True)
     except ValidationError as error:
-        raise _explained(kind, error.errors(include_url=False, include_input=False)) from error
+        raise _explained(error.errors(include_url=False, include_input=False)[0]) from error
+    _check(found)
     return found
 
 
-def _explained(kind: type[CommonBody], errors: list[Any]) -> ApiError:
+def _check(part: Part, place: str = "") -> None:
+    """Raise ApiError for fields of an object, or of one in it, that are neither declared nor neutral.
+
+    The object itself is asked for nothing: a client may call a field as it likes, also like a method.
+    """
+    kind: Any = type(part)
+    known = _names(kind)
+    for name, value in vars(part).items():
+        path = f"{place}.{name}" if place else name
+        if name not in known:
+            check_neutral(path, name, value, kind.neutral, known)
+        elif isinstance(value, Part):
+            _check(value, path)
+        elif isinstance(value, tuple) and value and isinstance(value[0], Part):
+            for number, each in enumerate(value):
+                _check(each, f"{path}.{number}")
+
+
+@cache
+def _names(kind: Any) -> frozenset[str]:
+    return frozenset(each.name for each in fields(kind))
+
+
+def _explained(first: Any) -> ApiError:
     """The error for the first thing that is wrong."""
-    first = errors[0]
     place = [str(each) for each in first["loc"]]
     if not place:
         return bad_request(f"the body is no JSON object of this kind: {first['msg']}.")
     field = place[0]
-    if first["type"] == "unexpected_keyword_argument":
-        if len(place) > 1:
-            return bad_request(f"unknown field {'.'.join(place)}.", field, "unknown_field")
-        known = ", ".join(sorted(each.name for each in fields(kind)))
-        return bad_request(f"unknown field {field}. Valid: {known}.", field, "unknown_field")
     if field == "prompt" and len(place) > 1:
         return bad_request("prompt must be a text, texts, token ids, or lists of token ids.", field)
     where = ".".join(each for each in place if each.isidentifier() or each.isdigit())
     return bad_request(f"{where}: {first['msg']}.", field)
 
 
-def _token(name: str) -> int:
-    if not (name.isascii() and name.isdigit() and len(name) < 12):
+def _bias(name: str, value: object) -> tuple[int, float]:
+    """A pair of ``logit_bias``; not by pydantic, which has an error for each value that is wrong."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not (number and name.isascii() and name.isdigit() and len(name) < 12):
         raise bad_request("logit_bias maps token ids to numbers.", "logit_bias")
-    return int(name)
+    return int(name), cast(float, value)
 
 
 Number = TypeVar("Number", int, float)
