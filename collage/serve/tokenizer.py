@@ -72,8 +72,8 @@ class FileTokenizer:
         self.vocabulary = int(self._library.get_vocab_size())
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """The tokens of a text."""
-        return list(self._library.encode(text, add_special_tokens=special).ids)
+        """The tokens of a text. Other threads run meanwhile, as they do in the library's functions for batches only."""
+        return list(self._library.encode_batch_fast([text], add_special_tokens=special)[0].ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, without special ones."""

@@ -1,17 +1,26 @@
-"""Bodies of requests, without a server."""
+"""Bodies of requests, and jobs made of them, without a server."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from collage.serve.http.bodies import ChatBody, CommonBody, CompletionBody, parse
 from collage.serve.http.errors import ApiError
+from collage.serve.http.messages import Ready
+from collage.serve.http.metrics import Metrics
+from collage.serve.http.service import Service
+from collage.serve.tokenizer import DecimalTokenizer, open_tokenizer
 
 pytestmark = pytest.mark.usefixtures("needs_server")
 
+SIZES = Ready(block_tokens=16, block_count=4, max_length=256, vocabulary=1000, most_open=8)
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 COMPLETION = {"model": "m", "prompt": [1]}
 
@@ -33,8 +42,8 @@ def chat(**fields: Any) -> ChatBody:
     ],
 )
 def test_values_that_change_nothing_are_taken(fields: dict[str, Any]) -> None:
-    assert completion(**fields).sampling(1, None) == completion().sampling(1, None)
-    assert chat(**fields).sampling(1, None) == chat().sampling(1, None)
+    assert completion(**fields).sampling(None) == completion().sampling(None)
+    assert chat(**fields).sampling(None) == chat().sampling(None)
 
 
 def test_values_that_change_nothing_are_taken_in_one_kind_of_request() -> None:
@@ -109,3 +118,111 @@ def test_a_body_has_few_errors_however_much_is_wrong(
     assert caught.value.param == field
     cause: Any = caught.value.__cause__
     assert cause.error_count() <= 4  # one for each type that the field may have
+
+
+class Encoder(DecimalTokenizer):
+    """A tokenizer that tells what it has encoded, and in which thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, bool]] = []
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        self.seen.append((text, threading.current_thread() is threading.main_thread()))
+        return super().encode(text, special=special)
+
+
+class Sent:
+    """A link whose engine never answers."""
+
+    sizes = SIZES
+
+    def __init__(self) -> None:
+        self.ids = 0
+
+    def new_id(self) -> int:
+        self.ids += 1
+        return self.ids
+
+
+@pytest.fixture
+def encoder() -> Encoder:
+    return Encoder()
+
+
+@pytest.fixture
+def sent() -> Sent:
+    return Sent()
+
+
+@pytest.fixture
+def service(encoder: Encoder, sent: Sent) -> Service:
+    return Service("m", encoder, None, sent, Metrics())  # type: ignore[arg-type]
+
+
+async def ask(service: Service, body: CompletionBody) -> list[int]:
+    """The most tokens of each answer to a body."""
+    job = await service.job(body, body.prompts, body.max_tokens, body.logprobs)
+    return [each.sampling.max_tokens for each in job._requests]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": ["1"] * 9}, "prompt"),
+        ({"prompt": ["1"] * 9, "n": 2}, "prompt"),
+        ({"prompt": ["1"] * 5, "n": 2}, "n"),
+        ({"prompt": "1", "n": 9}, "n"),
+    ],
+)
+def test_too_many_answers_are_refused_before_texts_are_encoded(
+    service: Service, encoder: Encoder, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(ApiError, match="answers") as caught:
+        asyncio.run(ask(service, completion(**fields)))
+    assert (caught.value.status, caught.value.param) == (400, param)
+    assert encoder.seen == []
+
+
+def test_texts_are_encoded_in_a_thread_unless_there_is_one_short_one(
+    service: Service, encoder: Encoder
+) -> None:
+    asyncio.run(ask(service, completion(prompt="1 2")))
+    asyncio.run(ask(service, completion(prompt=["1 2", "3"])))
+    asyncio.run(ask(service, completion(prompt="1" + " " * 5000)))
+    assert [main for _, main in encoder.seen] == [True, False, False, False]
+
+
+def test_a_thread_that_encodes_a_text_lets_others_run(folder: Path) -> None:
+    tokenizer = open_tokenizer(folder)
+    encoding = threading.Thread(target=tokenizer.encode, args=("hello world " * 30_000,))
+    encoding.start()
+    turns = 0
+    while encoding.is_alive():
+        time.sleep(0.001)
+        turns += 1
+    assert turns > 5
+
+
+def test_what_is_far_too_long_is_refused_before_it_is_encoded(service: Service, encoder: Encoder) -> None:
+    for prompt in ("1 " * 100_000, [1] * 1000):
+        with pytest.raises(ApiError, match="takes 64 tokens with the answer") as caught:
+            asyncio.run(ask(service, completion(prompt=prompt)))
+        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+    assert encoder.seen == []
+
+
+def test_an_answer_is_as_long_as_the_cache_has_room(service: Service) -> None:
+    assert service.max_length == 64
+    assert asyncio.run(ask(service, completion())) == [16]
+    assert asyncio.run(ask(service, completion(prompt=[[1] * 60, [1] * 10]))) == [4, 16]
+    assert asyncio.run(ask(service, completion(max_tokens=63))) == [63]
+    for fields in ({"max_tokens": 64}, {"prompt": [1] * 64}):
+        with pytest.raises(ApiError, match="the cache has room for 64") as caught:
+            asyncio.run(ask(service, completion(**fields)))
+        assert caught.value.code == "context_length_exceeded"
+
+
+def test_a_long_salt_is_refused(service: Service) -> None:
+    with pytest.raises(ApiError, match="cache_salt"):
+        asyncio.run(ask(service, completion(cache_salt="x" * 257)))

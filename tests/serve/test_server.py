@@ -38,6 +38,14 @@ def slow(needs_server: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@pytest.fixture(scope="module")
+def tight(needs_server: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server whose cache has room for half of what the model takes."""
+    folder = write_folder(tmp_path_factory.mktemp("tight") / "model", replace(CONFIG, block_count=8))
+    with served(folder, "--preemption") as found:
+        yield found
+
+
 def open_stream(server: Served, **changes: Any) -> socket.socket:
     """Ask for a stream, and read its first event."""
     body = json.dumps({**ASK, **changes}).encode()
@@ -157,6 +165,19 @@ def test_fuzzed_requests_are_no_faults(server: Served) -> None:
     assert 400 in statuses
     server.wait_for("cache_blocks_used", 0)
     assert server.ask("GET", "/health")[0] == 200
+
+
+def test_a_small_cache_bounds_requests(tight: Served) -> None:
+    most = 128
+    assert tight.ask("GET", "/v1/models/m")[2]["max_model_len"] == most
+    chat = {"model": "m", "messages": [{"role": "user", "content": "x" * 20}], "ignore_eos": True}
+    found = tight.ask("POST", "/v1/chat/completions", chat)[2]
+    assert found["usage"]["total_tokens"] == most
+    completion = {"model": "m", "prompt": [1] * 120, "ignore_eos": True}
+    assert tight.ask("POST", "/v1/completions", completion)[2]["usage"]["total_tokens"] == most
+    for more in ({"max_tokens": 9}, {"prompt": [1] * 129}):
+        status, _, found = tight.ask("POST", "/v1/completions", completion | more)
+        assert (status, found["error"]["code"]) == (400, "context_length_exceeded")
 
 
 def test_clients_that_leave_free_their_blocks(slow: Path) -> None:

@@ -9,10 +9,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from collage.errors import InputError
 from collage.serve.answer import Delta
 from collage.serve.http.bodies import ChatBody, CompletionBody, parse
-from collage.serve.http.errors import ApiError, bad_request
+from collage.serve.http.errors import ApiError
 from collage.serve.http.service import Job, Service
 from collage.serve.http.shapes import ChatShape, CompletionShape, Shape
 
@@ -27,7 +26,6 @@ Value = TypeVar("Value")
 Receive = Callable[[], Awaitable[Any]]
 
 _MAX_BODY = 16 << 20
-_DEFAULT_TOKENS = 16  # OpenAI's default for completions
 _GONE = 499  # nobody reads it
 
 
@@ -72,24 +70,14 @@ def make_app(service: Service) -> Starlette:
     async def completions(request: Request) -> Response | _EventStream:
         body = parse(CompletionBody, await _body(request))
         service.check_model(body.model)
-        prompts = [await service.encode(each) if isinstance(each, str) else each for each in body.prompts]
-        most = _DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
-        job = service.job(body, prompts, most, body.logprobs)
+        job = await service.job(body, body.prompts, body.max_tokens, body.logprobs)
         return await _answer(request, job, CompletionShape(service), bool(body.stream), body.wants_usage)
 
     async def chat(request: Request) -> Response | _EventStream:
         body = parse(ChatBody, await _body(request))
         service.check_model(body.model)
-        if service.template is None:
-            raise bad_request(
-                "this model has no chat template; use /v1/completions.", code="no_chat_template"
-            )
-        try:
-            text = service.template.prompt([each.for_template() for each in body.messages])
-        except InputError as error:
-            raise bad_request(str(error), "messages") from error
-        prompt = await service.encode(text, special=False)
-        job = service.job(body, [prompt], body.most_tokens, body.most_logprobs)
+        text = await service.chat_prompt(body.messages)
+        job = await service.job(body, [text], body.most_tokens, body.most_logprobs, special=False)
         return await _answer(request, job, ChatShape(service), bool(body.stream), body.wants_usage)
 
     return Starlette(

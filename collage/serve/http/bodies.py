@@ -16,6 +16,7 @@ Body = TypeVar("Body", bound="CommonBody")
 Item = TypeVar("Item")
 
 _MAX_N = 128
+_MAX_SALT = 256
 
 
 class _FailFast:
@@ -50,7 +51,14 @@ class StreamOptions(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class CommonBody(Part):
-    """The fields that both kinds of requests have; those in the last group are ours."""
+    """The fields that both kinds of requests have; those in the last group are ours.
+
+    ``prompt_field`` is where the prompt is, and ``default_tokens`` the most tokens of an answer where the request does
+    not say it, None for as many as there is room for.
+    """
+
+    prompt_field: ClassVar[str]
+    default_tokens: ClassVar[int | None]
 
     model: str
     temperature: float | None = None
@@ -88,11 +96,26 @@ class CommonBody(Part):
             raise bad_request("stream_options is for streams; set stream, too.", "stream_options")
         return bool(self.stream_options.include_usage)
 
-    def sampling(self, max_tokens: int, logprobs: int | None) -> Sampling:
-        """The parameters of the request. Raises UsageError when one is out of range."""
+    @property
+    def checked_timeout_s(self) -> float | None:
+        """The timeout, which is a number of seconds, or none."""
+        found = self.timeout_s
+        if found is not None and not (math.isfinite(found) and found > 0):
+            raise bad_request("timeout_s must be a number of seconds above 0.", "timeout_s")
+        return found
+
+    @property
+    def checked_salt(self) -> str:
+        """The salt of the cache; the engine has a copy of it for each answer."""
+        found = self.cache_salt or ""
+        if len(found) > _MAX_SALT:
+            raise bad_request(f"cache_salt has more than {_MAX_SALT} characters.", "cache_salt")
+        return found
+
+    def sampling(self, logprobs: int | None) -> Sampling:
+        """The parameters of the request but for ``max_tokens``. Raises UsageError when one is out of range."""
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
         return Sampling(
-            max_tokens=max_tokens,
             temperature=_given(self.temperature, 1.0),
             top_k=0 if self.top_k == -1 else _given(self.top_k, 0),  # other servers write "all" as -1
             top_p=_given(self.top_p, 1.0),
@@ -112,6 +135,8 @@ class CompletionBody(CommonBody):
     """The body of ``/v1/completions``."""
 
     neutral = COMPLETION
+    prompt_field = "prompt"
+    default_tokens = 16  # as in OpenAI's API
 
     prompt: str | Several[int] | Several[str] | Several[Several[int]]
     max_tokens: int | None = None
@@ -158,6 +183,8 @@ class ChatBody(CommonBody):
     """The body of ``/v1/chat/completions``."""
 
     neutral = CHAT
+    prompt_field = "messages"
+    default_tokens = None
 
     messages: Several[Message]
     max_tokens: int | None = None
@@ -247,10 +274,3 @@ Number = TypeVar("Number", int, float)
 
 def _given(value: Number | None, otherwise: Number) -> Number:
     return otherwise if value is None else value
-
-
-def seconds(value: float | None) -> float | None:
-    """A timeout that is a number, or none."""
-    if value is not None and not (math.isfinite(value) and value > 0):
-        raise bad_request("timeout_s must be a number of seconds above 0.", "timeout_s")
-    return value

@@ -45,6 +45,11 @@ class Ready:
     vocabulary: int
     most_open: int
 
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens of a prompt and its answer: what the model takes, or the cache where that has less room."""
+        return min(self.max_length, self.block_count * self.block_tokens)
+
 
 @dataclass(frozen=True)
 class NotReady:

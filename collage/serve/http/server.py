@@ -71,7 +71,7 @@ async def _serve(options: ServerOptions, listener: socket.socket, say: Callable[
             shown = f"[{host}]" if ":" in host else host
             say(
                 f"serving {options.shown_name} at http://{shown}:{port}/v1 ({ready.block_count} blocks of "
-                f"{ready.block_tokens} tokens, at most {ready.max_length} tokens a request)"
+                f"{ready.block_tokens} tokens, at most {ready.most_tokens} tokens a request)"
             )
             await server.serve(sockets=[listener])
         finally:

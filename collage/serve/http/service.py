@@ -11,16 +11,25 @@ from dataclasses import dataclass, field, replace
 from collage.errors import InputError, UsageError
 from collage.serve.admission import check_request
 from collage.serve.answer import Answer, Delta
-from collage.serve.http.bodies import CommonBody, seconds
+from collage.serve.http.bodies import CommonBody, Message
 from collage.serve.http.chat_template import ChatTemplate
 from collage.serve.http.errors import ApiError, bad_request, ended, unavailable
 from collage.serve.http.link import DownError, Link
+from collage.serve.http.messages import Ready
 from collage.serve.http.metrics import Metrics
 from collage.serve.request import Event, RefusedError, Request
+from collage.serve.sampling import Sampling
 from collage.serve.tokenizer import Tokenizer
 
 _LONG_TEXT = 4096
 """Longer texts are encoded in a thread, so that other requests go on meanwhile."""
+_LONG_CHAT = 64
+"""Chats of more messages become a prompt in a thread."""
+_MOST_CHARACTERS = 128
+"""The most characters of a text for each token of a prompt: as many as the longest tokens of common vocabularies have,
+which are runs of blanks; the usual ones have four. It is found out without encoding the text, which takes seconds for
+megabytes. A tokenizer that leaves out most of a text could take a longer one, and does not get it."""
+_TOO_LONG = "context_length_exceeded"
 
 
 @dataclass
@@ -44,70 +53,119 @@ class Service:
     @property
     def max_length(self) -> int:
         """The most tokens of a prompt and its answer together."""
+        return self._sizes.most_tokens
+
+    @property
+    def _sizes(self) -> Ready:
         if self.link.sizes is None:
             raise unavailable("the model is being loaded.")
-        return self.link.sizes.max_length
+        return self.link.sizes
 
-    async def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
-        """The tokens of a text. Raises ApiError when it is none for this model."""
+    async def chat_prompt(self, messages: Sequence[Message]) -> str:
+        """The text that asks for the next message. Raises ApiError where there is no template, or it refuses."""
+        if self.template is None:
+            raise bad_request(
+                "this model has no chat template; use /v1/completions.", code="no_chat_template"
+            )
+        given = [each.for_template() for each in messages]
         try:
-            if len(text) < _LONG_TEXT:
-                return tuple(self.tokenizer.encode(text, special=special))
-            return tuple(await asyncio.to_thread(self.tokenizer.encode, text, special=special))
+            if len(given) < _LONG_CHAT:
+                return self.template.prompt(given)
+            return await asyncio.to_thread(self.template.prompt, given)
         except InputError as error:
-            raise bad_request(str(error), "prompt") from error
+            raise bad_request(str(error), "messages") from error
 
-    def job(
+    async def job(
         self,
         body: CommonBody,
-        prompts: Sequence[tuple[int, ...]],
+        given: Sequence[str | tuple[int, ...]],
         max_tokens: int | None,
         logprobs: int | None,
+        *,
+        special: bool = True,
     ) -> Job:
-        """The requests of a body: ``n`` for each prompt. Raises ApiError when one can never be served."""
-        requests: list[Request] = []
-        answers = body.answers
-        sizes = self.link.sizes
-        if sizes is None or self.draining:
-            raise unavailable(
-                "the server is shutting down." if self.draining else "the model is being loaded."
-            )
-        if len(prompts) * answers > sizes.most_open:
+        """The requests of a body: ``n`` for each prompt. Raises ApiError when one can never be served.
+
+        Prompts are texts or tokens; texts get the tokens that the model wants around them if ``special``.
+        """
+        if self.draining:
+            raise unavailable("the server is shutting down.")
+        self._check_number(body, len(given))
+        prompts = await self._encoded(body, given, special)
+        try:
+            sampling = body.sampling(logprobs)
+            found = [self._requests(body, each, sampling, max_tokens) for each in prompts]
+        except UsageError as error:
+            raise bad_request(str(error)) from error
+        return Job(self, [each for requests in found for each in requests])
+
+    def _requests(
+        self, body: CommonBody, prompt: tuple[int, ...], sampling: Sampling, max_tokens: int | None
+    ) -> list[Request]:
+        """The requests for the answers to one prompt, of which the first one is the others' leader."""
+        sizes = self._sizes
+        room = max(sizes.most_tokens - len(prompt), 1)
+        default = room if body.default_tokens is None else min(body.default_tokens, room)
+        sampling = replace(sampling, max_tokens=default if max_tokens is None else max_tokens)
+        first = Request(
+            self.link.new_id(),
+            prompt,
+            sampling,
+            priority=body.priority or 0,
+            timeout_s=body.checked_timeout_s,
+            cache_salt=body.checked_salt,
+        )
+        try:
+            check_request(first, sizes)
+        except InputError as error:
+            if len(prompt) + sampling.max_tokens > sizes.most_tokens:
+                raise bad_request(str(error), body.prompt_field, _TOO_LONG) from error
+            raise
+        requests = [first]
+        for i in range(1, body.answers):
+            seed = None if sampling.seed is None else (sampling.seed + i) % 2**64
+            other = replace(sampling, seed=seed)
+            requests.append(replace(first, id=self.link.new_id(), sampling=other, leader=first.id))
+        return requests
+
+    def _check_number(self, body: CommonBody, prompts: int) -> None:
+        """Raise ApiError where these are more answers than the engine takes at a time."""
+        answers, most = body.answers, self._sizes.most_open
+        if prompts * answers > most:
             raise bad_request(
-                f"{len(prompts)} prompts with n = {answers} are {len(prompts) * answers} answers; this server takes "
-                f"{sizes.most_open} at a time.",
-                "n",
+                f"{prompts} prompts with n = {answers} are {prompts * answers} answers; this server takes {most} at "
+                "a time.",
+                body.prompt_field if prompts > most or answers == 1 else "n",
             )
-        for prompt in prompts:
-            most = max(self.max_length - len(prompt), 1) if max_tokens is None else max_tokens
-            try:
-                sampling = body.sampling(most, logprobs)
-                first = Request(
-                    self.link.new_id(),
-                    prompt,
-                    sampling,
-                    priority=body.priority or 0,
-                    timeout_s=seconds(body.timeout_s),
-                    cache_salt=body.cache_salt or "",
-                )
-                check_request(first, sizes)
-            except UsageError as error:
-                too_long = len(prompt) + most > sizes.max_length
+
+    async def _encoded(
+        self, body: CommonBody, given: Sequence[str | tuple[int, ...]], special: bool
+    ) -> list[tuple[int, ...]]:
+        """The tokens of prompts. Raises ApiError where one is none for this model, or far too long for it."""
+        for each in given:
+            text = isinstance(each, str)
+            most = self.max_length * (_MOST_CHARACTERS if text else 1)
+            if len(each) > most:
                 raise bad_request(
-                    str(error), None, "context_length_exceeded" if too_long else None
-                ) from error
-            requests.append(first)
-            for i in range(1, answers):
-                seed = None if sampling.seed is None else (sampling.seed + i) % 2**64
-                requests.append(
-                    replace(
-                        first,
-                        id=self.link.new_id(),
-                        sampling=replace(sampling, seed=seed),
-                        leader=first.id,
-                    )
+                    f"the prompt has {len(each)} {'characters' if text else 'tokens'}, of {most} at most: this server "
+                    f"takes {self.max_length} tokens with the answer.",
+                    body.prompt_field,
+                    _TOO_LONG,
                 )
-        return Job(self, requests)
+
+        def encode() -> list[tuple[int, ...]]:
+            return [
+                tuple(self.tokenizer.encode(each, special=special)) if isinstance(each, str) else each
+                for each in given
+            ]
+
+        texts = [each for each in given if isinstance(each, str)]
+        try:
+            if len(texts) > 1 or any(len(each) >= _LONG_TEXT for each in texts):
+                return await asyncio.to_thread(encode)
+            return encode()
+        except InputError as error:
+            raise bad_request(str(error), body.prompt_field) from error
 
 
 class Job:
