@@ -1,21 +1,30 @@
-"""Bodies of requests, and jobs made of them, without a server."""
+"""Bodies of requests, jobs made of them, their streams, and the link to the engine's process, without a server."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 import time
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from collage.errors import CollageError
+from collage.serve.answer import Delta
+from collage.serve.http import link as link_module
+from collage.serve.http.app import _EventStream
 from collage.serve.http.bodies import ChatBody, CommonBody, CompletionBody, parse
 from collage.serve.http.errors import ApiError
-from collage.serve.http.messages import Ready
+from collage.serve.http.link import Link
+from collage.serve.http.messages import NotReady, Ready, Setup, packed
 from collage.serve.http.metrics import Metrics
 from collage.serve.http.service import Service
+from collage.serve.options import EngineOptions
+from collage.serve.request import Event, Request
 from collage.serve.tokenizer import DecimalTokenizer, open_tokenizer
 
 pytestmark = pytest.mark.usefixtures("needs_server")
@@ -139,10 +148,19 @@ class Sent:
 
     def __init__(self) -> None:
         self.ids = 0
+        self.submitted: list[Request] = []
+        self.cancelled: list[list[int]] = []
 
     def new_id(self) -> int:
         self.ids += 1
         return self.ids
+
+    def submit(self, requests: list[Request], sink: asyncio.Queue[Event]) -> None:
+        self.submitted += requests
+        sink.put_nowait(Event(requests[0].id, token=1))
+
+    def cancel(self, ids: Sequence[int]) -> None:
+        self.cancelled.append(list(ids))
 
 
 @pytest.fixture
@@ -226,3 +244,106 @@ def test_an_answer_is_as_long_as_the_cache_has_room(service: Service) -> None:
 def test_a_long_salt_is_refused(service: Service) -> None:
     with pytest.raises(ApiError, match="cache_salt"):
         asyncio.run(ask(service, completion(cache_salt="x" * 257)))
+
+
+def test_answers_that_nobody_reads_are_cancelled_together(service: Service, sent: Sent) -> None:
+    async def leave() -> None:
+        body = completion(prompt=[[1], [2]], n=2)
+        job = await service.job(body, body.prompts, None, None)
+        deltas = job.deltas()
+        await anext(deltas)
+        await deltas.aclose()
+
+    asyncio.run(leave())
+    assert len(sent.submitted) == 4
+    assert sent.cancelled == [[each.id for each in sent.submitted]]
+
+
+def test_a_client_that_leaves_before_the_head_of_a_stream_ends_its_request() -> None:
+    """Nothing of the stream has been sent then, so nothing of what makes its events has begun."""
+    ended = []
+
+    async def deltas() -> AsyncGenerator[tuple[int, Delta], None]:
+        try:
+            while True:
+                yield 0, Delta("x")
+        finally:
+            ended.append(True)
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        yield b""
+
+    async def receive() -> dict[str, str]:
+        await asyncio.sleep(60)
+        return {"type": "http.disconnect"}
+
+    async def send(message: object) -> None:
+        raise OSError
+
+    async def run() -> None:
+        begun = deltas()
+        await anext(begun)
+        await _EventStream(events(), begun)({}, receive, send)
+        assert ended == [True]
+
+    asyncio.run(run())
+
+
+def engine(monkeypatch: pytest.MonkeyPatch, *scripts: str) -> list[str]:
+    """Let each engine's process run the next of these scripts, which have a connection. Returns those that are left."""
+    left = list(scripts)
+    head = "import socket, sys, time; connection = socket.socket(fileno=int(sys.argv[1])); "
+
+    def command(descriptor: int) -> list[str]:
+        return [sys.executable, "-S", "-E", "-c", head + left.pop(0), str(descriptor)]
+
+    monkeypatch.setattr(link_module, "command", command)
+    return left
+
+
+def new_link() -> Link:
+    return Link(Setup(Path("m"), EngineOptions(), Path(".")), lambda batch: None, stall_s=0.1)
+
+
+@pytest.mark.parametrize("last", [b"", packed(NotReady("it cannot", 1))], ids=["ended", "told"])
+def test_other_requests_go_on_while_a_failed_process_ends(
+    monkeypatch: pytest.MonkeyPatch, last: bytes
+) -> None:
+    engine(monkeypatch, f"connection.sendall({last!r})")
+    threads = []
+    end = Link._end
+
+    def noted(link: Link) -> str:
+        threads.append(threading.current_thread())
+        return end(link)
+
+    monkeypatch.setattr(Link, "_end", noted)
+    with pytest.raises(CollageError):
+        asyncio.run(new_link().start())
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+def test_a_process_that_hangs_while_it_loads_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = f"connection.sendall({packed(SIZES)!r}); "
+    left = engine(
+        monkeypatch,
+        ready + "connection.recv(1 << 20)",
+        "time.sleep(600)",
+        ready + "connection.recv(1 << 20); connection.recv(1 << 20)",
+    )
+
+    async def run() -> None:
+        link = new_link()
+        await link.start()
+        problems = set()
+        end_s = time.monotonic() + 30
+        while left or not link.up:
+            assert time.monotonic() < end_s
+            problems.add(link.problem)
+            await asyncio.sleep(0.01)
+        assert any("has not loaded m in" in each for each in problems)
+        assert link.problem == ""
+        await link.stop()
+
+    asyncio.run(run())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import signal
@@ -11,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from typing import Any
 import psutil
 import pytest
 
-from collage.serve.answer import Delta
 from tests.cli.helpers import fails, succeeds
 from tests.serve.served import CONFIG, ROOT, Served, served, write_folder
 
@@ -281,38 +279,6 @@ def test_restarts_of_the_engine_leave_no_sockets(slow: Path) -> None:
             server.wait_for("engine_restarts_total", restarts)
             server.wait_for("engine_up", 1, 60.0)
         assert len(psutil.Process(server.process.pid).net_connections("unix")) == before
-
-
-def test_a_client_that_leaves_before_the_head_of_a_stream_ends_its_request() -> None:
-    """Nothing of the stream has been sent then, so nothing of what makes its events has begun."""
-    from collage.serve.http.app import _EventStream
-
-    ended = []
-
-    async def deltas() -> AsyncGenerator[tuple[int, Delta], None]:
-        try:
-            while True:
-                yield 0, Delta("x")
-        finally:
-            ended.append(True)
-
-    async def events() -> AsyncGenerator[bytes, None]:
-        yield b""
-
-    async def receive() -> dict[str, str]:
-        await asyncio.sleep(60)
-        return {"type": "http.disconnect"}
-
-    async def send(message: object) -> None:
-        raise OSError
-
-    async def run() -> None:
-        begun = deltas()
-        await anext(begun)
-        await _EventStream(events(), begun)({}, receive, send)
-        assert ended == [True]
-
-    asyncio.run(run())
 
 
 def test_an_engine_that_does_nothing_is_started_again(needs_server: None, tmp_path: Path) -> None:

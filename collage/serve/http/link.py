@@ -11,7 +11,7 @@ import socket
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from collage.core.child_process import signal_name
@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 _LONGEST_PAUSE_S = 5.0
 _END_S = 5.0
 _LONGEST_RETRY_S = 60
+_SLOWEST_LOAD = 10
+"""How many times as long as the first process one that is started again may take to load the model."""
 
 
 class DownError(Exception):
@@ -35,7 +37,8 @@ class Link:
     """The engine's process, as the server sees it. It is used in one event loop.
 
     ``observe`` is called with each batch of events, and ``died`` when the process has ended by itself.
-    A process that sends nothing for ``stall_s`` seconds though it has requests is killed, and started again.
+    A process that sends nothing for ``stall_s`` seconds though it has requests is killed, and started again. So is one
+    that was started again and takes far longer than the first one to load the model, and ``stall_s`` more.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Link:
         self._observe = observe
         self._died = died
         self._stall_s = stall_s
+        self._load_s = math.inf
         self._heard_s = time.monotonic()
         self._stalled = False
         self._watch: asyncio.Task[None] | None = None
@@ -66,7 +70,9 @@ class Link:
 
     async def start(self) -> Ready:
         """Start the process and wait until the model is loaded. Raises CollageError when it cannot be."""
+        begun_s = time.monotonic()
         reader, ready = await self._begin()
+        self._load_s = self._stall_s + _SLOWEST_LOAD * (time.monotonic() - begun_s)
         self._task = asyncio.create_task(self._run(reader))
         self._task.add_done_callback(self._broken)
         self._watch = asyncio.create_task(self._watched())
@@ -97,11 +103,12 @@ class Link:
         self._sinks.update((each.id, sink) for each in requests)
         self._writer.write(packed(Submit(tuple(requests))))
 
-    def cancel(self, id: int) -> None:
-        """Let a request go. It counts as open until the engine has freed what it held."""
-        if id in self._sinks and self._writer is not None:
-            self._sinks[id] = asyncio.Queue()  # nobody reads its last events
-            self._writer.write(packed(Cancel(id)))
+    def cancel(self, ids: Iterable[int]) -> None:
+        """Let requests go. They count as open until the engine has freed what they held."""
+        known = tuple(each for each in ids if each in self._sinks)
+        if known and self._writer is not None:
+            self._sinks.update(dict.fromkeys(known, asyncio.Queue()))  # nobody reads their last events
+            self._writer.write(packed(Cancel(known)))
 
     def retry_after_s(self) -> int:
         """After how many seconds there is likely to be room, by how fast requests have ended lately."""
@@ -140,16 +147,22 @@ class Link:
             )
         reader, writer = await asyncio.open_connection(sock=ours)
         writer.write(packed(self._setup))
+        model = self._setup.model
         try:
-            message = await _read(reader)
+            message = await asyncio.wait_for(_read(reader), self._load_s)
+        except asyncio.TimeoutError as error:  # an OSError since Python 3.11
+            writer.close()
+            await asyncio.to_thread(self._kill)
+            raise CollageError(
+                f"the engine's process has not loaded {model} in {self._load_s:.3g} s."
+            ) from error
         except (EOFError, OSError) as error:
             writer.close()
-            raise CollageError(
-                f"the engine's process ended while it loaded {self._setup.model} ({self._end()})."
-            ) from error
+            how = await asyncio.to_thread(self._end)
+            raise CollageError(f"the engine's process ended while it loaded {model} ({how}).") from error
         if isinstance(message, NotReady):
             writer.close()
-            self._end()
+            await asyncio.to_thread(self._end)
             failed = CollageError(message.message)
             failed.exit_code = message.exit_code
             raise failed

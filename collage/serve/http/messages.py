@@ -66,9 +66,9 @@ class Submit(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """A client has left."""
+    """The answers to these requests are not wanted any more."""
 
-    id: int
+    ids: tuple[int, ...]
 
 
 class Stop(NamedTuple):

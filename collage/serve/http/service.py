@@ -213,9 +213,13 @@ class Job:
                         raise failure
                 yield number, delta
         finally:
-            for each, answer in zip(self._requests, self.answers, strict=True):
-                if answer.finish is None:
-                    link.cancel(each.id)
+            link.cancel(
+                [
+                    each.id
+                    for each, answer in zip(self._requests, self.answers, strict=True)
+                    if answer.finish is None
+                ]
+            )
 
     def usage(self) -> dict[str, object]:
         """The tokens used, as OpenAI counts them: a prompt once, however many answers it has."""

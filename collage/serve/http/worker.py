@@ -87,7 +87,8 @@ def _serve(connection: socket.socket, loop: Loop, writer: _Writer) -> None:
         if isinstance(message, Stop):
             return
         if isinstance(message, Cancel):
-            loop.cancel(message.id)
+            for id in message.ids:
+                loop.cancel(id)
             continue
         assert isinstance(message, Submit)
         try:
