@@ -18,6 +18,9 @@ from typing import Any
 import psutil
 import pytest
 
+from collage.serve.http.front import Front
+from collage.serve.http.messages import Ready
+from collage.serve.http.server import bound
 from tests.cli.helpers import fails, succeeds
 from tests.serve.served import CONFIG, ROOT, Served, served, write_folder
 
@@ -348,6 +351,26 @@ def test_a_server_that_cannot_start_says_why(folder: Path, tmp_path: Path, taken
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "reference.json").write_text('{"widht": 3}')
     fails(1, "serve", tmp_path / "bad", "--port", "0", words=("describes no decoder", "widht"))
+
+
+def test_nobody_connects_before_the_model_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The port is taken by then, unless another server that loads has it, too, and is the first to be ready."""
+    start = Front.start
+    with bound("127.0.0.1", 0) as other:
+        address = other.getsockname()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+
+        async def loaded(front: Front) -> Ready:
+            found = await start(front)
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(address)
+            other.listen()
+            return found
+
+        monkeypatch.setattr(Front, "start", loaded)
+        fails(1, "serve", folder, "--port", str(address[1]), words=("in use", str(address[1]), "--port"))
+        socket.create_connection(address).close()
 
 
 def test_help_teaches_by_examples() -> None:

@@ -27,7 +27,10 @@ def run_server(options: ServerOptions, say: Callable[[str], None]) -> None:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket at the address, before the model is loaded, which may take long. Raises UsageError."""
+    """A socket that has the address and takes no connections yet: loading the model may take long.
+
+    Raises UsageError for an address that this machine does not have, and CollageError for one that is in use.
+    """
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -38,13 +41,14 @@ def bound(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(1024)
     except OSError as error:
         listener.close()
-        raise CollageError(
-            f"cannot listen on {host}:{port}: {error.strerror}. Give another port with --port."
-        ) from error
+        raise _taken(host, port, error) from error
     return listener
+
+
+def _taken(host: str, port: int, error: OSError) -> CollageError:
+    return CollageError(f"cannot listen on {host}:{port}: {error.strerror}. Give another port with --port.")
 
 
 async def _serve(options: ServerOptions, listener: socket.socket, say: Callable[[str], None]) -> None:
@@ -67,6 +71,10 @@ async def _serve(options: ServerOptions, listener: socket.socket, say: Callable[
             ready = await front.start()
             if server.should_exit:
                 return
+            try:
+                listener.listen()
+            except OSError as error:  # two servers can have bound a port that neither listens on
+                raise _taken(options.host, options.port, error) from error
             host, port = listener.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
             say(
