@@ -15,9 +15,9 @@ Value = TypeVar("Value")
 class Seconds(click.FloatRange):
     """A number above 0, which NaN is not."""
 
-    def __init__(self, *, finite: bool = False) -> None:
-        """Infinity is a number of seconds, too, unless they have to be ``finite``."""
-        super().__init__(min=0, min_open=True)
+    def __init__(self, *, finite: bool = False, zero: bool = False) -> None:
+        """Infinity is a number of seconds, too, unless they have to be ``finite``; 0 is one if ``zero``."""
+        super().__init__(min=0, min_open=not zero)
         self._finite = finite
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:

@@ -8,6 +8,7 @@ import click
 
 from collage.cli.console import say
 from collage.cli.files import check_writable
+from collage.cli.options import Seconds
 
 
 @click.command()
@@ -91,7 +92,7 @@ from collage.cli.files import check_writable
 )
 @click.option(
     "--drain-seconds",
-    type=click.FloatRange(min=0),
+    type=Seconds(finite=True, zero=True),
     default=30.0,
     show_default=True,
     metavar="S",
@@ -99,7 +100,7 @@ from collage.cli.files import check_writable
 )
 @click.option(
     "--stall-seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(),
     default=300.0,
     show_default=True,
     metavar="S",
@@ -121,7 +122,7 @@ from collage.cli.files import check_writable
 )
 @click.option(
     "--answer-seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(finite=True),
     default=60.0,
     show_default=True,
     metavar="S",

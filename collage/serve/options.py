@@ -45,3 +45,5 @@ class EngineOptions:
             raise UsageError(f"itl_target_ms is {target}; it must be a number of milliseconds above 0.")
         if self.policy == "orca" and self.preemption:
             raise UsageError('the policy "orca" reserves all slots of a request, so it cannot preempt.')
+        if self.policy == "orca" and target is not None:
+            raise UsageError('the policy "orca" has no target for the time between tokens.')

@@ -353,6 +353,25 @@ def test_a_server_that_cannot_start_says_why(folder: Path, tmp_path: Path, taken
     fails(1, "serve", tmp_path / "bad", "--port", "0", words=("describes no decoder", "widht"))
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--drain-seconds", "inf"), ("--drain-seconds", "inf")),
+        (("--drain-seconds", "nan"), ("--drain-seconds", "nan")),
+        (("--drain-seconds", "-1"), ("--drain-seconds", "-1")),
+        (("--stall-seconds", "nan"), ("--stall-seconds", "nan")),
+        (("--answer-seconds", "inf", "--parallel", "cache"), ("--answer-seconds", "inf")),
+        (("--itl-target", "nan"), ("itl_target_ms", "nan")),
+        (("--policy", "orca", "--itl-target", "5"), ("orca", "no target")),
+    ],
+    ids=" ".join,
+)
+def test_options_without_a_meaning_are_refused(
+    folder: Path, taken: int, options: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    fails(2, "serve", folder, "--port", str(taken), *options, words=words)
+
+
 def test_nobody_connects_before_the_model_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The port is taken by then, unless another server that loads has it, too, and is the first to be ready."""
     start = Front.start
