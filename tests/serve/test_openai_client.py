@@ -147,6 +147,24 @@ def test_a_chat_of_several_turns(client: Any) -> None:
     assert second.usage.prompt_tokens > first.usage.prompt_tokens + len(" And?")
 
 
+def test_a_stream_of_a_chat_has_log_probabilities_and_usage(client: Any) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    asked = {"model": "m", "messages": messages, "max_tokens": 10, "seed": 4, "logprobs": True}
+    whole = client.chat.completions.create(**asked, top_logprobs=1)
+    *chunks, last = client.chat.completions.create(
+        **asked, top_logprobs=1, stream=True, stream_options={"include_usage": True}
+    )
+    assert last.choices == []
+    assert last.usage == whole.usage
+    assert all(each.usage is None and "usage" in each.model_fields_set for each in chunks)
+    streamed = [entry for each in chunks for entry in each.choices[0].logprobs.content]
+    assert streamed == whole.choices[0].logprobs.content
+    assert len(streamed) == whole.usage.completion_tokens
+    assert all(len(each.top_logprobs) == 1 for each in streamed)
+    without = list(client.chat.completions.create(**asked, stream=True))
+    assert not any("usage" in each.model_fields_set for each in without)
+
+
 def test_models(client: Any) -> None:
     assert [each.id for each in client.models.list()] == ["m"]
     assert client.models.retrieve("m").max_model_len == CONFIG.max_length

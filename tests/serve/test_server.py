@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -146,14 +147,34 @@ def test_other_errors_have_the_same_form(server: Served) -> None:
         ("GET", "/v1/completions", 405),
         ("DELETE", "/v1/models", 405),
     ):
-        status, _, found = server.ask(method, path)
+        status, headers, found = server.ask(method, path)
         assert status == expected
         assert set(found["error"]) == {"message", "type", "param", "code"}
+        assert headers["x-request-id"]
+        allowed = "POST" if path == "/v1/completions" else "GET, HEAD"
+        assert expected != 405 or sorted(headers["allow"].split(", ")) == allowed.split(", ")
     status, _, found = server.ask("POST", "/v1/completions", b" " * ((16 << 20) + 1))
     assert status == 413
     chat = {"model": "m", "messages": [{"role": "tool", "content": "x"}]}
     status, _, found = server.ask("POST", "/v1/chat/completions", chat)
     assert (status, found["error"]["param"]) == (400, "messages")
+
+
+def test_a_request_keeps_the_id_that_it_has(server: Served) -> None:
+    ids = []
+    for given in ({}, {}, {"X-Request-Id": "mine"}, {"X-Request-Id": "x" * 1000}):
+        with closing(server.connect()) as connection:
+            connection.request("GET", "/health", headers=given)
+            ids.append(connection.getresponse().headers["x-request-id"])
+    assert ids[2] == "mine"
+    assert len(set(ids)) == 4
+    assert all(len(each) == 32 for each in (ids[0], ids[1], ids[3]))
+
+
+def test_proxies_pass_events_on_at_once(server: Served) -> None:
+    status, headers, _ = server.ask("POST", "/v1/completions", {**ASK, "max_tokens": 1})
+    assert status == 200
+    assert headers["x-accel-buffering"] == headers["cache-control"].removesuffix("-cache") == "no"
 
 
 def test_fuzzed_requests_are_no_faults(server: Served) -> None:
@@ -259,11 +280,19 @@ def test_a_killed_engine_is_started_again(slow: Path) -> None:
         thread = threading.Thread(target=whole)
         thread.start()
         server.wait_for("requests_running", 4)
-        server.engine.kill()
-        for client in clients:
-            assert b"killed by SIGKILL" in rest_of(client)
-        thread.join()
-        assert found == [500]
+        hidden = (slow / "reference.json").rename(slow / "hidden.json")  # it does not start again meanwhile
+        try:
+            server.engine.kill()
+            for client in clients:
+                assert b"killed by SIGKILL" in rest_of(client)
+            thread.join()
+            assert found == [500]
+            assert server.metric(r'http_errors_total\{status="500"\}') == 4
+            status, headers, answer = server.ask("POST", "/v1/completions", ASK)
+            assert (status, headers["retry-after"], answer["error"]["code"]) == (503, "1", "unavailable")
+            assert server.ask("GET", "/health")[::2] == (503, {"status": "starting"})
+        finally:
+            hidden.rename(slow / "reference.json")
         end = time.monotonic() + 30
         while server.ask("GET", "/health")[0] != 200:
             assert time.monotonic() < end

@@ -10,8 +10,9 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from collage.serve.answer import Delta
-from collage.serve.http.bodies import ChatBody, CompletionBody, parse
+from collage.serve.http.bodies import ChatBody, CommonBody, CompletionBody, parse
 from collage.serve.http.errors import ApiError
+from collage.serve.http.request_id import HEADER, RequestIds
 from collage.serve.http.service import Job, Service
 from collage.serve.http.shapes import ChatShape, CompletionShape, Shape
 
@@ -33,6 +34,7 @@ def make_app(service: Service) -> Starlette:
     """The application, with errors in OpenAI's form."""
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
+    from starlette.middleware import Middleware
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 
@@ -42,13 +44,17 @@ def make_app(service: Service) -> Starlette:
 
     async def no_route(request: Request, error: HTTPException) -> Response:
         text = f"{request.method} {request.url.path}: {error.detail.lower()}."
-        return await failed(request, ApiError(error.status_code, text, None))
+        answer = await failed(request, ApiError(error.status_code, text, None))
+        answer.headers.update(error.headers or {})  # the methods that there are
+        return answer
 
     async def broken(request: Request, error: Exception) -> Response:
-        logger.error("a request has failed", exc_info=error)
-        return await failed(
-            request, ApiError(500, f"a fault in the server: {type(error).__name__}.", "fault")
-        )
+        id = request.scope[HEADER]
+        logger.error("the request %s has failed", id, exc_info=error)
+        text = f"a fault in the server: {type(error).__name__}."
+        answer = await failed(request, ApiError(500, text, "fault"))
+        answer.headers[HEADER] = id  # as nothing that adds it is around this
+        return answer
 
     async def health(request: Request) -> Response:
         if service.draining:
@@ -71,14 +77,14 @@ def make_app(service: Service) -> Starlette:
         body = parse(CompletionBody, await _body(request))
         service.check_model(body.model)
         job = await service.job(body, body.prompts, body.max_tokens, body.logprobs)
-        return await _answer(request, job, CompletionShape(service), bool(body.stream), body.wants_usage)
+        return await _answer(service, request, job, CompletionShape(service), body)
 
     async def chat(request: Request) -> Response | _EventStream:
         body = parse(ChatBody, await _body(request))
         service.check_model(body.model)
         text = await service.chat_prompt(body.messages)
         job = await service.job(body, [text], body.most_tokens, body.most_logprobs, special=False)
-        return await _answer(request, job, ChatShape(service), bool(body.stream), body.wants_usage)
+        return await _answer(service, request, job, ChatShape(service), body)
 
     return Starlette(
         routes=[
@@ -89,6 +95,7 @@ def make_app(service: Service) -> Starlette:
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/chat/completions", chat, methods=["POST"]),
         ],
+        middleware=[Middleware(RequestIds)],
         exception_handlers={ApiError: failed, HTTPException: no_route, Exception: broken},
     )
 
@@ -123,16 +130,17 @@ async def _body(request: Request) -> bytes:
 
 
 async def _answer(
-    request: Request, job: Job, shape: Shape, stream: bool, usage: bool
+    service: Service, request: Request, job: Job, shape: Shape, body: CommonBody
 ) -> Response | _EventStream:
     """Answer with one object, or with a stream of events."""
     from starlette.responses import JSONResponse
 
-    if stream:
+    usage = body.wants_usage
+    if body.stream:
         deltas = job.deltas()
         # The first delta comes before the head of the answer, so that what is refused has a status of its own.
         first = await _unless_gone(request.receive, _first(deltas))
-        return _EventStream(_events(job, shape, first, deltas, usage), deltas)
+        return _EventStream(_events(service, job, shape, first, deltas, usage), deltas)
     whole = await _unless_gone(request.receive, _collected(job))
     return JSONResponse(shape.whole(job, whole))
 
@@ -150,18 +158,21 @@ async def _collected(job: Job) -> list[list[Delta]]:
 
 
 async def _events(
+    service: Service,
     job: Job,
     shape: Shape,
     first: tuple[int, Delta],
     deltas: AsyncGenerator[tuple[int, Delta], None],
     usage: bool,
 ) -> AsyncGenerator[bytes, None]:
-    """The events of a stream; one that fails ends with an error."""
+    """The events of a stream; one that fails ends with an error. With ``usage``, each has it, and one more tells it."""
+    rest: dict[str, Any] = {"usage": None} if usage else {}
     try:
-        yield _event(shape.chunk(job, *first))
+        yield _event(shape.chunk(job, *first) | rest)
         async for number, delta in deltas:
-            yield _event(shape.chunk(job, number, delta))
+            yield _event(shape.chunk(job, number, delta) | rest)
     except ApiError as error:
+        service.metrics.refused(error.status)
         yield _event(error.body())
         return
     if usage:
@@ -176,7 +187,11 @@ def _event(value: dict[str, Any]) -> bytes:
 class _EventStream:
     """A stream that ends with its client. Starlette's own would leave its generator to the garbage collector."""
 
-    _HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
+    _HEADERS = (
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),  # nginx would collect events
+    )
 
     def __init__(
         self, events: AsyncGenerator[bytes, None], deltas: AsyncGenerator[tuple[int, Delta], None]

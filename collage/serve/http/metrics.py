@@ -64,7 +64,10 @@ class Metrics:
             "collage_requests", "Sequences that have ended.", ["finish"], registry=self.registry
         )
         self._refused = Counter(
-            "collage_http_errors", "Answers other than 200.", ["status"], registry=self.registry
+            "collage_http_errors",
+            "Answers other than 200, and streams that failed.",
+            ["status"],
+            registry=self.registry,
         )
         self._first = histogram("time_to_first_token_seconds", "From a request to its first token.")
         self._between = histogram("time_between_tokens_seconds", "From a token to the next one.")
@@ -83,7 +86,7 @@ class Metrics:
         self._times[id] = _Times(time_s)
 
     def refused(self, status: int) -> None:
-        """Note an answer other than 200."""
+        """Note an answer other than 200, or a stream that has failed."""
         self._refused.labels(status=str(status)).inc()
 
     def batch(self, batch: Batch) -> None:
