@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -163,6 +164,55 @@ def test_a_stream_of_a_chat_has_log_probabilities_and_usage(client: Any) -> None
     assert all(len(each.top_logprobs) == 1 for each in streamed)
     without = list(client.chat.completions.create(**asked, stream=True))
     assert not any("usage" in each.model_fields_set for each in without)
+
+
+def test_several_answers_in_a_chat_are_those_of_their_seeds(client: Any) -> None:
+    asked = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
+    found = client.chat.completions.create(**asked, n=3, seed=7)
+    singles = [client.chat.completions.create(**asked, seed=7 + i).choices[0] for i in range(3)]
+    assert [each.token_ids for each in found.choices] == [each.token_ids for each in singles]
+    assert [each.message.content for each in found.choices] == [each.message.content for each in singles]
+    assert [each.index for each in found.choices] == [0, 1, 2]
+
+
+def test_streams_of_the_asynchronous_client(client: Any, server: Served) -> None:
+    asked = {"model": "m", "max_tokens": 20, "seed": 3, "temperature": 1.3}
+    prompts = ["Hello", "Goodbye", "Hello again"]
+    expected = [client.completions.create(**asked, prompt=each).choices[0].text for each in prompts]
+
+    async def text(other: Any, prompt: str) -> str:
+        stream = await other.completions.create(**asked, prompt=prompt, stream=True)
+        return "".join([each.choices[0].text async for each in stream])
+
+    async def texts() -> list[str]:
+        url = f"http://127.0.0.1:{server.port}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as other:
+            return await asyncio.gather(*(text(other, each) for each in prompts))
+
+    assert asyncio.run(texts()) == expected
+
+
+def test_how_tokens_are_chosen(client: Any) -> None:
+    def tokens(**changes: Any) -> list[int]:
+        ours = {name: changes.pop(name) for name in ("top_k", "stop_token_ids") if name in changes}
+        found = client.completions.create(
+            **{"model": "m", "prompt": [1, 2, 3], "max_tokens": 6, "temperature": 0, **changes},
+            extra_body={"ignore_eos": True, **ours},
+        )
+        ids: list[int] = found.choices[0].token_ids
+        return ids
+
+    usual = list(greedy(CONFIG, (1, 2, 3), 6, None))
+    assert tokens() == usual
+    assert tokens(temperature=2, top_k=1) == usual
+    assert tokens(temperature=2, seed=1) != usual
+    assert tokens(logit_bias={"7": 100}) == [7] * 6
+    assert tokens(logit_bias={str(usual[0]): -100})[0] != usual[0]
+    assert tokens(logit_bias={"7": 100}, frequency_penalty=60)[:3].count(7) == 2
+    assert tokens(logit_bias={"7": 100}, presence_penalty=60) == [7] * 6
+    assert tokens(logit_bias={"7": 100}, presence_penalty=100)[:2].count(7) == 1
+    end = usual.index(usual[3])
+    assert tokens(stop_token_ids=[usual[3]]) == usual[: end + 1]
 
 
 def test_models(client: Any) -> None:

@@ -23,7 +23,7 @@ from collage.serve.http.front import Front
 from collage.serve.http.messages import Ready
 from collage.serve.http.server import bound
 from tests.cli.helpers import fails, succeeds
-from tests.serve.served import CONFIG, ROOT, Served, served, write_folder
+from tests.serve.served import CONFIG, ROOT, Served, greedy, served, write_folder
 
 pytestmark = pytest.mark.usefixtures("needs_server")
 
@@ -200,6 +200,33 @@ def test_a_small_cache_bounds_requests(tight: Served) -> None:
     for more in ({"max_tokens": 9}, {"prompt": [1] * 129}):
         status, _, found = tight.ask("POST", "/v1/completions", completion | more)
         assert (status, found["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_answers_that_were_driven_out_are_those_of_the_model_alone(tight: Served) -> None:
+    prompts = [[1, 2, 3], [4, 5, 6]]
+    asked = {"model": "m", "prompt": prompts, "max_tokens": 70, "temperature": 0, "ignore_eos": True}
+    before = tight.metric("preemptions_total")
+    found = tight.ask("POST", "/v1/completions", asked)[2]
+    assert tight.metric("preemptions_total") > before
+    assert [each["token_ids"] for each in found["choices"]] == [
+        list(greedy(CONFIG, tuple(each), 70, None)) for each in prompts
+    ]
+
+
+def test_the_policy_of_orca(folder: Path) -> None:
+    asked = {
+        "model": "m",
+        "prompt": [[7] * 40, [7] * 40],
+        "max_tokens": 5,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    with served(folder, "--policy", "orca") as server:
+        for _ in range(2):  # it keeps no prefixes
+            found = server.ask("POST", "/v1/completions", asked)[2]
+            expected = list(greedy(CONFIG, (7,) * 40, 5, None))
+            assert [each["token_ids"] for each in found["choices"]] == [expected, expected]
+            assert found["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
 
 
 def test_clients_that_leave_free_their_blocks(slow: Path) -> None:
