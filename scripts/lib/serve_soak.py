@@ -30,6 +30,7 @@ _START_S = 300.0
 _ANSWER_S = 120.0
 _WARM_S = 5.0
 _FLAT_BYTES = 32 << 20
+_RUNNING = 32
 _AT_ONCE = 100
 """Clients of the first run that are there at a time."""
 
@@ -161,10 +162,10 @@ async def overload(server: Server, options: argparse.Namespace, findings: Findin
     async def closed() -> None:
         nonlocal done
         while time.monotonic() < end:
-            await server.ask("POST", "/v1/completions", body())
-            done += 1
+            status, _ = await server.ask("POST", "/v1/completions", body())
+            done += status == 200
 
-    await asyncio.gather(*(closed() for _ in range(48)))
+    await asyncio.gather(*(closed() for _ in range(_RUNNING + min(options.waiting, _RUNNING // 2))))
     rate = done / warm_s
     print(f"  {rate:.1f} requests/s can be answered; {2 * rate:.1f} are sent for {options.seconds:g} s")
     statuses: Counter[int] = Counter()
@@ -322,6 +323,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--clients", type=int, default=1000, help="clients that leave (default 1000)")
     parser.add_argument("--seconds", type=float, default=60.0, help="seconds of overload (default 60)")
     parser.add_argument("--requests", type=int, default=1000, help="fuzzed requests (default 1000)")
+    parser.add_argument("--waiting", type=int, default=64, help="requests that may wait (default 64)")
     parser.add_argument("--vocabulary", type=int, default=_DECODER["vocabulary"], help="the model's tokens")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
@@ -332,10 +334,11 @@ def main(arguments: list[str] | None = None) -> int:
             model = Path(folder)
             write_byte_tokenizer(model)
             (model / "reference.json").write_text(json.dumps(_DECODER))
+        limits = ["--max-running", str(_RUNNING), "--max-waiting", str(options.waiting)]
         for name, run in RUNS.items():
             if options.only in (None, name):
                 print(f"{name}: {(run.__doc__ or '').splitlines()[0]}", flush=True)
-                with _started(model, options.vocabulary, ["--max-waiting", "64"]) as server:
+                with _started(model, options.vocabulary, limits) as server:
                     asyncio.run(run(server, options, findings))
     print("OK" if not findings.wrong else f"WRONG: {len(findings.wrong)}")
     return bool(findings.wrong)

@@ -194,7 +194,8 @@ def test_streams_of_the_asynchronous_client(client: Any, server: Served) -> None
 
 def test_how_tokens_are_chosen(client: Any) -> None:
     def tokens(**changes: Any) -> list[int]:
-        ours = {name: changes.pop(name) for name in ("top_k", "stop_token_ids") if name in changes}
+        names = ("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids")
+        ours = {name: changes.pop(name) for name in names if name in changes}
         found = client.completions.create(
             **{"model": "m", "prompt": [1, 2, 3], "max_tokens": 6, "temperature": 0, **changes},
             extra_body={"ignore_eos": True, **ours},
@@ -205,6 +206,7 @@ def test_how_tokens_are_chosen(client: Any) -> None:
     usual = list(greedy(CONFIG, (1, 2, 3), 6, None))
     assert tokens() == usual
     assert tokens(temperature=2, top_k=1) == usual
+    assert tokens(temperature=2, min_p=1) == usual
     assert tokens(temperature=2, seed=1) != usual
     assert tokens(logit_bias={"7": 100}) == [7] * 6
     assert tokens(logit_bias={str(usual[0]): -100})[0] != usual[0]
@@ -213,6 +215,12 @@ def test_how_tokens_are_chosen(client: Any) -> None:
     assert tokens(logit_bias={"7": 100}, presence_penalty=100)[:2].count(7) == 1
     end = usual.index(usual[3])
     assert tokens(stop_token_ids=[usual[3]]) == usual[: end + 1]
+    longer = tokens(stop_token_ids=[usual[3]], min_tokens=6)
+    assert len(longer) == 6 and usual[3] not in longer
+    new = tokens(logit_bias={"7": 1}, repetition_penalty=100, max_tokens=20)
+    assert len(set(new)) == 20 and not {1, 2, 3} & set(new)
+    with pytest.raises(openai.BadRequestError, match="min_tokens is 7"):
+        tokens(min_tokens=7)
 
 
 def test_models(client: Any) -> None:

@@ -45,7 +45,7 @@ def chat(**fields: Any) -> ChatBody:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"repetition_penalty": 1.0, "min_p": 0.0, "min_tokens": 0, "length_penalty": 1, "user": "me"},
+        {"repetition_penalty": 1.0, "min_p": 0, "min_tokens": None, "length_penalty": 1, "user": "me"},
         {"skip_special_tokens": True, "use_beam_search": False, "early_stopping": None},
         {"stream": True, "stream_options": {"include_obfuscation": False, "continuous_usage_stats": False}},
     ],

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("needs_server")
 
 
 def test_a_short_soak() -> None:
-    sizes = ["--clients", "40", "--seconds", "3", "--requests", "100"]
+    sizes = ["--clients", "40", "--seconds", "4", "--requests", "100", "--waiting", "4"]
     command = [sys.executable, str(ROOT / "scripts" / "serve_soak"), *sizes]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=240)
     assert not done.returncode and done.stdout.endswith("OK\n"), done.stdout + done.stderr

@@ -73,6 +73,9 @@ class CommonBody(Part):
     seed: int | None = None
 
     top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
     stop_token_ids: Several[int] | None = None
     ignore_eos: bool | None = None
     priority: int | None = None
@@ -115,10 +118,15 @@ class CommonBody(Part):
     def sampling(self, logprobs: int | None) -> Sampling:
         """The parameters of the request but for ``max_tokens``. Raises UsageError when one is out of range."""
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+        min_tokens = _given(self.min_tokens, 0)
         return Sampling(
+            max_tokens=max(1, min_tokens),  # until it is known what there is room for
+            min_tokens=min_tokens,
             temperature=_given(self.temperature, 1.0),
             top_k=0 if self.top_k == -1 else _given(self.top_k, 0),  # other servers write "all" as -1
             top_p=_given(self.top_p, 1.0),
+            min_p=_given(self.min_p, 0.0),
+            repetition_penalty=_given(self.repetition_penalty, 1.0),
             seed=self.seed,
             presence_penalty=_given(self.presence_penalty, 0.0),
             frequency_penalty=_given(self.frequency_penalty, 0.0),

@@ -13,9 +13,6 @@ stands for all values."""
 
 _BODY: Neutral = {
     "user": None,
-    "repetition_penalty": (1,),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "length_penalty": (1,),
     "skip_special_tokens": (True,),
     "use_beam_search": (False,),
